@@ -59,10 +59,6 @@ class NodeList(View, frozen=True):
     total: int
 
 
-def show_node(node: Node, now: float) -> NodeView:
-    return _show(NodeView, node, now)
-
-
 def show_node_details(node: Node, now: float) -> NodeDetails:
     return _show(NodeDetails, node, now, jobs=[show_living_job(job) for job in node.all_jobs()])
 
@@ -100,7 +96,7 @@ def show_nodes(
         and (not tag or tag in node.tags)
         and (online is None or node.is_online == online)
     ]
-    return NodeList([show_node(node, now) for node in chosen[offset : offset + limit]], len(chosen))
+    return NodeList([_show(NodeView, node, now) for node in chosen[offset : offset + limit]], len(chosen))
 
 
 def find_node(state: State, node_id: str) -> Node:

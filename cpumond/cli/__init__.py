@@ -128,7 +128,8 @@ def run(arguments: list[str] | None = None) -> int:
         click.echo(error.format_message(), err=True)
         return EXIT_USAGE
     except click.UsageError as error:
-        return _fail(_sentence(error.format_message()) + _usage_hint(error), EXIT_USAGE)
+        hint = f" See '{error.ctx.command_path} --help'." if error.ctx is not None else ""
+        return _fail(_sentence(error.format_message()) + hint, EXIT_USAGE)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -155,10 +156,6 @@ def run(arguments: list[str] | None = None) -> int:
 def _sentence(text: str) -> str:
     """``text`` with a full stop: click leaves it out after a list of choices."""
     return text.rstrip() + ("" if text.rstrip().endswith((".", "?", "!", ")")) else ".")
-
-
-def _usage_hint(error: click.UsageError) -> str:
-    return f" See '{error.ctx.command_path} --help'." if error.ctx is not None else ""
 
 
 def _fail(message: str, code: int) -> int:

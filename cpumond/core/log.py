@@ -124,7 +124,7 @@ def _send_to_journal(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
     level = str(event.pop("level", "info"))
     name = str(event.pop("event", ""))
     words = " ".join(f"{key}={value}" for key, value in event.items() if key != "exception")
-    fields = {_field_name(key): _valid(value) for key, value in event.items()}
+    fields = {f"CPUMOND_{_NO_FIELD_NAME.sub('_', str(key).upper())}": _valid(value) for key, value in event.items()}
     message = f"{name} {words}".strip() + (f"\n{event['exception']}" if "exception" in event else "")
     # A journal that is away for a moment must not end the agent.
     with contextlib.suppress(OSError, RuntimeError, ValueError):
@@ -136,10 +136,6 @@ def _send_to_journal(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
             **fields,
         )
     return ""
-
-
-def _field_name(key: object) -> str:
-    return "CPUMOND_" + _NO_FIELD_NAME.sub("_", str(key).upper())
 
 
 def _valid(value: object) -> str:

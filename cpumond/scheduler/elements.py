@@ -8,6 +8,7 @@ and to its node at once (semantics.md 8).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from cpumond.core.wire import CPU_COUNTERS, CpuTimes, JobReport, StopOrder
@@ -246,18 +247,16 @@ class Job:
         return self.usage[1] < self.limits[1]
 
 
+@dataclass(slots=True, eq=False)
 class Stop:
     """The order to stop a job, repeated in each heartbeat answer until the node no longer reports the job (6.7)."""
 
-    __slots__ = ("record", "timeout_s", "since", "fails")
-
-    def __init__(self, record: PreemptionRecord, timeout_s: float, since: float, fails: bool = False) -> None:
-        self.record = record
-        self.timeout_s = timeout_s
-        """From the interruption to the kill."""
-        self.since = since
-        self.fails = fails
-        """Whether the job has failed with it, rather than being aborted."""
+    record: PreemptionRecord
+    timeout_s: float
+    """From the interruption to the kill."""
+    since: float
+    fails: bool = False
+    """Whether the job has failed with it, rather than being aborted."""
 
 
 class Node:

@@ -333,9 +333,6 @@ def scheduler_orchid(state: State, results: Results) -> Lazy:
 
     look_at = look_once(results)
 
-    def old_tree(tree: Tree) -> Lazy:
-        return fixed({"fair_share_info": lambda: tree_orchid(look_at(tree))})
-
     def preemptions() -> list[dict[str, Any]]:
         recent = list(state.preemptions)[-SHOWN_PREEMPTIONS:]
         return [_preemption(record) for record in reversed(recent)]
@@ -343,7 +340,9 @@ def scheduler_orchid(state: State, results: Results) -> Lazy:
     return fixed(
         {
             "pool_trees": lambda: table(state.trees, lambda tree: tree_orchid(look_at(tree))),
-            "scheduling_info_per_pool_tree": lambda: table(state.trees, old_tree),
+            "scheduling_info_per_pool_tree": lambda: table(
+                state.trees, lambda tree: fixed({"fair_share_info": lambda: tree_orchid(look_at(tree))})
+            ),
             "default_pool_tree": lambda: state.config.default_tree,
             "default_fair_share_tree": lambda: state.config.default_tree,
             "user_to_ephemeral_pools": lambda: {name: _ephemeral_pools(tree) for name, tree in state.trees.items()},

@@ -21,10 +21,10 @@ from cpumond.cli.scheduler.report_rows import (
     list_operations,
     list_pools,
 )
+from cpumond.core.measures import format_span
 from cpumond.core.words import show_time
 from cpumond.fairshare.explain import show_percent
 from cpumond.scheduler.history.model import HistoryView, ReportRow, ReportTree, ReportView
-from cpumond.scheduler.why.operation import show_span
 
 LINES: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
     ("ordered_cores", "ordered", {"color": "--c7", "dash": True}),
@@ -42,7 +42,7 @@ MAX_INDENT: Final = 12
 
 def render_report(report: ReportView, histories: Mapping[str, HistoryView], since_s: float) -> str:
     """The page. ``histories`` are the points of the root of each tree, ``since_s`` is what was asked for."""
-    title = f"CPU of pools and operations, {show_span(report.covered_s)} up to {show_time(report.until)}"
+    title = f"CPU of pools and operations, {format_span(report.covered_s)} up to {show_time(report.until)}"
     page = Page(title)
     page.add(*(f'<p class="muted">{html.escape(sentence)}</p>' for sentence in describe_time(report, since_s)))
     for tree in report.trees:

@@ -12,8 +12,8 @@ from cpumond.cli.render.tables import Cell, warn
 from cpumond.cli.scheduler.client import SchedulerClient, print_fields, print_table, scheduler_options
 from cpumond.cli.scheduler.operations import STYLES
 from cpumond.cli.scheduler.pools import show_amounts
+from cpumond.core.measures import format_span
 from cpumond.core.words import show_cores, show_name, show_number
-from cpumond.scheduler.why.operation import show_span
 
 
 @click.group("node", epilog="Example: cpumond node list --tree default")
@@ -67,9 +67,9 @@ def _show_tree(node: NodeView) -> Cell:
 def show_node_state(node: NodeView) -> tuple[str, str]:
     """Whether it is online and overcommitted, with a style."""
     if not node.is_online:
-        return f"silent for {show_span(node.silent_s)}", "red"
+        return f"silent for {format_span(node.silent_s)}", "red"
     if node.overcommitted_s is not None:
-        return f"overcommitted for {show_span(node.overcommitted_s)}", "yellow"
+        return f"overcommitted for {format_span(node.overcommitted_s)}", "yellow"
     return "online", ""
 
 
@@ -90,7 +90,7 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
             ("tags", show_name(", ".join(answer.tags))),
             ("tree", show_name(tree)),
             ("state", show_node_state(answer)[0]),
-            ("last heard of", f"{show_span(answer.silent_s)} ago"),
+            ("last heard of", f"{format_span(answer.silent_s)} ago"),
             ("capacity", show_amounts(answer.capacity)),
             ("used", show_amounts(answer.usage)),
             ("used by others", show_amounts(answer.foreign_usage, "")),
@@ -109,7 +109,7 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
             show_cores(job.cpu_limit),
             show_cores(job.current_cpu_limit),
             show_number(job.smoothed_cpu_usage, ".2f"),
-            show_span(now - job.start_time),
+            format_span(now - job.start_time),
             job.preemptibility.replace("_", " "),
             show_name(job.reason),
         ]

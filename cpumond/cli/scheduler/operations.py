@@ -30,10 +30,11 @@ from cpumond.cli.scheduler.pools import show_amounts, show_cpu_time, show_limits
 from cpumond.core.answers import ExplainAnswer
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import UsageError
+from cpumond.core.measures import format_span
 from cpumond.core.wire import MAX_LOG_BYTES
 from cpumond.core.words import count, show_cores, show_name, show_number, show_time
 from cpumond.fairshare.explain import show_percent
-from cpumond.scheduler.why.operation import OperationAnswer, show_span
+from cpumond.scheduler.why.operation import OperationAnswer
 
 STATES: Final = ("pending", "running", "completed", "failed", "aborted")
 JOB_STATES: Final = ("starting", "running", "stopping", "completed", "failed", "aborted", "lost")
@@ -215,7 +216,7 @@ def _operation_rows(operation: OperationView, now: float) -> list[list[Cell]]:
                 "-" if part is None else show_cores(part.fair_share["cpu"]),
                 "-" if part is None else show_cores(part.usage["cpu"]),
                 "-" if part is None else show_cores(part.demand["cpu"]),
-                show_span(age_s),
+                format_span(age_s),
                 show_title(operation.title),
                 _describe_part(part),
             ]
@@ -254,7 +255,7 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
         ("user", show_name(answer.user)),
         ("state", answer.state + (", suspended" if answer.suspended else "")),
         ("error", show_name(answer.error)),
-        ("time limit", "" if answer.time_limit is None else show_span(answer.time_limit / 1e3)),
+        ("time limit", "" if answer.time_limit is None else format_span(answer.time_limit / 1e3)),
         ("started", show_time(answer.start_time)),
         ("ended", "" if answer.finish_time is None else show_time(answer.finish_time)),
         ("jobs", ", ".join(counts)),
@@ -319,7 +320,7 @@ def _job_row(job: JobView, now: float) -> list[Cell]:
         show_cores(job.cpu_limit),
         show_cores(job.current_cpu_limit),
         show_number(job.smoothed_cpu_usage, ".2f"),
-        show_span((job.finish_time or now) - job.start_time),
+        format_span((job.finish_time or now) - job.start_time),
         "" if job.exit_code is None else str(job.exit_code),
         show_name(job.reason),
     ]

@@ -23,13 +23,13 @@ from cpumond.cli.scheduler.client import (
     unset_option,
 )
 from cpumond.core.errors import EXIT_CONFIG, CpumondError, UsageError
+from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_cores, show_name
 from cpumond.fairshare.explain import show_amount, show_percent
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.validate import number
 from cpumond.scheduler.model import ROOT_POOL, IntegralGuarantees
 from cpumond.scheduler.settings.attributes import is_option
-from cpumond.scheduler.why.operation import show_span
 from cpumond.scheduler.why.plan import Effect, Outlook, Plan
 
 ASSIGNMENTS: Final = "[KEY=VALUE]..."
@@ -71,7 +71,7 @@ def show_state(starvation: str, starves_in_s: float | None) -> Cell:
     """``starving``, ``starves in 12 s``, or nothing."""
     if starvation in STARVES:
         return starvation.replace("_", " "), STARVES[starvation]
-    return ("", "") if starves_in_s is None else (f"starves in {show_span(starves_in_s)}", "yellow")
+    return ("", "") if starves_in_s is None else (f"starves in {format_span(starves_in_s)}", "yellow")
 
 
 @click.group("tree", epilog="Example: cpumond tree list")

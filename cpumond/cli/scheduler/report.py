@@ -34,12 +34,12 @@ from cpumond.cli.scheduler.report_rows import (
     list_pools,
 )
 from cpumond.core.errors import UnavailableError, UsageError
+from cpumond.core.measures import format_span
 from cpumond.core.words import show_cores, show_name
 from cpumond.fairshare.explain import show_percent
 from cpumond.fairshare.validate import did_you_mean, quoted
 from cpumond.scheduler.history.model import HistoryView, ReportTree, ReportView
 from cpumond.scheduler.model import ROOT_POOL
-from cpumond.scheduler.why.operation import show_span
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -180,8 +180,8 @@ def read_report(
     if report.covered_s <= 0 or not any(row.points for each in report.trees for row in (each.total, *each.pools)):
         where = "" if tree is None else f" in tree {quoted(tree)}"
         raise UnavailableError(
-            f"nothing is recorded yet of the last {show_span(since_s)}{where}; the history gets a point every "
-            f"{show_span(report.period_s)}"
+            f"nothing is recorded yet of the last {format_span(since_s)}{where}; the history gets a point every "
+            f"{format_span(report.period_s)}"
         )
     if pool is None:
         return report, content

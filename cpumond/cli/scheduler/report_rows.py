@@ -12,10 +12,10 @@ from typing import Final, Literal
 import msgspec
 
 from cpumond.core.errors import UnavailableError
+from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_time
 from cpumond.fairshare.validate import did_you_mean, quoted
 from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
-from cpumond.scheduler.why.operation import show_span
 
 Kind = Literal["total", "pool", "operation", "sum"]
 
@@ -147,12 +147,12 @@ def _keep_pool(tree: ReportTree, pool: str, top: int) -> PoolTree:
 
 def describe_time(report: ReportView, since_s: float) -> Iterator[str]:
     """Which time the report is of, and what is missing of the ``since_s`` that were asked for."""
-    covered = f"{show_span(report.covered_s)} of it are known, a point every {show_span(report.period_s)}"
+    covered = f"{format_span(report.covered_s)} of it are known, a point every {format_span(report.period_s)}"
     yield f"{show_time(report.since)} to {show_time(report.until)}: {covered}"
     # A point more or less does not matter.
     if report.covered_s < since_s - max(2 * report.period_s, 0.01 * since_s):
         yield (
-            f"This is less than the {show_span(since_s)} asked for: the history began later, [history] length or "
+            f"This is less than the {format_span(since_s)} asked for: the history began later, [history] length or "
             "max_size of the scheduler's configuration ended it, or the scheduler was down."
         )
     if report.operations_without_series:

@@ -7,6 +7,7 @@ operation moves only its own path. ``find_jobs`` is one regular stage of one hea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from cpumond.fairshare.explain import show_amount
@@ -76,16 +77,14 @@ def wants_jobs(element: OperationElement) -> bool:
     return element.is_running and not operation.record.suspended and bool(operation.needed)
 
 
+@dataclass(slots=True, eq=False)
 class _Heap:
     """The children of one pool that want jobs."""
 
-    __slots__ = ("entries", "versions", "ranks")
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.versions: dict[Element, int] = {}
-        """Element -> version of its valid entry; -1 for one that is out."""
-        self.ranks: dict[Element, int] = {}
+    entries: list[Entry] = field(default_factory=list)
+    versions: dict[Element, int] = field(default_factory=dict)
+    """Element -> version of its valid entry; -1 for one that is out."""
+    ranks: dict[Element, int] = field(default_factory=dict)
 
     def top(self) -> Entry | None:
         entries, versions = self.entries, self.versions

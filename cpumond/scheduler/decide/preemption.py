@@ -8,7 +8,7 @@ a node's ``skipped_searches``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, dominates, greatest, subtract
@@ -86,14 +86,12 @@ class Targets:
                 side = pool
 
 
+@dataclass(slots=True, eq=False)
 class _Below:
     """What is at or below one element: its children on the way to targets, with their rank, and the orders of these."""
 
-    __slots__ = ("children", "orders")
-
-    def __init__(self) -> None:
-        self.children: dict[Element, int] = {}
-        self.orders: dict[Vector, None] = {}
+    children: dict[Element, int] = field(default_factory=dict)
+    orders: dict[Vector, None] = field(default_factory=dict)
 
 
 def plan_preemption(node: Node, targets: Targets, now: float, spare: Vector) -> PreemptionPlan | None:
@@ -295,15 +293,13 @@ class _Search:
         return least is not None and satisfaction >= least
 
 
+@dataclass(slots=True, eq=False)
 class _Room:
     """What is still missing below one limit, the node's or a pool's, per resource; 0 or less is enough."""
 
-    __slots__ = ("depth", "missing")
-
-    def __init__(self, depth: int, missing: Vector) -> None:
-        self.depth = depth
-        """How many of the target's pools, nearest first, lie below the limited one; -1 for the node."""
-        self.missing = missing
+    depth: int
+    """How many of the target's pools, nearest first, lie below the limited one; -1 for the node."""
+    missing: Vector
 
     @property
     def is_there(self) -> bool:

@@ -40,7 +40,8 @@ def sort_jobs(element: OperationElement) -> None:
         return
     element.lists_are_old = False
     settings = element.tree.config.settings
-    covered = _covers_demand(element)
+    # Where the fair share covers the demand on each resource all of them are blocked (7.2).
+    covered = all(d <= f + ROUNDING for f, d in zip(element.fair_share, element.demand_share, strict=True))
     names = _resources_that_count(element)
     total = element.tree.total
     inner, outer = (
@@ -68,11 +69,6 @@ def sort_jobs(element: OperationElement) -> None:
             status = PREEMPTIBLE
         job.preemptibility = status
         before = add(before, job.usage)
-
-
-def _covers_demand(element: Element) -> bool:
-    """Whether all resources are blocked: the fair share covers the demand on each (7.2)."""
-    return all(d <= f + ROUNDING for f, d in zip(element.fair_share, element.demand_share, strict=True))
 
 
 def _resources_that_count(element: Element) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final, TypeVar
 
@@ -230,15 +231,13 @@ class Collector:
         rows.ids.append(seen.id)
 
 
+@dataclass(slots=True, eq=False)
 class _Rows:
     """The rows of one kind, as they are gathered."""
 
-    __slots__ = ("kind", "ids", "values")
-
-    def __init__(self, kind: int) -> None:
-        self.kind = kind
-        self.ids: list[int] = []
-        self.values: list[float] = []
+    kind: int
+    ids: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
 
 
 class _Room:

@@ -93,10 +93,10 @@ def name_operations(state: State, lines: Iterable[str]) -> list[str]:
 def _tell_state(record: OperationRecord, now: float) -> str:
     subject = f"operation {record.id}"
     if not record.is_finished:
-        return f"{subject} is {record.state}, {show_span(now - record.start_time)} after its start"
+        return f"{subject} is {record.state}, {format_span(now - record.start_time)} after its start"
     ended = record.finish_time or record.start_time
-    text = f"{subject} is {record.state}: it ended {show_span(now - ended)} ago, "
-    text += f"{show_span(ended - record.start_time)} after its start"
+    text = f"{subject} is {record.state}: it ended {format_span(now - ended)} ago, "
+    text += f"{format_span(ended - record.start_time)} after its start"
     return f"{text}: {record.error}" if record.error else text
 
 
@@ -226,13 +226,13 @@ def _starvation_of(element: Element, now: float) -> str:
     if element.below_since is None or element.rules is None:
         return ""
     what = "its guarantee" if element.scheduling_status == "below_min_share" else "its fair share"
-    text = f"is below {what} for {show_span(now - element.below_since)}"
+    text = f"is below {what} for {format_span(now - element.below_since)}"
     if element.starvation_status == "aggressively_starving":
         return f"{text} and starves aggressively"
     if element.starvation_status == "starving":
         return f"{text} and starves"
     left_s = starves_in_s(element, now)
-    return f"{text}; starves in {show_span(left_s or 0.0)}"
+    return f"{text}; starves in {format_span(left_s or 0.0)}"
 
 
 REASONS: Final = {
@@ -284,20 +284,17 @@ def _tell_preemptions(
     taken: Sequence[PreemptionRecord], given: Sequence[PreemptionRecord], now: float
 ) -> Iterator[str]:
     for record in taken[:SHOWN_RECORDS]:
-        ago, kind = show_span(now - record.at), record.kind.replace("_", " ")
+        ago, kind = format_span(now - record.at), record.kind.replace("_", " ")
         yield f"{ago} ago its job {record.job_id} on {record.node_id} was stopped ({kind}): {record.why}"
     if len(taken) > SHOWN_RECORDS:
         yield f"{len(taken) - SHOWN_RECORDS} more of its jobs were stopped before that"
     for record in given[:SHOWN_RECORDS]:
         yield (
-            f"{show_span(now - record.at)} ago its job {record.preemptor_job_id} got the place of job {record.job_id} "
-            f"of operation {record.operation_id} on {record.node_id}"
+            f"{format_span(now - record.at)} ago its job {record.preemptor_job_id} got the place of job "
+            f"{record.job_id} of operation {record.operation_id} on {record.node_id}"
         )
     if len(given) > SHOWN_RECORDS:
         yield f"{len(given) - SHOWN_RECORDS} more jobs of others made place for it before that"
-
-
-show_span = format_span
 
 
 def _cores(cores: float) -> str:

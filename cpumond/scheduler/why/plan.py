@@ -15,7 +15,7 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.update import fair_share_update
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX
-from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, is_integral
+from cpumond.scheduler.elements import OperationElement, PoolElement, is_integral
 from cpumond.scheduler.model import (
     CommandError,
     Config,
@@ -119,7 +119,10 @@ def collect(state: State) -> Material:
         ),
         operations=tuple(
             KnownOperation(
-                _in_pools(operation.record, _pools_of(operation)),
+                _in_pools(
+                    operation.record,
+                    {name: each.parent.name for name, each in operation.elements.items() if each.parent is not None},
+                ),
                 dict(operation.needed),
                 {name: element.usage for name, element in operation.elements.items()},
             )
@@ -134,11 +137,6 @@ def collect(state: State) -> Material:
             for tree in state.trees.values()
         },
     )
-
-
-def _pools_of(operation: Operation) -> dict[str, str]:
-    """Where an operation really is, by tree."""
-    return {name: element.parent.name for name, element in operation.elements.items() if element.parent is not None}
 
 
 def try_command(state: State, command: ConfigCommand, user: str, now: float) -> Transaction | Plan:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from scheduler_world import TREE, World
 
+from cpumond.core.measures import format_span
 from cpumond.fairshare.explain import explain
 from cpumond.scheduler import operations
 from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
-from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations, show_span
+from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
 from cpumond.scheduler.why.plan import Plan, collect, make_plan, rebuild, try_command
 
 
@@ -203,7 +204,7 @@ def test_a_finished_operation_says_how_and_why(service):
     ],
 )
 def test_spans(seconds, text):
-    assert show_span(seconds) == text
+    assert format_span(seconds) == text
 
 
 # --- plans
