@@ -209,6 +209,8 @@ async def _multiset(backend: YtBackend, request: YtRequest) -> Any:
     path, value = get_path(request), plain(request.value)
     if path.attribute is None:
         raise YtError(f'multiset_attributes: the path ends with "/@", not as in {path}')
+    if not isinstance(value, dict):
+        raise YtError("multiset_attributes: the value is a map of attributes")
     node = _settable(backend, path)
     is_recursive = get_flag(request, "recursive")
     edits = [Edit((*path.attribute, name), item, is_recursive) for name, item in value.items()]
