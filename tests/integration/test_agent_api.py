@@ -58,10 +58,9 @@ def get(agent: AgentProcess, path: str) -> httpx2.Response:
 
 
 def read_delay_s(agent: AgentProcess) -> float:
-    """How long the agent's threads were ready to run and did not, while others had the CPU."""
+    """How long the tick's thread was ready to run and did not, while others had the CPU."""
     assert agent.process is not None
-    stats = Path(f"/proc/{agent.process.pid}/task").glob("*/schedstat")
-    return sum(int(stat.read_text().split()[1]) for stat in stats) / 1e9
+    return int(Path(f"/proc/{agent.process.pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def read_answer(sock: socket.socket) -> bytes:
