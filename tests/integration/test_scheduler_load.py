@@ -22,7 +22,8 @@ from cpumond.scheduler.connection import MAX_PIPELINED
 
 MIB = 2**20
 MAX_GROWTH = 200 * MIB
-MAX_WAIT_S = 1.0
+MAX_WAIT_S = 3.0
+MAX_WAIT_OF_THOUSANDS_S = 10.0
 HONEST_NODE = Path(__file__).with_name("honest_node.py")
 ATTACK_S = 3.0
 TASK = b'"tasks":{"t":{"job_count":1,"command":"true"}}'
@@ -38,7 +39,9 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerPro
 
 
 @contextlib.contextmanager
-def honest(scheduler: SchedulerProcess, name: str, pause_s: float = 0.02) -> Iterator[None]:
+def honest(
+    scheduler: SchedulerProcess, name: str, pause_s: float = 0.02, max_wait_s: float = MAX_WAIT_S
+) -> Iterator[None]:
     """Beside what is done inside: an honest node is answered, and soon; the scheduler stays small."""
     arguments = [sys.executable, str(HONEST_NODE), scheduler.address, str(scheduler.pid), name, str(pause_s)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -51,7 +54,7 @@ def honest(scheduler: SchedulerProcess, name: str, pause_s: float = 0.02) -> Ite
     found = json.loads(told)
     assert found["count"], found
     assert not found["failures"], found
-    assert found["longest_s"] < MAX_WAIT_S, found
+    assert found["longest_s"] < max_wait_s, found
     assert found["growth"] < MAX_GROWTH, found
 
 
@@ -158,13 +161,15 @@ def test_whole_requests_are_bounded_in_all(scheduler: SchedulerProcess, whole: b
     """Of many more connections than begin at a time; what was answered is not kept either.
 
     The honest node's connection is the one without an answer for longest: what it holds is too little to end it for.
+    Its turn is one of 3000, so that its wait is the time of all of them.
     """
     soft, hard = psutil.Process().rlimit(psutil.RLIMIT_NOFILE)
     if hard < 4000:
         pytest.skip(f"needs 4000 descriptors, has {hard}")
     psutil.Process().rlimit(psutil.RLIMIT_NOFILE, (4000, hard))
     try:
-        with contextlib.ExitStack() as stack, honest(scheduler, f"whole-{len(whole)}", 0.5):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(honest(scheduler, f"whole-{len(whole)}", 0.5, MAX_WAIT_OF_THOUSANDS_S))
             connections = [stack.enter_context(connect(scheduler)) for _ in range(3000)]
             assert send_for(connections, whole, 2 * ATTACK_S, reads=True)
     finally:
@@ -267,7 +272,7 @@ def test_the_oldest_connections_go_when_there_are_too_many(scheduler: SchedulerP
         pytest.skip(f"needs 12000 descriptors, has {hard}")
     psutil.Process().rlimit(psutil.RLIMIT_NOFILE, (12_000, hard))
     try:
-        with contextlib.ExitStack() as stack, honest(scheduler, "many"):
+        with contextlib.ExitStack() as stack, honest(scheduler, "many", max_wait_s=MAX_WAIT_OF_THOUSANDS_S):
             for _ in range(10_300):
                 stack.enter_context(connect(scheduler)).sendall(b"GET /api/v1/me HTTP/1.1\r\nHost: localhost\r\nX: ")
             wait_until(lambda: psutil.Process(scheduler.pid).num_fds() < 10_100, "the oldest are ended")

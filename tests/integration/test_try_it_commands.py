@@ -125,7 +125,7 @@ def test_a_recorded_trace_replays(cgroups: CgroupTree, tmp_path: Path) -> None:
     assert header.removesuffix(",pressure_ratio") == "time_s,total_cpu_s,throttled_ratio,throttled_periods"
     times = [float(row.split(",")[0]) for row in rows]
     assert times[-1] > 1.5
-    assert median(after - before for before, after in pairwise(times)) == pytest.approx(0.1, abs=0.05)
+    assert median(after - before for before, after in pairwise(times)) == pytest.approx(0.1, abs=0.1)
     replayed = run("replay", str(trace), "--cpu-limit", "2", "--format", "json")
     checks = [json.loads(line) for line in replayed.stdout.splitlines()]
     assert len(checks) == len(rows) - 1
@@ -189,11 +189,11 @@ def test_demo_tells_the_whole_story_and_leaves_nothing(hierarchies: Hierarchies,
     assert summary["jobs_started"]["simulation"] == 1
     assert summary["started_on_freed_cpu"]["render"] >= 1
     assert summary["started_on_freed_cpu"]["frames"] >= 1
-    assert all(0.0 < seconds < 10.0 for seconds in summary["start_s"])
+    assert all(0.0 < seconds < 30.0 for seconds in summary["start_s"])
     assert summary["wake_ups"] >= 1
     assert summary["overcommits"] >= 1
     # A check or two; more only where the machine lets the simulation wait.
-    assert 0.0 < summary["give_back_s"][0] < 8.0
+    assert 0.0 < summary["give_back_s"][0] < 20.0
     [first, *_] = [stop for stop in summary["stopped"] if stop["job"] == "render-1"]
     assert first["kind"] == "overcommit"
     assert first["reason"].startswith("preempted because the node is overcommitted: node")

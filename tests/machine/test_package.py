@@ -279,7 +279,7 @@ def test_an_upgrade_with_jobs_running(facts: Facts) -> None:
     fact = of(facts, "upgrade")
     assert fact["answer"]["code"] == 0, fact["answer"]
     assert fact["looks"] > 50
-    assert fact["lowered_alone_s"] < 1.0
+    assert fact["lowered_alone_s"] < 5.0
     assert fact["unpacking_looks"] > 0
     assert fact["while_unpacking"] == [int(ORIGINAL["cpu.cfs_quota_us"])]
     assert "onfiguration file" not in fact["answer"]["output"]
@@ -311,7 +311,7 @@ def test_an_upgrade_with_a_wrong_configuration_is_complete_and_restores(facts: F
     assert "not all limits are back" not in fact["answer"]["output"]
     assert fact["installed"] == "install ok installed"
     assert fact["states"]["cpumond"] == "loaded failed"
-    assert fact["lowered_alone_s"] < 1.0
+    assert fact["lowered_alone_s"] < 5.0
     assert fact["settings"] == ORIGINAL
 
 
@@ -329,7 +329,7 @@ def test_removing_restores_and_keeps_what_the_operator_wrote(facts: Facts) -> No
     fact = of(facts, "remove")
     assert fact["lowered_s"] is not None
     assert fact["answer"]["code"] == 0, fact["answer"]
-    assert fact["lowered_alone_s"] < 1.0
+    assert fact["lowered_alone_s"] < 5.0
     assert fact["settings"] == ORIGINAL
     assert fact["states"] == GONE
     assert fact["program"] == []

@@ -110,7 +110,7 @@ def test_its_address_may_come_late(facts: Facts) -> None:
 def test_stop_leaves_one_sound_file(facts: Facts) -> None:
     fact = of(facts, "stop")
     assert_quiet(fact["answer"])
-    assert fact["took_s"] < 10.0
+    assert fact["took_s"] < 30.0
     assert fact["check"] == [["ok"]]
     assert fact["confirmed"] > 10
     assert fact["lost"] == fact["lost_after_start"] == 0

