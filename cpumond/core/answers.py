@@ -1,7 +1,7 @@
 """What the agent answers: over its control socket, on its page, and through the scheduler.
 
-The agent makes these values, the command line reads them; pages show their JSON. What an agent of another version adds
-is left aside, and a field with a default may be missing.
+The agent makes these values, the command line reads them; pages show their JSON. Fields that an
+agent of another version adds are ignored; a field with a default may be missing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import msgspec
 
 STUCK_PERIODS = 5
-"""Checks that may be missing before the agent is called stuck."""
+"""Check periods without a check after which the agent is called stuck."""
 
 
 def is_stuck(age_s: float, check_period_s: float) -> bool:
-    """Whether the last check, ``age_s`` seconds ago, is too long ago."""
+    """Whether the last check, ``age_s`` seconds ago, is too long ago: STUCK_PERIODS, and 2 s at least."""
     return age_s >= max(STUCK_PERIODS * check_period_s, 2.0)
 
 
@@ -114,7 +114,7 @@ class Counters(msgspec.Struct, frozen=True):
 
 
 class ReporterStats(msgspec.Struct, frozen=True):
-    """What became of the heartbeats given to a reporter.
+    """What became of the heartbeats that a reporter was given.
 
     ``sent_total`` heartbeats the receiver took, ``failed_total`` attempts that failed (one heartbeat may count several
     times), ``dropped_total`` heartbeats that were not delivered: superseded by a newer one, too old for the receiver,
@@ -130,7 +130,7 @@ class ReporterStats(msgspec.Struct, frozen=True):
 
 
 class LinkView(msgspec.Struct, frozen=True):
-    """The node at its scheduler: ``tree`` None when it is not registered, or fits no tree (``warning`` says so)."""
+    """The node's registration: ``tree`` None when it is not registered, or fits no tree (``warning`` says so)."""
 
     url: str
     registered: bool
@@ -175,7 +175,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Between what a limit moves, in cores; None = there is no such quota."""
+    """What a limit moves between, in cores; None = there is no such quota."""
 
     floor: float
     cap: float
@@ -219,7 +219,7 @@ class PressureAnswer(msgspec.Struct, frozen=True):
 
 
 class Aggregated(msgspec.Struct, frozen=True):
-    """Core-seconds since the agent follows the job."""
+    """Core-seconds since the agent began to follow the job."""
 
     smoothed_cpu_s: float
     preemptible_cpu_s: float
@@ -230,7 +230,7 @@ class Aggregated(msgspec.Struct, frozen=True):
 
 
 class DecisionAnswer(msgspec.Struct, frozen=True):
-    """One change, or one attempt at it. ``at`` seconds since 1970, cores (None: no limit), ``result``: what of it.
+    """One change, or an attempt at it. ``at`` seconds since 1970, cores (None: no limit), ``result``: what came of it.
 
     ``kind``: grow, shrink, restore as decided; foreign-raise, foreign-lower: another program wrote; reapply: written
     again after that; adopt: found at the start; pin; mode: the job's mode changed. ``throttled_ratio``,
@@ -272,7 +272,7 @@ class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
     """``/v1/jobs/JOB/explain``. ``cpu_limit_given`` None = taken from the cgroup; ``source`` "" = added at run time.
 
     ``why`` the limit is what it is and what the ``next`` check does, in sentences, and by heading the ``facts`` that
-    they follow from; "" from an agent of version 0.1. ``pinned_until`` seconds since 1970; ``held_s`` seconds in which
+    they follow from; "" from an older agent. ``pinned_until`` seconds since 1970; ``held_s`` seconds in which
     nothing shrinks, ``start_left_s`` in which nothing is measured yet.
     """
 

@@ -8,9 +8,9 @@ from cpumond.core.errors import ConfigError
 
 
 def parse_base_url(url: str, name: str, token_name: str, port: int) -> httpx2.URL:
-    """A server's address, with a path where it is behind another one. Raises ConfigError, which calls it ``name``.
+    """A server's address, which may have a path (behind a proxy). Raises ConfigError about the setting ``name``.
 
-    ``token_name`` is what holds a token instead of the address, ``port`` the one to show in the example.
+    ``token_name`` is the setting that holds a token in place of the address, ``port`` the one in the example.
     """
     expected = f"expected an address such as http://127.0.0.1:{port}"
     if "@" in url:

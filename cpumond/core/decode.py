@@ -1,8 +1,8 @@
 """JSON and TOML from a disk or a peer to values: whatever they hold, there is a value or a ContentError.
 
-The decoders raise more than their own errors: UnicodeDecodeError for bytes that are no UTF-8, RecursionError for
-brackets nested by thousands, plain ValueError for numbers of thousands of digits. Who reads a file that may be damaged
-calls these two.
+The decoders raise more than their own errors: UnicodeDecodeError for bytes that are not UTF-8, RecursionError for
+brackets nested by thousands, plain ValueError for numbers of thousands of digits. Code that reads a file that
+may be damaged calls these two functions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def decode_json(data: bytes | str, kind: type[Kind]) -> Kind:
 
 def decode_toml(text: str) -> dict[str, Any]:
     """The table that TOML stands for. Raises ContentError."""
-    import tomllib  # not each program that starts reads TOML
+    import tomllib  # not every program reads TOML
 
     try:
         return tomllib.loads(text)

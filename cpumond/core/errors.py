@@ -42,13 +42,13 @@ GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 class CpumondError(Exception):
     """Base of all errors that are shown as one sentence. ``exit_code`` is what the command line ends with.
 
-    A path by way of a descriptor of this process is shown as the path behind it.
+    A path through a descriptor of this process (/proc/self/fd/N) is shown as the path that the descriptor is open on.
     """
 
     exit_code = EXIT_UNAVAILABLE
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*(_name_held(each) if isinstance(each, str) else each for each in arguments))
+        super().__init__(*(_resolve_descriptors(each) if isinstance(each, str) else each for each in arguments))
 
 
 class UsageError(CpumondError):
@@ -121,8 +121,8 @@ class CgroupWriteError(CgroupError):
         self.errno = cause.errno
 
 
-def _name_held(text: str) -> str:
-    """``text`` with paths by way of this process's descriptors as people know them."""
+def _resolve_descriptors(text: str) -> str:
+    """``text`` with paths through this process's descriptors replaced by those that the descriptors are open on."""
     return re.sub(r"/proc/self/fd/[0-9]+", _read_link, text) if "/proc/self/fd/" in text else text
 
 

@@ -21,7 +21,7 @@ _NO_FIELD_NAME = re.compile(r"[^A-Z0-9_]")
 
 
 def choose_format(wanted: str, environment: Mapping[str, str], stream: TextIO) -> str:
-    """What ``[log] format`` means here: auto is journald where stderr is its stream, console on a terminal."""
+    """What ``[log] format`` means here: auto is journald where stderr goes to the journal, console on a terminal."""
     if wanted != "auto":
         return wanted
     if environment.get("JOURNAL_STREAM") and _is_journal(environment["JOURNAL_STREAM"], stream):
@@ -33,7 +33,7 @@ def _is_journal(stream_id: str, stream: TextIO) -> bool:
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):
-        # No descriptor behind it: not the journal.
+        # A stream without a descriptor is not the journal's.
         return False
     return stream_id == f"{status.st_dev}:{status.st_ino}"
 

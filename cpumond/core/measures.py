@@ -39,7 +39,7 @@ def parse_duration_s(value: object) -> float:
             value = float(text)
         except ValueError:
             return _parse_duration_text_s(text)
-    if not 0 <= value <= sys.float_info.max:  # also what turns away NaN and whole numbers too large for a float
+    if not 0 <= value <= sys.float_info.max:  # also refuses NaN and integers too large for a float
         raise ValueError(f"expected a duration that is finite and not negative, got {value}")
     return value / 1000.0
 
@@ -104,7 +104,7 @@ def format_cores(cores: float) -> str:
 
 
 def cores_to_quota_us(cores: float, period_us: int) -> int:
-    """The quota in microseconds a period that gives ``cores`` (>= 0), rounded to the nearest microsecond."""
+    """The quota in microseconds per period that gives ``cores`` (>= 0), rounded to the nearest microsecond."""
     return round(cores * period_us)
 
 

@@ -15,8 +15,7 @@ from cpumond.core.errors import ConfigError
 from cpumond.core.measures import DURATION, format_duration, parse_duration_s
 
 SPELLINGS: Final = {"votes_decision_threshold": "vote_decision_threshold", "job_cpu_monitor": "job_cpu_monitor"}
-"""Other accepted names of options -> the name used here; hyphens are folded before."""
-
+"""Other accepted names of options -> the name used here; hyphens have become underscores before."""
 
 MAX_QUOTED: Final = 200
 """Characters of a value that a sentence shows."""

@@ -50,13 +50,13 @@ def _read_text(path: str) -> tuple[str, os.stat_result]:
 
 
 def find_rights_of_others(path: str, status: os.stat_result) -> str:
-    """Why a file with secrets may not be used: whose it is not has rights to it; a sentence, "" if nobody has.
+    """Why a file with secrets may not be used: users other than its owner have rights to it; a sentence, "" if none.
 
-    ``status`` is that of the file that was opened, so that nothing can be exchanged between the look and the reading.
+    ``status`` is that of the open file, so that the file cannot be replaced between this check and the reading.
     """
     mode = stat.S_IMODE(status.st_mode)
-    # The copy that systemd makes for a service belongs to root; the bit of the group stands for an access list that
-    # names the service's user.
+    # The copy of a credential that systemd makes belongs to root; its group bits are the mask of an access control
+    # list that names the service's user.
     allowed = 0o040 if os.path.dirname(os.path.abspath(path)) == os.environ.get("CREDENTIALS_DIRECTORY") else 0
     if not mode & 0o077 & ~allowed:
         return ""
@@ -72,8 +72,7 @@ def parse_listen(text: str, where: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``, an address without brackets or "localhost"; other names may be
-    anything."""
+    """Whether only this machine can reach ``host``: a loopback address without brackets, or "localhost"."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

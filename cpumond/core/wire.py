@@ -38,7 +38,7 @@ _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
     """What is counted of a job, in core-seconds since its start; null where it is not known.
 
-    Whatever tells of a job is one: a counter that is added here is in reports, records and answers.
+    Every struct that describes a job inherits it: a counter that is added here is in reports, records and answers.
     """
 
     cpu_seconds: _CoreSeconds | None = None
@@ -71,7 +71,7 @@ class JobFigures(CpuUse, frozen=True, kw_only=True):
 
 
 def list_figures(told: JobFigures) -> dict[str, Any]:
-    """All of them, for the constructor of another one."""
+    """All fields of ``told`` by name, for the constructor of another struct."""
     return dict(zip(JobFigures.__struct_fields__, _figures(told), strict=True))
 
 
@@ -82,8 +82,8 @@ class JobReport(JobFigures, frozen=True, forbid_unknown_fields=True, gc=False):
     """One job of the node.
 
     ``cpu_limit`` is what the job ordered; ``current_cpu_limit`` what its cgroup may use now, at most ``cpu_limit``
-    unless somebody raised it by hand; ``smoothed_cpu_usage`` null until the second good sample; ``mode`` how the
-    agent treats the job.
+    unless an operator or another program raised it; ``smoothed_cpu_usage`` null until the second good sample;
+    ``mode`` how the agent treats the job.
     """
 
     job_id: _Name
@@ -271,7 +271,7 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True):
     """What the node shall do. ``accepted`` false: the heartbeat was dropped, ``reason`` says why.
 
     ``register``: the node must register again. ``acknowledged``: the finished jobs that need not be repeated.
-    ``logs``: what somebody waits to read. ``requests``: what somebody waits to know or to have done.
+    ``logs``: logs that a client waits to read. ``requests``: what a client waits to know or to have done.
     """
 
     accepted: bool

@@ -7,7 +7,7 @@ from datetime import datetime
 from cpumond.core.measures import format_cores
 
 LAST_DAY = 253_402_128_000.0
-"""Of the year 9999: a time that stands for "for ever" may be later, which no calendar has."""
+"""Of the year 9999: a time that stands for "for ever" may be later, where ``datetime`` has no date."""
 
 
 def show_name(name: str) -> str:
