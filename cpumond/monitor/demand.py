@@ -1,7 +1,7 @@
 """What a simulated job wants: lines of CSV to work for each enforcement period.
 
-Pure: lines are an iterable. Demand is given as steps, or taken from a recorded trace, which is not demand: while a job
-was held back, what it wanted is unknown.
+Pure: lines are an iterable. Demand is given as steps, or taken from a recorded trace, which is not demand: what a job
+wanted while it was held back is unknown.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ def read_demand(
 def spread(steps: Iterable[tuple[float, float]], period_s: float) -> array[float]:
     """The core-seconds wanted in each period of ``period_s`` seconds, of steps in order: (end in seconds, cores)."""
     work = array("d")
-    begin = part = 0.0  # in periods; what is wanted of the one that is being filled
+    begin = part = 0.0  # in periods; the work of the period that is being filled, in cores times periods
     for end_s, cores in steps:
         end = end_s / period_s
-        # A multiple of a period as decimals give it.
+        # Decimals give a multiple of a period only nearly.
         end = float(round(end)) if abs(end - round(end)) < 1e-5 else end
         full = int(begin) + 1
         if end < full:
@@ -109,7 +109,7 @@ def spread(steps: Iterable[tuple[float, float]], period_s: float) -> array[float
 
 
 def _read_to_header(lines: Iterator[str]) -> Iterator[str]:
-    """Up to the first line that says something; a file without any is told by who reads on."""
+    """The lines up to the first that is neither blank nor a comment: the header, or the first row."""
     for line in lines:
         yield line
         text = line.removeprefix("\ufeff").strip()

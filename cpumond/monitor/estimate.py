@@ -1,9 +1,9 @@
 """What each rule would reclaim of a workload whose CPU use was watched, and how much that would hold it back.
 
 The rules themselves decide (``rules.check``), over the counters as the kernel showed them, so this is what shadow mode
-would say, with one thing more. Nothing was lowered while it was watched: use above the limit that a rule had set shows
-as use. With the limit in force it would have been throttled as soon as the kernel's burst was used up, so this is given
-to the rule as throttled: for the time that the rule's looks need to see it, for all of it where it has no looks.
+would say, with one thing more. Nothing was lowered while it was watched, so use may exceed the limit that a rule would
+have set. Under that limit the workload would have been throttled as soon as the kernel's burst was used up, so the rule
+is given throttled periods: for as long as its looks need to see them, for all of the excess where it has no looks.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ HIGH_FROM_S: Final = 86_400.0
 """A workload that was watched for less than a day has hours of which nothing is known."""
 FINE_S: Final = 2.0
 COARSE_S: Final = 30.0
-"""Samples up to the first show what a check each second sees, beyond the second they hide most bursts."""
+"""Seconds between samples: up to FINE_S they show what checks each second see, above COARSE_S most bursts are lost."""
 MAX_MISSING: Final = 0.1
-"""As a share of the time."""
+"""Share of the time; where more is missing, the confidence is low."""
 WARM_UP_S: Final = 120.0
 """Limits begin at what was ordered and go down step by step: the first minutes say little about the hours after them.
 
-They are not counted. What was watched for less than twice as long is taken to go on the same.
+They are not counted. What was watched for less than twice as long is repeated.
 """
 SETTLED_S: Final = 600.0
-"""Then so much time goes by before it counts, and as much counts: what a rule learns about a job takes a while, too."""
+"""How long what is repeated runs before it counts, and again while it counts: a rule takes a while to learn a job."""
 MOST_CHECKS: Final = 1200
-"""Before it counts, where a check is much shorter than a second."""
+"""At most so many checks before it counts, where a check is much shorter than a second."""
 
 
 class RuleEstimate(msgspec.Struct, frozen=True):
     """What a rule would have done. Cores are means over the time watched, ratios are in [0, 1].
 
     ``reclaimable_cores`` ordered but not within the limit, ``reclaimable_ratio`` of what was ordered.
-    ``held_back_ratio``: of the time, as long as the rule's looks need to see it each time that use exceeded the limit;
-    ``held_back_most_ratio``: of the samples, those in which use exceeded it, the most that this resolution allows.
+    ``held_back_ratio``: share of the time, where each excess of use over the limit lasts until the rule's looks see it;
+    ``held_back_most_ratio``: share of the samples in which use exceeded it, the most that this resolution allows.
     ``limit_cores`` the limit at the end. The time until the limits are down (``WARM_UP_S``) is not counted.
     """
 
@@ -63,10 +63,10 @@ NOTHING: Final = RuleEstimate(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """Of one workload, or of several together: then ``used_most_cores`` is 0, peaks are of different times.
+    """Of one workload, or of several together: then ``used_most_cores`` is 0, as their peaks come at different times.
 
     ``watched_s`` seconds of which use is known, ``missing_s`` those of gaps between; ``used_cpu_s`` CPU seconds by the
-    kernel's counter, ``used_cores`` their mean, ``used_most_cores`` in one sample.
+    kernel's counter, ``used_cores`` their mean, ``used_most_cores`` the most in one sample.
     """
 
     watched_s: float
@@ -91,7 +91,7 @@ class Timeline:
         every = list(values)
         end = max(at_s - self.begin_s, 0.0) / self.bin_s
         begin = max(end - seconds / self.bin_s, 0.0)
-        # The bin that is only touched gets nothing.
+        # A bin that begins where the interval ends gets nothing.
         for number in range(int(begin), max(math.ceil(end - 1e-9), int(begin) + 1)):
             share_s = (min(end, number + 1.0) - max(begin, float(number))) * self.bin_s
             row = self.bins.setdefault(number, [0.0] * (2 + len(RULES)))
@@ -110,8 +110,8 @@ class Timeline:
 
 
 class _Interval(NamedTuple):
-    """What happened between two readings. ``parts``: seconds and CPU seconds of each part of it, in turn, if it has
-    several; so are those of many workloads kept."""
+    """What happened between two readings. ``parts``, if several: seconds and CPU seconds of each in turn, in an array,
+    since those of many workloads are kept."""
 
     seconds: float
     used_cpu_s: float
@@ -142,7 +142,7 @@ class _Follower:
         self.ordered_cpu_s = 0.0
         self.warm = (0.0, 0.0, 0.0, 0.0)
         self.bank_cpu_s = 0.0
-        """What the kernel's burst would have kept of the limit, core-seconds."""
+        """Unused quota that the kernel's burst would have saved up, core-seconds."""
 
     @property
     def sums(self) -> tuple[float, float, float, float]:
@@ -150,7 +150,7 @@ class _Follower:
         return self.state.preemptible_cpu_s, self.ordered_cpu_s, self.held_s, self.held_most_s
 
     def add(self, reading: CpuReading, past: _Interval) -> None:
-        """One check, ``past`` the reading before."""
+        """One check at ``reading``; ``past``: what happened since the one before."""
         state, s = self.state, self.settings
         self.ordered_cpu_s += state.hard_cores * past.seconds
         limit, most_cpu_s = state.limit_cores, (s.burst_ratio or 0.0) * state.limit_cores * CFS_PERIOD_S
@@ -171,7 +171,7 @@ class _Follower:
                 if s.poll_s:
                     held_s = min(past.seconds, s.poll_s + CFS_PERIOD_S)
                 held_s = max(held_s, min(past.throttled * CFS_PERIOD_S, past.seconds))
-                # Without looks what was held back waits until the check.
+                # Without looks a job that is held back waits until the check.
                 self.held_s += held_s if s.poll_s else past.seconds
                 self.held_most_s += past.seconds
                 self.extra_periods += max(round(past.seconds / CFS_PERIOD_S) - past.periods, 0)
@@ -210,8 +210,8 @@ class _Follower:
 class Watch:
     """One workload while it is watched: readings are added one by one, in constant memory.
 
-    ``hard_cores`` what it ordered (>= 0), ``settings`` of each rule, ``longest_s`` the longest interval of which use is
-    taken for known, ``timeline`` where it is drawn, too.
+    ``hard_cores`` what it ordered (>= 0), ``settings`` of each rule, ``longest_s`` the longest interval whose use
+    counts as known, ``timeline`` an optional sum of all workloads that it is added to.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class Watch:
             self._timeline.add(reading.at_s, interval_s, (usage_cores, self.hard_cores, *limits))
 
     def conclude(self, most_checks: int = MOST_CHECKS) -> Estimate:
-        """What is known so far; ``most_checks`` of a workload that was watched for a short time, before it counts."""
+        """What is known so far; a short time of watching is repeated, for at most ``most_checks`` before it counts."""
         seconds = self.watched_s
         ordered = self._ordered_cpu_s / seconds if seconds > 0.0 else self.hard_cores
         if 0.0 < seconds < 2.0 * WARM_UP_S:
@@ -315,7 +315,7 @@ class Watch:
         )
 
     def _continue(self, settings: MonitorSettings, rounds: int) -> _Follower:
-        """A rule over what was watched, again and again, until its limit is down; as many rounds after that count."""
+        """A rule over what was watched, repeated ``rounds`` times until its limit is down, then as often to count."""
         reading = CpuReading(0.0, 0.0)
         follower = _Follower(start_state(self.hard_cores, 0.0), settings)
         follower.rebase(reading)
@@ -381,7 +381,7 @@ def add_up(estimates: Iterable[Estimate], length_s: float) -> Estimate:
 
 
 def merge(earlier: Estimate, later: Estimate) -> Estimate:
-    """One workload at two times, or two that are told as one: means over the time watched of both."""
+    """One workload at two times, or two that are shown as one: means over the time watched of both."""
     both = add_up((earlier, later), max(earlier.watched_s + later.watched_s, 1e-9))
     return msgspec.structs.replace(both, used_most_cores=max(earlier.used_most_cores, later.used_most_cores))
 

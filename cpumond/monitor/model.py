@@ -29,13 +29,13 @@ Kind = Literal["delay", "base", "hold", "grow", "shrink", "restore"]
 
 MIN_POLL_S: Final = 0.01
 QUOTA_OPTIONS: Final = ("burst_ratio", "min_cores_per_thread")
-"""They say nothing where the limit is only a weight."""
+"""Options without effect where the limit is only a weight."""
 MODES: Final[tuple[Mode, ...]] = ("off", "shadow", "up-only", "reclaim")
 """From the least to the most active."""
 
 
 class RuleDefaults(msgspec.Struct, frozen=True):
-    """What an option that is not set means under a ``limit_rule``, and which options say nothing under it.
+    """What an option that is not set means under a ``limit_rule``, and which options have no effect under it.
 
     ``throttle_poll_s`` in seconds, 0 for no looks between checks; ``burst_ratio`` None for the burst that was found;
     ``weight_pressure_ratio`` is ``pressure_restore_ratio`` with ``actuator = "weight"``, it is 0 with a quota.
@@ -60,11 +60,11 @@ RULE_DEFAULTS: Final[Mapping[LimitRule, RuleDefaults]] = {
         ),
     ),
 }  # fmt: skip
-"""Of each rule in ``rules.RULES``."""
+"""For each rule in ``rules.RULES``."""
 
 
 class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The resulting section ``job-cpu-monitor`` of one job (1.1); every name is the documents' option name.
+    """The resulting section ``job-cpu-monitor`` of one job (1.1); options that the documents have are named as there.
 
     Ratios are in [0, 1], coefficients factors on the current limit, ``_s`` seconds, cores >= 0. ``throttle_poll_s``,
     ``burst_ratio`` and ``pressure_restore_ratio`` that are not given become what ``RULE_DEFAULTS`` says, so that the
@@ -133,7 +133,7 @@ DEFAULT_SETTINGS: Final = MonitorSettings()
 
 
 def check_together(settings: MonitorSettings, where: str) -> None:
-    """The rules between options (1.1): lower <= upper, threshold < window, all numbers finite.
+    """The rules between options (1.1): lower <= upper, threshold < window, a look period of 0 or >= 10 ms, all finite.
 
     Raises ConfigError that begins with ``where`` (file and section).
     """
@@ -159,8 +159,8 @@ def check_together(settings: MonitorSettings, where: str) -> None:
 
 
 def list_idle_options(settings: MonitorSettings, given: Iterable[str]) -> list[str]:
-    """Of the options ``given`` by name, those that say nothing under the rule and the actuator that ``settings`` have,
-    each as a sentence's end: "vote_mode has no effect under limit_rule = peak"."""
+    """Of the options ``given`` by name, those without effect under the rule and the actuator of ``settings``, each as a
+    clause: "vote_mode has no effect under limit_rule = peak"."""
     named = set(given)
     rule = settings.limit_rule
     found = [
@@ -219,7 +219,7 @@ class CpuReading(msgspec.Struct, frozen=True, gc=False):
 
 
 class HeldBack(msgspec.Struct, frozen=True, gc=False):
-    """How often a lowered limit held a job back since rule ``peak`` follows it (limit_rules.md 3).
+    """How often a lowered limit held a job back since rule ``peak`` began to follow it (limit_rules.md 3).
 
     ``count`` times, ``held_s`` seconds of throttled periods in all; of the last time: ``at_s`` on the monotonic clock,
     ``from_cores`` the limit that did it, ``after_s`` how long it held the job back before all was given back.
@@ -234,7 +234,7 @@ class HeldBack(msgspec.Struct, frozen=True, gc=False):
 
 NEVER_HELD: Final = HeldBack()
 FIRST_CAUTION: Final = 2.0
-"""Of a new job (limit_rules.md 2): short jobs keep to the budget, too."""
+"""The caution of a new job (limit_rules.md 2), so that short jobs keep to the budget, too."""
 
 
 class JobState(msgspec.Struct, frozen=True, gc=False):
@@ -247,9 +247,9 @@ class JobState(msgspec.Struct, frozen=True, gc=False):
     ``smoothed_cpu_s``, ``preemptible_cpu_s`` and ``max_cpu_s`` are the sums of section 1.7 in core-seconds; the last
     one counts ``hard_cores``. ``throttled_cpu_s``: how long threads were held back by a quota in the checked intervals,
     summed over CPUs; the kernel counts each time when it is over. ``late_cpu_s``: the part of it in intervals that
-    began with the limit below ``hard_cores``, CPU that was given back too late; a limit that is only a weight holds
-    nobody back. ``seen``: the newest reading whose throttling is accounted for, of a check or of a look between two;
-    None where nobody accounts for what was before.
+    began with the limit below ``hard_cores``, CPU that was given back too late; a limit that is only a weight does not
+    throttle. ``seen``: the newest reading whose throttling is accounted for, of a check or of a look between two; None
+    where throttling before the next reading is not to be counted.
 
     Of rule ``peak`` (limit_rules.md 2): ``peak_cores`` the highest use of late, fading, None before its first check;
     ``peak_at_s`` when it was seen; ``caution`` in [0, 7], the half-life is ``peak_memory`` * 2 ^ caution; ``watched_s``
@@ -287,11 +287,12 @@ class JobState(msgspec.Struct, frozen=True, gc=False):
 class Decision(msgspec.Struct, frozen=True, gc=False):
     """The result of one check.
 
-    ``kind``: delay (before start_delay), base (first sample or new baseline), hold, grow, shrink, restore.
-    ``votes_sum`` None until the window is full. Cores as in JobState; ``interval_s`` real seconds since the sample
-    before; ``throttled_ratio`` share of throttled periods in the interval, ``pressure_ratio`` share of it in which some
-    task waited for CPU (0 where ``pressure_restore_ratio`` is off or the kernel does not tell), both in [0, 1].
-    ``by_look``: by a look between two checks; ``throttled_ratio`` is then of the time since the look or check before.
+    ``kind``: delay (before start_delay, or no new sample), base (first sample or new baseline), hold, grow, shrink,
+    restore. ``votes_sum`` None until the window is full, and where nothing was voted. Cores as in JobState;
+    ``interval_s`` real seconds since the sample before; ``throttled_ratio`` share of throttled periods in the interval,
+    ``pressure_ratio`` share of it in which some task waited for CPU (0 where ``pressure_restore_ratio`` is off or the
+    kernel does not tell), both in [0, 1]. ``by_look``: by a look between two checks; ``throttled_ratio`` is then of the
+    time since the look or check before.
     """
 
     kind: Kind

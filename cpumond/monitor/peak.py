@@ -25,13 +25,13 @@ from cpumond.monitor.protect import (
 MAX_CAUTION: Final = 7.0
 """The half-life is at most 2 ^ this times ``peak_memory``."""
 GAIN_S: Final = 1.0
-"""So many seconds held back double the half-life."""
+"""Being held back for this long doubles the half-life."""
 STEP: Final = 0.05
-"""Smaller cuts are not worth a write, as a share of the limit."""
+"""As a share of the limit: smaller cuts are not worth a write."""
 FIRST_SECONDS: Final = 10.0
-"""Nothing is lowered so long after the start of a job; ``start_delay`` and ``startup_boost`` may be longer."""
+"""For this long after the start of a job nothing is lowered; ``start_delay`` and ``startup_boost`` may be longer."""
 RETRY_CUT_S: Final = 60.0
-"""A cut that had no effect is decided again so much later: the threads that were in its way may have ended."""
+"""A cut that had no effect is decided again after this time: the threads that were in its way may have ended."""
 
 
 def step(
@@ -106,8 +106,8 @@ def step(
 
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
     """A look between two checks: where the job was held back since ``state.seen`` everything it ordered is given back.
-    None where it was not; under a weight the state then, as the next look measures from this one. The use of a check
-    goes on being measured from check to check."""
+    Where it was not: None under a quota, a hold under a weight, as the next look measures from this one. ``base``
+    stays: the use of a check is measured from check to check."""
     seen, limit, hard = state.seen, state.limit_cores, state.hard_cores
     if seen is None or state.base is None or limit >= hard or reading.identity != seen.identity:
         return None
@@ -147,7 +147,7 @@ def put_off_cut(state: JobState, now_s: float) -> JobState:
 
 
 def forgive(state: JobState, before: JobState) -> JobState:
-    """``state`` with what rule ``peak`` had learned ``before``: it was not its limit that held the job back."""
+    """``state`` with what rule ``peak`` had learned ``before``: the limit that held the job back was not the rule's."""
     return msgspec.structs.replace(state, caution=before.caution, held=before.held)
 
 
@@ -173,8 +173,8 @@ def _held_s(
 ) -> float:
     """How long a lowered limit held the job back since ``state.seen``, in seconds of enforcement periods.
 
-    A weight cuts nothing off: there use above the limit is the sign, or that it waits (``pressed``), each for as long
-    as one period. Under a quota waiting for others is not charged. A limit that is not written holds nobody back: it
+    A weight cuts nothing off: there the signs are use above the limit and a job that waits (``pressed``), each charged
+    as one period. Under a quota waiting for others is not charged. A limit that is not written holds no job back: it
     would have done so where the use in ``interval_s`` was above it, until the next look.
     """
     seen = state.seen

@@ -1,7 +1,7 @@
 """The documents' rule (semantics.md 1.3, 1.4): usage, smooth, vote, decide; and what every rule shares.
 
-``check`` measures and then steps by a rule; ``step`` is the documents' step, after the usage is known. The rules by
-name: ``rules.py``.
+``check`` measures and then steps by a rule; ``step`` is the documents' step, after the usage is known. ``rules.py``
+has the rules by name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check(
     None is a sample that failed: nothing changes, the base stays.
 
     A counter that went backwards or another ``identity`` is a new baseline: the smoothed value starts anew at the
-    job's CPU and nothing is voted, since the difference is nobody's use.
+    job's CPU and nothing is voted, since the difference is no use of the job.
     """
     if reading is None or now_s < state.started_at_s + s.start_delay_s:
         return state, Decision("delay", state.limit_cores, state.limit_cores)
@@ -63,8 +63,8 @@ def check(
 
 
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
-    """A look between two checks: a period that was throttled since ``state.seen`` gives everything back at once, None
-    without one. The use so far is a check of its own."""
+    """A look between two checks: a period that was throttled since ``state.seen`` gives everything back at once, and
+    the time since the last check counts as a check. None without such a period."""
     base, seen = state.base, state.seen
     if base is None or seen is None or state.limit_cores >= state.hard_cores:
         return None
@@ -167,7 +167,7 @@ def smooth(state: JobState, usage_cores: float, s: MonitorSettings) -> float:
 def count_document_votes(
     window: tuple[float, ...], smoothed: float, limit: float, s: MonitorSettings, throttled_ratio: float
 ) -> tuple[tuple[float, ...], int | None]:
-    """1.4, the documents' form: the last W smoothed values, all judged again against the current limit.
+    """1.4, the documents' form: the last W smoothed values, all compared again with the current limit.
 
     A value that carries ``throttle_vote`` is kept as infinity: it votes +1 against any limit.
     """
@@ -267,9 +267,9 @@ VOTE_MODES: Final[dict[str, VoteCounter]] = {
 
 
 def move_hard(state: JobState, hard_cores: float) -> JobState:
-    """The state after the job's CPU itself changed (another quota above it, another order): the limit follows where
-    it stood at the old value, and never stays above the new one; so does the seed of a job that has no smoothed value
-    yet. The window is judged against the new limit."""
+    """The state after the job's CPU itself changed (another quota above it, another order): a limit that stood at the
+    old value follows, and none stays above the new one; so does the seed of a job that has no smoothed value yet. The
+    window is compared with the new limit."""
     if hard_cores == state.hard_cores:
         return state
     limit, seed = (
@@ -280,9 +280,9 @@ def move_hard(state: JobState, hard_cores: float) -> JobState:
 
 
 def restart_at(state: JobState, limit_cores: float, now_s: float) -> JobState:
-    """A fresh window at a given limit, after somebody else or the mode moved it, or another rule takes over; the
-    aggregates go on, and so does what rule ``peak`` learned about the job. What was throttled so far was the doing of
-    the limit before."""
+    """A fresh window at a given limit, after another program or a new mode moved it, or another rule takes over; the
+    aggregates go on, and so does what rule ``peak`` learned about the job. What was throttled so far is not counted: it
+    was under the limit before."""
     return msgspec.structs.replace(
         state,
         limit_cores=min(limit_cores, state.hard_cores),

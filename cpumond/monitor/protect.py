@@ -1,4 +1,4 @@
-"""Throttle and pressure restore: signs of hunger that usage alone cannot show: a quota cuts it off."""
+"""Throttle and pressure restore: signs that a job wants more CPU than its usage shows, which a quota cuts off."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def needs_restore(
     """Whether the limit goes back to the job's CPU at once: only below it, and a ratio of 0 turns its sign off.
 
     Either more than ``throttle_restore_ratio`` of the periods were throttled, with the quota actuator; or some task
-    waited for CPU for more than ``pressure_restore_ratio`` of the time, with either: a lowered weight makes wait, too.
+    waited for CPU for more than ``pressure_restore_ratio`` of the time, with either: a lowered weight makes tasks wait.
     """
     if state.limit_cores >= state.hard_cores:
         return False
@@ -50,7 +50,7 @@ def advise_without_pressure(settings: MonitorSettings) -> str:
 def account_throttling(state: JobState, reading: CpuReading, settings: MonitorSettings) -> tuple[float, float]:
     """``throttled_cpu_s`` and ``late_cpu_s`` of a state (core-seconds) after ``reading``."""
     throttled_cpu_s, late_cpu_s, seen = state.throttled_cpu_s, state.late_cpu_s, state.seen
-    # A counter that fell, or that nobody had seen before, says nothing about this interval.
+    # A counter that fell, or that was not read before, says nothing about this interval.
     if seen is not None and reading.throttled_s > seen.throttled_s:
         throttled_cpu_s += reading.throttled_s - seen.throttled_s
         if state.limit_cores < state.hard_cores and settings.actuator == "quota":

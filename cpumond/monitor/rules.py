@@ -30,5 +30,5 @@ def check(state: JobState, reading: CpuReading | None, now_s: float, s: MonitorS
 
 
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
-    """A look at a job between two checks by its rule, None where nothing changes; only where ``s.poll_s`` is > 0."""
+    """A look at a job between two checks by its rule, None where its state stays; only where ``s.poll_s`` is > 0."""
     return RULES[s.limit_rule].look(state, reading, s)

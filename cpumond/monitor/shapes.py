@@ -16,15 +16,15 @@ from typing import Final, NamedTuple
 from cpumond.monitor.simulate import CFS_PERIOD_S
 
 PERIOD_S: Final = CFS_PERIOD_S
-"""A shape says what is wanted in each such stretch of time."""
+"""A shape says what is wanted in each period of this length."""
 PER_SECOND: Final = round(1.0 / PERIOD_S)
 DAY_S: Final = 3600.0
 """A day of a shape lasts an hour."""
 
 
 class Shape(NamedTuple):
-    """``about`` what it stands for; ``wants`` makes the cores wanted (about >= 0) in period after period, without end
-    or of ``duration_s`` at least, from a generator of random numbers, the order and the duration."""
+    """``about`` what it stands for; ``wants`` makes the cores wanted in period after period (noise may take them below
+    0), without end or for ``duration_s`` at least, from a generator of random numbers, the order and the duration."""
 
     about: str
     wants: Callable[[Random, float, float], Iterator[float]]
@@ -92,7 +92,7 @@ def _cron(rng: Random, order: float, _: float) -> Iterator[float]:
 
 
 def _web(rng: Random, order: float, _: float) -> Iterator[float]:
-    """A request takes one core, of another order than usual a part of it: a fifth of the order is used on average."""
+    """A request takes one core, a 64th of a large order or all of a small one; the mean use is a fifth of the order."""
     one = min(max(1.0, order / 64.0), order)
     median_s, spread = 0.08, 1.4
     a_second = 0.2 * order / (one * median_s * math.exp(spread**2 / 2.0))

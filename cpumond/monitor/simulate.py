@@ -97,8 +97,8 @@ class Arrivals:
 class Program:
     """A program whose later work waits for the earlier: it falls behind.
 
-    Each of ``work_cpu_s`` takes a period at least, as when it has all it wants; one of 0 sleeps to the end of a period.
-    More than ``order_cpu_s`` cannot run at once. Parameters as of ``Arrivals``.
+    Each item of ``work_cpu_s`` takes one period where it gets all it wants, else longer; an item of 0 sleeps to the end
+    of the period. More than ``order_cpu_s`` cannot run at once. Parameters as of ``Arrivals``.
     """
 
     def __init__(self, work_cpu_s: Sequence[float], order_cpu_s: float) -> None:
@@ -217,8 +217,7 @@ def simulate(
     on_progress: Callable[[int], None] | None = None,
 ) -> SimulationResult:
     """What the rule of ``s`` does to a job that ordered ``order_cores`` (> 0) and wants ``work_cpu_s`` (>= 0 each, not
-    empty) in its periods. ``on_progress`` is told now and then how many more periods are over.
-    """
+    empty) in its periods. ``on_progress`` is told now and then how many more periods are over."""
     order_cpu_s = order_cores * period_s
     job = Program(work_cpu_s, order_cpu_s) if is_program else Arrivals(work_cpu_s, order_cpu_s)
     periods, per_second = len(work_cpu_s), max(round(1.0 / period_s), 1)

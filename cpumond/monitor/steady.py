@@ -22,7 +22,7 @@ ROUND_S: Final = 300.0
 ALIKE: Final = 0.01
 """Mean limits of two rounds that differ by less, as a share, are the same."""
 MAX_CHECKS: Final = 50_000
-"""No rule of this program needs more; one that never settles ends here."""
+"""No rule in ``rules.RULES`` needs more; one that never settles ends here."""
 
 
 class Use(NamedTuple):

@@ -19,7 +19,7 @@ from cpumond.monitor.peak import (
 from cpumond.monitor.policy import compute_floor
 
 ALIKE: Final = 1e-3
-"""Limits this close, as a share, are the same one: the kernel takes whole microseconds."""
+"""Limits that differ by less, as a share, are the same: the kernel takes whole microseconds."""
 
 
 def find_not_lowered_until_s(state: JobState, s: MonitorSettings) -> float:
@@ -30,8 +30,8 @@ def find_not_lowered_until_s(state: JobState, s: MonitorSettings) -> float:
 def describe_limit(state: JobState, s: MonitorSettings, now_s: float, held_at: str, notes: Sequence[str] = ()) -> str:
     """Where the limit of a job comes from and why it is no lower; begins with a figure or a small letter.
 
-    ``now_s`` on the monotonic clock, ``held_at`` the time of ``state.held`` for people, ``notes`` what held the last
-    write to another limit than was decided.
+    ``now_s`` on the monotonic clock, ``held_at`` the time of ``state.held`` for people, ``notes`` why the
+    last write set another limit than was decided.
     """
     if state.peak_cores is None or state.base is None:
         return "its use was not measured yet, so the limit is as it was found."
@@ -209,10 +209,10 @@ def _times(number: int) -> str:
 
 
 def _span(seconds: float) -> str:
-    """A half-life; the one that fades is told in whole seconds."""
+    """A half-life in words; from 1.5 s on in whole seconds."""
     return format_span(round(seconds) if seconds >= 1.5 else seconds)
 
 
 def _share(ratio: float, digits: int | None = None) -> str:
-    """Per cent: with so many digits after the point, or as many as it needs."""
+    """Percent, with ``digits`` digits after the point, or as many as it needs."""
     return f"{100.0 * ratio:.6g}" if digits is None else f"{100.0 * ratio:.{digits}f}"
