@@ -41,7 +41,7 @@ def _assign_children(
         node.promised = detail(total, node.strong, node.proposed)
     else:
         node.fair_share = detail(total, node.strong, node.proposed)
-    if path is None:  # it has no children
+    if path is None:  # a pool without children
         return []
     x, group, jumped = function.position_at(segment, suggestion)
     if any(child.function is not f for child, f in zip(node.pools, path.functions, strict=False)):
@@ -74,8 +74,8 @@ def _assign_children(
 def _follow_changed_children(
     node: PoolNode, x: float, total: Vector, options: Options
 ) -> tuple[Path, float, Group, int]:
-    """The position of a pool whose function was made of other functions of its children (11.1): as far along what its
-    children are now as ``total`` allows, in normal mode not beyond ``x``. Only with nested integral pools."""
+    """The position of a pool whose children's functions changed since its own was made (11.1): as far along the path of
+    the present functions as ``total`` allows, in normal mode not beyond ``x``. Only with nested integral pools."""
     path = make_path(node, node.children_functions(), options)
     start = path.values[0]
     if not options.improved_fair_share_by_fit_factor:

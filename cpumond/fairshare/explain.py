@@ -99,14 +99,14 @@ class _Tree:
         return [sibling for sibling in self.children[self.element(name).parent] if sibling != name]
 
     def is_gang(self, name: str) -> bool:
-        """Whether an operation gets all or nothing: the tree, its pool and it say so (9.1)."""
+        """Whether an operation gets all or nothing: the tree, its pool and its own settings say so (9.1)."""
         operation = self.operations.get(name)
         if operation is None or not operation.gang:
             return False
         pool = self.pools[operation.parent]
         return self.options.step_function_for_gang_operations and pool.step_function_for_gang_operations
 
-    def is_hopeless(self, name: str) -> bool:
+    def never_fits(self, name: str) -> bool:
         """Whether a gang asks for more than its own limits, and so never gets anything."""
         shares = self.shares(name)
         return self.is_gang(name) and not _covers(shares.limits_share, shares.demand_share)
@@ -134,9 +134,9 @@ class _Tree:
         if not self._wants_more:
             wants = self._wants_more
             for operation in self.operations:
-                free = self.limit_in_force(operation) is None and not self.is_hopeless(operation)
+                free = self.limit_in_force(operation) is None and not self.never_fits(operation)
                 wants[operation] = free and not self.is_satisfied(operation)
-            # Parents come before their children, so from behind the children are known.
+            # Parents come before their children: in reverse order the children are known first.
             for pool in reversed(self.pools):
                 some = any(wants[child] for child in self.children[pool])
                 wants[pool] = some and self.limit_in_force(pool) is None
@@ -277,7 +277,7 @@ def _tell_gang(tree: _Tree, name: str, binding: _Binding) -> str:
         return f"the gang {printable(binding.at)} inside it asks for more than its own limits allow"
     shares = tree.shares(name)
     whole = f"it is a gang, which gets its whole demand at once or nothing, and {_demand_text(shares)}"
-    if tree.is_hopeless(name):
+    if tree.never_fits(name):
         return f"{whole} is more than its own limits allow"
     return f"{whole} does not fit{_tell_scarce(tree, name) if tree.find_scarce(name) else ''}"
 
@@ -384,8 +384,8 @@ def _describe_place(tree: _Tree, name: str) -> str:
     if not tree.siblings(name):
         return "no siblings to share with"
     among = _weight_among(tree, name, lambda _: True)
-    hungry = f", {_weight_among(tree, name, tree.wants_more)} with those that want more" * tree.wants_more(name)
-    return f"weight {among} among all siblings{hungry}"
+    wanting = f", {_weight_among(tree, name, tree.wants_more)} with those that want more" * tree.wants_more(name)
+    return f"weight {among} among all siblings{wanting}"
 
 
 def _describe_strong(tree: _Tree, name: str) -> list[str]:
@@ -462,7 +462,7 @@ def _describe_integral(tree: _Tree, name: str) -> list[str]:
 
 
 def _describe_limits(tree: _Tree, name: str) -> list[str]:
-    """Limits that are below what it asks for; the others play no part."""
+    """Limits that are below what the element asks for; the others play no part."""
     shares = tree.shares(name)
     in_force = tree.limit_in_force(name)
     if name == ROOT:

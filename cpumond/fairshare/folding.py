@@ -36,7 +36,7 @@ def limits_of_parent(total: Vector, resource_limits: Vector, parent_limits: Vect
 
 
 def fold_weight(where: str, weight: float | None, inferred: float = DEFAULT_WEIGHT) -> float:
-    """The weight of an update, in [2^-26, 2^26], for the one that somebody set (semantics.md 0.3 and 2.5).
+    """The weight of an update, in [2^-26, 2^26], for the configured one (semantics.md 0.3 and 2.5).
 
     0 and what is below the least weight become the least weight. None, not set, gives ``inferred``. ``where`` names
     the element. Raises FairShareInputError for a negative weight, one above 2^26 and NaN.

@@ -18,7 +18,7 @@ STEEPEST: Final = 2.0**14
 
 EXACT: Final = 2.0**60
 """Slopes are summed as integers in units of 1 / EXACT: what is added and taken away again leaves nothing behind, and a
-resource that nobody takes more of stays as it is."""
+resource that no element takes more of stays as it is."""
 
 Jump = tuple[float, int, Vector]
 """A place, the index of the segment that begins there, and the height in each resource."""
@@ -32,7 +32,6 @@ the children that jump right here, and how many of them have jumped."""
 
 SlopeChange = tuple[float, int, int, int, int, int]
 """A fit factor and by how much the slope changes there, in each resource, in units of 1 / EXACT."""
-
 
 NO_JUMPS: Final[Mapping[int, Vector]] = MappingProxyType({})
 
@@ -103,7 +102,7 @@ class ShareFunction:
         return (v[0] + m[0] * t, v[1] + m[1] * t, v[2] + m[2] * t, v[3] + m[3] * t, v[4] + m[4] * t)
 
     def exact_value(self, segment: int, suggestion: float) -> Vector:
-        """As ``value_in``; where segments meet, but for rounding of the suggestion, the value that both have there."""
+        """As ``value_in``; where segments meet, up to rounding of the suggestion, the value that both have there."""
         near = suggestion * 2.0**-51
         for n in (segment, segment + 1):
             if 0 <= n < len(self.starts) and abs(self.starts[n] - suggestion) <= near:
@@ -168,11 +167,11 @@ class ShareFunction:
 FLAT: Final = (0, 0, 0, 0, 0)
 
 NOTHING: Final = ShareFunction([0.0], [ZERO], [ZERO], ZERO, positions=[(1.0, 0.0, 1.0, (), 0)])
-"""Who demands nothing gets nothing."""
+"""The function of an element that demands nothing."""
 
 
 def between(x: float, x0: float, x1: float, v0: float, v1: float) -> float:
-    """The value at ``x`` on the line from (x0, v0) to (x1, v1), reckoned from the nearer end (8)."""
+    """The value at ``x`` on the line from (x0, v0) to (x1, v1), computed from the nearer end (8)."""
     t = (x - x0) / (x1 - x0)
     return v0 + (v1 - v0) * t if t < 0.5 else v1 - (v1 - v0) * (1.0 - t)
 

@@ -90,17 +90,17 @@ def distribute_free_volume(nodes: list[PoolNode]) -> None:
 def _accept(children: list[PoolNode], r: int, free: float) -> list[float]:
     """What each child accepts of ``free`` volume of resource ``r``: by its flow, up to what it can take (5.3)."""
     accepted = [0.0] * len(children)
-    hungry = [
+    accepting = [
         (_counted(child.acceptable_volume[r] / child.total_flow_ratio, r), n)
         for n, child in enumerate(children)
         if child.acceptable_volume[r] > EPS and child.total_flow_ratio > EPS
     ]
     if free == 0.0:
         return accepted
-    weight = sum(children[n].total_flow_ratio for _, n in hungry)
-    hungry.sort()
+    weight = sum(children[n].total_flow_ratio for _, n in accepting)
+    accepting.sort()
     filled = 0
-    for _, n in hungry:
+    for _, n in accepting:
         child = children[n]
         if _part(free, child.total_flow_ratio / weight, r) < child.acceptable_volume[r]:
             break
@@ -108,7 +108,7 @@ def _accept(children: list[PoolNode], r: int, free: float) -> list[float]:
         free = _counted(free - accepted[n], r)
         weight -= child.total_flow_ratio
         filled += 1
-    for _, n in hungry[filled:]:
+    for _, n in accepting[filled:]:
         accepted[n] = _part(free, children[n].total_flow_ratio / weight, r)
     return accepted
 

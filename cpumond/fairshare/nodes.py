@@ -90,7 +90,9 @@ class PoolMemory:
 class PoolNode:
     """One pool (or the root) during one update; the phases fill it in the order of section 2.
 
-    Shares are fractions of the cluster, guarantees and demand absolute, volumes resource*seconds.
+    Shares are fractions of the cluster, guarantees and demand absolute, volumes resource*seconds. ``function`` must be
+    known up to the suggestion ``need``; ``path`` is made up to the fit factor ``reach``, which ``tries`` times was too
+    little; ``whole``: both are made in full. ``end``: the ``index`` after the last pool below it, in pre-order.
     """
 
     __slots__ = (
@@ -154,7 +156,7 @@ class PoolNode:
         return self.effective_order or self.memory.fifo_order
 
     def children_functions(self) -> list[ShareFunction]:
-        """The functions of its children, as far as its reach, in the order of the path (9)."""
+        """The functions of its children as far as its reach, in the order of the path (9)."""
         if self.pool.mode == "fifo":
             return [self.operations[n].function for n in self.order[: math.ceil(self.reach)]]
         functions = [record.function for record in self.operations]
@@ -185,7 +187,7 @@ def make_path(node: PoolNode, functions: list[ShareFunction], options: Options) 
 def first_reach(node: PoolNode) -> float:
     """The fit factor that a pool's path is made up to first (9): a little beyond where the last update needed it.
 
-    The result does not depend on it. The root uses all of its reach, so that its last position tells most.
+    The result does not depend on it. The root is asked for B(1), so its last position is the best guess.
     """
     last = node.memory.function
     reach = 0.0
@@ -269,7 +271,7 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
 
 
 def by_least(weights: list[float]) -> list[float]:
-    """The weights by the least of them that is above EPS: a child's suggestion per fit factor (9.2)."""
+    """The weights divided by the least of them above EPS: a child's suggestion per fit factor (9.2)."""
     least_weight = min((weight for weight in weights if weight > EPS), default=1.0)
     return [weight / least_weight for weight in weights]
 

@@ -15,8 +15,8 @@ class Path:
     """The values that ``A`` of a pool runs through (9.2, 9.3), as vertices, from fit factor 0 on.
 
     Vertex ``i`` is at fit factor ``xs[i]`` with value ``values[i]``; the step to the next vertex is linear with
-    ``slopes[i]`` per fit factor, or a jump (None). ``jumps[i]`` says of a jump step who jumps there: all children that
-    jump at this fit factor, and how many of them before the step. ``factors[c]`` is child c's suggestion per fit
+    ``slopes[i]`` per fit factor, or a jump (None). ``jumps[i]`` holds, for a jump step, all children that jump
+    at this fit factor, and how many of them jumped before the step. ``factors[c]`` is child c's suggestion per fit
     factor (fair_share), None in a FIFO pool; ``functions`` are the children's in the order of the path, as far as they
     are needed. ``complete``: the last vertex is the end of the domain.
     """
@@ -104,7 +104,7 @@ def fifo_path(functions: list[ShareFunction], complete: bool) -> Path:
 def weighted_path(functions: list[ShareFunction], factors: list[float], reach: float, improved: bool) -> Path:
     """The path of a fair_share pool: its children's functions, arguments scaled by weight, summed (9.2).
 
-    Children are in their order; ``factors`` are their weights by the least weight. The path goes to the last change of
+    Children are in their order; ``factors`` are weights divided by the least one. The path goes to the last change of
     slope at or before the fit factor ``reach`` in (0, 1], to the end if that is 1; the functions are known that far.
     ``improved``: children that jump at one place do so one by one in their order. One sweep over all changes: linear
     in their number but for sorting.

@@ -81,7 +81,7 @@ def _first_beyond(path: Path, r: int, limit: float) -> int:
 
 
 class _Segments:
-    """The segments of a pool's function while they are made; ``moved``: the path moved on since the last one ended."""
+    """A pool's function in the making, by segments; ``moved``: the path moved on since the last one ended."""
 
     __slots__ = ("starts", "values", "slopes", "positions", "lower_ends", "end", "moved")
 
@@ -140,8 +140,7 @@ def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: flo
 
     ``guarantee`` is strong + proposed share, ``limits`` the limits share, at most 1. What lies within the guarantee is
     B(0); what lies beyond the limits is never reached; in between each step of the path is measured by the suggestion
-    it needs.
-    Below the suggestion ``asked_from``, but for 0, the function is not made, and must not be asked.
+    it needs. Between 0 and the suggestion ``asked_from`` the function is not made, and must not be asked.
     """
     q = greatest(guarantee, path.values[0])
     if not path.complete and _ends_at(path, q, limits):

@@ -66,7 +66,7 @@ class ElementShares:
     total_resource_flow_ratio: float = 0.0
     last_share_ratio: float = 0.0
     accumulated_volume: Vector = ZERO
-    """The two are state for the next update."""
+    """Together with ``last_share_ratio`` the state for the next update."""
     volume_overflow: Vector = ZERO
     acceptable_volume: Vector = ZERO
     accepted_free_volume: Vector = ZERO
@@ -74,8 +74,8 @@ class ElementShares:
 
 
 class Elements(Mapping[str, ElementShares]):
-    """Name -> shares: the root, pools in pre-order, operations pool by pool. An entry is put together when asked for,
-    from values that no later update changes."""
+    """Name -> shares: the root, pools in pre-order, operations pool by pool. An entry is made when it is asked
+    for, from values that no later update changes."""
 
     __slots__ = ("_find", "_describe", "_places", "operation_shares")
 

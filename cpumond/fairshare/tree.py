@@ -14,7 +14,7 @@ Mode = Literal["fair_share", "fifo"]
 GuaranteeType = Literal["none", "burst", "relaxed"]
 
 OptionalVector = tuple[float | None, float | None, float | None, float | None, float | None]
-"""As Vector, where None is "not said", which differs from 0."""
+"""As Vector, where None is "not set", which differs from 0."""
 
 UNSET: Final[OptionalVector] = (None, None, None, None, None)
 
@@ -30,9 +30,9 @@ class Options:
     fifo_reordering: bool = False
     improved_fair_share_by_fit_factor: bool = False
     improved_distribution_gap: bool = False
-    """Accepted for its name: shares are handed out by position, which leaves no gap to close (12.2)."""
+    """Accepted without effect: shares are handed out by position, which leaves no gap to close (12.2)."""
     fast_fifo: bool = False
-    """Accepted for its name; FIFO pools are always computed the fast way, with the same result (9.3)."""
+    """Accepted without effect: FIFO pools are always computed the fast way, with the same result (9.3)."""
 
 
 @dataclass(frozen=True, slots=True)

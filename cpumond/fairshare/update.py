@@ -116,8 +116,8 @@ class FairShareUpdater:
         assign_promised_shares(root, options)
         total_of_root(root)
         for node in preorder:
-            # From here on only parents are asked for. Without the way down a result that is dropped goes at once; the
-            # garbage collector would find the cycles late, or stop everything for them.
+            # From here on only parents are read. Without the references to children there are no cycles: a result that
+            # is dropped is freed at once, and the garbage collector need not stop the program for it.
             node.pools = []
         return UpdateResult(tuple(errors), Elements(partial(_places, preorder), _describe, partial(_shares, preorder)))
 
@@ -170,7 +170,7 @@ class FairShareUpdater:
         """Give a pool and all below functions that are known as far as they are needed, for the top a suggestion (9).
 
         A pool's path is made as far as seems enough, its ``reach``, which says how far its children must be known; if
-        that was not enough, it is made again, twice as far, then eight times, and then whole.
+        that was not enough, it is made again: 2 times as far, then 8 and 32 times as far as before, and then whole.
         """
         top.need = suggestion
         stack = [top]
@@ -203,7 +203,7 @@ class FairShareUpdater:
             node.function = NOTHING
             return
         memory = node.memory
-        path_of: tuple[object, ...] = (node.whole,)  # its operations are those of its memory
+        path_of: tuple[object, ...] = (node.whole,)  # its operations are those of ``memory``
         if node.pools or node.pool.mode == "fifo":
             path_of = (node.children_functions(), node.factors, node.pool.mode, node.whole)
         if memory.path is None or memory.path_of != path_of or memory.path_reach < node.reach:
@@ -213,7 +213,7 @@ class FairShareUpdater:
         function_of = (memory.path, guarantee, node.limits_share)
         if memory.function_of != function_of:
             memory.function_of = function_of
-            # of the root nothing is asked but B(1), and B(0) for promised shares (12, 13)
+            # The root is asked for nothing but B(1), and B(0) for promised shares (12, 13).
             asked_from = 0.0 if node.parent else 0.5
             memory.function = pool_function(memory.path, guarantee, node.limits_share, asked_from)
         node.path, node.function = memory.path, memory.function

@@ -1,7 +1,7 @@
 """Whether a snapshot is one that an update can be made of (fair_share_update.md 1, 16, 17).
 
-One wrong value stops the update here, with one sentence that names its element, since behind this border the shares
-would silently be wrong. What the specification works around is not an error: guarantees beyond the cluster, nested
+One wrong value stops the update here, with one sentence that names its element, since past this check the shares would
+silently be wrong. What the specification works around is not an error: guarantees beyond the cluster, nested
 integral pools, priority pools without a donor (15).
 """
 
@@ -88,7 +88,7 @@ def _check_operations(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
         if operation.parent not in pools:
             raise _wrong_parent(operation, snapshot)
         taken.add(name)
-        # This runs for each of maybe 50,000 operations: comparisons that NaN fails too, and the culprit is looked for
+        # This runs for each of maybe 50,000 operations: comparisons that NaN fails, too; the wrong value is looked for
         # only where there is one.
         u0, u1, u2, u3, u4 = operation.usage
         d0, d1, d2, d3, d4 = operation.demand
