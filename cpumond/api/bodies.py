@@ -1,6 +1,6 @@
 """Bodies of requests, from their first byte to the answer: how large, for how long, and how much of them at a time.
 
-Unfinished ones go first where there are too many, the oldest before the others: who sends one does that in a moment.
+Where there are too many, unfinished ones are dropped first, the oldest before the others: sending one takes a moment.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from cpumond.scheduler.model import GENERIC, TOO_MANY_REQUESTS
 T = TypeVar("T")
 
 MAX_BYTES: Final = 64 * 2**20
-"""Of all bodies that arrive or are worked on; what they become in memory counts, roughly."""
+"""Of all bodies that arrive or are worked on, by roughly what they take in memory."""
 MAX_USER_BYTES: Final = 16 * 2**20
 """The same of one user."""
 READ_S: Final = 30.0
 """From the first piece to the last one."""
 LARGE_BYTES: Final = 256 * 1024
 LARGE_AT_ONCE: Final = 4
-"""Bodies of more than LARGE_BYTES that are worked on at a time; others wait. Those of nodes do not."""
+"""Bodies of more than LARGE_BYTES that are worked on at a time; others wait, but for those of nodes."""
 DROPPED_BYTES: Final = 32 * 2**20
 DROPPED_S: Final = 5.0
 """What is still read of a body that is too large, and for how long."""
@@ -67,23 +67,22 @@ class Bodies:
         self.held_bytes = 0
         self.of_user: Counter[str] = Counter()
         self.large = asyncio.Semaphore(LARGE_AT_ONCE)
-        self._thinking = asyncio.Lock()
+        self._thread_lock = asyncio.Lock()
         self.arriving: dict[Body, asyncio.Timeout] = {}
         """The oldest first."""
 
-    async def think(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Have long work done in a thread, one at a time: the event loop's thread must not be one of many."""
-        async with self._thinking:
+    async def run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do long work in a thread, one piece at a time: the event loop's thread must not compete with many."""
+        async with self._thread_lock:
             return await asyncio.to_thread(work, *arguments)
 
     def hold(self, user: str, of_node: bool = False) -> Body:
-        """A body that is going to be read; it counts until the end of ``with``. ``user``: who pays for it."""
+        """A body that is going to be read. It counts until the end of ``with``; one ``of_node`` counts for no user."""
         return Body(self, user, of_node)
 
 
 class Body:
-    """One body: ``with bodies.hold(user) as body: data = await body.read(...)``,
-    then ``work_on``, then the work."""
+    """One body: ``with bodies.hold(user) as body: data = await body.read(...)``, then ``work_on``, then the work."""
 
     def __init__(self, bodies: Bodies, user: str, of_node: bool) -> None:
         self._bodies = bodies
@@ -190,7 +189,7 @@ async def _receive(request: Request) -> tuple[bytes, bool]:
 
 
 async def _drop_rest(request: Request) -> None:
-    """A client that is cut off while it sends never reads the answer."""
+    """Read and forget the rest: a client that is cut off while it sends never reads the answer."""
     left = DROPPED_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DROPPED_S):

@@ -1,6 +1,6 @@
 """What every answer about the scheduler's state begins with, and the figures that pools and operations share. Pure.
 
-An answer is a ``View``, a struct that msgspec writes; a function ``show_...`` makes it of what lives.
+An answer is a ``View``, a struct that msgspec writes; a function ``show_...`` makes it from the living state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def make_view(kind: type[V], source: object, **others: Any) -> V:
 
 
 def show_shares(element: Element, now: float) -> dict[str, Any]:
-    """What is computed of a pool and of an operation in a tree alike, as of the last fair-share update."""
+    """The figures that a pool and an operation in a tree have in common, as of the last fair-share update."""
     return {
         "fair_share": to_amounts(absolute(element.fair_share, element.tree.total)),
         "fair_share_ratio": max(element.fair_share),

@@ -31,7 +31,7 @@ from cpumond.scheduler.tokens import Tokens, User
 from cpumond.web import make_web_routes
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-EVERYBODY: Final = User("root", admin=True)
+OPEN_ACCESS_USER: Final = User("root", admin=True)
 """The user of every request where no authentication is configured: any client may do everything."""
 
 USER_NAME = re.compile(r"[-_a-zA-Z0-9.@]{1,100}")
@@ -82,10 +82,10 @@ def make_app(
 
 
 def find_user(request: Request, tokens: Tokens | None, asks_kernel: bool = False) -> str:
-    """Whose request this is: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``.
+    """The user of a request: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``.
 
-    Without tokens by the uid of who connected (``asks_kernel``), else anybody's. An administrator may act for somebody
-    else (``X-YT-User-Name``). Raises CommandError.
+    Without tokens by the uid of the connecting process (``asks_kernel``), else OPEN_ACCESS_USER. An administrator may
+    act for another user (``X-YT-User-Name``). Raises CommandError.
     """
     other = request.headers.get("x-yt-user-name", "")
     if other and not USER_NAME.fullmatch(other):
@@ -103,7 +103,7 @@ def find_user(request: Request, tokens: Tokens | None, asks_kernel: bool = False
 
 
 def find_node(request: Request, tokens: Tokens | None, asks_kernel: bool = False) -> User:
-    """Who speaks for a node: the token of one, or whoever may do everything. Raises CommandError."""
+    """The user of a node's request: by a node's token; without tokens any that may do all. Raises CommandError."""
     user = _identify(request, tokens, asks_kernel)
     if tokens is not None and not user.node:
         raise CommandError(
@@ -117,15 +117,15 @@ def find_node(request: Request, tokens: Tokens | None, asks_kernel: bool = False
 
 def _identify(request: Request, tokens: Tokens | None, asks_kernel: bool) -> User:
     if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-        # A browser says so of what another site's page asks for.
+        # Browsers send this header with what a page of another site asks for.
         raise CommandError("pages of other sites may not ask for this", ACCESS_DENIED)
     if tokens is None:
         host = request.url.hostname or ""
         if "host" in request.headers and not is_loopback(host):
-            # A page of another site whose name was made to mean this machine must not pass for a local user.
+            # DNS rebinding: a page of another site whose name resolves to this machine must not pass for a local user.
             raise CommandError(f"without tokens requests are for 127.0.0.1 or localhost, not {host!r}", ACCESS_DENIED)
         if not asks_kernel:
-            return EVERYBODY
+            return OPEN_ACCESS_USER
         found: User | str = request.scope["find_local_user"]()
         if isinstance(found, User):
             return found
@@ -150,7 +150,7 @@ DATA_HEADERS: Final = (
 
 
 class DataHeaders:
-    """Every answer that says nothing else about it: no browser keeps it, nor guesses what it is."""
+    """Adds DATA_HEADERS that an answer does not set itself: no browser keeps the answer, nor guesses its type."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -167,9 +167,9 @@ class DataHeaders:
 
 
 class SlashesInNames:
-    """A name may hold a slash: an encoded one is no border between the parts of a path.
+    """A name may hold a slash: an encoded one does not separate parts of a path.
 
-    The server gives the path decoded; here it is decoded anew, with ``json.SLASH`` for each ``%2F``.
+    The server gives the path decoded; here it is decoded anew, with ``json.routes.SLASH`` for each ``%2F``.
     """
 
     def __init__(self, app: ASGIApp) -> None:

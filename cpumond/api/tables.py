@@ -1,7 +1,7 @@
 """All pools of a tree as one compact table. Pure.
 
-Amounts are cores, shares fractions of the tree's dominant resource, volumes share-seconds; rounded to six digits, which
-is more than a page shows and a third of the bytes.
+Amounts are cores, shares fractions of the tree's dominant resource, volumes share-seconds; rounded to six
+decimals, which is more than a page shows and a third of the bytes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CoreSums:
     def add(self, elements: Iterable[OperationElement]) -> None:
         """The jobs of some operations, to their pools alone."""
         for element in elements:
-            # As ``history.used_now`` says; written out, since this is done for every job.
+            # As ``history.collector.used_now``; written out, since this is done for every job.
             ordered = used = 0.0
             for job in element.jobs.values():
                 ordered += job.limits[1]
@@ -76,7 +76,7 @@ class CoreSums:
                 self.used[pool.name] = self.used.get(pool.name, 0.0) + used
 
     def finish(self, tree: Tree) -> CoreSums:
-        """Add each pool to its parent; itself."""
+        """Add the sums of each pool to its parent's; returns itself."""
         for sums in (self.ordered, self.used):
             for pool in reversed(tree.pools.values()):
                 if pool.name in sums and pool.parent is not None:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cpumond.api.json.openapi import ENDPOINTS
 
 BEGUN_AT_ONCE: Final = 8
-"""Requests that begin in one turn of the event loop, besides those of nodes and of whoever asks for its health."""
+"""Requests that begin in one turn of the event loop, besides those of ``AT_ONCE``: of nodes, health, metrics."""
 
 AT_ONCE: Final = frozenset(each.path for each in ENDPOINTS if each.is_of_nodes) | {"/healthz", "/readyz", "/metrics"}
 
@@ -19,8 +19,8 @@ AT_ONCE: Final = frozenset(each.path for each in ENDPOINTS if each.is_of_nodes) 
 class Turns:
     """Lets every request wait for its turn, but for those of ``AT_ONCE``.
 
-    ``take_turn`` of a scope is called when its request begins; one that waits has ``turn`` there, a future: whether it
-    shall begin, or is over already.
+    ``take_turn`` of a scope is called when its request begins. The scope of one that waits has ``turn``, a future:
+    True where the request shall begin, False where it is over already.
     """
 
     def __init__(self, app: ASGIApp) -> None:

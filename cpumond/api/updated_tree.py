@@ -56,7 +56,7 @@ class UpdatedTree:
 
     @_once
     def shares(self, element: Element) -> ElementShares | None:
-        """What the last update says of an element; None of one that has not seen an update."""
+        """What the last update says of an element; None where the element was not part of it."""
         if not isinstance(element, OperationElement):
             return self._elements.get(fairshare.ROOT if element.parent is None else element.name)
         found = self._elements.get(GUARANTEE_PREFIX + element.name) if has_guarantee(element) else None
@@ -72,7 +72,7 @@ class UpdatedTree:
         return limits_of_parent(self.total, own, self.limits(element.parent), given.max_share_ratio)
 
     def limits_share(self, element: Element) -> Vector:
-        """The same as fractions of what the tree has."""
+        """``limits`` as fractions of what the tree has."""
         return share(least(self.limits(element), self.total), self.total)
 
     @_once
@@ -212,7 +212,7 @@ def own_options(element: Element) -> PoolSettings | OperationTreeOptions:
 
 
 def look_once(results: Results) -> LookAt:
-    """Trees with their last updates, each looked at once in a request: what operations have in common is made once."""
+    """Trees with their last updates, each made once in a request: its operations share what is computed of the tree."""
     known: dict[str, UpdatedTree] = {}
 
     def look_at(tree: Tree) -> UpdatedTree:

@@ -198,7 +198,7 @@ def living_jobs(state: State, operation_id: str) -> list[Job]:
     live = state.operations.get(operation_id)
     active = () if live is None else live.elements.values()
     jobs = [job for element in active for job in element.jobs.values()]
-    # The others are in no operation's list any more.
+    # Those told to stop are in no operation's list any more.
     stopping = (job for node in state.nodes.values() for job in node.stopping.values())
     return jobs + [job for job in stopping if job.element.operation.id == operation_id]
 
@@ -282,7 +282,7 @@ def _is_in(record: OperationRecord, tree: str, pool: str) -> bool:
 
 
 def list_records(state: State) -> list[OperationRecord]:
-    """Of all operations, those that live first."""
+    """The records of all operations, those of live ones first."""
     return [*(operation.record for operation in state.operations.values()), *state.finished.values()]
 
 
@@ -309,7 +309,7 @@ class SearchTexts:
         return known[1]
 
     def forget_gone(self, state: State) -> None:
-        """Leave out operations that are no longer kept, when they are many."""
+        """Drop the texts of operations that are no longer kept, once they are many."""
         if len(self) > 1.2 * (len(state.operations) + len(state.finished)) + 100:
             self._texts = {
                 key: kept for key, kept in self._texts.items() if key in state.operations or key in state.finished
@@ -365,7 +365,7 @@ def show_jobs(
 
 
 def order_of_start(job: Job | JobRecord) -> tuple[float, int, str]:
-    """What jobs are listed by: the ones of one heartbeat in the order in which they were chosen."""
+    """The key that jobs are listed by; jobs of one heartbeat stay in the order in which they were chosen."""
     return job.start_time, job.sequence, job.id
 
 

@@ -37,16 +37,16 @@ from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, 
 from cpumond.scheduler.why.plan import Plan, collect, make_plan, try_command
 
 READY_PERIODS: Final = 5
-"""Updates that may be missing before the scheduler is called stuck."""
+"""Update periods without an update after which the scheduler is called stuck."""
 
 READY_S: Final = 2.0
 
 ALERT_S: Final = 600.0
-"""How long after the last time something went wrong it is an alert."""
+"""For how long something that went wrong is an alert."""
 
 GZIP_LEVEL: Final = 4
 THREAD_BYTES: Final = 65_536
-"""From this size on in a thread: it would hold up heartbeats."""
+"""Answers from this size on are compressed in a thread: in the event loop they would hold up heartbeats."""
 
 SUMMED_AT_ONCE: Final = 1000
 """Operations whose jobs are added up, or names made ready for a search, before something else has its turn."""
@@ -80,7 +80,7 @@ class Call:
     body: Any
     query: Any
     node: User | None = None
-    """Who speaks for a node, where the endpoint is for that."""
+    """The user of a node's request, where the endpoint is for nodes."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -96,7 +96,7 @@ Handler = Callable[[Call], Awaitable[Any]]
 
 
 async def compress(content: bytes) -> bytes:
-    """By gzip, what is large in a thread."""
+    """By gzip; large content in a thread."""
     if len(content) < THREAD_BYTES:
         return gzip.compress(content, GZIP_LEVEL, mtime=0)
     return await asyncio.to_thread(gzip.compress, content, GZIP_LEVEL, mtime=0)
@@ -118,7 +118,7 @@ class JsonApi:
         self._table_numbers = itertools.count(1)
         self._texts = views.SearchTexts()
         self._document: Made | None = None
-        self._thinking = asyncio.Lock()
+        self._plan_lock = asyncio.Lock()
         """Plans and explanations are made one at a time: the threads are there for updates and the store."""
 
     def handler(self, name: str) -> Handler:
@@ -183,7 +183,7 @@ class JsonApi:
 
     async def make_plan(self, call: Call) -> Plan:
         scheduler = self.scheduler
-        async with self._thinking:
+        async with self._plan_lock:
             now = self.now()
             change = try_command(scheduler.state, call.body, call.user, now)
             if isinstance(change, Plan):
@@ -251,7 +251,7 @@ class JsonApi:
     async def explain_operation(self, call: Call) -> OperationAnswer:
         record = self.find_operation(call)
         shares = {}
-        async with self._thinking:
+        async with self._plan_lock:
             for name in record.trees:
                 told = await self._explain_share(name, GUARANTEE_PREFIX + record.id)
                 told = told or await self._explain_share(name, OPERATION_PREFIX + record.id)
@@ -271,7 +271,7 @@ class JsonApi:
             return None
 
     async def register_node(self, call: Call) -> Any:
-        # Without tokens whoever gets here may do everything.
+        # Without tokens every user that gets here may do everything.
         may_replace = not self.needs_token or (call.node is not None and call.node.is_bound)
         return await self.scheduler.register(call.body, may_replace)
 
@@ -419,7 +419,7 @@ class JsonApi:
         return overview.Health("stuck" if stuck else status, age_s)
 
     def update_age_s(self) -> float | None:
-        """Since the update of the tree that was updated longest ago; None before there was one."""
+        """Seconds since the update of the tree that was updated longest ago; None before there was one."""
         times = [kept.previous_time for kept in self.scheduler.updates.values() if kept.previous_time is not None]
         return max(self.now() - min(times), 0.0) if times else None
 
@@ -464,7 +464,7 @@ _COMMANDS: Final[dict[str, Callable[[JsonApi, Call], Command]]] = {
     "resume_operation": lambda api, c: operations.ResumeOperation(api.find_operation(c).id),
     "complete_operation": lambda api, c: operations.CompleteOperation(api.find_operation(c).id),
 }
-"""What is one command of the scheduler."""
+"""Endpoints that carry out one command of the scheduler."""
 
 _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
     "list_trees": lambda api, _: pool_views.show_trees(api.state),
@@ -493,7 +493,7 @@ _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
     ),
     "healthz": lambda api, _: overview.Health("ok", api.update_age_s()),
 }  # fmt: skip
-"""What needs no waiting."""
+"""Endpoints whose answer needs no waiting."""
 
 
 def _move_pool(config: Config, call: Call) -> commands.MovePool:

@@ -1,6 +1,6 @@
 """The table of the JSON API: every route with what goes in and out, and the OpenAPI 3.1 document made of it.
 
-``json`` serves exactly what stands here, so that the document and the routes cannot differ.
+``routes`` serves exactly what stands here, so that the document and the routes cannot differ.
 """
 
 from __future__ import annotations
@@ -253,10 +253,10 @@ class PreemptionsQuery(Query, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One request that is answered. ``name`` is that of the function in ``json`` and the document's operationId.
+    """One request that is answered. ``name`` is that of the function in ``handlers`` and the document's operationId.
 
     ``answer`` is the type of a good answer, given with ``status``; ``others`` are further answers by status.
-    ``needs_body``: a body must be there. ``is_public``: no authentication. What ``is_of_nodes`` counts for no
+    ``needs_body``: a body must be there. ``is_public``: no authentication. Requests ``is_of_nodes`` count for no
     user's rate.
     """
 
@@ -273,7 +273,7 @@ class Endpoint:
     needs_body: bool = True
     is_public: bool = False
     has_etag: bool = False
-    """Whether a good answer has an ETag; 304 without a body for whoever shows that."""
+    """Whether a good answer has an ETag; a request that has it in If-None-Match gets 304 without a body."""
     content_type: str = "application/json"
     """Of a good answer; all others are JSON."""
 
@@ -308,7 +308,7 @@ _TREE: Final = PREFIX + "/trees/{tree}"
 _POOL: Final = _TREE + "/pools/{pool}"
 _OPERATION: Final = PREFIX + "/operations/{operation}"
 _ASK_NODE: Final = (404, 429, 503, 504)
-"""What has to wait for a node, or for the disk of the history."""
+"""Refusals of endpoints that wait for a node, or for the disk of the history."""
 
 
 def _command(

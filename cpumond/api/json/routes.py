@@ -56,7 +56,7 @@ MIN_BODY: Final = {
     JobReply: MAX_REPLY_BYTES + 65_536,
     Heartbeat: MAX_HEARTBEAT_BYTES,
 }
-"""The longest log in base64, reply and heartbeat, whatever [api] max_body allows others."""
+"""Bytes of the longest log (in base64), reply and heartbeat, whatever [api] max_body allows others."""
 
 STATUS_OF_CODE: Final = {
     RESOLVE: 404,
@@ -99,10 +99,10 @@ def make_json_routes(
 ) -> list[Route]:
     """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
 
-    ``authenticate`` names the user of a request, ``authenticate_node`` who speaks for a node; both raise CommandError.
-    ``max_body``: bytes of a request's body;
-    ``max_depth``: how deep its values may be nested. ``count`` is told whose request it is, and raises CommandError
-    when there are too many; nodes are not counted. ``cluster_name``, ``needs_token``, ``is_open``: what ``/me`` tells.
+    ``authenticate`` names the user of a request, ``authenticate_node`` that of a node's; both raise CommandError.
+    ``max_body``: bytes of a request's body; ``max_depth``: how deep its values may be nested. ``count`` is called with
+    the user of each request and raises CommandError when there are too many; nodes' requests are not counted.
+    ``cluster_name``, ``needs_token``, ``is_open``: what ``/me`` tells.
     """
     service = JsonApi(scheduler, cluster_name, needs_token, is_open)
     bodies = bodies or Bodies()
@@ -234,7 +234,7 @@ class _Dispatcher:
 
 
 def _check_origin(request: Request) -> None:
-    """No page of another site may change something: a token is not always asked for."""
+    """No page of another site may change anything: a token is not always asked for."""
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
         raise HttpError(403, f"pages of {origin[:200]!r} may not do this", ACCESS_DENIED)
@@ -348,7 +348,7 @@ def describe(request: Request, error: Exception) -> Response:
     elif isinstance(error, CpumondError):
         status = 422
     elif isinstance(error, RecursionError):
-        # What could just be read may be too deep to be written.
+        # A value that could just be read may be nested too deep to be written.
         status, text = 422, "the request is nested too deep"
     else:
         log.error("request_failed", method=request.method, path=request.url.path, exc_info=error)

@@ -73,7 +73,7 @@ from cpumond.scheduler.stored import MUTATION
 MAX_EDITS: Final = 1000
 MAX_LISTED_OPERATIONS: Final = 1000
 MAX_LISTED_BYTES: Final = 16 * 2**20
-"""Of specifications in one answer, in memory."""
+"""Memory that the specifications in one answer take."""
 SPECIFICATIONS: Final = frozenset({"spec", "provided_spec", "full_spec", "unrecognized_spec"})
 MAX_LISTED_JOBS: Final = 10_000
 DEFAULT_LISTED_OPERATIONS: Final = 100
@@ -105,7 +105,7 @@ class YtBackend:
         return await self.execute(change(self, request), request)
 
     async def execute(self, command: Command, request: YtRequest, key: str = "") -> dict[str, str]:
-        """Carry out a command of the scheduler; the request's answer: the id that it gives back under ``key``.
+        """Carry out a command of the scheduler; returns the answer to the request: under ``key``, if given, the new id.
 
         The answer is stored together with the command under the request's mutation id, so that a repeat after a crash
         is answered and not run.
@@ -300,7 +300,7 @@ async def _create_at(
             first, parent_name = first or step, step
         return await backend.execute(CreatePool(tree, name, parent_name, attributes, may_exist), request, "node_id")
     except CommandError:
-        # Nothing is changed by what is refused: the pools above the one that cannot be made go again.
+        # A refused request changes nothing: the pools that were made above the refused one are removed again.
         if first:
             await backend.scheduler.execute(RemovePool(tree, first, recursive=True), request.user)
         raise
@@ -345,7 +345,7 @@ async def _get_operation(backend: YtBackend, request: YtRequest) -> Any:
 
 
 async def _pick(info: Lazy, names: Iterable[str] | None, turn: Turn) -> dict[str, Any]:
-    """Those of the attributes that there are; names that mean nothing here are passed over."""
+    """The named attributes that there are, or all; unknown names are passed over."""
     found = {}
     for name, value in info.parts() if names is None else ((name, info.get(name, MISSING)) for name in names):
         if value is not MISSING:
@@ -359,7 +359,7 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
     tests = _operation_tests(request)
     chosen: list[OperationRecord] = []
     almost: dict[str, list[OperationRecord]] = {name: [] for name in tests}
-    """Those that only the filter of this name leaves out."""
+    """Filter -> the operations that it alone leaves out."""
     for record in list_records(state):
         failing = [name for name, test in tests.items() if not test(record)]
         if not failing:
@@ -496,8 +496,8 @@ async def _get_job(backend: YtBackend, request: YtRequest) -> Any:
 async def _get_job_stderr(backend: YtBackend, request: YtRequest) -> bytes:
     """The end of what a job wrote, fetched from its node.
 
-    Who tracks an operation asks for the last words of its failed jobs, and goes on without them when it is told that
-    there is no such job; any other error would hide why the operation failed.
+    A client that tracks an operation asks for the stderr of its failed jobs, and goes on without it when it is told
+    that there is no such job; any other error would hide why the operation failed.
     """
     job_id = get_text(request, "job_id")
     kind = get_text(request, "type", "user_job_stderr")
@@ -523,7 +523,7 @@ async def _get_features(_: YtBackend, __: YtRequest) -> Any:
 
 
 async def _check_permission(backend: YtBackend, request: YtRequest) -> Any:
-    """Who has a token may do everything."""
+    """Every user with a token may do everything."""
     backend.cypress.resolve(get_path(request).node)
     return {"action": "allow"}
 
@@ -563,4 +563,4 @@ _CHANGES: Final[dict[str, Callable[[YtBackend, YtRequest], Command]]] = {
         get_table(r, "resource_delta"),
     ),
 }
-"""What is one command of the scheduler, and has nothing to answer."""
+"""Commands that are one command of the scheduler and have an empty answer."""

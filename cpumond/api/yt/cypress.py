@@ -34,14 +34,14 @@ MAX_TURN_S: Final = 0.003
 
 
 class Turn:
-    """How long a large answer may go on before other requests have their turn."""
+    """Lets other requests have their turn while a large answer is made."""
 
     def __init__(self, longest_s: float = MAX_TURN_S) -> None:
         self._longest_s = longest_s
         self._begun = time.perf_counter()
 
     async def give(self) -> None:
-        """Let others go on if it is their turn; what is shown next is as of then."""
+        """Let other requests go on if it is their turn; what is shown next is as of then."""
         if time.perf_counter() - self._begun > self._longest_s:
             await asyncio.sleep(0)
             self._begun = time.perf_counter()
@@ -56,7 +56,7 @@ class CypressNode:
 
     type = "map_node"
     is_opaque = False
-    """A ``get`` of what is above shows it as an entity."""
+    """Whether a ``get`` of a node above shows this one as an entity."""
 
     def __init__(self, backend: Cypress, path: str, name: str) -> None:
         self.backend = backend
@@ -75,7 +75,7 @@ class CypressNode:
         return None
 
     def explain(self, name: str) -> str:
-        """What may help who looked for a child that is not there; "" for nothing."""
+        """A hint about a child that is not there; "" for none."""
         near = nearest(name, self.names())
         return f'did you mean "{near}"?' if near else ""
 
@@ -133,7 +133,7 @@ class CypressNode:
         return {}
 
     def read_stored(self, keys: Sequence[str]) -> Any:
-        """One of them, or what is inside of it. Raises CommandError with code RESOLVE."""
+        """A stored attribute, or what is inside of it. Raises CommandError with code RESOLVE."""
         return _descend(self.stored(), keys)
 
     def attribute(self, keys: Sequence[str]) -> Any:
@@ -311,7 +311,7 @@ class PoolNode(PoolParent):
 
 
 def _read_option(item: PoolConfig | TreeConfig, keys: Sequence[str]) -> Any:
-    """A stored attribute; of an option that is not set the error says what holds."""
+    """A stored attribute; the error for an option that is not set tells the value in force."""
     kind: Any = "pool" if isinstance(item, PoolConfig) else "tree"
     try:
         return read_attribute(kind, item, keys)
@@ -386,7 +386,7 @@ class Document(CypressNode):
 
 
 async def show_in_pieces(value: Any, pause_s: float = MAX_TURN_S) -> Any:
-    """As ``materialise``; others get their turn in between, since a tree may have thousands of pools."""
+    """As ``materialise``; other requests get their turn in between, since a tree may have thousands of pools."""
     turn = Turn(pause_s)
 
     async def show(value: Any) -> Any:
@@ -455,7 +455,7 @@ class Cypress:
     def _cluster_nodes(self, path: str, name: str) -> CypressNode:
         def make_host(node: Node, path: str, name: str) -> CypressNode:
             info = orchid.node_info(node)
-            info["resource_usage"] = {"disk_space": 0, **info["resource_usage"]}  # `list -l` wants that
+            info["resource_usage"] = {"disk_space": 0, **info["resource_usage"]}  # `yt list -l` reads it
             host = _Directory(self, path, name, {}, info)
             host.type = "cluster_node"
             return host
@@ -464,7 +464,7 @@ class Cypress:
         return _Directory(self, path, name, {address: partial(make_host, node) for address, node in nodes.items()})
 
     def resolve(self, path: YPath, with_hints: bool = True) -> CypressNode:
-        """The node that a path leads to, whatever its attribute. Raises YtError with code 500; hints cost time."""
+        """The node that a path leads to, whatever its attribute. Raises YtError with code RESOLVE; hints cost time."""
         node = self._root() if path.root == "/" else self._find_object(path)
         for position, step in enumerate(path.steps):
             child = node.find(step)
@@ -496,7 +496,7 @@ class Cypress:
         raise _unresolved(path, YtError(f"No such object {object_id}", RESOLVE))
 
     def read(self, path: YPath, with_hints: bool = True) -> Any:
-        """The value of an attribute path. Raises YtError with code 500."""
+        """The value of an attribute path. Raises YtError with code RESOLVE."""
         assert path.attribute is not None
         node = self.resolve(path, with_hints)
         try:

@@ -111,7 +111,7 @@ def write_value(value: Any, form: Format, give_way: Callable[[], object] | None 
 
 
 _JSON_ITEM = re.compile(rb'(?:[^",\[{]++|"(?:[^"\\]++|\\.)*+"?|[\[{](?=\s*[\]}]))*+([,\[{])?', re.DOTALL)
-"""What counts as one more value, and all before it that does not, in one go: there may be a million strings."""
+"""One match: a sign that begins one more value, and all text before it: there may be a million strings."""
 _JSON_OFFSET = re.compile(r"(.*?) \(byte (\d+)\)$")
 
 
@@ -140,13 +140,13 @@ def has_too_many_values(data: bytes) -> bool:
     """Whether a text in JSON holds more than MAX_VALUES, seen without reading it."""
     if data.count(b",") + data.count(b"[") + data.count(b"{") < MAX_VALUES:
         return False
-    # Some of these may be in strings.
+    # Some of these signs may be in strings.
     items = (found for found in _JSON_ITEM.finditer(data) if found[1])
     return next(itertools.islice(items, MAX_VALUES - 1, None), None) is not None
 
 
 def from_json_tree(tree: Any, encode_utf8: bool = True, max_depth: int = MAX_DEPTH) -> Any:
-    """The value behind what a JSON library reads; the other way of ``to_json_tree``. Raises ParseError."""
+    """The value behind what a JSON library reads; the inverse of ``to_json_tree``. Raises ParseError."""
     if isinstance(tree, str):
         return _decode_json_text(tree) if encode_utf8 else tree
     if isinstance(tree, (dict, list)) and max_depth <= 0:

@@ -10,7 +10,7 @@ from cpumond.fairshare.resources import Vector
 from cpumond.fairshare.validate import nearest
 
 MISSING: Final[Any] = object()
-"""What a map has not."""
+"""Stands for a value that a map does not have."""
 
 
 class Lazy(Mapping[str, Any]):
@@ -25,7 +25,7 @@ class Lazy(Mapping[str, Any]):
         explain: Callable[[str], str] | None = None,
         hidden: frozenset[str] = frozenset(),
     ) -> None:
-        """``find`` gives MISSING for what is not there, ``names`` may hold more; ``explain`` says so in a sentence.
+        """``find`` gives MISSING for what is not there, even if ``names`` has it; ``explain`` says why, in a sentence.
 
         ``hidden`` are too large to be shown with the rest: None stands for them.
         """
@@ -70,7 +70,7 @@ def materialise(value: Any) -> Any:
 
 
 class Table(Lazy):
-    """A map whose names are all there: they are told without making a value."""
+    """A map that has a value for each of its names: they are listed without making one."""
 
     __slots__ = ()
 

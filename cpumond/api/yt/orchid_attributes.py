@@ -42,7 +42,7 @@ def _given(resources: Resources) -> dict[str, Any]:
 
 
 def _detailed(show: Callable[[Vector], Any]) -> Reader:
-    """The parts that a fair share has, each shown in this way."""
+    """Reader of the parts of a fair share, each as ``show`` has it."""
 
     def read(view: UpdatedTree, element: Element) -> dict[str, Any]:
         shares = view.shares(element)
@@ -109,7 +109,7 @@ def _own_rule(option: str, effective: str) -> Reader:
 
 
 def _own_rule_value(element: Element, option: str) -> Any:
-    """What the element itself says about starvation; the root says nothing that its rules do not say."""
+    """The element's own option about starvation, None where it has none; the root has its rules alone."""
     return None if element.parent is None else getattr(own_options(element), option, None)
 
 
@@ -319,7 +319,7 @@ def _is_schedulable(element: OperationElement) -> bool:
 
 def _count_jobs(preemptibility: int) -> Reader:
     def count(_: UpdatedTree, element: OperationElement) -> int:
-        # Only what the next preemption would compute anyhow.
+        # The next preemption would sort them anyway.
         victims.sort_jobs(element)
         return sum(job.preemptibility == preemptibility for job in element.jobs.values())
 

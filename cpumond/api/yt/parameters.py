@@ -60,7 +60,7 @@ def gather_parameters(request: Request) -> bytes:
     if sorted(pieces) != list(range(min(pieces), max(pieces) + 1)) or min(pieces) > 1:
         raise YtError("Error parsing request: a piece of the header X-YT-Parameters is missing")
     texts = [pieces[number] for number in sorted(pieces)]
-    # Encoded one by one, or cut after they were encoded.
+    # Pieces are encoded one by one, or the text was cut after it was encoded as a whole.
     apart = all(len(text) % 4 == 0 for text in texts)
     try:
         return b"".join(base64.b64decode(text, validate=True) for text in (texts if apart else ["".join(texts)]))

@@ -15,7 +15,7 @@ from cpumond.core.errors import CpumondError
 from cpumond.scheduler.model import TOO_MANY_REQUESTS
 
 TRY_AGAIN_CODES = frozenset({100, 105, 108, 202, 904, 2100})
-"""Errors that ask for another try with the same mutation id: they are no replies to keep."""
+"""Errors that ask for another try with the same mutation id: they are not kept as replies."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ReplyCache:
             self._forget_old(room_for=1)
             reply = self._replies[key] = _Reply(command, self._now())
             reply.running = asyncio.ensure_future(self._work(key, reply, work))
-            # The caller may be gone: the exception counts as seen.
+            # The caller may be gone: mark the exception as retrieved.
             reply.running.add_done_callback(lambda task: task.cancelled() or task.exception())
         elif reply.command != command:
             raise YtError(
@@ -122,7 +122,7 @@ class ReplyCache:
             del self._replies[key]
 
     def restore(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Take over what ``export_reply`` made in another life; raises KeyError or ParseError for a wrong form."""
+        """Take over what ``export_reply`` made in an earlier run; raises KeyError or ParseError for a wrong form."""
         for entry in entries:
             key = (str(entry["user"]), str(entry["mutation_id"]))
             value = from_json_tree(entry["reply"])
@@ -166,7 +166,7 @@ class Rates:
         self.charge(user, requests, left)
 
     def charge(self, user: str, requests: float, left: float | None = None) -> None:
-        """Count requests that are not refused any more."""
+        """Count requests of a user without refusing them."""
         left = self._left(user) if left is None else left
         self._buckets[user] = (left - requests, self._limits.now())
         self._buckets.move_to_end(user)

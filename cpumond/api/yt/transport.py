@@ -65,10 +65,10 @@ LARGE_ANSWERS_AT_ONCE = 4
 MAX_BATCH_BYTES = 32 * 2**20
 """Of the answers to one execute_batch, in memory."""
 GIVE_WAY_S = 50e-6
-"""How long the thread that writes a large answer lets go of the interpreter, again and again: an update in the event
-loop's thread, and with it each heartbeat, would take twice as long beside it."""
+"""How long the thread that writes a large answer sleeps after each piece, which releases the interpreter's lock: beside
+a busy thread an update in the event loop's thread, and with it each heartbeat, would take twice as long."""
 READ_AT_ONCE_BYTES = 4096
-"""A longer request is read in a thread: it would hold up heartbeats."""
+"""A longer request is read in a thread: in the event loop it would hold up heartbeats."""
 
 
 Backend = Callable[[YtRequest], Awaitable[Any]]
@@ -202,7 +202,7 @@ class _Transport:
         return answer
 
     def tell(self, answer: Callable[[Request], Response], *methods: str) -> Callable[[Request], Awaitable[Response]]:
-        """What answers requests that are no commands."""
+        """A handler for requests that are not commands."""
 
         async def give(request: Request, _: _Ids) -> Response:
             _require_method(request, *methods)
@@ -230,7 +230,7 @@ class _Transport:
             texts = (body, text, request.scope["query_string"])
             await held.work_on(*texts)
             if sum(map(len, texts)) > READ_AT_ONCE_BYTES:
-                read = await self._bodies.think(self._read_request, request, command, body, text)
+                read = await self._bodies.run_in_thread(self._read_request, request, command, body, text)
             else:
                 read = self._read_request(request, command, body, text)
             return await self._answer(request, command, user, ids, *read)
@@ -247,7 +247,7 @@ class _Transport:
             return Response(await self._execute(wanted), headers={"Content-Type": "application/octet-stream"})
         if command.name in LARGE_ANSWERS:
             async with self._large_answers:
-                data = await self._bodies.think(_write_only, [await self._execute(wanted)], form)
+                data = await self._bodies.run_in_thread(_write_and_free, [await self._execute(wanted)], form)
         else:
             data = write_value(await self._execute(wanted), form)
         return Response(data, headers={"Content-Type": form.content_type})
@@ -332,7 +332,7 @@ class _Transport:
 
 
 def _read_item(batch: YtRequest, item: Any, index: int) -> YtRequest:
-    """One request of a batch. What changes something has a mutation id, so that a repeated batch repeats nothing."""
+    """One request of a batch. A command that changes something gets a mutation id: a repeated batch repeats nothing."""
     if not isinstance(item, dict):
         raise YtError(f"execute_batch: request {index} is not a map of command, parameters and input")
     name = strip_attributes(item.get("command"))
@@ -425,9 +425,8 @@ def _find_format(request: Request, parameters: Mapping[str, Any], is_input: bool
     return header or _mime_format(request, "content-type" if is_input else "accept") or (BINARY if is_input else PRETTY)
 
 
-def _write_only(holder: list[Any], form: Format) -> bytes:
-    """The one value in the list as text, in a thread; it is let go of here: a large one takes as long to free as a turn
-    lasts."""
+def _write_and_free(holder: list[Any], form: Format) -> bytes:
+    """The one value in ``holder`` as text; in a thread, which frees it, too: that may take as long as a turn lasts."""
     value = holder.pop()
     return write_value(value, form, lambda: time.sleep(GIVE_WAY_S))
 

@@ -26,7 +26,7 @@ by the value, not by the byte."""
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 
 WRITTEN_BYTES = 4096
-"""Written in some 0.2 ms."""
+"""Text between two calls of ``give_way``; written in some 0.2 ms."""
 
 
 class YtError(CommandError):
@@ -52,7 +52,7 @@ def error_value(error: CpumondError) -> dict[str, Any]:
 
 
 def error_of(value: Mapping[str, Any]) -> YtError:
-    """The other way of ``error_value``; nothing of the first error's traceback is kept."""
+    """The inverse of ``error_value``; nothing of the first error's traceback is kept."""
     inner = [error_of(each) for each in value["inner_errors"]]
     return YtError(value["message"], value["code"], value["attributes"], inner)
 
@@ -104,7 +104,7 @@ def quote_text(value: object) -> str:
 
 
 def gather(pieces: list[T], give_way: Callable[[], object] | None) -> Callable[[T], None]:
-    """What adds a piece of a text that is being written."""
+    """A function that appends to ``pieces`` of a text, and calls ``give_way`` after each WRITTEN_BYTES or so."""
     if give_way is None:
         return pieces.append
     left = WRITTEN_BYTES

@@ -1,6 +1,6 @@
 """YSON of the ``yt`` protocol (yt_protocol.md 5): its reader and writer.
 
-Why the YSON is not ``yt.yson`` of ytsaurus-client 0.13.55, measured with 1000 pools of 40 attributes (1 MB):
+Why ``yt.yson`` of ytsaurus-client 0.13.55 is not used, measured with 1000 pools of 40 attributes (1 MB):
 
 - its Python reader takes 650-900 ms/MB of these (this one 110-200, of small values more: see ``read_yson``), ends in
   RecursionError at some 300 levels, takes a binary string of negative length for an empty one, and unescapes with
@@ -293,7 +293,7 @@ def write_yson(
 
 
 class _Writer(Generic[T]):
-    """Writes a value in pieces: ``string`` and ``scalar`` make one of what is no container, ``mark`` one of signs."""
+    """Writes a value in pieces: ``string`` and ``scalar`` make those of plain values, ``mark`` those of punctuation."""
 
     def __init__(
         self,
