@@ -72,7 +72,7 @@ def configure_logging(level: str = "info", wanted: str = "auto", stream: TextIO 
 
 
 class _Unfailing:
-    """A stream for records; a full disk or a closed pipe behind it must not end the agent."""
+    """A stream for records; a full disk or a closed pipe behind it must not end the program."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -126,7 +126,7 @@ def _send_to_journal(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
     words = " ".join(f"{key}={value}" for key, value in event.items() if key != "exception")
     fields = {f"CPUMOND_{_NO_FIELD_NAME.sub('_', str(key).upper())}": _valid(value) for key, value in event.items()}
     message = f"{name} {words}".strip() + (f"\n{event['exception']}" if "exception" in event else "")
-    # A journal that is away for a moment must not end the agent.
+    # A journal that is away for a moment must not end the program.
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         journal.send(
             message=_valid(message),

@@ -164,7 +164,7 @@ def _check_round(first: Event, place: int, last: Event, where: str) -> None:
 
 
 def count_steps(until_s: float, step_s: float) -> int:
-    """How many steps ``simulate`` makes: those at 0, ``step_s``, ... up to ``until_s`` inclusive (both >= 0)."""
+    """How many steps ``simulate`` makes: at 0, ``step_s`` (> 0), ... up to ``until_s`` (>= 0) inclusive."""
     return math.floor(until_s / step_s * (1.0 + EPS)) + 1
 
 

@@ -105,7 +105,7 @@ class YtBackend:
         return await self.execute(change(self, request), request)
 
     async def execute(self, command: Command, request: YtRequest, key: str = "") -> dict[str, str]:
-        """Carry out a command of the scheduler; returns the answer to the request: under ``key``, if given, the new id.
+        """Carry out a command of the scheduler; returns the request's answer, ``{key: id}``, or ``{}`` without a key.
 
         The answer is stored together with the command under the request's mutation id, so that a repeat after a crash
         is answered and not run.

@@ -106,7 +106,7 @@ def plain(value: Any) -> Any:
 
 
 def get_path(request: YtRequest, name: str = "path") -> YPath:
-    """Raises YtError, as all of these do, for what is missing or is of another kind."""
+    """Raises YtError, as all of these but ``get_flag`` do, for what is missing or is of another kind."""
     if name not in request.parameters:
         raise YtError(f'{request.command}: parameter "{name}" is missing')
     return parse_ypath(request.parameters[name])
