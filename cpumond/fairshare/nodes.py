@@ -76,7 +76,7 @@ class PoolMemory:
         self.demand = sum_vectors([record.operation.demand for record in operations])
         self.usage = sum_vectors([record.operation.usage for record in operations])
         self.weights = [record.operation.weight for record in operations]
-        self.factors = by_least(self.weights)
+        self.factors = divide_by_least(self.weights)
         self.fifo_order: list[int] = []
         self.fifo_index: list[int] = []
         self.path_of: object = None
@@ -248,7 +248,7 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
         pool, memory = node.pool, node.memory
         if node.pools:
             node.weights = [child.pool.weight for child in node.pools] + memory.weights
-            node.factors = by_least(node.weights)
+            node.factors = divide_by_least(node.weights)
             node.demand = sum_vectors([*(child.demand for child in node.pools), memory.demand])
             node.usage = sum_vectors([*(child.usage for child in node.pools), memory.usage])
         else:
@@ -270,7 +270,7 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
             memory.fifo_index = invert(memory.fifo_order)
 
 
-def by_least(weights: list[float]) -> list[float]:
+def divide_by_least(weights: list[float]) -> list[float]:
     """The weights divided by the least of them above EPS: a child's suggestion per fit factor (9.2)."""
     least_weight = min((weight for weight in weights if weight > EPS), default=1.0)
     return [weight / least_weight for weight in weights]

@@ -47,7 +47,7 @@ def step(
     hard, limit = state.hard_cores, state.limit_cores
     pressed = pressure_ratio > 0.0 and is_pressed(pressure_ratio, s)
     held_s = 0.0 if limit >= hard else _held_s(state, base, usage_cores, interval_s, pressed, s)
-    caution = _pay(state.caution, held_s, interval_s, s)
+    caution = _adjust_caution(state.caution, held_s, interval_s, s)
     known = state.peak_cores
     faded = (find_peak(state, s) if known is None else known) * 2.0 ** (-interval_s / (s.peak_memory_s * 2.0**caution))
     # A burst may carry the use above what was ordered, which the job is not to get.
@@ -61,7 +61,7 @@ def step(
         kind, new_limit = "restore", hard
         if limit > peak:  # it wanted at least this
             peak, peak_at_s = limit, base.at_s
-        held = _add(held, held_s, base.at_s, limit)
+        held = _add_held(held, held_s, base.at_s, limit)
         hold_until_s = base.at_s + s.restore_hold_s
     else:
         target = find_target(peak, hard, s)
@@ -133,8 +133,8 @@ def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | 
         late_cpu_s=late_cpu_s,
         peak_cores=max(peak, limit),
         peak_at_s=reading.at_s if limit > peak else state.peak_at_s,
-        caution=_pay(state.caution, held_s, 0.0, s),
-        held=_add(state.held, held_s, reading.at_s, limit),
+        caution=_adjust_caution(state.caution, held_s, 0.0, s),
+        held=_add_held(state.held, held_s, reading.at_s, limit),
         hold_until_s=reading.at_s + s.restore_hold_s,
         no_cut_until_s=-math.inf,
     )
@@ -193,10 +193,10 @@ def _held_s(
     )
 
 
-def _pay(caution: float, held_s: float, interval_s: float, s: MonitorSettings) -> float:
+def _adjust_caution(caution: float, held_s: float, interval_s: float, s: MonitorSettings) -> float:
     """The caution after ``interval_s`` of which the job was held back for ``held_s``."""
     return min(max(caution + (held_s - s.throttle_budget * interval_s) / GAIN_S, 0.0), MAX_CAUTION)
 
 
-def _add(held: HeldBack, held_s: float, at_s: float, from_cores: float) -> HeldBack:
+def _add_held(held: HeldBack, held_s: float, at_s: float, from_cores: float) -> HeldBack:
     return HeldBack(held.count + 1, held.held_s + held_s, at_s, from_cores, held_s)
