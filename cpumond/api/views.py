@@ -142,7 +142,7 @@ PREEMPTIBILITY: Final = {
 class JobView(JobFigures, frozen=True):
     """A job, living or ended. ``preemptibility`` "" for one that is not active; ``preemption``: why it was stopped.
 
-    ``node`` is ``node_id`` by its short name. ``cgroup`` is relative to the root of the node's cpu hierarchy, "" before
+    ``node`` is the same as ``node_id``. ``cgroup`` is relative to the root of the node's cpu hierarchy, "" before
     the node has told it. CPU times are as of the node's last word, and so is what its monitor sees: ``cpu_usage`` of
     the last check, ``min_cpu_limit`` (the floor), ``votes_sum``, ``throttled_ratio``; null where no node has told.
     """

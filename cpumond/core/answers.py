@@ -34,7 +34,7 @@ class PeakAnswer(msgspec.Struct, frozen=True):
 
 
 class ExplainedPeak(PeakAnswer, frozen=True):
-    """And what it means: ``because`` where the limit comes from, ``next`` what the next check does.
+    """The same and what it means: ``because`` where the limit comes from, ``next`` what the next check does.
 
     ``_at`` seconds since 1970, None where there is none yet.
     """

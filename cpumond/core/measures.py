@@ -95,7 +95,7 @@ def format_span(seconds: float) -> str:
 
 
 def format_cores(cores: float) -> str:
-    """Cores with up to two digits after the point, below one core with three: 3.2, 10, 0.004; <0.001 for less."""
+    """Cores with up to two decimals, below 1 with three, below 0.01 with two digits: 3.2, 10, 0.0042, <0.001."""
     if 0 < cores < 0.001:
         return "<0.001"
     if 0 < abs(cores) < 0.01:

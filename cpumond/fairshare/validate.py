@@ -155,7 +155,7 @@ def _check_options(options: Options) -> None:
 
 
 def _check_light_weights(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
-    """A fair_share pool scales its children by the least weight above 1e-9, so one of them must have such (9.2, 16)."""
+    """A fair_share pool scales its children by the least weight above 1e-9, so there must be one (9.2, 16)."""
     elements: tuple[Pool | Operation, ...] = (*snapshot.pools, *snapshot.operations)
     light = [element for element in elements if element.weight <= EPS and pools[element.parent].mode == "fair_share"]
     if not light:

@@ -198,7 +198,7 @@ class _Follower:
         """Means over the last ``seconds``, those since ``warm`` was noted.
 
         What can be reclaimed is the same share of ``ordered_cores``, the mean over all the time, as it was of what was
-        ordered in those seconds: an order that changed does not make it more than all.
+        ordered in those seconds: a changed order cannot make it more than was ordered.
         """
         reclaimable, ordered, held, most = (
             (now - before) / seconds if seconds > 0.0 else 0.0 for now, before in zip(self.sums, self.warm, strict=True)

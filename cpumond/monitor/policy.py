@@ -187,7 +187,7 @@ def count_document_votes(
 def count_ytsaurus_votes(
     window: tuple[float, ...], smoothed: float, limit: float, s: MonitorSettings, throttled_ratio: float
 ) -> tuple[tuple[float, ...], int | None]:
-    """1.3 points 6 and 7, the code's form: one vote a check, against the limit of that moment."""
+    """1.3 points 6 and 7, the form of YTsaurus' code: one vote per check, against the limit of that moment."""
     if limit == 0.0:
         vote = 0
     elif s.throttle_vote and throttled_ratio > 0.0:

@@ -323,7 +323,7 @@ class JsonApi:
         return found
 
     def _find_series(self, query: openapi.HistoryQuery) -> tuple[str, str]:
-        """The tree and the name by which the history knows it. Raises CommandError for what there is not now."""
+        """The tree and the name by which the history knows it. Raises CommandError for what does not exist now."""
         state, tree, name = self.state, query.tree, query.name
         if query.kind == "pool":
             return tree, pool_views.find_pool(state.find_tree(tree), name).name

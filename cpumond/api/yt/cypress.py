@@ -52,7 +52,7 @@ Make = Callable[[str, str], "CypressNode"]
 
 
 class CypressNode:
-    """Something that a path leads to. Made for one request."""
+    """What a path leads to. Made for one request."""
 
     type = "map_node"
     is_opaque = False
@@ -259,7 +259,7 @@ class PoolParent(CypressNode):
 
 
 def _pool_path(tree: TreeConfig, name: str) -> str:
-    """Where an explicit pool is."""
+    """The path of an explicit pool."""
     steps: list[str] = []
     while name != ROOT_POOL:
         steps.append(name)

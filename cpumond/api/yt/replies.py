@@ -32,7 +32,7 @@ class YtLimits:
     """Of one user in the long run; requests in a batch count."""
     burst_requests: float = 400.0
     max_users: int = 10_000
-    """Whose rate is remembered at the same time."""
+    """Users whose rate is remembered at the same time."""
     now: Callable[[], float] = time.monotonic
 
 

@@ -385,7 +385,7 @@ def _require_method(request: Request, *allowed: str) -> None:
 
 
 def _check_method(request: Request, command: Command) -> None:
-    """What changes something is no GET, and no page of another site may send it (the token is not always asked for)."""
+    """A change is no GET, and no page of another site may send it: a token is not always asked for."""
     if not command.volatile:
         _require_method(request, "GET", "POST", "PUT")
         return
