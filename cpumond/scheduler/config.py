@@ -44,7 +44,7 @@ class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     listen: str = ""
     tokens_file: str = ""
     max_body: Annotated[int, msgspec.Meta(ge=1024, le=2**30)] = 1_048_576
-    max_depth: Annotated[int, msgspec.Meta(ge=8, le=500)] = 64
+    max_depth: Annotated[int, msgspec.Meta(ge=8, le=200)] = 64
     rate_limit: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 1000.0
 
     @property

@@ -25,8 +25,8 @@ class YtLimits:
     max_body_bytes: int = 1024 * 1024
     """Of a body, also after decompression."""
     max_depth: int = MAX_DEPTH
-    """Of nested maps, lists and attributes in what arrives. Above 200 readers may end in RecursionError, and from
-    MAX_WRITTEN_DEPTH on the writers refuse what was stored."""
+    """Of nested maps, lists and attributes in what arrives: 200 at most, so that readers stay within Python's stack and
+    answers that hold it within MAX_WRITTEN_DEPTH."""
     max_batch_requests: int = 1000
     requests_per_s: float = 200.0
     """Of one user in the long run; requests in a batch count."""
