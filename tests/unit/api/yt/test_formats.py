@@ -45,7 +45,7 @@ from cpumond.api.yt.values import (
 )
 from cpumond.api.yt.yson import read_yson, write_yson
 from cpumond.core.errors import ConfigError
-from cpumond.scheduler.config import finish_scheduler_config
+from cpumond.scheduler.config import finish_scheduler_config, parse_scheduler_config_text
 
 TEXT = Format("yson", "text")
 PRETTY_JSON = Format("json", "pretty")
@@ -200,12 +200,12 @@ def test_nesting_up_to_the_limit_is_read():
 
 
 def test_what_the_largest_max_depth_lets_in_can_be_answered():
-    depth = finish_scheduler_config({"api": {"max_depth": 200}}, "x.toml").api.max_depth
+    depth = finish_scheduler_config(parse_scheduler_config_text("[api]\nmax_depth = 200\n", "x"), "x").api.max_depth
     for form in (JSON, BINARY, PRETTY):
         value = read_value(b"[" * depth + b"]" * depth, JSON if form is JSON else BINARY, depth)
         assert read_value(write_value({"spec": {"annotations": value}}, form), form, depth + 2)
     with pytest.raises(ConfigError, match="200"):
-        finish_scheduler_config({"api": {"max_depth": 201}}, "x.toml")
+        parse_scheduler_config_text("[api]\nmax_depth = 201\n", "x")
 
 
 def test_a_long_broken_string_is_refused_in_a_moment():
