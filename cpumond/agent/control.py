@@ -105,7 +105,7 @@ def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) ->
 
 
 def _show_clock(at: float, wall_s: float) -> str:
-    """Local time with its zone, since it is read elsewhere, too; with the date where that is another one."""
+    """Local time with its zone, since it is read elsewhere, too; with the date unless it is today."""
     is_today = show_time(at, "%Y-%m-%d") == show_time(wall_s, "%Y-%m-%d")
     return show_time(at, "%H:%M:%S %Z" if is_today else ZONED)
 
@@ -197,7 +197,7 @@ def describe_samples(job: Tracked, period_s: float) -> answers.SamplesAnswer:
     """The points of a job's graphs, oldest first, as one list for each line; cores, ``at`` seconds since 1970.
 
     ``limit`` is the monitor's, which is in force where it is written. The bounds of the votes follow from it and the
-    settings of now; ``peak`` is None of points under a rule without one. Empty where no samples are kept.
+    settings of now; ``peak`` is None for points under a rule without one. Empty where no samples are kept.
     """
     s = job.settings
     records = [] if job.samples is None else job.samples.records()

@@ -161,7 +161,7 @@ class JobTable:
             if known is None and unit and self._is_doubtful(cgroup, unit, in_force):
                 return False
             if known is None and unit:
-                known = self.writer.take_over(cgroup, in_force, trusted=not self._looked)
+                known = self.writer.take_over(cgroup, in_force, assume_own=not self._looked)
             original = known.settings if known is not None else self._guess_original(found, in_force)
             ancestor = _cached_cap(cgroup, caps)
             hard = compute_hard(self.hierarchies, found, original, ancestor)
@@ -195,7 +195,7 @@ class JobTable:
         systemd makes it and writes its limits a moment later, so what is there may be the kernel's. The next look
         decides."""
         if (
-            self.writer.is_expected_after_restart(cgroup.path, unit, in_force, trusted=not self._looked)
+            self.writer.is_expected_after_restart(cgroup.path, unit, in_force, assume_own=not self._looked)
             or self._doubted.get(cgroup.path) == cgroup.inode
         ):
             self._doubted.pop(cgroup.path, None)

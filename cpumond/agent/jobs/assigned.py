@@ -346,7 +346,7 @@ class AssignedJobs:
             if event.node_fault:
                 self._count_bad_start(event.problem, now_s)
         else:
-            self._finish(job, *job.judge_end(event), event)
+            self._finish(job, *job.classify_end(event), event)
 
     def _take_start(self, job: AssignedJob, event: Started) -> None:
         self._broken_starts = 0

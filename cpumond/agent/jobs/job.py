@@ -135,7 +135,7 @@ class AssignedJob:
             **self.sums(),
         )
 
-    def judge_end(self, ended: Ended) -> tuple[EndState, str]:
+    def classify_end(self, ended: Ended) -> tuple[EndState, str]:
         """What the end means: only what the job itself did is failed; what was done to it is aborted or lost."""
         stop, stopped_at, order = self.file.stop, self.file.stopped_at, self.order
         was_over = stopped_at is not None and ended.finish_time < stopped_at
