@@ -1,4 +1,4 @@
-"""The service manager's side of life: READY, RELOADING, STATUS, WATCHDOG, STOPPING (sd_notify)."""
+"""What the service manager is told: READY, RELOADING, STATUS, WATCHDOG, STOPPING (sd_notify)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Described(Protocol):
 
 
 class Notifier:
-    """Talks to systemd when ``environment`` says that it started us, else does nothing.
+    """Talks to systemd when ``environment`` says that it started this process, else does nothing.
 
     The watchdog is fed by ``tick_done``, and between ticks only while the last tick was a good one.
     """
@@ -42,13 +42,13 @@ class Notifier:
         self._refused = ""
 
     def busy(self) -> None:
-        """A start or an end goes on, which takes long with many jobs; to be called after each part, however short."""
+        """The start or the end goes on, which takes long with many jobs; call it after each part, however short."""
         self._manager.extend()
 
     def ready(self, agent: Described) -> None:
         """The first tick is done and the sockets answer, or a reload is over."""
         if self._good is None:
-            # The manager counts from READY, and the next tick may be further away than its patience.
+            # The watchdog counts from READY, and the next tick may be further away than it allows.
             self._good, self._pinged_at_s = True, time.monotonic()
         # What changed with a reload shows after the next tick.
         self._status_at_s = -math.inf
@@ -63,13 +63,13 @@ class Notifier:
         self._refused = error
 
     def stopping(self) -> None:
-        """The end begins. Until ``busy`` is heard no more the watchdog, which goes on in the end, stays away, too."""
+        """The end begins. The watchdog still runs; it does not fire as long as ``busy`` is called."""
         self._good = False
         self._manager.tell("STOPPING=1")
         self._manager.extend("restoring limits")
 
     def tick_done(self, agent: Described) -> None:
-        """A good tick: feed the watchdog, now and then say the state."""
+        """A good tick: feed the watchdog, and send the status every STATUS_PERIOD_S."""
         self._good = True
         if not self._manager.listens:
             return
@@ -82,7 +82,7 @@ class Notifier:
             self._manager.tell("WATCHDOG=1")
 
     def tick_failed(self) -> None:
-        """A bad tick: the watchdog goes hungry until a good one."""
+        """A bad tick: the watchdog is not fed until a good one."""
         self._good = False
 
     def ping(self) -> None:

@@ -6,8 +6,8 @@
                   a stop order: interrupt, then kill at ``kill_at_s``
 
 Each job has a directory in ``jobs_dir`` with its ``job.json``, written before the step it tells of, its logs, and a
-working directory of its own, which goes with it. What is on disk survives the agent: the next one goes on where this
-one stood. All methods but ``read_log`` are for the thread of the tick.
+working directory of its own, removed when the job ends. What is on disk survives the agent: the next one goes on where
+this one stood. All methods but ``read_log`` are for the thread of the tick.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RECOVERY_S = 12.0
 LOG_READ_S = 3.0
 """A log that takes longer to read must not hold up the heartbeats."""
 BROKEN_STARTS = 3
-"""So many starts in a row that failed through this node's fault, and it offers no slots for a while."""
+"""After so many failed starts in a row that are this node's fault it offers no slots for BROKEN_S."""
 BROKEN_S = 60.0
 MAX_SEEN = 10_000
 FITS = 1e-6
@@ -71,7 +71,7 @@ CountCores = Callable[[], tuple[Mapping[str, Usage], float]]
 
 
 class AssignedJobs:
-    """All of them, the executor that runs them, and what this host offers.
+    """All jobs of the scheduler on this host, the executor that runs them, and whether the host offers slots.
 
     ``read_memory`` gives the bytes that a cgroup uses. ``on_offer`` is called when the host begins or ceases to offer
     slots; ``problem`` says why it offers none.
@@ -99,7 +99,7 @@ class AssignedJobs:
         self._jobs_dir = JobsDir(config.executor.jobs_dir)
         self._seen: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._directories: dict[str, str] = {}
-        """For readers in other threads; replaced entries only."""
+        """Job id -> directory, read by other threads, too: an entry is never changed in place."""
         self._broken_starts = 0
         self._retry_at_s = -math.inf
         self.is_ready = False
@@ -113,7 +113,7 @@ class AssignedJobs:
         self._recovery: Future[dict[str, Started]] | None = None
 
     def load(self, now_s: float) -> None:
-        """Read what an earlier run left and find its jobs again. What stands against it is said in ``problem``."""
+        """Read what an earlier run left and find its jobs again; where that fails, ``problem`` says why."""
         if self._open(now_s):
             self._take_recovered(lambda: self.executor.recover(self._list_mine()), now_s)
 
@@ -156,7 +156,7 @@ class AssignedJobs:
                 continue
             job = self.jobs[name] = AssignedJob(file, directory, now_s, now_s)
             for each, noted in sums.get(name, {}).items():
-                # The newer of the two files has the larger one.
+                # The newer of the two files has the larger sum.
                 job.earlier[each] = max(job.earlier.get(each, 0.0), noted)
             if file.finished is None and file.boot_id != self._boot_id:
                 self._finish(job, "lost", "the host was started anew while it ran")
@@ -236,7 +236,7 @@ class AssignedJobs:
                 self._note(job)
         if self._recovery is not None:
             concurrent.futures.wait([self._recovery], RECOVERY_S)
-        # Removals go on until they are done, the process waits for them at its very end.
+        # Removals that have begun go on, the process waits for them at its very end; the next run does the others.
         self._jobs_dir.workers.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
         self.executor.close()
@@ -394,7 +394,7 @@ class AssignedJobs:
             )  # fmt: skip
             missing = [each for each in wanted if each[1] > 0 and each[1] > each[2] + FITS * max(each[1], 1.0)]
             if now_s - job.received_at_s > order.wait_s:
-                # Too late, also where there is room now: by this time it is placed elsewhere.
+                # Too late, even if there is room now: the scheduler has placed it elsewhere by this time.
                 text = ", ".join(f"{amount:g} {what} of {left:g} free" for what, amount, left in missing)
                 text = text or "there is now, too late"
                 self._finish(job, "aborted", f"the node had no room for it within {order.wait_s:g} s: {text}")
@@ -403,7 +403,7 @@ class AssignedJobs:
                 self._start(job, now_s)
 
     def _give_up_late_ones(self, now_s: float) -> None:
-        """While nothing can be started here: what has waited too long is placed elsewhere."""
+        """While nothing can be started here: abort what has waited too long, which is placed elsewhere."""
         for job in self._list_waiting():
             if now_s - job.received_at_s > job.order.wait_s:
                 self._finish(job, "aborted", self.problem)
@@ -469,7 +469,7 @@ class AssignedJobs:
         return [job.file.finished for job in self.jobs.values() if job.file.finished is not None]
 
     def find_by_cgroup(self, path: str) -> JobOrder | None:
-        """The order of the job in a cgroup; None for the jobs of others."""
+        """The order of the job in a cgroup; None where that is no living job of the scheduler."""
         found = (job.order for job in self.jobs.values() if job.file.cgroup == path and job.takes_room)
         return next(found, None)
 
@@ -539,12 +539,12 @@ class AssignedJobs:
             self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, "resource_overdraft", why), now_s)
 
     def _note(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
-        """Change the job's file and write it. A disk that refuses is only an error where ``strict``: before a start."""
+        """Change the job's file and write it. A failed write is logged, but raised where ``strict``, before a start."""
         job.file = msgspec.structs.replace(job.file, **job.sums(), **changes)
         # Whether it starts is known in some milliseconds: one heartbeat for both.
         self._changed |= job.file.state != "starting"
         if not os.path.isdir(job.directory) and not strict:
-            return  # it never came as far as a directory
+            return  # its directory was never made
         try:
             write_job_file(job.directory, job.file)
         except OSError as error:

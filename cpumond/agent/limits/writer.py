@@ -288,7 +288,7 @@ class LimitWriter:
                 self.give_back(path)
 
     def list_left(self, jobs: Mapping[str, Tracked]) -> dict[str, Original]:
-        """Changed cgroups that no job of ``jobs`` has; until one is put back, a new cgroup of its name is not changed."""
+        """Changed cgroups without a job in ``jobs``; until one is put back, a new cgroup of its name is not changed."""
         return {
             path: original
             for path, original in self.originals.items()
