@@ -78,7 +78,7 @@ class _Job:
         self.record = record
         self.silent = silent
         self.start: dict[str, Any] | None = None
-        """The keeper's order, until the keeper shows that it has it."""
+        """The start order for the keeper, until the keeper shows that it has it."""
         self.started = False
         self.interrupted = False
         """To be interrupted as soon as it runs."""
@@ -92,7 +92,7 @@ class _Job:
 
 
 class CgroupExecutor(Executor):
-    """One for a ``runtime_dir``, and one for a root of ``cgroups``."""
+    """At most one for each ``runtime_dir``, and for each root of ``cgroups``."""
 
     def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
         self._cgroups = cgroups
@@ -101,7 +101,7 @@ class CgroupExecutor(Executor):
         self._jobs: dict[str, _Job] = {}
         self._prepared = False
         self._wanted: set[str] = set()
-        """Which of those that ran before this agent it knows."""
+        """Jobs of earlier runs that the agent asked for."""
         self._events: list[Event] = []
         self._reported: list[Record] = []
         self._epoll = select.epoll()
@@ -135,7 +135,7 @@ class CgroupExecutor(Executor):
                 log.warning("a job that the agent does not know is left alone", job_id=job_id)
             elif job_id in wanted and job.started and not job.is_over:
                 found[job_id] = self._describe_start(job)
-        # What began before is no news.
+        # The starts of jobs that are returned, or over already, are no news.
         self._events = [
             event
             for event in self._events
@@ -334,7 +334,7 @@ class CgroupExecutor(Executor):
             self._keeper.send("kill", job.record.job_id)
 
     def _finish(self, job: _Job) -> None:
-        """Remove what is left of a job that is over, and tell it; again in the next ``poll`` while that fails."""
+        """Remove what is left of a job that is over, and report it; again in the next ``poll`` while that fails."""
         record = job.record
         job_id = record.job_id
         if self._cgroups.list_processes(job_id):
@@ -387,7 +387,7 @@ class CgroupExecutor(Executor):
             self._give_up_without_keeper()
 
     def _give_up_without_keeper(self) -> None:
-        """When no keeper can be had for long, jobs neither start nor end unseen."""
+        """Without a keeper for long: report jobs that cannot start, and those that ended unseen."""
         for job in self._jobs.values():
             if job.is_over:
                 continue

@@ -92,7 +92,7 @@ class KeeperLink:
         return max(time.monotonic() - self._alone_since_s, 0.0)
 
     def exchange(self) -> Iterator[list[KeptJob] | KeptJob]:
-        """All the jobs of a keeper that is new here, and one at each change of it."""
+        """Yields all jobs of a keeper that was just connected to, then each job that changes."""
         self._see_start()
         if self._connection is None and not self._connect():
             self._alone_since_s = min(self._alone_since_s, time.monotonic())
@@ -103,7 +103,7 @@ class KeeperLink:
             self._connection.flush()
 
     def send(self, verb: str, body: Any) -> bool:
-        """Have the keeper do something; False while there is none: what it must know is compared when it greets."""
+        """Have the keeper do something; False while there is none: its jobs are compared when it greets."""
         if self._connection is None or not self.is_greeted:
             return False
         # Where the connection is lost, that is seen when it is read from.

@@ -96,7 +96,7 @@ class Executor(Protocol):
         """Begin to start a job; ``poll`` gives ``Started`` or ``NotStarted`` soon."""
 
     def interrupt(self, job_id: str) -> None:
-        """SIGTERM to every process of the job, once. A job that is not there is none of its business."""
+        """SIGTERM to every process of the job, once. A job that is not known is ignored."""
 
     def kill(self, job_id: str) -> None:
         """SIGKILL to the whole cgroup, as often as it is called; also of a job that is just being started."""
