@@ -89,7 +89,7 @@ def has_spawn_failure(unit: str) -> bool:
 
 
 def _sync() -> None:
-    """Have journald store what still lies in its sockets; without an answer the rest is read."""
+    """Have journald store what still lies in its sockets; without an answer the log may lack that."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         _run("--sync", timeout_s=JOURNAL_SYNC_TIMEOUT_S)
 
@@ -108,7 +108,7 @@ def _run(*arguments: str, timeout_s: float) -> bytes:
 def _read_tail(matches: list[str], tail_bytes: int) -> tuple[bytes, int]:
     """The last bytes of what matches, read from its end, and how many there are in all.
 
-    In the export format: as JSON the same log costs journalctl and the agent 1.5 times the CPU, binary data three times.
+    In the export format: as JSON the same log costs 1.5 times the CPU on both sides, binary data three times.
     Raises OSError, subprocess.TimeoutExpired.
     """
     options = ["--all", "--reverse", "--output=export", "--output-fields=MESSAGE,_LINE_BREAK"]
