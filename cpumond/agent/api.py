@@ -42,7 +42,7 @@ log = structlog.get_logger("cpumond.agent")
 MAX_BODY_BYTES = 64 * 1024
 MAX_CONNECTIONS = 64
 MAX_HELD_BYTES = 32 * 2**20
-"""Answers that are not read, of all connections of one socket."""
+"""Bytes of unread answers, of all connections of one application."""
 KEEP_ALIVE_S = 20
 ASK_NAME_S = 60.0
 EXCHANGE_S = 40.0

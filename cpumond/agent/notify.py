@@ -59,7 +59,7 @@ class Notifier:
         self._manager.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reload_refused(self, error: str) -> None:
-        """The files are wrong, for the reason ``error``; the status says so until a reload that is not."""
+        """The files are wrong, for the reason ``error``; the status says so until the next reload."""
         self._refused = error
 
     def stopping(self) -> None:

@@ -33,7 +33,7 @@ class Totals:
 
 
 class TickEnd(msgspec.Struct, frozen=True, gc=False):
-    """The end of one tick: its number, when it was (``at`` since 1970, ``at_s`` monotonic), how long it took."""
+    """The end of one tick: number, end (``at``, since 1970), begin (``at_s``, monotonic), how long it took."""
 
     tick: int
     at: float

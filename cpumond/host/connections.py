@@ -209,7 +209,7 @@ class BoundedH11(Bounded, H11Protocol):
     """h11 takes one request after the other from what was read, at most one piece of PIECE_BYTES."""
 
     def send_400_response(self, msg: str) -> None:
-        """What was received is no HTTP: the connection ends, whatever its request was about to be answered."""
+        """What was received is no HTTP: the connection ends, whatever answer is under way."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

@@ -32,7 +32,7 @@ def list_glob(root: str, pattern: str) -> tuple[list[str], list[str]]:
 
 
 def may_match(pattern: str, path: str) -> bool:
-    """Whether a change at ``path`` can change what ``pattern`` finds: they match as far as the shorter one goes."""
+    """Whether a change at ``path`` can change what ``pattern`` finds: whether they match as far as both go."""
     for part, component in zip((part for part in pattern.split("/") if part), path.split("/"), strict=False):
         if part == "**":
             return True

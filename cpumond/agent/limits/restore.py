@@ -63,7 +63,7 @@ NAMESAKES_TIMEOUT_S = 5.0
 DROP_INS: Final = {"quota": "50-CPUQuota.conf", "weight": "50-CPUWeight.conf"}
 """What SetUnitProperties leaves in the folder of a unit's drop-ins."""
 UNITS_TIMEOUT_S = 15.0
-"""For all units together; the quotas in force are right by then."""
+"""For all units together, to ask and again to set; the quotas in force are right by then."""
 
 
 class LockHolder(msgspec.Struct):

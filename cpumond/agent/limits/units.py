@@ -77,7 +77,7 @@ class UnitLimits:
 
     @property
     def can_ask(self) -> bool:
-        """Whether systemd can be asked; it answers, or is said to be away."""
+        """Whether systemd can be asked: an answer comes, or the event that it is away."""
         return self._booted and not (self._missing or self._away)
 
     @property

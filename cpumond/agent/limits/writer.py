@@ -106,7 +106,7 @@ class LimitWriter:
         self._root_id = (0, 0)
 
     def load(self, hierarchies: Hierarchies) -> None:
-        """Read the originals that a run before this one left; a damaged file is put aside and said in ``damaged``.
+        """Read the originals that a run before this one left; a damaged file is put aside and named in ``damaged``.
 
         Those that were renamed are known by their new names afterwards, those that are gone are forgotten. Raises
         UnknownLimitsError when they are of a hierarchy that is not to be seen: they would be taken for gone.
@@ -547,7 +547,7 @@ def read_limit_cores(job: Tracked, current: CpuSettings) -> float:
 
 
 def read_settings_or_none(job: Tracked) -> CpuSettings | None:
-    """The settings in force; None when the cgroup is gone or does not answer (said in ``job.last_error``)."""
+    """The settings in force; None when the cgroup is gone or cannot be read (then ``job.last_error`` says why)."""
     try:
         return job.cgroup.read_settings()
     except CgroupReadError as error:

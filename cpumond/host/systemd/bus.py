@@ -57,7 +57,7 @@ class _Away(Exception):  # noqa: N818 - a state of the world, handled close by
 
 
 class _Refused(Exception):  # noqa: N818 - an answer, handled close by
-    """The answer is an error: ``name`` is its last word."""
+    """The answer is an error: ``name`` is the last word of its name."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)

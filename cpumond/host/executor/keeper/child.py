@@ -30,7 +30,7 @@ class StepError(Exception):
 
 @contextlib.contextmanager
 def step(what: str, node_fault: bool = False) -> Iterator[None]:
-    """Say ``what`` could not be done. Raises StepError."""
+    """Turn an error within into a StepError that says ``what`` could not be done."""
     try:
         yield
     except OSError as error:

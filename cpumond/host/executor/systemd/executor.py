@@ -255,7 +255,7 @@ class SystemdExecutor(Executor):
     async def _wait_for_state(
         self, job: _Job, condition: Callable[[UnitState], bool], *, soon: bool = False
     ) -> UnitState:
-        """Wait for a state of the unit: read when it may have changed, and now and then if it comes ``soon``."""
+        """Wait for a state of the unit: read when it may have changed, if ``soon`` also at growing intervals."""
         pause_s = FIRST_READ_S
         while True:
             job.changed.clear()
