@@ -44,7 +44,7 @@ def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        # Not a ConfigError: the service manager tries again after this one, some times, and the name may be known then.
+        # Not a ConfigError: the service manager tries again after this one, and the name may be known then.
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise CreateError(f"cannot {doing}: {host!r}: {reason}; {advice}") from None
     places = [(family, address) for family, _, _, _, address in found]

@@ -129,7 +129,7 @@ class AssignedJobs:
             self._jobs_dir.close()
             self.jobs.clear()
             self._retry_at_s = now_s + BROKEN_S
-            self._say(f"no job can be run: {error}")
+            self._set_problem(f"no job can be run: {error}")
             return False
         return True
 
@@ -149,7 +149,7 @@ class AssignedJobs:
             if file.state == "waiting" and file.finished is None:
                 self._jobs_dir.remove(set_aside(directory))  # never begun: the order may come again
                 continue
-            self._see(name, directory)
+            self._remember(name, directory)
             if file.acknowledged:
                 assert file.finished is not None
                 kept[name] = (file.finished.finish_time or 0.0, directory)
@@ -179,7 +179,7 @@ class AssignedJobs:
         for job in self.jobs.values():
             if job.file.state != "waiting" and not os.path.isdir(job.directory):
                 make_directory(job.directory, 0o711, "executor.jobs_dir")
-                self._note(job)
+                self._update_file(job)
         return [self._jobs_dir.path]
 
     def _list_mine(self) -> list[str]:
@@ -204,22 +204,22 @@ class AssignedJobs:
             if not isinstance(error, CpumondError):
                 log.exception("executor_failed")
             self._retry_at_s = now_s + BROKEN_S
-            self._say(f"no job can be run: {error}")
+            self._set_problem(f"no job can be run: {error}")
             return
         self.is_ready = True
-        self._say("")
+        self._set_problem("")
         for started in found.values():
             job = self.jobs[started.job_id]
             if job.file.finished is not None:
                 continue
-            self._note(
+            self._update_file(
                 job, state="running", cgroup=started.cgroup, start_time=job.file.start_time or started.start_time
             )
             job.mark_running()
         if mine:
             log.info("jobs_adopted", adopted=len(found), ended=len(mine) - len(found))
 
-    def _say(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         if problem != self.problem:
             self.problem = problem
             self._changed = True
@@ -233,7 +233,7 @@ class AssignedJobs:
         """The agent ends, the jobs go on."""
         for job in self.jobs.values():
             if job.takes_room and job.usage is not None:
-                self._note(job)
+                self._update_file(job)
         if self._recovery is not None:
             concurrent.futures.wait([self._recovery], RECOVERY_S)
         # Removals that have begun go on, the process waits for them at its very end; the next run does the others.
@@ -248,7 +248,7 @@ class AssignedJobs:
             job = self.jobs.get(job_id)
             if job is not None and job.file.finished is not None:
                 del self.jobs[job_id]
-                self._note(job, acknowledged=True)
+                self._update_file(job, acknowledged=True)
                 self._jobs_dir.kept[job_id] = (job.file.finished.finish_time or self.clock.wall_s(), job.directory)
         for stop in answer.stop:
             job = self.jobs.get(stop.job_id)
@@ -256,32 +256,32 @@ class AssignedJobs:
                 self._stop(job, stop, now_s)
         for order in answer.start:
             if order.job_id not in self.jobs and order.job_id not in self._seen:
-                self._take(order, sent_at_s, now_s)
+                self._accept(order, sent_at_s, now_s)
 
     def _stop(self, job: AssignedJob, stop: StopOrder, now_s: float) -> None:
         if job.file.state == "waiting":
-            self._note(job, stop=stop)
+            self._update_file(job, stop=stop)
             self._finish(job, "aborted", stop.why)
             return
         kill_at_s = now_s + stop.timeout_s
         first = job.file.stop is None
         if first:
-            self._note(job, stop=stop, stopped_at=self.clock.wall_s())
+            self._update_file(job, stop=stop, stopped_at=self.clock.wall_s())
             log.info("job_stopping", job_id=job.order.job_id, kind=stop.kind, why=stop.why, timeout_s=stop.timeout_s)
         if kill_at_s < job.kill_at_s:
             job.kill_at_s = kill_at_s
         if first and stop.timeout_s > 0 and self.is_ready:
             self.executor.interrupt(job.order.job_id)
 
-    def _take(self, order: JobOrder, sent_at_s: float, now_s: float) -> None:
+    def _accept(self, order: JobOrder, sent_at_s: float, now_s: float) -> None:
         if not JOB_ID.fullmatch(order.job_id):
             log.error("order_refused", job_id=order.job_id, error="a job id must be letters, digits and -_.")
             return
         directory = os.path.join(self._jobs_dir.path, order.job_id)
         self.jobs[order.job_id] = AssignedJob(JobFile(order, self._boot_id), directory, now_s, sent_at_s)
-        self._see(order.job_id, directory)
+        self._remember(order.job_id, directory)
 
-    def _see(self, job_id: str, directory: str) -> None:
+    def _remember(self, job_id: str, directory: str) -> None:
         self._seen[job_id] = None
         self._directories[job_id] = directory
         while len(self._seen) > MAX_SEEN + len(self.jobs) + len(self._jobs_dir.kept):
@@ -322,7 +322,7 @@ class AssignedJobs:
         if self.problem and self._broken_starts and now_s >= self._retry_at_s:
             # One more bad start is enough to be broken again.
             self._broken_starts = BROKEN_STARTS - 1
-            self._say("")
+            self._set_problem("")
         return self._take_changed()
 
     def _take_changed(self) -> bool:
@@ -354,7 +354,7 @@ class AssignedJobs:
         took_s = self.clock.monotonic_s() - job.sent_at_s
         self.start_seconds += took_s
         self.start_buckets[sum(took_s > bound for bound in START_BUCKETS_S)] += 1
-        self._note(job, state="running", cgroup=event.cgroup, start_time=event.start_time)
+        self._update_file(job, state="running", cgroup=event.cgroup, start_time=event.start_time)
         job.mark_running()
         if job.file.stop is not None:
             # The stop order came before it had a process to be interrupted.
@@ -366,7 +366,7 @@ class AssignedJobs:
     def _finish(self, job: AssignedJob, state: EndState, reason: str, ended: Ended | None = None) -> None:
         order = job.order
         finished = job.describe_end(state, reason, ended or Ended(order.job_id, self.clock.wall_s()))
-        self._note(job, state="ended", finished=finished)
+        self._update_file(job, state="ended", finished=finished)
         job.kill_at_s = math.inf
         self.counters[state] += 1
         log.info("job_ended", job_id=order.job_id, operation_id=order.operation_id, state=state,
@@ -377,7 +377,7 @@ class AssignedJobs:
         self._broken_starts += 1
         if self._broken_starts >= BROKEN_STARTS and not self.problem:
             self._retry_at_s = now_s + BROKEN_S
-            self._say(f"{self._broken_starts} jobs in a row could not be started here: {problem}")
+            self._set_problem(f"{self._broken_starts} jobs in a row could not be started here: {problem}")
 
     def _start_what_fits(self, now_s: float, other_cores: float) -> None:
         """Start waiting jobs in the order of arrival; one that does not fit does not hold up those behind it."""
@@ -428,7 +428,7 @@ class AssignedJobs:
         try:
             os.makedirs(job.directory, 0o711, exist_ok=True)
             os.chmod(job.directory, 0o711)  # noqa: S103 - its user passes through it; the files in it have modes of their own
-            self._note(job, strict=True)
+            self._update_file(job, strict=True)
             where = order.working_directory or os.path.join(job.directory, SANDBOX)
             if not order.working_directory:
                 os.mkdir(where, 0o700)
@@ -436,7 +436,7 @@ class AssignedJobs:
                     os.chown(where, account.pw_uid, account.pw_gid, follow_symlinks=False)
         except OSError as error:
             raise from_os_error(error, f"make {job.directory}", "free space or fix the rights of jobs_dir") from error
-        self._note(job, strict=True, state="starting")
+        self._update_file(job, strict=True, state="starting")
         return Launch(
             job_id=order.job_id,
             argv=argv,
@@ -538,7 +538,7 @@ class AssignedJobs:
             self.counters["overdraft"] += 1
             self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, "resource_overdraft", why), now_s)
 
-    def _note(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
+    def _update_file(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
         """Change the job's file and write it. A failed write is logged, but raised where ``strict``, before a start."""
         job.file = msgspec.structs.replace(job.file, **job.sums(), **changes)
         # Whether it starts is known in some milliseconds: one heartbeat for both.

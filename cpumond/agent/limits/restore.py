@@ -310,7 +310,7 @@ def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str]
                 problem = event.text
     return {
         path: f"{path}: systemd still stores the lowered limit ({problem}); "
-        f"run `systemctl set-property --runtime {unit_of(path)} {_say(properties)}`"
+        f"run `systemctl set-property --runtime {unit_of(path)} {_format_assignments(properties)}`"
         for path, properties in left.items()
     }
 
@@ -320,7 +320,7 @@ def _has(values: Mapping[str, object], properties: UnitProperties) -> bool:
     return all(isinstance(value, int) and is_same_value(name, value, other) for name, value, other in told)
 
 
-def _say(properties: UnitProperties) -> str:
+def _format_assignments(properties: UnitProperties) -> str:
     words = {QUOTA: "CPUQuota", WEIGHT: WEIGHT}
     said = []
     for name, value in properties:
@@ -443,9 +443,9 @@ def _may_have_written(config_path: str | None) -> bool:
 
 
 def _rewrite(copies: Sequence[str], content: Originals) -> CpumondError | None:
-    """Have on disk what is left to do. One copy that is newer than the others is enough.
+    """Store what is left to do; one copy that is newer than the others is enough.
 
-    The error when there is none: another ``restore`` would put the same back again, over what was set by then.
+    The error when there is none: another ``restore`` would put the same back again, over what was set meanwhile.
     """
     problem: CpumondError | None = None
     for path in copies:

@@ -95,7 +95,7 @@ class UnitLimits:
                 self._bus = self._open_bus()
             except ImportError as error:
                 self._missing = True
-                self._say(f"the library for the system bus is missing ({error})", "pip install dbus-fast")
+                self._set_problem(f"the library for the system bus is missing ({error})", "pip install dbus-fast")
         return self._bus
 
     def want(
@@ -228,10 +228,10 @@ class UnitLimits:
         """The events from systemd since the last call; what they mean for the targets is noted here."""
         events = self._bus.poll() if self._bus is not None else []
         for event in events:
-            self._note(event)
+            self._on_event(event)
         return events
 
-    def _note(self, event: UnitEvent) -> None:
+    def _on_event(self, event: UnitEvent) -> None:
         record = self.read(event.unit)
         if event.kind in ("done", "no-unit"):
             record.take(event.properties if event.kind == "done" else None)
@@ -240,7 +240,7 @@ class UnitLimits:
             self._refusals.pop(event.unit, None)
             if event.kind == "done":
                 self._denied = False
-                self._solve()
+                self._clear_problem()
         elif event.kind == "replaced":
             # The agent's earlier values were applied before: the other program's value replaced the last of them.
             rest = _leave_out(event.values, event.properties)
@@ -252,24 +252,24 @@ class UnitLimits:
             for each in self._targets.values():
                 each.submitted = True
             if not self._denied:
-                self._solve()
+                self._clear_problem()
         elif event.kind == "away":
             self._away = True
-            self._say(event.text, "limits of units are set by file until the system bus is back")
+            self._set_problem(event.text, "limits of units are set by file until the system bus is back")
         elif event.kind == "denied":
             self._denied = True
-            self._say(f"systemd lets this user set no properties of units ({event.text})", POLKIT_ADVICE)
+            self._set_problem(f"systemd lets this user set no properties of units ({event.text})", POLKIT_ADVICE)
         elif event.kind == "refused" and self._refusals.get(event.unit) != event.text:
             self._refusals[event.unit] = event.text
             log.warning("unit_refused", unit=event.unit, error=event.text)
 
-    def _say(self, problem: str, advice: str) -> None:
+    def _set_problem(self, problem: str, advice: str) -> None:
         text = f"{problem}; {advice}"
         if text != self.problem:
             log.warning("units_by_file", error=problem, advice=advice)
         self.problem = text
 
-    def _solve(self) -> None:
+    def _clear_problem(self) -> None:
         if self.problem:
             log.info("units_by_bus")
         self.problem = ""

@@ -210,7 +210,7 @@ class LimitWriter:
             self.forget(job.cgroup.path, now=False)
 
     def is_expected_after_restart(self, path: str, unit: str, in_force: CpuSettings, assume_own: bool) -> bool:
-        """Whether systemd can have given a unit's new cgroup ``in_force``: it was never lowered, or to just that."""
+        """Whether systemd can have given a unit's new cgroup ``in_force``: never lowered, or lowered to just that."""
         former = self._find_former(path, unit)
         original = None if former is None else self._find_unit_original(former)
         if former is None or original is None:
@@ -236,8 +236,8 @@ class LimitWriter:
     def take_over(self, cgroup: Cgroup, in_force: CpuSettings, assume_own: bool) -> Original | None:
         """The original of a unit that was restarted: of its last cgroup, if its limit is the one that systemd was told.
 
-        Any other limit was set by another program: None, it is the original. ``assume_own``: each limit counts as told
-        to systemd, by an agent before this one.
+        None for any other limit, which another program set: it is the original. ``assume_own``: the limit counts as one
+        that an agent before this one told systemd.
         """
         path = cgroup.path
         former = self._find_former(path, self.units.name_unit(path)) or path

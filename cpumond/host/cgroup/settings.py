@@ -123,8 +123,8 @@ def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[Step, ...]:
     """The writes that lead from ``before`` to ``after``, each one legal where both ends are.
 
     Down: burst, then quota; up: quota, then burst. Of quota and period the one goes first that gives less CPU in
-    between: that is never above the larger end, so a parent that allows both ends allows the middle. No quota is
-    allowed with any period and under any parent: it goes first, or is left last.
+    between: that is never above the larger end, so a parent that allows both ends allows the middle. "No quota" is
+    allowed with any period and under any parent: it is set first, or left last.
     """
     steps: list[Step] = []
     if before.burst_us is not None and after.burst_us is not None and after.burst_us < before.burst_us:

@@ -72,7 +72,7 @@ class Record(msgspec.Struct):
 
 
 class _Job:
-    """One job in memory. ``silent``: not of those the agent asked for; it gets no events."""
+    """One job in memory. ``silent``: the agent did not ask for it, and gets no events about it."""
 
     def __init__(self, record: Record, silent: bool = False) -> None:
         self.record = record
@@ -345,7 +345,7 @@ class CgroupExecutor(Executor):
                 record.not_started = NotStarted(job_id, job.result.problem, job.result.node_fault)
             else:
                 record.ended = self._describe_end(record, job.result)
-            # Before the cgroup goes with its counters: an agent that is killed in between tells the same again.
+            # Before the cgroup goes with its counters: should the agent be killed now, the next one reports the same.
             self._store_if_possible(record)
         if not self._cgroups.remove(job_id):
             return
@@ -380,9 +380,9 @@ class CgroupExecutor(Executor):
         """Read all that the keeper has sent and send what waits for it; returns at once."""
         for news in self._keeper.exchange():
             if isinstance(news, KeptJob):
-                self._note(news)
+                self._on_report(news)
             else:
-                self._compare(news)
+                self._reconcile(news)
         if self._keeper.alone_s >= _CONNECT_S:
             self._give_up_without_keeper()
 
@@ -399,13 +399,13 @@ class CgroupExecutor(Executor):
             elif not self._cgroups.list_processes(job.record.job_id):
                 self._conclude(job)
 
-    def _compare(self, kept: list[KeptJob]) -> None:
+    def _reconcile(self, kept: list[KeptJob]) -> None:
         """Bring both sides together with a keeper that has listed all its jobs."""
         for kept_job in kept:
             if kept_job.id not in self._jobs:
                 record = Record(kept_job.id, kept_job.directory, 0, self._cgroups.join_files(kept_job.id))
                 self._jobs[kept_job.id] = _Job(record, kept_job.id not in self._wanted)
-            self._note(kept_job)
+            self._on_report(kept_job)
         known = {kept_job.id for kept_job in kept}
         for job_id, job in self._jobs.items():
             if job_id not in known and not job.is_over:
@@ -452,7 +452,7 @@ class CgroupExecutor(Executor):
         job.result = result
         self._wake()
 
-    def _note(self, kept_job: KeptJob) -> None:
+    def _on_report(self, kept_job: KeptJob) -> None:
         """Take over what the keeper reports of a job."""
         job = self._jobs.get(kept_job.id)
         if job is None or job.is_over:

@@ -58,7 +58,7 @@ class _Line(msgspec.Struct):
 
 
 def read_result(directory: str) -> KeptJob | None:
-    """What a keeper wrote of a job that is over; None where it did not come to that."""
+    """What a keeper wrote of a job that is over; None where there is nothing of that."""
     try:
         with open(os.path.join(directory, keeper.RESULT_NAME), "rb") as file:
             result = decode_json(file.read(), KeptJob)
@@ -93,7 +93,7 @@ class KeeperLink:
 
     def exchange(self) -> Iterator[list[KeptJob] | KeptJob]:
         """Yields all jobs of a keeper that was just connected to, then each job that changes."""
-        self._see_start()
+        self._check_start()
         if self._connection is None and not self._connect():
             self._alone_since_s = min(self._alone_since_s, time.monotonic())
             return
@@ -210,7 +210,7 @@ class KeeperLink:
         self._epoll.register(self._ready, select.EPOLLIN)
         self._problem = ""
 
-    def _see_start(self) -> None:
+    def _check_start(self) -> None:
         if self._ready is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._ready.fileno(), 1)

@@ -73,7 +73,7 @@ def shares_of(weight: int) -> int:
 
 
 def list_properties(settings: CpuSettings, actuators: tuple[str, ...], cpu_version: int) -> UnitProperties:
-    """The properties that bring systemd to ``settings``, of what ``actuators`` move.
+    """The properties that tell systemd ``settings``, for what ``actuators`` move.
 
     A quota in whole percents, rounded up: rounded down by systemd, it would be below an order of 33.5 % after the next
     ``daemon-reload``.

@@ -414,7 +414,7 @@ class SystemdExecutor(Executor):
     async def _start_unit(self, job: _Job, properties: list[tuple[str, str, Any]]) -> None:
         """Raises BusAway, Refused, and OSError when there is no journal."""
         with open_journal(job.unit, "stdout") as stdout, open_journal(job.unit, "stderr") as stderr:
-            # A descriptor is its number in the list of those that go with the message.
+            # A descriptor is given by its index in the list of those that go with the message.
             streams = [("StandardOutputFileDescriptor", "h", 0), ("StandardErrorFileDescriptor", "h", 1)]
             await self._bus.start_unit(job.unit, [*properties, *streams], [stdout.fileno(), stderr.fileno()])
 

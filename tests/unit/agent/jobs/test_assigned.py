@@ -600,7 +600,7 @@ def test_the_sums_of_a_job_that_ends_are_those_of_the_last_check(world: World) -
 
 def kill_agent(world: World, *job_ids: str) -> None:
     """The agent ends without a word, and another one finds the jobs."""
-    world.jobs._note = lambda *_, **__: None  # type: ignore[method-assign]
+    world.jobs._update_file = lambda *_, **__: None  # type: ignore[method-assign]
     world.restart(*job_ids)
 
 
