@@ -118,20 +118,20 @@ def _describe_limits(agent: Described, snapshot: TickSnapshot) -> list[str]:
         mode = compute_mode(agent.config.node_settings())
         no_jobs = "no jobs yet" if agent.config.source or snapshot.link else "no jobs: no [[source]] is configured"
         return [f"{mode} mode{'' if mode in WRITING_MODES else ': nothing is written'}", no_jobs]
-    count = f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
+    total = count(len(jobs), "job")
     whole = sum(job.state.hard_cores for job in jobs)
     writing = [job for job in jobs if job.mode in WRITING_MODES and not job.refused]
     if not writing:
         found = sum(max(job.state.hard_cores - job.state.limit_cores, 0.0) for job in jobs)
         why = "shadow mode" if all(job.mode not in WRITING_MODES for job in jobs) else "no job may be changed"
-        return [f"{why}: nothing is written", f"{count}, {found:.1f} of {whole:.1f} cores could be reclaimed"]
+        return [f"{why}: nothing is written", f"{total}, {found:.1f} of {whole:.1f} cores could be reclaimed"]
     reclaimed = sum(max(job.state.hard_cores - job.current_cores, 0.0) for job in writing)
     modes: dict[str, int] = {}
     for job in jobs:
         modes[job.status] = modes.get(job.status, 0) + 1
     shown = ", ".join(f"{number} {mode}" if len(modes) > 1 else mode for mode, number in sorted(modes.items()))
     paused = ["writes are paused"] if snapshot.paused else []
-    return [f"{count} ({shown}), {reclaimed:.1f} of {whole:.1f} cores reclaimed", *paused]
+    return [f"{total} ({shown}), {reclaimed:.1f} of {whole:.1f} cores reclaimed", *paused]
 
 
 def _describe_link(link: LinkView | None) -> list[str]:

@@ -106,7 +106,6 @@ class Mailbox:
         self._thread.join(timeout_s)
 
     def stats(self) -> ReporterStats:
-        """The figures up to now."""
         with self._changed:
             return self._stats
 
