@@ -5,7 +5,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. ``restore`` goes a shorter way: jobs may be held down until it is done."""
+    """Run the command line. ``restore`` imports less: jobs may be held down until it is done."""
     if sys.argv[1:2] == ["restore"]:
         from cpumond.agent.limits.first_aid import raise_quotas
 

@@ -34,7 +34,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
             "if found != before:\n                job.original = found",
             "if False:\n                job.original = found",
         ),
-        ("if job.touched and not (shrinks and job.found.path in self.writer.unsaved):", "if job.touched:"),
+        ("if job.touched and not (shrinks and job.found.path in self.context.writer.unsaved):", "if job.touched:"),
         ("if not job.touched or job.hold.is_contested:", "if not job.touched or self.is_paused():"),
         ("(paused or (covered and shrinks),", "(paused or covered,"),
         ("if pin is None and pinned_cores is not None:", "if False:"),

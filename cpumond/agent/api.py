@@ -42,7 +42,7 @@ log = structlog.get_logger("cpumond.agent")
 MAX_BODY_BYTES = 64 * 1024
 MAX_CONNECTIONS = 64
 MAX_HELD_BYTES = 32 * 2**20
-"""Answers that are not read, of all connections of one socket."""
+"""Bytes of unread answers, of all connections of one application."""
 KEEP_ALIVE_S = 20
 ASK_NAME_S = 60.0
 EXCHANGE_S = 40.0
@@ -58,7 +58,7 @@ PAGE_HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"referrer-policy", b"no-referrer"),
 )
-"""Of what the page's address answers, where the answer does not say otherwise itself."""
+"""Added to each answer over TCP that does not set them itself."""
 
 
 class BadRequestError(ConfigError):
@@ -135,8 +135,8 @@ async def _is_loopback_name(host: str) -> bool:
 
 
 class OwnNames:
-    """By what names this host may be called: addresses, which no page of another site can lead here by; "localhost",
-    its host name, short and with its domain; its node id; those of ``[metrics] listen`` and ``names``."""
+    """The names that requests may call this host by: addresses, which DNS rebinding cannot forge; "localhost", its host
+    name, short and with its domain; its node id; those of ``[metrics] listen`` and ``names``."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -286,7 +286,7 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
 
 
 class _Server(uvicorn.Server):
-    """A server that waits for ``stopping``; the library's looks ten times a second, 0.2 % of a core when idle."""
+    """A server that waits for ``stopping``; the library's own polls ten times a second, 0.2 % of a core when idle."""
 
     def __init__(self, app: ASGIApp, stopping: asyncio.Event) -> None:
         super().__init__(
@@ -296,11 +296,11 @@ class _Server(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                # Garbage from a port scanner is no news.
+                # Garbage from a port scanner is not worth a line.
                 log_level="error",
                 access_log=False,
                 server_header=False,
-                # The library renews the date in the loop that is left out here.
+                # The library renews the date in the loop that ``main_loop`` replaces.
                 date_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=1,
@@ -357,7 +357,7 @@ class ApiServer:
 
     def _end_loop(self) -> None:
         if self._wake is not None:
-            # It has ended by itself.
+            # The loop may have ended by itself.
             with contextlib.suppress(RuntimeError):
                 self._wake()
 

@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """``monotonic_s`` for rates and periods, ``boottime_s`` to notice a suspend, ``wall_s`` for people only."""
+    """``monotonic_s`` for rates and periods, ``boottime_s`` to notice a suspend, ``wall_s`` for times of day."""
 
     monotonic_s = staticmethod(time.monotonic)
     wall_s = staticmethod(time.time)

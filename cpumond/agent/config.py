@@ -91,7 +91,7 @@ class Discovery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[metrics]``: the Prometheus endpoint; ``listen = ""`` turns it off. ``names``: how else this host is called."""
+    """``[metrics]``: the Prometheus endpoint; ``listen = ""`` turns it off. ``names``: other names of this host."""
 
     listen: str = "127.0.0.1:9756"
     names: list[str] = []
@@ -111,7 +111,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SchedulerLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[scheduler]``: the scheduler whose node this host is; ``url = ""``: none. ``tags`` decide about its tree."""
+    """``[scheduler]``: the scheduler whose node this host is; ``url = ""``: none. ``tags`` decide its tree."""
 
     url: str = ""
     token: str = ""
@@ -123,7 +123,7 @@ class SchedulerLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[resources]``: what this host offers to jobs; None is what it has.
+    """``[resources]``: what this host offers to jobs; None: what it has.
 
     The rest: how long the sum of the jobs' limits may be above that before jobs are aborted (semantics.md 1.9).
     """
@@ -164,7 +164,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Web(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[web]``: the page of this node's jobs, read only; ``listen`` a loopback address and port, "" = no page.
 
-    ``samples`` of each job are kept in memory for its graphs, one each ``period``, 28 bytes each (32 with a peak); 0
+    ``samples`` of each job are kept in memory for its graphs, one every ``period``, 28 bytes each (32 with a peak); 0
     keeps none. They are kept where something shows them: with a page here, or with a scheduler, whose page asks for
     them.
     """
@@ -175,7 +175,7 @@ class Web(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[cost]``: the share of one core the agent may use; above it, jobs are looked at in turns (0 = never)."""
+    """``[cost]``: the share of one core the agent may use; above it, jobs are checked in turns (0 = never)."""
 
     cpu_budget_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 0.25
 
@@ -309,11 +309,11 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
 
 def find_idle_options(config: AgentConfig) -> list[str]:
     """Sentences about options of ``job-cpu-monitor`` that have no effect where they are given: not with the rule and
-    the actuator that result there, whatever the levels above and below say (1.1)."""
+    the actuator that result there, whatever the levels above and below say (semantics.md 1.1)."""
     operations, sources = ["", *config.operation], [None, *config.source]
 
     def list_idle(given: Layer, some: Sequence[Source | None], names: Sequence[str]) -> list[str]:
-        """Of the options ``given`` those that say nothing for any job of ``some`` sources and operations ``names``."""
+        """Those of ``given`` options that have no effect on any job of sources ``some`` and operations ``names``."""
         found = [list_idle_options(config.resolve_settings(each, name, {}), given) for each in some for name in names]
         return [text for text in found[0] if all(text in others for others in found)]
 
@@ -334,7 +334,7 @@ def find_idle_options(config: AgentConfig) -> list[str]:
 
 
 EXECUTOR_ROOTS = {"none": "", "cgroup": "cpumond-jobs", "systemd": "cpumond.slice/cpumond-jobs.slice"}
-"""``executor.kind`` -> where its jobs are unless ``cgroup_root`` says otherwise."""
+"""``executor.kind`` -> cgroup of its jobs unless ``cgroup_root`` names another."""
 
 
 def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:

@@ -68,10 +68,10 @@ class AgentContext:
         self.period_s = config.node_settings().check_period_s
         self.last: TickEnd | None = None
         self.snapshot: TickSnapshot | None = None
-        """The newest that was made; None when it says nothing about now."""
+        """The newest one; None once it is out of date."""
         self.report_due = self.rescan_due = True
         self.beat_due = False
-        """Something that only the scheduler has to know at once."""
+        """The scheduler is to get a heartbeat at once; other reporters need not."""
         self.stride = 1
         """Every so many ticks a job is checked; more than 1 when the agent is over its budget."""
         self.covered: list[str] = []
@@ -79,7 +79,7 @@ class AgentContext:
         self.discovery_problems: list[str] = []
         self.empty_rescans = 0
         self.followed: set[str] = set()
-        """Cgroups of the scheduler's jobs that the monitor was given."""
+        """Cgroups of the scheduler's jobs that the monitor follows."""
         self.service_ends: dict[str, int] = {}
         self.last_complaint = ""
 
@@ -100,7 +100,7 @@ class AgentContext:
             log.warning("job_error", job_id=job.found.job_id, error=text)
 
     def flush(self, tidy: bool = False) -> None:
-        """Have changed originals on disk; where that fails it is said, and tried again."""
+        """Store changed originals on disk; a failure is logged, and tried again."""
         try:
             self.writer.flush(tidy)
         except CpumondError as error:

@@ -105,7 +105,7 @@ def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) ->
 
 
 def _show_clock(at: float, wall_s: float) -> str:
-    """Local time with its zone, since it is read elsewhere, too; with the date where that is another one."""
+    """Local time with its zone, since it is read elsewhere, too; with the date unless it is today."""
     is_today = show_time(at, "%Y-%m-%d") == show_time(wall_s, "%Y-%m-%d")
     return show_time(at, "%H:%M:%S %Z" if is_today else ZONED)
 
@@ -197,7 +197,7 @@ def describe_samples(job: Tracked, period_s: float) -> answers.SamplesAnswer:
     """The points of a job's graphs, oldest first, as one list for each line; cores, ``at`` seconds since 1970.
 
     ``limit`` is the monitor's, which is in force where it is written. The bounds of the votes follow from it and the
-    settings of now; ``peak`` is None of points under a rule without one. Empty where no samples are kept.
+    settings of now; ``peak`` is None for points under a rule without one. Empty where no samples are kept.
     """
     s = job.settings
     records = [] if job.samples is None else job.samples.records()
@@ -236,7 +236,7 @@ def describe_settings(s: MonitorSettings, mode: str) -> dict[str, Any]:
 def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
     """``cpumond job add``: on disk, then followed, then answered, with ``warnings`` about options without effect.
 
-    Raises ConfigError, RefusedError, UnavailableError, CreateError."""
+    Raises ConfigError, RefusedError, UnavailableError, CreateError, AccessError."""
     path = relative_path(agent.hierarchies, str(body.get("cgroup", "")))
     limit = body.get("cpu_limit")
     if limit is not None and not (_is_number(limit) and 0 < limit < math.inf):
@@ -277,7 +277,7 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
 
 
 def remove_job(agent: Agent, job_id: str) -> dict[str, Any]:
-    """``cpumond job remove``: forgotten, and its cgroup put back. Raises UnavailableError."""
+    """``cpumond job remove``: forgotten, its cgroup put back. Raises UnavailableError, CreateError, AccessError."""
     if not agent.registered.remove(job_id):
         known = ", ".join(sorted(agent.registered.content.jobs)) or "none"
         raise UnavailableError(f"no job {job_id!r} was added over the socket (added: {known}); nothing to remove")
@@ -291,7 +291,7 @@ def list_registered(agent: Agent) -> answers.RegisteredList:
 
 
 def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
-    """``cpumond pin``: hold a limit until unpin or for a time. Raises ConfigError, RefusedError, UnavailableError."""
+    """``cpumond pin``: hold a limit until unpin or for a time. Raises what ``add_job`` does."""
     job = _find(agent, name)
     if not job.writes:
         why = job.refused or f"its mode is {job.mode}"
@@ -313,7 +313,7 @@ def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
 
 
 def unpin_job(agent: Agent, name: str) -> answers.JobAnswer:
-    """``cpumond unpin``: end a pin, an override or a contest, and give the job back to the monitor."""
+    """``cpumond unpin``: end a pin, override or contest: the monitor decides again. Raises what ``remove_job`` does."""
     job = _find(agent, name)
     agent.registered.pin(job.found.job_id, None)
     agent.limits.give_back(job)

@@ -266,7 +266,7 @@ def _describe_next(e: ExplainAnswer, s: MonitorSettings) -> str:
 
 
 def _describe_last_vote(e: ExplainAnswer, s: MonitorSettings, total: int) -> str:
-    """The form of ytsaurus keeps one vote less than it needs between two checks."""
+    """Vote mode ytsaurus keeps one vote less than it needs between two checks."""
     threshold = e.window.threshold
     needs = f"needs |sum| > {threshold}, has {show_votes(total)} and one vote to come"
     if total - 1 < -threshold:

@@ -170,7 +170,7 @@ def choose_operations(jobs: Sequence[JobView], limit: int) -> dict[str, list[Job
 class AgentCollector:
     """A prometheus_client collector over one snapshot (None before the first tick).
 
-    It has what does not grow with the number of jobs; ``write_series`` has the rest.
+    It yields what does not grow with the number of jobs; ``write_series`` has the rest.
     """
 
     snapshot: TickSnapshot | None
@@ -200,9 +200,9 @@ class AgentCollector:
 
 
 def write_pressure(jobs: Sequence[JobView], unified_root: str | None, host: str = HOST_PRESSURE) -> str:
-    """The kernel's pressure (PSI) of the host, and of ``jobs`` where it tells that, in Prometheus' text format.
+    """The kernel's pressure (PSI) of the host, and of ``jobs`` where the kernel tells that, in Prometheus' text format.
 
-    Read now: it grows whether the agent looks or not. What the kernel does not tell is left out.
+    Read when the text is made: it grows whether the agent looks or not. What the kernel does not tell is left out.
     """
     pieces = []
     seconds = read_pressure_s(host)
@@ -232,7 +232,7 @@ def _own_cost(process: psutil.Process) -> Iterator[Metric]:
 def _label_all(
     family: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, label: str, values: Mapping[str, float]
 ) -> Metric:
-    """One metric with a value for each value of ``label``."""
+    """One metric with ``values`` by the value of ``label``."""
     made = family(name, text, labels=[label])
     for named, value in values.items():
         made.add_metric([named], value)

@@ -1,4 +1,4 @@
-"""The agent's sockets, bound before the first tick so that a busy address is said at once."""
+"""The agent's sockets, bound before the first tick so that a busy address is reported at once."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def describe_address(sockets: list[socket.socket]) -> str | None:
 
 
 def open_sockets(config: AgentConfig) -> AgentSockets:
-    """All sockets. Raises CreateError, AccessError or ConfigError, and leaves nothing then."""
+    """All sockets. Raises CreateError, AccessError or ConfigError; then none stays open."""
     unix = open_control_socket(config)
     metrics: list[socket.socket] = []
     try:

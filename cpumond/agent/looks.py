@@ -12,14 +12,14 @@ from cpumond.agent.tracked import Tracked
 from cpumond.host.cgroup.parse import STAT_BYTES, THROTTLED_LINE
 
 Watched = tuple[int, bytes, Tracked]
-"""Descriptor of a job's cpu.stat, the line in it while nothing more was throttled than is accounted for, the job.
+"""Descriptor of a job's cpu.stat; the line that is in it until more is throttled than is accounted for; the job.
 
-So a look at a job of which there is nothing to say touches nothing of its record.
+With these a look at a job that is not throttled touches nothing of its record.
 """
 
 
 DRIFT: Final = 31 / 32
-"""The time between two looks, as a part of ``throttle_poll``. The kernel counts a throttled period at its end, and the
+"""The time between two looks, as a share of ``throttle_poll``. The kernel counts a throttled period at its end, and the
 periods of each cgroup begin at moments of their own: looks in step with them would see some jobs late each time."""
 
 
@@ -38,7 +38,7 @@ class LookRound:
 class LookSchedule:
     """Looks at a fixed rate; ``next_s`` is when the next one is due on the monotonic clock, infinity for never.
 
-    Who has a lowered limit is found once a tick, not at each look: limits go down in ticks only.
+    Which jobs have a lowered limit is found once a tick, not at each look: limits go down in ticks only.
     """
 
     def __init__(self) -> None:
@@ -59,16 +59,16 @@ class LookSchedule:
                 due = rounds[poll_s] = known.get(poll_s) or LookRound(poll_s, now_s)
                 due.watched = []
             seen = job.state.seen
-            # Of a weight, which throttles no job, the use has to be read each time: a line that is never there.
+            # A weight throttles no job, so its usage has to be read each time: a line that is never there.
             line = b"\0" if seen is None or job.settings.actuator == "weight" else THROTTLED_LINE % seen.nr_throttled
             due.watched.append((job.cgroup.stat_fd, line, job))
         self._rounds, self._filled_s = rounds, now_s
         self._find_next()
 
     def take_due(self, now_s: float, stride: int = 1) -> list[Watched]:
-        """The looks that are due; of ``stride`` > 1 only every so many jobs, in turns, and none that a check has seen
-        in the last quarter of a period: so no gap is longer than 5/4 of one. One that comes late does not move the
-        next; those that were missed are not made up for.
+        """The looks that are due: with ``stride`` > 1 only at every so many jobs, in turns, and at none that was
+        checked in the last quarter of a period, so that no gap is longer than 5/4 of one. A late look does not move
+        the next; missed looks are not made up for.
         """
         due: list[Watched] = []
         for each in self._rounds.values():
@@ -95,8 +95,8 @@ def was_seen(job: Tracked, since_s: float) -> bool:
 
 
 def list_changed(watched: Iterable[Watched]) -> list[Tracked]:
-    """The jobs whose line is not there any more; one pread each. Those that do not answer are left to the next check:
-    most are gone."""
+    """The jobs whose line is not there any more; one pread each. A job whose file cannot be read is left to the next
+    check: most are gone."""
     changed, pread = [], os.pread
     for stat_fd, line, job in watched:
         try:
@@ -108,10 +108,10 @@ def list_changed(watched: Iterable[Watched]) -> list[Tracked]:
 
 
 def can_be_held_back(job: Tracked) -> bool:
-    """Whether the job is one to look at: its limit is below what it ordered, it is the agent's doing, and the monitor
-    decides about it.
+    """Whether the job is one to look at: its limit is below what it ordered, the agent wrote that limit, and the
+    monitor decides about it.
 
-    How much it used of late does not count: a job far below its limit is just the one whose burst comes unforeseen.
+    How much it used lately does not count: a job far below its limit is just the one whose burst comes unforeseen.
     """
     state = job.state
     return (

@@ -71,7 +71,7 @@ def run_agent(config_path: str | None) -> int:
                 jobs=len(agent.table),
                 status=describe_status(agent),
             )
-            # Its libraries are imported after the first tick: limits first, answers a moment later.
+            # The server's libraries are imported after the first tick: limits first, answers a moment later.
             from cpumond.agent.api import serve
 
             server = serve(agent, [sockets.control, *sockets.metrics], sockets.web)
@@ -90,7 +90,7 @@ def run_agent(config_path: str | None) -> int:
 
 
 def resolve_resources(config: AgentConfig) -> AgentConfig:
-    """The configuration with what this host offers: what is not said is what it has; no slots without an executor."""
+    """The configuration with what the host has where it does not say what is offered; no slots without an executor."""
     resources = config.resources
     slots = 0 if config.executor.kind == "none" else DEFAULT_USER_SLOTS
     resources = msgspec.structs.replace(
@@ -135,7 +135,7 @@ def _connect(agent: Agent) -> None:
 
 
 def make_registration(agent: Agent, key: str) -> NodeRegistration:
-    """What this host offers just now."""
+    """What this host offers now."""
     config, assigned = agent.config, agent.assigned
     offers = assigned is not None and not assigned.problem
     return NodeRegistration(

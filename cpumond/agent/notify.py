@@ -1,4 +1,4 @@
-"""The service manager's side of life: READY, RELOADING, STATUS, WATCHDOG, STOPPING (sd_notify)."""
+"""What the service manager is told: READY, RELOADING, STATUS, WATCHDOG, STOPPING (sd_notify)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Described(Protocol):
 
 
 class Notifier:
-    """Talks to systemd when ``environment`` says that it started us, else does nothing.
+    """Talks to systemd when ``environment`` says that it started this process, else does nothing.
 
     The watchdog is fed by ``tick_done``, and between ticks only while the last tick was a good one.
     """
@@ -42,13 +42,13 @@ class Notifier:
         self._refused = ""
 
     def busy(self) -> None:
-        """A start or an end goes on, which takes long with many jobs; to be called after each part, however short."""
+        """The start or the end goes on, which takes long with many jobs; call it after each part, however short."""
         self._manager.extend()
 
     def ready(self, agent: Described) -> None:
         """The first tick is done and the sockets answer, or a reload is over."""
         if self._good is None:
-            # The manager counts from READY, and the next tick may be further away than its patience.
+            # The watchdog counts from READY, and the next tick may be further away than it allows.
             self._good, self._pinged_at_s = True, time.monotonic()
         # What changed with a reload shows after the next tick.
         self._status_at_s = -math.inf
@@ -59,17 +59,17 @@ class Notifier:
         self._manager.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reload_refused(self, error: str) -> None:
-        """The files are wrong, for the reason ``error``; the status says so until a reload that is not."""
+        """The files are wrong, for the reason ``error``; the status says so until the next reload."""
         self._refused = error
 
     def stopping(self) -> None:
-        """The end begins. Until ``busy`` is heard no more the watchdog, which goes on in the end, stays away, too."""
+        """The end begins. The watchdog still runs; it does not fire as long as ``busy`` is called."""
         self._good = False
         self._manager.tell("STOPPING=1")
         self._manager.extend("restoring limits")
 
     def tick_done(self, agent: Described) -> None:
-        """A good tick: feed the watchdog, now and then say the state."""
+        """A good tick: feed the watchdog, and send the status every STATUS_PERIOD_S."""
         self._good = True
         if not self._manager.listens:
             return
@@ -82,7 +82,7 @@ class Notifier:
             self._manager.tell("WATCHDOG=1")
 
     def tick_failed(self) -> None:
-        """A bad tick: the watchdog goes hungry until a good one."""
+        """A bad tick: the watchdog is not fed until a good one."""
         self._good = False
 
     def ping(self) -> None:
@@ -118,20 +118,20 @@ def _describe_limits(agent: Described, snapshot: TickSnapshot) -> list[str]:
         mode = compute_mode(agent.config.node_settings())
         no_jobs = "no jobs yet" if agent.config.source or snapshot.link else "no jobs: no [[source]] is configured"
         return [f"{mode} mode{'' if mode in WRITING_MODES else ': nothing is written'}", no_jobs]
-    count = f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
+    total = count(len(jobs), "job")
     whole = sum(job.state.hard_cores for job in jobs)
     writing = [job for job in jobs if job.mode in WRITING_MODES and not job.refused]
     if not writing:
         found = sum(max(job.state.hard_cores - job.state.limit_cores, 0.0) for job in jobs)
         why = "shadow mode" if all(job.mode not in WRITING_MODES for job in jobs) else "no job may be changed"
-        return [f"{why}: nothing is written", f"{count}, {found:.1f} of {whole:.1f} cores could be reclaimed"]
+        return [f"{why}: nothing is written", f"{total}, {found:.1f} of {whole:.1f} cores could be reclaimed"]
     reclaimed = sum(max(job.state.hard_cores - job.current_cores, 0.0) for job in writing)
     modes: dict[str, int] = {}
     for job in jobs:
         modes[job.status] = modes.get(job.status, 0) + 1
     shown = ", ".join(f"{number} {mode}" if len(modes) > 1 else mode for mode, number in sorted(modes.items()))
     paused = ["writes are paused"] if snapshot.paused else []
-    return [f"{count} ({shown}), {reclaimed:.1f} of {whole:.1f} cores reclaimed", *paused]
+    return [f"{total} ({shown}), {reclaimed:.1f} of {whole:.1f} cores reclaimed", *paused]
 
 
 def _describe_link(link: LinkView | None) -> list[str]:

@@ -1,6 +1,6 @@
-"""What rule ``peak`` learned about each job (limit_rules.md 2), kept over the agent's end, whatever that is.
+"""What rule ``peak`` learned about each job (limit_rules.md 2), kept when the agent ends or is killed.
 
-A file of ``state_dir`` that is written at most each STORE_S and at the end, by another thread: a slow or full disk
+A file of ``state_dir``, written every STORE_S at most and at the end, by another thread: a slow or full disk
 holds up no limit. It is not synced to disk: cgroups do not outlive the machine either. Where it is missing or damaged
 jobs begin as new ones do.
 """
@@ -28,18 +28,18 @@ log = structlog.get_logger("cpumond.agent")
 
 PEAKS_FILE: Final = "peaks.state"
 STORE_S: Final = 10.0
-"""So much of what was learned is lost when the agent is killed."""
+"""An agent that is killed loses what it learned in so much time."""
 SLOW_S: Final = 10.0
-"""A disk that takes so long to write the file is said."""
+"""Where the disk takes longer than this to write the file, that is logged."""
 LAST_WRITE_S: Final = 2.0
-"""So long the agent's end waits for the disk."""
+"""How long the agent's end waits for the write under way, and for the last one."""
 
 NotNegative = Annotated[float, msgspec.Meta(ge=0.0)]
 Caution = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_CAUTION)]
 
 
 class Learned(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What is kept of one job; ``inode`` tells its cgroup, the rest is as in ``JobState`` and ``HeldBack``.
+    """What is kept of one job; ``inode`` identifies its cgroup, the rest is as in ``JobState`` and ``HeldBack``.
 
     ``at_s``: until when ``peak_cores`` has faded. Times are of the monotonic clock, None where there is none.
     """
@@ -129,16 +129,16 @@ class PeakFile:
         self._boot_id = read_boot_id()
         self._is_loaded = False
         self._left: dict[int, tuple[str, Learned]] = {}
-        """By inode: cgroups that are there, and have no job that is followed."""
+        """By inode: path of a cgroup whose job is not followed, and what was learned about that job."""
         self._gone: list[int] = []
         self._thread: threading.Thread | None = None
         self._began_s = 0.0
         self._saved: Identity | None = None
         self._stored: int | None = None
-        """Stands for what is in the file."""
+        """Hash of what is in the file."""
 
     def load(self) -> None:
-        """Read what an agent before this one learned. Where that cannot be done it is said, and nothing is known."""
+        """Read what an agent before this one learned. A file that cannot be read is logged, and nothing is known."""
         self._is_loaded = True
         try:
             content = load(self.path, Peaks)
@@ -149,7 +149,7 @@ class PeakFile:
             log.debug("peaks_begin_anew", error=f"{self.path}: there is none")
             return
         self._saved = identify(self.path)
-        # By agents that are killed one after the other it is written as often as by one.
+        # So that agents that are killed one after the other write it as often as one agent does.
         age_s = max(self._clock.wall_s() - _read_mtime_s(self.path), 0.0)
         self.due_s = min(self.due_s, self._clock.monotonic_s() + self.period_s - age_s)
         if content.boot_id != self._boot_id or content.root != self._root_id:
@@ -161,15 +161,15 @@ class PeakFile:
         self._left = {each.inode: (path, _shift(each, shift_s)) for path, each in content.jobs.items()}
 
     def recall(self, job: Tracked, now_s: float) -> bool:
-        """Give a job that is opened what was learned about its cgroup, whatever that was called; whether there was
-        something."""
+        """Give a job that is opened what was learned about its cgroup, under whatever name; False where nothing is
+        known."""
         found = self._left.pop(job.cgroup.inode, None)
         if found is not None:
             job.state = recall(job.state, found[1], job.settings, now_s)
         return found is not None
 
     def keep(self, job: Tracked) -> None:
-        """A job is not followed any more while its cgroup lives: it may come back, or be found by another name."""
+        """A job is not followed any more while its cgroup lives: it may come back, or be found under another name."""
         if job.state.watched_s > 0.0:
             learned = learn(job.cgroup.inode, job.state, self._clock.monotonic_s())
             self._left[job.cgroup.inode] = job.found.path, learned
@@ -185,7 +185,7 @@ class PeakFile:
             self._say(f"{self.path}: it takes the disk more than {SLOW_S:g} s to write it")
 
     def close(self, jobs: Iterable[Tracked]) -> None:
-        """Write it a last time; a disk that takes longer than LAST_WRITE_S for it is not waited for."""
+        """Write it a last time; a disk that takes longer than LAST_WRITE_S for one write is not waited for."""
         if not self._is_loaded:
             return
         if self._thread is not None:
@@ -246,12 +246,12 @@ class PeakFile:
         except (CpumondError, OSError, ValueError) as error:
             self._say(f"{error}; until then caution and peaks of the jobs would be lost with the agent")
         except Exception as error:
-            # Else the thread would end without a word, and nothing more be stored.
+            # Else the thread would end without a log line, and nothing more be stored.
             log.exception("peaks_thread_failed")
             self._say(f"{self.path}: {error!r}; until then caution and peaks of the jobs would be lost with the agent")
 
     def _say(self, problem: str) -> None:
-        """Once while it fails."""
+        """Log a problem once while it lasts."""
         if not self.problem:
             log.error("peaks_not_written", error=problem, retry_s=self.period_s)
         self.problem = problem

@@ -1,4 +1,4 @@
-"""The files of the agent in ``state_dir`` and ``runtime_dir``: written anew when they are removed under it."""
+"""The files of the agent in ``state_dir`` and ``runtime_dir``: written anew when they are removed while it runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cpumond.core.errors import CpumondError, UnavailableError
 log = structlog.get_logger("cpumond.agent")
 
 TOLD_S = 600.0
-"""So long `status` tells of files that were removed and written anew."""
+"""How long `status` tells of files that were removed and written anew."""
 PATIENCE = 3
 """Looks in a row at which the lock belongs to another agent, until this one gives way."""
 
 Look = Callable[[], list[str]]
-"""Writes anew what is not there any more; the paths. May raise CpumondError."""
+"""Writes missing files anew; returns their paths. May raise CpumondError."""
 
 
 class Places:
@@ -43,7 +43,7 @@ class Places:
             except CpumondError as error:
                 errors.append(str(error))
                 if look is self.lock and isinstance(error, UnavailableError):
-                    # The files may be the other's by now. A `restore` goes by.
+                    # The files may be the other agent's by now; a `restore` has the lock for a moment only.
                     self._blocked += 1
                     self.is_ousted = self._blocked >= PATIENCE
                     break

@@ -14,7 +14,7 @@ EARLY_BEAT = 0.05
 
 
 class Publisher:
-    """Heartbeats and samples, each in its period; ``beat_at_s`` is when the scheduler is told at the latest."""
+    """Heartbeats and samples, each in its period; ``beat_at_s`` is when the next one to the scheduler is due."""
 
     def __init__(self, context: AgentContext) -> None:
         self.context = context
@@ -29,7 +29,7 @@ class Publisher:
         link, assigned = context.link, context.assigned
         report = context.report_due or now_s >= self._report_at_s
         period_s = context.config.scheduler.heartbeat_period_s
-        # A tick shortly before it is due takes it along.
+        # A tick shortly before the heartbeat is due sends it.
         due = now_s >= self.beat_at_s - EARLY_BEAT * period_s
         beat = link is not None and (context.report_due or context.beat_due or due)
         if not (report or beat):
@@ -64,7 +64,7 @@ class Publisher:
         )
 
     def take_samples(self, now_s: float) -> None:
-        """One point of each job's graphs, each ``[web] period``."""
+        """One point of each job's graphs, every ``[web] period``."""
         context = self.context
         if not context.keeps_samples or now_s + context.period_s / 2 < self.sample_at_s:
             return

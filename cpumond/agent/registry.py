@@ -16,7 +16,7 @@ log = structlog.get_logger("cpumond.agent")
 
 
 class RegisteredJobs:
-    """The registry and its file. Every change is on disk when the method returns, or raised and not made."""
+    """The registry and its file. Each change is on disk when its method returns; one that raises changes nothing."""
 
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, REGISTRY_FILE)
@@ -24,7 +24,7 @@ class RegisteredJobs:
         self._saved: Identity | None = None
 
     def load(self) -> None:
-        """Read what was registered; a damaged file is put aside and said in the log."""
+        """Read what was registered; a damaged file is put aside and logged."""
         try:
             self.content = load(self.path, Registry) or Registry()
             self._saved = identify(self.path)

@@ -33,7 +33,7 @@ KINDS: Final = ("grow", "shrink", "restore", "foreign-raise", "foreign-lower", "
 _RECORD = struct.Struct("<dddddddhBBH")
 _RATIO_STEPS = 65_535
 _BY_LOOK = 0x80
-"""In the byte of the kind."""
+"""``by_look``, in the byte of the kind."""
 _NO_VOTES = -32768
 
 
@@ -152,7 +152,7 @@ class SampleRing:
         if len(data) < whole:
             data += packed
             if len(data) == whole:
-                self._data = bytearray(data)  # without the room that it grew into
+                self._data = bytearray(data)  # without the spare room of its growth
             return
         start = self._next * self._sample.size
         data[start : start + self._sample.size] = packed

@@ -19,7 +19,7 @@ import structlog
 from cpumond.agent.clock import Clock
 from cpumond.agent.config import AgentConfig
 from cpumond.agent.jobs.assigned import AssignedJobs
-from cpumond.agent.limits.restore import find_anew, find_strangers, restore_all
+from cpumond.agent.limits.restore import find_anew, find_namesakes, restore_all
 from cpumond.agent.limits.units import UnitLimits
 from cpumond.agent.limits.writer import GONE_S
 from cpumond.agent.notify import Notifier
@@ -35,9 +35,9 @@ from cpumond.host.cgroup.mounts import Hierarchies
 log = structlog.get_logger("cpumond.agent")
 
 UNITS_FLUSH_S, UNITS_FLUSHES = 5.0, 6
-"""At the end, for systemd to take all limits back: it must take some in each part of that time."""
+"""How long, and how often at most, the end waits for systemd to take limits back; again only where it took some."""
 LAST_ANSWERS_S = 2.0
-"""At the end, for systemd to say whose the last changes are."""
+"""How long the agent waits at its end for systemd to say who made the last changes."""
 
 
 class Agent(TickLoop):
@@ -71,7 +71,7 @@ class Agent(TickLoop):
         self._closed = False
 
     def start(self) -> None:
-        """Read what earlier runs left, do the first tick, and put back what is a job no more.
+        """Read what earlier runs left, do the first tick, and put back the cgroups that are no jobs any more.
 
         Raises CpumondError when ``state_dir`` cannot be read.
         """
@@ -84,18 +84,18 @@ class Agent(TickLoop):
         if self.assigned is not None:
             self.assigned.load(self.clock.monotonic_s())
         self.notifier.busy()
-        for path in find_strangers(find_anew(self.hierarchies, self.writer.originals)):
+        for path in find_namesakes(find_anew(self.hierarchies, self.writer.originals)):
             self.writer.forget(path)
         self.notifier.busy()
         self.tick(self.clock.monotonic_s())
         self.notifier.busy()
         self._restore_leftovers()
-        # From here on a file that is not there was removed: `restore` would not know what was lowered.
+        # From here on the state file exists: where `restore` finds none, it was removed.
         self.flush(tidy=True)
         self.external.strays_at_s = self.clock.monotonic_s() + GONE_S
 
     def _restore_leftovers(self) -> int:
-        """Put back what an earlier run changed and no source names now; of how many that could not be done."""
+        """Put back what an earlier run changed and no source names now; how many could not be put back."""
         left = self.writer.list_left(self.table.jobs)
         if not left:
             return 0
@@ -147,7 +147,7 @@ class Agent(TickLoop):
         try:
             self.limits.look(now_s)
         except Exception:
-            # As a bad tick: counted, and the loop goes on.
+            # Like a bad tick: counted, and the loop goes on.
             self.totals.errors += 1
             log.exception("look_failed")
 
@@ -173,7 +173,7 @@ class Agent(TickLoop):
             self.peaks.store(self.table, self.clock.monotonic_s())
 
     def _watch_executor(self, assigned: AssignedJobs) -> None:
-        """Wait for the executor's news while it works; one that is broken may be readable all the time."""
+        """Wait for the executor's news while it works; the descriptor of a broken one may be readable all the time."""
         if assigned.is_ready != self._waits_for_executor:
             self._waits_for_executor = assigned.is_ready
             if assigned.is_ready:
@@ -184,7 +184,7 @@ class Agent(TickLoop):
     def run_requests(self) -> None:
         """Carry out what ``call`` has queued by now; what was given up meanwhile is left out.
 
-        Whatever is queued meanwhile has its turn after the tick, if that is due: those who ask cannot hold it up.
+        What is queued meanwhile waits until after a tick that is due: requests cannot hold the tick up.
         """
         for _ in range(len(self._requests)):
             work, future = self._requests.popleft()
@@ -263,7 +263,7 @@ class Agent(TickLoop):
         self.notifier.ready(self)
 
     def use_config(self, config: AgentConfig) -> None:
-        """Go on with another configuration; what cannot change while running is kept and said.
+        """Go on with another configuration; what cannot change while running is kept, with a warning.
 
         Raises ConfigError when it names other directories: what `restore` would read then is not what this agent wrote.
         """
@@ -339,7 +339,7 @@ class Agent(TickLoop):
         return failed
 
     def _take_last_changes(self) -> None:
-        """What was written since the last tick is not to be undone."""
+        """Take over what other programs wrote since the last tick, so that ``close`` does not undo it."""
         now_s = self.clock.monotonic_s()
         try:
             self.external.read_all = True
@@ -362,7 +362,7 @@ class Agent(TickLoop):
             done = self.units.flush(UNITS_FLUSH_S)
             replaced = [event for event in self.units.poll() if event.kind == "replaced"]
             for event in replaced:
-                self.writer.accept(event.unit, event.values)
+                self.writer.adopt_operator_values(event.unit, event.values)
             self.writer.reap_acknowledged(final=True)
             self.notifier.busy()
             if not left or (not replaced and (done or len(left) == before)):

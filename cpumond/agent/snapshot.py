@@ -1,4 +1,4 @@
-"""What one tick publishes; metrics, status and reports read only this, never the live records."""
+"""What one tick publishes; metrics and status read only this, never the live records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Totals:
 
 
 class TickEnd(msgspec.Struct, frozen=True, gc=False):
-    """The end of one tick: its number, when it was (``at`` since 1970, ``at_s`` monotonic), how long it took."""
+    """The end of one tick: number, end (``at``, since 1970), begin (``at_s``, monotonic), how long it took."""
 
     tick: int
     at: float
@@ -45,10 +45,10 @@ class TickEnd(msgspec.Struct, frozen=True, gc=False):
 class TickSnapshot(msgspec.Struct, frozen=True):
     """The agent after one tick.
 
-    ``at`` seconds since 1970, ``at_s`` monotonic; ``counters`` name or (name, label) -> count since the start;
-    ``problems`` sentences about jobs or files that need an operator; ``stride``: every so many ticks a job is looked
-    at (1 unless the agent is over its budget); ``service_ends``: systemd's word -> how often the service ended so.
-    ``throttled_cpu_s`` and ``late_cpu_s``: sums over all jobs that there were, as in JobState.
+    ``at`` seconds since 1970, ``at_s`` monotonic; ``counters`` name -> count since the start; ``problems`` sentences
+    about jobs or files that need an operator; ``stride``: every so many ticks a job is checked (1 unless the agent is
+    over its budget); ``service_ends``: systemd's word -> how often the service ended so. ``throttled_cpu_s`` and
+    ``late_cpu_s``: sums over all jobs of this run, as in JobState.
     """
 
     tick: int

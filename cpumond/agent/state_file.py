@@ -205,8 +205,8 @@ def load_newest(paths: list[str], keep_damaged: bool = False) -> tuple[Originals
     """The newest of several copies, and the sentence about one that cannot be read ("" if none); None when there is no
     intact one.
 
-    Damaged files are put aside unless ``keep_damaged``. Raises AccessError or CreateError for one that cannot be read
-    and may not be damaged, when no other is intact.
+    Damaged files are put aside unless ``keep_damaged``. Raises AccessError or CreateError for one that may be intact
+    but cannot be opened, when no other is intact.
     """
     found: list[Originals] = []
     complaint, refusal = "", None
@@ -254,7 +254,7 @@ def read_service_ends(state_dir: str) -> dict[str, int]:
 
 
 def count_service_end(state_dir: str, result: str) -> None:
-    """Add one end of the service, ``result`` in systemd's word. Raises CreateError or AccessError."""
+    """Count one end of the service; ``result`` is systemd's word for it. Raises CreateError or AccessError."""
     ends = read_service_ends(state_dir)
     ends[result if result in ends else "other"] += 1
     save(os.path.join(state_dir, ENDS_FILE), ServiceEnds(ends))
@@ -263,7 +263,7 @@ def count_service_end(state_dir: str, result: str) -> None:
 def read_node_key(state_dir: str) -> str:
     """The key of this host as a node, made when there is none or it is damaged.
 
-    One that cannot be kept is good for this run: the next may have to wait until the scheduler misses this one.
+    A key that cannot be stored is good for this run: the next may have to wait until the scheduler misses this one.
     """
     path = os.path.join(state_dir, KEY_FILE)
     with contextlib.suppress(CpumondError):

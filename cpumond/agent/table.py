@@ -31,10 +31,10 @@ from cpumond.monitor.policy import compute_floor, move_hard
 from cpumond.monitor.protect import advise_without_pressure
 
 MANY_JOBS = 20
-"""More new jobs than this at one look are one line in the log."""
+"""More new jobs than this at one rescan are one line in the log."""
 
 HALF_LOOKS = 20
-"""So many looks in a row a cgroup that is in one hierarchy only is looked for in the other."""
+"""For so many rescans in a row a cgroup that is in one hierarchy only is looked for in the other."""
 
 log = structlog.get_logger("cpumond.agent")
 
@@ -127,18 +127,17 @@ class JobTable:
 
     def _is_same(self, job: Tracked) -> bool:
         """Whether the cgroup at this path is still the one that is held open: that may have been renamed (v1)."""
-        # If it is gone, and another one is made meanwhile, the next rescan opens it.
         return read_identity(os.path.join(self.hierarchies.cpu_root, job.found.path))[1] == job.cgroup.inode
 
     def _find_room(self) -> float:
-        """How many descriptors new jobs may take: without the others no limit could be written, or put back."""
+        """How many descriptors new jobs may take: without those kept free no limit could be written, or put back."""
         held = sum(job.cgroup.DESCRIPTORS + job.settings.follows_pressure for job in self)
         return find_room(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) - held
 
     def _open(self, found: FoundJob, now_s: float, caps: dict[str, AncestorCap]) -> bool:
         cgroup = open_cgroup(self.hierarchies, found.path)
         if cgroup is None:
-            # On v1 a job is made by several mkdirs: the other half of it may come at once, and no event tells.
+            # On v1 a job is made by several mkdirs: the other half of it may follow at once, without an event.
             self._half_made[found.path] = self._half_made.get(found.path, 0) + 1
             return False
         self._half_made.pop(found.path, None)
@@ -161,7 +160,7 @@ class JobTable:
             if known is None and unit and self._is_doubtful(cgroup, unit, in_force):
                 return False
             if known is None and unit:
-                known = self.writer.take_over(cgroup, in_force, trusted=not self._looked)
+                known = self.writer.take_over(cgroup, in_force, assume_own=not self._looked)
             original = known.settings if known is not None else self._guess_original(found, in_force)
             ancestor = _cached_cap(cgroup, caps)
             hard = compute_hard(self.hierarchies, found, original, ancestor)
@@ -192,10 +191,10 @@ class JobTable:
 
     def _is_doubtful(self, cgroup: Cgroup, unit: str, in_force: CpuSettings) -> bool:
         """Whether a new cgroup of a unit that was lowered has another limit than the agent's, at the first look:
-        systemd makes it and writes its limits a moment later, so what is there may be the kernel's. The next look
+        systemd makes it and writes its limits a moment later, so the kernel's default may be there. The next look
         decides."""
         if (
-            self.writer.is_expected_after_restart(cgroup.path, unit, in_force, trusted=not self._looked)
+            self.writer.is_expected_after_restart(cgroup.path, unit, in_force, assume_own=not self._looked)
             or self._doubted.get(cgroup.path) == cgroup.inode
         ):
             self._doubted.pop(cgroup.path, None)
@@ -219,8 +218,8 @@ class JobTable:
         return msgspec.structs.replace(in_force, quota_us=quota_us)
 
     def _adopt(self, job: Tracked, known: Original, now_s: float) -> None:
-        """Go on with a cgroup that an earlier run lowered. It is put back and begun anew where its job is not to be
-        lowered now, another setting of it was moved, or another program set its limit while no agent ran."""
+        """Go on with a cgroup that an earlier run lowered. It is put back, and its job begins anew, where the job is
+        not to be lowered now, another setting was moved, or another program set its limit while no agent ran."""
         job.touched = True
         actuator = job.settings.actuator
         self.writer.claim_unit(job)
@@ -236,7 +235,7 @@ class JobTable:
             return
         limit = read_limit_cores(job, job.in_force)
         if self.writer.damaged:
-            # What the copy says is trusted to give back, not to go on taking.
+            # What the copy says is good enough to give CPU back, not to go on taking it.
             job.hold = job.hold.write(now_s)
             return
         if job.unit:
@@ -272,12 +271,12 @@ class JobTable:
             self.watcher.unwatch(job.watches)
             job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(settings.actuator))
         if settings.limit_rule != before.limit_rule or settings.actuator != before.actuator:
-            # The limit stays where it is until the other rule has measured; smoothed values and peaks mean another use.
+            # The limit stays where it is until the other rule has measured: what was measured does not apply to it.
             job.restart(job.state.limit_cores, now_s)
         if settings.burst_ratio != before.burst_ratio and settings.actuator == "quota" and job.touched:
             job.hold = job.hold.write(now_s)  # writes what differs: the burst, not the quota
         if settings.vote_mode != before.vote_mode:
-            job.state = msgspec.structs.replace(job.state, window=())  # smoothed values are no votes, nor votes values
+            job.state = msgspec.structs.replace(job.state, window=())  # it holds votes or smoothed values, by mode
         if mode != job.mode:
             log.info("mode_changed", job_id=job.found.job_id, old=job.mode, new=mode)
         asked = before.follows_pressure != settings.follows_pressure
@@ -286,8 +285,8 @@ class JobTable:
             self._follow_pressure(job)
 
     def _follow_pressure(self, job: Tracked) -> None:
-        """Have a job's pressure read where ``pressure_restore_ratio`` asks for it; looked for once, missed in one
-        line of the log: kernels without it are nothing wrong."""
+        """Have a job's pressure read where ``pressure_restore_ratio`` asks for it; where it is missing, that is
+        logged once: a kernel without PSI is no error."""
         try:
             job.cgroup.follow_pressure(job.settings.follows_pressure)
         except CgroupReadError as error:
@@ -311,8 +310,8 @@ class JobTable:
             (job.begin_writes if job.writes else job.end_writes)()
 
     def update_hard_limit(self, job: Tracked, now_s: float) -> None:
-        """Take over what the job may have now. A limit that follows it up is written, the cgroup does not follow; so is
-        one below a floor that a reload has raised."""
+        """Take over how much CPU the job may have now. Where the limit rises with that, or to a floor that a reload has
+        raised, it is due to be written."""
         before = job.state.limit_cores
         job.state = move_hard(job.state, compute_hard(self.hierarchies, job.found, job.original, job.ancestor))
         floor = compute_floor(job.state.hard_cores, (), job.settings)
@@ -355,7 +354,7 @@ class JobTable:
             del self.by_unit[job.unit]
 
     def ask_labels(self, job: Tracked) -> None:
-        """Ask systemd for what its source wants to be shown of a unit; it comes when it comes."""
+        """Ask systemd for the unit's properties that the source wants shown; the answer is an event."""
         if job.unit and job.found.source is not None and job.found.source.labels:
             self.writer.units.ask(job.unit, job.found.source.labels)
 
@@ -372,7 +371,7 @@ class JobTable:
 
 
 def _cached_cap(cgroup: Cgroup, caps: dict[str, AncestorCap]) -> AncestorCap:
-    """Siblings share what is above them: read it once a rescan."""
+    """Siblings share what is above them: it is read once a rescan."""
     parent = cgroup.path.rpartition("/")[0]
     if parent not in caps:
         caps[parent] = cgroup.read_ancestor_cap()

@@ -59,9 +59,9 @@ class TickLoop(AgentContext):
         self.limits = Applier(self, self.external)
         self.publisher = Publisher(self)
         self.answers: collections.deque[tuple[HeartbeatAnswer, float]] = collections.deque()
-        """Of the scheduler, with the moment their heartbeat was sent; any thread may add one."""
+        """The scheduler's, each with the monotonic time at which its heartbeat was sent; any thread may add one."""
         self._stale_pins: set[str] = set()
-        """Of jobs that ended, to be forgotten as soon as the disk allows it."""
+        """Ids of ended jobs whose pins are forgotten as soon as the disk allows it."""
         self._forget_pins_at_s = -math.inf
         self.stopping = False
         self._rescan_at_s = 0.0
@@ -115,7 +115,7 @@ class TickLoop(AgentContext):
         self._choose_period()
 
     def _look_at_mounts(self) -> None:
-        """See whether others find the hierarchies, too: else no limit could be put back after this agent."""
+        """See whether other processes find the hierarchies, too: else `restore` could put no limit back."""
         covered = self.hierarchies.list_covered()
         if covered != self.covered:
             say = log.error if covered else log.warning
@@ -123,7 +123,7 @@ class TickLoop(AgentContext):
             self.covered, self.report_due = covered, True
 
     def _choose_period(self) -> None:
-        """As often as the job that is looked at most often."""
+        """Tick at the shortest ``check_period`` of the node and its jobs."""
         self.period_s = min(
             [self.config.node_settings().check_period_s, *(job.settings.check_period_s for job in self.table)]
         )
@@ -154,16 +154,16 @@ class TickLoop(AgentContext):
         now_s = self.clock.monotonic_s()
         try:
             if self.assigned is not None:
-                self._obey_scheduler(self.assigned, now_s)
+                self._update_assigned(self.assigned, now_s)
             if beat and (self.beat_due or now_s >= self.publisher.beat_at_s):
                 self.publisher.report(now_s)
         except Exception:
-            # As a bad tick: counted, and the monitor goes on.
+            # Like a bad tick: counted, and the monitor goes on.
             self.totals.errors += 1
             self.publisher.beat_at_s = now_s + self.config.scheduler.heartbeat_period_s
             log.exception("assigned_jobs_failed")
 
-    def _obey_scheduler(self, assigned: AssignedJobs, now_s: float) -> None:
+    def _update_assigned(self, assigned: AssignedJobs, now_s: float) -> None:
         """Take in what the scheduler ordered and what became of its jobs, and follow those that run."""
         while self.answers:
             answer, sent_at_s = self.answers.popleft()
@@ -202,12 +202,12 @@ class TickLoop(AgentContext):
             self._stale_pins.discard(job_id)
 
     def _has_other(self, finished: FinishedJob) -> bool:
-        """Whether a job of the same id is none of the scheduler's, so that the pin may be for that one."""
+        """Whether another job, not the scheduler's, has the same id, so that the pin may be for that one."""
         same = (path for path, job in self.table.jobs.items() if job.found.job_id == finished.job_id)
         return finished.job_id in self.registered.content.jobs or any(path != finished.cgroup for path in same)
 
     def _count_cores(self) -> tuple[dict[str, Usage], float]:
-        """``read_usage``, and the cores that all other jobs may use now."""
+        """``read_usage``, and the sum of the limits that all other jobs have now, in cores."""
         others = [job.current_cores for path, job in self.table.jobs.items() if path not in self.followed]
         return self.read_usage(), math.fsum(others)
 
@@ -272,7 +272,7 @@ class TickLoop(AgentContext):
         self.last = TickEnd(self.totals.ticks, self.clock.wall_s(), now_s, duration_s, self.period_s)
 
     def _adjust_check_stride(self) -> None:
-        """Over the budget of ``[cost]``, look at each job less often; back when there is room."""
+        """Over the budget of ``[cost]``, check each job less often; more often again when there is room."""
         now_s, budget = self.clock.monotonic_s(), self.config.cost.cpu_budget_ratio
         since_s, cpu_s = self._cost_mark
         if budget <= 0 or now_s - since_s < 10 * self.period_s:
@@ -287,7 +287,7 @@ class TickLoop(AgentContext):
 def choose_stride(stride: int, used: float, budget: float) -> int:
     """Every so many ticks a job is checked from now on, 1 to MAX_STRIDE; ``used`` and ``budget`` are cores.
 
-    Half as often over the budget, twice as often below a third of it: in between a change would be undone at once.
+    Half as often over the budget, twice as often below a third of it: in between, a change would be undone at once.
     """
     if used > budget:
         return min(stride * 2, MAX_STRIDE)

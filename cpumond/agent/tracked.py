@@ -1,4 +1,4 @@
-"""The agent's record of one job, and the frozen view of it that everybody else reads."""
+"""The agent's record of one job, and the frozen view of it for metrics and status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cpumond.monitor.model import MODES, Decision, JobState, Mode, MonitorSettin
 from cpumond.monitor.policy import compute_floor, restart_at
 
 NO_LABELS: Mapping[str, str] = {}
-"""Of all jobs that have none: thousands share it."""
+"""The labels of all jobs that have none: thousands share it."""
 NO_CAP = AncestorCap(math.inf)
 
 
@@ -45,7 +45,7 @@ class Tracked:
     ancestor: AncestorCap = NO_CAP
     mode: Mode = "shadow"
     refused: str = ""
-    """Why it is never written, "" where it may be."""
+    """Why its limit is never written, "" where it may be."""
     touched: bool = False
     """The agent changed this cgroup, so ``original`` is on disk."""
     hold: Hold = UNHELD
@@ -57,13 +57,13 @@ class Tracked:
     last_error: str = ""
     next_check_s: float = -math.inf
     unit: str = ""
-    """The unit of systemd whose cgroup it is, "" by file alone."""
+    """The unit of systemd whose cgroup it is; "" where the limit is set by file alone."""
     labels: Mapping[str, str] = field(default_factory=lambda: NO_LABELS)
     """Properties of that unit."""
     write_errors: int = 0
     restores: int = 0
     config: AgentConfig | None = None
-    """Of which ``settings`` and ``mode`` were resolved, with ``asked_mode``: the xattr, and whether root owns it."""
+    """From this and ``asked_mode``, the xattr and whether root owns the cgroup, come ``settings`` and ``mode``."""
     asked_mode: tuple[str, bool] | None = None
     watches: list[object] = field(default_factory=list)
     ring: DecisionRing = field(default_factory=DecisionRing)
@@ -103,7 +103,7 @@ class Tracked:
         return self.state.hard_cores if limit is None else min(limit, self.original.cores)
 
     def usage(self) -> Usage:
-        """What the scheduler is told of it."""
+        """What the scheduler is told about the job."""
         state, decision = self.state, self.decision
         checked = decision is not None and decision.usage_cores is not None
         return Usage(
@@ -122,7 +122,7 @@ class Tracked:
         )
 
     def report(self) -> JobReport:
-        """It in a heartbeat, as a job that is not the scheduler's."""
+        """Its part of a heartbeat, for a job that is not the scheduler's."""
         usage = self.usage()
         return JobReport(
             self.found.job_id,
@@ -137,7 +137,7 @@ class Tracked:
     def take_sample(self, at: float, size: int) -> None:
         """Add a point to the job's graphs, of which ``size`` are kept; ``at`` seconds since 1970.
 
-        None is added when the job was not checked since the last one, nor at the first call: that is its base.
+        No point is added when the job was not checked since the last one, nor at the first call, which sets the base.
         """
         now = self.state.base
         if now is None:
@@ -174,7 +174,7 @@ class Tracked:
         self.next_check_s = -math.inf
 
     def follow_writes(self) -> None:
-        """Have the state know whether its limit is one that is written."""
+        """Have the state know whether the agent writes the limit."""
         if self.state.is_written != self.writes:
             self.state = msgspec.structs.replace(self.state, is_written=self.writes)
 
@@ -200,7 +200,7 @@ class Tracked:
             return self.state.hard_cores
         limit, hard, given = self.state.limit_cores, self.state.hard_cores, self.in_force.cores
         given = given if given < hard else hard
-        # Another is in force while a write waits: for systemd, after a foreign write, a pause, a failure.
+        # Another limit is in force while a write waits: for systemd, after a foreign write, a pause, a failure.
         is_in_force = -EQUAL_CORES <= given - limit <= EQUAL_CORES
         return limit if is_in_force or self.settings.actuator != "quota" else given
 
@@ -232,10 +232,10 @@ class Tracked:
 
 
 class JobView(msgspec.Struct, frozen=True, gc=False):
-    """One job as metrics, status and reports see it; cores, seconds. ``override_left_s`` None when not overridden.
+    """One job as metrics and status see it; cores, seconds. ``override_left_s`` None when not overridden.
 
-    ``unit`` and ``labels``: the unit of systemd it is, and properties of that; ``override_by``: who ordered what is in
-    force, "" where that is not known.
+    ``unit``: the unit of systemd whose cgroup it is; ``labels``: that unit's properties; ``override_by``: how the limit
+    in force was set, "" where that is not known.
     """
 
     found: FoundJob
@@ -280,7 +280,7 @@ SettingsCache = dict[tuple[int, str], MonitorSettings]
 def resolve_job(
     config: AgentConfig, found: FoundJob, directory: str, cache: SettingsCache
 ) -> tuple[MonitorSettings, Mode]:
-    """The resulting settings and mode of a job. Raises ConfigError. ``cache`` holds for one look at all jobs.
+    """The resulting settings and mode of a job. Raises ConfigError. ``cache`` is valid for one rescan.
 
     An xattr on a cgroup that belongs to root decides; on one that belongs to its user it can only make the agent do
     less: no user can opt in what the operator left out.
@@ -313,7 +313,7 @@ def find_refusal(config: AgentConfig, path: str, directory: str) -> str:
 
 
 def compute_hard(hierarchies: Hierarchies, found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:
-    """The CPU a job really has in cores: what it ordered, held to the quota found and to those above it."""
+    """The CPU a job really has in cores: what it ordered, capped by the quota found and those above it."""
     ordered = found.cpu_limit_cores
     if ordered is None:
         ordered = original.cores if original.quota_us is not None else float(read_cpus(hierarchies, found.path))

@@ -1,4 +1,4 @@
-"""inotify: cgroups that come, go and are renamed, and foreign writes to the limits of the ones the agent changes."""
+"""inotify: cgroups that come, go and are renamed, and writes to the limit files of the jobs that are followed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Watcher:
             return
 
     def drain(self) -> tuple[set[str], set[str], bool]:
-        """(paths that came, went or changed, owners whose limits were written, events were lost) since the last one."""
+        """Paths that came, went or changed, owners whose limits were written; whether events were lost."""
         children: set[str] = set()
         owners: set[str] = set()
         lost = False

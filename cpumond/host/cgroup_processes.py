@@ -1,4 +1,4 @@
-"""The processes of cgroups: who lives there, and signals that never hit another process of the same number.
+"""The processes of cgroups, and signals that never hit another process of the same number.
 
 Needs the standard library only: the keeper of jobs runs with nothing else.
 """

@@ -1,8 +1,8 @@
 """Bounds for the connections of one HTTP server: their number, and what unfinished requests and unread answers take.
 
-Whoever can connect can send half a request, many requests at once, or read no answer, before anybody is asked for a
-token. Where a bound is reached, the connection whose last answer is longest ago is ended: honest clients get answers
-all the time, so theirs stay. For bytes it is one of those that hold no less than the mean, as a small request that
+Any client can send half a request, many requests at once, or read no answer, before a token is asked for. Where a bound
+is reached, the connection whose last answer is longest ago is ended: honest clients get answers all the time, so their
+connections stay. For bytes it is one of those that hold no less than the mean, as a small request that
 waits for its turn is not what fills the room. A connection whose request is whole and being answered is never ended.
 """
 
@@ -54,14 +54,14 @@ class Door:
             connection.held = 0
 
     def renew(self, connection: Bounded) -> bool:
-        """It got an answer; whether it is not over yet."""
+        """A connection got an answer; False when it is over already."""
         if connection not in self._connections:
             return False
         self._connections.move_to_end(connection)
         return True
 
     def hold(self, connection: Bounded, held: int) -> None:
-        """What a connection holds from now on, bytes; nothing once it is over."""
+        """Note the bytes that a connection holds from now on; ignored once it is over."""
         if connection not in self._connections:
             return  # a request that came before the end may still be answered
         self.held_bytes += held - connection.held
@@ -112,10 +112,10 @@ class Deadline:
 
 
 class Bounded(asyncio.Protocol):
-    """What the protocol classes of both libraries get; before them in the order of bases. ``door`` is the server's.
+    """Mixin for the protocol classes of both libraries, before them in the order of bases. ``door`` is the server's.
 
     While a request waits for its answer not much more is read than the piece that begins the next one: what is sent too
-    early waits in the kernel, and with it who sent it.
+    early waits in the kernel, and so does its sender.
     """
 
     door: Door
@@ -136,7 +136,7 @@ class Bounded(asyncio.Protocol):
         self.flow = self._flow = _Flow(transport, self)
         # A piece that is read is parsed in one go. An event loop without this attribute reads more at once.
         transport.max_size = PIECE_BYTES  # type: ignore[attr-defined]
-        # So that all that is not read yet is known.
+        # So that all bytes that the client has not read yet are counted.
         transport.set_write_buffer_limits(high=0)
         self._unsent = 0
         self._deadline = Deadline(self.door.exchange_s)
@@ -155,7 +155,7 @@ class Bounded(asyncio.Protocol):
         return self.has_waiting and not self._unsent
 
     def end(self) -> None:
-        """There is no room for it."""
+        """Close it at once: a bound is reached."""
         self.transport.abort()
 
     def on_response_complete(self) -> None:
@@ -209,7 +209,7 @@ class BoundedH11(Bounded, H11Protocol):
     """h11 takes one request after the other from what was read, at most one piece of PIECE_BYTES."""
 
     def send_400_response(self, msg: str) -> None:
-        """What was received is no HTTP: the connection ends, whatever its request was about to be answered."""
+        """What was received is no HTTP: the connection ends, whatever answer is under way."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

@@ -25,7 +25,7 @@ IPV6_FREEBIND: Final = 78
 """Of <linux/in.h> and <linux/in6.h>; ``socket`` does not name them."""
 
 MAX_STATUS = 800
-"""Characters: systemd drops a message of more than 4096 bytes, however it is made."""
+"""Characters of a status: systemd drops a message of more than 4096 bytes."""
 EXTEND_S = 30
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        # Not a ConfigError: the service manager tries again after this one, some times, and the name may be known then.
+        # Not a ConfigError: the service manager tries again after this one, and the name may be known then.
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise CreateError(f"cannot {doing}: {host!r}: {reason}; {advice}") from None
     places = [(family, address) for family, _, _, _, address in found]
@@ -99,7 +99,7 @@ def _listen(family: int, address: tuple[Any, ...], backlog: int, is_alone: bool,
             tcp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if is_early:
             is_v6 = family == socket.AF_INET6
-            # A kernel without it refuses the address once more, in words that say what is wrong.
+            # On a kernel without it ``bind`` refuses the address again, and that error says what is wrong.
             with contextlib.suppress(OSError):
                 tcp.setsockopt(
                     socket.IPPROTO_IPV6 if is_v6 else socket.IPPROTO_IP, IPV6_FREEBIND if is_v6 else IP_FREEBIND, 1
@@ -118,7 +118,7 @@ def close_sockets(sockets: list[socket.socket]) -> None:
 
 
 class ServiceManager:
-    """The service manager (sd_notify), when ``environment`` says that it started us; else messages go nowhere.
+    """The service manager (sd_notify), where ``environment`` says that it started this process; else nothing is sent.
 
     ``watchdog_s``: how long it waits for WATCHDOG=1, seconds; infinity when it does not.
     """
@@ -139,9 +139,9 @@ class ServiceManager:
         return self._send is not None
 
     def tell(self, *lines: str, status: str = "") -> None:
-        """Send one message. A manager that does not listen must not stop us, so this never raises.
+        """Send one message. A manager that does not listen must not stop the program, so this never raises.
 
-        ``status``: what ``systemctl status`` shows of us from now on, of any length and on any number of lines.
+        ``status``: what ``systemctl status`` shows from now on, of any length and on any number of lines.
         """
         if self._send is None:
             return
@@ -189,9 +189,9 @@ LARGE_BYTES: Final = 32_768
 
 
 def give_back_large_blocks() -> None:
-    """Have memory of LARGE_BYTES and more go back to the system when it is freed, as what thousands of peers sent does.
+    """Have blocks of LARGE_BYTES and more go back to the system when they are freed, such as thousands of requests.
 
-    By itself glibc keeps such blocks in its heap once one was freed, where any small one behind them holds them.
+    By default glibc takes such blocks from its heap once one was freed, where a small block behind them keeps them.
     """
     import ctypes  # not each program that starts needs it
 

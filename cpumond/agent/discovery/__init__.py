@@ -105,7 +105,7 @@ def name_job(source: Source, path: str) -> FoundJob | None:
 
     Groups ``id`` (or ``job_id``, ``job``) and ``operation`` (or ``operation_id``, ``op``) of ``id_regex`` name the
     job, else its first and second group, else the whole match. Without ``id_regex`` the last component is the id,
-    or the whole path where a wildcard stands before the last component. Of a unit it is the name that counts.
+    or the whole path where a wildcard stands before the last component. For units ``id_regex`` is about the name.
     """
     operation_id = source.operation
     if source.id_regex is None:

@@ -32,7 +32,7 @@ def list_glob(root: str, pattern: str) -> tuple[list[str], list[str]]:
 
 
 def may_match(pattern: str, path: str) -> bool:
-    """Whether ``path``, a matching one above or below it, can change what ``pattern`` finds."""
+    """Whether a change at ``path`` can change what ``pattern`` finds: whether they match as far as both go."""
     for part, component in zip((part for part in pattern.split("/") if part), path.split("/"), strict=False):
         if part == "**":
             return True
@@ -73,5 +73,5 @@ def list_directories(path: str) -> list[str]:
         with os.scandir(path) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
-        # Gone between the look at its parent and now: it has no children.
+        # Gone since its parent was listed: it has no children.
         return []

@@ -1,7 +1,7 @@
 """Which cgroups look like workloads, and what their paths tell about them; pure, knows no configuration.
 
-What engines and schedulers call their cgroups is their own habit, the same for many years: a container's id is in its
-name, a Slurm job's number, a pod's uid. What a path does not tell (a container's name, a job's user) is left out.
+Engines and schedulers name cgroups by conventions that have been stable for years: the name holds a container's id, the
+number of a Slurm job, the uid of a pod. What a path does not tell (a container's name, a job's user) is left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Workload(msgspec.Struct, frozen=True):
 class SourceSketch(msgspec.Struct, frozen=True):
     """A ``[[source]]`` that finds workloads like those of ``paths``: keys and values as in the configuration.
 
-    ``keep_shadow``: these are better never lowered without a thought, such as the services of the system.
+    ``keep_shadow``: an operator should think before these are lowered, such as the services of the system.
     """
 
     keys: dict[str, str | list[str]]
@@ -54,11 +54,11 @@ _ENGINES: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
     ("cri-o", re.compile(rf"crio-({_HEX})(?:\.scope)?")),
     ("container", re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")),
 )
-"""Names of containers' cgroups, wherever they are; the last one is for engines that nobody thought of."""
+"""Names of containers' cgroups, wherever they are; the last one is for unknown engines."""
 _MONITORS: Final = re.compile(
     rf"conmon|(?:libpod|crio)-conmon-{_HEX}(?:\.scope)?|lxc\.monitor(?:\..+)?|init\.scope|\.lxc"
 )
-"""Processes that look after a workload, and PID 1's: no workloads."""
+"""Cgroups of processes that look after a workload, and of PID 1: no workloads."""
 _POD: Final = re.compile(r"(?:.*-)?pod([0-9a-f]{8}[0-9a-f_-]*)(?:\.slice)?(?::[\w-]+:([0-9a-f]+))?")
 _QOS: Final = re.compile(r"besteffort|burstable")
 _JOB: Final = re.compile(r"job_([0-9]+)")
@@ -76,7 +76,7 @@ _FULL: Final = 2
 def classify(path: str) -> tuple[Workload, int] | None:
     """The workload whose own cgroup is at ``path`` and its rank; None for what is inside or above one, or nothing.
 
-    A leaf cgroup that has no known name is no matter of its path: ``pick_workloads``.
+    Leaf cgroups without a known name are found by ``pick_workloads``: their paths tell nothing.
     """
     above, _, last = path.rpartition("/")
     if not last or _MONITORS.fullmatch(last):
@@ -137,7 +137,7 @@ def _find_container(parents: list[str], parent: str, last: str) -> _Found | None
 
 
 def _find_unit(path: str, parents: list[str], parent: str, last: str) -> tuple[Workload, int] | None:
-    """A service or scope in a slice, of the system's or of a user's manager, which is no workload itself."""
+    """A service or scope in a slice, of the system's manager or a user's; the user's manager itself is no workload."""
     if not last.endswith(_UNIT_SUFFIXES) or _USER_MANAGER.fullmatch(last) or not parent.endswith(".slice"):
         return None
     user = next((each[1] for name in reversed(parents) if (each := _USER_SLICE.fullmatch(name))), "")
@@ -160,10 +160,10 @@ def _unescape(name: str) -> str:
 def pick_workloads(
     paths: Iterable[str], is_populated: Callable[[str], bool], left_out: Iterable[str] = ()
 ) -> list[Workload]:
-    """The workloads among all cgroups ``paths`` (relative), sorted by path; never one and what is above it.
+    """The workloads among all cgroups ``paths`` (relative), sorted by path; none is above another.
 
     The outermost container, Slurm job or virtual machine; else the outermost unit or pod that holds none of them; else
-    a leaf cgroup with processes (``is_populated``, asked for those alone). ``left_out`` are never workloads.
+    a leaf cgroup with processes (``is_populated``, only asked about leaves). ``left_out`` are never workloads.
     """
     every = sorted(set(paths) - {""})
     inner = {above for path in every for above in list_above(path)}
@@ -210,7 +210,7 @@ _VARIABLE: Final = (
     (re.compile(r"^(step_|lxc\.payload\.|systemd-nspawn@).+?(\.service)?$"), r"\1*\2"),
     (re.compile(r"^machine-.+\.scope$"), "machine-*.scope"),
 )
-"""What tells one from the other of the same kind, and a glob for it."""
+"""The parts of a name in which workloads of the same kind differ, and a glob for each."""
 _NO_GLOB: Final = re.compile(r"[*?\[\]]")
 _IDS: Final[dict[str, str]] = {
     "kubernetes": rf"pod(?P<operation>[0-9a-f_-]+).*[/:-](?P<id>[0-9a-f]{{{SHORT_ID}}})[0-9a-f]*(\.scope)?$",
@@ -224,10 +224,10 @@ _IDS: Final[dict[str, str]] = {
 
 
 def list_sources(workloads: Iterable[Workload], leaves: Callable[[str], list[str]]) -> list[SourceSketch]:
-    """Sources that find ``workloads`` and others like them, the most special first: the first one keeps a cgroup.
+    """Sources that find ``workloads`` and others like them, the most specific first: the first one keeps a cgroup.
 
     ``leaves`` gives the leaf cgroups below a path, itself where it has none below: the agent changes leaf cgroups only,
-    which of a Slurm job are its tasks.
+    which for a Slurm job are its tasks.
     """
     globs: dict[tuple[Kind, str], list[str]] = {}
     units: dict[tuple[str, str], list[str]] = {}
@@ -241,11 +241,11 @@ def list_sources(workloads: Iterable[Workload], leaves: Callable[[str], list[str
         else:
             for leaf in leaves(path) if workload.kind == "slurm" else [path]:
                 globs.setdefault((workload.kind, generalise(leaf)), []).append(leaf)
-    # A pattern may match what is above a longer one's, as scopes of podman do where crun made some of them.
+    # A pattern may match the parents of a longer one's, as for scopes of podman where crun made some of them.
     ordered = sorted(globs.items(), key=lambda item: (item[0][0], -item[0][1].count("/"), item[0][1]))
     found = [_sketch_glob(kind, pattern, paths) for (kind, pattern), paths in ordered]
     for (place, suffix), paths in sorted(units.items()):
-        # A slice above it that is a source finds these, too.
+        # A source for a slice above finds these, too.
         outer = next((above for above in list_above(place) if (above, suffix) in units), None)
         if outer is not None:
             units[outer, suffix] += paths
@@ -291,7 +291,7 @@ def generalise(path: str) -> str:
 
 
 def find_roots(sketches: Iterable[SourceSketch]) -> list[str]:
-    """``managed_roots`` for what these sources find: as far down as its paths have the same beginning."""
+    """``managed_roots`` for what these sources find: the part of its paths before the first wildcard."""
     roots = set()
     for sketch in sketches:
         slices = sketch.keys.get("slices", [])
@@ -300,7 +300,7 @@ def find_roots(sketches: Iterable[SourceSketch]) -> list[str]:
             continue
         for path in sketch.paths:
             pairs = zip(path.split("/"), str(sketch.keys["pattern"]).split("/"), strict=True)
-            # A "?" is only in place of a sign that would mean something in a glob.
+            # A "?" only replaces a character that would mean something in a glob.
             fixed = itertools.takewhile(lambda pair: not re.search(r"[*\[]", pair[1]), pairs)
             roots.add("/".join(part for part, _ in fixed) or path.partition("/")[0])
     return sorted(root for root in roots if roots.isdisjoint(list_above(root)))

@@ -6,8 +6,8 @@
                   a stop order: interrupt, then kill at ``kill_at_s``
 
 Each job has a directory in ``jobs_dir`` with its ``job.json``, written before the step it tells of, its logs, and a
-working directory of its own, which goes with it. What is on disk survives the agent: the next one goes on where this
-one stood. All methods but ``read_log`` are for the thread of the tick.
+working directory of its own, removed when the job ends. What is on disk survives the agent: the next one goes on where
+this one stood. All methods but ``read_log`` are for the thread of the tick.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RECOVERY_S = 12.0
 LOG_READ_S = 3.0
 """A log that takes longer to read must not hold up the heartbeats."""
 BROKEN_STARTS = 3
-"""So many starts in a row that failed through this node's fault, and it offers no slots for a while."""
+"""After so many failed starts in a row that are this node's fault it offers no slots for BROKEN_S."""
 BROKEN_S = 60.0
 MAX_SEEN = 10_000
 FITS = 1e-6
@@ -71,7 +71,7 @@ CountCores = Callable[[], tuple[Mapping[str, Usage], float]]
 
 
 class AssignedJobs:
-    """All of them, the executor that runs them, and what this host offers.
+    """All jobs of the scheduler on this host, the executor that runs them, and whether the host offers slots.
 
     ``read_memory`` gives the bytes that a cgroup uses. ``on_offer`` is called when the host begins or ceases to offer
     slots; ``problem`` says why it offers none.
@@ -99,7 +99,7 @@ class AssignedJobs:
         self._jobs_dir = JobsDir(config.executor.jobs_dir)
         self._seen: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._directories: dict[str, str] = {}
-        """For readers in other threads; replaced entries only."""
+        """Job id -> directory, read by other threads, too: an entry is never changed in place."""
         self._broken_starts = 0
         self._retry_at_s = -math.inf
         self.is_ready = False
@@ -113,7 +113,7 @@ class AssignedJobs:
         self._recovery: Future[dict[str, Started]] | None = None
 
     def load(self, now_s: float) -> None:
-        """Read what an earlier run left and find its jobs again. What stands against it is said in ``problem``."""
+        """Read what an earlier run left and find its jobs again; where that fails, ``problem`` says why."""
         if self._open(now_s):
             self._take_recovered(lambda: self.executor.recover(self._list_mine()), now_s)
 
@@ -129,7 +129,7 @@ class AssignedJobs:
             self._jobs_dir.close()
             self.jobs.clear()
             self._retry_at_s = now_s + BROKEN_S
-            self._say(f"no job can be run: {error}")
+            self._set_problem(f"no job can be run: {error}")
             return False
         return True
 
@@ -149,14 +149,14 @@ class AssignedJobs:
             if file.state == "waiting" and file.finished is None:
                 self._jobs_dir.remove(set_aside(directory))  # never begun: the order may come again
                 continue
-            self._see(name, directory)
+            self._remember(name, directory)
             if file.acknowledged:
                 assert file.finished is not None
                 kept[name] = (file.finished.finish_time or 0.0, directory)
                 continue
             job = self.jobs[name] = AssignedJob(file, directory, now_s, now_s)
             for each, noted in sums.get(name, {}).items():
-                # The newer of the two files has the larger one.
+                # The newer of the two files has the larger sum.
                 job.earlier[each] = max(job.earlier.get(each, 0.0), noted)
             if file.finished is None and file.boot_id != self._boot_id:
                 self._finish(job, "lost", "the host was started anew while it ran")
@@ -179,7 +179,7 @@ class AssignedJobs:
         for job in self.jobs.values():
             if job.file.state != "waiting" and not os.path.isdir(job.directory):
                 make_directory(job.directory, 0o711, "executor.jobs_dir")
-                self._note(job)
+                self._update_file(job)
         return [self._jobs_dir.path]
 
     def _list_mine(self) -> list[str]:
@@ -204,22 +204,22 @@ class AssignedJobs:
             if not isinstance(error, CpumondError):
                 log.exception("executor_failed")
             self._retry_at_s = now_s + BROKEN_S
-            self._say(f"no job can be run: {error}")
+            self._set_problem(f"no job can be run: {error}")
             return
         self.is_ready = True
-        self._say("")
+        self._set_problem("")
         for started in found.values():
             job = self.jobs[started.job_id]
             if job.file.finished is not None:
                 continue
-            self._note(
+            self._update_file(
                 job, state="running", cgroup=started.cgroup, start_time=job.file.start_time or started.start_time
             )
             job.mark_running()
         if mine:
             log.info("jobs_adopted", adopted=len(found), ended=len(mine) - len(found))
 
-    def _say(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         if problem != self.problem:
             self.problem = problem
             self._changed = True
@@ -233,10 +233,10 @@ class AssignedJobs:
         """The agent ends, the jobs go on."""
         for job in self.jobs.values():
             if job.takes_room and job.usage is not None:
-                self._note(job)
+                self._update_file(job)
         if self._recovery is not None:
             concurrent.futures.wait([self._recovery], RECOVERY_S)
-        # Removals go on until they are done, the process waits for them at its very end.
+        # Removals that have begun go on, the process waits for them at its very end; the next run does the others.
         self._jobs_dir.workers.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
         self.executor.close()
@@ -248,7 +248,7 @@ class AssignedJobs:
             job = self.jobs.get(job_id)
             if job is not None and job.file.finished is not None:
                 del self.jobs[job_id]
-                self._note(job, acknowledged=True)
+                self._update_file(job, acknowledged=True)
                 self._jobs_dir.kept[job_id] = (job.file.finished.finish_time or self.clock.wall_s(), job.directory)
         for stop in answer.stop:
             job = self.jobs.get(stop.job_id)
@@ -256,32 +256,32 @@ class AssignedJobs:
                 self._stop(job, stop, now_s)
         for order in answer.start:
             if order.job_id not in self.jobs and order.job_id not in self._seen:
-                self._take(order, sent_at_s, now_s)
+                self._accept(order, sent_at_s, now_s)
 
     def _stop(self, job: AssignedJob, stop: StopOrder, now_s: float) -> None:
         if job.file.state == "waiting":
-            self._note(job, stop=stop)
+            self._update_file(job, stop=stop)
             self._finish(job, "aborted", stop.why)
             return
         kill_at_s = now_s + stop.timeout_s
         first = job.file.stop is None
         if first:
-            self._note(job, stop=stop, stopped_at=self.clock.wall_s())
+            self._update_file(job, stop=stop, stopped_at=self.clock.wall_s())
             log.info("job_stopping", job_id=job.order.job_id, kind=stop.kind, why=stop.why, timeout_s=stop.timeout_s)
         if kill_at_s < job.kill_at_s:
             job.kill_at_s = kill_at_s
         if first and stop.timeout_s > 0 and self.is_ready:
             self.executor.interrupt(job.order.job_id)
 
-    def _take(self, order: JobOrder, sent_at_s: float, now_s: float) -> None:
+    def _accept(self, order: JobOrder, sent_at_s: float, now_s: float) -> None:
         if not JOB_ID.fullmatch(order.job_id):
             log.error("order_refused", job_id=order.job_id, error="a job id must be letters, digits and -_.")
             return
         directory = os.path.join(self._jobs_dir.path, order.job_id)
         self.jobs[order.job_id] = AssignedJob(JobFile(order, self._boot_id), directory, now_s, sent_at_s)
-        self._see(order.job_id, directory)
+        self._remember(order.job_id, directory)
 
-    def _see(self, job_id: str, directory: str) -> None:
+    def _remember(self, job_id: str, directory: str) -> None:
         self._seen[job_id] = None
         self._directories[job_id] = directory
         while len(self._seen) > MAX_SEEN + len(self.jobs) + len(self._jobs_dir.kept):
@@ -322,7 +322,7 @@ class AssignedJobs:
         if self.problem and self._broken_starts and now_s >= self._retry_at_s:
             # One more bad start is enough to be broken again.
             self._broken_starts = BROKEN_STARTS - 1
-            self._say("")
+            self._set_problem("")
         return self._take_changed()
 
     def _take_changed(self) -> bool:
@@ -346,7 +346,7 @@ class AssignedJobs:
             if event.node_fault:
                 self._count_bad_start(event.problem, now_s)
         else:
-            self._finish(job, *job.judge_end(event), event)
+            self._finish(job, *job.classify_end(event), event)
 
     def _take_start(self, job: AssignedJob, event: Started) -> None:
         self._broken_starts = 0
@@ -354,7 +354,7 @@ class AssignedJobs:
         took_s = self.clock.monotonic_s() - job.sent_at_s
         self.start_seconds += took_s
         self.start_buckets[sum(took_s > bound for bound in START_BUCKETS_S)] += 1
-        self._note(job, state="running", cgroup=event.cgroup, start_time=event.start_time)
+        self._update_file(job, state="running", cgroup=event.cgroup, start_time=event.start_time)
         job.mark_running()
         if job.file.stop is not None:
             # The stop order came before it had a process to be interrupted.
@@ -366,7 +366,7 @@ class AssignedJobs:
     def _finish(self, job: AssignedJob, state: EndState, reason: str, ended: Ended | None = None) -> None:
         order = job.order
         finished = job.describe_end(state, reason, ended or Ended(order.job_id, self.clock.wall_s()))
-        self._note(job, state="ended", finished=finished)
+        self._update_file(job, state="ended", finished=finished)
         job.kill_at_s = math.inf
         self.counters[state] += 1
         log.info("job_ended", job_id=order.job_id, operation_id=order.operation_id, state=state,
@@ -377,7 +377,7 @@ class AssignedJobs:
         self._broken_starts += 1
         if self._broken_starts >= BROKEN_STARTS and not self.problem:
             self._retry_at_s = now_s + BROKEN_S
-            self._say(f"{self._broken_starts} jobs in a row could not be started here: {problem}")
+            self._set_problem(f"{self._broken_starts} jobs in a row could not be started here: {problem}")
 
     def _start_what_fits(self, now_s: float, other_cores: float) -> None:
         """Start waiting jobs in the order of arrival; one that does not fit does not hold up those behind it."""
@@ -394,7 +394,7 @@ class AssignedJobs:
             )  # fmt: skip
             missing = [each for each in wanted if each[1] > 0 and each[1] > each[2] + FITS * max(each[1], 1.0)]
             if now_s - job.received_at_s > order.wait_s:
-                # Too late, also where there is room now: by this time it is placed elsewhere.
+                # Too late, even if there is room now: the scheduler has placed it elsewhere by this time.
                 text = ", ".join(f"{amount:g} {what} of {left:g} free" for what, amount, left in missing)
                 text = text or "there is now, too late"
                 self._finish(job, "aborted", f"the node had no room for it within {order.wait_s:g} s: {text}")
@@ -403,7 +403,7 @@ class AssignedJobs:
                 self._start(job, now_s)
 
     def _give_up_late_ones(self, now_s: float) -> None:
-        """While nothing can be started here: what has waited too long is placed elsewhere."""
+        """While nothing can be started here: abort what has waited too long, which is placed elsewhere."""
         for job in self._list_waiting():
             if now_s - job.received_at_s > job.order.wait_s:
                 self._finish(job, "aborted", self.problem)
@@ -428,7 +428,7 @@ class AssignedJobs:
         try:
             os.makedirs(job.directory, 0o711, exist_ok=True)
             os.chmod(job.directory, 0o711)  # noqa: S103 - its user passes through it; the files in it have modes of their own
-            self._note(job, strict=True)
+            self._update_file(job, strict=True)
             where = order.working_directory or os.path.join(job.directory, SANDBOX)
             if not order.working_directory:
                 os.mkdir(where, 0o700)
@@ -436,7 +436,7 @@ class AssignedJobs:
                     os.chown(where, account.pw_uid, account.pw_gid, follow_symlinks=False)
         except OSError as error:
             raise from_os_error(error, f"make {job.directory}", "free space or fix the rights of jobs_dir") from error
-        self._note(job, strict=True, state="starting")
+        self._update_file(job, strict=True, state="starting")
         return Launch(
             job_id=order.job_id,
             argv=argv,
@@ -469,7 +469,7 @@ class AssignedJobs:
         return [job.file.finished for job in self.jobs.values() if job.file.finished is not None]
 
     def find_by_cgroup(self, path: str) -> JobOrder | None:
-        """The order of the job in a cgroup; None for the jobs of others."""
+        """The order of the job in a cgroup; None where that is no living job of the scheduler."""
         found = (job.order for job in self.jobs.values() if job.file.cgroup == path and job.takes_room)
         return next(found, None)
 
@@ -538,13 +538,13 @@ class AssignedJobs:
             self.counters["overdraft"] += 1
             self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, "resource_overdraft", why), now_s)
 
-    def _note(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
-        """Change the job's file and write it. A disk that refuses is only an error where ``strict``: before a start."""
+    def _update_file(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
+        """Change the job's file and write it. A failed write is logged, but raised where ``strict``, before a start."""
         job.file = msgspec.structs.replace(job.file, **job.sums(), **changes)
         # Whether it starts is known in some milliseconds: one heartbeat for both.
         self._changed |= job.file.state != "starting"
         if not os.path.isdir(job.directory) and not strict:
-            return  # it never came as far as a directory
+            return  # its directory was never made
         try:
             write_job_file(job.directory, job.file)
         except OSError as error:

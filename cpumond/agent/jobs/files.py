@@ -29,13 +29,13 @@ log = structlog.get_logger("cpumond.agent")
 
 JOB_FILE = "job.json"
 BEFORE = ".before"
-"""Beside it: what it was a step ago, for the day when it cannot be read."""
+"""Suffix of the file as it was a step before, which is read where the newest is damaged."""
 SANDBOX = "sandbox"
 LOCK_FILE = ".lock"
 SUMS_FILE = ".sums"
 """No job has a name that begins with a dot."""
 SUMS_PERIOD_S = 10.0
-"""An agent that is killed loses so much of its jobs' sums."""
+"""An agent that is killed loses what its jobs' sums gained in so much time."""
 ASIDE = ".gone-"
 MAX_ERROR = 1000
 
@@ -72,7 +72,7 @@ class JobsDir:
         self.path = path
         self.workers = ThreadPoolExecutor(2, "jobs")
         self.kept: dict[str, tuple[float, str]] = {}
-        """Jobs that are acknowledged and whose logs are kept: finish time (since 1970) and directory, oldest first."""
+        """Acknowledged jobs whose logs are kept: finish time (since 1970) and directory, oldest first."""
         self._lock: int | None = None
         self._sums_at_s = -math.inf
         self._sums_writing: Future[None] | None = None
@@ -86,7 +86,7 @@ class JobsDir:
     def open(self) -> None:
         """Take it over, also where it was made anew meanwhile: only the agent may write it.
 
-        The users of jobs pass through it. Raises CreateError, AccessError, ConfigError, and UnavailableError while
+        The users of jobs may pass through it. Raises CreateError, AccessError, ConfigError, and UnavailableError while
         another agent uses it.
         """
         path = self.path
@@ -134,7 +134,7 @@ class JobsDir:
             self.workers.submit(remove_tree, directory)
 
     def drop_logs(self, oldest: float, most: int) -> list[str]:
-        """Remove what ended before ``oldest``, and the oldest of more than ``most``; the jobs whose logs those were."""
+        """Remove the logs of jobs that ended before ``oldest``, and the oldest beyond ``most``; whose they were."""
         gone: list[str] = []
         for job_id, (finish_time, directory) in self.kept.items():
             if finish_time > oldest and len(self.kept) - len(gone) <= most:
@@ -146,7 +146,7 @@ class JobsDir:
         return gone
 
     def note_sums(self, now_s: float, sums: Callable[[], dict[str, dict[str, float]]]) -> None:
-        """Write the sums of all jobs now and then: what an agent that is killed cannot write at its end.
+        """Write the sums of all jobs every SUMS_PERIOD_S: an agent that is killed cannot write them at its end.
 
         In one file and in another thread: the jobs may keep the disk busy, and there may be a thousand of them.
         """
@@ -169,7 +169,7 @@ class JobsDir:
 
 
 def read_job_file(directory: str) -> JobFile | None:
-    """The newest file in a job's directory that is intact; None where there is none. Damaged ones are said."""
+    """The newest file in a job's directory that is intact; None where there is none. Damaged ones are logged."""
     path = os.path.join(directory, JOB_FILE)
     damaged = False
     for name in (path, path + BEFORE):
@@ -231,14 +231,14 @@ def list_set_aside(jobs_dir: str) -> list[str]:
 
 
 def remove_tree(directory: str) -> None:
-    """Delete a directory and all in it; what cannot be deleted is said in the log. Links are never followed."""
+    """Delete a directory and all in it; what cannot be deleted is logged. Links are never followed."""
     try:
         shutil.rmtree(directory)
     except Exception:
         if not os.path.lexists(directory):
             return
-        # Nested by thousands, made unreadable by the job, or another thread removes a part of it: tools that need no
-        # stack, as the owner of it all, and go on with the rest.
+        # Nested thousands deep, made unreadable by the job, or partly removed by another thread: these tools need no
+        # stack, give the owner the rights, and go on with the rest.
         for command in (["/bin/chmod", "-R", "u+rwX", "--", directory], ["/bin/rm", "-rf", "--", directory]):
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if os.path.lexists(directory):

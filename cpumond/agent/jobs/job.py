@@ -85,12 +85,12 @@ class AssignedJob:
         self.usage = now
 
     def share(self, amount: float) -> Share:
-        """``amount`` of a resource as its share; while it is still being started, it is the last of all."""
+        """``amount`` of a resource as its share; a job that is still being started counts as the latest of all."""
         start_time = self.file.start_time
         return Share(self.order.job_id, math.inf if start_time is None else start_time, amount)
 
     def mark_running(self) -> None:
-        """From now on the monitor sees it. Options that cannot be understood are left out, and logged."""
+        """From now on the monitor follows it. Options that cannot be understood are left out, and logged."""
         order = self.order
         try:
             layer = parse_layer(order.job_cpu_monitor, f"job {order.job_id}")
@@ -135,7 +135,7 @@ class AssignedJob:
             **self.sums(),
         )
 
-    def judge_end(self, ended: Ended) -> tuple[EndState, str]:
+    def classify_end(self, ended: Ended) -> tuple[EndState, str]:
         """What the end means: only what the job itself did is failed; what was done to it is aborted or lost."""
         stop, stopped_at, order = self.file.stop, self.file.stopped_at, self.order
         was_over = stopped_at is not None and ended.finish_time < stopped_at

@@ -73,13 +73,13 @@ def _own_account() -> pwd.struct_passwd:
 
 
 def make_environment(order: JobOrder, account: pwd.struct_passwd) -> dict[str, str]:
-    """What a job finds in its environment: a login's basics, what it is, and what its task says, which wins."""
+    """The environment of a job: a login's basics, its ids, and what its task gives, which wins."""
     return {
         "PATH": SAFE_PATH,
         "HOME": account.pw_dir,
         "USER": account.pw_name,
         "LOGNAME": account.pw_name,
-        "SHELL": _shell(),  # that of a service's account may refuse to do anything
+        "SHELL": _shell(),  # the shell of a service's account may refuse to run anything
         "LANG": "C.UTF-8",
         "CPUMOND_JOB_ID": order.job_id,
         "CPUMOND_OPERATION_ID": order.operation_id,
@@ -101,5 +101,5 @@ def make_argv(order: JobOrder) -> list[str]:
 
 
 def _shell() -> str:
-    """Shell commands are written for bash in the documents; a host without it has another."""
+    """The documents write shell commands for bash; a host without it has another shell."""
     return "/bin/bash" if os.access("/bin/bash", os.X_OK) else "/bin/sh"

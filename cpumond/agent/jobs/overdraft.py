@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 TOLERANCE = 1e-6
-"""Sums of limits that exceed the capacity by less than this share of it are equal to it."""
+"""Sums of limits that exceed the capacity by less than this share of it count as equal to it."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one job takes of a resource: cores or bytes. ``start_time`` decides who goes first."""
+    """What one job takes of a resource: cores or bytes. The latest ``start_time`` is aborted first."""
 
     job_id: str
     start_time: float

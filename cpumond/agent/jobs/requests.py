@@ -1,7 +1,7 @@
-"""What the scheduler's users ask of their jobs on this node: explain, pin, unpin.
+"""What users of the scheduler ask about their jobs on this node: explain, pin, unpin.
 
 The requests come with the answers to heartbeats (``wire.JobRequest``) and come again until the scheduler has the reply.
-They are carried out by the thread of the tick, as those of the control socket, and only for the scheduler's own jobs.
+They are carried out by the thread of the tick, like those of the control socket, and only for the scheduler's own jobs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class JobRequests:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._changes: collections.OrderedDict[str, JobReply] = collections.OrderedDict()
-        """Request -> reply, of pins and unpins: one whose reply was lost must not be carried out again, or a pin for
-        some minutes would begin anew. Of the tick's thread."""
+        """Request id -> reply, for pins and unpins: a request whose reply was lost must not be carried out again, or a
+        pin for some minutes would begin anew. For the tick's thread."""
 
     def carry_out(self, request: JobRequest, timeout_s: float) -> JobReply | None:
         """The reply, from any thread but the tick's; None when the tick has no time for it, or the agent is ending.
@@ -85,7 +85,7 @@ class JobRequests:
             what = "runs, but its cgroup is not measured yet" if job.file.state == "running" else "has not started yet"
             raise UnavailableError(f"job {job_id} {what}; ask again in a moment")
         if len(found) > 1:
-            # Pins go by the id: it would hold the others, too.
+            # Pins go by the id: the pin would hold the others, too.
             others = ", ".join(sorted(found.keys() - {job.file.cgroup}))
             raise RefusedError(f"job {job_id}: this node has another job of this id, cgroup {others}")
         return found[job.file.cgroup]

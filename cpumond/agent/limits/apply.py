@@ -24,7 +24,7 @@ from cpumond.monitor.rules import look
 log = structlog.get_logger("cpumond.agent")
 
 ANSWER_PATIENCE_S = 3.0
-"""So long an increase waits for systemd to say whose a change is."""
+"""How long an increase waits for systemd to say who made a change."""
 
 Decided = tuple[Tracked, Decision]
 
@@ -44,7 +44,7 @@ class Applier:
         self.looks = LookSchedule()
         self.has_looks = False
         self._looks_closed = 0
-        """``JobTable.closed_total`` as of the schedule: of a job that is closed nothing may be read."""
+        """``JobTable.closed_total`` when the schedule was made: the descriptors of a closed job must not be read."""
         self._pinned = False
 
     def apply(self, decided: list[Decided], now_s: float) -> None:
@@ -79,7 +79,7 @@ class Applier:
         self.context.flush()
 
     def _secure(self, allowed: list[tuple[Tracked, str, Decision]]) -> list[tuple[Tracked, str, Decision]]:
-        """Originals on disk first; where that fails nothing new is changed, what was changed before goes on."""
+        """Store originals first; where that fails, first changes, and cuts of jobs with an unsaved one, are put off."""
         if not allowed:
             return allowed
         try:
@@ -101,7 +101,7 @@ class Applier:
     def _apply_one(self, job: Tracked, kind: str, decision: Decision, now_s: float) -> None:
         found = read_settings_or_none(job)
         if found is not None and self.external.is_foreign(job, found, now_s):
-            # Another program has set it since the last look: that must not be written over.
+            # Another program has set the limit since the last look: that must not be overwritten.
             _put_off(job, kind, decision, "overridden", now_s)
             self.external.handle_write(job, found, now_s)
             self.external.store_originals()
@@ -125,7 +125,7 @@ class Applier:
             self.context.rescan_due = True
             return
         if decision.new_cores > decision.old_cores:
-            job.hold = job.hold.answered()  # written over: an answer says nothing about it any more
+            job.hold = job.hold.answered()  # overwritten: who set the limit before does not matter any more
         moved = applied.cores != decision.old_cores or kind == "pin" or (kind == "reapply" and applied.wrote)
         job.state, job.result, job.notes, job.last_error = (
             settle(job.state, decision, min(applied.cores, job.state.hard_cores)),
@@ -202,7 +202,7 @@ class Applier:
     def give_back(self, job: Tracked) -> None:
         """End a pin, an override or a contest: what is in force is the monitor's again."""
         now_s = self.clock.monotonic_s()
-        # Of a contested job the agent's own limit is written again, else it goes on from what is there.
+        # After a contest the agent's own limit is written again, else the monitor goes on from what is in force.
         contested = job.hold.is_contested
         limit = job.state.limit_cores if contested else read_limit_cores(job, job.in_force)
         job.hold = job.hold.release(now_s)
@@ -236,8 +236,8 @@ class Applier:
             self.context.snapshot = None
 
     def _look_closer(self, job: Tracked, now_s: float) -> Decision | None:
-        """The restore of a job that the agent's limit holds back; None where it does not, or may not be written now:
-        then the next check accounts for it."""
+        """The restore of a job that the agent's limit holds back; None where the limit does not, or may not be written
+        now: then the next check accounts for it."""
         before = job.state
         if before.limit_cores >= before.hard_cores or before.seen is None or now_s < job.hold.write_after_s:
             return None
@@ -281,8 +281,8 @@ def _write_order(item: tuple[Tracked, str, Decision]) -> tuple[bool, int]:
 
 
 def _put_off(job: Tracked, kind: str, decision: Decision, result: Result, again_s: float) -> None:
-    """A decision is not written now. The monitor makes another one at the next check; a pin, and what was lost, is
-    written as of ``again_s``."""
+    """Note that a decision is not written now. The monitor makes another one at the next check; a pin, or a limit that
+    was overwritten, is due again at ``again_s``."""
     job.result = result
     if kind in ("pin", "reapply"):
         job.hold = job.hold.write(again_s)
@@ -297,7 +297,7 @@ def _find_obstacle(job: Tracked, decision: Decision, paused: bool, covered: bool
     shrinks = decision.new_cores < decision.old_cores
     hold, decider = job.hold, job.hold.decider
     waiting = shrinks and (hold.write_at_s is not None or now_s < hold.write_after_s)
-    # More CPU does not wait for PID 1 longer than that.
+    # More CPU does not wait longer than that for PID 1.
     asked = hold.asking is not None and (shrinks or now_s < hold.asking.since_s + ANSWER_PATIENCE_S)
     obstacles: tuple[tuple[bool, Result], ...] = (
         (hold.is_contested, "contested"),

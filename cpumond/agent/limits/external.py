@@ -57,8 +57,8 @@ class ExternalWrites:
         self.store_originals()
 
     def store_originals(self) -> None:
-        """A new original is on disk before anything is done about it; where that fails it is tried again,
-        and nothing of it is lowered until then."""
+        """Have a new original on disk before anything else is done; where that fails it is tried again, and the limit
+        is not lowered until then."""
         if self.writer.unsaved:
             self.context.flush()
 
@@ -80,7 +80,7 @@ class ExternalWrites:
         if change == "same" or job.hold.is_contested:
             return
         if job.unit:
-            self._judge_unit_write(job, before, None, now_s)
+            self._handle_unit_write(job, before, None, now_s)
         else:
             self._record_write(job, Verdict.FILE, change, {}, now_s)
 
@@ -109,8 +109,8 @@ class ExternalWrites:
         """Another program set the limit that is in force: that is what is put back in the end, and respected for a
         time.
 
-        Of a unit that is so for what systemd wants, too (``values``), and for a raise above what was found: what is
-        written to its file alone does not outlive the next reload.
+        For a unit that holds only for what an operator set through systemd (``values``), and for a raise above what was
+        found: what is written to its file alone does not outlive the next reload.
         """
         found, actuator, old_cores = job.in_force, job.settings.actuator, job.state.limit_cores
         writes, is_operators = self.context.config.writes, verdict is Verdict.OPERATOR
@@ -126,10 +126,10 @@ class ExternalWrites:
         record(job, self.context.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
         event, more = ("unit_ordered", {"unit": job.unit}) if is_operators else ("foreign_write", {"kind": change})
         log.warning(event, job_id=job.found.job_id, **more, old_cores=old_cores, new_cores=found.cores)
-        # Of a unit a raise is meant, and so is whatever is written after it within its time.
-        meant = change == "raise" or isinstance(job.hold.decider, Respected)
-        meant = meant and writes.override_ttl_s > 0 and verdict is not Verdict.STORED
-        if is_operators or not job.unit or meant:
+        # A raise of a unit's limit is respected, and so is what is written after it within that time.
+        respected = change == "raise" or isinstance(job.hold.decider, Respected)
+        respected = respected and writes.override_ttl_s > 0 and verdict is not Verdict.STORED
+        if is_operators or not job.unit or respected:
             job.hold = job.hold.respect(now_s, writes.override_ttl_s, "systemctl set-property" if is_operators else "")
             job.restart(found_cores, now_s)
             return
@@ -155,7 +155,7 @@ class ExternalWrites:
             elif event.kind == "connected":
                 self.writer.ask_again(now_s, at_once=True)
             elif event.kind in ("away", "denied"):
-                # It is so for all of them.
+                # That holds for all units.
                 for each in self.table.by_unit.values():
                     if event.kind == "away":
                         self._resolve_unit_write(each, {}, now_s)
@@ -183,12 +183,12 @@ class ExternalWrites:
         """An operator gave a unit another limit just before the agent's was to be set, which then was not."""
         job = self.table.by_unit.get(event.unit)
         if job is None or not job.touched or job.hold.is_contested or not os.path.isdir(job.cgroup.directory):
-            # Its original was on its way back, or its cgroup is gone.
-            self.writer.accept(event.unit, event.values)
+            # Its original is on its way back, or its cgroup is gone.
+            self.writer.adopt_operator_values(event.unit, event.values)
             return
         others = {name: value for name, value in event.values.items() if name != PROPERTIES[job.settings.actuator]}
         if others:
-            # Of a setting that is not moved any more, and was to go back together with what is.
+            # Properties of a setting that is not moved any more, and was to go back together with the one that is.
             job.original = self.units.read_values(others, job.original)
             self.writer.keep(job)
             log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, properties=others)
@@ -203,7 +203,7 @@ class ExternalWrites:
             job.cgroup.write_settings(found, job.in_force)  # the agent may have raised it since
         except CpumondError as error:
             self.context.complain(None, error)
-        self._judge_unit_write(job, before, event.values, now_s, is_conflict=True)
+        self._handle_unit_write(job, before, event.values, now_s, is_conflict=True)
 
     def expire_gone_units(self, now_s: float) -> None:
         """Units whose time to come again is over, and those that systemd is to have back."""
@@ -232,7 +232,7 @@ class ExternalWrites:
                     continue
                 known = original if cgroup.inode == original.inode else None
                 if known is None:
-                    known = self.writer.take_over(cgroup, in_force, trusted=False)
+                    known = self.writer.take_over(cgroup, in_force, assume_own=False)
                 if known is None:
                     self.writer.forget(path)
                 else:
@@ -268,9 +268,9 @@ class ExternalWrites:
         if asking is None or job.hold.is_contested:
             return
         job.in_force = read_settings_or_none(job) or job.in_force
-        self._judge_unit_write(job, asking.before, values, now_s)
+        self._handle_unit_write(job, asking.before, values, now_s)
 
-    def _judge_unit_write(
+    def _handle_unit_write(
         self,
         job: Tracked,
         before: CpuSettings,

@@ -17,7 +17,7 @@ from typing import Any
 
 STATE_FILE = "originals.state"
 BAD = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
-"""What a file may cause in which anything can stand."""
+"""What may be raised for a file with any content."""
 WRITTEN_FILE = "limits.log"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
@@ -37,7 +37,7 @@ def raise_quotas(
     # container.
     for name, boot in (("RUNTIME_DIRECTORY", ""), ("STATE_DIRECTORY", boot_id_path)):
         directory = environment.get(name, "").partition(":")[0]
-        # Not what an agent of this version wrote: `restore` says so, and takes the other copy, too.
+        # A file that no agent of this version wrote is skipped: `restore` reports it.
         with contextlib.suppress(*BAD):
             if directory:
                 number, found = _read_originals(os.path.join(directory, STATE_FILE), boot)
@@ -54,7 +54,7 @@ def raise_quotas(
                     raised += _raise(place, version, original, written)
                 elif version == 1:
                     absent.append((place, original))
-        # v1 lets cgroups be renamed. The others do not wait for this look, and each directory is listed once.
+        # v1 lets cgroups be renamed. The others do not wait for this search, and each directory is listed once.
         siblings: dict[str, dict[int, str]] = {}
         for place, original in absent:
             with contextlib.suppress(*BAD):

@@ -37,7 +37,7 @@ class Respected:
 
 @dataclass(frozen=True, slots=True)
 class Contested:
-    """Another program changed the limit back too often: it decides for good. ``pin`` as of ``Respected``."""
+    """Another program changed the limit back too often: it decides until ``release``. ``pin`` as in ``Respected``."""
 
     pin: float | None = None
 
@@ -59,8 +59,8 @@ class Hold:
     """Who decides, and what is due. Times are of the monotonic clock in seconds.
 
     ``asking``: nothing is lowered until systemd has answered. ``write_at_s``: when the limit is written again, since
-    another one may be in force. ``write_after_s``: before, nothing is lowered, since a write has failed. ``losses``
-    that were in force instead of it, in a row, the last one at ``lost_at_s``.
+    another one may be in force. ``write_after_s``: nothing is lowered before, since a write has failed. ``losses``: how
+    often in a row another limit was in force instead, the last time at ``lost_at_s``.
     """
 
     decider: Free | Pinned | Respected | Contested = FREE
@@ -72,7 +72,7 @@ class Hold:
 
     @property
     def is_free(self) -> bool:
-        """Whether the monitor alone decides, and nothing is asked."""
+        """Whether the monitor alone decides, and systemd is not being asked."""
         return self.decider is FREE and self.asking is None
 
     @property
@@ -119,20 +119,20 @@ class Hold:
         return replace(self, decider=decider, write_at_s=None)
 
     def expire(self, now_s: float) -> Hold:
-        """The time of what is respected may be over; a pin that it overrode has to be set anew."""
+        """End a respected limit whose time is over; a pin that it overrode has to be set anew."""
         over = isinstance(self.decider, Respected) and now_s >= self.decider.until_s
         return replace(self, decider=FREE) if over else self
 
     def lose(self, now_s: float, backoff_s: float, most: int) -> Hold:
-        """The limit was changed by what is no order: it is written again after ``backoff_s``, twice as long each time;
-        the loss number ``most`` in a row is the last, then it is contested."""
+        """Another limit, not to be respected, is in force: the agent's is written again after ``backoff_s``, twice as
+        long each time; with loss number ``most`` in a row it is contested."""
         calm_s = max(CALM_S, 4 * backoff_s * 2**self.losses)
         losses = self.losses + 1 if now_s - self.lost_at_s < calm_s else 1
         lost = replace(self, losses=losses, lost_at_s=now_s, write_at_s=now_s + backoff_s * 2 ** (losses - 1))
         return lost if losses < most else replace(lost, decider=Contested(self.pinned_cores), write_at_s=None)
 
     def ask(self, before: CpuSettings, now_s: float) -> Hold:
-        """systemd is asked whose a change is; of several before its answer the first counts."""
+        """systemd is asked who made a change; of several before its answer the first counts."""
         return self if self.asking is not None else replace(self, asking=AskingSystemd(before, now_s))
 
     def answered(self) -> Hold:
@@ -149,4 +149,4 @@ class Hold:
 
 
 UNHELD = Hold()
-"""Of all jobs of which there is nothing to say: thousands share it."""
+"""Of all jobs that only the monitor decides about: thousands share it."""

@@ -13,7 +13,7 @@ from enum import Enum
 from cpumond.host.systemd.properties import UnitProperties, is_same_value
 
 RELOAD_S = 10.0
-"""So long after systemd has read its units again, what it gives back is a value that it had stored."""
+"""For so long after systemd has read its units again, a value that it applies counts as one that it had stored."""
 
 
 @dataclass(slots=True)
@@ -27,12 +27,12 @@ class UnitTarget:
     is_settled: bool = True
     """systemd has answered to ``target``."""
     acknowledged: bool = False
-    """systemd took at least one of them."""
+    """systemd knows the unit, and took at least one value."""
     submitted: bool = False
-    """It may have: the bus was not known to be away."""
+    """It may have taken one: the bus was not known to be away."""
 
     def take(self, properties: UnitProperties | None) -> None:
-        """Note what systemd has taken, None: there is no such unit."""
+        """Note what systemd has taken; None: there is no such unit."""
         self.acknowledged = properties is not None
         self.applied = () if properties is None else merge(self.applied, properties)
 
@@ -47,8 +47,8 @@ class Observation:
     """What is seen of one property of a unit, in systemd's values.
 
     ``found``: in the kernel's file; ``original``: before the agent's first change; ``told``: systemd's own value, None
-    where that is unknown; ``is_asked``: it has answered, or cannot be asked. ``is_conflict``: it was looked up right
-    before the agent's was to be set, which then was not. ``is_reloaded``: it has read its units again within RELOAD_S;
+    where that is unknown; ``is_asked``: it has answered, or cannot be asked. ``is_conflict``: it was found right before
+    the agent's value was to be set, which then was not. ``is_reloaded``: it has read its units again within RELOAD_S;
     ``is_inherited``: a run before this one may have told it a limit.
     """
 

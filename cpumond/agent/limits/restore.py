@@ -59,11 +59,11 @@ from cpumond.host.systemd.properties import (
 
 LOCK_FILE = "agent.lock"
 DEFAULT_CONFIG_PATH = "/etc/cpumond/cpumond.toml"
-STRANGERS_TIMEOUT_S = 5.0
+NAMESAKES_TIMEOUT_S = 5.0
 DROP_INS: Final = {"quota": "50-CPUQuota.conf", "weight": "50-CPUWeight.conf"}
 """What SetUnitProperties leaves in the folder of a unit's drop-ins."""
 UNITS_TIMEOUT_S = 15.0
-"""For all units together; the quotas in force are right by then."""
+"""For all units together, to ask and again to set; the quotas in force are right by then."""
 
 
 class LockHolder(msgspec.Struct):
@@ -138,9 +138,9 @@ def restore_cgroup(
 ) -> CpuSettings | None:
     """Put the settings of one cgroup back; what is in force then, None when it is gone. Raises CgroupError.
 
-    Where a quota above it was lowered meanwhile v1 refuses: then it gets as much as that one allows before the raise;
-    that is another limit of the agent's, of which ``note`` takes note. ``written`` as in ``choose_restore``; systemd
-    writes its units' limits itself, so of those it says nothing.
+    Where a quota above it was lowered meanwhile, v1 refuses: then the cgroup gets as much as that quota allows before
+    the error is raised; ``note`` records that limit as the agent's. ``written`` as in ``choose_restore``; not used for
+    units, whose limits systemd writes itself.
     """
     current = cgroup.read_settings()
     if current is None:
@@ -167,9 +167,8 @@ def _choose_allowed(cgroup: Cgroup, target: CpuSettings) -> tuple[CpuSettings, C
 
 
 class RestoreReport(msgspec.Struct):
-    """What ``restore_all`` did: paths put back, gone since, errors in sentences; by path what is in force now, of those
-    that are units what systemd is to be told, where those are now that were renamed, and why nothing is known of those
-    that are ``unseen``."""
+    """What ``restore_all`` did: paths put back, paths gone, errors in sentences. By path: ``settings`` in force now,
+    what systemd is to be told of ``units``, where ``renamed`` ones are now, why the ``unseen`` cannot be seen."""
 
     restored: list[str] = []
     gone: list[str] = []
@@ -191,10 +190,10 @@ class RestoreReport(msgspec.Struct):
 
 
 def open_original(hierarchies: Hierarchies, finder: CgroupFinder, path: str, original: Original) -> Cgroup | None:
-    """The cgroup that ``original`` is of, whatever it is called now; None when it is gone. Raises CgroupReadError,
+    """The cgroup that ``original`` is of, under whatever name; None when it is gone. Raises CgroupReadError,
     UnknownLimitsError.
 
-    The cgroup of a unit is the unit's, whenever it was made; ``find_strangers`` tells of which that is not so.
+    A unit's present cgroup counts, whenever it was made; ``find_namesakes`` tells where another unit has its name.
     """
     where = finder.find(path, original.inode) or (path if original.unit else None)
     cgroup = None if where is None else open_cgroup(hierarchies.without_counters(), where)
@@ -216,7 +215,7 @@ def restore_all(
     ``root_id`` as in ``CgroupFinder``, ``written`` (by inode) and ``note`` as in ``restore_cgroup``.
     """
     report, finder, known = RestoreReport(), CgroupFinder(hierarchies, root_id), written or {}
-    # Those that are where they were first: to look for the others takes longer.
+    # Cgroups that are where they were come first: it takes longer to find the others.
     there = {path for path, original in originals.items() if finder.is_at(path, original.inode)}
     for path, original in sorted(originals.items(), key=lambda item: (item[0] not in there, item[0].count("/"))):
         cgroup = None
@@ -254,12 +253,12 @@ def find_anew(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> di
     }
 
 
-def find_strangers(anew: Mapping[str, Original]) -> set[str]:
-    """Those of ``anew`` that systemd was never told a limit of: what they have is what they ordered.
+def find_namesakes(anew: Mapping[str, Original]) -> set[str]:
+    """Those of ``anew`` that are other units of the same name: systemd was never told a limit of them.
 
     SetUnitProperties leaves a drop-in, by which a restarted unit comes with the agent's limit; a new one of that name
-    has none. Where systemd does not answer there are no strangers: rather too much CPU than too little. Takes up to
-    STRANGERS_TIMEOUT_S.
+    has none. Where systemd does not answer there are no namesakes: rather too much CPU than too little. Takes up to
+    NAMESAKES_TIMEOUT_S.
     """
     if not anew or not is_booted():
         return set()
@@ -268,19 +267,19 @@ def find_strangers(anew: Mapping[str, Original]) -> set[str]:
     with contextlib.closing(UnitBus(lambda: None)) as bus:
         for original in anew.values():
             bus.ask(original.unit, ("DropInPaths",))
-        bus.flush(STRANGERS_TIMEOUT_S)
+        bus.flush(NAMESAKES_TIMEOUT_S)
         told = {event.unit: event.values.get("DropInPaths") for event in bus.poll() if event.kind == "answer"}
-    strangers = set()
+    namesakes = set()
     for path, original in anew.items():
         files, ours = told.get(original.unit), {DROP_INS[actuator] for actuator in original.actuators}
         if isinstance(files, list) and not ours & {os.path.basename(file) for file in files}:
-            strangers.add(path)
-    return strangers
+            namesakes.add(path)
+    return namesakes
 
 
 def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str] = ()) -> dict[str, str]:
-    """Have systemd store what is in force again; ``units`` by cgroup path, as are the sentences about failures and
-    ``restored``, those that are there.
+    """Have systemd store what is in force again; ``units`` and the sentences about failures, which are returned, are by
+    cgroup path. ``restored``: the paths that exist.
 
     Units that have it already are left alone, so are all where systemd is not PID 1.
     """
@@ -288,7 +287,7 @@ def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str]
         return {}
     from cpumond.host.systemd.bus import UnitBus  # costs more than all that was done before
 
-    # The slice of a unit may have changed: the path that came last, and is there, tells what it is to have.
+    # A unit whose slice was changed has several paths: one that exists tells what the unit is to have.
     paths = {unit_of(path): path for path in sorted(units, key=lambda path: path in restored)}
     left = {path: units[path] for path in paths.values()}
     problem = "systemd did not answer in time"
@@ -310,8 +309,8 @@ def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str]
             elif event.kind in ("denied", "refused", "away"):
                 problem = event.text
     return {
-        path: f"{path}: systemd still believes in the lowered limit ({problem}); "
-        f"run `systemctl set-property --runtime {unit_of(path)} {_say(properties)}`"
+        path: f"{path}: systemd still stores the lowered limit ({problem}); "
+        f"run `systemctl set-property --runtime {unit_of(path)} {_format_assignments(properties)}`"
         for path, properties in left.items()
     }
 
@@ -321,7 +320,7 @@ def _has(values: Mapping[str, object], properties: UnitProperties) -> bool:
     return all(isinstance(value, int) and is_same_value(name, value, other) for name, value, other in told)
 
 
-def _say(properties: UnitProperties) -> str:
+def _format_assignments(properties: UnitProperties) -> str:
     words = {QUOTA: "CPUQuota", WEIGHT: WEIGHT}
     said = []
     for name, value in properties:
@@ -342,8 +341,8 @@ ENVIRONMENT: Final = {"state_dir": "STATE_DIRECTORY", "runtime_dir": "RUNTIME_DI
 def find_paths(config_path: str | None, environment: Mapping[str, str]) -> dict[str, str]:
     """The directories that a configuration names, without a look at what else is in it.
 
-    A bad file on disk must not keep the limits of a dead agent lowered: the directories it names count though another
-    line of it is wrong, then those that systemd names, then the built-in ones.
+    A bad file on disk must not keep the limits of a dead agent lowered: the directories it names count even where
+    another line of it is wrong, then those that systemd names, then the built-in ones.
     """
     named: dict[str, str] = {}
     damaged = False
@@ -352,7 +351,7 @@ def find_paths(config_path: str | None, environment: Mapping[str, str]) -> dict[
             with open(path, encoding="utf-8", errors="replace") as file:
                 text = file.read()
         except (OSError, ValueError):
-            # Not even readable: what systemd or the built-in defaults say has to do.
+            # Not even readable: what systemd or the built-in defaults say is used.
             damaged = True
             continue
         try:
@@ -398,7 +397,7 @@ def run_restore(config_path: str | None) -> Restored:
     finally:
         result = os.environ.get("SERVICE_RESULT")
         if result:
-            with contextlib.suppress(CpumondError):  # a number less; the limits are what matters here
+            with contextlib.suppress(CpumondError):  # one end is not counted; the limits matter more
                 count_service_end(paths["state_dir"], result)
     return msgspec.structs.replace(done, config_error=_check_config(config_path))
 
@@ -439,14 +438,14 @@ def _may_have_written(config_path: str | None) -> bool:
     try:
         config = load_config(config_path)
     except CpumondError:
-        return False  # which is said, and an error, anyway
+        return False  # ``run_restore`` reports it as an error
     return bool(config.managed_roots) or config.executor.kind != "none"
 
 
 def _rewrite(copies: Sequence[str], content: Originals) -> CpumondError | None:
-    """Have on disk what is left to do. One copy that is newer than the others is enough.
+    """Store what is left to do; one copy that is newer than the others is enough.
 
-    The error when there is none: another ``restore`` would put the same back again, over what was set by then.
+    The error when there is none: another ``restore`` would put the same back again, over what was set meanwhile.
     """
     problem: CpumondError | None = None
     for path in copies:
@@ -479,9 +478,9 @@ def _restore_cgroups(paths: Mapping[str, str], content: Originals) -> RestoreRep
             return report
         anew = find_anew(hierarchies, content.cgroups)
         report = restore(hierarchies, _leave_out(anew, content.cgroups))
-        strangers = find_strangers(anew)
-        report.add(restore(hierarchies, _leave_out(strangers, anew)))
-        report.gone += strangers
+        namesakes = find_namesakes(anew)
+        report.add(restore(hierarchies, _leave_out(namesakes, anew)))
+        report.gone += namesakes
     return report
 
 
@@ -519,7 +518,7 @@ def print_restored(done: Restored) -> int:
     if report.unseen:
         print(f"cpumond: {len(report.unseen)} limits may be low still; they stay in {done.path}", file=sys.stderr)
     if report.errors or report.unseen or done.file_error is not None:
-        # Worse than a wrong configuration, and what a package's scripts must hear of.
+        # Worse than a wrong configuration: the scripts of a package must get this exit code.
         if done.config_error is not None:
             print(f"cpumond: {done.config_error}", file=sys.stderr)
         if report.unseen:

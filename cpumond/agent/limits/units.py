@@ -1,4 +1,4 @@
-"""What systemd is told of the limits of units, and what it told us; the tick's side of ``host.systemd.bus``.
+"""What systemd is told of the limits of units, and what it answers; the tick's side of ``host.systemd.bus``.
 
 systemd lowers the limits of units itself: it is told the property, and writes the kernel's file. More CPU must hold at
 once: ``writer`` writes the file first, then systemd is brought to want the same, so that ``daemon-reload`` and a
@@ -77,7 +77,7 @@ class UnitLimits:
 
     @property
     def can_ask(self) -> bool:
-        """Whether systemd can be asked; it answers, or is said to be away."""
+        """Whether systemd can be asked: an answer comes, or the event that it is away."""
         return self._booted and not (self._missing or self._away)
 
     @property
@@ -95,20 +95,20 @@ class UnitLimits:
                 self._bus = self._open_bus()
             except ImportError as error:
                 self._missing = True
-                self._say(f"the library for the system bus is missing ({error})", "pip install dbus-fast")
+                self._set_problem(f"the library for the system bus is missing ({error})", "pip install dbus-fast")
         return self._bus
 
     def want(
         self, unit: str, settings: CpuSettings, actuators: tuple[str, ...], urgent: bool = False, again: bool = False
     ) -> bool:
         """Have systemd want ``settings`` for a unit; ``urgent`` before others, for more CPU. False: it was told the
-        same before. ``again``: it is told once more, if it has answered to that."""
+        same before. ``again``: it is told the same once more, if it has answered the first time."""
         if not self._booted:
             return False
         properties = list_properties(settings, actuators, self._cpu_version)
         record = self.read(unit)
         if not record.is_settled:
-            # What systemd was not told yet, of another actuator, is still to be told.
+            # Properties of another actuator that systemd has not answered to yet are told again with these.
             properties += _leave_out(dict(properties), record.target)
         if not properties or (record.target == properties and not (again and record.is_settled)):
             return False
@@ -128,14 +128,14 @@ class UnitLimits:
             bus.set(unit, properties, urgent, tuple(values))
 
     def hold_back(self, unit: str) -> None:
-        """Another program may have set a unit: what it was told first, which it is not looked at for, is not sent."""
+        """Another program may have set a unit: do not send the first value for it, which is set without a look-up."""
         record = self._targets.get(unit)
         if record is not None and not record.acknowledged and self._bus is not None:
             self._bus.drop(unit)
             record.older, record.target = (*record.older, record.target), ()
 
     def want_again(self, unit: str, values: Mapping[str, object] | None = None) -> None:
-        """Tell systemd once more; ``values``: what was told to it by others meanwhile."""
+        """Tell systemd once more; ``values``: what other programs have set meanwhile."""
         record = self._targets.get(unit)
         if record is not None and record.target:
             record.applied = merge(record.applied, _read_numbers(values or {}))
@@ -151,7 +151,7 @@ class UnitLimits:
             return
         properties = list_properties(found, (actuator,), self._cpu_version)
         told = tuple(each for each in _read_numbers(values) if each[0] in dict(properties))
-        # Those before it were carried out before it was sent, and may be an operator's next order.
+        # Values before it were applied before it was sent: if one is seen again, an operator may have set it.
         record.older = (record.target,)
         self._tell(unit, record, told or properties)
 
@@ -225,13 +225,13 @@ class UnitLimits:
         return found
 
     def poll(self) -> list[UnitEvent]:
-        """The news of systemd since the last call; what they mean for the targets is noted here."""
+        """The events from systemd since the last call; what they mean for the targets is noted here."""
         events = self._bus.poll() if self._bus is not None else []
         for event in events:
-            self._note(event)
+            self._on_event(event)
         return events
 
-    def _note(self, event: UnitEvent) -> None:
+    def _on_event(self, event: UnitEvent) -> None:
         record = self.read(event.unit)
         if event.kind in ("done", "no-unit"):
             record.take(event.properties if event.kind == "done" else None)
@@ -240,9 +240,9 @@ class UnitLimits:
             self._refusals.pop(event.unit, None)
             if event.kind == "done":
                 self._denied = False
-                self._solve()
+                self._clear_problem()
         elif event.kind == "replaced":
-            # What the agent gave it before has landed before: it is what the other program's replaced.
+            # The agent's earlier values were applied before: the other program's value replaced the last of them.
             rest = _leave_out(event.values, event.properties)
             if record.target == event.properties:
                 record.target, record.is_settled = rest, bool(rest)
@@ -252,24 +252,24 @@ class UnitLimits:
             for each in self._targets.values():
                 each.submitted = True
             if not self._denied:
-                self._solve()
+                self._clear_problem()
         elif event.kind == "away":
             self._away = True
-            self._say(event.text, "limits of units are set by file until the system bus is back")
+            self._set_problem(event.text, "limits of units are set by file until the system bus is back")
         elif event.kind == "denied":
             self._denied = True
-            self._say(f"systemd lets this user set no properties of units ({event.text})", POLKIT_ADVICE)
+            self._set_problem(f"systemd lets this user set no properties of units ({event.text})", POLKIT_ADVICE)
         elif event.kind == "refused" and self._refusals.get(event.unit) != event.text:
             self._refusals[event.unit] = event.text
             log.warning("unit_refused", unit=event.unit, error=event.text)
 
-    def _say(self, problem: str, advice: str) -> None:
+    def _set_problem(self, problem: str, advice: str) -> None:
         text = f"{problem}; {advice}"
         if text != self.problem:
             log.warning("units_by_file", error=problem, advice=advice)
         self.problem = text
 
-    def _solve(self) -> None:
+    def _clear_problem(self) -> None:
         if self.problem:
             log.info("units_by_bus")
         self.problem = ""
@@ -287,7 +287,7 @@ class UnitLimits:
 
 
 def _leave_out(names: Iterable[str], properties: UnitProperties) -> UnitProperties:
-    """``properties`` without those of the settings that ``names`` are of."""
+    """``properties`` without those of the settings that ``names`` belong to."""
     settings = {name.startswith("CPUQuota") for name in names}
     return tuple(each for each in properties if each[0].startswith("CPUQuota") not in settings)
 

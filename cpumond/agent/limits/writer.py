@@ -57,9 +57,9 @@ from cpumond.host.cgroup.settings import (
 from cpumond.host.systemd.properties import align_weight, round_up
 
 GONE_S = 5.0
-"""So long a unit whose cgroup is gone may take to be started again."""
+"""How long a unit whose cgroup is gone may take to be started again."""
 ASK_AGAIN_S = 60.0
-"""systemd is told anew of an original that it did not take: it, or polkit, may allow it by now."""
+"""How often systemd is told again of an original that it did not take: it, or polkit, may allow it by then."""
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -74,10 +74,10 @@ class Applied(msgspec.Struct, frozen=True):
 class LimitWriter:
     """Writes limits of tracked jobs and keeps their originals on disk.
 
-    ``damaged`` is the sentence about a state file that could not be read, "" normally; ``unknown`` that no copy of it
-    could; ``writes_total`` counts writes. ``gone`` are units whose cgroup is gone, and until when it may come again;
-    ``returning`` originals that systemd was told of and did not yet take. ``log`` says what was written last;
-    ``unsaved`` are cgroups whose new original is not on disk yet.
+    ``damaged`` is the sentence about a state file that could not be read, "" normally; ``unknown``: no copy of it could
+    be read; ``writes_total`` counts writes. By cgroup path: ``gone``, until when a unit may come again (None: not set
+    yet); ``returning``, originals that systemd was told of and did not yet take; ``unsaved``, whose new original is not
+    on disk yet. ``log`` says what was written last.
     """
 
     def __init__(self, config: AgentConfig, units: UnitLimits) -> None:
@@ -106,7 +106,7 @@ class LimitWriter:
         self._root_id = (0, 0)
 
     def load(self, hierarchies: Hierarchies) -> None:
-        """Read the originals that a run before this one left; a damaged file is put aside and said in ``damaged``.
+        """Read the originals that a run before this one left; a damaged file is put aside and named in ``damaged``.
 
         Those that were renamed are known by their new names afterwards, those that are gone are forgotten. Raises
         UnknownLimitsError when they are of a hierarchy that is not to be seen: they would be taken for gone.
@@ -153,7 +153,7 @@ class LimitWriter:
         """Have the originals of ``jobs`` on disk before they are changed. Raises CreateError or AccessError."""
         added: dict[str, Original] = {}
         for job in jobs:
-            # What systemd did not take back yet must not be forgotten for another setting's sake.
+            # An original that systemd has not taken back yet is added to, not replaced.
             known = self.find_original(job.cgroup) or self.returning.get(job.cgroup.path)
             actuators = known.actuators if known else ()
             if job.settings.actuator not in actuators:
@@ -163,7 +163,7 @@ class LimitWriter:
         if added or self._stale:
             self._save({**self.originals, **added})
         for job in jobs:
-            # One that waits to be put back is not forgotten for another of its name: that one waits.
+            # Where the original of an earlier cgroup of this name waits to be put back, the new cgroup waits.
             job.touched = self.find_original(job.cgroup) is not None
 
     def keep(self, job: Tracked) -> None:
@@ -185,8 +185,8 @@ class LimitWriter:
             self._stale, self._untidy = self._stale or now, True
 
     def abandon(self, job: Tracked) -> None:
-        """Give a cgroup up to the program that writes its limit: that one stays, what else was moved goes back to what
-        was found, and nothing of it is put back later. Raises CgroupError."""
+        """Give a cgroup up to the program that writes its limit: that limit stays, what else was moved goes back to
+        what was found, and nothing of it is put back later. Raises CgroupError."""
         known, current = self.find_original(job.cgroup), job.cgroup.read_settings()
         if known is None or current is None:
             self.forget(job.cgroup.path)
@@ -196,26 +196,26 @@ class LimitWriter:
         if "quota" in known.actuators and known.settings.burst_us is not None:
             most_us = known.settings.burst_us if target.quota_us is None else target.quota_us
             target = msgspec.structs.replace(target, burst_us=min(known.settings.burst_us, most_us))
-        # systemd is told what the unit ordered: what is written to the file alone does not outlive the unit.
+        # systemd is told the same: what is written to the file alone does not outlive the unit.
         self.give_back(job.cgroup.path, choose_restore(current, known.settings, known.actuators))
         job.cgroup.write_settings(current, target)
         job.in_force = target
 
     def lose(self, job: Tracked) -> None:
-        """A cgroup is gone. Of a unit that was changed the original is kept: its next one comes with the same limit."""
+        """A cgroup is gone. The original of a changed unit is kept: its next cgroup comes with the same limit."""
         known = self.find_original(job.cgroup)
         if known is not None and known.unit:
             self.gone[job.cgroup.path] = None
         else:
             self.forget(job.cgroup.path, now=False)
 
-    def is_expected_after_restart(self, path: str, unit: str, in_force: CpuSettings, trusted: bool) -> bool:
-        """Whether a new cgroup of a unit can have ``in_force`` from systemd: it was never lowered, or to that."""
+    def is_expected_after_restart(self, path: str, unit: str, in_force: CpuSettings, assume_own: bool) -> bool:
+        """Whether systemd can have given a unit's new cgroup ``in_force``: never lowered, or lowered to just that."""
         former = self._find_former(path, unit)
         original = None if former is None else self._find_unit_original(former)
         if former is None or original is None:
             return True
-        if trusted or self._is_unknown(former, unit):
+        if assume_own or self._is_unknown(former, unit):
             return not any(is_raised_above(in_force, original.settings, actuator) for actuator in original.actuators)
         return self.units.is_ours(unit, in_force, original.actuators)
 
@@ -223,7 +223,7 @@ class LimitWriter:
         return self.originals.get(path) or self.returning.get(path)
 
     def _is_unknown(self, path: str, unit: str) -> bool:
-        """Whether systemd may have been told of a unit by an agent before this one, and of nothing by this one."""
+        """Whether an agent before this one may have told systemd of a unit, and this one has not."""
         return path in self._inherited and not self.units.read(unit).acknowledged
 
     def _find_former(self, path: str, unit: str) -> str | None:
@@ -233,11 +233,11 @@ class LimitWriter:
         former = ((old, self._find_unit_original(old)) for old in (*self.gone, *self.returning))
         return next((old for old, known in former if known is not None and known.unit == unit), None)
 
-    def take_over(self, cgroup: Cgroup, in_force: CpuSettings, trusted: bool) -> Original | None:
+    def take_over(self, cgroup: Cgroup, in_force: CpuSettings, assume_own: bool) -> Original | None:
         """The original of a unit that was restarted: of its last cgroup, if its limit is the one that systemd was told.
 
-        Another limit was set by another program, and is the original. ``trusted``: what systemd was told is not known,
-        as an agent before this one did it.
+        None for any other limit, which another program set: it is the original. ``assume_own``: the limit counts as one
+        that an agent before this one told systemd.
         """
         path = cgroup.path
         former = self._find_former(path, self.units.name_unit(path)) or path
@@ -253,7 +253,7 @@ class LimitWriter:
                 self._inherited.add(path)
         self._stale = True
         is_ours = self.units.is_ours(original.unit, in_force, original.actuators)
-        if not (is_ours or trusted or self._is_unknown(path, original.unit)):
+        if not (is_ours or assume_own or self._is_unknown(path, original.unit)):
             self.forget(path)
             self.units.forget(original.unit)
             return None
@@ -274,7 +274,7 @@ class LimitWriter:
     def expire_gone(self, now_s: float, is_there: Callable[[str], bool], removed: Container[str] = ()) -> None:
         """Put back what systemd stores of units that did not come again in time, or were ``removed``.
 
-        Of one that ``is_there`` again the look at its new cgroup decides, see ``take_over``.
+        For one that ``is_there`` again its new cgroup decides, see ``take_over``.
         """
         for path, until_s in list(self.gone.items()):
             if until_s is None:
@@ -288,7 +288,7 @@ class LimitWriter:
                 self.give_back(path)
 
     def list_left(self, jobs: Mapping[str, Tracked]) -> dict[str, Original]:
-        """Changed cgroups that are none of ``jobs``: until they are put back, what has their name is not changed."""
+        """Changed cgroups without a job in ``jobs``; until one is put back, a new cgroup of its name is not changed."""
         return {
             path: original
             for path, original in self.originals.items()
@@ -296,7 +296,7 @@ class LimitWriter:
         }
 
     def list_strays(self, now_s: float, jobs: Mapping[str, Tracked]) -> dict[str, Original]:
-        """The same but those of units that have time left to come again."""
+        """The same without units that still have time to come again."""
         return {
             path: original
             for path, original in self.list_left(jobs).items()
@@ -318,9 +318,9 @@ class LimitWriter:
             else:
                 self.units.forget(original.unit)
 
-    def accept(self, unit: str, values: Mapping[str, object]) -> None:
-        """Take what an operator gave a unit (``values``) for its original, which was on its way back or is to go back
-        yet; in the end systemd writes the file again."""
+    def adopt_operator_values(self, unit: str, values: Mapping[str, object]) -> None:
+        """Make what an operator gave a unit (``values``) its original, whether that is on its way back already or goes
+        back later; in the end systemd writes the file again."""
         for known in (self.originals, self.returning):
             for path, original in known.items():
                 if original.unit == unit:
@@ -331,7 +331,7 @@ class LimitWriter:
                         self.units.want(unit, settings, original.actuators, urgent=True)
 
     def ask_again(self, now_s: float, at_once: bool = False) -> None:
-        """Tell systemd anew, each minute or ``at_once``, of the originals that it did not take."""
+        """Tell systemd again, every ASK_AGAIN_S or ``at_once``, of the originals that it did not take."""
         if not self.returning:
             self._again_at_s = now_s + ASK_AGAIN_S
         elif at_once or now_s >= self._again_at_s:
@@ -351,7 +351,7 @@ class LimitWriter:
                     self.units.forget(original.unit)
 
     def flush(self, tidy: bool = False) -> None:
-        """Store what ``keep`` and ``forget`` changed; with ``tidy`` also what does no harm, and a file where is none
+        """Store what ``keep`` and ``forget`` changed; with ``tidy`` also what can wait, and a file where there is none
         yet. Originals that could not be loaded stay as they are. Raises CreateError or AccessError."""
         if not self._is_loaded:
             return
@@ -368,7 +368,7 @@ class LimitWriter:
             self._saved = save(self.path, content)
         except (CreateError, AccessError):
             if originals is self.originals:
-                # Nothing new in it: what the copy has no more is not put back again, it being the newer one.
+                # It only drops originals: the copy, the newer one then, is enough to not put them back again.
                 self._save_copy(content)
             raise
         self._save_copy(content)
@@ -377,12 +377,12 @@ class LimitWriter:
         self.unsaved.clear()
 
     def _save_copy(self, content: Originals) -> None:
-        """A second copy for the day when the first is lost; without it the first is still there."""
+        """A second copy, should the first be lost; a failure is ignored, since the first is there."""
         with contextlib.suppress(CreateError, AccessError):
             self._copied = save(self.copy_path, content, sync=False)
 
     def look_after_files(self) -> list[str]:
-        """Write the files anew that were removed or replaced; which. Raises CreateError or AccessError."""
+        """Write the files anew that were removed or replaced; their paths. Raises CreateError or AccessError."""
         lost = [
             path
             for path, known in ((self.path, self._saved), (self.copy_path, self._copied))
@@ -407,7 +407,7 @@ class LimitWriter:
         try:
             written = self._write(job, target)
         except CgroupWriteError:
-            # The cgroup or a quota above it may have been moved since the last look: look, and try once more.
+            # The cgroup or a quota above it may have been changed since the last look: look, and try once more.
             current = job.cgroup.read_settings()
             job.ancestor = job.cgroup.read_ancestor_cap()
             if current is None:
@@ -440,7 +440,7 @@ class LimitWriter:
         self.keep(job)
 
     def has_other_burst(self, job: Tracked, cores: float) -> bool:
-        """Whether the burst in force is not the one of a limit of ``cores``."""
+        """Whether the burst in force differs from the one that goes with a limit of ``cores``."""
         return self._compute_target(job, cores).settings.burst_us != job.in_force.burst_us
 
     def _compute_target(self, job: Tracked, cores: float) -> Target:
@@ -462,8 +462,8 @@ class LimitWriter:
         wanted = cores
         if job.unit:
             cores = min(round_up(cores), job.original.cores)
-        # At its full limit a job has what was found: no burst that it did not order, and that keeps others from
-        # lowering its quota, which the kernel refuses below the burst.
+        # At its full limit a job has the burst that was found. A larger one would keep other programs from lowering
+        # the quota, which the kernel refuses below the burst.
         burst_ratio = s.burst_ratio if wanted < job.state.hard_cores else None
         target = compute_quota_target(cores, job.original, job.ancestor, burst_ratio)
         if job.unit and target.cores == cores:
@@ -478,7 +478,7 @@ class LimitWriter:
         lowered = bool(job.unit) and classify_change(before, after, job.settings.actuator, exact=True) == "lower"
         by_systemd = lowered and self.units.can_lower(job.unit)
         if by_systemd:
-            # The kernel takes no quota below the burst, also of systemd.
+            # The kernel takes no quota below the burst, not from systemd either.
             after = msgspec.structs.replace(before, burst_us=after.burst_us)
         steps = plan_steps(before, after)
         self.writes_total += len(steps)
@@ -547,7 +547,7 @@ def read_limit_cores(job: Tracked, current: CpuSettings) -> float:
 
 
 def read_settings_or_none(job: Tracked) -> CpuSettings | None:
-    """The settings in force; None when the cgroup is gone or does not answer (said in ``job.last_error``)."""
+    """The settings in force; None when the cgroup is gone or cannot be read (then ``job.last_error`` says why)."""
     try:
         return job.cgroup.read_settings()
     except CgroupReadError as error:

@@ -1,6 +1,6 @@
 """What the agent last wrote into each cgroup, so that a limit of its own is told from another program's.
 
-The next process must know it, too, after a kill: so each change is one more line of a file in ``runtime_dir``, there
+The next process must know that even after a kill: so each change is one more line of a file in ``runtime_dir``, there
 before the cgroup is written. It is not synced: cgroups do not outlive the machine either. Where nothing is known of a
 cgroup every limit below its original counts as the agent's: no job is left low.
 """
@@ -21,7 +21,7 @@ LINE_BYTES = 100
 
 
 class LimitLog:
-    """The newest change of each cgroup, by its inode; ``records`` is what the file says."""
+    """The newest change of each cgroup, by its inode, in ``records`` and in the file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -75,7 +75,7 @@ class LimitLog:
         os.rename(temporary, self.path)
 
     def _discard(self) -> None:
-        """A file that is not complete would make the agent's limit look like another program's: rather none."""
+        """An incomplete file would make the agent's limit look like another program's: better none."""
         with contextlib.suppress(OSError):
             os.truncate(self.path, 0)
         for path in (self.path, f"{self.path}.new"):

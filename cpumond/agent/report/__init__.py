@@ -1,6 +1,6 @@
 """Where heartbeats go: nowhere, into the log, to a receiver over HTTP, or to the scheduler that orders jobs.
 
-A reporter takes the node's full state and sees to it by itself that the newest state arrives; what was superseded
+A reporter takes the node's full state and tries by itself until the newest state has arrived; what was superseded
 before it was sent is dropped, so its memory does not grow. A new kind is one module and one line in ``REPORTERS``.
 """
 

@@ -1,4 +1,4 @@
-"""Heartbeats by HTTP POST to any receiver, whose answers mean nothing but taken or not."""
+"""Heartbeats by HTTP POST to any receiver; of an answer only the status counts."""
 
 from __future__ import annotations
 

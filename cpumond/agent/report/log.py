@@ -59,7 +59,6 @@ class LogReporter:
         """Nothing waits; returns at once."""
 
     def stats(self) -> ReporterStats:
-        """The figures up to now; nothing is ever dropped."""
         return self._stats
 
 

@@ -32,9 +32,9 @@ _log = structlog.get_logger()
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why an attempt failed: ``kind`` is the same for what an operator needs to read once, ``sentence`` says it.
+    """Why an attempt failed, in a ``sentence``; of failures of the same ``kind`` only the first is logged.
 
-    ``retry`` false: the heartbeat is dropped without a line of the log, and the next one goes as if nothing had been.
+    ``retry`` false: the heartbeat is dropped without a line of the log, and the next one is sent without a wait.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Again(msgspec.Struct, frozen=True):
-    """The attempt came to nothing, but no failure: the newest heartbeat there is goes at once."""
+    """The attempt delivered nothing, but is no failure: the newest heartbeat is sent at once."""
 
 
 AGAIN: Final = Again()
@@ -66,7 +66,8 @@ class Mailbox:
     """A reporter's thread, which gives the newest heartbeat to ``_deliver`` until one is taken.
 
     Failures become the event ``<event>_failed``, once for each kind until a heartbeat is taken, which is
-    ``<event>_recovered``. ``rng`` draws the waits. The thread runs at once: attributes of a reporter come first.
+    ``<event>_recovered``. ``rng`` draws the waits. The thread starts in ``__init__``: a subclass sets its attributes
+    before it calls that.
     """
 
     def __init__(
@@ -105,12 +106,11 @@ class Mailbox:
         self._thread.join(timeout_s)
 
     def stats(self) -> ReporterStats:
-        """The figures up to now."""
         with self._changed:
             return self._stats
 
     def _deliver(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
-        """Send ``heartbeat`` within so many seconds; None when the receiver took it. Runs in the thread."""
+        """Send ``heartbeat`` within so many seconds; None when the receiver took it. Called in the thread."""
         raise NotImplementedError
 
     def _post(self, url: httpx2.URL, body: bytes, headers: dict[str, str], timeout_s: float, max_bytes: int) -> Reply:
@@ -157,7 +157,7 @@ class Mailbox:
             failures = failures + 1 if result is not None and result.retry else 0
             pause_s = backoff_s(failures, self._retry_max_s, self._rng)
         self._attempt_last()
-        with suppress(Exception):  # nothing is left to tell it to
+        with suppress(Exception):  # the thread ends anyway
             self._client.close()
 
     def _wait(self, pause_s: float) -> bool:
@@ -223,7 +223,7 @@ class Mailbox:
                 _log.warning(f"{self._event}_failed", error=failure.sentence, failed_total=failed_total)
 
     def _drop(self) -> None:
-        """Count a heartbeat that nobody will take; the caller holds the lock."""
+        """Count a heartbeat that is not sent; the caller holds the lock."""
         self._stats = msgspec.structs.replace(self._stats, dropped_total=self._stats.dropped_total + 1)
 
 
@@ -263,7 +263,7 @@ def make_client(timeout_s: float, base_url: str) -> httpx2.Client:
             "Accept-Encoding": "identity",
         },
         timeout=timeout_s,
-        # To read all authorities takes long, and http has no use for them: then nobody is trusted.
+        # To load all certificate authorities takes long, and http does not need them: then none is trusted.
         verify=True if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         # Without an expiry: with the default of 5 s each report of the usual 10 s would open a new connection.
         limits=httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=None),

@@ -1,7 +1,7 @@
 """The link to ``cpumond scheduler``: the node registers, sends its heartbeats, and gets its orders in the answers.
 
 One thread and one request at a time, so an answer never overtakes a later one. Whatever goes wrong, the newest
-heartbeat goes on being tried; orders are in each answer until they are carried out, so a lost answer loses nothing.
+heartbeat is tried again; orders are in each answer until they are carried out, so a lost answer loses nothing.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ MAX_ANSWER_BYTES: Final = 16 * 2**20
 """An answer may order hundreds of jobs; a longer one is a failure."""
 
 MAX_SENTENCE: Final = 1000
-"""Characters of what the scheduler says that are shown."""
+"""How many characters of the scheduler's texts are shown."""
 
 REQUESTS_PER_ANSWER: Final = 4
 REQUESTS_S: Final = 1.0
-"""How long what one answer asks for may hold up the next heartbeat: twice that when the last one hangs."""
+"""How long the requests of one answer may hold up the next heartbeat: twice that when the last request hangs."""
 
 REFUSED: Final = "status 422"
 """What the scheduler answers to a registration that is understood and not allowed."""
 
 EARLIER_RUN: Final = NodeRegistration("earlier run", "earlier run", NodeResources(0.0))
-"""Stands for what the scheduler has of the node where it refuses what this run wants and takes its heartbeats."""
+"""Stands for an earlier run's registration: the scheduler refuses this run's, but takes its heartbeats."""
 
 REQUEST_ATTEMPTS: Final = 5
 REMEMBERED_REQUESTS: Final = 1000
@@ -73,7 +73,7 @@ class SchedulerLink(Mailbox):
     """Registers the node at ``options.url`` and posts the newest heartbeat until the scheduler takes it.
 
     ``on_answer`` gets each accepted answer, once and in order, with the monotonic time in seconds at which its
-    heartbeat was sent. ``read_log`` gives the end of a log that somebody wants, ``carry_out`` the reply to a request,
+    heartbeat was sent. ``read_log`` gives the end of a log that a user asked for, ``carry_out`` the reply to a request,
     or None when there is none within so many seconds and it is to be asked again. All are called by the link's thread
     and must not raise. ``rng`` draws the waits. Raises ConfigError when ``options.url`` or ``options.token`` cannot be
     used; afterwards problems show only in the log and in ``stats``.
@@ -96,7 +96,7 @@ class SchedulerLink(Mailbox):
         self._read_log = read_log
         self._carry_out = carry_out
         self._lock = threading.Lock()
-        """Of the next four; what follows them is the thread's own."""
+        """For the next four; what follows them is used by the thread only."""
         self._wanted = registration
         self._known: NodeRegistration | None = None
         self._registered: RegistrationAnswer | None = None
@@ -167,7 +167,7 @@ class SchedulerLink(Mailbox):
         self._taken_since_demand, self._told_dropped = True, False
         self._hand_over(answer, sent_at_s)
         if (answer.requests or answer.logs) and not self._is_closing():
-            # What somebody wants to know or to have done at once goes before what may be long.
+            # Requests, which a user waits for, go before logs, which may be long.
             self._answer_requests([*answer.requests, *answer.logs], heartbeat.node_id)
         return None
 
@@ -180,14 +180,14 @@ class SchedulerLink(Mailbox):
                 _tell(_log.error, "answer_not_obeyed", exc_info=error)
 
     def _give_up(self, sentence: str) -> Failure:
-        """The scheduler has it already: it took this one before, and its answer was lost."""
+        """Drop a heartbeat that the scheduler has already: it took it before, and its answer was lost."""
         if not self._told_dropped:
             self._told_dropped = True
             _tell(_log.warning, "heartbeat_dropped", error=sentence)
         return Failure("dropped", sentence, retry=False)
 
     def _register(self, wanted: NodeRegistration, timeout_s: float) -> Failure | None:
-        """Why the scheduler answered something else; raises when it did not answer."""
+        """Register the node; the failure if the scheduler did not accept it. Raises when it did not answer."""
         reply = self._ask(NODES, msgspec.json.encode(wanted), timeout_s)
         if not reply.is_good:
             return self._describe(reply)
@@ -203,7 +203,7 @@ class SchedulerLink(Mailbox):
         return None
 
     def _obey_demand(self, reply: Reply, reason: str) -> Failure | Again:
-        """The scheduler does not have the node as it was registered: again, at once unless that just did not help."""
+        """The scheduler demands a new registration: at once, unless the last one, just now, did not help."""
         self._demand = self._show(reason)
         with self._lock:
             self._known = self._registered = None
@@ -250,7 +250,7 @@ class SchedulerLink(Mailbox):
                 return LOGS, msgspec.json.encode(self._read_log(request))
             reply = self._carry_out(request, max(end_s - time.monotonic(), REQUESTS_S / 4))
             return REPLIES, None if reply is None else msgspec.json.encode(reply)
-        except Exception as error:  # whoever waits for it gets to know it
+        except Exception as error:  # the user who waits is told
             problem = f"{type(error).__name__}: {error}"
             if isinstance(request, LogRequest):
                 told = JobLog(node_id, request.request_id, error=self._show(f"the log cannot be read: {problem}"))
@@ -259,7 +259,7 @@ class SchedulerLink(Mailbox):
             return REPLIES, msgspec.json.encode(failed)
 
     def _send_answer(self, path: str, body: bytes, end_s: float) -> str | None:
-        """Send one answer; why it could not be, None when it was or nobody waits for it any more."""
+        """Send one answer; why that failed, None when it was taken or no user waits for it any more (404)."""
         timeout_s = min(max(end_s - time.monotonic(), REQUESTS_S / 4), self._options.timeout_s)
         try:
             reply = self._ask(path, body, timeout_s)
@@ -297,7 +297,7 @@ class SchedulerLink(Mailbox):
         return Failure(f"status {status}", said)
 
     def _show(self, text: str) -> str:
-        """What came from outside, fit for a line of a log; whoever echoes the token does not bring it there."""
+        """Text from outside, fit for a line of the log: printable, and without the token, which may be echoed."""
         if self._token:
             text = text.replace(self._token, "...")
         return "".join(char if char.isprintable() else " " for char in text[:MAX_SENTENCE])

@@ -58,8 +58,8 @@ class Cgroup:
     ``path`` is relative to the hierarchy of the cpu controller, ``directory`` absolute there, both as it was opened;
     ``inode`` its identity in that hierarchy: a removed and made-again cgroup has another one (its ctime does not tell,
     setting an xattr changes that), a renamed one (v1) keeps it. All that is read and written here is of this identity,
-    under whatever name and whatever is mounted over it meanwhile. ``stat_fd`` is the descriptor of its cpu.stat, for a
-    look at many. ``DESCRIPTORS``: so many, one more with pressure.
+    under whatever name and whatever is mounted over it meanwhile. ``stat_fd`` is the descriptor of its cpu.stat, for
+    looks at many cgroups. ``DESCRIPTORS``: how many it holds, one more with pressure.
     """
 
     WEIGHT_BOUNDS: ClassVar[tuple[int, int]]
@@ -200,7 +200,7 @@ def open_directory(path: str) -> int | None:
 @functools.cache
 def find_vital(proc: str = "/proc") -> dict[str, str]:
     """Cgroups that must never be lowered, and why: those of PID 1 and of this process, relative in the hierarchy with
-    the cpu controller. The root is none of them; a process that does not tell has none."""
+    the cpu controller. The root is left out, and a process whose cgroup is not known."""
     found = {}
     for process, why in (("self", "this program itself runs in it"), ("1", "PID 1 runs in it")):
         by_controller = {}

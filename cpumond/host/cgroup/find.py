@@ -13,7 +13,7 @@ from cpumond.host.cgroup.mounts import Hierarchies, read_identity
 class CgroupFinder:
     """Looks for cgroups by their inodes. ``root_id`` is what ``Hierarchies.read_root_id`` said when they were changed.
 
-    For one look at all of them: what it has listed is kept.
+    Make a new one for each pass over the cgroups: what it has listed is cached.
     """
 
     def __init__(self, hierarchies: Hierarchies, root_id: tuple[int, int] = (0, 0)) -> None:

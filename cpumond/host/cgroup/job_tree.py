@@ -162,7 +162,7 @@ class JobCgroupTree:
         return [self._hierarchies.name(file) for file in found]
 
     def list_processes(self, job_id: str) -> list[int]:
-        """Who lives in it, in any of the hierarchies and below; empty when it is gone."""
+        """The processes in it, in any of the hierarchies and below; empty when it is gone."""
         return sorted(list_processes(self._list_directories(job_id)))
 
     def signal(self, job_id: str, number: int) -> None:
@@ -236,7 +236,7 @@ def _find_root(hierarchies: Hierarchies, mountinfo_path: str, controller: str) -
     try:
         mounts = read_mounts(mountinfo_path)
     except OSError:
-        # The hierarchies were found without it: then it is this limit only that is missing.
+        # The hierarchies were found without it: only this limit is missing then.
         return ""
     return next((mount.mount_point for mount in mounts if mount.version == 1 and controller in mount.controllers), "")
 

@@ -47,7 +47,7 @@ class Hierarchies(msgspec.Struct, frozen=True):
     is_seen: bool = False
 
     def name(self, path: str) -> str:
-        """A path below a root as people know it."""
+        """A path below a root by its mount point, for people."""
         held = next((root for root in self.names if path == root or path.startswith(f"{root}/")), None)
         return path if held is None else self.names[held] + path[len(held) :]
 
@@ -56,7 +56,7 @@ class Hierarchies(msgspec.Struct, frozen=True):
         return read_identity(self.cpu_root)
 
     def shows(self, root_id: tuple[int, int]) -> bool:
-        """Whether what is not found here is gone, of cgroups that were changed when the root was ``root_id``.
+        """Whether a cgroup that was changed when the root was ``root_id``, and is not found here, is gone.
 
         Not so where another file system lies over the hierarchy, or it is not mounted here: then nothing is known.
         """
@@ -74,7 +74,7 @@ class Hierarchies(msgspec.Struct, frozen=True):
         return "v1" if self.unified_root is None else "hybrid"
 
     def without_counters(self) -> Hierarchies:
-        """The same for who only puts limits back: CPU time is not looked for, so its cgroup need not be there (v1)."""
+        """The same for callers that only put limits back: no CPU time is read, so its cgroup need not be there (v1)."""
         return msgspec.structs.replace(self, cpuacct_root=self.cpu_root, unified_root=self.cpu_root)
 
 
@@ -139,7 +139,7 @@ def read_mounts(mountinfo_path: str) -> list[Mount]:
                 with open(os.path.join(mount.mount_point, "cgroup.controllers"), encoding="ascii") as file:
                     controllers[mount.mount_point] = file.read()
             except OSError:
-                # A cgroup2 mount that is hidden from us offers nothing.
+                # A cgroup2 mount that is hidden from this process offers nothing.
                 controllers[mount.mount_point] = ""
     mounts = parse_mountinfo(text, controllers)
     return [mount for mount in mounts if mount.is_seen] or mounts
@@ -181,7 +181,7 @@ def hold(hierarchies: Hierarchies) -> Iterator[Hierarchies]:
 
 
 def held_place(fd: int) -> str:
-    """A path to what a descriptor of this process stands for."""
+    """A path to what a descriptor of this process is open on."""
     return f"/proc/self/fd/{fd}"
 
 

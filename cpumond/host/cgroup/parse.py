@@ -14,7 +14,7 @@ _SOME = re.compile(
 STAT_BYTES = 1024
 """A cpu.stat of either version is shorter."""
 THROTTLED_LINE = b"nr_throttled %d\n"
-"""Of it."""
+"""A line of cpu.stat."""
 
 
 def parse_flat_keyed(text: str) -> dict[str, int]:

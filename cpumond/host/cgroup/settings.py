@@ -123,8 +123,8 @@ def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[Step, ...]:
     """The writes that lead from ``before`` to ``after``, each one legal where both ends are.
 
     Down: burst, then quota; up: quota, then burst. Of quota and period the one goes first that gives less CPU in
-    between: that is never above the larger end, so a parent that allows both ends allows the middle. No quota is
-    allowed with any period and under any parent: it goes first, or is left last.
+    between: that is never above the larger end, so a parent that allows both ends allows the middle. "No quota" is
+    allowed with any period and under any parent: it is set first, or left last.
     """
     steps: list[Step] = []
     if before.burst_us is not None and after.burst_us is not None and after.burst_us < before.burst_us:
@@ -170,7 +170,7 @@ def classify_change(
 ) -> Literal["same", "raise", "lower"]:
     """What another program did to the setting that ``actuator`` moves, compared with what is ``known`` of it.
 
-    ``exact``: systemd's rounding is no excuse.
+    ``exact``: quotas that differ by systemd's rounding are not the same.
     """
     if actuator == "weight":
         before, after = known.weight or 0, found.weight or 0
@@ -184,7 +184,7 @@ def is_external(current: CpuSettings, original: CpuSettings, written: Written | 
     """Whether another program than the agent set what ``actuator`` moves, after the last change of the agent.
 
     Quota and period are two writes on v1: any mixture of what was, what was to be and what was found is the agent's.
-    The same cores in another period are no order.
+    The same cores in another period are no such change.
     """
     if written is None:
         return False
@@ -218,7 +218,7 @@ def choose_restore(
     """What a cgroup is left with when the agent goes: what it found, for the settings it moved.
 
     A limit above the one found was set by another program, and so was one that the agent did not write (``written``;
-    None where that is not known). Such an order stays.
+    None where that is not known). Such a limit stays.
     """
     restored = current
     if "quota" in actuators:
@@ -226,7 +226,7 @@ def choose_restore(
             restored = msgspec.structs.replace(restored, quota_us=original.quota_us, period_us=original.period_us)
         burst_us = original.burst_us
         if burst_us is not None and restored.quota_us is not None:
-            # What was found may not fit under what was ordered since.
+            # The burst that was found may not fit under the quota that was set since.
             burst_us = min(burst_us, restored.quota_us)
         restored = msgspec.structs.replace(restored, burst_us=burst_us)
     ordered = is_raised_above(current, original, "weight") or is_external(current, original, written, "weight")

@@ -15,8 +15,7 @@ def unit_of(path: str) -> str:
     manager. systemd knows nothing of it.
     """
     *above, name = path.split("/")
-    # What would be mistaken for a file of the kernel ("cpu.service") has an underscore before it there, and so has a
-    # name that begins with one.
+    # systemd writes "_" before a name that looks like a file of the kernel ("cpu.service") or begins with "_".
     name = name.removeprefix("_")
     if name.startswith(".") or not name.endswith(UNIT_SUFFIXES) or not all(each.endswith(".slice") for each in above):
         return ""

@@ -82,7 +82,7 @@ class V1Cgroup(Cgroup):
             return cgroup
 
     def read(self, at_s: float) -> CpuReading | None:
-        """At most two preads.
+        """At most two preads, and one more with pressure.
 
         A cgroup that used less CPU since the last full look than the least quota the kernel takes cannot have been
         throttled since: then cpu.stat is not read.

@@ -52,7 +52,7 @@ class V2Cgroup(Cgroup):
         return None
 
     def read(self, at_s: float) -> CpuReading | None:
-        """One pread, parsed only when it changed."""
+        """One pread, parsed only when it changed; one more with pressure."""
         try:
             raw_stat = os.pread(self.stat_fd, STAT_BYTES, 0)
         except OSError as error:

@@ -23,7 +23,7 @@ def _make_cgroup(runtime_dir: str, cgroups: JobCgroupTree) -> Executor:
 
 
 def _make_systemd(runtime_dir: str, cgroups: JobCgroupTree) -> Executor:  # noqa: ARG001 - all factories are called alike
-    # The bus library is imported by those who need it only.
+    # Only this kind needs the bus library.
     from cpumond.host.executor.systemd.executor import SystemdExecutor
 
     return SystemdExecutor(cgroups)

@@ -72,13 +72,13 @@ class Record(msgspec.Struct):
 
 
 class _Job:
-    """One job in memory. ``silent``: not of those the agent asked for; it gets no events."""
+    """One job in memory. ``silent``: the agent did not ask for it, and gets no events about it."""
 
     def __init__(self, record: Record, silent: bool = False) -> None:
         self.record = record
         self.silent = silent
         self.start: dict[str, Any] | None = None
-        """The keeper's order, until the keeper shows that it has it."""
+        """The start order for the keeper, until the keeper shows that it has it."""
         self.started = False
         self.interrupted = False
         """To be interrupted as soon as it runs."""
@@ -92,7 +92,7 @@ class _Job:
 
 
 class CgroupExecutor(Executor):
-    """One for a ``runtime_dir``, and one for a root of ``cgroups``."""
+    """At most one for each ``runtime_dir``, and for each root of ``cgroups``."""
 
     def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
         self._cgroups = cgroups
@@ -101,7 +101,7 @@ class CgroupExecutor(Executor):
         self._jobs: dict[str, _Job] = {}
         self._prepared = False
         self._wanted: set[str] = set()
-        """Which of those that ran before this agent it knows."""
+        """Jobs of earlier runs that the agent asked for."""
         self._events: list[Event] = []
         self._reported: list[Record] = []
         self._epoll = select.epoll()
@@ -135,7 +135,7 @@ class CgroupExecutor(Executor):
                 log.warning("a job that the agent does not know is left alone", job_id=job_id)
             elif job_id in wanted and job.started and not job.is_over:
                 found[job_id] = self._describe_start(job)
-        # What began before is no news.
+        # The starts of jobs that are returned, or over already, are no news.
         self._events = [
             event
             for event in self._events
@@ -334,7 +334,7 @@ class CgroupExecutor(Executor):
             self._keeper.send("kill", job.record.job_id)
 
     def _finish(self, job: _Job) -> None:
-        """Remove what is left of a job that is over, and tell it; again in the next ``poll`` while that fails."""
+        """Remove what is left of a job that is over, and report it; again in the next ``poll`` while that fails."""
         record = job.record
         job_id = record.job_id
         if self._cgroups.list_processes(job_id):
@@ -345,7 +345,7 @@ class CgroupExecutor(Executor):
                 record.not_started = NotStarted(job_id, job.result.problem, job.result.node_fault)
             else:
                 record.ended = self._describe_end(record, job.result)
-            # Before the cgroup goes with its counters: an agent that is killed in between tells the same again.
+            # Before the cgroup goes with its counters: should the agent be killed now, the next one reports the same.
             self._store_if_possible(record)
         if not self._cgroups.remove(job_id):
             return
@@ -380,14 +380,14 @@ class CgroupExecutor(Executor):
         """Read all that the keeper has sent and send what waits for it; returns at once."""
         for news in self._keeper.exchange():
             if isinstance(news, KeptJob):
-                self._note(news)
+                self._on_report(news)
             else:
-                self._compare(news)
+                self._reconcile(news)
         if self._keeper.alone_s >= _CONNECT_S:
             self._give_up_without_keeper()
 
     def _give_up_without_keeper(self) -> None:
-        """When no keeper can be had for long, jobs neither start nor end unseen."""
+        """Without a keeper for long: report jobs that cannot start, and those that ended unseen."""
         for job in self._jobs.values():
             if job.is_over:
                 continue
@@ -399,13 +399,13 @@ class CgroupExecutor(Executor):
             elif not self._cgroups.list_processes(job.record.job_id):
                 self._conclude(job)
 
-    def _compare(self, kept: list[KeptJob]) -> None:
+    def _reconcile(self, kept: list[KeptJob]) -> None:
         """Bring both sides together with a keeper that has listed all its jobs."""
         for kept_job in kept:
             if kept_job.id not in self._jobs:
                 record = Record(kept_job.id, kept_job.directory, 0, self._cgroups.join_files(kept_job.id))
                 self._jobs[kept_job.id] = _Job(record, kept_job.id not in self._wanted)
-            self._note(kept_job)
+            self._on_report(kept_job)
         known = {kept_job.id for kept_job in kept}
         for job_id, job in self._jobs.items():
             if job_id not in known and not job.is_over:
@@ -452,7 +452,7 @@ class CgroupExecutor(Executor):
         job.result = result
         self._wake()
 
-    def _note(self, kept_job: KeptJob) -> None:
+    def _on_report(self, kept_job: KeptJob) -> None:
         """Take over what the keeper reports of a job."""
         job = self._jobs.get(kept_job.id)
         if job is None or job.is_over:

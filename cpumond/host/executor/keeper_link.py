@@ -58,7 +58,7 @@ class _Line(msgspec.Struct):
 
 
 def read_result(directory: str) -> KeptJob | None:
-    """What a keeper wrote of a job that is over; None where it did not come to that."""
+    """What a keeper wrote of a job that is over; None where there is nothing of that."""
     try:
         with open(os.path.join(directory, keeper.RESULT_NAME), "rb") as file:
             result = decode_json(file.read(), KeptJob)
@@ -92,8 +92,8 @@ class KeeperLink:
         return max(time.monotonic() - self._alone_since_s, 0.0)
 
     def exchange(self) -> Iterator[list[KeptJob] | KeptJob]:
-        """All the jobs of a keeper that is new here, and one at each change of it."""
-        self._see_start()
+        """Yields all jobs of a keeper that was just connected to, then each job that changes."""
+        self._check_start()
         if self._connection is None and not self._connect():
             self._alone_since_s = min(self._alone_since_s, time.monotonic())
             return
@@ -103,7 +103,7 @@ class KeeperLink:
             self._connection.flush()
 
     def send(self, verb: str, body: Any) -> bool:
-        """Have the keeper do something; False while there is none: what it must know is compared when it greets."""
+        """Have the keeper do something; False while there is none: its jobs are compared when it greets."""
         if self._connection is None or not self.is_greeted:
             return False
         # Where the connection is lost, that is seen when it is read from.
@@ -210,7 +210,7 @@ class KeeperLink:
         self._epoll.register(self._ready, select.EPOLLIN)
         self._problem = ""
 
-    def _see_start(self) -> None:
+    def _check_start(self) -> None:
         if self._ready is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._ready.fileno(), 1)

@@ -20,9 +20,9 @@ class Launch(msgspec.Struct, frozen=True):
 
     ``argv`` is run as ``user`` (a name of this host; "" = the agent's own) in ``working_directory`` (absolute), in a
     cgroup with ``cpu_limit`` cores as its quota, ``memory_limit`` bytes and ``max_tasks`` processes and threads (0 = no
-    limit), and no program gives it rights that the user does not have. ``directory`` exists, is root's, and is the
-    executor's for whatever it keeps of the job; it removes nothing but its own files there. ``max_log_bytes``: of each
-    of stdout and stderr, on disk, at any time.
+    limit), and no program gives it rights that the user does not have. ``directory`` exists, belongs to the agent's
+    user, and is the executor's for whatever it keeps of the job; it removes nothing but its own files there.
+    ``max_log_bytes``: of each of stdout and stderr, on disk, at any time.
     """
 
     job_id: str
@@ -81,8 +81,8 @@ Event = Started | NotStarted | Ended
 
 
 class Executor(Protocol):
-    """Runs jobs. All methods but ``read_log`` are called by one thread; none blocks for longer than 0.1 s but
-    ``recover``."""
+    """Runs jobs. All methods but ``read_log`` are called by one thread; none but ``recover`` and ``close`` blocks it
+    for longer than 0.1 s."""
 
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
         """Find the jobs of an earlier run of the agent again, at most 10 s; call it once, before anything else.
@@ -96,7 +96,7 @@ class Executor(Protocol):
         """Begin to start a job; ``poll`` gives ``Started`` or ``NotStarted`` soon."""
 
     def interrupt(self, job_id: str) -> None:
-        """SIGTERM to every process of the job, once. A job that is not there is none of its business."""
+        """SIGTERM to every process of the job, once. A job that is not known is ignored."""
 
     def kill(self, job_id: str) -> None:
         """SIGKILL to the whole cgroup, as often as it is called; also of a job that is just being started."""

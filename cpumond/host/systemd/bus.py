@@ -31,16 +31,16 @@ CALL_TIMEOUT_S = 25.0
 RECONNECT_FIRST_S = 0.1
 RECONNECT_MAX_S = 10.0
 AWAY_PATIENCE_S = 2.0
-"""So long ``flush`` waits for a bus that cannot be reached."""
+"""How long ``flush`` waits for a bus that cannot be reached."""
 DENIED_PAUSE_S = 60.0
 PAUSE_RATIO = 9.0
-"""After a call that can wait, a pause so many times as long: PID 1 is the agent's for a tenth of its time at most."""
+"""After a set that can wait, a pause so many times as long: the agent takes a tenth of PID 1's time at most."""
 PAUSE_MIN_S = 0.005
 PAUSE_MAX_S = 1.0
 
 LOOK_FRESH_S, LOOK_PAUSE_S = 0.05, 0.2
-"""Before a unit is set it is looked at, once more when the answer took longer than the first. systemd was busy then,
-reloading its units mostly, and others waited too: they have the pause to be heard before us."""
+"""Before a unit is set it is looked up, and again after a pause when the answer took longer than the first: systemd was
+busy then, mostly with a reload, and other callers that waited are served during the pause."""
 MANAGED = (".service", ".scope")
 """Kinds of units that the polkit rule names: of another kind, being denied says nothing about the rest."""
 _DENIED = ("AccessDenied", "InteractiveAuthorizationRequired", "AuthFailed")
@@ -57,7 +57,7 @@ class _Away(Exception):  # noqa: N818 - a state of the world, handled close by
 
 
 class _Refused(Exception):  # noqa: N818 - an answer, handled close by
-    """The answer is an error: ``name`` is its last word."""
+    """The answer is an error: ``name`` is the last word of its name."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
@@ -67,8 +67,8 @@ class _Refused(Exception):  # noqa: N818 - an answer, handled close by
 class UnitBus:
     """Sets properties of units. Of a unit that is set faster than systemd takes it, the newest value counts.
 
-    A unit is looked at before it is set: what it does not have as expected another program has ordered. That is told
-    (``replaced``) and not set, nor is anything else until ``poll`` gave that event.
+    A unit is looked up before it is set: a property with another value than expected was set by another program. That
+    is an event (``replaced``), and the property is not set until ``poll`` gave that event.
 
     All methods are for one other thread and return at once, but ``flush`` and ``close``. ``wake`` is called from the
     bus thread after an event was added. ``address`` "" is the system bus.
@@ -88,12 +88,12 @@ class UnitBus:
         self._hurry = False
         self._closing = False
         self._idle = threading.Condition(self._lock)
-        # What follows is of the bus thread.
+        # What follows is used by the bus thread only.
         self._away_since_s = math.inf
         self._denied_until_s = 0.0
         self._subscribed = False
         self._set_s = 0.0
-        """How long the newest set kept PID 1, as far as is seen from here."""
+        """How long the newest call to set took, in seconds."""
         self._loop = asyncio.new_event_loop()
         self._news = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="unit-bus", daemon=True)
@@ -118,7 +118,7 @@ class UnitBus:
             self._raises.pop(unit, None)
 
     def ask(self, unit: str, names: tuple[str, ...]) -> None:
-        """Ask for properties of a unit, those of units and those of its kind."""
+        """Ask for properties of a unit, of all kinds of units or of its kind."""
         with self._lock:
             self._questions[unit, names] = None
         self._kick()
@@ -188,7 +188,7 @@ class UnitBus:
                 said = str(error)
                 self._emit(UnitEvent("away", text=said))
             except Exception as error:
-                # A thread that ended would leave the tick waiting for answers for ever.
+                # If the thread ended, the tick would wait for answers forever.
                 said = f"the connection to the system bus failed: {type(error).__name__}: {error}"
                 self._emit(UnitEvent("away", text=said))
                 await self._wait_for_news(RECONNECT_MAX_S)
@@ -196,7 +196,7 @@ class UnitBus:
                 bus.disconnect()
 
     async def _wait_for_news(self, timeout_s: float) -> None:
-        """Sleep, but not past the wish to end; ``set`` alone does not end it, or a lost bus were asked all the time."""
+        """Sleep until the time-out or ``close``; ``set`` does not end it, or a lost bus would be tried all the time."""
         end_s = time.monotonic() + timeout_s
         while not self._closing and (left_s := end_s - time.monotonic()) > 0.0:
             self._news.clear()
@@ -220,7 +220,7 @@ class UnitBus:
                 await self._call(bus, "AddMatch", "s", [f"type='signal',{rule}"], BUS, "/org/freedesktop/DBus", BUS)
             self._subscribed = False
         except Exception as error:
-            # Whatever the library raises for a bus that is not there, or not well.
+            # Whatever the library raises for a bus that is absent or broken.
             if bus is not None:
                 bus.disconnect()
             detail = describe(error) if isinstance(error, OSError) else str(error) or type(error).__name__
@@ -235,7 +235,7 @@ class UnitBus:
         elif message.member == "UnitRemoved":
             self._emit(UnitEvent("removed", str(message.body[0])))
         elif message.member == "NameOwnerChanged" and message.body[2]:
-            # systemd executed itself again (daemon-reexec): it asks for the subscription anew, and has read its units.
+            # systemd executed itself again (daemon-reexec): it needs a new subscription, and has read its units.
             self._subscribed = False
             self._emit(UnitEvent("reloaded"))
             self._news.set()
@@ -263,7 +263,7 @@ class UnitBus:
 
     def _on_lost(self, done: asyncio.Future[None]) -> None:
         if not done.cancelled():
-            done.exception()  # looked at, or asyncio complains about it
+            done.exception()  # retrieved, or asyncio logs it
         self._news.set()
 
     async def _do_one(self, bus: MessageBus, denied: bool) -> bool:
@@ -322,7 +322,7 @@ class UnitBus:
         except _Refused as refused:
             kind, text = ("no-unit", "") if refused.name in _NO_UNIT else ("refused", str(refused))
             if refused.name in _DENIED and unit.endswith(MANAGED):
-                # The others would be refused as well; polkit may come, so each minute one tries.
+                # The others would be refused as well; polkit may come, so one is tried every minute.
                 self._denied_until_s = time.monotonic() + DENIED_PAUSE_S
                 kind = "denied"
         self._emit(UnitEvent(kind, unit, properties, text=text))
@@ -332,7 +332,7 @@ class UnitBus:
     ) -> dict[str, object]:
         """What another program gave a unit, by name. Raises _Away.
 
-        The bus knows no "set it if it is still": what is set between this and the call is missed.
+        The bus has no compare-and-set: what is set between this and the call is missed.
         """
         with self._lock:
             unreported = frozenset(self._unreported.get(unit, ()))
@@ -399,10 +399,10 @@ class UnitBus:
 
 
 def _kind(unit: str) -> str:
-    """The interface of a unit's kind, its last word."""
+    """The last word of the interface of a unit's kind."""
     return unit.rpartition(".")[2].capitalize()
 
 
 def family(name: str) -> str:
-    """What a property's name begins with, and those of the settings that belong to it."""
+    """The beginning of a property's name that all properties of the same setting have."""
     return "CPUQuota" if name.startswith("CPUQuota") else name

@@ -22,14 +22,14 @@ NO_LIMIT: Final = 2**64 - 1
 STEP_CORES: Final = 0.01
 """Whole percents of a core: what a drop-in can say."""
 STEP_US: Final = 10_000
-"""The same in a second."""
+"""The same in microseconds a second."""
 
 QUOTA, WEIGHT = "CPUQuotaPerSecUSec", "CPUWeight"
 """The properties that are moved; the quota's period goes with it."""
 
 DEFAULT_WEIGHT, DEFAULT_SHARES = 100, 1024
 MARKS: Final = ("/run/systemd/system", "/run/systemd/notify")
-"""Of these at least one is there where systemd is PID 1; a sandboxed service may see only the second."""
+"""At least one of these exists where systemd is PID 1; a sandboxed service may see only the second."""
 
 UnitProperties = tuple[tuple[str, int], ...]
 """Names and values, all of D-Bus type "t"."""
@@ -50,7 +50,7 @@ def object_path(unit: str) -> str:
 
 
 def round_up(cores: float) -> float:
-    """``cores`` in whole percents, rounded up, as the documents never give less than they say."""
+    """``cores`` in whole percents, rounded up: a job gets no less than its limit says."""
     if not math.isfinite(cores):
         return cores
     # 0.29 * 100 is 28.999999999999996, and 0.57 * 100 is 56.99999999999999.
@@ -73,7 +73,7 @@ def shares_of(weight: int) -> int:
 
 
 def list_properties(settings: CpuSettings, actuators: tuple[str, ...], cpu_version: int) -> UnitProperties:
-    """What systemd has to be told so that it wants ``settings`` too: those that ``actuators`` move.
+    """The properties that tell systemd ``settings``, for what ``actuators`` move.
 
     A quota in whole percents, rounded up: rounded down by systemd, it would be below an order of 33.5 % after the next
     ``daemon-reload``.
@@ -92,7 +92,7 @@ def list_properties(settings: CpuSettings, actuators: tuple[str, ...], cpu_versi
 
 
 def read_property(settings: CpuSettings, name: str, cpu_version: int) -> int:
-    """What ``settings`` are as the value of a property; -1 for a weight that is not there."""
+    """``settings`` as the value of a property; -1 for a weight that is not there."""
     if name == QUOTA:
         return NO_LIMIT if settings.quota_us is None else round(settings.cores * 1e6)
     weight = settings.weight
@@ -105,10 +105,10 @@ def is_same_value(name: str, a: int, b: int) -> bool:
 
 
 class UnitEvent(msgspec.Struct, frozen=True):
-    """News of systemd.
+    """News from systemd.
 
     ``done``: a unit has ``properties`` now; ``replaced``: they were not set, since it has ``values`` that another
-    program gave it; ``no-unit``: there is no such unit (any more); ``refused``: systemd does not want them (``text``);
+    program gave it; ``no-unit``: there is no such unit (any more); ``refused``: systemd does not take them (``text``);
     ``denied``: it lets this user set none; ``away``: it cannot be reached; ``connected``; ``reloaded``: it has read its
     units again; ``removed``: a unit was unloaded; ``answer``: ``values`` of a unit's properties, None for those it did
     not tell.

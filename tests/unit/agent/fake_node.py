@@ -154,7 +154,7 @@ class FakeNode:
         self._periods.pop(job, None)
 
     def write(self, job: str, file: str, text: str) -> None:
-        """Write a file of a job's cgroup, as somebody else or the kernel."""
+        """Write a file of a job's cgroup, as another program or the kernel."""
         (self.root / self.folder / job / file).write_text(text)
 
     def read(self, job: str, file: str = "cpu.max") -> str:

@@ -30,7 +30,7 @@ class ScriptedBus:
     def __init__(self, write: Callable[[str], None] = lambda _: None) -> None:
         self.write = write
         self.told: dict[str, UnitProperties] = {}
-        self.believed: dict[str, UnitProperties] = {}
+        self.stored: dict[str, UnitProperties] = {}
         self.expected: dict[str, UnitProperties] = {}
         self.unreported: dict[str, set[str]] = {}
         self.asked: list[tuple[str, tuple[str, ...]]] = []
@@ -71,17 +71,17 @@ class ScriptedBus:
             if self.denies:
                 self.news.append(UnitEvent("denied", unit, properties, text="not you"))
                 continue
-            believed, unreported = dict(self.believed.get(unit, ())), self.unreported.get(unit, set())
+            stored, unreported = dict(self.stored.get(unit, ())), self.unreported.get(unit, set())
             replaced = {
-                name: believed[name] for name, value in properties
+                name: stored[name] for name, value in properties
                 if name in unreported or (
                     name in dict(self.expected[unit]) and name != "CPUQuotaPeriodUSec"
-                    and (name, believed[name]) not in (*self.expected[unit], (name, value))
+                    and (name, stored[name]) not in (*self.expected[unit], (name, value))
                 )
             }  # fmt: skip
             rest = tuple(each for each in properties if not each[0].startswith(tuple(map(family, replaced))))
             if rest:
-                self.believed[unit] = tuple({**believed, **dict(rest)}.items())
+                self.stored[unit] = tuple({**stored, **dict(rest)}.items())
                 self.write(unit)
                 self.news.append(UnitEvent("done", unit, rest))
             if replaced:
@@ -94,12 +94,12 @@ class ScriptedBus:
         """Answer all questions about limits."""
         for unit, names in self.asked:
             if QUOTA in names:
-                values: dict[str, object] = {QUOTA: None, "CPUWeight": NO_LIMIT, **dict(self.believed[unit])}
+                values: dict[str, object] = {QUOTA: None, "CPUWeight": NO_LIMIT, **dict(self.stored[unit])}
                 self.news.append(UnitEvent("answer", unit, values=values))
         self.asked = []
 
     def quota_cores(self, unit: str = UNIT) -> float:
-        return dict(self.believed[unit])[QUOTA] / 1e6
+        return dict(self.stored[unit])[QUOTA] / 1e6
 
 
 class UnitNode(FakeNode):
@@ -110,7 +110,7 @@ class UnitNode(FakeNode):
 
     def __init__(self, directory: Path, quota: str = "400000 100000") -> None:
         self.bus = ScriptedBus(self.systemd_writes)
-        self.bus.believed[UNIT] = ((QUOTA, 4_000_000),)
+        self.bus.stored[UNIT] = ((QUOTA, 4_000_000),)
         super().__init__(directory, {UNIT: v2_cgroup(quota=quota)}, UNITS)
 
     def make_agent(self) -> Agent:
@@ -128,14 +128,14 @@ class UnitNode(FakeNode):
         return self.cores(UNIT)
 
     def systemd_writes(self, unit: str = UNIT) -> None:
-        """What daemon-reload does: the files of a unit that runs become what systemd believes in."""
+        """What daemon-reload does: the files of a unit that runs become systemd's values."""
         place = self.root / self.folder / unit
         if not place.is_dir():
             return
-        believed = dict(self.bus.believed.get(unit, ()))
-        quota, weight = believed.get(QUOTA), believed.get("CPUWeight")
+        stored = dict(self.bus.stored.get(unit, ()))
+        quota, weight = stored.get(QUOTA), stored.get("CPUWeight")
         if quota is not None:
-            period_us = believed.get("CPUQuotaPeriodUSec", 100_000)
+            period_us = stored.get("CPUQuotaPeriodUSec", 100_000)
             text = "max" if quota == NO_LIMIT else quota // 10_000 * period_us // 100
             with contextlib.suppress(FileNotFoundError):
                 (place / "cpu.max").write_text(f"{text} {period_us}\n")
@@ -144,11 +144,11 @@ class UnitNode(FakeNode):
 
     def order(self, cores: float) -> None:
         """``systemctl set-property``."""
-        self.bus.believed[UNIT] = ((QUOTA, round(cores * 1e6)),)
+        self.bus.stored[UNIT] = ((QUOTA, round(cores * 1e6)),)
         self.systemd_writes()
 
     def lower(self) -> float:
-        """Let it idle down to its least limit, and systemd believe in that."""
+        """Let it idle down to its least limit, which systemd has then, too."""
         self.ticks(8)
         self.bus.obey()
         self.tick()
@@ -174,7 +174,7 @@ class UnitNode(FakeNode):
         return content
 
     def restart_unit(self) -> None:
-        """Another cgroup of the same unit, with what systemd believes in."""
+        """Another cgroup of the same unit, with systemd's values."""
         self.remove(UNIT)
         self.tick()
         self.make(UNIT)

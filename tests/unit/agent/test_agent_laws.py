@@ -27,7 +27,7 @@ MEMORY = "/dev/shm"
 
 
 class AgentOverTime(RuleBasedStateMachine):
-    """Three jobs; somebody else writes only to ``foreign``."""
+    """Three jobs; another program writes only to ``foreign``."""
 
     def __init__(self) -> None:
         super().__init__()

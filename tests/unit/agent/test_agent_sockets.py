@@ -154,7 +154,7 @@ def test_a_name_with_two_addresses(monkeypatch: pytest.MonkeyPatch, opened: Call
 def test_an_address_the_machine_does_not_have_is_left_out_beside_one_it_has(
     monkeypatch: pytest.MonkeyPatch, opened: Callable[..., list[socket.socket]]
 ):
-    """localhost on a machine without IPv6. 192.0.2.1 is kept for documentation, so nobody has it."""
+    """localhost on a machine without IPv6. 192.0.2.1 is kept for documentation, so no host has it."""
     found = [(socket.AF_INET, 1, 6, "", ("192.0.2.1", 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     (tcp,) = opened(*open_metrics_sockets("node-7:0"))

@@ -254,7 +254,7 @@ def test_a_failure_behind_a_request(
     monkeypatch: pytest.MonkeyPatch,
     logs: list[dict[str, Any]],
 ):
-    """The caller gets a sentence, the log the traceback of what nobody expected."""
+    """The caller gets a sentence, the log the traceback of an unexpected error."""
     node.start()
 
     def call(_: object) -> None:
@@ -440,7 +440,7 @@ def test_the_page_has_a_listener_of_its_own(node: FakeNode, listener: socket.soc
 
 
 def test_a_request_that_waits_at_the_end_is_answered(node: FakeNode, tmp_path: Path):
-    """The tick is over before the server, so nobody carries it out any more."""
+    """The tick ends before the server, so the request is not carried out any more."""
     node.start()
     unix = socket.socket(socket.AF_UNIX)
     unix.bind(str(tmp_path / "control.sock"))

@@ -67,7 +67,7 @@ def test_what_holds_the_agent_or_pid_1_is_never_lowered(make_node, monkeypatch):
 
 
 def test_a_floor_that_a_reload_raises_holds_at_once(make_node):
-    """Not only for what would still be taken; a limit that somebody else decides about is left to them."""
+    """Not only for what would still be taken; a limit that another program decides about is left to it."""
     node = make_node({"a": FOUR, "pinned": FOUR}).start()
     node.ticks(8)
     control.pin_job(node.agent, "pinned", {"cpu_limit": 0.3})

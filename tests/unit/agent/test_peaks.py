@@ -310,7 +310,7 @@ def test_a_disk_that_refuses_is_said_once_and_asked_again(make_node, logs):
 
 
 def test_a_disk_that_does_not_answer_holds_up_no_tick_and_not_the_end(make_node, logs, monkeypatch):
-    """A pipe that nobody reads: opening it waits."""
+    """A pipe without a reader: opening it waits."""
     monkeypatch.setattr(peaks, "LAST_WRITE_S", 0.01)
     node = make_peak_node(make_node)
     learn_something(node)

@@ -1,4 +1,4 @@
-"""Files that somebody removes under a running agent: told, and whose they are when another agent has come."""
+"""Files that are removed while an agent runs: it says so, and gives way to another agent that has come."""
 
 from __future__ import annotations
 

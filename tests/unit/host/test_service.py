@@ -16,7 +16,7 @@ from cpumond.host import service as process
 from cpumond.host.service import open_tcp_sockets
 
 ABSENT, ABSENT_V6 = "192.0.2.1", "2001:db8::1"
-"""Both are kept for documentation, so nobody has them."""
+"""Both are kept for documentation, so no host has them."""
 
 Place = tuple[int, int, int, str, tuple[object, ...]]
 
@@ -111,7 +111,7 @@ def test_where_the_kernel_refuses_it_the_absent_address_is_one_sentence(
 
 
 def test_a_port_in_use_stays_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an address that is here, and of one that somebody else waits for already."""
+    """Of an address that is here, and of one that another socket listens on already."""
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(CreateError, match="Address already in use"):
         open_tcp_sockets(f"127.0.0.1:{other.getsockname()[1]}", "api.listen", 5)
     with capture_logs() as logged:

@@ -27,9 +27,9 @@ RESULT_NAME: Final = "result.json"
 STREAMS: Final = ("stdout", "stderr")
 LOST: Final = "its exit code was lost: the process that waited for it was killed"
 IDLE_S: Final = 3.0
-"""So long a keeper stays with neither agents nor jobs."""
+"""How long a keeper stays with neither agents nor jobs."""
 
 JOB_FIELDS: Final = (
     "id", "directory", "state", "pid", "start_time", "finish_time", "exit_code", "signal", "problem", "node_fault",
 )  # fmt: skip
-"""Of a job line."""
+"""The keys of a job line."""

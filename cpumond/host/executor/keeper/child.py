@@ -30,7 +30,7 @@ class StepError(Exception):
 
 @contextlib.contextmanager
 def step(what: str, node_fault: bool = False) -> Iterator[None]:
-    """Say ``what`` could not be done. Raises StepError."""
+    """Turn an error within into a StepError that says ``what`` could not be done."""
     try:
         yield
     except OSError as error:
@@ -42,7 +42,7 @@ def step(what: str, node_fault: bool = False) -> Iterator[None]:
 def run_child(order: dict[str, Any], status: int, hard_descriptors: int) -> NoReturn:
     """Become the job, or tell why not through ``status``."""
     try:
-        # Those of all the other jobs, before the first file is opened: together they may be more than a job may have.
+        # Close the other jobs' descriptors before the first file is opened: together they may exceed a job's limit.
         os.closerange(3, status)
         os.closerange(status + 1, min(hard_descriptors, _MAX_DESCRIPTORS))
         become_job(order, hard_descriptors)
@@ -85,10 +85,10 @@ def become_job(order: dict[str, Any], hard_descriptors: int) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     pid = str(os.getpid()).encode()
-    # As late as the rights allow, and the one with the quota last: the way here is not the job's to pay for.
+    # As late as the rights allow, and the one with the quota last: the preparation is not charged to the job.
     for path in reversed(order["procs"]):
         with step(f"enter the cgroup of {path}", node_fault=True):
-            # Made where it is missing: in a tree of plain files; the kernel's refuses that.
+            # Made where it is missing, in a tree of plain files; cgroup file systems refuse that.
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.write(fd, pid)
             os.close(fd)

@@ -64,7 +64,7 @@ class Job:
         return {name: getattr(self, name) for name in JOB_FIELDS}
 
     def write_result(self) -> None:
-        """What it came to, where it outlives this process."""
+        """Write to disk how the job ended, for when this process is gone."""
         state = "failed" if self.problem and self.own else "ended"
         path = os.path.join(self.directory, RESULT_NAME)
         # Without room on disk agents still get the result, as long as this process lives.
@@ -129,7 +129,7 @@ class Keeper:
             traceback.print_exc()
             self._failures += 1
             if self._failures > _MAX_FAILURES:
-                raise  # it would spin for ever; the next keeper takes over what runs
+                raise  # it would spin forever; the next keeper takes over what runs
 
     def _timeout_s(self) -> float:
         if self._due:
@@ -146,7 +146,7 @@ class Keeper:
             sock.close()
             return
         sock.setblocking(False)
-        # What an agent that ended has ordered comes first: the list for the next one must have all of it.
+        # Orders of an agent that has ended come first: the list for the next agent must show all of them.
         for other in list(self._clients.values()):
             for _ in range(_DRAIN_READS):
                 if not self._serve(other):
@@ -182,13 +182,13 @@ class Keeper:
                 for verb, body in json.loads(line).items():
                     self._carry_out(verb, body)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            # Not a language that is spoken here; jobs have nothing to do with it.
+            # Not the keeper's protocol; the jobs are not affected.
             self._drop(client)
             return False
         return True
 
     def _listen_anew(self) -> None:
-        """Where the next agent looks for it: the directory was removed, and made again."""
+        """Listen where the next agent looks: ``runtime_dir`` was removed, and made again."""
         try:
             directory, lock = take_place(self._runtime_dir)
         except OSError:
@@ -369,7 +369,7 @@ class Keeper:
 
 
 def _is_member(pid: int, cgroups: list[str]) -> bool:
-    """Whether a process says itself that it is in one of some cgroups, which may be under another mount now."""
+    """Whether ``/proc`` says by name that a process is in one of ``cgroups``, which may be under another mount now."""
     try:
         with open(f"/proc/{pid}/cgroup", "rb") as file:
             names = {os.path.basename(line.rstrip(b"\n").split(b":", 2)[-1]) for line in file}
@@ -447,14 +447,14 @@ def main(runtime_dir: str) -> int:
     os.chdir("/")
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    # An agent that was started with it ignored would cost us the exit codes.
+    # If it were inherited as ignored, exit codes would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     keeper = Keeper(os.path.abspath(runtime_dir), directory, hard)
-    # Who started this waits for the end of its standard output.
+    # The agent that started this process waits for the end of its standard output.
     os.dup2(0, 1)
     keeper.run()
     with contextlib.suppress(OSError):

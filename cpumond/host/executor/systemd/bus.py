@@ -44,7 +44,7 @@ class BusAway(Exception):  # noqa: N818 - a state of the world, handled close by
 
 
 class Refused(Exception):  # noqa: N818 - an answer, handled close by
-    """The answer is an error: ``name`` without its first words, and systemd's sentence."""
+    """The answer is an error: the last word of its ``name``, and systemd's sentence, ``text``."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(f"{text} ({name})")
@@ -59,7 +59,7 @@ class SystemdBus:
     def __init__(self, on_signal: Callable[[str, str, list[Any]], None]) -> None:
         self.connected = asyncio.Event()
         self.version = 0
-        """Of systemd."""
+        """The version of systemd."""
         self.root_cgroup = ""
         self._on_signal = on_signal
         self._bus: MessageBus | None = None
@@ -90,7 +90,7 @@ class SystemdBus:
             self.version = int(number[0]) if number else 0
             self.root_cgroup = str(await self.read_property(MANAGER, "ControlGroup"))
         except Exception as error:
-            # Whatever the library raises for a bus that is not there, or not well.
+            # Whatever the library raises for a bus that is absent or broken.
             self._bus = None
             if bus is not None:
                 bus.disconnect()
@@ -102,7 +102,7 @@ class SystemdBus:
         self.connected.set()
 
     async def keep_connected(self, on_return: Callable[[], None]) -> None:
-        """Connect again whenever the connection is lost, for ever."""
+        """Connect again whenever the connection is lost, forever."""
         while True:
             assert self._bus is not None
             await self._wait_for_disconnect(self._bus)
@@ -129,7 +129,7 @@ class SystemdBus:
 
     @staticmethod
     async def _wait_for_disconnect(bus: MessageBus) -> None:
-        """Until the connection is lost, for whatever reason; who stops waiting leaves the bus as it is."""
+        """Wait until the connection is lost, for whatever reason; a wait that is cancelled leaves the bus as it is."""
         waiting = asyncio.ensure_future(bus.wait_for_disconnect())  # type: ignore[no-untyped-call]
         with contextlib.suppress(Exception):
             await asyncio.shield(waiting)

@@ -96,7 +96,7 @@ class SystemdExecutor(Executor):
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        # What follows is of the executor's thread.
+        # What follows is used by the executor's thread only.
         self._bus = SystemdBus(self._on_signal)
         self._jobs: dict[str, _Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -255,7 +255,7 @@ class SystemdExecutor(Executor):
     async def _wait_for_state(
         self, job: _Job, condition: Callable[[UnitState], bool], *, soon: bool = False
     ) -> UnitState:
-        """Wait for a state of the unit: read when it may have changed, and again and again if it comes ``soon``."""
+        """Wait for a state of the unit: read when it may have changed, if ``soon`` also at growing intervals."""
         pause_s = FIRST_READ_S
         while True:
             job.changed.clear()
@@ -284,7 +284,7 @@ class SystemdExecutor(Executor):
             for job in self._jobs.values():
                 if not (job.running and units.get(job.unit) == ("active", "running")):
                     job.changed.set()
-            # What ended and was forgotten while the list was made, is no orphan.
+            # A job that ended and was forgotten while the list was made is no orphan.
             self._reap_orphan_units({unit: state for unit, state in units.items() if unit not in known})
 
     async def _recover(self, job_ids: list[str]) -> dict[str, Started]:
@@ -308,7 +308,7 @@ class SystemdExecutor(Executor):
         return {one.job_id: one for one in started if one is not None}
 
     async def _check_rights(self) -> None:
-        """Ask for a unit that systemd cannot accept: it refuses it in other words to those who have no right."""
+        """Ask for an invalid unit: systemd refuses it with another error where the right to start units is missing."""
         try:
             await self._bus.start_unit("cpumond-rights.service", [("CPUQuotaPerSecUSec", "t", 0)])
         except Refused as refused:
@@ -414,7 +414,7 @@ class SystemdExecutor(Executor):
     async def _start_unit(self, job: _Job, properties: list[tuple[str, str, Any]]) -> None:
         """Raises BusAway, Refused, and OSError when there is no journal."""
         with open_journal(job.unit, "stdout") as stdout, open_journal(job.unit, "stderr") as stderr:
-            # A descriptor is its number in the list of those that go with the message.
+            # A descriptor is given by its index in the list of those that go with the message.
             streams = [("StandardOutputFileDescriptor", "h", 0), ("StandardErrorFileDescriptor", "h", 1)]
             await self._bus.start_unit(job.unit, [*properties, *streams], [stdout.fileno(), stderr.fileno()])
 
@@ -436,7 +436,7 @@ class SystemdExecutor(Executor):
             self._emit(NotStarted(job.job_id, problem, node_fault=node_fault))
             return
         job.running = True
-        # Where it was, of a unit that has none any more.
+        # For a unit that has no cgroup any more: where it was.
         cgroup = state.cgroup or f"{self._bus.root_cgroup}/{SLICE_CGROUP}/{job.unit}".lstrip("/")
         if not announced:
             self._emit(Started(job.job_id, cgroup, state.started))
@@ -481,8 +481,8 @@ class SystemdExecutor(Executor):
         """Whether systemd ran another command than the one it was given.
 
         At a reload it reads its units from its own files; systemd 252 writes ``$`` and ``;`` there in a way that it
-        reads back with a backslash. That does no harm to what runs, but to what is just going to. Where it cannot be
-        known which came first, the answer is yes.
+        reads back with a backslash. That changes no command that runs already, only one that is about to run. Where it
+        cannot be known which came first, the answer is yes.
         """
         if not job.argv or not state.argv or job.argv == state.argv or not state.started:
             return False
@@ -513,7 +513,7 @@ class SystemdExecutor(Executor):
             await self._call_until_answered("ResetFailedUnit", "s", job.unit)
 
     async def _call_until_answered(self, member: str, signature: str, *body: Any) -> None:
-        """Call a method of systemd until there is an answer; that there is no such unit or process is as good."""
+        """Call a method of systemd until there is an answer; "no such unit" or "no such process" will do, too."""
         try:
             await self._bus.call_until_answered(member, signature, *body)
         except Refused as refused:
@@ -539,7 +539,7 @@ class SystemdExecutor(Executor):
         job = self._jobs.get(job_id)
         if job is None:
             return
-        # What is not yet there to be hit, is hit when it runs.
+        # A job that does not run yet is killed when it does.
         job.killed = True
         if job.asked:
             self._spawn(self._signal(job, signal.SIGKILL))

@@ -20,7 +20,7 @@ PRIORITIES: Final[dict[LogStream, int]] = {"stdout": 6, "stderr": 5}
 JOURNAL_SOCKET = "/run/systemd/journal/stdout"
 JOURNAL_TIMEOUT_S = 10.0
 JOURNAL_SYNC_TIMEOUT_S = 1.0
-"""journald does not come to an end of it while a job floods it."""
+"""journald does not finish the sync while a job floods it."""
 COUNT_S = 1.0
 """How long a log is read on, only to count its bytes."""
 SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"
@@ -34,19 +34,19 @@ _LINE_ENDS: Final = {b"line-max": b"", b"eof": b"", b"pid-change": b"", b"nul": 
 def open_journal(unit: str, stream: LogStream) -> socket.socket:
     """A stream of the journal for one of a job's two, as systemd opens it itself, but with a priority of its own.
 
-    journald files each line under the unit of the process that wrote it, and where that has ended already, under the
-    one named here, for only root may name one. Raises OSError.
+    journald files each line under the unit of the process that wrote it, and where that has ended already, under
+    ``unit``, which only root may name. Raises OSError.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # With a queue that is full the answer comes at once, too.
+        # So that a full queue is answered at once, too.
         connection.setblocking(False)
         connection.connect(JOURNAL_SOCKET)
         # Identifier, unit, priority, whether "<N>" at a line's begin is one; not to syslog, kernel log and console.
         header = [unit.removesuffix(".service"), unit, str(PRIORITIES[stream]), "0", "0", "0", "0"]
         connection.sendall("".join(f"{line}\n" for line in header).encode())
         connection.shutdown(socket.SHUT_RD)
-        # The job gets it as its standard output, which must wait when it is full.
+        # The job gets it as its standard output, which must block when it is full.
         connection.setblocking(True)
     except BaseException:
         connection.close()
@@ -89,7 +89,7 @@ def has_spawn_failure(unit: str) -> bool:
 
 
 def _sync() -> None:
-    """What was written last may still lie in a socket; without an answer we read what is there."""
+    """Have journald store what still lies in its sockets; without an answer the log may lack that."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         _run("--sync", timeout_s=JOURNAL_SYNC_TIMEOUT_S)
 
@@ -108,7 +108,7 @@ def _run(*arguments: str, timeout_s: float) -> bytes:
 def _read_tail(matches: list[str], tail_bytes: int) -> tuple[bytes, int]:
     """The last bytes of what matches, read from its end, and how many there are in all.
 
-    In the export format: as JSON the same log costs journalctl and us 1.5 times the CPU, binary data three times.
+    In the export format: as JSON the same log costs 1.5 times the CPU on both sides, binary data three times.
     Raises OSError, subprocess.TimeoutExpired.
     """
     options = ["--all", "--reverse", "--output=export", "--output-fields=MESSAGE,_LINE_BREAK"]

@@ -74,7 +74,7 @@ def unit_path(unit: str) -> str:
 
 
 def check_launch(launch: Launch) -> str:
-    """Why a launch cannot be said over the bus, in a sentence; "" if it can.
+    """Why a launch cannot be sent over the bus, in a sentence; "" if it can.
 
     A string with a zero byte would end the connection to the bus, so nothing of the kind is ever sent.
     """
@@ -95,9 +95,9 @@ def check_launch(launch: Launch) -> str:
 
 
 def find_program(launch: Launch, systemd_version: int) -> tuple[str, list[str]]:
-    """The program as systemd shall look for it, and the directories where; none: it knows where.
+    """The program as systemd shall look it up, and the directories to search, if it needs them.
 
-    It looks in the job's own view of the file system, which a sandboxed agent may not share. Raises ExecutorError.
+    systemd sees the job's own view of the file system, which a sandboxed agent may not share. Raises ExecutorError.
     """
     name = launch.argv[0]
     path = launch.environment.get("PATH")
@@ -203,7 +203,7 @@ def read_state(properties: Mapping[str, Any], seen: Mapping[str, Any]) -> UnitSt
     loaded = properties.get("LoadState", "not-found") != "not-found"
     active = properties.get("ActiveState", "inactive")
     if not loaded and active == "inactive":
-        # What the bus answers about a unit that is no more is the default of each property.
+        # For a unit that is gone the bus answers with the default of each property.
         properties = {**properties, **seen, "ActiveState": "inactive"}
 
     def number(name: str) -> int:

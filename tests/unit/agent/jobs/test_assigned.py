@@ -600,7 +600,7 @@ def test_the_sums_of_a_job_that_ends_are_those_of_the_last_check(world: World) -
 
 def kill_agent(world: World, *job_ids: str) -> None:
     """The agent ends without a word, and another one finds the jobs."""
-    world.jobs._note = lambda *_, **__: None  # type: ignore[method-assign]
+    world.jobs._update_file = lambda *_, **__: None  # type: ignore[method-assign]
     world.restart(*job_ids)
 
 
@@ -805,14 +805,14 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch
 def test_an_error_with_one_job_does_not_lose_the_end_of_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.run("j1")
     world.run("j2")
-    judge = AssignedJob.judge_end
+    judge = AssignedJob.classify_end
 
     def stumble(job: AssignedJob, event: Ended) -> Any:
         if event.job_id == "j1":
             raise RuntimeError("a mistake")
         return judge(job, event)
 
-    monkeypatch.setattr(AssignedJob, "judge_end", stumble)
+    monkeypatch.setattr(AssignedJob, "classify_end", stumble)
     world.happen(Ended("j1", 200.0, exit_code=0), Ended("j2", 200.0, exit_code=0))
     assert world.finished("j2")["state"] == "completed"
     assert world.finished("j1")["state"] == "lost"

@@ -1,4 +1,4 @@
-"""Limits of units: what systemd is told and when, what it writes by itself, and what somebody orders through it."""
+"""Limits of units: what systemd is told and when, what it writes by itself, and what an operator sets through it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_nothing_is_foreign_that_systemd_rounds(node: UnitNode) -> None:
 
 
 def test_an_order_of_ours_that_systemd_writes_late_is_written_over_at_once(node: UnitNode) -> None:
-    """Its file is lower than the newest limit for a moment; nobody else did it."""
+    """Its file is lower than the newest limit for a moment; no other program wrote it."""
     node.lower()
     node.tick(0.5, {UNIT: 1.0})
     assert node.limit() == 4.0
@@ -234,7 +234,7 @@ def test_a_restarted_unit_keeps_its_limit_and_its_original(node: UnitNode) -> No
 
 def test_a_unit_that_comes_with_another_limit_has_a_new_order(node: UnitNode) -> None:
     node.lower()
-    node.bus.believed[UNIT] = ((QUOTA, 3_000_000),)
+    node.bus.stored[UNIT] = ((QUOTA, 3_000_000),)
     node.restart_unit()
     node.ticks(2)
     assert node.status()["cpu_limit"] == 3.0
@@ -289,7 +289,7 @@ def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on(node: UnitNode
 
 
 def test_an_agent_and_a_unit_that_were_restarted_at_once(node: UnitNode) -> None:
-    """The lowered limit of the new cgroup is the dead agent's, for all one can know."""
+    """The lowered limit of the new cgroup counts as the dead agent's: nothing tells otherwise."""
     node.lower()
     node.agent.table.close()
     node.agent.watcher.close()
@@ -336,7 +336,7 @@ def test_restore_knows_a_unit_that_is_gone(node: UnitNode) -> None:
 def test_a_unit_without_a_limit_file_is_lowered_through_systemd(tmp_path: Path) -> None:
     """As on v2 before its first CPU setting; then the file is there, and watched."""
     node = UnitNode(tmp_path, "max 100000")
-    node.bus.believed[UNIT] = ((QUOTA, NO_LIMIT),)
+    node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
     node.file.unlink()
     node.start()
     node.ticks(3)
@@ -349,12 +349,12 @@ def test_a_unit_without_a_limit_file_is_lowered_through_systemd(tmp_path: Path) 
     node.tick()
     assert node.agent.table.by_unit[UNIT].watches
     node.agent.close()
-    assert node.bus.believed[UNIT] == ((QUOTA, NO_LIMIT),)
+    assert node.bus.stored[UNIT] == ((QUOTA, NO_LIMIT),)
 
 
 def start_with_unseen_limit(node: UnitNode) -> None:
     """On v2 a unit's cgroup comes first and the limit file a moment later, which nothing tells of."""
-    node.bus.believed[UNIT] = ((QUOTA, 1_500_000),)
+    node.bus.stored[UNIT] = ((QUOTA, 1_500_000),)
     node.file.unlink()
     node.file.symlink_to(node.directory / "not there" / "cpu.max")
     node.start()
@@ -392,7 +392,7 @@ def test_what_the_run_before_told_systemd_is_no_order_where_this_one_told_it_not
     (node.directory / "run" / "pause").touch()
     (node.directory / "state" / "originals.state").write_bytes(b"damaged")
     node.kill_and_restart()
-    node.bus.believed[UNIT] = ((QUOTA, 750_000),)
+    node.bus.stored[UNIT] = ((QUOTA, 750_000),)
     node.systemd_writes()
     for _ in range(2):
         node.tick()
@@ -402,7 +402,7 @@ def test_what_the_run_before_told_systemd_is_no_order_where_this_one_told_it_not
     assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
 
 
-def test_a_restart_while_systemd_believes_an_older_order_keeps_the_original(node: UnitNode) -> None:
+def test_a_restart_while_systemd_stores_an_older_order_keeps_the_original(node: UnitNode) -> None:
     node.ticks(2)
     node.bus.obey()
     node.ticks(8)
@@ -510,7 +510,7 @@ def test_an_original_of_an_older_version_is_noted_as_a_units_before_systemd_is_t
     older = Originals(content.boot_id, {PATH: msgspec.structs.replace(content.cgroups[PATH], unit="")})
     for name in ("state", "run"):
         save(str(node.directory / name / "originals.state"), older)
-    node.bus.believed[UNIT] = ((QUOTA, 4_000_000),)
+    node.bus.stored[UNIT] = ((QUOTA, 4_000_000),)
     seen: list[str] = []
     tell = node.bus.set
 
@@ -565,7 +565,7 @@ def test_a_raise_by_hand_of_a_unit_that_no_source_names_now_is_kept(node: UnitNo
 
 
 def test_a_contested_unit_is_told_to_systemd_though_the_bus_is_away(node: UnitNode) -> None:
-    """Its file is somebody else's; systemd must keep neither that nor ours, when that writer is gone."""
+    """Another program writes its file; systemd must keep neither that limit nor the agent's once it is gone."""
     node.lower()
     for back_off_s in (6, 12, 24, 48, 0):
         node.file.write_text("10000 100000\n")
@@ -611,7 +611,7 @@ def test_a_lower_limit_by_file_while_nobody_can_be_asked_is_drift(node: UnitNode
 def bare(tmp_path: Path) -> Iterator[UnitNode]:
     """A unit without a limit file, nor can one be made but by systemd, as in cgroupfs."""
     made = UnitNode(tmp_path, "max 100000")
-    made.bus.believed[UNIT] = ((QUOTA, NO_LIMIT),)
+    made.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
     made.file.unlink()
     made.file.symlink_to(tmp_path / "not there" / "cpu.max")
     made.start()
@@ -653,8 +653,8 @@ class SlowBus(ScriptedBus):
 
     def flush(self, timeout_s: float) -> bool:
         for unit in list(self.told)[:1]:
-            self.believed[unit] = self.told.pop(unit)
-            self.news.append(UnitEvent("done", unit, self.believed[unit]))
+            self.stored[unit] = self.told.pop(unit)
+            self.news.append(UnitEvent("done", unit, self.stored[unit]))
         return not self.told
 
 

@@ -1,4 +1,4 @@
-"""Units when something goes wrong: nobody answers, cgroups come and go, somebody else writes, disks are full.
+"""Units when something goes wrong: systemd does not answer, cgroups come and go, others write, disks are full.
 
 Two things must never happen: a limit of ours passes for what a unit ordered, and somebody's order is undone for good.
 """
@@ -126,7 +126,7 @@ def test_two_cgroups_of_one_unit_are_told_apart(tmp_path: Path) -> None:
 def test_a_limit_file_that_went_away_and_came_again_is_watched(tmp_path: Path) -> None:
     """systemd takes the controller from a unit that has no limit any more, and gives it with the next one."""
     node = UnitNode(tmp_path, "max 100000")
-    node.bus.believed[UNIT] = ((QUOTA, NO_LIMIT),)
+    node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
     node.start()
     node.file.unlink()
     node.file.symlink_to(tmp_path / "not there" / "cpu.max")
@@ -145,7 +145,7 @@ def test_a_limit_file_that_went_away_and_came_again_is_watched(tmp_path: Path) -
     node.agent.close()
 
 
-# ---- nobody answers
+# ---- systemd does not answer
 
 
 def test_what_a_run_before_told_systemd_is_no_order_though_systemd_says_so(node: UnitNode) -> None:
@@ -216,7 +216,7 @@ def test_more_cpu_does_not_wait_for_an_answer_for_long(node: UnitNode) -> None:
 
 
 def test_an_order_of_ours_that_lands_after_somebody_s_is_no_order(node: UnitNode) -> None:
-    """Sent before theirs, carried out after it: systemd believes in ours for a moment, and says so."""
+    """Sent before the operator's value, applied after it: systemd has the agent's for a moment, and says so."""
     node.lower()
     node.order(1.5)
     node.tick()
@@ -241,7 +241,7 @@ def test_an_order_of_ours_that_lands_after_somebody_s_is_no_order(node: UnitNode
 
 def order_unseen(node: UnitNode, cores: float) -> None:
     """``systemctl set-property`` between a tick's look at the file and its write: the file does not tell any more."""
-    node.bus.believed[UNIT] = ((QUOTA, round(cores * 1e6)),)
+    node.bus.stored[UNIT] = ((QUOTA, round(cores * 1e6)),)
 
 
 def refuse(*_: object) -> None:
@@ -452,12 +452,12 @@ def test_a_read_that_fails_once_does_not_lose_the_order(node: UnitNode, monkeypa
 
 def test_an_order_of_what_is_not_moved_any_more_stays(node: UnitNode) -> None:
     """The actuator was changed; the quota goes back to systemd together with the first lower weight."""
-    node.bus.believed[UNIT] = ((QUOTA, 4_000_000), ("CPUWeight", NO_LIMIT))
+    node.bus.stored[UNIT] = ((QUOTA, 4_000_000), ("CPUWeight", NO_LIMIT))
     node.lower()
     node.reload(WEIGHT_UNITS)
     node.ticks(3)
     assert dict(node.bus.told[UNIT])[QUOTA] == 4_000_000
-    node.bus.believed[UNIT] = ((QUOTA, 2_000_000), ("CPUWeight", NO_LIMIT))
+    node.bus.stored[UNIT] = ((QUOTA, 2_000_000), ("CPUWeight", NO_LIMIT))
     exchange(node, 4)
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
     node.agent.close()
@@ -479,7 +479,7 @@ def test_an_order_of_nearly_what_we_want_is_one(node: UnitNode, cores: float) ->
 def test_a_drop_in_that_outranks_ours_is_no_order_however_seldom_we_look(node: UnitNode, check_period_s: float) -> None:
     node.lower()
     node.ticks(3)
-    node.bus.believed[UNIT] = ((QUOTA, 4_000_000),)
+    node.bus.stored[UNIT] = ((QUOTA, 4_000_000),)
     node.systemd_writes()
     node.bus.news.append(UnitEvent("reloaded"))
     for _ in range(6):
@@ -558,7 +558,7 @@ def test_what_was_ours_before_theirs_is_ours_no_more(node: UnitNode) -> None:
 def test_the_order_of_a_weight_is_respected_as_well(tmp_path: Path) -> None:
     node = UnitNode(tmp_path, "max 100000")
     node.config_text = WEIGHT_UNITS
-    node.bus.believed[UNIT] = ((QUOTA, NO_LIMIT), ("CPUWeight", NO_LIMIT))
+    node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT), ("CPUWeight", NO_LIMIT))
     node.agent = node.make_agent()
     node.start()
     node.ticks(12)
@@ -566,12 +566,12 @@ def test_the_order_of_a_weight_is_respected_as_well(tmp_path: Path) -> None:
     for _ in range(3):
         node.tick(4.0)
     assert node.bus.told
-    node.bus.believed[UNIT] = (("CPUWeight", 40),)
+    node.bus.stored[UNIT] = (("CPUWeight", 40),)
     exchange(node)
     assert int((node.file.parent / "cpu.weight").read_text()) == 40
     node.agent.close()
     assert int((node.file.parent / "cpu.weight").read_text()) == 40
-    assert dict(node.bus.believed[UNIT])["CPUWeight"] == 40
+    assert dict(node.bus.stored[UNIT])["CPUWeight"] == 40
 
 
 def test_an_order_right_before_the_end_is_respected(node: UnitNode) -> None:
@@ -601,13 +601,13 @@ def test_a_quota_that_systemd_did_not_take_back_is_not_forgotten_for_a_weight(no
     node.bus.obey()
     node.tick()
     node.agent.close()
-    assert dict(node.bus.believed[UNIT])[QUOTA] == 4_000_000
+    assert dict(node.bus.stored[UNIT])[QUOTA] == 4_000_000
 
 
 def test_a_weight_where_there_is_no_weight_file_is_nothing_to_take_back(tmp_path: Path) -> None:
     node = UnitNode(tmp_path, "max 100000")
     node.config_text = WEIGHT_UNITS
-    node.bus.believed[UNIT] = ((QUOTA, NO_LIMIT),)
+    node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
     for name in ("cpu.max", "cpu.weight", "cpu.max.burst"):
         (node.file.parent / name).unlink(missing_ok=True)
     node.agent = node.make_agent()
@@ -622,7 +622,7 @@ def test_a_weight_where_there_is_no_weight_file_is_nothing_to_take_back(tmp_path
 def test_a_unit_that_systemd_does_not_know_has_no_limit_of_ours(tmp_path: Path) -> None:
     """A cgroup made by hand with the name of a unit, and no limit file."""
     node = UnitNode(tmp_path, "max 100000")
-    node.bus.believed[UNIT] = ((QUOTA, NO_LIMIT),)
+    node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
     node.file.unlink()
     node.file.symlink_to(tmp_path / "not there" / "cpu.max")
     node.start()

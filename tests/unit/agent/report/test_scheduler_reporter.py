@@ -66,7 +66,7 @@ def cut(message: Any, kept: int) -> Turn:
 
 
 def hold(release: threading.Event, then: Turn) -> Turn:
-    """The answer comes after ``release``, to whoever is still there."""
+    """The answer comes after ``release``, to a client that is still there."""
 
     def turn(handler: Handler) -> None:
         release.wait(LONG_S)
