@@ -418,7 +418,7 @@ class Cluster:
         return jobs
 
     def wait(self, condition: Callable[[], T], what: str, timeout_s: float = 100.0) -> T:
-        """Call ``condition`` until it returns a true value, and return that. Raises TimeoutError with the ends of all logs."""
+        """Call ``condition`` until its value is true; that value. Raises TimeoutError with the ends of all logs."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             value = condition()
