@@ -38,7 +38,7 @@ MAX_GLANCED: Final = 500
 MAX_ENDED: Final = 2000
 """Ended workloads that have a row each; those after them share one row for each kind of limit."""
 ENDED_CHECKS: Final = 200
-"""The bound on checks before an ended workload's estimate counts: it is computed between two samples."""
+"""The ``most_checks`` of ``Watch.conclude`` for an ended workload, which is computed between two samples."""
 LATE_PERIODS: Final = 10.0
 """An interval longer than so many check periods and RESCAN_S is a gap: the machine or this program was stopped."""
 
