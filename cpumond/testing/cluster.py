@@ -117,7 +117,7 @@ class ClusterProcess:
         self.wait_ready()
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
-        """Send a signal and wait for the end, after ``timeout_s`` with SIGKILL; the exit code, 0 when none runs."""
+        """Send a signal and wait for the end, forced by SIGKILL after ``timeout_s``; the exit code, 0 when none runs."""
         process = self._process
         if process is None:
             return 0
@@ -432,7 +432,7 @@ class Cluster:
 
 
 def _make_short_directory(prefix: str) -> str:
-    """A directory whose path is short enough for a socket in it, unless neither TMPDIR nor SHORT_DIR has one."""
+    """A directory whose path leaves room for a socket's: in TMPDIR, or in SHORT_DIR where TMPDIR is too long."""
     path = tempfile.mkdtemp(prefix=prefix)
     if len(os.fsencode(path)) > MAX_SOCKET_DIR and os.path.isdir(SHORT_DIR):
         os.rmdir(path)

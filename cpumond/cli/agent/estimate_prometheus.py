@@ -331,7 +331,7 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[History]:
         if not _is_pause(labels):
             place = _identify(labels, clusters)
             known = found.get(place)
-            # Scraped twice, by two Prometheus jobs: of samples of one time the first one counts.
+            # Two series of one cgroup, from two scrape jobs: at equal times the sample of the first counts.
             found[place] = (known[0], Samples(sorted({**series, **known[1]}.items()))) if known else (labels, series)
     chosen: dict[tuple[str, str], Workload] = {}
     for host in sorted({host for host, _ in found}):

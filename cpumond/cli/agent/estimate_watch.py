@@ -30,13 +30,13 @@ from cpumond.monitor.estimate import MOST_CHECKS, WARM_UP_S, Timeline, Watch, me
 from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings
 
 RESCAN_S: Final = 5.0
-"""How often new workloads, and changes of what they ordered, are looked for."""
+"""How often new workloads, and changes of what workloads ordered, are looked for."""
 MAX_DEPTH: Final = 32
 GLANCE_S: Final = 0.2
 """Between two checks counters are read this often, to see shorter bursts; not with more than MAX_GLANCED workloads."""
 MAX_GLANCED: Final = 500
 MAX_ENDED: Final = 2000
-"""Ended workloads that have a row each; those after them share one row for each kind of limit."""
+"""Ended workloads that have a row each; later ones share two rows, with and without a limit."""
 ENDED_CHECKS: Final = 200
 """The ``most_checks`` of ``Watch.conclude`` for an ended workload, which is computed between two samples."""
 LATE_PERIODS: Final = 10.0

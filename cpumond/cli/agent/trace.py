@@ -76,7 +76,7 @@ def convert_layer(layer: Mapping[str, object]) -> MonitorSettings:
 
 
 def list_idle(layer: Iterable[str], settings: Collection[MonitorSettings], unused: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each option of ``layer`` without effect: ``unused`` says in what, or all of ``settings`` do."""
+    """A sentence for each option of ``layer`` without effect: one in ``unused``, or idle under all of ``settings``."""
     for key in layer:
         idle = [list_idle_options(each, [key]) for each in settings]
         if key in unused:
@@ -88,7 +88,7 @@ def list_idle(layer: Iterable[str], settings: Collection[MonitorSettings], unuse
 def read_lines(path: str) -> Iterator[str]:
     """The lines of a text file, or of standard input for ``-``; bytes that are not UTF-8 become U+FFFD.
 
-    A line longer than MAX_LINE_CHARS comes in pieces of one character more, so memory stays bounded.
+    Lines come in pieces of MAX_LINE_CHARS + 1 characters at most, so memory stays bounded.
     Raises AccessError for missing rights, UnavailableError for everything else that prevents reading.
     """
     with naming_unreadable(path, "a trace"):

@@ -188,7 +188,8 @@ def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes
 
 
 def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any]) -> None:
-    """Where something is ``held``, show what the removal does and ask. Raises UsageError without a terminal."""
+    """Where something is ``held``, show what a removal does and ask. Raises UsageError without a terminal,
+    PlanRefusedError, and click.Abort for a no."""
     if not held:
         return
     if client.as_json or not (is_terminal() and sys.stdin is not None and sys.stdin.isatty()):
@@ -327,7 +328,7 @@ def pool_set_command(
 
 
 def read_pool_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Edits of a pool; a key that only ``integral_guarantees`` has is one of that."""
+    """Edits of a pool; keys that only ``integral_guarantees`` has are looked for there."""
     return read_edits([expand_key(each) for each in assignments], [expand_key(each) for each in unset])
 
 
