@@ -117,7 +117,7 @@ class ClusterProcess:
         self.wait_ready()
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
-        """Send a signal and wait for the end, forced by SIGKILL after ``timeout_s``; the exit code, 0 when none runs."""
+        """Send a signal and wait for the end, forced with SIGKILL after ``timeout_s``; exit code, 0 when none runs."""
         process = self._process
         if process is None:
             return 0
