@@ -74,7 +74,7 @@ def check_descriptors(soft: int, hard: int, whose: str, jobs: int, max_jobs: int
 
 
 def check_inotify(limits: Mapping[str, int], watches: int) -> list[Finding]:
-    """The kernel's inotify limits against what the agent watches: each limit file and each directory of sources."""
+    """The kernel's inotify limits against ``watches``, the jobs' limit files; directories of sources come on top."""
     if not limits:
         return [
             Finding("inotify", "warn", "its limits are not shown here", "limits are re-read at each rescan without it")

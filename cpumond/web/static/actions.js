@@ -242,7 +242,7 @@ function openPoolForm(tree, pool, parent, app) {
 }
 
 
-// Shows at once what the removal changes; its button is enabled once that is known for the present choice.
+// Shows at once what the removal changes; its button is enabled once the scheduler has answered for the present choice.
 function openRemoval(tree, pool, app) {
   const form = new Form([["recursive", "With all pools below", "operations in them go to ephemeral pools of the same name", "flag", false]], () => plan());
   const planPlace = h("div");
