@@ -21,7 +21,7 @@ def main() -> None:
     (venv / "pyvenv.cfg").write_text("".join(f"{line}\n" for line in lines))
     site = venv / "lib" / python / "site-packages"
     table.write_text(describe_libraries(site))
-    # dpkg knows the files; pip would find the place of the build in these and believe it may change the rest.
+    # dpkg owns the files. With these pip would know the place of the build, and change or remove the files.
     for name in ("direct_url.json", "RECORD", "REQUESTED", "INSTALLER"):
         for path in site.glob(f"*.dist-info/{name}"):
             path.unlink()
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def shrink_programs(folder: Path, target: str, python: str) -> None:
-    """Only the interpreter and cpumond; other libraries' programs are nobody's business on a host."""
+    """Keep only the interpreter and cpumond: a host has no use for the programs of libraries."""
     for path in folder.iterdir():
         if path.name != "cpumond":
             path.unlink()
@@ -53,7 +53,7 @@ def describe_libraries(site: Path) -> str:
 
 
 def name_licence(metadata: PackageMetadata) -> str:
-    """From the newest to the oldest way in which a project says it."""
+    """The licence, by the newest to the oldest field in which a project may name it."""
     classifiers = metadata.get_all("Classifier") or []
     named = [text.rpartition(" :: ")[2] for text in classifiers if text.startswith("License ::")]
     text = metadata["License-Expression"] or ", ".join(named) or metadata["License"] or "see its metadata"

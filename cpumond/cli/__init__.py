@@ -1,4 +1,4 @@
-"""The command line: one file per family of commands, imported only when one of its commands is called.
+"""The command line: a folder for each family of commands; a module is imported when one of its commands is called.
 
 Errors that a user can cause become one sentence on stderr and an exit code of ``core.errors``, never a traceback.
 """
@@ -67,7 +67,7 @@ class OutputClosed(Exception):  # noqa: N818 - nothing went wrong
 
 @contextlib.contextmanager
 def _noticing_closed_output() -> Iterator[None]:
-    """click would end the process with 1 at a broken pipe, whatever its mode."""
+    """Raise OutputClosed for a broken pipe, where click would end the process with 1, also outside standalone mode."""
     try:
         yield
     except BrokenPipeError:
@@ -137,7 +137,7 @@ def run(arguments: list[str] | None = None) -> int:
     except CpumondError as error:
         return _fail(str(error), error.exit_code)
     except (OutputClosed, BrokenPipeError):
-        # Nothing more to say, and no late flush either.
+        # Standard output becomes /dev/null: the flush at exit must not fail on the broken pipe as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except PermissionError as error:

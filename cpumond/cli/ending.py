@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 
 class Ending:
-    """As ``threading.Event``, but a handler of signals may set it while the same thread waits for it: an Event's lock
-    is not for that, and a signal at the wrong moment would wait for ever."""
+    """As ``threading.Event``, but a signal handler may set it while the same thread waits for it. The lock of an Event
+    is not reentrant: a handler that runs while its own thread holds the lock would wait for ever."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._write_fd = write_fd
@@ -29,7 +29,7 @@ class Ending:
         return self._is_set
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set, or for ``timeout_s`` seconds at most; whether it is set."""
+        """Wait until it is set, for ``timeout_s`` seconds at most (None: without end). Returns whether it is set."""
         if not self._is_set:
             self._poll.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1e3))
         return self._is_set
@@ -43,7 +43,7 @@ def list_ending_signals() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def ended_by(numbers: Sequence[signal.Signals]) -> Iterator[Ending]:
-    """What these signals set instead of what they usually do, so that the way out is always the ordinary one."""
+    """An Ending that these signals set instead of ending the process, so that the command ends in its ordinary way."""
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     ending = Ending(read_fd, write_fd)
     try:

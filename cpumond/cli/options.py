@@ -46,7 +46,7 @@ def _read_seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         return parse_duration_s(text)
-    # Not beyond what the same duration may be in milliseconds, the unit of a bare number everywhere else.
+    # The same duration must be finite in milliseconds, too: the unit of a bare number everywhere else.
     if not 0 <= seconds * 1000.0 < math.inf:
         raise ValueError(f"expected a duration that is finite and not negative, got {text}")
     return seconds
@@ -72,7 +72,7 @@ def check_assignments(_ctx: click.Context, _param: click.Parameter, value: tuple
     return value
 
 
-order_option = click.option("--cpu-limit", type=CoresType(), required=True, help="CPU the job ordered.")
+cpu_limit_option = click.option("--cpu-limit", type=CoresType(), required=True, help="CPU the job ordered.")
 
 set_option = click.option(
     "--set",
@@ -97,18 +97,18 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the ag
 
 
 def quote_name(name: str) -> str:
-    """A name as one step of a path, whatever is in it."""
-    # An HTTP client would take "." and ".." for steps of the path.
+    """A name as one segment of a URL path, whatever characters it has."""
+    # An HTTP client would resolve "." and ".." as dot segments.
     return quote(name, safe="", errors="surrogateescape").replace(".", "%2E")
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:
-    """Without what is None."""
+    """``values`` without the keys whose value is None."""
     return {key: value for key, value in values.items() if value is not None}
 
 
 def print_json(content: bytes) -> None:
-    """JSON, indented. Raises UnavailableError for an answer that is none."""
+    """Print JSON, indented. Raises UnavailableError for an answer that is not JSON."""
     try:
         text = msgspec.json.format(content, indent=2).decode()
     except (ValueError, RecursionError) as error:
@@ -117,15 +117,15 @@ def print_json(content: bytes) -> None:
 
 
 def print_json_and_end(content: bytes) -> NoReturn:
-    """The same; then the command ends, with exit code 0."""
+    """Print JSON as ``print_json``, and end the command with exit code 0."""
     print_json(content)
     click.get_current_context().exit()
 
 
 @contextlib.contextmanager
 def naming_unreadable(name: str, what: str) -> Iterator[None]:
-    """Reading the file ``name``, which should be ``what``. Raises AccessError for missing rights, UnavailableError for
-    everything else that prevents it."""
+    """Around the reading of the file ``name``; ``what`` says in messages what it should be. Raises AccessError for
+    missing rights, UnavailableError for every other OSError."""
     try:
         yield
     except PermissionError as error:

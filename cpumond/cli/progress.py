@@ -1,4 +1,4 @@
-"""A line that says how far a command is, on the terminal."""
+"""The progress of a command, as one line of the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class Progress:
-    """A line that is written over; nothing where standard error is no terminal."""
+    """A line on standard error that each update overwrites; nothing is shown where that is no terminal."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr is not None and sys.stderr.isatty()
@@ -17,7 +17,7 @@ class Progress:
 
     def show(self, text: str) -> None:
         if self._is_shown:
-            # A line that is folded cannot be written over.
+            # A line that wraps cannot be overwritten.
             text = text[: shutil.get_terminal_size().columns - 1]
             click.echo(f"\r{text.ljust(self._width)}", err=True, nl=False)
             self._width = len(text)

@@ -1,4 +1,4 @@
-"""Files that commands write as a whole: what was there before, or the complete text, never half of it."""
+"""Files that commands replace atomically: a reader finds the earlier content or the complete text."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ READER_WAIT_S: Final = 2.0
 
 
 class Replacement:
-    """A file that takes the place of ``path`` in one moment, when its text is complete; until then nothing is changed.
+    """A file that replaces ``path`` atomically when its text is complete; until then ``path`` stays as it is.
 
-    ``option`` is the one that named it, for messages. What is there but is not a file, such as a pipe that is read, is
-    written to and not replaced. Entering raises AccessError or CreateError where a file cannot be made, before
-    any work is done for it; so does ``write``.
+    ``option`` is the command's option that names the file, for messages. A path that exists and is no regular file,
+    such as a pipe, is written to and not replaced. Entering raises AccessError or CreateError where the file cannot be
+    made, before the command does any work for it; so does ``write``.
     """
 
     def __init__(self, path: str, option: str) -> None:
         self._path = path
         self._option = option
-        # A link stays a link.
+        # A symbolic link stays; the file that it points to is replaced.
         self._target = os.path.realpath(path)
         self._temporary = f"{self._target}.{os.getpid()}.tmp"
         self._pipe: int | None = None
@@ -39,7 +39,7 @@ class Replacement:
             if self._is_direct and stat.S_ISFIFO(os.stat(self._path).st_mode):
                 self._pipe = self._open_pipe()
             if not self._is_direct:
-                self._remove()  # of one that was killed, with the same id
+                self._remove()  # one left by a killed process that had the same id
                 with open(self._temporary, "x", encoding="utf-8"):
                     pass
         return self
@@ -55,9 +55,9 @@ class Replacement:
                 os.replace(self._temporary, self._target)
 
     def _open_pipe(self) -> int:
-        """The pipe, kept open until all is written: a reader that sees its end goes away.
+        """Open the pipe now and keep it open until the text is written: a reader goes away when it sees end of file.
 
-        Raises OSError without a reader for READER_WAIT_S, where a plain open would wait for ever.
+        Raises OSError when no reader comes for READER_WAIT_S, where a plain open would wait for ever.
         """
         until = time.monotonic() + READER_WAIT_S
         while True:

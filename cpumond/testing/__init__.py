@@ -1,7 +1,6 @@
 """Parts for tests and for trying things out: fake trees and clocks, real cgroups, real load, a cluster of processes.
 
-Used by this project's tests, by ``cpumond demo`` and ``cpumond cluster``, and by authors of new parts. Nothing here
-runs in the agent.
+Used by this project's tests, by ``cpumond demo`` and ``cpumond cluster``, and by authors of new parts.
 """
 
 from cpumond.testing.cluster import (

@@ -24,20 +24,20 @@ from cpumond.core.errors import UnavailableError
 from cpumond.host.cgroup.mounts import read_mounts
 
 CLUSTER_PREFIX = "cpumond-cluster-"
-"""Of the cgroups of a ``Cluster``; its process id follows."""
+"""Begins the name of a ``Cluster``'s top cgroup; the process id follows."""
 
 ANY_PORT = "127.0.0.1:0"
 RUN_PREFIX = "cpumond-run-"
-"""Of an agent's ``runtime_dir`` outside of the cluster's directory; the process id and more follow."""
+"""Begins the name of a ``runtime_dir`` outside of the cluster's directory; the process id and more follow."""
 
 MAX_RUNTIME_DIR = 80
-"""Bytes of a path; the address of a unix socket below it may have 107."""
+"""Bytes of a ``runtime_dir``'s path; the path of a unix socket in it has 107 at most."""
 
 MAX_SOCKET_DIR = 94
-"""The same without anything to spare."""
+"""The same with room for ``/control.sock`` only."""
 
 SHORT_DIR = "/tmp"  # noqa: S108 - mkdtemp makes a directory of its own in it
-"""Where there is room for a socket's address when there is none in TMPDIR."""
+"""Where a ``runtime_dir`` is made when the path of TMPDIR is too long for a socket."""
 
 T = TypeVar("T")
 _PAUSE = threading.Event()
@@ -54,12 +54,12 @@ del sys.argv[1:3]
 from cpumond.cli import main
 main()
 """
-"""``cpumond`` that asks for SIGTERM at the end of the thread that started it (PR_SET_PDEATHSIG). Its arguments: the
-process that starts it, where the package is, then those of the command."""
+"""Runs ``cpumond`` so that it gets SIGTERM when the thread that started it ends (PR_SET_PDEATHSIG). Its arguments: the
+id of the process that starts it, where the package is, then those of the command."""
 
 
 class ClusterProcess:
-    """One process of a ``Cluster``: its configuration, log and life. ``kill`` and ``start`` it as often as you like."""
+    """One process of a ``Cluster``, with its configuration and log; it may be ended and started any number of times."""
 
     def __init__(self, directory: str, name: str, command: Sequence[str], kept_environment: Mapping[str, str]) -> None:
         self.name = name
@@ -74,7 +74,7 @@ class ClusterProcess:
 
     @property
     def pid(self) -> int:
-        """Of the running process. Raises UnavailableError when none runs."""
+        """The id of the running process. Raises UnavailableError when none runs."""
         if self._process is None:
             raise UnavailableError(f"{self.name} does not run")
         return self._process.pid
@@ -86,14 +86,14 @@ class ClusterProcess:
         self._log_offset = os.path.getsize(self.log_path) if os.path.exists(self.log_path) else 0
         with open(self.log_path, "ab") as log:
             self._process = subprocess.Popen(
-                # -P: nothing is imported from the directory that we happen to be in.
+                # -P: nothing is imported from the current directory.
                 [sys.executable, "-P", "-c", LAUNCH_PROGRAM, str(os.getpid()), PACKAGE_PLACE, *self._command,
                  "--config", self.config_path],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self._environment), start_new_session=True,
             )  # fmt: skip
 
     def check(self) -> None:
-        """Raises UnavailableError, with the log's end, when it has ended and was not ended here."""
+        """Raise UnavailableError, with the log's last line, if the process ended without ``stop`` or ``kill``."""
         code = None if self._process is None else self._process.poll()
         if code is not None:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
@@ -101,7 +101,7 @@ class ClusterProcess:
             raise UnavailableError(f"{self.name} {how}; the last line of its log: {last[:500]}")
 
     def wait_ready(self, timeout_s: float = 120.0) -> None:
-        """Wait until the present run says that it has started. Raises UnavailableError, with the log's end."""
+        """Wait until the log of this run says that it has started. Raises UnavailableError, with the log's end."""
         deadline_s = time.monotonic() + timeout_s
         while not self.log_events("started", since=self._log_offset):
             ended = self._process is None or self._process.poll() is not None
@@ -117,7 +117,7 @@ class ClusterProcess:
         self.wait_ready()
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
-        """Send a signal and wait for the end, which SIGKILL brings after ``timeout_s``; the exit code."""
+        """Send a signal and wait for the end, forced with SIGKILL after ``timeout_s``; exit code, 0 when none runs."""
         process = self._process
         if process is None:
             return 0
@@ -134,7 +134,7 @@ class ClusterProcess:
         self.stop(signal.SIGKILL)
 
     def log(self, since: int = 0) -> str:
-        """What it wrote in all of its runs, from a byte on."""
+        """The log of all runs, from the byte ``since`` on."""
         try:
             with open(self.log_path, "rb") as file:
                 file.seek(since)
@@ -143,8 +143,8 @@ class ClusterProcess:
             return ""
 
     def log_events(self, name: str, since: int = 0) -> list[dict[str, Any]]:
-        """Its log's records of one event, in order."""
-        # A line that is not whole yet is left out.
+        """The log's records of the event ``name``, in order, from the byte ``since`` on."""
+        # A line that is still being written is left out.
         lines = [line for line in self.log(since).splitlines(keepends=True) if line.endswith("}\n")]
         records = [json.loads(line) for line in lines if line.startswith("{") and f'"{name}"' in line]
         return [record for record in records if record.get("event") == name]
@@ -189,7 +189,7 @@ class ClusterScheduler(ClusterProcess):
 
 
 class ClusterNode(ClusterProcess):
-    """One agent of a ``Cluster`` with the node that it is; jobs outlive it, as everywhere."""
+    """One agent of a ``Cluster``, which is one node; its jobs outlive the agent, as on any node."""
 
     def __init__(self, cluster: Cluster, node_id: str, tags: Sequence[str]) -> None:
         super().__init__(cluster.directory, node_id, ["agent"], cluster.environment)
@@ -223,7 +223,7 @@ class ClusterNode(ClusterProcess):
     def wait_ready(self, timeout_s: float = 120.0) -> None:
         super().wait_ready(timeout_s)
         if self._web_listen:
-            # The same ports after a restart.
+            # A restart uses the same ports.
             started = self.log_events("started")[-1]
             self._web_listen, self._metrics_listen = str(started["web"]), str(started["metrics"])
 
@@ -243,7 +243,7 @@ class ClusterNode(ClusterProcess):
             "executor": {
                 "kind": "cgroup", "cgroup_root": self.cgroup_root, "jobs_dir": self.jobs_dir,
                 "allow_root": os.geteuid() == 0,
-                # Whoever is not root runs jobs as itself, and has to say so.
+                # An agent that is not root runs jobs as its own account, which has to be named.
                 "user": "" if os.geteuid() == 0 else psutil.Process().username(),
             },
             "metrics": {"listen": self._metrics_listen},
@@ -263,12 +263,12 @@ class ClusterNode(ClusterProcess):
         return _request("GET", f"http://agent{path}", uds=self.control_socket)
 
     def find_keepers(self) -> list[int]:
-        """The process that keeps the node's jobs, ``keeper.PROGRAM RUNTIME_DIR``; it outlives the agent."""
+        """The ids of processes ``keeper.PROGRAM RUNTIME_DIR``, which keep the node's jobs and outlive the agent."""
         found = []
         for name in os.listdir("/proc"):
             if not name.isdigit():
                 continue
-            # It ended just now, or belongs to another user.
+            # The process has just ended, or belongs to another user.
             with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
                 words = file.read().rstrip(b"\0").split(b"\0")
                 if words[-1] == os.fsencode(self.runtime_dir) and any(b"keeper" in word for word in words[1:-1]):
@@ -276,7 +276,7 @@ class ClusterNode(ClusterProcess):
         return found
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """SIGKILL to the keeper, and remove what is not in the cluster's directory."""
+        """Kill the keeper, and remove a ``runtime_dir`` outside of the cluster's directory."""
         deadline_s = time.monotonic() + timeout_s
         while (keepers := self.find_keepers()) and time.monotonic() < deadline_s:
             for pid in keepers:
@@ -294,10 +294,10 @@ class Cluster:
     cgroups below ``cgroup_prefix``; its files are in ``directory``. ``monitor`` are keys of the agents' ``[monitor]``
     (limits go down to 0.05 cores where it does not say otherwise), ``scheduler_config`` and ``agent_config`` further
     TOML of any tables. ``tags`` are those of all nodes, or by node. The scheduler's time runs ``real_time_scale`` times
-    as fast. ``mountinfo`` for a simulated kernel. With a ``token`` the scheduler takes no request without it (nodes
-    have a ``node_token``): else every user of the machine may run jobs on the nodes, as root where root made them. With
-    ``web`` each agent has its page, too, at its ``web_url``. Entering it waits until all nodes are online; leaving it
-    ends every process and job and removes every cgroup, whatever happened. Needs the extra ``cpumond[scheduler]``.
+    as fast. ``mountinfo`` is another one for a simulated kernel. With a ``token`` the scheduler takes no request
+    without it (nodes have a ``node_token``); without one every user of the machine may run jobs on the nodes, as root
+    where root made them. With ``web`` each agent has a page at its ``web_url``. Entering waits until all nodes are
+    online; leaving ends all processes and jobs and removes all cgroups. Needs the extra ``cpumond[scheduler]``.
     """
 
     def __init__(
@@ -350,22 +350,22 @@ class Cluster:
         return online >= {node.node_id for node in self.nodes}
 
     def close(self) -> None:
-        """End every process and every job of it, and remove its cgroups. Files stay where they are."""
+        """End every process and every job of the cluster, and remove its cgroups. Files stay where they are."""
         for process in (*self.nodes, self.scheduler):
             process.kill()
-        # Jobs first, while their keepers live to reap them; again for one that was just being started.
+        # First the jobs, while keepers reap them; then again, for a job that was just being started.
         remove_cgroups(self.cgroup_prefix, self.mountinfo)
         for node in self.nodes:
             node.close()
         remove_cgroups(self.cgroup_prefix, self.mountinfo)
 
     def check(self) -> None:
-        """Raises UnavailableError when a process has ended and was not ended here."""
+        """Raise UnavailableError if a process ended without ``stop`` or ``kill``."""
         for process in (self.scheduler, *self.nodes):
             process.check()
 
     def leftovers(self) -> list[str]:
-        """What of it is there: cgroups of every hierarchy, and keepers; after ``close`` nothing."""
+        """The cluster's cgroups in every hierarchy, and its keepers; after ``close`` there are none."""
         keepers = [f"process {pid}" for node in self.nodes for pid in node.find_keepers()]
         return _list_places(self.cgroup_prefix, self.mountinfo) + keepers
 
@@ -401,7 +401,7 @@ class Cluster:
         self, pool: str, command: str | Sequence[str], job_count: int = 1, cpu_limit: float = 1.0,
         memory: int = 16 * 2**20, monitor: Mapping[str, object] | None = None, **spec: object,
     ) -> str:  # fmt: skip
-        """Start an operation of one task, ``main``; its id. ``spec``: whatever else stands in a specification."""
+        """Start an operation of one task, ``main``; its id. ``spec``: any other keys of a specification."""
         task = {
             "job_count": job_count,
             "cpu_limit": cpu_limit,
@@ -418,7 +418,7 @@ class Cluster:
         return jobs
 
     def wait(self, condition: Callable[[], T], what: str, timeout_s: float = 100.0) -> T:
-        """Ask ``condition`` until it is true; its value. Raises TimeoutError with the last lines of all logs."""
+        """Call ``condition`` until its value is true; that value. Raises TimeoutError with the ends of all logs."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             value = condition()
@@ -432,7 +432,7 @@ class Cluster:
 
 
 def _make_short_directory(prefix: str) -> str:
-    """A directory for a socket, where that can be: TMPDIR may be too long for it."""
+    """A directory whose path leaves room for a socket's: in TMPDIR, or in SHORT_DIR where TMPDIR is too long."""
     path = tempfile.mkdtemp(prefix=prefix)
     if len(os.fsencode(path)) > MAX_SOCKET_DIR and os.path.isdir(SHORT_DIR):
         os.rmdir(path)
@@ -449,7 +449,7 @@ def _write_extra(folder: str, text: str) -> None:
 
 
 def _clean_environment() -> dict[str, str]:
-    """The environment without what would lead a process elsewhere."""
+    """The environment without settings of cpumond and yt, and without what systemd gave this process."""
     strange = ("YT_", "CPUMOND_", "NOTIFY_", "WATCHDOG_", "LISTEN_", "INVOCATION_", "JOURNAL_")
     return {name: value for name, value in os.environ.items() if not name.startswith(strange)}
 
@@ -483,7 +483,7 @@ def _list_places(prefix: str, mountinfo: str) -> list[str]:
 
 
 def remove_cgroups(prefix: str, mountinfo: str = "/proc/self/mountinfo", timeout_s: float = 30.0) -> bool:
-    """Kill all that lives in the cgroup ``prefix`` and below, in every hierarchy, and remove it; whether it is gone."""
+    """Kill all processes in the cgroup ``prefix`` and below, in every hierarchy, and remove it; whether it is gone."""
     deadline_s = time.monotonic() + timeout_s
     while places := _list_places(prefix, mountinfo):
         for place in places:
@@ -502,12 +502,12 @@ def _kill_and_remove(top: str) -> None:
         for pid in processes:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        # Not while a process is still on its way out: the next round does it.
+        # This fails while a process is still exiting: the next round repeats it.
         with contextlib.suppress(OSError):
             try:
                 os.rmdir(place)
             except OSError as error:
-                # A tree of plain files; a cgroup is never "not empty" because of its files.
+                # ENOTEMPTY: a simulated hierarchy of plain files; the files of a real cgroup do not count.
                 if error.errno == errno.ENOTEMPTY and not processes:
                     for name in files:
                         os.unlink(os.path.join(place, name))

@@ -1,4 +1,4 @@
-"""Cgroup trees to test with: made of plain files, and real ones with real load; and a clock that is told to move."""
+"""Cgroup trees for tests: of plain files, and real ones with real load; and a clock that moves when told to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tree = Mapping[str, Any]
 
 
 def make_tree(root: str | os.PathLike[str], tree: Tree) -> str:
-    """Directories and files as a literal: a mapping is a directory, a text a file's content; the root's path."""
+    """Make directories and files from a literal: a mapping is a directory, else a file's content; the root's path."""
     path = os.fspath(root)
     os.makedirs(path, exist_ok=True)
     for name, content in tree.items():
@@ -46,7 +46,7 @@ def v2_cgroup(usage_usec: int = 0, quota: str = "max 100000", **files: object) -
 
 
 def write_mountinfo(path: str | os.PathLike[str], mounts: Mapping[str, str]) -> str:
-    """A mountinfo text: mount point -> "cgroup2", or the comma-separated v1 controllers; the file's path."""
+    """Write a mountinfo file: mount point -> "cgroup2", or the comma-separated v1 controllers; the file's path."""
     lines = []
     for number, (point, kind) in enumerate(mounts.items(), 30):
         fs_type, options = ("cgroup2", "rw") if kind == "cgroup2" else ("cgroup", f"rw,{kind}")
@@ -58,7 +58,7 @@ def write_mountinfo(path: str | os.PathLike[str], mounts: Mapping[str, str]) -> 
 
 
 def make_v2_host(root: str | os.PathLike[str], tree: Tree) -> str:
-    """A fake unified hierarchy under ``root``/cgroup with ``tree`` in it; the path of its mountinfo."""
+    """Make a fake unified hierarchy ``root``/cgroup with ``tree`` in it; the path of its mountinfo."""
     place = os.path.join(os.fspath(root), "cgroup")
     make_tree(place, {"cgroup.controllers": "cpuset cpu io memory\n", **tree})
     return write_mountinfo(os.path.join(os.fspath(root), "mountinfo"), {place: "cgroup2"})
@@ -99,7 +99,7 @@ V2_FILES = {"quota_us": "cpu.max", "period_us": "cpu.max", "burst_us": "cpu.max.
 
 
 class CgroupTree:
-    """Real cgroups below one top cgroup of our own, in every hierarchy the agent reads; ``close`` removes them all.
+    """Real cgroups below one cgroup ``top``, in every hierarchy the agent reads; ``close`` removes them all.
 
     Files are named as the kernel names them, or, in every layout, by what they set: ``quota_us`` (-1 for none),
     ``period_us``, ``burst_us`` and ``shares``. Shares are 1024 by default; on v2 they are written as the
@@ -118,7 +118,7 @@ class CgroupTree:
         self._enable(self.path(""))
 
     def _enable(self, directory: str) -> None:
-        """On v2 a cgroup has the files of a controller only where the one above it says so."""
+        """Enable cpu for the children of a v2 cgroup: they have its files only then."""
         if self.hierarchies.cpu_version == 2:
             with open(os.path.join(directory, "cgroup.subtree_control"), "w", encoding="ascii") as file:
                 file.write("+cpu")
@@ -169,11 +169,11 @@ class CgroupTree:
         return text
 
     def file(self, setting: str) -> str:
-        """The kernel's name of the file that has this setting here; of any other name, that name."""
+        """The kernel's name of the file that has ``setting`` here; other names are returned unchanged."""
         return (V2_FILES if self.hierarchies.cpu_version == 2 else V1_FILES).get(setting, setting)
 
     def read_all(self, name: str) -> dict[str, str]:
-        """All CPU settings of a cgroup, file -> text, for a comparison byte for byte."""
+        """The text of each file with CPU settings of a cgroup, for a comparison byte by byte."""
         settings = {}
         for file in sorted(os.listdir(self.path(name))):
             if file.startswith("cpu.") and not file.startswith(("cpu.stat", "cpu.pressure")):
@@ -192,7 +192,7 @@ class CgroupTree:
         return int(stat["throttled_usec"]) / 1e6 if "throttled_usec" in stat else int(stat["throttled_time"]) / 1e9
 
     def start_load(self, name: str, threads: int = 1) -> LoadProcess:
-        """A process in the cgroup ``top``/``name`` that burns what it is told to."""
+        """Start a process in the cgroup ``top``/``name``; it sleeps until its ``burn`` is called."""
         load = LoadProcess([os.path.join(root, self.top, name, "cgroup.procs") for root in self.roots], threads)
         self._processes.append(load)
         return load
@@ -213,7 +213,7 @@ class CgroupTree:
 
 
 def _remove_when_empty(directory: str) -> None:
-    """rmdir, again while the kernel is still taking the last process out."""
+    """rmdir, repeated while the last process is still exiting, for 2 s at most."""
     for _ in range(200):
         try:
             os.rmdir(directory)
@@ -263,7 +263,7 @@ while True:
 
 
 class LoadProcess:
-    """A real process (with ``threads`` - 1 children) in a cgroup that burns a share of a CPU each."""
+    """A real process in a cgroup, with ``threads`` - 1 children; each uses an equal part of the CPU asked for."""
 
     def __init__(self, procs_files: list[str], threads: int = 1) -> None:
         self.threads = threads
@@ -274,14 +274,14 @@ class LoadProcess:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        ready = select.poll()  # select() knows no descriptors from 1024 on
+        ready = select.poll()  # select() takes no descriptors from 1024 on
         ready.register(self._process.stdout, select.POLLIN)
         if not ready.poll(30_000) or not self._process.stdout.readline():
             self.stop()
             raise RuntimeError("the load process did not start")
 
     def burn(self, cores: float) -> None:
-        """Use ``cores`` in all from now on (0 = sleep)."""
+        """Use ``cores`` in all from now on (0: sleep)."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{cores / self.threads}\n".encode())
         self._process.stdin.flush()
@@ -291,7 +291,7 @@ class LoadProcess:
         return self._process.pid
 
     def stop(self) -> None:
-        """End it and its children."""
+        """End the process and its children."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -27,7 +27,7 @@ from cpumond.core.errors import (
 )
 
 TIMEOUT_S = 15.0
-"""More than the 10 s which the agent itself waits for its tick."""
+"""More than the 10 s that the agent's control thread waits for its tick thread."""
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -45,7 +45,7 @@ class AgentRefusedError(CpumondError):
 class AgentClient:
     """Speaks HTTP with one agent over its unix socket, one connection for each request.
 
-    ``as_json``: its answers are what is printed.
+    ``as_json``: ``show`` prints answers as JSON and ends the command.
     """
 
     def __init__(self, socket_path: str, as_json: bool = False, timeout_s: float = TIMEOUT_S) -> None:
@@ -54,10 +54,10 @@ class AgentClient:
         self.timeout_s = timeout_s
 
     def request(self, method: str, path: str, body: object = None) -> bytes:
-        """The JSON of a good answer.
+        """The JSON of a successful answer.
 
-        Raises UnavailableError without a running agent, AccessError without the rights, AgentRefusedError for an error
-        that the agent answered.
+        Raises UnavailableError without a running agent, AccessError without the rights, UsageError for a name that is
+        not UTF-8, AgentRefusedError for an error that the agent answered.
         """
         import httpx2
 
@@ -93,7 +93,7 @@ class AgentClient:
         return self.decode(content, kind)
 
     def decode(self, content: bytes, kind: type[Answer]) -> Answer:
-        """An answer as a value. Raises UnavailableError for one that another version gave."""
+        """An answer as a value. Raises UnavailableError for one that is no ``kind``: the agent is another version."""
         try:
             return decode_json(content, kind)
         except ContentError as error:
@@ -117,7 +117,7 @@ def check_socket(path: str, timeout_s: float) -> None:
 
 
 def explain_failure(socket_path: str, error: OSError) -> CpumondError:
-    """The error of this package for a connection that was not made."""
+    """The error to raise for a connection to ``socket_path`` that failed with ``error``."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return AccessError(
             f"{socket_path}: only root and the socket's group may speak to the agent; "
@@ -130,7 +130,7 @@ def explain_failure(socket_path: str, error: OSError) -> CpumondError:
 
 
 def read_refusal(socket_path: str, status: int, content: bytes) -> AgentRefusedError:
-    """The error of an answer that is none of success: the agent's sentence and exit code."""
+    """The error to raise for an unsuccessful answer: the agent's sentence and exit code."""
     try:
         told = decode_json(content, dict[str, object])
     except ContentError:
@@ -160,7 +160,7 @@ def find_socket(config_path: str, explicit: bool, socket_path: str | None) -> st
     try:
         return load_config(config_path).control_socket
     except (ConfigError, AccessError) as error:
-        # The agent may well run: with the file as it was before.
+        # The agent may still run, with the configuration as it was before.
         raise type(error)(f"{error}; or name the agent's socket with --socket") from None
 
 

@@ -212,9 +212,9 @@ def unpin_command(client: AgentClient, job: str) -> None:
 
 
 def read_layer(assignments: tuple[str, ...], mode: str | None) -> dict[str, object]:
-    """The section ``job-cpu-monitor`` to send: checked here, but in the words of the user.
+    """The section ``job-cpu-monitor`` to send: checked here, but sent as the user wrote it.
 
-    The checked values will not do: their durations are in seconds, and the agent reads a bare number as milliseconds.
+    Parsed durations are in seconds, and the agent would read them as milliseconds. Raises ConfigError, UsageError.
     """
     layer = read_assignments(assignments)
     checked = parse_layer(layer, "--set", "")

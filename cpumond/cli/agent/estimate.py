@@ -103,9 +103,9 @@ def estimate_command(
         raise UsageError("--force is about the file of --write; name one")
     settings = read_rule_settings(assignments)
     with contextlib.ExitStack() as stack:
-        # A signal removes a file that is begun.
+        # A signal raises KeyboardInterrupt, so that Replacement removes an unfinished file.
         stack.enter_context(ending_as_interrupted(list_ending_signals()))
-        # Before anything is watched: a file that cannot be written is refused at once.
+        # A file that cannot be written is refused before anything is watched.
         if config_path and os.path.exists(config_path) and not force:
             raise CreateError(f"{config_path}: is there already; give --write another file, or replace it with --force")
         config = stack.enter_context(Replacement(config_path, "--write")) if config_path else None
@@ -148,7 +148,7 @@ def estimate_command(
 
 
 def check_together_given(url: str | None, of_prometheus: Mapping[str, object], of_host: Mapping[str, object]) -> None:
-    """Options that say nothing together. Raises UsageError."""
+    """Refuse options of the source that is not used. Raises UsageError."""
     wrong = of_prometheus if url is None else of_host
     for name, value in wrong.items():
         if value is not None:
@@ -168,7 +168,7 @@ def read_rule_settings(assignments: tuple[str, ...]) -> dict[LimitRule, MonitorS
 
 
 def _describe_floor(findings: Findings, settings: Mapping[LimitRule, MonitorSettings]) -> Iterator[str]:
-    """That it is the floor which keeps some limits from going lower, and how to try another one."""
+    """A note when min_cpu_limit keeps some limits from going lower: how many, and how to try a lower one."""
     floor = next(iter(settings.values())).min_cpu_limit
     at_floor = sum(any(each.limit_cores <= floor for each in row.estimate.rules.values()) for row in findings.rows)
     if at_floor:

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 VERSION: Final = 1
-"""Of the JSON."""
+"""Of the JSON output."""
 MAX_NAME: Final = 48
 MIN_NAME: Final = 14
 DROP_ORDER: Final = ("kind", "sure", "document: held back", "document: reclaimable", "peak: held back", "used")
 """Columns that a narrow terminal does without, the first one first."""
 MODE_OPTIONS: Final = ("mode", "enable_cpu_reclaim")
-"""Of ``--set``: nothing is written here, and the configuration begins in shadow mode."""
+"""Keys of ``--set`` without effect: an estimate writes no limit, and its configuration begins in shadow mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One workload. ``is_limited`` whether a limit of its own bounds it, None where nothing says what it may use;
-    ``host`` "" for this one; ``is_shared``: what bounds it is a limit that others are under as well."""
+    """One workload. ``is_limited``: whether it has a limit of its own, None where what it may use is not known;
+    ``host``: "" for this host; ``is_shared``: it is under a limit that it shares with other workloads."""
 
     workload: Workload
     estimate: Estimate
@@ -47,14 +47,14 @@ class Row:
 
     @property
     def label(self) -> str:
-        """Its name and what tells it from others, in a line."""
+        """Its host, name and detail, in a line."""
         detail = f" ({self.workload.detail})" if self.workload.detail else ""
         return f"{f'{self.host}: ' if self.host else ''}{self.workload.name}{detail}"
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is known about the workloads of a time.
+    """What is known about all workloads over the time that was watched.
 
     ``source`` cgroups or prometheus; ``place`` says where, with names; ``length_s`` seconds from the first to the last
     sample, ``asked_s`` what was asked for, ``resolution_s`` between two samples; ``host_cores`` None for several hosts.
@@ -79,11 +79,11 @@ class Findings:
         return add_up([row.estimate for row in rows], max(self.length_s, 1e-9))
 
     def confidence(self, row: Row | None = None) -> tuple[Confidence, list[str]]:
-        """How sure the estimate of one workload is, or of all."""
+        """How sure the estimate of one workload is, or with None that of all, and why."""
         if row is not None:
             return judge_confidence(row.estimate.watched_s, row.estimate.missing_s, self.resolution_s)
         total = self.total()
-        # Workloads come and go; what is not known is what was missing between their samples.
+        # Workloads come and go: only gaps between the samples of a workload count as missing time.
         missing = total.missing_s / max(total.watched_s + total.missing_s, 1e-9) * self.length_s
         return judge_confidence(self.length_s - missing, missing, self.resolution_s)
 
@@ -101,7 +101,7 @@ def hide_names(findings: Findings) -> Findings:
 
 
 def sort_rows(rows: list[Row]) -> list[Row]:
-    """Those first of which most can be reclaimed: with a limit, then by cores."""
+    """Workloads with a limit first, then by the cores that can be reclaimed, most first."""
     return sorted(
         rows,
         key=lambda row: (
@@ -114,7 +114,7 @@ def sort_rows(rows: list[Row]) -> list[Row]:
 
 
 def describe(findings: Findings) -> list[str]:
-    """The whole in sentences: what was watched, used, ordered and reclaimable, what it would cost, how sure it is."""
+    """The findings in sentences: what was watched, ordered, used and reclaimable, at which cost, how sure it is."""
     hosts = len({row.host for row in findings.rows})
     place = findings.place or ("one host" if hosts == 1 else f"{hosts} hosts")
     span = f"{format_span(findings.length_s)}, a sample each {format_span(findings.resolution_s)}"
@@ -215,14 +215,14 @@ def list_headings() -> list[str]:
 
 
 def list_cells(findings: Findings, row: Row) -> Iterator[str]:
-    """Of a workload's row, after its name."""
+    """The cells of a workload's row after its name."""
     yield row.workload.kind
     yield from _list_numbers(row.estimate, row.is_limited, row.is_shared)
     yield findings.confidence(row)[0]
 
 
 def list_totals(findings: Findings) -> Iterator[tuple[str, Iterator[str]]]:
-    """The last rows: name, and cells after it."""
+    """The last rows of the table: the name of each, and the cells after it."""
     for name, flag in (("total, with a limit", True), ("total, without", False)):
         if any((row.is_limited is True) == flag for row in findings.rows):
             yield name, itertools.chain([""], _list_numbers(findings.total(flag), True), [""])
@@ -238,14 +238,14 @@ def _list_numbers(estimate: Estimate, is_limited: bool | None, is_shared: bool =
 
 
 def show_order(estimate: Estimate, is_limited: bool | None, is_shared: bool = False) -> str:
-    """Cores ordered, and whether nothing bounds them, or a limit that others share."""
+    """Cores ordered, marked where no limit bounds the workload or only one that it shares."""
     if is_limited is None:
         return "unknown"
     return show_cores(estimate.ordered_cores) + ("" if is_limited else " (shared)" if is_shared else " (no limit)")
 
 
 def render_json(findings: Findings) -> str:
-    """All of it; keys are stable, ``version`` grows when one changes its meaning."""
+    """The findings as JSON. Keys are stable; ``version`` grows when one changes its meaning."""
     level, reasons = findings.confidence()
     value = {
         "version": VERSION,
@@ -265,7 +265,7 @@ def render_json(findings: Findings) -> str:
     }
     for each in (value["total"], value["total_limited"], value["total_unlimited"]):
         del each["used_most_cores"]
-    # Names of cgroups may hold bytes that are no text.
+    # Names of cgroups may hold bytes that are not UTF-8.
     text = json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
     return text + "\n"
 
@@ -288,9 +288,9 @@ def _to_json(findings: Findings, row: Row) -> dict[str, Any]:
 
 
 def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str:
-    """A file for ``conf.d``: shadow mode, and sources that find the workloads; "" where none can be found.
+    """A file for ``conf.d``: shadow mode, and sources that find the workloads; "" where no source can find any.
 
-    ``leaves`` as for ``list_sources``.
+    ``leaves`` is passed to ``list_sources``: the leaf cgroups below a path.
     """
     # A source cannot name a cgroup whose name is not readable text.
     workloads = [row.workload for row in findings.rows if row.workload.path and row.workload.path.isprintable()]
@@ -329,7 +329,7 @@ def _render_options(assignments: tuple[str, ...]) -> Iterator[str]:
     durations = {each.encode_name for each in msgspec.structs.fields(MonitorSettings) if each.name.endswith("_s")}
     for key, value in parse_assignments(assignments).items():
         if key not in MODE_OPTIONS:
-            # A number alone would be milliseconds.
+            # A bare number would be read as milliseconds.
             text = f"{value:.12g}s" if key in durations else value
             yield f"{key} = {json.dumps(text, ensure_ascii=False)}"
 

@@ -1,4 +1,4 @@
-"""Workloads by the history that a Prometheus keeps: metrics of cAdvisor, or of cpumond's own agents."""
+"""Workloads from the history in a Prometheus: metrics of cAdvisor, or of cpumond's agents."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Metrics = Literal["auto", "cadvisor", "cpumond"]
 
 TIMEOUT_S: Final = 60.0
 MAX_POINTS: Final = 5000
-"""Of one question and series; Prometheus gives at most 11 000."""
+"""Points of each series in one query; Prometheus answers with 11 000 at most."""
 FIRST_POINTS: Final = 100
-"""Of the first question, when the number of series is not known."""
+"""Points of each series in the first query, when the number of series is not known yet."""
 MAX_ANSWER: Final = 500_000
-"""Points of one answer, which needs some 300 bytes for each while it is read."""
+"""Points of one answer; each takes some 300 bytes while the answer is read."""
 MAX_KEPT: Final = 30_000_000
 """Points of all answers, 16 bytes each."""
 PROBE_S: Final = 900.0
-"""So far back it is looked how far apart samples are."""
+"""How far back the scrape interval is looked for."""
 DEFAULT_SCRAPE_S: Final = 30.0
 LOOKBACK_S: Final = 300.0
-"""So long Prometheus gives the last value of a series."""
+"""How long Prometheus repeats the last value of a series (its default)."""
 MAX_CHECKS: Final = 30_000_000
-"""Checks of both rules over all workloads, some minutes of computing; with more of them they are made further apart."""
+"""Checks of all rules over all workloads, some minutes of computing; instead of more, checks are further apart."""
 GAP_STEPS: Final = 1.5
 MAX_SAID: Final = 300
 MAX_QUERY: Final = 1500
@@ -50,7 +50,7 @@ Labels = Mapping[str, str]
 
 
 class Samples(Series):
-    """A series in little room."""
+    """A series in two arrays, 16 bytes a sample."""
 
     __slots__ = ("_times", "_values")
 
@@ -60,7 +60,7 @@ class Samples(Series):
             self.append(at_s, value)
 
     def append(self, at_s: float, value: float) -> None:
-        """One more, later than all others; another one is left out."""
+        """Add a sample; it is left out unless it is later than all others."""
         if not self._times or at_s > self._times[-1]:
             self._times.append(at_s)
             self._values.append(value)
@@ -97,8 +97,8 @@ class _Answer(msgspec.Struct):
 class Prometheus:
     """Asks one Prometheus for ranges of samples over its HTTP interface.
 
-    ``url`` its address, with a path if it is behind one; ``token`` a bearer token, "" for none. Raises ConfigError for
-    what is no address.
+    ``url`` is its address, with a path where a proxy has it below one; ``token`` a bearer token, "" for none. Raises
+    ConfigError for a ``url`` that is no address.
     """
 
     def __init__(self, url: str, token: str = "", timeout_s: float = TIMEOUT_S) -> None:
@@ -113,9 +113,9 @@ class Prometheus:
     def read_range(
         self, expression: str, start_s: float, end_s: float, step_s: float
     ) -> list[tuple[dict[str, str], Series]]:
-        """Labels and values of each series of ``expression``, one each ``step_s``; numbers only.
+        """Labels and samples of each series of ``expression``, a sample each ``step_s``, finite values only.
 
-        Raises UnavailableError when there is no good answer, AccessError when the rights are missing.
+        Raises UnavailableError without a usable answer or for too many samples, AccessError for a refused token.
         """
         merged: dict[tuple[tuple[str, str], ...], Samples] = {}
         begin_s, points = start_s, FIRST_POINTS
@@ -151,7 +151,7 @@ class Prometheus:
                 if len(query["query"]) <= MAX_QUERY:
                     answer = client.get(address, params=query, headers=headers)
                 else:
-                    # Not every gateway lets this through, but an address may not be so long.
+                    # Not every gateway lets POST through, but a URL may not be so long.
                     answer = client.post(address, data=query, headers=headers)
         except httpx2.TimeoutException:
             raise UnavailableError(
@@ -199,7 +199,7 @@ class Prometheus:
         return answer.data.result
 
     def _show(self, text: str) -> str:
-        """A text from the server for a line of output, without control characters and the token."""
+        """A text from the server as one line of output, without control characters and the token."""
         text = text.replace(self._token, "...") if self._token else text
         return show_name(" ".join(text.split())[:MAX_SAID])
 
@@ -250,7 +250,7 @@ def read_history(
     rows = []
     for number, history in enumerate(histories, 1):
         show(f"reckoning workload {number} of {len(histories)}")
-        rows.append(_reckon(history, step_s, min(check_s, step_s), start_s, end_s, settings, timeline))
+        rows.append(_replay(history, step_s, min(check_s, step_s), start_s, end_s, settings, timeline))
     known = [row for row in rows if row.estimate.watched_s > 0.0]
     if not known:
         raise UnavailableError(f"{prometheus.url}: the samples are too far apart for a --step of {step_s:g} s")
@@ -273,14 +273,14 @@ USAGE: Final = {"cadvisor": "container_cpu_usage_seconds_total", "cpumond": "cpu
 def _choose(
     prometheus: Prometheus, metrics: Metrics, match: str, since_s: float, step_s: float, now_s: float, notes: list[str]
 ) -> tuple[str, float]:
-    """Whose metrics are read, and at which step: no shorter than the time between two scrapes, a multiple of it."""
+    """The metrics to read (a key of USAGE) and the step in seconds, a multiple of the scrape interval if known."""
     probed = {}
     probe_s = min(max(20.0 * step_s, PROBE_S), since_s)
     for name in USAGE if metrics == "auto" else (metrics,):
         expression = f"timestamp({USAGE[name]}{{{match}}})"
         series = prometheus.read_range(expression, now_s - probe_s, now_s, step_s)
         if not series:
-            # What ran hours ago may be all there is.
+            # There may be only samples from hours ago.
             coarse_s = max(LOOKBACK_S, since_s / 2000)
             series = prometheus.read_range(expression, now_s - since_s, now_s, coarse_s)
             stamps = [max(stamps.values()) for _, stamps in series]
@@ -311,7 +311,7 @@ def _choose(
 
 
 def _find_scrape_s(stamps: Iterable[Series]) -> float:
-    """Seconds between two scrapes, to a tenth, from the times of samples; 0 where it does not show."""
+    """The scrape interval in seconds, to a tenth, from the times of samples; 0 where no series has two of them."""
     distances = []
     for series in stamps:
         times = sorted(set(series.values()))
@@ -323,15 +323,15 @@ Reader = Callable[[str], list[tuple[dict[str, str], Series]]]
 
 
 def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[History]:
-    """Histories by cAdvisor's metrics: containers and other cgroups by their paths, or by pod and container."""
+    """Histories from cAdvisor's metrics: containers and other cgroups by their paths, or by pod and container."""
     found: dict[tuple[str, str], tuple[Labels, Series]] = {}
     usage = read(f"sum without (cpu) ({USAGE['cadvisor']}{{{match}}})")
-    places = _find_differing(labels for labels, _ in usage)
+    clusters = _find_cluster_labels(labels for labels, _ in usage)
     for labels, series in usage:
         if not _is_pause(labels):
-            place = _identify(labels, places)
+            place = _identify(labels, clusters)
             known = found.get(place)
-            # Two that scrape the same: what the first one says.
+            # Two series of one cgroup, from two scrape jobs: at equal times the sample of the first counts.
             found[place] = (known[0], Samples(sorted({**series, **known[1]}.items()))) if known else (labels, series)
     chosen: dict[tuple[str, str], Workload] = {}
     for host in sorted({host for host, _ in found}):
@@ -343,7 +343,7 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[History]:
             if own == host and not key.startswith("/"):
                 chosen[own, key] = _name_by_labels(Workload("", "container", key), found[own, key][0])
     quotas, periods, runs, throttled = (
-        {_identify(labels, places): series for labels, series in read(f"{name}{{{match}}}")}
+        {_identify(labels, clusters): series for labels, series in read(f"{name}{{{match}}}")}
         for name in (
             "container_spec_cpu_quota",
             "container_spec_cpu_period",
@@ -351,8 +351,8 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[History]:
             "container_cpu_cfs_throttled_periods_total",
         )
     )
-    # A host's own labels, and not those of a container, are all it has.
-    cores = {_find_host(labels, places): series for labels, series in read(f"machine_cpu_cores{{{match}}}")}
+    # This metric has the labels of a host, and none of a container.
+    cores = {_find_host(labels, clusters): series for labels, series in read(f"machine_cpu_cores{{{match}}}")}
     histories = []
     for place, workload in chosen.items():
         quota, period = quotas.get(place, {}), periods.get(place, {})
@@ -383,31 +383,31 @@ def _list_changes(samples: Iterable[tuple[float, float]]) -> Iterator[tuple[floa
         last = value
 
 
-def _identify(labels: Labels, places: tuple[str, ...]) -> tuple[str, str]:
+def _identify(labels: Labels, clusters: tuple[str, ...]) -> tuple[str, str]:
     """(Host, cgroup or names) of a container's series."""
     key = labels.get("id") or "/".join(
         labels.get(each, "") for each in ("namespace", "pod", "container", "name") if labels.get(each)
     )
-    return _find_host(labels, places), key
+    return _find_host(labels, clusters), key
 
 
-PLACES: Final = ("cluster", "cluster_name", "cluster_id", "k8s_cluster", "datacenter", "region", "environment")
-"""Labels of several clusters in one Prometheus, in which hosts may have the same name."""
+CLUSTER_LABELS: Final = ("cluster", "cluster_name", "cluster_id", "k8s_cluster", "datacenter", "region", "environment")
+"""Labels that name a cluster: hosts of several clusters in one Prometheus may have the same name."""
 
 
-def _find_differing(every: Iterable[Labels]) -> tuple[str, ...]:
-    """Those of ``PLACES`` in which series differ."""
-    values: dict[str, set[str]] = {name: set() for name in PLACES}
+def _find_cluster_labels(every: Iterable[Labels]) -> tuple[str, ...]:
+    """Those of ``CLUSTER_LABELS`` in which series differ."""
+    values: dict[str, set[str]] = {name: set() for name in CLUSTER_LABELS}
     for labels in every:
         for name, known in values.items():
             known.add(labels.get(name, ""))
     return tuple(name for name, known in values.items() if len(known) > 1)
 
 
-def _find_host(labels: Labels, places: tuple[str, ...]) -> str:
-    """The host, behind the clusters' names in ``places``."""
+def _find_host(labels: Labels, clusters: tuple[str, ...]) -> str:
+    """The host, after the values of the labels ``clusters``."""
     host = labels.get("node") or labels.get("instance", "")
-    return "/".join([*(labels[name] for name in places if labels.get(name)), host])
+    return "/".join([*(labels[name] for name in clusters if labels.get(name)), host])
 
 
 def _is_pause(labels: Labels) -> bool:
@@ -418,7 +418,7 @@ def _is_pause(labels: Labels) -> bool:
 
 
 def _name_by_labels(workload: Workload, labels: Labels) -> Workload:
-    """With the names that the engine gave, which a cgroup does not tell."""
+    """``workload`` with the names that the container engine gave; a cgroup's path has ids only."""
     if labels.get("pod") and labels.get("container"):
         name = "/".join(labels[each] for each in ("namespace", "pod", "container") if labels.get(each))
         return msgspec.structs.replace(workload, kind="kubernetes", name=name)
@@ -430,10 +430,10 @@ def _name_by_labels(workload: Workload, labels: Labels) -> Workload:
 
 def read_cpumond(read: Reader, match: str, notes: list[str]) -> list[History]:
     usage = read(f"{USAGE['cpumond']}{{{match}}}")
-    places = _find_differing(labels for labels, _ in usage)
+    clusters = _find_cluster_labels(labels for labels, _ in usage)
 
     def identify(labels: Labels) -> tuple[str, str]:
-        return _find_host(labels, places), labels.get("job_id", "")
+        return _find_host(labels, clusters), labels.get("job_id", "")
 
     ordered = {identify(labels): series for labels, series in read(f"cpumond_job_cpu_limit_cores{{{match}}}")}
     infos: dict[tuple[str, str], Labels] = {}
@@ -462,13 +462,13 @@ def read_cpumond(read: Reader, match: str, notes: list[str]) -> list[History]:
     return histories
 
 
-def _reckon(
+def _replay(
     history: History, step_s: float, check_s: float, start_s: float, end_s: float,
     settings: Mapping[LimitRule, MonitorSettings], timeline: Timeline,
 ) -> Row:  # fmt: skip
-    """Both rules over one history; time begins at ``start_s``."""
+    """Every rule of ``settings`` over one history; time 0 of the estimate is ``start_s``."""
     times = list_times(history.usage, step_s, end_s)
-    ordered = _hold(history.ordered, times)
+    ordered = _fill_forward(history.ordered, times)
     known = next((value for value in ordered if value is not None), None)
     watch = Watch(known or 0.0, settings if known else {}, GAP_STEPS * step_s, timeline)
     previous: CpuReading | None = None
@@ -482,17 +482,16 @@ def _reckon(
             int(history.periods.get(at_s, previous.nr_periods if previous else 0)),
             int(history.throttled.get(at_s, previous.nr_throttled if previous else 0)),
         )
-        for each in fill(previous, reading, check_s, GAP_STEPS * step_s):
+        for each in interpolate(previous, reading, check_s, GAP_STEPS * step_s):
             watch.add(each)
         previous = reading
     return Row(history.workload, watch.conclude(), history.is_limited, history.host)
 
 
 def list_times(usage: Series, step_s: float, end_s: float = -math.inf) -> list[float]:
-    """The times of samples, in order, without those that only repeat the last one before a gap, also that up to
-    ``end_s``, the end of what was asked for.
+    """The times of samples, in order, without repetitions of the last value before a gap or before ``end_s``.
 
-    For five minutes Prometheus goes on to give the last value of a series of which it knows nothing more.
+    For LOOKBACK_S Prometheus repeats the last value of a series that has no more samples.
     """
     times = sorted(usage)
     kept: list[float] = []
@@ -510,8 +509,8 @@ def _drop_repeated(times: list[float], usage: Series) -> None:
         times.pop()
 
 
-def fill(before: CpuReading | None, now: CpuReading, check_s: float, longest_s: float) -> Iterator[CpuReading]:
-    """``now`` and the readings each ``check_s`` between ``before`` and it, as if use had been even; none in a gap."""
+def interpolate(before: CpuReading | None, now: CpuReading, check_s: float, longest_s: float) -> Iterator[CpuReading]:
+    """Readings each ``check_s`` from ``before`` to ``now``, as if use had been even; only ``now`` after a gap."""
     if before is not None:
         length_s = now.at_s - before.at_s
         if length_s <= longest_s and now.total_cpu_s >= before.total_cpu_s:
@@ -530,8 +529,8 @@ def fill(before: CpuReading | None, now: CpuReading, check_s: float, longest_s: 
     yield now
 
 
-def _hold(series: Series, times: list[float]) -> list[float | None]:
-    """The last known value at each time, the first one before it."""
+def _fill_forward(series: Series, times: list[float]) -> list[float | None]:
+    """The last known value at each time; before the first one, that one."""
     if not series:
         return [None] * len(times)
     last: float | None = series[min(series)]

@@ -30,17 +30,17 @@ from cpumond.monitor.estimate import MOST_CHECKS, WARM_UP_S, Timeline, Watch, me
 from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings
 
 RESCAN_S: Final = 5.0
-"""Workloads that begin, and orders that change, are noticed after this time."""
+"""How often new workloads, and changes of what workloads ordered, are looked for."""
 MAX_DEPTH: Final = 32
 GLANCE_S: Final = 0.2
-"""Between checks counters are read so often, for bursts that are shorter than a check; not of too many workloads."""
+"""Between two checks counters are read this often, to see shorter bursts; not with more than MAX_GLANCED workloads."""
 MAX_GLANCED: Final = 500
 MAX_ENDED: Final = 2000
-"""Workloads that ended are told one by one, more of them as one."""
+"""Ended workloads that have a row each; later ones share two rows, with and without a limit."""
 ENDED_CHECKS: Final = 200
-"""For what a rule would have done to one: it is computed between two samples."""
+"""The ``most_checks`` of ``Watch.conclude`` for an ended workload, which is computed between two samples."""
 LATE_PERIODS: Final = 10.0
-"""An interval so many times as long as it should be is a gap: the machine slept, or this program was stopped."""
+"""An interval longer than so many check periods and RESCAN_S is a gap: the machine or this program was stopped."""
 
 
 class AccountedCgroup:
@@ -77,7 +77,7 @@ Counted = Cgroup | AccountedCgroup
 
 
 class Order(NamedTuple):
-    """What a workload may use: ``cores``; whether a limit that is its alone says so, or one that it shares."""
+    """The ``cores`` that a workload may use, by a limit of its own (``is_limited``) or one that it shares."""
 
     cores: float
     is_limited: bool = False
@@ -99,7 +99,7 @@ class _Followed:
 
 
 class HostWatch:
-    """All workloads below ``root`` ("" = everything), found, sampled, and looked up again."""
+    """Finds the workloads below ``root`` ("": everywhere), samples them, and looks for new ones."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class HostWatch:
         raise_descriptor_limit()
 
     def rescan(self) -> None:
-        """Take in what began, and read orders anew. Raises UnavailableError when there is nothing at all."""
+        """Follow new workloads, read orders again. Raises UnavailableError where the first scan finds no workload."""
         paths = [path for root in self.roots for path in list_cgroups(root, self.root)]
         found = pick_workloads(paths, self._is_populated, find_vital())
         found = [each for each in found if each.path in self._followed or not self._is_pause(each)]
@@ -138,7 +138,7 @@ class HostWatch:
         self._holders = Counter(above for path in places for above in list_above(path))
         for path, followed in list(self._followed.items()):
             if path not in places:
-                # It ended, or what was a leaf holds workloads of its own now.
+                # It ended, or its cgroup now holds workloads of its own.
                 self._end(path)
             else:
                 self._read_order(followed)
@@ -174,12 +174,12 @@ class HostWatch:
         self._read_order(followed)
 
     def _refuse(self, path: str, why: str) -> None:
-        """Until the next rescan: it may have been for want of descriptors."""
+        """Leave a workload out until the next rescan: descriptors may have run out, and be free again by then."""
         self._refused.add(path)
         self.problems[path] = why
 
     def _end(self, path: str) -> None:
-        """The workload is gone: only what is known of it is kept, in bounds."""
+        """Stop following a workload and keep its row; after MAX_ENDED rows, as a part of a common one."""
         followed = self._followed.pop(path)
         followed.cgroup.close()
         if followed.watch.watched_s > 0.0:
@@ -190,22 +190,21 @@ class HostWatch:
             self._over[path] = merge_rows(self._over.get(path), row)
 
     def _read_order(self, followed: _Followed) -> None:
-        """What the workload ordered; as before where it ends meanwhile."""
+        """Take in what the workload ordered; that stays as it was where the workload ends meanwhile."""
         path = followed.cgroup.path
         try:
             order = self._find_order(followed.cgroup)
         except CpumondError as error:
             self.problems.setdefault(path, str(error))
             return
-        # Of a cgroup that is gone there are no limits to be read.
+        # A cgroup that is gone reads as one without limits.
         if any(os.path.isdir(os.path.join(root, path)) for root in self.roots):
             followed.order = order
             followed.watch.move_hard(order.cores)
 
     def _find_order(self, cgroup: Counted) -> Order:
-        """A quota is the workload's order if it is its own or that of a cgroup which holds nothing else; so are fewer
-        CPUs than the cgroups around it have. What several share cannot be given away for each of them. Raises
-        CpumondError."""
+        """What a workload ordered: its quota or that of a cgroup above it that holds no other workload, else a cpuset
+        smaller than those above. What several workloads share cannot be reclaimed from each. Raises CpumondError."""
         path = cgroup.path
         own, cap = math.inf, AncestorCap(math.inf)
         if not isinstance(cgroup, AccountedCgroup):
@@ -222,7 +221,7 @@ class HostWatch:
         return Order(cores, is_shared=cores < self.host_cores)
 
     def _is_alone_in(self, place: str) -> bool:
-        """Whether the cgroup ``place`` holds one workload; never one above ``root``, which is not searched."""
+        """Whether the cgroup ``place`` holds one workload only; False above ``root``, which is not searched."""
         return self._holders[place] == 1 and self._is_below_root(place)
 
     def _is_below_root(self, place: str) -> bool:
@@ -235,7 +234,7 @@ class HostWatch:
         return self.period_s / parts if parts > 1 and len(self._followed) <= MAX_GLANCED else self.period_s
 
     def sample(self, is_check: bool = True) -> None:
-        """One reading of each workload, for a check of each rule or between two."""
+        """Read each workload once, for a check of each rule or (not ``is_check``) between two checks."""
         for path, followed in list(self._followed.items()):
             now_s = time.monotonic()
             try:
@@ -270,7 +269,7 @@ class HostWatch:
         )
 
     def conclude(self) -> Findings:
-        """What is known. Raises UnavailableError before the second sample."""
+        """The findings so far. Raises UnavailableError before the second sample."""
         rows = dict(self._over)
         for path, each in self._followed.items():
             if each.watch.watched_s > 0.0:
@@ -315,9 +314,9 @@ class HostWatch:
 def watch_host(
     root: str, duration_s: float, settings: Mapping[LimitRule, MonitorSettings]
 ) -> tuple[Findings, Callable[[str], list[str]]]:
-    """Watch for ``duration_s``, less when SIGINT, SIGTERM or SIGHUP comes: the findings, and the leaves below a cgroup.
+    """Watch for ``duration_s``, or until SIGINT, SIGTERM or SIGHUP: the findings, and a function that lists the leaves.
 
-    Raises UnavailableError when there is no cgroup like a workload, or nothing is known when it ends.
+    Raises UnavailableError when no cgroup looks like a workload, or none has two samples at the end.
     """
     watch = HostWatch(root, settings, duration_s)
     progress = Progress()
@@ -352,7 +351,7 @@ def watch_host(
 
 
 def list_cgroups(root: str, top: str, depth: int = MAX_DEPTH) -> list[str]:
-    """``top`` and all cgroups so far below it, relative to ``root``; what may not be listed is left out."""
+    """``top`` and the cgroups up to ``depth`` + 1 levels below it, relative to ``root``; unreadable ones left out."""
     found = [top] if top else []
     waiting = [(top, depth)]
     while waiting:
@@ -361,7 +360,7 @@ def list_cgroups(root: str, top: str, depth: int = MAX_DEPTH) -> list[str]:
             with os.scandir(os.path.join(root, place)) as entries:
                 names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError:
-            # Gone meanwhile, or not for this user.
+            # It is gone, or this user may not list it.
             continue
         children = [f"{place}/{name}" if place else name for name in names]
         found += children
@@ -370,7 +369,7 @@ def list_cgroups(root: str, top: str, depth: int = MAX_DEPTH) -> list[str]:
 
 
 def list_leaves(root: str, path: str) -> list[str]:
-    """The leaf cgroups below ``path``, itself where it has no children; none where there is no such cgroup."""
+    """The leaf cgroups below ``path``; ``path`` itself where it has no children, none where it does not exist."""
     if not os.path.isdir(os.path.join(root, path)):
         return []
     places = list_cgroups(root, path)
@@ -379,15 +378,15 @@ def list_leaves(root: str, path: str) -> list[str]:
 
 
 def merge_rows(earlier: Row | None, later: Row) -> Row:
-    """Two rows that are told as one: a cgroup that came again, or many that ended."""
+    """One row for two: those of a cgroup that was made again, or of workloads that ended."""
     if earlier is None:
         return later
     return dataclasses.replace(later, estimate=merge(earlier.estimate, later.estimate))
 
 
 def read_quota(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
-    """A workload's own quota in cores, infinity where there is none: that of its cgroup, or of an only child, where
-    engines put a container's limit. Raises CgroupReadError."""
+    """A workload's own quota in cores, infinity where there is none: that of its cgroup, or of its only child, where
+    container engines may set it. Raises CgroupReadError."""
     own = read_own_quota(cgroup)
     path = cgroup.path
     while own == math.inf:
@@ -404,7 +403,7 @@ def read_quota(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
 
 
 def is_pause(directory: str) -> bool:
-    """Whether a pod's cgroup only holds the process that keeps its namespaces: it orders and uses nothing."""
+    """Whether a cgroup holds only the ``pause`` process that keeps a pod's namespaces: it orders and uses nothing."""
     try:
         with open(os.path.join(directory, "cgroup.procs"), encoding="ascii") as file:
             processes = file.read().split()

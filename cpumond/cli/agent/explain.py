@@ -1,7 +1,7 @@
 """What ``explain`` prints: the agent's sentences about a job's limit, and its figures.
 
 Every function is pure but for the time zone: from the agent's answer ``e`` to text. With ``width`` None (a pipe) no
-line is wrapped. Whatever a node's agent says is shown without anything that moves the cursor.
+line is wrapped. Text of an agent is shown with its control characters escaped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: 
 
 
 def list_votes(e: ExplainAnswer) -> list[str]:
-    """The window: what a vote means, each value and its vote."""
+    """Lines about the window of votes: what a vote means, each value and its vote."""
     w = e.window
     lines = [show_name(w.meaning)]
     for value, vote in zip(w.values, w.votes, strict=False):
@@ -65,7 +65,7 @@ def draw_options(e: ExplainAnswer) -> Table:
 
 
 def make_decisions(decisions: Sequence[DecisionAnswer], padding: int) -> Table:
-    """The ring, the newest decision last."""
+    """The decisions that the agent remembers, the newest last."""
     name: tuple[str, dict[str, Any]] = ("", {"no_wrap": True, "overflow": "ellipsis"})
     text: tuple[str, dict[str, Any]] = ("", {"overflow": "ellipsis"})
     rows = []

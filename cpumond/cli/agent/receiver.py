@@ -125,7 +125,7 @@ def make_heartbeat_parser() -> Callable[[bytes], Heartbeat]:
 
     def parse(body: bytes) -> Heartbeat:
         try:
-            # This decoder refuses NaN, Infinity and numbers outside of a double's range, which Python's own takes.
+            # decode_json refuses NaN, Infinity and numbers beyond the range of a double, which json.loads accepts.
             message = decode_json(body, object)
         except ContentError as error:
             raise ValueError(f"the body is not valid JSON: {error}") from None
@@ -133,7 +133,7 @@ def make_heartbeat_parser() -> Callable[[bytes], Heartbeat]:
         if wrong is not None:
             raise ValueError(_shorten(f"{wrong.json_path}: {wrong.message}"))
         try:
-            # Not strict: the schema calls 1.0 an integer, and has refused texts in place of numbers before.
+            # Not strict: to JSON Schema 1.0 is an integer. Strings in place of numbers were refused above.
             return msgspec.convert(message, Heartbeat, strict=False)
         except msgspec.ValidationError as error:
             raise ValueError(_shorten(str(error))) from None
@@ -170,7 +170,7 @@ def make_stub_app(token: str | None, say: Callable[[str], None] | None = None) -
         if body is None:
             return _answer({"error": f"the body is larger than {MAX_BODY_BYTES} bytes"}, 413)
         try:
-            # Checking thousands of jobs takes most of a second, during which other nodes want to be heard.
+            # Checking thousands of jobs takes most of a second; the event loop serves other nodes meanwhile.
             heartbeat = await run_in_threadpool(parse, body)
         except ValueError as error:
             return _answer({"error": str(error)}, 422)
@@ -219,7 +219,7 @@ def _answer(content: object, status: int = 200) -> Response:
 
 
 async def _read_body(request: Request) -> bytes | None:
-    """The body, or None when it is larger than MAX_BODY_BYTES; no more than that is held."""
+    """The body, or None when it is larger than MAX_BODY_BYTES; no more of it is read."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -314,7 +314,7 @@ def serve(app: Starlette, listener: socket.socket, url: str) -> None:
     def stop(number: int, frame: object) -> None:  # noqa: ARG001 - the signature of a signal handler
         server.should_exit = True
 
-    # The server raises a caught signal again at its end, for the handlers that were there before: these.
+    # At its end uvicorn raises a caught signal again for the handlers that were set before it ran: these.
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     _say(f"listening on {url}")

@@ -14,7 +14,7 @@ import msgspec
 
 from cpumond.agent.config import parse_assignments
 from cpumond.cli.agent.trace import convert_layer, list_idle, read_lines
-from cpumond.cli.options import DurationType, order_option, set_option
+from cpumond.cli.options import DurationType, cpu_limit_option, set_option
 from cpumond.core.errors import UsageError
 from cpumond.core.measures import format_duration
 from cpumond.fairshare.validate import nearest
@@ -26,7 +26,7 @@ from cpumond.monitor.simulate import SimulationResult, simulate
 
 DEFAULT_DURATION_S: Final = 7200.0
 UNSIMULATED: Final = ("mode", "enable_cpu_reclaim", "pressure_restore_ratio", "min_cores_per_thread")
-"""Options that change nothing in a simulation."""
+"""Options without effect in a simulation."""
 
 COLUMNS: Final[dict[str, Callable[[SimulationResult], str]]] = {
     "rule": lambda result: result.rule,
@@ -57,7 +57,7 @@ def complete_shape(_ctx: click.Context, _param: click.Parameter, incomplete: str
 
 @click.command("simulate", epilog="Example: cpumond simulate --shape web --cpu-limit 16 --compare document,peak")
 @click.argument("trace", required=False)
-@order_option
+@cpu_limit_option
 @set_option
 @click.option("--compare", metavar="RULE,RULE", help="Values of limit_rule to run one after the other.")
 @click.option(
@@ -164,7 +164,7 @@ def simulate_command(
 def read_settings_of_rules(assignments: tuple[str, ...], compare: str | None) -> list[MonitorSettings]:
     """The settings to simulate: those of ``--set``, once with each rule of ``--compare``.
 
-    Options that change nothing are told on standard error. Raises ConfigError and UsageError.
+    Options without effect are warned of on standard error. Raises ConfigError and UsageError.
     """
     layer = parse_assignments(assignments)
     if compare is None:
@@ -197,7 +197,7 @@ def format_table(results: Iterable[SimulationResult]) -> list[str]:
 
 @contextlib.contextmanager
 def _show_progress(periods: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on standard error, if that is a terminal; yields what is told how many more periods are over."""
+    """A progress bar on standard error; yields the function that advances it, None where that is no terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return

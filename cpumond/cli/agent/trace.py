@@ -1,4 +1,4 @@
-"""The commands around a trace, the CPU use of one job over time: ``replay``."""
+"""``cpumond replay``: the monitor over a trace, the recorded CPU use of one job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from cpumond.agent.config import parse_assignments
-from cpumond.cli.options import naming_unreadable, order_option, set_option
+from cpumond.cli.options import cpu_limit_option, naming_unreadable, set_option
 from cpumond.monitor.model import MonitorSettings, check_together, list_idle_options
 from cpumond.monitor.replay import MAX_LINE_CHARS, ReplayRow, find_columns, parse_trace, replay_rows
 
@@ -21,7 +21,7 @@ Format = Literal["csv", "json"]
 
 @click.command("replay")
 @click.argument("file")
-@order_option
+@cpu_limit_option
 @set_option
 @click.option(
     "--format",
@@ -58,7 +58,7 @@ def replay_command(file: str, cpu_limit: float, assignments: tuple[str, ...], fo
     if format_ == "csv":
         print(",".join(find_columns(settings)))
     for row in replay_rows(rows, cpu_limit, settings):
-        # A trace that is piped in may still be growing: its decisions are shown when they are made.
+        # Standard input may still be growing: each decision is shown when it is made.
         print(format_row(row, format_), flush=file == "-")
     sys.stdout.flush()
 
@@ -69,14 +69,14 @@ def read_settings(assignments: tuple[str, ...]) -> MonitorSettings:
 
 
 def convert_layer(layer: Mapping[str, object]) -> MonitorSettings:
-    """Options over the defaults. Raises ConfigError for those that contradict each other."""
+    """The settings of ``layer`` over the defaults. Raises ConfigError for options that contradict each other."""
     settings = msgspec.convert(layer, MonitorSettings)
     check_together(settings, "--set")
     return settings
 
 
 def list_idle(layer: Iterable[str], settings: Collection[MonitorSettings], unused: Mapping[str, str]) -> Iterator[str]:
-    """Sentences about options of ``layer`` that change nothing: ``unused`` says why, or every one of ``settings``."""
+    """A sentence for each option of ``layer`` without effect: one in ``unused``, or idle under all of ``settings``."""
     for key in layer:
         idle = [list_idle_options(each, [key]) for each in settings]
         if key in unused:
@@ -88,7 +88,7 @@ def list_idle(layer: Iterable[str], settings: Collection[MonitorSettings], unuse
 def read_lines(path: str) -> Iterator[str]:
     """The lines of a text file, or of standard input for ``-``; bytes that are not UTF-8 become U+FFFD.
 
-    Of a line that is longer than a trace's may be, no more is read at once than shows that it is.
+    Lines come in pieces of MAX_LINE_CHARS + 1 characters at most, so memory stays bounded.
     Raises AccessError for missing rights, UnavailableError for everything else that prevents reading.
     """
     with naming_unreadable(path, "a trace"):

@@ -1,4 +1,4 @@
-"""``cpumond dry-run`` and ``cpumond record``: one live cgroup, looked at and never written."""
+"""``cpumond dry-run`` and ``cpumond record``: one live cgroup, read and never written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cpumond.monitor.rules import check
 from cpumond.monitor.steady import SteadyState, Use, find_steady_state
 
 MAX_USES = 3600
-"""So many checks are remembered, the newest, for what the limit would come to."""
+"""The newest checks that are kept to compute where the limit would stay."""
 
 cgroup_option = click.option(
     "--cgroup",
@@ -68,8 +68,8 @@ def dry_run_command(
     settings = read_settings(assignments)
     hierarchies = open_hierarchies()
     with contextlib.closing(_open(hierarchies, path)) as cgroup:
-        hard_cores = cpu_limit_cores or _limit_of(hierarchies, cgroup)
-        if settings.pressure_restore_ratio and (why := _find_no_pressure(cgroup)):
+        hard_cores = cpu_limit_cores or _read_order(hierarchies, cgroup)
+        if settings.pressure_restore_ratio and (why := _follow_pressure(cgroup)):
             click.echo(f"pressure_restore_ratio cannot act here: {why}", err=True)
         show = _show_json if as_json else _show_line
         if not as_json:
@@ -107,7 +107,7 @@ def record_command(path: str, output: str, duration_s: float | None, period_s: f
     with contextlib.closing(_open(open_hierarchies(), path)) as cgroup:
         try:
             with contextlib.nullcontext(sys.stdout) if output == "-" else _create(output) as target:
-                pressure = not _find_no_pressure(cgroup)
+                pressure = not _follow_pressure(cgroup)
                 rows = _write_trace(target, _readings(cgroup, period_s, duration_s), pressure)
         except OSError as error:
             raise from_os_error(error, f"write {output}", "give --output another place") from error
@@ -141,8 +141,8 @@ def _write_trace(target: TextIO, readings: Iterator[CpuReading], pressure: bool)
     return rows
 
 
-def _find_no_pressure(cgroup: Cgroup) -> str:
-    """Have the pressure read from now on; "" or why it cannot be."""
+def _follow_pressure(cgroup: Cgroup) -> str:
+    """Have the pressure read from now on. Returns "", or why it cannot be read."""
     try:
         cgroup.follow_pressure(True)
     except CgroupReadError as error:
@@ -170,14 +170,14 @@ def read_own_quota(cgroup: Cgroup) -> float:
     return math.inf if settings is None else settings.cores
 
 
-def _limit_of(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
-    """The quota of the cgroup or above it, else the CPUs it may use, in cores."""
+def _read_order(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
+    """The lowest quota of the cgroup and those above it, else the CPUs it may use, in cores."""
     least = min(read_own_quota(cgroup), cgroup.read_ancestor_cap().cores)
     return least if least < math.inf else float(read_cpus(hierarchies, cgroup.path))
 
 
 def _readings(cgroup: Cgroup, period_s: float, duration_s: float | None) -> Iterator[CpuReading]:
-    """A reading each period at a fixed rate, until the time is over, the cgroup is gone, or SIGINT or SIGTERM."""
+    """A reading each period at a fixed rate, until the time is over, the cgroup is gone, or SIGINT or SIGTERM comes."""
     with ended_by((signal.SIGINT, signal.SIGTERM)) as ended:
         begin_s = next_s = time.monotonic()
         while not ended.is_set():
@@ -194,7 +194,7 @@ def _readings(cgroup: Cgroup, period_s: float, duration_s: float | None) -> Iter
 
 
 def describe_steady(steady: SteadyState, hard_cores: float, settings: MonitorSettings) -> str:
-    """Where the limit would stay, in a sentence; names the rule that is not the usual one."""
+    """A sentence: where the limit would stay; it names the rule where that is not the default one."""
     rule = "" if settings.limit_rule == "document" else f" by rule {settings.limit_rule}"
     if steady.reclaimed_ratio < 0.005:
         return f"At this use{rule}: the limit would stay at {hard_cores:g} cores, nothing would be reclaimed."
@@ -208,7 +208,7 @@ def describe_steady(steady: SteadyState, hard_cores: float, settings: MonitorSet
 
 
 def _show_about(seconds: float) -> str:
-    """A time that is only known about: to 1 s, from 20 s on to 10 s, from 5 min on to a minute."""
+    """An approximate time: to 1 s, from 20 s on to 10 s, from 5 min on to a minute."""
     if seconds >= 300.0:
         return format_span(60.0 * round(seconds / 60.0))
     step = 1 if seconds < 20.0 else 10
@@ -216,7 +216,7 @@ def _show_about(seconds: float) -> str:
 
 
 class _Summary:
-    """What a dry run adds up; core-seconds."""
+    """The sums of a dry run, in core-seconds."""
 
     def __init__(self, hard_cores: float, settings: MonitorSettings) -> None:
         self.hard_cores = hard_cores

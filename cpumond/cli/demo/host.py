@@ -1,4 +1,4 @@
-"""Where ``cpumond demo`` and ``cpumond cluster`` may make cgroups, their signals, and what dead ones have left."""
+"""For ``cpumond demo`` and ``cluster``: where they may make cgroups, their signals, what killed runs have left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCOPE_GUARD = "CPUMOND_DEMO_IN_SCOPE"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Real cgroups may be made at ``prefix``, relative to every hierarchy; ``layout`` as of ``Hierarchies``."""
+    """The cgroup ``prefix``, relative to each hierarchy, may be made; ``layout`` is that of ``Hierarchies``."""
 
     prefix: str
     layout: str
@@ -39,14 +39,14 @@ def need_scheduler() -> None:
 
 
 def stop_on_signals() -> contextlib.AbstractContextManager[Ending]:
-    """What SIGINT, SIGTERM and SIGHUP set."""
+    """An Ending that SIGINT, SIGTERM and, unless it is ignored, SIGHUP set."""
     return ended_by([signal.SIGINT, *list_ending_signals()])
 
 
 def choose_place(name: str) -> Place:
-    """Where ``name``PID may be made; on v2 this may start the command again in a scope of systemd.
+    """Where the cgroup ``name``PID may be made; on v2 this may start the command again in a scope of systemd.
 
-    What dead processes have left under that name is removed. Raises UnavailableError: why there is no such place.
+    What dead processes have left under that name is removed. Raises UnavailableError with the reason for no place.
     """
     for prefix in (name, RUN_PREFIX):
         remove_directories(prefix)
@@ -70,7 +70,7 @@ def choose_place(name: str) -> Place:
 
 
 def _own_scope(hierarchies: mounts.Hierarchies) -> str | None:
-    """The delegated scope of this process, with it moved into a leaf of it and cpu handed down; None if that fails."""
+    """The delegated scope of this process, once it is in a leaf of it and cpu is enabled there; None if that fails."""
     with open("/proc/self/cgroup", encoding="ascii") as file:
         paths = [line.rstrip("\n").split(":", 2)[2].strip("/") for line in file if line.startswith("0::")]
     if not paths:
@@ -83,13 +83,13 @@ def _own_scope(hierarchies: mounts.Hierarchies) -> str | None:
         with open(os.path.join(directory, "cgroup.subtree_control"), "w", encoding="ascii") as control:
             control.write("+cpu")
     except OSError:
-        # Not delegated, or without the cpu controller: no real cgroup for us here.
+        # Not delegated, or without the cpu controller: no real cgroup can be made here.
         return None
     return paths[0]
 
 
 def _list_scopes(cpu_root: str, parent: str) -> list[str]:
-    """The scopes that systemd has in the slice ``parent``; those of killed demos are among them."""
+    """The scopes in the slice ``parent``, among them those of killed demos."""
     with os.scandir(os.path.join(cpu_root, parent)) as entries:
         return sorted(f"{parent}/{entry.name}" for entry in entries if entry.name.endswith(".scope"))
 
@@ -105,7 +105,7 @@ def _start_again_in_scope() -> None:
 
 
 def is_left(entry: str, name: str) -> bool:
-    """Whether ``entry`` is ``name`` and the id of a process that is dead, with or without a "-" and more behind it."""
+    """Whether ``entry`` is ``name`` and the id of a dead process, with or without "-" and a suffix."""
     found = re.fullmatch(re.escape(name) + r"([1-9][0-9]*)(?:-\w+)?", entry)
     # This process's own id counts as dead, too: nothing is made yet.
     return found is not None and (int(found[1]) == os.getpid() or not os.path.exists(f"/proc/{found[1]}"))
@@ -119,7 +119,7 @@ def remove_leftovers(name: str, parent: str, mountinfo: str = "/proc/self/mounti
             for top in glob.glob(pattern):
                 entry = os.path.basename(top)
                 if is_left(entry, name) and "-" not in entry.removeprefix(name) and os.access(top, os.W_OK):
-                    # What is in use meanwhile, or belongs to another user, stays.
+                    # It stays where it is in use again, or belongs to another user.
                     remove_cgroups(os.path.join(parent, entry), mountinfo, timeout_s=2.0)
 
 
@@ -129,7 +129,7 @@ def make_directory(name: str) -> str:
 
 
 def remove_directories(name: str) -> None:
-    """Remove directories of ``make_directory`` whose process is dead, those of the same user."""
+    """Remove this user's directories of ``make_directory`` whose process is dead."""
     for top in {tempfile.gettempdir(), SHORT_DIR}:
         for entry in os.listdir(top) if os.path.isdir(top) else ():
             path = os.path.join(top, entry)

@@ -1,4 +1,4 @@
-"""What runs in ``cpumond demo``: the node's size, the jobs' orders and program, and when the simulation wakes up."""
+"""What runs in ``cpumond demo``: the node's size, the operations and their program, when the simulation wakes up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 MAX_CAPACITY = 2.0
 MACHINE_SHARE = 0.5
-"""Of the machine's CPUs: an overcommitted node must fit on them, beside the scheduler, the agent and all else."""
+"""The node's part of the machine's CPUs: overcommitted, it must fit on them beside scheduler, agent and all else."""
 
 CHECK_PERIOD_S = 0.5
 OVERCOMMIT_S = 4.0
@@ -24,9 +24,9 @@ QUICKER = (
 WEIGHTS = {"research": 3.0, "batch": 1.0}
 
 GUEST_S = 4.0
-"""The guest runs so long before the simulation wakes up."""
+"""How long the guest (render, on freed CPU) runs before the simulation wakes up."""
 ALONE_S = 2.0
-"""The simulation stays awake so long after the guest is gone, ..."""
+"""How long the simulation stays awake after the guest is gone, within the bounds below."""
 MIN_AWAKE_S = 5.0
 MAX_AWAKE_S = 15.0
 MAX_ASLEEP_S = 20.0
@@ -63,10 +63,10 @@ after SECONDS. Threads of one process: hashing lets the others run."""
 Load = Literal["simulation", "render", "frames"]
 
 
-class Order(msgspec.Struct, frozen=True):
+class PlannedOperation(msgspec.Struct, frozen=True):
     """One operation: ``cpu_limit`` and ``uses`` in cores; ``seconds`` a job lives, 0: until it is stopped.
 
-    ``at_once``: so many of its jobs at the same time; 0: all. ``monitor`` is its ``job_cpu_monitor``.
+    ``at_once``: how many of its jobs run at the same time, 0: all. ``monitor`` is its ``job_cpu_monitor``.
     """
 
     pool: str
@@ -82,11 +82,11 @@ class Plan(msgspec.Struct, frozen=True):
     """What is run on a node of ``capacity`` cores."""
 
     capacity: float
-    orders: dict[Load, Order]
+    operations: dict[Load, PlannedOperation]
     idle_cores: float
 
     def describe(self) -> str:
-        simulation, render, frames = (self.orders[load] for load in ("simulation", "render", "frames"))
+        simulation, render, frames = (self.operations[load] for load in ("simulation", "render", "frames"))
         return (
             f"The node offers {self.capacity:g} of this machine's cores. In pool {simulation.pool} (weight "
             f"{WEIGHTS[simulation.pool]:g}) simulation orders {simulation.cpu_limit:g} and mostly sleeps; in pool "
@@ -100,19 +100,19 @@ def make_plan(cpu_count: float) -> Plan:
     return Plan(
         capacity,
         {
-            "simulation": Order("research", capacity, capacity),
-            # On a machine that is busy with other things it gets less than it wants, and should not lose that, too.
-            "render": Order("batch", capacity / 2, capacity / 2, monitor={"mode": "up-only"}),
-            "frames": Order("batch", capacity / 10, capacity / 20, 10_000, 3.0, at_once=1),
+            "simulation": PlannedOperation("research", capacity, capacity),
+            # On a busy machine it gets less CPU than it wants; its limit should not follow that down.
+            "render": PlannedOperation("batch", capacity / 2, capacity / 2, monitor={"mode": "up-only"}),
+            "frames": PlannedOperation("batch", capacity / 10, capacity / 20, 10_000, 3.0, at_once=1),
         },
         idle_cores=capacity / 10,
     )
 
 
-def make_command(order: Order, wanted_path: str = "") -> list[str]:
+def make_command(operation: PlannedOperation, wanted_path: str = "") -> list[str]:
     """The command of a job, which ends with this process."""
-    uses = str(order.uses)
-    return [sys.executable, "-I", "-S", "-c", JOB_PROGRAM, str(os.getpid()), uses, str(order.seconds), wanted_path]
+    arguments = [str(os.getpid()), str(operation.uses), str(operation.seconds), wanted_path]
+    return [sys.executable, "-I", "-S", "-c", JOB_PROGRAM, *arguments]
 
 
 class Sleeper:
@@ -125,7 +125,7 @@ class Sleeper:
         self._alone_since_s: float | None = None
 
     def look(self, now_s: float, guest_runs: bool, left_s: float) -> bool:
-        """Take in whether the guest runs; True when it has just woken up or fallen asleep."""
+        """Take in whether the guest runs; True when the simulation has just woken up or fallen asleep."""
         if guest_runs:
             self._alone_since_s = None
             self._guest_since_s = now_s if self._guest_since_s is None else self._guest_since_s
@@ -138,7 +138,7 @@ class Sleeper:
             changes = (for_s >= MIN_AWAKE_S and alone_s >= ALONE_S) or for_s >= MAX_AWAKE_S
         else:
             guest_s = 0.0 if self._guest_since_s is None else now_s - self._guest_since_s
-            # Not when there is no time left to see what comes of it.
+            # Not when the demo ends before the effect can be seen.
             changes = left_s > CHECK_PERIOD_S * 4 and (guest_s >= GUEST_S or for_s >= MAX_ASLEEP_S)
         if changes:
             self.is_awake = not self.is_awake

@@ -24,7 +24,7 @@ class _Counters:
         self.starts: dict[int, int] = {}
 
     def format(self) -> str:
-        # Never shorter than before: it is overwritten in place while others read it.
+        # Counters only grow, so this is never shorter than before: it is overwritten in place while others read it.
         return (
             f"usage_usec {int(self.usage_s * 1e6)}\nuser_usec 0\nsystem_usec 0\nnr_periods {self.periods}\n"
             f"nr_throttled {self.throttled}\nthrottled_usec {int(self.throttled_s * 1e6)}\n"
@@ -80,7 +80,7 @@ class PlainKernel:
                 times[pid] = found[1]
         if len(times) < len(listed):
             _write_members(place, list(times))
-        # A process that is new here brings its whole time: it was started for this job.
+        # All CPU time of a new process counts: it was started for this job.
         used_s = sum(max(used - counters.seen.get(pid, 0.0), 0.0) for pid, used in times.items())
         counters.seen = times
         limit = _read_limit(place)

@@ -1,4 +1,4 @@
-"""What ``cpumond demo`` does: it starts everything, wakes the simulation up, looks on, removes everything, adds up.
+"""What ``cpumond demo`` does: start everything, wake the simulation up, observe, remove everything, sum up.
 
 As root on v1 it uses the real hierarchies; on v2 it starts itself again in a delegated scope of systemd (of the user's
 session without root); where neither works it simulates the kernel, and says so.
@@ -111,7 +111,7 @@ def _run(host: Host, plan: Plan, directory: str, duration_s: float, stopped: End
         operations: dict[str, Load] = {}
         story = Story(cluster, mounts.open_hierarchies(host.mountinfo), plan, operations, display.tell)
         try:
-            with display, _naming_who_died(cluster):
+            with display, _naming_ended_process(cluster):
                 ran_s = _play(story, operations, directory, duration_s, stopped, display)
             restored = _stop_agent(story)
         finally:
@@ -121,12 +121,12 @@ def _run(host: Host, plan: Plan, directory: str, duration_s: float, stopped: End
 
 
 @contextlib.contextmanager
-def _naming_who_died(cluster: Cluster) -> Iterator[None]:
-    """Raise what ended instead of a request without an answer."""
+def _naming_ended_process(cluster: Cluster) -> Iterator[None]:
+    """Where a request has no answer because a process has ended, raise the error that names the process."""
     try:
         yield
     except UnavailableError:
-        # A moment later than its sockets the process itself is seen to have ended.
+        # A process is seen to have ended a moment later than its sockets are closed.
         with contextlib.suppress(TimeoutError):
             cluster.wait(lambda: cluster.check(), "a part of the demo has ended", 2.0)  # noqa: PLW0108 - it raises
         raise
@@ -138,7 +138,7 @@ def _play(
 ) -> float:  # fmt: skip
     """Start the operations, wake the simulation up and let it sleep, until the time is over or a signal came."""
     wanted_path = os.path.join(directory, "wanted")
-    _want(wanted_path, story.plan.idle_cores)
+    _write_demand(wanted_path, story.plan.idle_cores)
     for pool, weight in WEIGHTS.items():
         story.cluster.create_pool(pool, weight=weight)
     sleeper = Sleeper()
@@ -155,7 +155,7 @@ def _play(
                 _start(story, operations, "frames")
             display.show(story, now_s, duration_s)
         if sleeper.look(now_s, story.living("render") is not None, duration_s - now_s):
-            _want(wanted_path, story.plan.capacity if sleeper.is_awake else story.plan.idle_cores)
+            _write_demand(wanted_path, story.plan.capacity if sleeper.is_awake else story.plan.idle_cores)
             (story.wake if sleeper.is_awake else story.sleep)(time.monotonic() - begun_s)
         stopped.wait(CLOSE_LOOK_S)
     ran_s = time.monotonic() - begun_s
@@ -163,23 +163,23 @@ def _play(
     return ran_s
 
 
-def _want(path: str, cores: float) -> None:
-    """Tell the simulation how much it wants; it never sees half a file."""
+def _write_demand(path: str, cores: float) -> None:
+    """Tell the simulation's job how many cores to use; the file is replaced atomically."""
     with open(f"{path}.new", "w", encoding="ascii") as file:
         file.write(str(cores))
     os.rename(f"{path}.new", path)
 
 
 def _start(story: Story, operations: dict[str, Load], load: Load, wanted_path: str = "") -> None:
-    order = story.plan.orders[load]
-    limits = {"resource_limits": {"user_slots": order.at_once}} if order.at_once else {}
+    planned = story.plan.operations[load]
+    limits = {"resource_limits": {"user_slots": planned.at_once}} if planned.at_once else {}
     operation_id = story.cluster.start_operation(
-        order.pool,
-        make_command(order, wanted_path),
-        order.job_count,
-        order.cpu_limit,
+        planned.pool,
+        make_command(planned, wanted_path),
+        planned.job_count,
+        planned.cpu_limit,
         MEMORY,
-        order.monitor,
+        planned.monitor,
         title=load,
         **limits,
     )
@@ -190,7 +190,7 @@ def _stop_agent(story: Story) -> bool:
     """End the agent as a service manager does; whether the jobs that live on may use what they ordered again."""
     story.node.stop()
     story.read_limits()
-    # Without a limit: its cgroup went while the agent ended.
+    # A limit of 0: the job's cgroup went while the agent ended.
     return all(job.limit >= job.ordered * 0.99 or job.limit == 0.0 for job in story.jobs.values() if job.lives)
 
 

@@ -25,7 +25,7 @@ TELL_RATIO = 0.7
 """A limit that went down is told again below this share of what was told last."""
 NEAR = 0.01
 QUIET = ("frames",)
-"""Their ends are not told: there are many."""
+"""Loads whose ordinary ends are not told: there are many."""
 
 
 class JobFacts(msgspec.Struct):
@@ -74,7 +74,7 @@ Tell = Callable[[float, str], None]
 
 
 class Story:
-    """Looks at everything again and again and tells what is new; ``tell`` gets seconds since the start and a text."""
+    """Reads the state of everything again and again; ``tell`` gets each event: seconds since the start, and a text."""
 
     def __init__(
         self, cluster: Cluster, hierarchies: Hierarchies, plan: Plan, operations: dict[str, Load], tell: Tell
@@ -92,14 +92,14 @@ class Story:
         self._tell = tell
         self._log_offset = 0
         self._counts: dict[str, int] = {}
-        self._told_limit = plan.orders["simulation"].cpu_limit
+        self._told_limit = plan.operations["simulation"].cpu_limit
         self._is_over = False
         self._counted_s: float | None = None
         self._told_ends: set[str] = set()
         self._cgroups: dict[str, Cgroup] = {}
 
     def look_closely(self, now_s: float) -> None:
-        """Starts, and the simulation's limit; cheap, for every few milliseconds."""
+        """Read starts of jobs, and the simulation's limit; cheap, for every few milliseconds."""
         self._read_starts(now_s)
         job = self.living("simulation")
         if job is not None:
@@ -107,7 +107,7 @@ class Story:
             self._follow_limit(job, now_s)
 
     def look_around(self, now_s: float) -> None:
-        """Everything else, for a few times a second. Raises UnavailableError when a process has died."""
+        """Read everything else, a few times a second. Raises UnavailableError when a process has ended."""
         self.cluster.check()
         for operation_id in self._operations:
             self._take_ends(operation_id, now_s)
@@ -126,12 +126,12 @@ class Story:
                 self._read_limit(job)
 
     def living(self, load: Load) -> JobFacts | None:
-        """The job of an operation that runs, the first of them."""
+        """The first job of a load that still has its cgroup."""
         return next((job for job in self.jobs.values() if job.load == load and job.lives), None)
 
     @property
     def limits(self) -> float:
-        """What the node's jobs may use together, cores."""
+        """The sum of the limits of the node's jobs, cores."""
         return sum(job.limit for job in self.jobs.values() if job.lives)
 
     def wake(self, now_s: float) -> None:
@@ -183,7 +183,7 @@ class Story:
 
     def _read_limit(self, job: JobFacts) -> None:
         cgroup = self._find_cgroup(job)
-        # What cannot be read now can be read soon, or the scheduler tells its end.
+        # A failed read is repeated soon, unless the scheduler reports that the job has ended.
         with contextlib.suppress(CpumondError):
             if cgroup is not None:
                 settings = cgroup.read_settings()

@@ -70,7 +70,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class Display:
-    """Where events and the state go. ``is_quiet``: nowhere, only the summary is wanted."""
+    """Shows events and the state. ``is_quiet``: shows nothing, only the summary is wanted."""
 
     def __init__(self, is_quiet: bool) -> None:
         from rich.console import Console
@@ -84,7 +84,7 @@ class Display:
             self.live = Live(console=console, auto_refresh=False)
 
     def announce(self, text: str) -> None:
-        """What stays above all that follows."""
+        """Print a text that stays above the live table."""
         if not self.is_quiet:
             click.echo(text)
 
@@ -94,7 +94,7 @@ class Display:
             click.echo(f"{at_s:6.1f} s  {text}")
 
     def show(self, story: Story, now_s: float, duration_s: float) -> None:
-        """The present state, where it can be drawn over the one before."""
+        """Draw the present state over the one before; nothing where output is no terminal."""
         if self.live is not None:
             self.live.update(draw_state(story, now_s, duration_s, list(self.events)), refresh=True)
 
@@ -135,7 +135,7 @@ def draw_state(story: Story, now_s: float, duration_s: float, events: list[tuple
 
 
 def draw_bar(job: JobFacts, capacity: float) -> str:
-    """What it uses, may use and ordered, on the scale of the node."""
+    """What a job uses, may use and ordered, on the scale of the node."""
     used, allowed, ordered = (
         min(round(BAR * cores / capacity), BAR) for cores in (job.usage or 0.0, job.limit, job.ordered)
     )

@@ -1,4 +1,4 @@
-"""What ``cpumond doctor`` says about cgroups and jobs: each check takes what it looks at and gives findings."""
+"""What ``cpumond doctor`` says about cgroups and jobs: each check takes what it examines and returns findings."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_mounts(mounts: list[Mount], source: str) -> list[Finding]:
 
 
 def check_pressure(error: OSError | None, unified_root: str | None) -> Finding:
-    """PSI: whether the kernel has it and it is on (``error`` of reading the host's file), whether cgroups have it."""
+    """Whether the kernel has PSI and it is on (``error``: of reading the host's file), and whether cgroups have it."""
     if error is not None:
         off = error.errno == errno.EOPNOTSUPP
         text = "the kernel has it, but it is turned off" if off else f"not here ({error.filename}: {describe(error)})"
@@ -176,8 +176,8 @@ def check_limit_files(
 ) -> list[Finding]:
     """Whether jobs and managed roots (``directories``) have the files of a CPU limit, and the kernel that of a burst.
 
-    Without any of them ``others`` may show what the kernel offers. Those of ``units`` belong to systemd, which makes
-    the files as soon as a CPU property is set. ``wants_burst``: some job is under rule ``peak``, which counts on it.
+    Where none of them exists ``others`` show what the kernel offers. Directories in ``units`` belong to systemd, which
+    makes the files as soon as a CPU property is set. ``wants_burst``: a job is under rule ``peak``, which uses bursts.
     """
     needed = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     burst = "cpu.max.burst" if version == 2 else "cpu.cfs_burst_us"
@@ -249,7 +249,7 @@ def check_rights(version: int, directories: list[str]) -> Finding:
 def check_leftovers(
     path: str, content: Originals | None, running: bool, is_current: bool, hierarchies: Hierarchies | None
 ) -> Finding:
-    """Limits that a dead agent left lowered; ``is_current``: in this boot of the machine."""
+    """Limits that a dead agent left lowered; ``is_current``: ``content`` is of this boot of the machine."""
     if content is None or not content.cgroups:
         return Finding("leftovers", "ok", f"{path} names no cgroup to put back")
     if not is_current:

@@ -1,4 +1,4 @@
-"""What ``cpumond doctor`` says about the host and the agent: each check takes what it looks at and gives findings."""
+"""What ``cpumond doctor`` says about the host and the agent: each check takes what it examines, returns findings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WRITERS: Final = {
     "conmon": "podman or CRI-O containers run here; their manager sets quotas",
     "slurmd": "slurmd sets the quotas of its job steps",
 }
-"""Name of a process -> what it does to quotas."""
+"""Name of a process -> how it changes quotas."""
 
 SLOW_CLOCKS: Final = frozenset({"hpet", "acpi_pm", "jiffies", "pit", "refined-jiffies"})
 
@@ -41,7 +41,7 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """The result of one check: what was looked at, how it is, and for all but ok what to do."""
+    """The result of one check: its name, how grave it is, what was found and, unless that is ok, what to do."""
 
     check: str
     level: Level
@@ -59,7 +59,7 @@ def describe_host() -> Finding:
 
 def check_descriptors(soft: int, hard: int, whose: str, jobs: int, max_jobs: int, per_job: int) -> list[Finding]:
     """RLIMIT_NOFILE against the descriptors of each job; the agent takes all that the hard limit allows."""
-    from cpumond.host.service import OTHER_DESCRIPTORS, find_room  # it logs: `--help` is quicker without that
+    from cpumond.host.service import OTHER_DESCRIPTORS, find_room  # loads structlog, too slow for `--help`
 
     room = find_room(hard) // per_job
     shown = "no" if hard == resource.RLIM_INFINITY else str(hard)
@@ -74,7 +74,7 @@ def check_descriptors(soft: int, hard: int, whose: str, jobs: int, max_jobs: int
 
 
 def check_inotify(limits: Mapping[str, int], watches: int) -> list[Finding]:
-    """The kernel's inotify limits against what the agent watches: each limit file and each directory of sources."""
+    """The kernel's inotify limits against ``watches``, the jobs' limit files; directories of sources come on top."""
     if not limits:
         return [
             Finding("inotify", "warn", "its limits are not shown here", "limits are re-read at each rescan without it")
@@ -100,7 +100,7 @@ def check_writers(names: Iterable[str]) -> list[Finding]:
 
 
 def check_systemd(booted: bool, version: str) -> Finding:
-    """Whether systemd can look after the agent."""
+    """Whether systemd runs this machine, so that it can restart the agent and put limits back."""
     if not booted:
         advice = "whoever starts the agent must run `cpumond restore` after it died, as ExecStopPost= does"
         return Finding(
@@ -126,7 +126,7 @@ def check_clock(directory: str) -> list[Finding]:
 
 
 def check_config(path: str, explicit: bool) -> tuple[AgentConfig, list[Finding]]:
-    """The configuration to look at and what is to say about it; a wrong one is replaced by the built-in defaults."""
+    """The configuration to examine, and findings about it; a wrong one is replaced by the built-in defaults."""
     if not explicit and not os.path.exists(path):
         advice = "copy config/cpumond.toml there, or name one with --config"
         text = f"there is none at {path}; the built-in defaults are looked at"
@@ -215,13 +215,13 @@ def check_scheduler(url: str, connect: Callable[[str, int], str]) -> Finding:
 
 
 class _Access(msgspec.Struct):
-    """The part of the scheduler's ``/me`` that is read."""
+    """The keys of the scheduler's ``/me`` that are read."""
 
     is_open: bool = False
 
 
 def check_scheduler_access(url: str, read: Callable[[str], str]) -> list[Finding]:
-    """Whether the scheduler at ``url``, if one answers there, asks for no token."""
+    """A warning where the scheduler at ``url`` answers and asks for no token."""
     try:
         is_open = decode_json(read(f"{url.rstrip('/')}/api/v1/me"), _Access).is_open
     except ContentError:
@@ -247,7 +247,7 @@ def _check_address(check: str, url: str, connect: Callable[[str, int], str], adv
 
 
 def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) -> list[Finding]:
-    """Whether jobs of the scheduler can be run as configured; nothing is made."""
+    """Whether the executor can run jobs of the scheduler as configured; nothing is created."""
     options = config.executor
     if options.kind == "none":
         runs = "this node registers without slots for jobs" if config.scheduler.url else "no jobs are run"
@@ -284,7 +284,7 @@ def check_metrics(
     read: Callable[[str], str],
     find_absent: Callable[[str], str],
 ) -> Finding:
-    """Whether the metrics' address is free, or served by the agent, or not one of this host's (yet)."""
+    """Whether the metrics' address is free, served by the agent, in use, or none of this host's addresses (yet)."""
     if not listen:
         return Finding("metrics", "ok", "turned off (metrics.listen is empty)")
     host, port = parse_listen(listen, "metrics.listen")

@@ -94,7 +94,7 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     findings = [checks.describe_host(), *findings]
 
     def look(check: str, work: Callable[[], list[Finding]]) -> None:
-        # One thing that cannot be seen must not hide the others.
+        # A check that fails must not hide the others.
         try:
             findings.extend(work())
         except (CpumondError, OSError) as error:
@@ -146,7 +146,7 @@ def _examine_scheduler(url: str) -> list[Finding]:
         *checks.check_scheduler_access(url or f"http://{DEFAULT_LISTEN}", host.read_metrics),
     ]
     if len(findings) == 1:
-        # None runs, or it is another one: what would this host's own do?
+        # No open scheduler answers: would the one that is configured on this host be open?
         with suppress(CpumondError):
             own = load_scheduler_config(DEFAULT_SCHEDULER_CONFIG_PATH)
             findings += [checks.describe_open(f"{own.path}: {own.api.listen}")] if own.api.is_open else []
@@ -166,7 +166,7 @@ def _examine_cgroups(config: AgentConfig, look: Look) -> Hierarchies | None:
     try:
         hierarchies = find_hierarchies(mounts, config.mountinfo)
     except UnavailableError:
-        # Said by check_mounts; without the cpu controller there is nothing more to look at.
+        # check_mounts has said so; without the cpu controller there is nothing more to examine.
         return None
     look("pressure", lambda: [cgroups.check_pressure(host.try_read("/proc/pressure/cpu"), hierarchies.unified_root)])
     return hierarchies
@@ -179,7 +179,7 @@ def _examine_jobs(config: AgentConfig, hierarchies: Hierarchies, look: Look) -> 
     registered: list[FoundJob] = []
     look("added jobs", lambda: _take_registered(registered, config.state_dir))
     jobs = list_jobs(config.source, registered, hierarchies.cpu_root).jobs
-    # The executor makes its own.
+    # The executor makes its own root.
     roots = [root for root in config.managed_roots if root != config.executor.cgroup_root]
     if roots or config.executor.kind == "none":
         look("managed_roots", lambda: cgroups.check_roots(roots, hierarchies.cpu_root))
@@ -188,7 +188,7 @@ def _examine_jobs(config: AgentConfig, hierarchies: Hierarchies, look: Look) -> 
     if not config.source and not registered and config.executor.kind == "none":
         look("sources", lambda: [cgroups.check_no_sources()])
     look("foreign cgroups", lambda: of_units.check_foreign_managers(config.managed_roots, hierarchies.cpu_root))
-    # A root is written only where it is a job itself.
+    # A managed root is written only where it is a job itself.
     paths = [job.path for job in jobs] or [root for root in config.managed_roots if root]
     directories = [os.path.join(hierarchies.cpu_root, path) for path in paths]
     units = {os.path.join(hierarchies.cpu_root, path) for path in paths if unit_of(path)}

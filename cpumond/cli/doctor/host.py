@@ -42,7 +42,7 @@ BUS_SOCKETS: Final = ("/run/dbus/system_bus_socket", "/var/run/dbus/system_bus_s
 
 
 class AgentSeen(msgspec.Struct, frozen=True):
-    """What there is of a running agent: whether one holds the lock, its pid (None: not told), its configuration."""
+    """A running agent: whether one holds the lock, its pid (None: unknown), its start and configuration file."""
 
     running: bool
     pid: int | None = None
@@ -53,8 +53,8 @@ class AgentSeen(msgspec.Struct, frozen=True):
 class BusSeen(msgspec.Struct, frozen=True):
     """What decides whether the agent may set properties of units.
 
-    ``account`` the agent's user; ``rules`` the polkit rules about units that name it; ``hidden_rules`` directories or
-    files of rules that may not be looked at; ``polkit_problem`` why an installed polkit does not go by them.
+    ``account``: the agent's user; ``rules``: files with polkit rules about units that name it; ``hidden_rules``: files
+    and directories of rules that may not be read; ``polkit_problem``: why an installed polkit does not apply rules.
     """
 
     account: str
@@ -68,7 +68,7 @@ class BusSeen(msgspec.Struct, frozen=True):
 
 
 def find_agent(config: AgentConfig) -> AgentSeen:
-    """Who holds the lock of ``runtime_dir``, without trying to take it: that could turn an agent away that starts."""
+    """The agent that holds the lock of ``runtime_dir``. Trying to take the lock could make a starting agent fail."""
     from cpumond.agent.limits.restore import LOCK_FILE, LockHolder
 
     path = os.path.join(config.runtime_dir, LOCK_FILE)
@@ -78,7 +78,7 @@ def find_agent(config: AgentConfig) -> AgentSeen:
         with open("/proc/locks", encoding="ascii") as file:
             locks = file.read()
     except OSError:
-        # No lock file, or a place we may not look into: the directories' own findings say so.
+        # There is no lock file, or it may not be read: the findings about the directories say so.
         return AgentSeen(False)
     try:
         holder = decode_json(content, LockHolder)
@@ -93,7 +93,7 @@ def find_agent(config: AgentConfig) -> AgentSeen:
 def find_lock_pid(locks: str, device: int, inode: int, told_pid: int | None) -> int | None:
     """The process that holds a flock on a file, by the text of /proc/locks; None without a holder.
 
-    Some file systems (btrfs, overlayfs) show another device there: then the pid that the file tells decides.
+    btrfs and overlayfs show another device there: then the inode and ``told_pid``, which the file names, decide.
     """
     wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
     for line in locks.splitlines():
@@ -123,7 +123,7 @@ def read_descriptor_limit(seen: AgentSeen) -> tuple[int, int, str]:
         try:
             soft, hard = psutil.Process(seen.pid).rlimit(psutil.RLIMIT_NOFILE)
         except (psutil.Error, OSError):
-            # Only root and the agent's own user may ask: this shell's limit is shown instead.
+            # Only root and the agent's own user may read it: this shell's limit is shown instead.
             pass
         else:
             return soft, hard, "the agent"
@@ -135,7 +135,7 @@ def read_inotify() -> dict[str, int]:
     for name in ("max_user_watches", "max_user_instances"):
         text = read_line(f"/proc/sys/fs/inotify/{name}") or ""
         if not text.isdecimal():
-            # Not shown in this container: nothing is said about either.
+            # A container may hide one of them: then neither is shown.
             return {}
         limits[name] = int(text)
     return limits
@@ -154,7 +154,7 @@ def read_systemd_version() -> str:
 
 
 def _ask(name: str, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a program that only looks; -1 where it is not there or does not come to its end."""
+    """Exit code and output of a program that changes nothing; -1 where it is missing or does not end in time."""
     program = shutil.which(name)
     if program is None:
         return -1, ""
@@ -184,7 +184,7 @@ def read_account(seen: AgentSeen) -> tuple[str, bool]:
 
 
 def _show_property(unit: str, name: str) -> str:
-    """A property of a unit as ``systemctl show`` says it; "" where systemd or the unit is not there."""
+    """A property of a unit by ``systemctl show``; "" where systemd does not run or has no such unit."""
     if not os.path.isdir("/run/systemd/system"):
         return ""
     code, text = _ask("systemctl", "show", "--value", "--property", name, unit)
@@ -192,9 +192,9 @@ def _show_property(unit: str, name: str) -> str:
 
 
 def find_polkit_problem() -> str:
-    """Why an installed polkit does not go by its rules, in half a sentence; "" when it does, or will once it is asked.
+    """Why an installed polkit does not apply its rules, as a clause; "" when it does, or will once it is started.
 
-    One that runs is asked for its name; one that does not is not started for that.
+    A polkit that runs is asked for the name of its backend; one that does not run is not started for that.
     """
     loaded = _show_property(POLKIT_UNIT, "LoadState")
     if loaded == "masked":
@@ -209,12 +209,12 @@ def find_polkit_problem() -> str:
     code, text = _ask("busctl", "--system", "--auto-start=no", f"--timeout={CONNECT_S:g}", *POLKIT_BACKEND)
     if code != 0:
         return f"{POLKIT_UNIT} does not answer" + (f" ({text.splitlines()[0]})" if text else "")
-    # Before version 0.106 it was another one, which does not know files of rules.
+    # Before version 0.106 polkit had another backend, which does not read files of rules.
     return "" if text == 's "js"' else f"this polkit ({text.partition(' ')[2]}) reads no rules"
 
 
 def find_rules(account: str, places: Iterable[str] = RULE_PLACES) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The polkit rules about units that name ``account``, and what of these places may not be looked at."""
+    """Files with polkit rules about units that name ``account``, and those of ``places`` that may not be read."""
     found: list[str] = []
     hidden: list[str] = []
     for place in places:
@@ -239,7 +239,7 @@ def find_rules(account: str, places: Iterable[str] = RULE_PLACES) -> tuple[tuple
 
 
 def see_bus(seen: AgentSeen) -> BusSeen:
-    """What decides whether the agent may set properties of units; none is set for that."""
+    """What decides whether the agent may set properties of units, found without setting one."""
     account, is_root = read_account(seen)
     rules, hidden = find_rules(account)
     has_polkit = os.path.exists(POLKIT_SERVICE)
@@ -256,7 +256,7 @@ def see_bus(seen: AgentSeen) -> BusSeen:
 
 
 def try_connect(host: str, port: int) -> str:
-    """Make a TCP connection and end it; "" or the reason why there is none."""
+    """Make a TCP connection and close it; "", or the reason why it failed."""
     try:
         socket.create_connection((host, port), CONNECT_S).close()
     except TimeoutError:
@@ -267,8 +267,8 @@ def try_connect(host: str, port: int) -> str:
 
 
 def find_absent(host: str) -> str:
-    """The addresses of ``host`` where this machine has none of them; "" when it has one, or that cannot be told."""
-    from cpumond.host.service import ABSENT_ERRNOS  # what an agent listens with, too much for `--help`
+    """The addresses of ``host``, when this machine has none of them; "" when it has one, or that is not known."""
+    from cpumond.host.service import ABSENT_ERRNOS  # loads structlog, too slow for `--help`
 
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
@@ -290,7 +290,7 @@ def find_absent(host: str) -> str:
 
 
 def read_metrics(url: str) -> str:
-    """What an address serves; "" when that is nothing readable."""
+    """The text that a URL serves; "" when there is no answer."""
     import httpx2
 
     try:
@@ -305,7 +305,7 @@ def may(path: str, mode: int) -> bool:
 
 
 def try_read(path: str) -> OSError | None:
-    """Read a file; the error of that, None when there was none."""
+    """Read a file; the error, None without one."""
     try:
         with open(path, "rb") as file:
             file.read()
@@ -315,7 +315,7 @@ def try_read(path: str) -> OSError | None:
 
 
 def read_line(path: str) -> str | None:
-    """The first line of a file without its end; None where it cannot be read."""
+    """The first line of a file without white space around it; None where it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.readline().strip()

@@ -1,6 +1,6 @@
 """What ``cpumond doctor`` says about systemd's units and about other managers of cgroups.
 
-Each check takes what it looks at and gives findings; nothing is changed.
+Each check takes what it examines and returns findings; nothing is changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MANAGERS: Final = (
     ("LXC", re.compile(r"lxc|lxc\.(?:payload|monitor).*")),
     ("a user's own systemd", re.compile(r"user@\d+\.service")),
 )
-"""Who makes and limits cgroups itself, and what it calls their tops."""
+"""Managers that make and limit cgroups themselves, and the names of their topmost cgroups."""
 
 MANAGED_DEPTH: Final = 3
 
@@ -41,8 +41,8 @@ MANAGED_DEPTH: Final = 3
 def check_unit_rights(paths: Iterable[str], seen: BusSeen, are_expected: bool = False) -> Finding:
     """Whether limits of units can be given to systemd (SetUnitProperties), which keeps them at daemon-reload.
 
-    ``paths`` of jobs; ``are_expected``: a source looks for units, also while none runs. Services and scopes: a slice is
-    none that the polkit rule names.
+    ``paths`` are those of jobs; ``are_expected``: a source looks for units, also while none runs. Only services and
+    scopes count: the polkit rule does not allow slices.
     """
     units = sorted({unit for path in paths if (unit := unit_of(path)).endswith((".service", ".scope"))})
     check = "unit limits"
@@ -76,10 +76,10 @@ def check_unit_rights(paths: Iterable[str], seen: BusSeen, are_expected: bool = 
 def check_owners(
     paths: Sequence[str], cpu_version: int, is_delegated: Callable[[str], bool], own_root: str = ""
 ) -> list[Finding]:
-    """Cgroups that are neither a unit nor below one that gave them away.
+    """Cgroups that are neither a unit nor in a delegated subtree.
 
-    ``paths`` are relative; ``is_delegated`` is asked for each unit above them; what lies below ``own_root`` is the
-    executor's, which looks after it.
+    ``paths`` are relative; ``is_delegated`` is asked for each of them and of the cgroups above; those below
+    ``own_root`` are the executor's and left out.
     """
     paths = [path for path in paths if not (own_root and (path == own_root or path.startswith(own_root + "/")))]
     findings = []
@@ -146,7 +146,7 @@ def _list_tops(cpu_root: str, path: str, depth: int) -> Iterator[str]:
         with os.scandir(os.path.join(cpu_root, path)) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
-        # Gone, or not readable by this user.
+        # It is gone, or this user may not read it.
         return
     for name in names:
         below = f"{path}/{name}" if path else name
@@ -186,7 +186,7 @@ def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> 
 
 
 def _read_cap(hierarchies: Hierarchies, path: str) -> tuple[float, str, float] | None:
-    """The least quota above a cgroup, where it is set, and the cgroup's own quota, in cores; None: not to be seen."""
+    """The least quota above a cgroup, the path that has it, and the cgroup's own quota, in cores; None: unreadable."""
     from cpumond.cli.agent.watch import read_own_quota
     from cpumond.host.cgroup import open_cgroup
 
@@ -202,7 +202,7 @@ def _read_cap(hierarchies: Hierarchies, path: str) -> tuple[float, str, float] |
 def check_job_pressure(
     unified_root: str | None, paths: Sequence[str], wanting: Sequence[MonitorSettings]
 ) -> list[Finding]:
-    """PSI of the jobs' own cgroups; nothing where there is no job to look at. ``wanting``: settings that read it."""
+    """Whether the jobs' own cgroups have PSI; no finding without jobs. ``wanting``: the settings that read it."""
     from cpumond.host.cgroup.files import open_pressure
 
     reasons: dict[str, str] = {}
@@ -212,7 +212,7 @@ def check_job_pressure(
         except CgroupReadError as error:
             reasons[path] = str(error)
     if reasons and wanting:
-        # A weight is the worse case: there is no other sign.
+        # With a weight PSI is the only sign that a job is held back: the advice for that comes first.
         advice = advise_without_pressure(max(wanting, key=lambda each: each.actuator == "weight"))
         text = f"not of {len(reasons)} of {count(len(paths), 'job')}: {next(iter(reasons.values()))}"
         return [Finding("pressure of jobs", "warn", text, advice)]

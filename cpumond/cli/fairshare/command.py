@@ -1,4 +1,4 @@
-"""``fair-share``: fair-share updates of pool trees that come from a file or a pipe, as JSON, as a table, in words."""
+"""``fair-share``: fair-share updates of pool trees from a file or a pipe, as JSON, as a table or in words."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIELDS_OF_POOLS: Final = frozenset({
     "burst_ratio", "total_burst_ratio", "resource_flow_ratio", "total_resource_flow_ratio", "last_share_ratio",
     "accumulated_volume", "volume_overflow", "acceptable_volume", "accepted_free_volume", "children_volume_overflow",
 })  # fmt: skip
-"""What only pools and the root have; it is not printed for operations."""
+"""Fields of ElementShares that only pools and the root have; they are not printed for operations."""
 
 BAR_WIDTH: Final = 20
 STRONG, INTEGRAL, BY_WEIGHT, MISSING = "█▓▒·"
@@ -38,7 +38,7 @@ LEGEND: Final = (
 
 
 class FileOrSimulate(click.Command):
-    """``fair-share FILE``, and ``fair-share simulate FILE``, which is a command of its own with a module of its own."""
+    """``fair-share FILE``, and ``fair-share simulate FILE``, which is another command in another module."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -107,14 +107,14 @@ def fair_share_command(file: str, format_: Format | None, element: str | None, t
             output = "\n" * (number > 0) + draw_table(update, result, terminal_width())
         else:
             output = encode_result(update, result)
-        # Flushed, so that the command can stand between two others that wait for each other.
+        # click.echo flushes, so that a program that feeds the next update can read this result first.
         click.echo(output)
         if timed:
             click.echo(msgspec.json.encode({"id": update.id, "update_s": update_s}), err=True)
 
 
 def _collecting_between(updates: Iterator[UpdateInput]) -> Iterator[UpdateInput]:
-    """The same updates, with cyclic garbage collected between them and not in the middle of one."""
+    """Pass updates on, with cyclic garbage collected between two of them and not during one."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -127,7 +127,7 @@ def _collecting_between(updates: Iterator[UpdateInput]) -> Iterator[UpdateInput]
 
 
 def check_element(name: str, snapshot: Snapshot) -> None:
-    """Raise UsageError if a tree has no such element, with the name that may be meant."""
+    """Raise UsageError, with the nearest name, if a tree has no such element."""
     names = [ROOT, *(pool.name for pool in snapshot.pools), *(operation.name for operation in snapshot.operations)]
     if name not in names:
         hint = did_you_mean(name, names) or "; give the name of a pool or operation"
@@ -135,7 +135,7 @@ def check_element(name: str, snapshot: Snapshot) -> None:
 
 
 def encode_result(update: UpdateInput, result: UpdateResult) -> bytes:
-    """The line of an update: all numbers in full, those that only pools have left out of operations."""
+    """The line of an update: numbers in full, operations without the fields that only pools have."""
     elements = {name: _list_fields(shares) for name, shares in result.elements.items()}
     return msgspec.json.encode({"id": update.id, "errors": result.errors, "elements": elements})
 
@@ -159,7 +159,7 @@ def tell(update: UpdateInput, result: UpdateResult, name: str, as_json: bool) ->
 def draw_table(update: UpdateInput, result: UpdateResult, width: int | None) -> str:
     """The tree, a line per element, errors of the update, and what the columns mean.
 
-    What ``width`` columns of a terminal have no room for is left out, the bar first; None is a pipe, with all of it.
+    Where ``width`` columns are too few for a line the bar is left out, then PARTS; None (a pipe) leaves out nothing.
     """
     snapshot = update.snapshot
     rows = [_make_row(element, depth, snapshot, result) for element, depth in _walk(snapshot, result)]
@@ -234,7 +234,7 @@ def _make_row(element: Pool | Operation, depth: int, snapshot: Snapshot, result:
         "demand": show_percent(demand),
         "share": show_percent(total),
         **{name: show_percent(part) if is_pool else "" for name, part in zip(PARTS, sums, strict=True)},
-        # The name of the resource: its amount.
+        # A column that is named after the main resource, with its amount.
         RESOURCES[main]: show_amount(main, main_amount),
         "bar": draw_bar(sums, demand),
     }

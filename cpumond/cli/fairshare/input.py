@@ -1,4 +1,4 @@
-"""What ``fair-share`` reads: one JSON object with a pool tree, or one per line, as the values of an update.
+"""What ``fair-share`` reads: a pool tree as one JSON object, or one object per line, made into updates.
 
 The form is that of ``cpumond fair-share --help``; null and absent are the same, "not set". Every mistake is one
 sentence with file, line, element and key.
@@ -34,13 +34,13 @@ from cpumond.fairshare.validate import (
 )
 
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""The largest update; a file that is no JSON may be one endless line."""
+"""Of the largest update; a file that is not JSON may be one endless line."""
 
 FIRST_BYTES: Final = 64 * 1024
 """How much of a line is read to see that it can be JSON at all."""
 
 TRUNCATED: Final = "Input data was truncated"
-"""What the decoder says about an object without its end."""
+"""The decoder's error for an object that ends too early."""
 
 MAX_SHOWN: Final = 60
 """Characters of a wrong value that a message shows."""
@@ -70,7 +70,7 @@ class OptionsForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RootIntegralForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the root, a pool without guarantees, can say about free volume."""
+    """``root.integral``: the root is a pool without guarantees, so only options of free volume."""
 
     can_accept_free_volume: bool | None = None
     should_distribute_free_volume_among_children: bool | None = None
@@ -148,7 +148,7 @@ FORMS: Final[dict[str, type[msgspec.Struct]]] = {
     "$.pools[].integral": IntegralForm,
     "$.operations[]": OperationForm,
 }
-"""Where an object is -> its form; everywhere else it is one of resources."""
+"""Path of an object -> its form; objects elsewhere have ResourcesForm."""
 
 WORDS: Final = {
     "str": "a text",
@@ -171,10 +171,10 @@ class UpdateInput(msgspec.Struct, frozen=True):
 
 
 class InputReader:
-    """Reads updates of one tree in a row.
+    """Reads the updates of one tree, one after the other.
 
-    An element that is the same as in the update before is the identical object again, which is what makes a
-    ``FairShareUpdater`` quick.
+    An element that equals that of the update before is the identical object again, which ``FairShareUpdater``
+    recognises without a comparison of its fields.
     """
 
     def __init__(self) -> None:
@@ -198,9 +198,9 @@ class InputReader:
         total = _vector(form.total_resources, ZERO)
         check_total_resources(total)
         check_times(form.now, form.previous_update_time)
-        pools = order_pools(self._same_pool(_make_pool(pool, total)) for pool in form.pools or ())
-        root = self._same_pool(_make_root(form.root))
-        operations = [self._same_operation(operation) for operation in form.operations or ()]
+        pools = order_pools(self._reuse_pool(_make_pool(pool, total)) for pool in form.pools or ())
+        root = self._reuse_pool(_make_root(form.root))
+        operations = [self._reuse_operation(operation) for operation in form.operations or ()]
         options = Options(**_given(form.options))
         snapshot = Snapshot(total, pools, tuple([operation for _, operation in operations]), options, root)
         validate(snapshot)
@@ -211,11 +211,11 @@ class InputReader:
             form.id, snapshot, _microseconds(form.now), None if previous is None else _microseconds(previous)
         )
 
-    def _same_pool(self, pool: Pool) -> Pool:
+    def _reuse_pool(self, pool: Pool) -> Pool:
         before = self._pools.get(pool.name)
         return before if before is not None and before == pool else pool
 
-    def _same_operation(self, form: OperationForm) -> tuple[OperationForm, Operation]:
+    def _reuse_operation(self, form: OperationForm) -> tuple[OperationForm, Operation]:
         before = self._operations.get(form.name)
         return before if before is not None and before[0] == form else (form, _make_operation(form))
 
@@ -234,7 +234,7 @@ def _vector(form: ResourcesForm | None, unset: Vector) -> Vector:
 
 
 def _given(form: msgspec.Struct | None, *left_out: str) -> dict[str, Any]:
-    """The fields that are set, so that the defaults are those of the library."""
+    """The fields that are set, but for ``left_out``: the library has the defaults of the others."""
     if form is None:
         return {}
     values = msgspec.structs.asdict(form)
@@ -295,10 +295,10 @@ def _microseconds(seconds: float) -> float:
 
 
 def _describe_syntax(data: bytes, message: str) -> str:
-    """What the decoder says, with a place where people find it."""
+    """The decoder's error, with line and column in place of a byte offset."""
     found = re.fullmatch(r"(?:JSON is malformed: )?(.*) \(byte (\d+)\)", message)
     if found is None:
-        # Half a surrogate pair is taken for an end, too.
+        # The decoder reports half a surrogate pair as truncated, too.
         return "it ends in the middle of the object" if message == TRUNCATED else "it is nested too deeply"
     at = int(found[2])
     row, column = data.count(b"\n", 0, at), at - data.rfind(b"\n", 0, at)
@@ -318,7 +318,7 @@ def _refuse_form(data: bytes, message: str) -> NoReturn:
     path = tail.removesuffix("`")
     if not path.startswith("$"):
         problem, path = message, "$"
-    # Keys in a path are of our forms, so what was read is found again; but for a name that imitates a path.
+    # The path has keys of the forms, so the value is found again, unless an unknown key looks like a path.
     try:
         value = json.loads(data)
         steps: list[str | int] = [int(index) if index else key for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path)]
@@ -395,7 +395,7 @@ def read_updates(path: str) -> Iterator[UpdateInput]:
 
 
 def _read_objects(path: str, name: str) -> Iterator[tuple[str, bytes]]:
-    """(file and line, text) of each object."""
+    """(File and line for messages, text) of each object."""
     with naming_unreadable(name, "a JSON file"):
         if path != "-":
             with open(path, "rb") as file:
@@ -425,11 +425,11 @@ def _split(file: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _is_cut(line: bytes) -> bool:
-    """Whether a line is the beginning of an object that goes on below it."""
+    """Whether a line begins an object that goes on in the next one."""
     try:
         msgspec.json.decode(line, type=msgspec.Raw)
     except msgspec.DecodeError as error:
         return str(error) == TRUNCATED
     except RecursionError:
-        pass  # said with its place when the line is read in earnest
+        pass  # InputReader.read reports it with its place
     return False

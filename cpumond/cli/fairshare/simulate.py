@@ -33,11 +33,11 @@ from cpumond.fairshare.update import fair_share_update
 from cpumond.fairshare.validate import did_you_mean, quoted
 
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""The largest scenario; a file that is none may be endless."""
+"""Of the largest scenario; a file that is something else may be endless."""
 
 PROGRESS_S: Final = 0.2
 IDLE_KEYS: Final = frozenset({"id", "now", "previous_update_time"})
-"""Of the form of one update, what a simulation has no use for."""
+"""Keys of one update that a simulation does not use."""
 
 KNOWN_KEYS: Final = (*(key for key in UpdateForm.__struct_encode_fields__ if key not in IDLE_KEYS), "script")
 COLUMNS: Final = tuple(field.name for field in fields(SimulationRow))
@@ -70,7 +70,7 @@ KEYS_OF_ACTION: Final[dict[str, frozenset[str]]] = {
     "stop": frozenset(),
     "ramp": frozenset({"demand", "over"}),
 }
-"""Action -> which of ``demand`` and ``over`` it needs; it accepts no other of the two."""
+"""Action -> which of ``demand`` and ``over`` it needs; it refuses the others."""
 
 
 @click.command("simulate")
@@ -128,7 +128,7 @@ def simulate_command(
       cpumond fair-share simulate burst-pool.toml --until 24h --step 1s --html burst-pool.html
     """
     scenario = read_scenario(file)
-    # What is wrong with the guarantees of a tree does not depend on the demand, so it is said once.
+    # Errors in the guarantees of a tree do not depend on the demand, so they are reported once.
     for error in fair_share_update(scenario.snapshot, 0.0, None).errors:
         click.echo(f"cpumond: warning: {error.message} (code {error.code})", err=True)
     shows_rows = csv_path == "-" and _is_terminal(sys.stdout)
@@ -160,7 +160,7 @@ def read_scenario(path: str) -> Scenario:
 
 
 def _read_bytes(path: str) -> bytes:
-    """No more than shows that it is too much."""
+    """The content of a file, MAX_BYTES + 1 bytes at most: enough to see that it is too large."""
     if path != "-":
         with open(path, "rb") as file:
             return file.read(MAX_BYTES + 1)
@@ -193,7 +193,7 @@ def _make_scenario(table: dict[str, Any], name: str) -> Scenario:
     script = table.pop("script", [])
     if not isinstance(script, list):
         raise FairShareInputError("script: expected a list of tables ([[script]])")
-    # A tree is read in its documented form, the text of one update.
+    # InputReader reads the tree in its documented form, the JSON of one update.
     table = {**{key: value for key, value in table.items() if key not in IDLE_KEYS}, "now": 0}
     snapshot = InputReader().read(json.dumps(table, default=str).encode()).snapshot
     return Scenario(snapshot, tuple(_parse_event(entry, place, name) for place, entry in enumerate(script, 1)))
@@ -204,7 +204,7 @@ def _parse_table(data: bytes) -> dict[str, Any]:
         raise FairShareInputError("is longer than 64 MiB; expected a pool tree and a script")
     try:
         text = data.decode("utf-8-sig")
-        # JSON that begins with { is no other value than an object.
+        # JSON that begins with { is an object.
         value: dict[str, Any] = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise FairShareInputError(f"byte {error.start} is not UTF-8; expected TOML or JSON") from None
@@ -214,7 +214,7 @@ def _parse_table(data: bytes) -> dict[str, Any]:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise FairShareInputError(f"not valid TOML, and JSON begins with {{: {error}") from None
-    except ValueError:  # the only one that is left: Python reads no more than 4300 digits
+    except ValueError:  # the only one left: Python converts 4300 digits at most
         raise FairShareInputError("holds a number of thousands of digits; expected a pool tree and a script") from None
     if not value:
         raise FairShareInputError("is empty; see 'cpumond fair-share simulate --help' for what it holds")
@@ -222,7 +222,7 @@ def _parse_table(data: bytes) -> dict[str, Any]:
 
 
 def _refuse_infinite(value: object, path: str) -> None:
-    """TOML has numbers which the documented form of a tree has not."""
+    """Refuse inf and nan, which TOML has and JSON, the documented form of a tree, has not."""
     if isinstance(value, float) and not math.isfinite(value):
         raise FairShareInputError(f"{path}: {value} is no amount; leave a limit out where there is none")
     if isinstance(value, dict):
@@ -257,7 +257,7 @@ def _parse_event(entry: object, place: int, name: str) -> Event:
 
 
 def _parse_seconds(value: float | str, where: str) -> float:
-    """A number is of seconds, as everywhere in the form of a tree."""
+    """A duration as text, or a number of seconds, as everywhere in the form of a tree."""
     try:
         return float(value)
     except ValueError:
@@ -269,7 +269,7 @@ def _parse_seconds(value: float | str, where: str) -> float:
 
 
 def print_rows(rows: Iterable[SimulationRow], output: TextIO, every_s: float) -> Iterator[SimulationRow]:
-    """The same rows; those of the first step in each stretch of ``every_s`` seconds (0: all) are printed as CSV."""
+    """Pass rows on, and print those of the first step in each ``every_s`` seconds (0: all) as CSV."""
     write = csv.writer(output, lineterminator="\n").writerow
     write(COLUMNS)
     next_s = printed_s = 0.0
@@ -277,7 +277,7 @@ def print_rows(rows: Iterable[SimulationRow], output: TextIO, every_s: float) ->
         if row.time_s >= next_s:
             printed_s = next_s = row.time_s
             if every_s > 0:
-                # With room for what multiples of a step such as 0.1 are off by.
+                # 1e-6: multiples of a step such as 0.1 have rounding errors.
                 next_s = every_s * (math.floor(printed_s / every_s + 1e-6) + 1 - 1e-6)
         if row.time_s == printed_s:
             write(map(format_cell, _values_of(row)))
@@ -285,16 +285,16 @@ def print_rows(rows: Iterable[SimulationRow], output: TextIO, every_s: float) ->
     output.flush()
 
 
-@functools.lru_cache(maxsize=1024)  # of a row, most stays as it is from step to step
+@functools.lru_cache(maxsize=1024)  # most cells repeat from step to step
 def format_cell(value: float | str) -> str:
-    """A cell of a row. Numbers have at most six decimals, since rounding errors begin not far behind."""
-    # + 0.0 makes 0 of -0.
+    """A cell of a row. Numbers have at most six decimals: those after them may be rounding errors."""
+    # + 0.0 turns -0.0 into 0.0.
     return value if isinstance(value, str) else repr(round(value, 6) + 0.0).removesuffix(".0")
 
 
 @contextlib.contextmanager
 def _open_rows(path: str) -> Iterator[TextIO]:
-    """Where the rows go; ``-`` is standard output. Raises AccessError or CreateError."""
+    """The file that the rows go to; ``-`` is standard output. Raises AccessError or CreateError."""
     if path == "-":
         yield sys.stdout
         return
@@ -310,7 +310,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _show_progress(rows: Iterator[SimulationRow], until_s: float) -> Iterator[SimulationRow]:
-    """The same rows; how far they are is shown in one line on standard error."""
+    """Pass rows on, and show the simulated time in one line on standard error."""
     shown_at_s = time.monotonic()
     try:
         for number, row in enumerate(rows):

@@ -19,7 +19,7 @@ from cpumond.cli.render.html import Page, as_text, format_amount
 from cpumond.monitor.rules import RULES
 
 COLORS: Final = ("--c2", "--c5")
-"""Of the limits of each rule."""
+"""Colours of the limits, one for each rule."""
 
 MAX_ROWS: Final = 2000
 
@@ -44,7 +44,7 @@ def render_page(findings: Findings) -> str:
 def _add_graph(page: Page, findings: Findings) -> None:
     """Cores ordered and used, and the sum of the limits that each rule would have set, over time."""
     timeline = findings.timeline
-    # The last bin is not full: its mean would fall off.
+    # The last bin is not full, so its mean would be too low.
     points = timeline.list_points()[:-1]
     if not points:
         return

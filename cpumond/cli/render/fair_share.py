@@ -1,8 +1,8 @@
-"""The page of ``cpumond fair-share simulate --html``: rows to the text of one file that needs nothing beside it.
+"""The page of ``cpumond fair-share simulate --html``: rows to the text of one file that needs no other.
 
-Pure. Per pool with an integral guarantee the two graphs of the documents over one time axis: usage and demand against
-the guarantee, accumulated volume against the capacity. Rows are thinned as they go by: memory follows from the number
-of pools that are drawn, not from the length of the simulation.
+Pure. Each pool with an integral guarantee has the two graphs of the documents over one time axis: usage and demand
+against the guarantee, accumulated volume against the capacity. Rows are thinned as they arrive: memory grows with the
+number of pools that are drawn, not with the length of the simulation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cpumond.core.measures import format_duration
 from cpumond.fairshare.simulate import SimulationRow
 
 BUCKETS: Final = 1000
-"""Stretches of time; of each, the rows stay in which a line has its least or greatest value."""
+"""Time buckets; of each, only the rows are drawn in which a line has its least or greatest value."""
 
 UNITS: Final = {"user_slots": "slot", "cpu": "core", "gpu": "GPU", "memory": "byte", "network": "network unit"}
 
@@ -30,12 +30,12 @@ LINES: Final[dict[str, Callable[[SimulationRow], float]]] = {
     "usage": lambda row: row.usage,
     "volume": lambda row: row.accumulated_volume,
 }
-"""What is drawn of a row."""
+"""Line of a graph -> its value in a row."""
 
 
 @dataclass(slots=True)
 class _Pool:
-    """What is gathered of one pool while its rows go by."""
+    """What is collected of one pool while its rows arrive."""
 
     first: SimulationRow
     last: SimulationRow
@@ -51,7 +51,7 @@ class _Pool:
     waiting: list[SimulationRow] = field(default_factory=list)
     """The rows of ``bucket``."""
     drawn: list[SimulationRow] = field(default_factory=list)
-    """Those that stay of the buckets before."""
+    """The rows that are drawn of the buckets before."""
 
     @property
     def is_integral(self) -> bool:
@@ -59,7 +59,7 @@ class _Pool:
         return self.first.guarantee_type != "none"
 
     def add(self, row: SimulationRow, until_s: float) -> None:
-        """The next row of the pool. What a row says holds until the next one."""
+        """Take the next row of the pool. The values of a row hold until the next one."""
         self._count(self.last, row.time_s - self.last.time_s)
         self.last = row
         self.greatest_demand = max(self.greatest_demand, row.demand)
@@ -91,10 +91,10 @@ class _Pool:
             self.waiting = []
 
     def _count(self, row: SimulationRow, duration_s: float) -> None:
-        # A millionth is not visible, and above rounding errors.
+        # A millionth: too little to see, and more than rounding errors.
         if row.burst_guarantee > 0 and row.fair_share_integral_guarantee >= row.burst_guarantee * (1 - 1e-6):
             self.full_burst_s += duration_s
-        # What a pool gets when it ran dry comes near to the flow and never quite reaches it.
+        # Without volume, what a pool gets approaches the flow and never quite reaches it.
         if row.fair_share_integral_guarantee > row.resource_flow * 1.01:
             self.above_flow_s += duration_s
         if row.usage < row.demand * (1 - 1e-6):
@@ -105,8 +105,7 @@ class _Pool:
 def render_html(rows: Iterable[SimulationRow], *, title: str, until_s: float, step_s: float, main_resource: str) -> str:
     """The page for the rows of a simulation up to ``until_s`` in steps of ``step_s`` (seconds).
 
-    ``title`` is the heading, ``main_resource`` one of RESOURCES: what the amounts of the rows are in. Names are
-    escaped.
+    ``title`` is the heading; ``main_resource``, one of RESOURCES, is what the rows have amounts of. Names are escaped.
     """
     pools: dict[str, _Pool] = {}
     for row in rows:
@@ -161,7 +160,7 @@ def _summarise(pool: _Pool) -> Iterator[str]:
 def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -> None:
     row, last = pool.first, pool.last
     page.add(f"<h2>{as_text(row.pool)}</h2><p>{_describe_guarantee(row, unit)}</p>")
-    # One moment is drawn as a second that is like it.
+    # A simulation of one moment is drawn as one second.
     end_s = until_s or 1.0
     rows = pool.finish(end_s)
     times = [each.time_s for each in rows]
@@ -173,7 +172,7 @@ def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -
 
     levels = _list_levels(row)
     fitting = max(pool.greatest_usage, *(level["level"] for level in levels), 0.0)
-    # Demand without bounds would press everything else flat.
+    # A demand far above all else would press the other lines flat.
     is_cut = pool.greatest_demand > fitting * 2.5 > 0
     area: dict[str, Any] = {"step": "after", "stack": True, "fill": True, "width": 0}
     strong = [line("strong", "strong guarantee", "--c5", **area)] if row.strong_guarantee else []
@@ -204,7 +203,7 @@ def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -
 
 
 def _list_levels(row: SimulationRow) -> list[dict[str, Any]]:
-    """What is guaranteed: alone, while the flow lasts, while the volume lasts. Each on top of the strong guarantee."""
+    """The guaranteed levels: strong alone, with the flow, and with the burst while the volume lasts."""
     strong = row.strong_guarantee
     plus = "strong + " if strong > 0 else ""
     levels = [(f"{plus}flow", strong + row.resource_flow, "--c6")]

@@ -1,6 +1,6 @@
-"""Pages that commands write: one file, with the style and the graphs of the web pages in it, that needs no network.
+"""Pages that commands write: one file that needs no network, with the style and the graphs of the web pages in it.
 
-Tables and sentences are there without a script; each graph has a sentence in its place until it is drawn.
+Tables and sentences need no script; each graph has a sentence in its place until it is drawn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cpumond.core.words import show_name
 def format_span(seconds: float) -> str:
     """A duration in its two greatest units, hours up to two days: "3d 4h", "24h", "6h 12m", "41m 5s", "12.5s"."""
     for least, size, name, below, below_name in SPANS:
-        # Rounded to the smaller of the two units first, so that it never says 1h 60m.
+        # Rounded to the smaller of the two units first, so that 1h 60m is never shown.
         rounded = round(seconds / below) * below
         if rounded >= least:
             rest = rounded % size // below
@@ -45,7 +45,7 @@ def format_amount(value: float) -> str:
 
 
 def as_text(text: str) -> str:
-    """A name or sentence as markup; what cannot be seen, such as a change of the writing direction, is escaped."""
+    """A name or sentence as markup; invisible characters, such as changes of the writing direction, are escaped."""
     return html.escape(show_name(text))
 
 
@@ -63,7 +63,7 @@ class Page:
     def add_chart(
         self, title: str, said: str, times: Sequence[float], series: list[dict[str, Any]], **more: Any
     ) -> None:
-        """A graph, which ``chart.js`` describes, and what is ``said`` in its place where no script runs.
+        """A graph, with options as ``chart.js`` has them, and the sentence ``said`` in its place where no script runs.
 
         A series has ``values``, one for each of ``times`` (s), or is a line at a ``level``.
         """
@@ -75,7 +75,7 @@ class Page:
         self._charts.append({"title": title, "times": times, "series": series, **more})
 
     def add_table(self, label: str, caption: str, heads: str, body: str, foot: str = "") -> None:
-        """A table of the rows ``body`` and ``foot``; it scrolls, so it is reached with the keyboard, too."""
+        """A table with the rows ``body`` and ``foot``; it scrolls, so it can have the keyboard's focus."""
         self._parts.append(
             f'<div class="table"><div class="table-scroll" role="region" aria-label="{label}" tabindex="0"><table>'
             f"{caption and f'<caption>{caption}</caption>'}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
@@ -89,12 +89,12 @@ class Page:
     def render(self) -> str:
         static = resources.files("cpumond") / "web" / "static"
         styles, scripts = ("".join((static / name).read_text("utf-8") for name in names) for names in (STYLES, SCRIPTS))
-        # One module instead of several: a file cannot import another one from a disk.
+        # One script in place of modules: a page that is opened as a file cannot import another file.
         script = re.sub(r"^import .*\n|^export ", "", scripts, flags=re.MULTILINE) if self._charts else ""
         if script:
             script = f"/*\n{(static / 'uplot.LICENSE.txt').read_text('utf-8')}*/\n{script}"
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        # Inside of <script> only "</" and "<!" could end or change what follows.
+        # In <script> only "</" and "<!" are special.
         charts = msgspec.json.encode(self._charts).decode().replace("<", "\\u003c")
         return PAGE.format(
             title=self._title,
@@ -108,7 +108,7 @@ class Page:
 
 STYLES: Final = ("uplot.css", "style.css")
 SCRIPTS: Final = ("uplot.js", "format.js", "dom.js", "chart.js", "file.js")
-"""Of the web pages: what a page is made of, in an order in which nothing is used before it is there."""
+"""Files of the web pages that are put into a page; each comes after those that it uses."""
 
 STYLE: Final = """
 main { max-width: 1280px; }

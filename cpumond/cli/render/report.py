@@ -1,6 +1,6 @@
 """The page of ``cpumond report --html``: one file with tables and graphs that needs no network.
 
-Pure but for the local time zone. All names come from users and are shown as text.
+Pure but for the local time zone. Names come from users and are escaped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LINES: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
 """Columns of a history that are drawn, their names, and how they look."""
 
 PARTS: Final = (("used", "used"), ("reclaimed", "reclaimed"), ("idle", "neither used nor reclaimed"))
-"""What a bar is made of, and how it is called."""
+"""CSS class of a part of a bar, and its name."""
 
 MAX_BARS: Final = 15
 MAX_INDENT: Final = 12
@@ -84,7 +84,7 @@ HEADS: Final = {"pool": ("pool",), "operation": ("operation", "title", "user", "
 
 
 def _add_table(page: Page, caption: str, kind: str, lines: Sequence[Line]) -> None:
-    """``lines``: the last one is the total."""
+    """Add a table of ``lines``, of which the last one is the total."""
     texts = HEADS[kind]
     heads = "".join(f'<th scope="col">{head}</th>' for head in texts)
     heads += "".join(f'<th scope="col" class="right">{html.escape(each.heading)}</th>' for each in MEASURES)
@@ -98,7 +98,7 @@ def _render_row(line: Line, text_count: int) -> str:
     texts = ["total" if is_total else row.name, row.title, row.user, row.pool, row.state]
     first, *rest = map(as_text, texts[:text_count])
     indent = f' style="padding-left:calc(10px + {min(line.depth, MAX_INDENT) * 1.2:g}em)"' if line.depth else ""
-    # A title of any length: a few lines of it, the whole where the pointer rests.
+    # Of a long title a few lines are shown, and all of it under the pointer.
     cells = "".join(f'<td class="name" title="{text}"><div class="short">{text}</div></td>' for text in rest)
     cells += "".join(f'<td class="right">{_show_value(line.value(each), each in RATIOS)}</td>' for each in MEASURES)
     return f'<tr><th scope="row" class="name"{indent}>{first}</th>{cells}</tr>'
@@ -113,7 +113,7 @@ def _show_value(value: float | None, is_percent: bool) -> str:
 
 
 def _add_times(page: Page, history: HistoryView, report: ReportView) -> None:
-    # An axis of a day for the points of an hour would show nothing.
+    # The axis begins at the first point: an axis of a day would press the points of an hour together.
     start = max(report.since, history.times[0] - history.intervals[0])
     series: list[dict[str, Any]] = []
     for column, label, look in LINES:
@@ -138,7 +138,7 @@ def _add_times(page: Page, history: HistoryView, report: ReportView) -> None:
 
 
 def _render_bars(rows: Iterable[ReportRow]) -> str:
-    """A bar per pool with the most ordered: what became of it."""
+    """A bar for each of the pools that ordered the most, divided into PARTS."""
     top = sorted((row for row in rows if row.ordered > 0), key=lambda row: -row.ordered)[:MAX_BARS]
     if not top:
         return ""
@@ -151,7 +151,7 @@ def _render_bars(rows: Iterable[ReportRow]) -> str:
 
 
 def _render_bar(row: ReportRow, part: float) -> str:
-    """``part``: of the width of the longest one."""
+    """A bar of ``part`` (0 to 1) of the width of the longest one."""
     values = (row.used, row.reclaimed, max(row.ordered - row.used - row.reclaimed, 0.0))
     said = ", ".join(f"{name} {format_amount(value)}" for (_, name), value in zip(PARTS, values, strict=True))
     # What does not fit is cut off: rounding and a burst above the order may put the parts a little above the whole.

@@ -1,4 +1,4 @@
-"""What ``status``, ``top``, ``job list`` and ``pin`` print, and the names and numbers of all that comes from the agent.
+"""What ``status``, ``top``, ``job list`` and ``pin`` print, and what all commands need to draw tables.
 
 Every function is pure but for the clock: from the agent's answers to text. With ``width`` None (a pipe) no line
 is wrapped or shortened.
@@ -86,13 +86,13 @@ def warn(sentence: str) -> None:
 
 
 def show_title(text: str, most: int = MAX_TITLE) -> str:
-    """A user's text for a column: one of any length would move all other columns away."""
+    """A user's text, cut to ``most`` characters so that it leaves room for the other columns."""
     shown = show_name(text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def show_option(key: str, value: object) -> str:
-    """An option's value as people write it; registered durations are numbers of seconds."""
+    """An option's value as people write it; durations that are numbers are seconds."""
     durations = ("check_period", "start_delay", "restore_hold", "startup_boost", "peak_memory", "throttle_poll")
     if key in durations and isinstance(value, (int, float)):
         return format_duration(float(value))
@@ -109,7 +109,7 @@ def make_table(
     headings: Iterable[str | tuple[str, dict[str, Any]]], rows: Iterable[Iterable[Cell]], padding: int = 2,
     show_header: bool = True,
 ) -> Table:  # fmt: skip
-    """A table without lines. A heading that begins with ">" is of numbers; options of its column may come with it."""
+    """A table without lines. A heading with ">" before it aligns its column right; it may come with column options."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, padding, 0, 0), pad_edge=False, header_style="bold", show_header=show_header)
@@ -123,7 +123,7 @@ def make_table(
 
 
 def draw(parts: Iterable[Cell | RenderableType], width: int | None, colour: bool) -> str:
-    """Parts below each other as text without spaces at the ends of lines."""
+    """``parts`` one below the other as text, without spaces at the ends of lines."""
     import io
 
     from rich.console import Console
@@ -158,7 +158,7 @@ def is_only_watched(job: JobAnswer) -> bool:
 
 
 def _make_job_table(jobs: Sequence[JobAnswer], columns: Sequence[str], padding: int, fold: bool) -> Table:
-    """``fold``: long names are folded."""
+    """A table of ``jobs``; with ``fold`` long names are folded."""
 
     def make_cell(name: str, text: str) -> Cell:
         return (text, STYLES.get(text, "")) if name in ("status", "result") else text
@@ -182,7 +182,7 @@ def fit_table(jobs: Sequence[JobAnswer], columns: Sequence[str], width: int | No
         shown.remove("operation")
     if not any(is_only_watched(job) for job in jobs):
         shown.remove("monitor")
-    # The rules' own columns: where no job is under a rule they would be empty.
+    # Columns that only one rule fills are left out where no job is under that rule.
     ruled = [job.peak is not None for job in jobs]
     empty = ("peak", "half-life") if not any(ruled) else ("smoothed", "votes") if all(ruled) else ()
     shown = [name for name in shown if name not in empty]
@@ -284,7 +284,7 @@ def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, 
     jobs = sorted(answer.jobs, key=SORTS[sort])
     if not jobs:
         return "\n".join([*top, "no jobs"][:height])
-    # The same jobs decide about the columns at every frame, whatever the order lets through to the screen.
+    # All jobs decide on the columns, not only those on the screen, so that a new order does not change them.
     table, _ = fit_table(jobs, TOP_COLUMNS, width)
     rows = draw([table], width, colour).split("\n")
     room = len(rows) if height is None else max(height - len(top), 1)
@@ -307,7 +307,7 @@ def draw_registered(jobs: Sequence[RegisteredJob], width: int | None, colour: bo
 
 
 def describe_pin(job: JobAnswer, ttl_s: float | None) -> str:
-    """What became of ``cpumond pin``."""
+    """The sentence that ``cpumond pin`` ends with."""
     until = "until `cpumond unpin`" if ttl_s is None else f"until {show_time(time.time() + ttl_s)}"
     name = show_name(job.job_id)
     if job.last_result == "failed" and job.last_error:

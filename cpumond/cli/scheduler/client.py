@@ -1,7 +1,7 @@
 """How commands speak with the scheduler: its address and token, requests, ``key=value`` arguments, tables.
 
-Exit codes of what the scheduler refuses: 77 without the rights (401, 403), 73 for what is there already or is too many
-(409), 78 for wrong values (400, 413, 422), 69 for what does not exist and for a scheduler that cannot (404, 5xx).
+Exit codes by the HTTP status of a refusal: 77 without the rights (401, 403), 73 for what exists already or is too many
+(409), 78 for wrong values (400, 413, 422), 69 for what does not exist and for a scheduler that fails (404, 5xx).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EXIT_OF_STATUS: Final = {
 
 
 class SchedulerRefusedError(CpumondError):
-    """The scheduler answered with an error: its own sentence. ``status`` is that of HTTP."""
+    """The scheduler answered with an error: its own sentence, and the HTTP status."""
 
     def __init__(self, sentence: str, status: int) -> None:
         super().__init__(sentence)
@@ -65,7 +65,7 @@ class _Warned(msgspec.Struct):
 
 
 class SchedulerClient:
-    """Speaks HTTP with one scheduler, one connection for each command. ``as_json``: its answers are what is printed."""
+    """Speaks HTTP with one scheduler, one connection for each request. ``as_json``: answers are printed as JSON."""
 
     def __init__(self, url: str, token: str = "", as_json: bool = False, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url
@@ -74,7 +74,7 @@ class SchedulerClient:
         self.timeout_s = timeout_s
 
     def request(self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None) -> bytes:
-        """The content of a good answer to ``/api/v1`` + ``path``, JSON but for logs.
+        """The content of a successful answer to ``/api/v1`` + ``path``: JSON, but for logs.
 
         Raises UnavailableError when no scheduler answers, SchedulerRefusedError for an error that it answered.
         """
@@ -83,7 +83,7 @@ class SchedulerClient:
     def exchange(
         self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None
     ) -> tuple[bytes, Mapping[str, str]]:
-        """The same with the headers of the answer, whose names are in any case."""
+        """As ``request``, and the headers of the answer by names in any case."""
         import httpx2
 
         content = None if body is None else _encode(body)
@@ -124,11 +124,11 @@ class SchedulerClient:
         return self.decode(content, kind)
 
     def change(self, sentence: str, method: str, path: str, body: object = None, **query: Any) -> None:
-        """Make a change, and print the sentence that says so or the answer."""
+        """Make a change, and print its answer as ``tell_done`` does."""
         self.tell_done(self.request(method, path, body, query or None), sentence)
 
     def tell_done(self, content: bytes, sentence: str) -> None:
-        """What a change says: its warnings on standard error, and a sentence or JSON."""
+        """Print the answer to a change: ``sentence``, or JSON with ``as_json``; its warnings on standard error."""
         if self.as_json:
             print_json(content)
         else:
@@ -147,7 +147,7 @@ class SchedulerClient:
             ) from None
 
     def find_tree(self, tree: str | None) -> str:
-        """``tree``, or the scheduler's default tree. Raises UsageError when there is none."""
+        """``tree``, or the scheduler's default tree. Raises UsageError when it has no default tree."""
         if tree:
             return tree
         found = self.get("/trees", dict[str, Any])
@@ -167,7 +167,7 @@ def _encode(body: object) -> bytes:
 
 
 def _refuse_infinite(value: object) -> None:
-    """JSON has no word for them: they would be sent as null, which removes."""
+    """Refuse infinity and NaN, which JSON has not: they would be sent as null, which removes an attribute."""
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{value} is not a number that can be set; give a finite one")
     if isinstance(value, dict):
@@ -216,7 +216,7 @@ def read_url(text: str) -> str:
 
 
 def read_token(token: str | None, token_file: str | None) -> str:
-    """The token: as given, else from the file given, else from the usual file if that is there, else none.
+    """The token: ``token``, else that in ``token_file``, else that in DEFAULT_TOKEN_FILE if it exists, else "".
 
     Raises UsageError, ConfigError or AccessError.
     """
@@ -274,7 +274,7 @@ def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result
 
 
 def scheduler_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:
-    """The same and ``--json``, which the client carries."""
+    """As ``connection_options``, and ``--json``, which sets ``as_json`` of the client."""
 
     @connection_options
     @click.option("--json", "as_json", is_flag=True, help="Print the scheduler's answer as JSON.")
@@ -324,7 +324,7 @@ def read_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[di
 
 
 def _edit(key: str, value: Any) -> dict[str, Any]:
-    # With a slash, dots are part of names.
+    # In a path with slashes dots are a part of names.
     path = key.strip().split("/" if "/" in key else ".")
     if not all(path):
         raise UsageError(
@@ -352,7 +352,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None
 
 
 def print_fields(fields: Sequence[tuple[str, str]]) -> None:
-    """``name: value`` lines, values below each other; empty ones are left out."""
+    """Lines ``name: value`` with aligned values; fields with an empty value are left out."""
     shown = [(name, value) for name, value in fields if value]
     width = max(len(name) for name, _ in shown)
     for name, value in shown:

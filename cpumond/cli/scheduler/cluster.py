@@ -85,7 +85,7 @@ def _show(cluster: Cluster, keep: bool, as_json: bool) -> None:
 
 
 def _clean_up(cluster: Cluster, keep: bool, as_json: bool) -> None:
-    """Files go after the processes that write them. Raises CreateError when cgroups are left."""
+    """Remove the files, once the processes have ended. Raises UnavailableError when cgroups or processes are left."""
     import shutil
 
     if not keep:

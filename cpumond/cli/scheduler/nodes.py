@@ -65,7 +65,7 @@ def _show_tree(node: NodeView) -> Cell:
 
 
 def show_node_state(node: NodeView) -> tuple[str, str]:
-    """Whether it is online and overcommitted, with a style."""
+    """Whether a node is online or overcommitted, with a style."""
     if not node.is_online:
         return f"silent for {format_span(node.silent_s)}", "red"
     if node.overcommitted_s is not None:

@@ -50,18 +50,18 @@ def show_limits(limits: dict[str, float], nothing: str = "-") -> str:
 
 
 def show_amounts(amounts: dict[str, float], nothing: str = "-") -> str:
-    """As ``show_limits``, without what is 0."""
+    """As ``show_limits``, without amounts of 0."""
     return show_limits({name: amount for name, amount in amounts.items() if amount}, nothing)
 
 
 def show_cpu_time(cpu_seconds: float, reclaimed_cpu_seconds: float) -> str:
-    """What jobs used, and what was taken of what they had ordered (semantics.md 1.7)."""
+    """The CPU time that jobs used, and that reclaimed of what they had ordered (semantics.md 1.7)."""
     reclaimed = f", {show_cores(reclaimed_cpu_seconds)} reclaimed" if reclaimed_cpu_seconds else ""
     return f"{show_cores(cpu_seconds)} core-seconds used{reclaimed}"
 
 
 def show_value(value: object) -> str:
-    """A value of an attribute as one can type it."""
+    """A value of an attribute as it can be typed in ``pool set``."""
     if isinstance(value, float):
         return number(value)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
@@ -188,7 +188,8 @@ def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes
 
 
 def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any]) -> None:
-    """Show what a removal does and ask, where something is ``held``. Raises UsageError without a terminal."""
+    """Where something is ``held``, show what a removal does and ask. Raises UsageError without a terminal,
+    PlanRefusedError, and click.Abort for a no."""
     if not held:
         return
     if client.as_json or not (is_terminal() and sys.stdin is not None and sys.stdin.isatty()):
@@ -327,7 +328,7 @@ def pool_set_command(
 
 
 def read_pool_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Edits of a pool; what only ``integral_guarantees`` has is looked for there."""
+    """Edits of a pool; keys that only ``integral_guarantees`` has are looked for there."""
     return read_edits([expand_key(each) for each in assignments], [expand_key(each) for each in unset])
 
 
@@ -362,7 +363,7 @@ def pool_remove_command(client: SchedulerClient, pool: str, recursive: bool, yes
 def _held_by(pool: PoolView) -> str:
     """What is lost or moved with a pool: ``guarantees``, ``3 operations``, both, or nothing.
 
-    A pool below it has guarantees only where it has the same ones itself (semantics.md 2.6).
+    Sub-pools need not be asked: they have only guarantees that the pool has, too (semantics.md 2.6).
     """
     integral = pool.attributes.get(INTEGRAL, {})
     given = (
@@ -466,7 +467,7 @@ def _print_plan(plan: Plan) -> None:
         return
     headings = ["", "name", "fair share", "guarantee", "limit", "running/at most", "all/at most", ""]
     rows = [_effect_row(effect) for effect in plan.effects]
-    # What is the same everywhere is no news.
+    # After the first three, columns that are empty in all rows are left out.
     kept = [n for n, heading in enumerate(headings) if n < 3 or any(row[n] for row in rows)]
     print_table([headings[n] for n in kept], [[row[n] for n in kept] for row in rows])
 

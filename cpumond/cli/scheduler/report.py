@@ -164,8 +164,8 @@ def check_path(path: str, option: str) -> str:
 def read_report(
     client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int
 ) -> tuple[ReportView, bytes]:
-    """The report, checked to hold something, and as JSON. Raises UnavailableError, SchedulerRefusedError."""
-    # Operations of one pool are chosen here, from as many as there may be.
+    """The report, and the same as JSON. Raises UnavailableError for an empty one, SchedulerRefusedError."""
+    # The scheduler does not filter by pool: all that it may list is asked for, and filtered here.
     asked = top if pool is None else MAX_TOP
     query = given({"since_s": since_s, "tree": tree, "top": asked})
     try:
@@ -199,7 +199,7 @@ def _check_tree(client: SchedulerClient, tree: str) -> None:
 def read_histories(
     client: SchedulerClient, report: ReportView, since_s: float, pool: str | None
 ) -> dict[str, HistoryView]:
-    """What the graphs of the page show: tree -> the points of its root, or of ``pool``; none where there are none."""
+    """What the graphs of the page show: tree -> the points of its root, or of ``pool``; only trees that have any."""
     histories: dict[str, HistoryView] = {}
     name = ROOT_POOL if pool is None else pool
     for tree in report.trees:
@@ -220,7 +220,7 @@ TIME_COLUMNS: Final = ("since", "until", "covered_s", "operations_without_series
 
 
 def render_csv(report: ReportView) -> str:
-    """A row per tree (``total``), pool and operation, in UTF-8 with quotes where they are needed (RFC 4180)."""
+    """A row per tree (``total``), pool and operation, with quotes where they are needed (RFC 4180)."""
     output = io.StringIO(newline="")
     write = csv.writer(output, lineterminator="\r\n").writerow
     write((*TEXT_COLUMNS, *(measure.machine_name for measure in (*MEASURES, LIMIT)), "points", *TIME_COLUMNS))
@@ -237,7 +237,7 @@ def render_csv(report: ReportView) -> str:
 
 
 def guard_cell(text: str) -> str:
-    """A text of users as a cell: with an apostrophe before what a spreadsheet would take for a formula."""
+    """A user's text as a cell: with an apostrophe before what a spreadsheet would take for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
 
 
@@ -253,7 +253,7 @@ def show_utc(at: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table for people; ``max_width`` of a text that may be folded, 0: it is not."""
+    """A column of a table for people; ``max_width``: the width that its text is folded to, 0: never folded."""
 
     heading: str
     text: Callable[[Line], str]
@@ -311,7 +311,7 @@ def _draw_operations(tree: ReportTree, width: int | None) -> list[Cell | Rendera
 
 
 def _draw_table(lines: Sequence[Line], columns: Iterable[Column], width: int | None) -> list[Cell | RenderableType]:
-    """The table with as many columns as there is room for, and what was left out."""
+    """The table with as many columns as there is room for, and a line about those left out."""
     shown, left_out = list(columns), list[str]()
     table = _make_table(lines, shown, fold=False)
     for heading in ("", *DROP_ORDER):

@@ -32,7 +32,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row ``depth`` below the top of its table. ``total`` is of a whole tree, ``sum`` of what is listed."""
+    """A row, indented by ``depth``. ``total`` is that of a whole tree, ``sum`` that of the operations listed."""
 
     kind: Kind
     tree: str
@@ -40,7 +40,7 @@ class Line:
     depth: int = 0
 
     def value(self, measure: Measure) -> float | None:
-        """A number of the row; None for a ratio to nothing, and for the peak of a sum: peaks are of different times."""
+        """A number of the row; None for a ratio to 0, and for the peak of a sum: peaks are at different times."""
         value: float = getattr(self.row, measure.name)
         if measure in RATIOS:
             base: float = getattr(self.row, BASE_OF_RATIO[measure.name])
@@ -51,7 +51,7 @@ class Line:
 class PoolTree(ReportTree, frozen=True):
     """What is kept of a tree for one pool; ``left_out_operations`` are of this pool.
 
-    ``uncertain_operations``: more of the tree, of which the answer does not say whether they are of this pool.
+    ``uncertain_operations``: further ones of the tree; the answer does not say whether they are of this pool.
     """
 
     uncertain_operations: int = 0
@@ -79,12 +79,12 @@ RATIOS: Final = (
 BASE_OF_RATIO: Final = {"used": "ordered", "reclaimed": "ordered", "late": "throttled"}
 PEAK: Final = Measure("peak_limit_cores", "peak limit", "peak_limit_cores", "cores, the most that limits allowed")
 LIMIT: Final = Measure("limit", "limit", "limit_core_hours", "core-hours that limits allowed")
-"""Of use to machines only: people read reclaimed."""
+"""In CSV only: tables for people have ``reclaimed``."""
 
 MEASURES: Final = (
     AMOUNTS[0], AMOUNTS[1], RATIOS[0], AMOUNTS[2], RATIOS[1], AMOUNTS[3], AMOUNTS[4], RATIOS[2], PEAK,
 )  # fmt: skip
-"""All numbers of a row, in their order."""
+"""All numbers of a row, in the order of the columns."""
 
 
 def add_up(tree: ReportTree) -> Line:
@@ -101,7 +101,7 @@ def list_pools(tree: ReportTree) -> Iterator[Line]:
     for row in rows:
         children.setdefault(row.parent if row.parent in known else None, []).append(row)
     seen: set[str] = set()
-    # Each one is listed, even if some answer made two pools each other's parent.
+    # After the roots all rows again: none is left out, even if two pools of an answer are each other's parent.
     for top in (*children.get(None, ()), *rows):
         stack = [(top, 0)]
         while stack:
@@ -117,7 +117,7 @@ def list_operations(tree: ReportTree) -> Iterator[Line]:
 
 
 def keep_pool(report: ReportView, pool: str, top: int) -> ReportView:
-    """Only a pool with what is below it, and ``top`` operations of these. Raises UnavailableError if unknown."""
+    """Only a pool with its sub-pools, and ``top`` of their operations. Raises UnavailableError for an unknown pool."""
     trees = [_keep_pool(tree, pool, top) for tree in report.trees if any(row.name == pool for row in tree.pools)]
     if not trees:
         names = sorted({row.name for tree in report.trees for row in tree.pools})
@@ -146,10 +146,10 @@ def _keep_pool(tree: ReportTree, pool: str, top: int) -> PoolTree:
 
 
 def describe_time(report: ReportView, since_s: float) -> Iterator[str]:
-    """Which time the report is of, and what is missing of the ``since_s`` that were asked for."""
+    """Which time the report covers, and why that is less than the ``since_s`` that were asked for."""
     covered = f"{format_span(report.covered_s)} of it are known, a point every {format_span(report.period_s)}"
     yield f"{show_time(report.since)} to {show_time(report.until)}: {covered}"
-    # A point more or less does not matter.
+    # A difference of a point or two needs no sentence.
     if report.covered_s < since_s - max(2 * report.period_s, 0.01 * since_s):
         yield (
             f"This is less than the {format_span(since_s)} asked for: the history began later, [history] length or "

@@ -1,5 +1,5 @@
-// What a person may do: make and change pools, start, suspend and abort operations, hold a job's limit.
-// Nothing is checked here: the scheduler checks, and its sentence stands beside the field that it is about.
+// What a user can do: make and change pools, start, suspend and abort operations, hold a job's limit.
+// Nothing is checked here: the scheduler checks, and its sentence is shown beside the field that it is about.
 
 import { path, query, Refusal, send } from "./api.js";
 import { h, morph, openDialog } from "./dom.js";
@@ -48,7 +48,7 @@ class Form {
     }));
   }
 
-  // What stands in a field: "" is null; what is no number goes to the scheduler as it is, which says so.
+  // The value of a field: null when it is empty; text that is no number is sent as it is, and the scheduler refuses it.
   value(key) {
     const [input, kind] = this.inputs.get(key);
     if (kind === "flag") return input.checked;
@@ -67,7 +67,7 @@ class Form {
     }
   }
 
-  // Shows a refusal beside the field that it is about, or below all of them.
+  // Shows a refusal beside the field that it is about, or below all fields.
   refuse(message, field) {
     this.clear();
     const key = this.find(message, field);
@@ -124,7 +124,7 @@ function readJson(text, what) {
   return value;
 }
 
-// Runs `work` with all buttons off; a refusal goes to the form.
+// Runs `work` with all buttons disabled; a refusal is shown in the form.
 async function during(dialog, form, work) {
   const buttons = [...dialog.querySelectorAll("button")].filter((button) => !button.disabled);
   const focused = document.activeElement;
@@ -137,12 +137,12 @@ async function during(dialog, form, work) {
     return null;
   } finally {
     for (const button of buttons) button.disabled = false;
-    // A button that is off loses the focus.
+    // A disabled button loses the focus.
     if (dialog.open && [document.body, dialog, focused].includes(document.activeElement)) focused.focus();
   }
 }
 
-// What was done has warnings: they stand in the dialog instead of the form.
+// Shows the warnings of a change that was made, in place of the form.
 function tell(dialog, sentence, warnings, button) {
   dialog.querySelector(".dialog-body").replaceChildren(h("div", { role: "alert" }, h("p", sentence), warnings.map((each) => h("p.note", each))));
   dialog.querySelector("footer").replaceChildren(button);
@@ -217,7 +217,7 @@ function openPoolForm(tree, pool, parent, app) {
       if (command.type === "CreatePool" && !command.name) throw new Refusal(422, { error: "name: a pool needs a name", attributes: { field: "name" } });
       const answer = await send("POST", "/plan", command);
       if (!answer.accepted) throw new Refusal(422, { error: answer.refusal, attributes: answer.attributes ?? { field: answer.field } });
-      // What was typed while the answer was on its way is not in this plan.
+      // The plan does not have what was typed while its answer was on the way.
       if (JSON.stringify(read()) !== JSON.stringify(command)) throw new Refusal(422, { error: "this changed meanwhile; look at what it changes again" });
       morph(planPlace, h("div", drawPlan(answer)));
       planned = command;
@@ -242,7 +242,7 @@ function openPoolForm(tree, pool, parent, app) {
 }
 
 
-// What it changes is shown at once; the button is on when that is of what is asked for now.
+// Shows at once what the removal changes; its button is enabled once the scheduler has answered for the present choice.
 function openRemoval(tree, pool, app) {
   const form = new Form([["recursive", "With all pools below", "operations in them go to ephemeral pools of the same name", "flag", false]], () => plan());
   const planPlace = h("div");
@@ -366,7 +366,7 @@ function openAct(operation, label, does, { text, fields = [], danger }, app) {
   }
 }
 
-// `job` is a JobView; `isHeld`: its limit is not the monitor's now.
+// `job` is a JobView; `isHeld`: its limit is pinned, overridden or contested, so the monitor does not move it.
 export function jobActions(operation, job, app, isHeld = false) {
   if (job.state !== "running") return [];
   const where = path`/operations/${job.operation_id}/jobs/${job.id}`;

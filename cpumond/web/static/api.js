@@ -3,7 +3,7 @@
 const TOKEN = "cpumond-token";
 
 export class Refusal extends Error {
-  // What the server said: its own sentence, HTTP status (0: no answer), attributes (field: which option it is about).
+  // The server's refusal: its sentence, the HTTP status (0: no answer), attributes (field: the option it is about).
   constructor(status, body) {
     super(body?.error ?? `the server answered ${status}`);
     this.status = status;
@@ -11,12 +11,12 @@ export class Refusal extends Error {
   }
 }
 
-// `offsetMs`: how far the server's clock is ahead of this one's.
+// `offsetMs`: how far the server's clock is ahead of the browser's.
 export const link = { lastAt: 0, failingSince: null, problem: "", offsetMs: 0 };
 
 const SAME_CLOCK_MS = 2000;
 
-// Seconds since 1970 by the server's clock, which all its times are of.
+// Seconds since 1970 by the server's clock, which all times of its answers are of.
 export const serverNow = () => (Date.now() + link.offsetMs) / 1000;
 
 const cache = new Map(); // path -> {etag, value}
@@ -32,7 +32,7 @@ export function setToken(text) {
   cache.clear();
 }
 
-// `isText`: a good answer is no JSON, it is given as {text, headers}.
+// `isText`: a successful answer is text and not JSON, returned as {text, headers}.
 export async function request(method, path, body, { signal, timeout = 20000, isText = false } = {}) {
   const headers = {};
   if (token()) headers.Authorization = `Bearer ${token()}`;
@@ -64,7 +64,7 @@ export async function request(method, path, body, { signal, timeout = 20000, isT
   try {
     value = isText && response.ok ? { text: await response.text(), headers: response.headers } : await response.json();
   } catch {
-    // An answer that was cut off, or no JSON: the status says enough.
+    // The answer is cut off, or not JSON: the status says enough.
   }
   if (response.status >= 500 && response.status !== 503 && response.status !== 504) {
     link.failingSince ??= Date.now();
@@ -80,7 +80,7 @@ export async function request(method, path, body, { signal, timeout = 20000, isT
   return value;
 }
 
-// The header has whole seconds, and the answer took a while.
+// The Date header has whole seconds: half a second is added on average.
 function readClock(text) {
   const offsetMs = Date.parse(text ?? "") + 500 - Date.now();
   if (Number.isFinite(offsetMs)) link.offsetMs = Math.abs(offsetMs) > SAME_CLOCK_MS ? offsetMs : 0;

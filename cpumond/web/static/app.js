@@ -1,4 +1,4 @@
-// The frame around the pages: which page is shown, asking the server again and again, and saying when it does not answer.
+// The frame around the pages: shows the page of the URL, polls the server, and says when it does not answer.
 
 import { link, request, Refusal, setToken, token } from "./api.js";
 import { h, morph, openDialog, release, settle } from "./dom.js";
@@ -50,7 +50,7 @@ class App {
     this.go();
   }
 
-  // What stands after the # has changed.
+  // The part of the URL after the # has changed.
   go() {
     const { parts } = parse();
     const where = JSON.stringify(parts);
@@ -59,10 +59,10 @@ class App {
       this.reload();
       return;
     }
-    // Where the focus was when another page was chosen; the first page takes it from nobody.
+    // Where the focus was when another page was chosen; null for the first page, which leaves the focus alone.
     this.leaving = this.where === undefined ? null : document.activeElement;
     this.where = where;
-    // A question about the page before is not answered over this one.
+    // Dialogs of the page before do not stay open over this one.
     for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
     this.isAsked = false;
     this.generation += 1;
@@ -111,7 +111,7 @@ class App {
       if (!(error instanceof Refusal)) console.error(error);
       this.error = error;
       if (error.status === 401) {
-        // Nothing is shown to whoever has no token; and a question that was closed is not asked again and again.
+        // Without a token nothing is shown; a token dialog that the user closed is not opened again.
         this.data = undefined;
         if (!this.isAsked) this.askToken();
         this.isAsked = true;
@@ -120,11 +120,11 @@ class App {
     try {
       this.redraw();
       this.drawFrame();
-      // What is drawn does not wait for this.
+      // The page is drawn before this answer comes.
       if (this.options.health) this.health = await this.options.health().catch(() => this.health);
       if (generation === this.generation) this.drawFrame();
     } finally {
-      // A mistake in what is drawn is not the end of it.
+      // Polling goes on after an error in drawing.
       if (generation === this.generation) {
         clearTimeout(this.timer);
         if (!document.hidden) this.timer = setTimeout(() => this.load(), Math.max(period - (Date.now() - begun), 200));
@@ -132,7 +132,7 @@ class App {
     }
   }
 
-  // Loads now, not in a moment: after a change, or when the window can be seen again.
+  // Loads now and not at the next period: after a change, or when the window is visible again.
   reload() {
     this.asking?.abort();
     clearTimeout(this.timer);
@@ -148,12 +148,12 @@ class App {
     } catch (error) {
       wanted = this.drawBroken(error);
     }
-    // So that it can have the focus when its page is opened.
+    // The heading can have the focus when its page is opened.
     wanted.querySelector("h1")?.setAttribute("tabindex", "-1");
     try {
       this.shown = morph(this.shown, wanted);
     } catch (error) {
-      // Half of it may be drawn: all of it goes.
+      // The page may be half drawn: all of it is replaced.
       this.shown = this.drawBroken(error);
       this.main.replaceChildren(this.shown);
     }
@@ -176,7 +176,7 @@ class App {
     return h("div.loading", { key: this.where }, "Loading …");
   }
 
-  // An answer that is not understood, from a node of another version perhaps: said, and asked for again.
+  // An answer that cannot be drawn, perhaps from a node of another version: the page says so and asks again.
   drawBroken(error) {
     if (!this.local.isBroken) console.error(error);
     this.local.isBroken = true;
@@ -184,7 +184,7 @@ class App {
       complain(new Error("An answer could not be understood, so this page cannot be drawn; it is asked for again. Does a part of another version run?")));
   }
 
-  // A page that was just opened has the focus at its heading, unless a person has moved it meanwhile.
+  // Moves the focus to the heading of a page that was just opened, unless the user has moved it meanwhile.
   arrive() {
     const heading = this.shown.querySelector("h1");
     if (!this.leaving || !heading) return;
@@ -192,7 +192,7 @@ class App {
     this.leaving = null;
   }
 
-  // Says a text to a screen reader: once for each thing that was asked for, not each time that its answer is another.
+  // Has a screen reader say a text: once for each thing that was asked for, not each time that its answer changes.
   announce(asked, text) {
     if (this.local.announced !== undefined && this.local.announced !== asked) this.voice.textContent = text;
     this.local.announced = asked;
@@ -202,7 +202,7 @@ class App {
     const first = parse().parts[0] ?? "";
     const failing = link.failingSince !== null && Date.now() - (link.lastAt || link.failingSince) > STALE_MS;
     const stuck = !failing && this.health?.status === "stuck";
-    // What changes each second is not said each second.
+    // Hidden from screen readers, which would say it each second.
     const silent = (text) => h("span", { "aria-hidden": "true" }, text);
     const since = link.lastAt || link.failingSince;
     const text = failing ? [`No answer since ${time((since + link.offsetMs) / 1000)}`, silent(` (${duration((Date.now() - since) / 1000)})`),

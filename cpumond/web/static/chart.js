@@ -63,7 +63,7 @@ function makeHead(props) {
     props.times.length ? null : h("span.muted", props.empty ?? "No points yet: the first comes within a moment."));
 }
 
-// The text of the graph: for everybody as a legend, and the only thing that a screen reader sees of it.
+// The values of the graph as text: its legend, and all that a screen reader has of it.
 function makeLegend({ props, at = null }) {
   const format = props.format ?? number;
   const clock = (seconds) => (props.elapsed ? elapsed(seconds) : time(local(props, seconds)));
@@ -85,7 +85,7 @@ function makeLegend({ props, at = null }) {
 
 const GAP_S = 2;
 
-// Distance of the marks on the axis in s, how they look, and what is added below when the year or day is another one.
+// Distance of the marks on the axis in s, their format, and what is added below where the year or day changes.
 const TIMES = [
   [86400, "{YYYY}-{MM}-{DD}", null, null, null, null, null, null, 1],
   [60, "{HH}:{mm}", "\n{YYYY}-{MM}-{DD}", null, "\n{YYYY}-{MM}-{DD}", null, null, null, 1],
@@ -151,7 +151,7 @@ function resize(node) {
   if (node.plot && node.plot.width !== width) node.plot.setSize({ width, height: node.props.height ?? 200 });
 }
 
-// A point without values where nothing was written for a while, so that no line is drawn over it.
+// Adds a point without values to each gap, so that no line is drawn across it.
 export function withGaps(history) {
   const { times, intervals, columns } = history;
   const gaps = times.map((_, index) => index > 0 && times[index] - intervals?.[index] > times[index - 1] + GAP_S);

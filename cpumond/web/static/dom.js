@@ -1,6 +1,6 @@
-// Elements from values. A page builds a fresh tree of elements from its data; `morph` changes what is shown to look like
-// it, and leaves alone what is the same, so that focus, selection and scroll positions stay. Text is always text: nothing
-// here reads markup.
+// Elements from values. A page builds a fresh tree of elements from its data; `morph` makes the page equal to that tree
+// and keeps what is the same, so that focus, selection and scroll positions stay. Text is always text: nothing here
+// parses markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 const PROPERTIES = new Set(["value", "checked", "disabled", "selected", "open", "indeterminate"]);
@@ -66,8 +66,8 @@ function append(node, children) {
   }
 }
 
-// Something that looks after its own inside: create(node, props) once, update(node, props) when its page is drawn again,
-// destroy(node) when it is not there any more. The same `kind` and `key` are the same island.
+// An element that manages its own content: create(node, props) once, update(node, props) when its page is drawn again,
+// destroy(node) when it is removed. Elements of the same `kind` and `key` are the same island.
 export function island(kind, key, props, tag = "div") {
   const node = document.createElement(tag);
   node.handlers = {};
@@ -78,7 +78,7 @@ export function island(kind, key, props, tag = "div") {
   return node;
 }
 
-// Fills the islands of a tree that was just put into the page.
+// Creates the islands of a tree that was just put into the page.
 export function settle(node) {
   if (node.island && !node.isSettled) {
     node.isSettled = true;
@@ -97,7 +97,7 @@ export function release(node) {
   for (const child of node.children ?? []) release(child);
 }
 
-// Changes `node` to look like `wanted`; gives the node that stands there afterwards.
+// Makes `node` equal to `wanted`; returns the node that is in the page afterwards.
 export function morph(node, wanted) {
   if (!isSame(node, wanted)) {
     release(node);
@@ -117,7 +117,7 @@ export function morph(node, wanted) {
   morphAttributes(node, wanted);
   morphChildren(node, wanted);
   for (const [name, value] of Object.entries(wanted.given ?? {})) {
-    // What somebody is typing is not taken away.
+    // An input that has the focus keeps what is being typed.
     const typing = name === "value" && document.activeElement === node;
     if (!typing && node[name] !== value) node[name] = value;
   }
@@ -136,7 +136,7 @@ function morphAttributes(node, wanted) {
     if (name !== "style" && node.getAttribute(name) !== value) node.setAttribute(name, value);
   }
   for (const { name } of [...node.attributes]) {
-    // A dialog or a fold that a person opened stays open.
+    // A dialog or a fold that the user opened stays open.
     if (!wanted.hasAttribute(name) && name !== "style" && name !== "open") node.removeAttribute(name);
   }
   if (node.style?.cssText !== wanted.style?.cssText) node.style.cssText = wanted.style.cssText;
@@ -170,8 +170,8 @@ function morphChildren(node, wanted) {
   }
 }
 
-// What becomes `next`, from `here` on: the first of the same class, so that an element keeps its place in the page, and
-// the focus in it, when one before it goes; else any.
+// The sibling from `here` on that becomes `next`: the first of the same class, so that an element and the focus in it
+// stay when one before it is removed; else any that fits.
 function findLike(here, next) {
   let any = null;
   for (let each = here; each; each = each.nextSibling) {
@@ -182,7 +182,7 @@ function findLike(here, next) {
   return any;
 }
 
-// To another place among its siblings; what has the focus in it keeps it.
+// Moves a child among its siblings; an element in it that has the focus keeps it.
 function move(node, child, before) {
   if (node.moveBefore && node.isConnected) {
     node.moveBefore(child, before);
@@ -198,7 +198,7 @@ function drop(node) {
   node.remove();
 }
 
-// A question in the middle of the window; `body` an element, `buttons` elements. Closing it removes it.
+// Opens a modal dialog; `body` is an element, `buttons` are elements. Closing removes it.
 export function openDialog(title, body, buttons, onclose) {
   const id = `dialog-${Math.random().toString(36).slice(2)}`;
   const opener = document.activeElement;
@@ -209,12 +209,12 @@ export function openDialog(title, body, buttons, onclose) {
   document.body.append(dialog);
   settle(dialog);
   dialog.showModal();
-  // Not to the button that closes it, which comes first.
+  // The focus goes to the first field or button, and not to the button that closes the dialog, which comes first.
   dialog.querySelector(".dialog-body :is(input, select, textarea), footer button")?.focus();
   return dialog;
 }
 
-// To what opened the dialog; where that is gone, to the beginning of the page.
+// Moves the focus to the element that opened the dialog; where that is gone, to the beginning of the page.
 function returnFocus(opener) {
   const isThere = opener?.isConnected && opener !== document.body;
   const place = isThere ? opener : document.querySelector("main h1") ?? document.querySelector("main");

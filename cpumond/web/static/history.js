@@ -1,4 +1,4 @@
-// What happened before, for graphs: the scheduler's history, and answers that may come later than their page.
+// The scheduler's history, for graphs; and answers that may arrive after their page is drawn.
 
 import { get, query, Refusal, serverNow } from "./api.js";
 import { withGaps } from "./chart.js";
@@ -13,12 +13,12 @@ const SHORT_WAIT_MS = 500;
 
 const OFF_MS = 60000;
 
-// The scheduler's sentence that it keeps no history, and when it is asked again.
+// The scheduler's sentence that it keeps no history, and until when it is not asked again.
 const off = { problem: "", until: -Infinity };
 const isOff = () => performance.now() < off.until;
 let isAsked = false;
 
-// Before the first question, and as long as it is off: a refusal of /history would be an error in the browser's console.
+// Before the first request and while history is off: a refused request would be an error in the browser's console.
 async function askWhetherOff() {
   if (isOff() || (isAsked && !off.problem)) return;
   const { value } = await remember("me", 0, () => get("/me"));
@@ -60,7 +60,7 @@ export function chosenRange(search = currentQuery()) {
   return range !== null && Object.hasOwn(RANGES, range) ? range : DEFAULT_RANGE;
 }
 
-// {times, columns, periodS, until, problem, isRefused}: what /history has of a thing; `until` is the end of the axis,
+// {times, columns, periodS, until, problem, isRefused}: the history of one object; `until` is the end of the axis,
 // `problem` the sentence to show where there are no points.
 export async function readHistory({ kind, name, tree = "" }, range = chosenRange(), patienceMs = 20000) {
   await askWhetherOff();
@@ -68,7 +68,7 @@ export async function readHistory({ kind, name, tree = "" }, range = chosenRange
   const [, length] = RANGES[range];
   const where = `/history${query({ kind, name, tree, since_s: length, max_points: 600 })}`;
   const { value, error, at } = await remember(where, HISTORY_PERIOD_MS, async () => withGaps(await get(where)), patienceMs);
-  // A thing that is not known to the history yet is a 404, too.
+  // An object that the history does not know yet is a 404, too.
   const isRefused = error && error.status !== 0 && (error.status !== 404 || /turned off/.test(error.message));
   if (isRefused && error.status === 404) Object.assign(off, { problem: error.message, until: performance.now() + OFF_MS });
   return {
@@ -78,7 +78,7 @@ export async function readHistory({ kind, name, tree = "" }, range = chosenRange
   };
 }
 
-// The history of something that has ended, from its start to its end.
+// The history of an operation or job that has ended, from its start to its end.
 export async function readLife(what, start, finish, patienceMs = 20000) {
   const age = serverNow() - start;
   const [range] = Object.entries(RANGES).find(([, [, length]]) => length > age + 10) ?? ["24h"];

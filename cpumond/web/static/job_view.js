@@ -1,5 +1,5 @@
-// One job as its agent explains it: why its limit is what it is, graphs, votes, decisions, options. For the page of the
-// scheduler and that of the agent.
+// One job as its agent explains it: why its limit is what it is, graphs, votes, decisions, options. For the page of
+// the scheduler and that of the agent.
 
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
@@ -11,7 +11,7 @@ const MAX_OPTION = 200;
 
 const OLD = "The agent of this node is an older cpumond, which gives figures without reasons: update it.";
 
-// The whole of an explain answer `e`; `key` names the job among others.
+// All of an explain answer `e`; `key` tells the job from others.
 export function jobView(e, key, app) {
   return [
     h("p.why-limit", { key: "why" }, e.why || OLD),
@@ -55,7 +55,7 @@ function jobGraphs(e, key) {
       h("section.card", chart(`throttled-${key}`, throttledChart(times, samples.throttled_ratio)))));
 }
 
-// The peak that the rule remembers, and with the reserve the limit that it asks for.
+// The peak that the rule remembers, and the same with the reserve: the limit that the rule asks for.
 function peakLines(e, samples, line) {
   const reserve = e.job_cpu_monitor.reserve_ratio ?? 0;
   const peaks = samples.peak ?? samples.at.map(() => null);
@@ -86,7 +86,7 @@ export function throttledChart(times, ratios) {
 
 const isKnown = (value) => value !== null && value !== undefined;
 
-// Written changes at the sample next to each: [all but fast restores, fast restores], null where there is none.
+// Changes that were written, at the nearest sample: [all but fast restores, fast restores], null where there is none.
 function markDecisions(e, times) {
   const changes = times.map(() => null);
   const restores = times.map(() => null);

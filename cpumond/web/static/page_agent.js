@@ -53,7 +53,7 @@ const isOnlyWatched = (job) => job.mode === "shadow" && !job.refused;
 const watched = (a) => a.jobs.filter(isOnlyWatched).reduce((sum, job) => sum + job.current_cpu_limit - job.monitor_cpu_limit, 0);
 const isStuck = (a) => (a.last_tick_age_s ?? 0) > Math.max(STUCK_PERIODS * a.check_period_s, 2);
 
-// What an operator should see, as sentences.
+// What needs an operator's attention, as sentences.
 function notices(a) {
   const { counters } = a;
   const { raise = 0, lower = 0 } = counters.foreign_writes ?? {};

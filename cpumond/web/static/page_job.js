@@ -1,4 +1,4 @@
-// One job of the scheduler: what is known of it here, and what the agent of its node says.
+// One job of the scheduler: what the scheduler knows of it, and what the agent of its node says.
 
 import { jobActions } from "./actions.js";
 import { get, path, query, request, serverNow } from "./api.js";
@@ -26,7 +26,7 @@ export const job = {
     const found = await get(where, { signal });
     const isLiving = LIVING.has(found.state);
     const explain = isLiving ? await remember(`${where}/explain`, EXPLAIN_MS, () => get(`${where}/explain`), PATIENCE_MS) : null;
-    // Coarser points, for a job that nobody can be asked about.
+    // The scheduler's coarser points, for a job about which no agent answers.
     const what = { kind: "job", name: id };
     const history = explain?.value && !explain.error ? null
       : isLiving ? await readHistory(what, undefined, PATIENCE_MS) : await readLife(what, found.start_time,
@@ -45,7 +45,7 @@ export const job = {
       h("div.heading", h("h1", `Job ${j.id}`), badge(j.state, JOB_TONES[j.state]),
         h("div.actions", jobActions({ id: operation }, j, app, Boolean(answer) && isPinned(answer)))),
       h("section.card", { key: "job-facts", "aria-labelledby": "job-facts" }, h("h2", { id: "job-facts" }, "Facts"), facts(jobFacts(j))),
-      // How long its node is silent changes with each answer: it is not said each time.
+      // Only the span is said: how long the node is silent, before it, changes with each answer.
       isLiving && explain.error && explain.error.status !== 0 ? h("p.note", { key: "refusal" }, sentence(explain.error.message), " ",
         h("span", { role: "status" }, answer ? `What the agent said at ${time(explain.at)} is shown.` : "Below is what the scheduler kept of it.")) : null,
       isOld(explain) ? h("p.note", { key: "old", role: "status" },

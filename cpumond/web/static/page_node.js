@@ -1,4 +1,4 @@
-// One node: its ledger, and the jobs that it is made of.
+// One node: its ledger, and the jobs that add up to it.
 
 import { get, path } from "./api.js";
 import { chart } from "./chart.js";
@@ -46,10 +46,10 @@ function tellOvercommits(n) {
   return n.overcommit_count ? `not now; ${count(n.overcommit_count, "time")} since the start of the scheduler` : "never";
 }
 
-// What the node has, and who takes it.
+// What the node has, and what takes it.
 function ledger(n) {
   const rows = Object.keys(n.capacity).filter((name) => [n.capacity, n.usage, n.foreign_usage].some((amounts) => amounts[name]));
-  // Jobs order and report CPU one by one; of the rest the scheduler knows what they take.
+  // The scheduler knows each job's CPU; of other resources only what all jobs take.
   const sum = (name, of) => (name === "cpu" ? n.jobs.reduce((total, job) => total + (of(job) ?? 0), 0) : null);
   const show = (name, value) => (value === null ? "–" : name === "memory" ? bytes(value) : name === "cpu" ? cores(value) : number(value));
   const right = (title, help, value) => ({ title, help, align: "right", cell: (name) => show(name, value(name)) });

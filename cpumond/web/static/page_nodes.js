@@ -45,7 +45,7 @@ export function nodeState(node) {
 
 const taken = (node) => node.usage.cpu ?? 0;
 const capacity = (node) => node.capacity.cpu ?? 0;
-// Servers that do not tell these have them as "–".
+// Shown as "–" where the scheduler is older and does not send them.
 const ordered = (node) => node.ordered_cores ?? null;
 const used = (node) => node.used_cores ?? null;
 

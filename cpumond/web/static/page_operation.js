@@ -17,7 +17,7 @@ export const JOB_TONES = { running: "good", starting: "", stopping: "warn", comp
 const PAGE = 50;
 const PATIENCE_MS = 500;
 const WHY_MS = 4000;
-// What most of all keeps an operation from what it wants, in the answer of /why; the first that fits is told.
+// Sentences of /why that say what keeps an operation from its demand; the first that matches is shown.
 const HINDRANCES = [/^no node that is online can hold/, /has no node that is online/, / is full: /, /it is suspended/, /limits leave no room/,
   /are protected by their number/, /^no node has room/, / and starves/];
 
@@ -123,7 +123,7 @@ function treeCard(o, tree, pool) {
 
 const asksForNothing = (part) => Object.values(part.demand).every((value) => value === 0);
 
-// As amounts, where 0 is a limit, too.
+// As `amounts`, but with those of 0: 0 is a limit, too.
 const limits = (values) => Object.entries(values).map(([name, value]) => amount(name, value)).join(", ");
 
 function graphs(o, history) {
@@ -164,7 +164,7 @@ function why({ why: answer }) {
   ];
 }
 
-// Spaces at the beginning of a line are its place below others.
+// Spaces at the beginning of a line are its indentation.
 const lines = (texts) => h("ul.why", texts.map((text) => h("li", { style: { "margin-left": `${text.search(/\S|$/) / 2}em` } }, text)));
 
 function preempted(title, records) {

@@ -48,7 +48,7 @@ function tellCount(list, offset) {
   return `${all}, ${offset + 1} to ${offset + list.operations.length} are shown`;
 }
 
-// Changes what is asked for, from its first row on.
+// Changes the query, and goes back to its first row.
 function ask(app, changes) {
   setQuery({ offset: null, ...changes });
   app.redraw();
@@ -75,7 +75,7 @@ function tools(trees, app) {
     text("pool", "Pool", "name of a pool"), text("user", "User", "name of a user"));
 }
 
-// Previous and next part of a long list; the place is in the URL as `offset`.
+// Buttons for the previous and the next part of a long list; the URL has the place as `offset`.
 export function pager(total, offset, shown, size, app) {
   if (total <= size && !offset) return null;
   const go = (place) => {

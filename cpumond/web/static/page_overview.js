@@ -1,4 +1,4 @@
-// All at a glance: nodes, CPU, each tree, and what should be looked at.
+// The overview: nodes, CPU, each tree, and what needs attention.
 
 import { get } from "./api.js";
 import { chart } from "./chart.js";

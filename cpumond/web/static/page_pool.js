@@ -1,4 +1,4 @@
-// One pool: its graphs over time, what holds for it, what is below it and in it.
+// One pool: its graphs over time, its options in force, its sub-pools and operations.
 
 import { get, path, query } from "./api.js";
 import { poolActions } from "./actions.js";
@@ -163,7 +163,7 @@ function volumeGraph(history, type, orchid, row, app) {
     h("p.muted.flat", volumeSentence(type, orchid, row)));
 }
 
-// Beside a capacity that is far above it, nothing could be seen of a volume that is spent and filled.
+// Whether the volume is drawn without its capacity: beside one far above it no change of the volume could be seen.
 function isVolumeAlone(history) {
   const chosen = currentQuery().get("volume");
   if (chosen) return chosen === "alone";
@@ -228,7 +228,7 @@ const OPERATION_COLUMNS = [
 
 function operationsSection(data, answers) {
   const total = answers.reduce((all, answer) => all + answer.total, 0);
-  // One that began to run between the two questions is in both answers.
+  // An operation that began to run between the two requests is in both answers.
   const known = new Map(answers.flatMap((answer) => answer.operations).map((operation) => [operation.id, operation]));
   const rows = [...known.values()].slice(0, MAX_OPERATIONS).map((operation) => ({ operation, here: operation.trees[data.tree] }));
   const inside = data.operation_count - total;
@@ -298,7 +298,7 @@ function showValue(value, unit) {
   return typeof value === "object" ? JSON.stringify(value) : typeof value === "number" ? number(value, 9) : String(value);
 }
 
-// What the tree has none of says nothing about this pool.
+// Without resources whose amount is 0, such as those that the tree does not have.
 const withoutZeros = (value, unit) => (unit === "resources" ? Object.fromEntries(Object.entries(value).filter(([, each]) => each !== 0)) : value);
 
 function resources(values) {

@@ -1,4 +1,4 @@
-// Jobs that were stopped, for whom and why.
+// Jobs that were stopped, for which pool or operation, and why.
 
 import { get, query } from "./api.js";
 import { h } from "./dom.js";

@@ -1,4 +1,5 @@
-// Where the page is: #/pools/default?sort=usage. Names in the path are encoded; the query is what a person chose.
+// The part of the URL after the #: #/pools/default?sort=usage. Names in the path are encoded; the query is what the user
+// chose.
 
 export function parse(hash = location.hash) {
   const [where, search = ""] = hash.replace(/^#/, "").split("?");
@@ -16,7 +17,7 @@ export function currentQuery() {
   return parse().query;
 }
 
-// Keeps what stands there; null takes a name out. No entry in the history, nothing is loaded again.
+// Changes parts of the query, null removes one; makes no entry in the browser's history and loads nothing.
 export function setQuery(changes) {
   const [where] = location.hash.split("?");
   const query = currentQuery();

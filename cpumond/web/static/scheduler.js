@@ -9,7 +9,7 @@ const SPARE_MS = 1500;
 const LOAD_ANEW_MS = 60000;
 const others = [];
 
-// A page whose module is not needed for the first one that is shown: it comes when it is asked for, or a little later.
+// A page whose module is loaded when it is first opened, or a little after the first page is shown.
 function later(find) {
   const page = {
     async load(params, options) {
@@ -29,7 +29,8 @@ function later(find) {
   return page;
 }
 
-// A browser may remember that a file could not be had. Where the server answers again all is loaded anew, now and then.
+// A browser may remember that a module could not be loaded: when the server answers, the whole page is loaded again, at
+// most once in LOAD_ANEW_MS.
 async function loadAnew() {
   await request("GET", "/healthz").catch(() => null);
   const last = Number(sessionStorage.getItem("cpumond-loaded-anew") ?? 0);

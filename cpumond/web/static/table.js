@@ -1,4 +1,4 @@
-// A table of any length: only the rows in view are in the page. Sorts, filters, folds; what a person chose is in the URL.
+// A table of any length: only the rows in view are in the page. Sorts, filters, folds; the URL has the user's choices.
 
 import { h, island, morph, release, settle } from "./dom.js";
 import { count } from "./format.js";
@@ -21,7 +21,7 @@ const KIND = {
     node.observer.observe(node.scroller);
   },
   update(node, props) {
-    // The same answer as before, looked at in the same way: nothing to draw.
+    // The same answer and the same choices as before: nothing to draw.
     const { rows, columns } = node.drawn;
     const isSame = props.rows === rows && props.columns === columns && location.hash === node.drawnAt;
     if (isSame) {
@@ -35,7 +35,7 @@ const KIND = {
 };
 
 // bigTable("pools", {
-//   caption: "Pools of the tree default",         // what a screen reader says
+//   caption: "Pools of the tree default",         // for screen readers
 //   columns: [{key, title, help, value: row => number|string|null, cell: row => Node|text, align: "right", isText, width}],
 //                                                   // width in px, of all or none: a table whose columns never move
 //   rows, rowKey: row => string,
@@ -63,7 +63,7 @@ function choose(node, changes) {
   const prefix = node.props.prefix ?? "";
   setQuery(Object.fromEntries(Object.entries(changes).map(([name, value]) => [prefix + name, value])));
   refresh(node, node.props);
-  // Said of what a person looked for, not each time that a row comes or goes.
+  // A screen reader says the number of rows after a search, not each time that it changes.
   if ("find" in changes) node.voice.textContent = node.told.textContent;
 }
 
@@ -230,12 +230,12 @@ function drawRows(node) {
   }
   const hadFocus = node.body.contains(document.activeElement);
   node.body = morph(node.body, h("tbody", rows));
-  // What had it is gone: not back to the beginning of the page.
+  // The element that had the focus is gone: without this the focus would go to the beginning of the page.
   if (hadFocus && !node.body.contains(document.activeElement)) node.scroller.focus({ preventScroll: true });
   Object.assign(node, { first, last });
 }
 
-// The same rows as before, seen from another place: those that stay are not touched.
+// Draws the same rows after scrolling: those that stay in view are not touched.
 function scrollRows(node) {
   const [first, last] = findRows(node);
   if (first === node.first && last === node.last) return;

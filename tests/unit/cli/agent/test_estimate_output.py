@@ -31,7 +31,7 @@ from cpumond.cli.agent.estimate_prometheus import (
     Samples,
     _choose,
     _Result,
-    fill,
+    interpolate,
     list_times,
     read_cadvisor,
     read_cpumond,
@@ -226,15 +226,15 @@ def test_values_that_only_repeat_the_last_one_before_a_gap_are_left_out() -> Non
 
 def test_between_two_samples_use_is_even() -> None:
     before, now = CpuReading(10.0, 100.0, 0, 50, 0), CpuReading(16.0, 130.0, 0, 350, 30)
-    filled = list(fill(before, now, 1.0, 45.0))
+    filled = list(interpolate(before, now, 1.0, 45.0))
     assert len(filled) == 30
     assert filled[-1] is now
     assert [each.at_s for each in filled[:2]] == [101.0, 102.0]
     assert filled[0].total_cpu_s == pytest.approx(10.2)
     assert filled[14].nr_throttled == 15
-    assert list(fill(None, now, 1.0, 45.0)) == [now]
-    assert list(fill(before, now, 1.0, 20.0)) == [now]
-    assert list(fill(now, before, 1.0, 45.0)) == [before]
+    assert list(interpolate(None, now, 1.0, 45.0)) == [now]
+    assert list(interpolate(before, now, 1.0, 20.0)) == [now]
+    assert list(interpolate(now, before, 1.0, 45.0)) == [before]
 
 
 def reader(**families: list[dict[str, str]]) -> Any:

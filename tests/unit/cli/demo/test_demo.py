@@ -21,7 +21,7 @@ from cpumond.core.errors import ConfigError
 @pytest.mark.parametrize("cpu_count", [1, 2, 3, 4, 64])
 def test_the_overcommitted_node_fits_on_the_machine(cpu_count):
     plan = demo_jobs.make_plan(float(cpu_count))
-    simulation, render, frames = (plan.orders[load] for load in ("simulation", "render", "frames"))
+    simulation, render, frames = (plan.operations[load] for load in ("simulation", "render", "frames"))
     assert 0.0 < plan.capacity <= 2.0
     assert simulation.cpu_limit == plan.capacity
     assert simulation.cpu_limit + render.cpu_limit + frames.cpu_limit < cpu_count
@@ -33,9 +33,9 @@ def test_the_guests_fit_beside_the_sleeping_simulation_and_not_beside_the_workin
     monitor = demo_jobs.MONITOR
     # The limit ends below the first step under which a tenth is no longer below the lower bound.
     lowest = max(plan.idle_cores / monitor["relative_lower_bound"], monitor["min_limit_ratio"] * plan.capacity)
-    guests = plan.orders["render"].cpu_limit + plan.orders["frames"].cpu_limit
+    guests = plan.operations["render"].cpu_limit + plan.operations["frames"].cpu_limit
     assert lowest + guests <= plan.capacity
-    assert plan.capacity + plan.orders["render"].cpu_limit > plan.capacity
+    assert plan.capacity + plan.operations["render"].cpu_limit > plan.capacity
 
 
 class Clock:
