@@ -214,7 +214,7 @@ def _prepare_start(
         parents=parents,
     )
     told += find_idle_monitor_options(asked.job_cpu_monitor)
-    told += placement.find_too_large(asked.tasks, placement.largest_nodes(state.trees[name] for name in chosen))
+    told += placement.find_too_large(asked.tasks, placement.node_capacities(state.trees[name] for name in chosen))
     warnings = (*operations.unrecognized_warnings(command.spec), *map(str, refused), *told)
     return Transaction(operations=(record,), id=record.id, warnings=warnings)
 
