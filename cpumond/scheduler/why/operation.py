@@ -86,7 +86,7 @@ def name_operations(state: State, lines: Iterable[str]) -> list[str]:
         name = f'operation {match[1]} "{title}"' if title.isprintable() and title else f"operation {match[1]}"
         return f"{name}, operation:" if match[2] else name
 
-    # What has a guarantee of its own is told of as the pool around it.
+    # An operation with a guarantee of its own appears as the pool around it.
     return [re.sub(rf"{OPERATION_PREFIX}+([0-9A-Za-z-]+)(, fair_share pool:)?", show, line) for line in lines]
 
 
@@ -210,7 +210,7 @@ def _tell_starvation(element: OperationElement, now: float, preemptions_left: fl
 
 
 def _tell_tolerance(element: PoolElement | OperationElement) -> str:
-    """Of one that has less than its share and is not below it for preemption: the tolerance that says so (6.2)."""
+    """Why an element with less than its fair share does not starve: its tolerance (6.2); "" where that is not so."""
     usage, fair_share = max(usage_share(element)), max(element.fair_share)
     if element.rules is None or element.parent is None or usage > fair_share - SAME_SHARE:
         return ""
@@ -270,7 +270,7 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
 def _find_preemptions(
     records: Iterable[PreemptionRecord], operation_id: str
 ) -> tuple[list[PreemptionRecord], list[PreemptionRecord]]:
-    """Those of its jobs, and those for it; the newest first."""
+    """Preemptions of the operation's jobs, and those for it; the newest first."""
     taken, given = [], []
     for record in records:
         if record.operation_id == operation_id:
