@@ -238,6 +238,7 @@ def _starvation_of(element: Element, now: float) -> str:
 REASONS: Final = {
     "node_resources": "a node that asked for work had too little room for its jobs",
     "no_needed_jobs": "it needed no more jobs",
+    "graceful_over_fair_share": "its preemption_mode is graceful and it has its fair share",
     "resource_limits": "its resource limits leave no room for another job",
 }
 
