@@ -326,7 +326,7 @@ class Scheduler:
         ttl_s: float | None = None,
         user: str = "",
     ) -> dict[str, Any]:
-        """What the agent of a living job's node tells about it or does with it; its own answer, see ``JobRequest``.
+        """Have the agent of a live job's node explain or change its limit; the agent's answer, see ``JobRequest``.
 
         A pin is on the node's disk when this returns. Raises CommandError: the operation or job is not known, has not
         started or has ended, its node is away, does not answer, refuses or cannot.

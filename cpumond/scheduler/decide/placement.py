@@ -242,7 +242,7 @@ def node_capacities(trees: Iterable[Tree]) -> frozenset[Vector]:
 def find_too_large(tasks: Iterable[Task], nodes: Collection[Vector]) -> list[str]:
     """Sentences about tasks of which no node could hold a job even if it were empty; ``nodes``: ``node_capacities``.
 
-    Nothing is said where there is no node at all.
+    Empty where there is no node at all.
     """
     told: list[str] = []
     for task in tasks:

@@ -105,12 +105,12 @@ def plan_preemption(node: Node, targets: Targets, now: float, spare: Vector) -> 
     others those with a lowered limit; what is not needed in the end is spared, the last of the walk first. Each is
     taken only if its list (6.4), the count rule and the elements above it (6.5) still allow it after the loss of those
     before.
-    Elements above both victim and target never block: the pool's total does not fall (conditional preemption).
+    With ``enable_conditional_preemption`` elements above both victim and target do not block: their total stays.
 
     No job goes to and fro: below the lowest pool that victim and target have in common, the victim's side must after
     its losses still be better satisfied (7.2) than the target's side is now, and either keep its fair share or be
     better by ``LEAST_GAIN``. So a swap raises the lesser of the two satisfactions, and the reverse swap, which would
-    lower it again, is refused. The gain is asked for since fair shares themselves follow usage a little.
+    lower it again, is refused. The gain is required since fair shares themselves follow usage a little.
     """
     first, node.skipped_searches = node.skipped_searches, 0
     budget = _Budget(first)
@@ -221,7 +221,7 @@ class _Search:
         self.own = {job.element for job, _ in stage.candidates}
 
     def visit(self, pool: PoolElement, available: Vector) -> PreemptionPlan | None:
-        """Search below a pool with candidates, or the root; ``available``: free, or freed as the pools above allow."""
+        """Search below a pool with candidates or the root. ``available``: free room and what the pools above let go."""
         stage, below = self.stage, self.below.get(pool)
         if below is None:
             return None

@@ -113,7 +113,7 @@ def _allows(element: Element) -> bool:
 
 
 def _forbidder(element: OperationElement | PoolElement) -> OperationElement | PoolElement:
-    """The pool at or above that says ``allow_aggressive_preemption``; the root for the tree's own value."""
+    """The pool at or above that sets ``allow_aggressive_preemption``; the root for the tree's own value."""
     pool = element if isinstance(element, PoolElement) else element.parent
     while pool is not None and pool.parent is not None and pool.settings.allow_aggressive_preemption is None:
         pool = pool.parent

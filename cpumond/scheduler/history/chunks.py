@@ -26,7 +26,7 @@ class DamageError(Exception):
 
 @dataclass(slots=True)
 class Chunk:
-    """What is known of a chunk in memory."""
+    """The part of a chunk that is kept in memory."""
 
     id: int
     tier: int

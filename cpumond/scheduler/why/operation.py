@@ -1,7 +1,6 @@
-"""Answers to "why": what holds an operation, in words, and what a change of the configuration would do. Pure.
+"""Why an operation has what it has, or has to wait, in sentences. Pure.
 
-A plan is made in two steps: ``collect`` takes what is needed of the living state, ``make_plan`` works on that alone,
-so that another thread can do it. Times are seconds, amounts absolute, shares fractions (semantics.md 2.2, 3, 6, 7).
+Times are seconds, amounts absolute, shares fractions (semantics.md 2.2, 3, 6, 7).
 """
 
 from __future__ import annotations

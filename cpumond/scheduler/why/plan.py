@@ -1,4 +1,4 @@
-"""What a change of the configuration would do. Pure."""
+"""What a change of the configuration would do. ``collect`` copies the state, for ``make_plan`` in a thread; pure."""
 
 from __future__ import annotations
 
