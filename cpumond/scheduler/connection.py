@@ -21,7 +21,7 @@ EXCHANGE_S: Final = 150.0
 MAX_HEAD_BYTES: Final = 1024 * 1024
 """Of the request line and the headers, in which the parameters of `yt` travel."""
 MAX_TARGET_BYTES: Final = 64 * 1024
-"""Of the request line's path and query."""
+"""Of the path and the query, and of the whole head of a request that is not one of `yt`."""
 MAX_HEADERS: Final = 1000
 TOO_MANY_HEADERS: Final = f"the request has more than {MAX_HEADERS} headers"
 MAX_PIPELINED: Final = 16

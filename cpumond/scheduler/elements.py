@@ -127,7 +127,7 @@ class PoolElement(Element):
 
 
 class OperationElement(Element):
-    """An operation in one tree: its options there and its jobs there, in the order of their start."""
+    """An operation in one tree: its options and its jobs there."""
 
     __slots__ = ("operation", "options", "jobs", "is_running", "lists_are_old", "fifo_index", "deactivations", "entry")
 
@@ -138,7 +138,7 @@ class OperationElement(Element):
         self.jobs: dict[str, Job] = {}
         """Active jobs, those that count for usage: starting and running ones."""
         self.is_running = False
-        """Whether it holds a running slot here (3.2)."""
+        """Whether it holds a running slot in this tree (3.2)."""
         self.lists_are_old = True
         """The jobs' ``preemptibility`` must be computed again before it is used (6.4)."""
         self.fifo_index: int | None = None
@@ -332,11 +332,11 @@ class Tree:
         self.operations: dict[str, OperationElement] = {}
         self.nodes: dict[str, Node] = {}
         self.total: Vector = ZERO
-        """Of all nodes that count (2.4, node_reconnection_timeout)."""
+        """Capacity of all nodes that count (2.4, node_reconnection_timeout)."""
         self.queue: dict[str, OperationElement] = {}
         """Pending operations in order of arrival (3.3)."""
         self.changed: dict[OperationElement, None] = {}
-        """Operations whose usage changed since ``placement`` last looked."""
+        """Operations whose usage or needs changed since ``placement`` last looked."""
         self.errors: tuple[str, ...] = ()
         self.update_count = 0
 

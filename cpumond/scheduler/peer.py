@@ -1,4 +1,4 @@
-"""Which user is at the other end of a TCP connection over loopback: SO_PEERCRED, which only unix sockets have."""
+"""Which user is at the other end of a TCP connection over loopback, as SO_PEERCRED tells for unix sockets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which operations get jobs on a node's heartbeat: the order of service and the checks (semantics.md 7).
 
 ``ServiceOrder`` keeps, for each pool, a heap of what below it wants jobs, the least satisfied first; a change of one
-operation moves only its own path. ``find_jobs`` is one regular stage of one heartbeat.
+operation moves only its own path. ``place_jobs`` is one regular stage of one heartbeat.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which jobs are taken away, for whom and why: decisions only, nothing is stopped here (semantics.md 1.9, 6.4 to 6.8).
 
-Pure and deterministic: times are arguments, jobs are walked in the order of their start. Of the living tree only the
+Pure and deterministic: times are arguments, jobs are walked in a fixed order. Of the living tree only the
 jobs' ``preemptibility`` and ``lists_are_old`` are written, a cache of what follows from the last fair-share update, and
 a node's ``skipped_searches``.
 """
@@ -39,7 +39,7 @@ LEAST_GAIN: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PreemptionPlan:
-    """One job to start, and the jobs on the same node that must end for it, the oldest last, each with its reason.
+    """One job to start, and the jobs on its node that must end for it, in the order of the walk, each with its reason.
 
     After the victims' usage is gone and the job's is there, the node fits its capacity and no pool above the job
     exceeds its limits (within ``ROUNDING``). Sparing any one victim breaks that.

@@ -363,8 +363,8 @@ def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | N
 
 
 def room_left(element: OperationElement) -> tuple[Vector, PoolElement | OperationElement | None]:
-    """What the limits on an operation's path still allow, and the element with the least room in the first resource
-    that has none left, None if all have some (7.1)."""
+    """What the limits on an operation's path still allow, and the nearest element without room in some resource, None
+    if all have room in each (7.1)."""
     left, tightest = subtract(element.limits, element.usage), None
     above: list[PoolElement | OperationElement] = [element, *element.ancestors()]
     for each in above:

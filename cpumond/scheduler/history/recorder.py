@@ -33,7 +33,7 @@ MAX_WAITING_TICKS: Final = 30
 """Ticks that may wait for a slow disk; while so many do, none is taken, and the next one covers that time, too."""
 KEPT_ELEMENTS: Final = 20_000
 TICK, GRAPH, REPORT = range(3)
-"""Kinds of work, the first ones first."""
+"""Kinds of work, in the order in which they get their turn."""
 MAX_WAITING: Final = {GRAPH: 64, REPORT: 4}
 """Reads that may wait, besides the running one; equal ones count once."""
 NAMES: Final = {GRAPH: "graphs", REPORT: "reports"}
