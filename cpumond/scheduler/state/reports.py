@@ -95,8 +95,8 @@ def job_record(
 ) -> JobRecord:
     """The record of a live job that has ended.
 
-    A job that was told to stop is aborted, whatever its exit code, unless its node says that it had completed before
-    or in the time it was given (6.7). The reason is the node's own where it stopped the job by itself (1.9).
+    A job that was told to stop is aborted (``Stop.fails``: failed) whatever its exit code, unless it completed before
+    or in the time it was given (6.7). The reason is the node's own where the node stopped the job by itself (1.9).
     """
     stop = job.stop
     if finished is not None:
