@@ -58,7 +58,7 @@ class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody on this machine may do everything."""
+        """Whether every user of this machine may do everything."""
         return bool(self.listen) and not self.tokens_file
 
 
@@ -116,7 +116,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def where(self) -> str:
-        """What messages call it."""
+        """What messages call the configuration."""
         return self.path or "built-in defaults"
 
 
@@ -154,7 +154,7 @@ def finish_scheduler_config(merged: dict[str, Any], path: str) -> SchedulerConfi
 
 
 def check(config: SchedulerConfig) -> None:
-    """The rules between keys, and of texts that hold something. Raises ConfigError with file, key and what to do."""
+    """Check rules between keys, regular expressions and the address. Raises ConfigError: file, key and what to do."""
     for key in ("pool_name_regex", "ephemeral_pool_name_regex"):
         try:
             re.compile(getattr(config, key))

@@ -21,7 +21,7 @@ EXCHANGE_S: Final = 150.0
 MAX_HEAD_BYTES: Final = 1024 * 1024
 """Of the request line and the headers, in which the parameters of `yt` travel."""
 MAX_TARGET_BYTES: Final = 64 * 1024
-"""Of the request line's path and query."""
+"""Of the path and the query, and of the whole head of a request that is not one of `yt`."""
 MAX_HEADERS: Final = 1000
 TOO_MANY_HEADERS: Final = f"the request has more than {MAX_HEADERS} headers"
 MAX_PIPELINED: Final = 16
@@ -40,16 +40,16 @@ def make_door() -> Door:
 class Connection(Bounded, HttpToolsProtocol):
     """A connection whose parser takes in at once all that was read: many small requests, or a part of a large one.
 
-    What was read counts until the application begins with it (``take_turn`` in its scope), which then counts for
-    itself: so may the requests of thousands of connections wait.
+    What was read counts as unfinished until the application begins with the request, by calling ``take_turn`` of its
+    scope; from then on the application bounds it. So the requests of thousands of connections may wait.
     """
 
     _in_head = False
     _head_bytes = 0
     _running: RequestResponseCycle | None = None
-    """The first request that has no whole answer yet; ``cycle`` is the last one."""
+    """The first request that has no whole answer yet; ``cycle`` is the latest request."""
     _has_turn = False
-    """Whether the application has begun with it."""
+    """Whether the application has begun with the request of ``_running``."""
     _refusal = ""
     _local_user: User | str | None = None
 
@@ -68,7 +68,7 @@ class Connection(Bounded, HttpToolsProtocol):
         self._settle()
 
     def _settle(self) -> None:
-        """Nothing is unfinished where no request waits and none is begun."""
+        """Tell the door what is held; nothing is unfinished where no request waits and none is begun."""
         cycle = self.cycle
         is_open = cycle is not None and not cycle.response_complete
         is_begun = self._in_head or (is_open and cycle.more_body)
@@ -85,11 +85,11 @@ class Connection(Bounded, HttpToolsProtocol):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether all that was sent is a whole request, which is being answered."""
+        """Whether all that was sent is one whole request, which is being answered."""
         return self._has_turn and not self.pipeline and not self._in_head and super().is_at_work
 
     def take_turn(self) -> None:
-        """The application begins with a request."""
+        """The application begins with the request of ``_running``."""
         self._has_turn = True
         self._settle()
 
@@ -102,7 +102,7 @@ class Connection(Bounded, HttpToolsProtocol):
         self.scope["take_turn"] = self.take_turn
 
     def _find_local_user(self) -> User | str:
-        """Asked for once, and only where it matters who that is."""
+        """The user at the other end, looked up when first asked for, and once."""
         if self._local_user is None:
             self._local_user = find_local_user(self.transport.get_extra_info("socket"))
         return self._local_user
@@ -120,7 +120,7 @@ class Connection(Bounded, HttpToolsProtocol):
             self._running = self.cycle
 
     def _refuse(self, reason: str) -> None:
-        """Stops the parser, which then has the reason sent."""
+        """Stop the parser, which then calls ``send_400_response``. Raises ValueError."""
         self._refusal = reason
         raise ValueError(reason)
 
@@ -131,7 +131,7 @@ class Connection(Bounded, HttpToolsProtocol):
             super().send_400_response(self._refusal)
 
     def on_response_complete(self) -> None:
-        # Until the next request comes, this one would be kept.
+        # The answered request would be kept until the next one comes.
         answered = self._running
         if answered is not None:
             answered.body.clear()
@@ -145,7 +145,7 @@ class Connection(Bounded, HttpToolsProtocol):
             self.send_400_response(self._refusal)
 
     def end(self) -> None:
-        """There is no room for it: what it holds goes at once, as many more may be read before it is over."""
+        """Abort the connection, and free what it holds now: much more may be read before ``connection_lost``."""
         super().end()
         self._let_go()
 
@@ -154,11 +154,11 @@ class Connection(Bounded, HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _let_go(self) -> None:
-        """Of requests that the application has not begun with, which may wait for their turn for long."""
+        """Free the requests that the application has not begun with, which could wait long for their turn."""
         waiting = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
         if self._running is not None:
-            # The library tells the last one only.
+            # The library tells the latest request only.
             self._running.disconnected = True
             self._running.message_event.set()
             waiting += [] if self._has_turn else [self._running]

@@ -60,16 +60,16 @@ class Element:
         self.fair_share: Vector = ZERO
         self.demand_share: Vector = ZERO
         self.strong_guarantee_share: Vector = ZERO
-        """After the scaling of an overcommitted cluster. The three are of the last update."""
+        """After the scaling of an overcommitted cluster. The three shares are those of the last update."""
         self.scheduling_status: SchedulingStatus = "normal"
         self.starvation_status: StarvationStatus = "non_starving"
         self.below_since: float | None = None
-        """Scheduler time of the first update that found it not normal."""
+        """Scheduler time of the first update that found the element below its share; None while it is not."""
         self.rules: PreemptionRules | None = None
         self.satisfaction = 0.0
         self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
         self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
-        """``CpuUse`` of its jobs since the start of this scheduler, as far as their nodes have said."""
+        """``CpuUse`` of its jobs since the start of this scheduler, as far as their nodes have reported it."""
 
     def ancestors(self) -> Iterator[PoolElement]:
         """The pools above, nearest first, the root last."""
@@ -92,7 +92,7 @@ class PoolElement(Element):
         self.config: PoolConfig | None = None
         """None for an ephemeral pool and the root."""
         self.settings = PoolSettings()
-        """What holds: the pool's own, or what ``ephemeral_subpool_config`` gives an ephemeral one."""
+        """The pool's own settings, or what ``ephemeral_subpool_config`` gives an ephemeral pool."""
         self.children: dict[str, PoolElement] = {}
         self.operations: dict[str, OperationElement] = {}
         self.operation_count = 0
@@ -105,7 +105,7 @@ class PoolElement(Element):
         """Accumulated volume, resource*seconds (9)."""
         self.last_integral_ratio = 0.0
         self.entry: fairshare.Pool | None = None
-        """What the last snapshot said of it; the same object again while nothing changes."""
+        """The pool's entry in the last snapshot; the same object again while nothing changes."""
 
     @property
     def is_root(self) -> bool:
@@ -113,7 +113,7 @@ class PoolElement(Element):
 
     @property
     def owner(self) -> str:
-        """Whom an ephemeral pool counts for: the user of its oldest operation (2.9); "" when it has none."""
+        """The user that an ephemeral pool counts for: that of its oldest operation (2.9); "" when it has none."""
         oldest = min(self.operations.values(), key=lambda each: each.operation.record.sequence, default=None)
         return "" if oldest is None else oldest.operation.record.user
 
@@ -127,7 +127,7 @@ class PoolElement(Element):
 
 
 class OperationElement(Element):
-    """An operation in one tree: its options there and its jobs there, in the order of their start."""
+    """An operation in one tree: its options and its jobs there."""
 
     __slots__ = ("operation", "options", "jobs", "is_running", "lists_are_old", "fifo_index", "deactivations", "entry")
 
@@ -138,14 +138,14 @@ class OperationElement(Element):
         self.jobs: dict[str, Job] = {}
         """Active jobs, those that count for usage: starting and running ones."""
         self.is_running = False
-        """Whether it holds a running slot here (3.2)."""
+        """Whether it holds a running slot in this tree (3.2)."""
         self.lists_are_old = True
         """The jobs' ``preemptibility`` must be computed again before it is used (6.4)."""
         self.fifo_index: int | None = None
         self.deactivations: dict[str, int] = {}
-        """Reason -> how often it was passed over on a heartbeat since the last update (7.1)."""
+        """Reason -> how often the operation was passed over on a heartbeat since the last update (7.1)."""
         self.entry: fairshare.Operation | None = None
-        """As a pool's; None when the next snapshot must say something new."""
+        """As a pool's; None when the next snapshot needs a new one."""
 
 
 class Operation:
@@ -159,8 +159,8 @@ class Operation:
         """Task -> jobs still to be started."""
         self.elements: dict[str, OperationElement] = {}
         self.active: dict[str, int] = {}
-        """Task -> jobs that count as usage, in all trees, and those that are stopped and will have failed: what comes
-        instead of one is started when it has ended, if the operation goes on then."""
+        """Task -> jobs that count as usage, in all trees, and jobs that are stopping and will count as failed: each of
+        those is replaced only after its end, if the operation goes on then."""
         self.order_sizes: dict[str, int] = {}
         """Task -> about how many bytes of JSON the order of one of its jobs takes, once one was made."""
 
@@ -202,30 +202,30 @@ class Job:
         self.limits: Vector = task.resources
         """What it ordered."""
         self.usage: Vector = task.resources
-        """What it may use now: cpu is its ``current_cpu_limit``."""
+        """What it may use now: its cpu is ``current_cpu_limit``."""
         self.state: JobState = "starting"
         self.start_time = start_time
         self.sequence = sequence
-        """Decides between jobs of one ``start_time``."""
+        """Decides between jobs with the same ``start_time``."""
         self.preemptibility: Preemptibility = PREEMPTIBLE
         self.is_active = False
         self.stop: Stop | None = None
-        """Set once it is told to stop; it is not active any more then."""
+        """Set once the job is told to stop, and thereby not active any more."""
         self.began_at: float | None = None
         """Since when it runs on its node, in this scheduler's time; None before the node has reported it."""
         self.ordered_at = start_time
         self.first_sent_at: float | None = None
         self.last_sent_at: float | None = None
-        """When answers carried the order to start it; None for never, and for a job that was taken over."""
+        """When answers to heartbeats carried the order to start it; None for never, and for a job taken over."""
         self.report = NO_REPORT
-        """What its node said last, and of its counters what it said at all."""
+        """The last report of its node; a counter that the report leaves out keeps its last known value."""
         self.counted: list[float | None] = [0.0] * len(CPU_COUNTERS)
-        """What of its ``cpu_times`` is in the counters above, or was before this scheduler had the job; None: not known
-        yet."""
+        """The part of its ``cpu_times`` that is in the counters above, or that was used before this scheduler had the
+        job; None: not known yet."""
 
     @property
     def was_reported(self) -> bool:
-        """Whether a heartbeat has shown it; a node does not report a job that it has but that waits for room."""
+        """Whether a heartbeat has reported the job; a node does not report one that still waits there for room."""
         return self.report is not NO_REPORT
 
     @property
@@ -238,7 +238,7 @@ class Job:
 
     @property
     def is_failing(self) -> bool:
-        """Whether it is told to stop for a reason for which it has failed."""
+        """Whether the job was told to stop for a reason that counts as its failure."""
         return self.stop is not None and self.stop.fails
 
     @property
@@ -256,7 +256,7 @@ class Stop:
     """From the interruption to the kill."""
     since: float
     fails: bool = False
-    """Whether the job has failed with it, rather than being aborted."""
+    """Whether the job counts as failed, rather than aborted."""
 
 
 class Node:
@@ -275,9 +275,9 @@ class Node:
         self.capacity: Vector = ZERO
         self.tree: str | None = None
         self.incarnation = ""
-        """Whoever knows it may send the node's heartbeats: shown to others as ``run``."""
+        """Of the agent's present run, a secret: its bearer may send the node's heartbeats. Views show ``run``."""
         self.key_hash = ""
-        """Of what the node's agent keeps from run to run."""
+        """Of the key that the node's agent keeps from run to run; "" without one."""
         self.sequence = -1
         self.is_online = False
         self.last_seen = 0.0
@@ -289,31 +289,31 @@ class Node:
         self.used: Vector = ZERO
         """Usage of the active jobs."""
         self.foreign_usage: Vector = ZERO
-        """What the node reports for jobs that are not this scheduler's: others', and those of before that it ends."""
+        """Usage that the node reports of other jobs: not the scheduler's, or not taken over and told to stop."""
         self.last_preemptive_attempt: float | None = None
         self.skipped_searches = 0
-        """How many searches of the next preemptive attempt had their turn at this one; 0 when all had (6.6)."""
+        """How many searches the next preemptive attempt skips, since this one made them; 0 when none is left (6.6)."""
         self.overcommitted_since: float | None = None
         self.overcommit_count = 0
         self.unwanted: dict[str, StopOrder] = {}
-        """Jobs of its last heartbeat that no operation needs and that are not stopping yet."""
+        """By id: the orders for jobs of its last heartbeat that no operation needs and that are not stopping yet."""
         self.replaced: dict[str, str] = {}
         """Earlier runs of its agent that a later one replaced: incarnation -> address, the latest last."""
         self.matched_trees: tuple[str, ...] = ()
-        """The trees that its tags fit, where they are several: its jobs in ``tree`` run on, none is started (2.2)."""
+        """The trees that its tags fit, if several: its jobs in ``tree`` run on, none is started (2.2)."""
 
     def all_jobs(self) -> list[Job]:
-        """Active ones and those told to stop."""
+        """Active jobs and those told to stop."""
         return [*self.jobs.values(), *self.stopping.values()]
 
     @property
     def run(self) -> str:
-        """The beginning of ``incarnation``, for people."""
+        """The beginning of ``incarnation``, which may be shown."""
         return self.incarnation[:16]
 
     @property
     def free(self) -> Vector:
-        """Capacity less usage, what other jobs use included; negative where the node is overcommitted."""
+        """Capacity less the usage of all jobs, foreign ones included; negative where the node is overcommitted."""
         return subtract(subtract(self.capacity, self.used), self.foreign_usage)
 
 
@@ -332,11 +332,11 @@ class Tree:
         self.operations: dict[str, OperationElement] = {}
         self.nodes: dict[str, Node] = {}
         self.total: Vector = ZERO
-        """Of all nodes that count (2.4, node_reconnection_timeout)."""
+        """Capacity of all nodes that count (2.4, node_reconnection_timeout)."""
         self.queue: dict[str, OperationElement] = {}
         """Pending operations in order of arrival (3.3)."""
         self.changed: dict[OperationElement, None] = {}
-        """Operations whose usage changed since ``placement`` last looked."""
+        """Operations whose usage or needs changed since ``placement`` last looked."""
         self.errors: tuple[str, ...] = ()
         self.update_count = 0
 
@@ -398,10 +398,10 @@ NOTHING: Final = [0.0] * len(CPU_COUNTERS)
 def count_cpu_time(job: Job, told: CpuTimes) -> None:
     """Add what a job has used and given up since it was last counted to its operation and the pools above (1.7).
 
-    ``cpu_seconds`` comes from the cgroup: lower than before it counts nothing until it has grown above that, since the
-    last word of a job that ended may be a little lower. The others are sums of the agent, of which a crash loses the
-    newest part: a lower one counts nothing itself, and is what the growth is measured from. A job keeps its pool's
-    path of the moment: what was counted stays where it was when the operation moves.
+    ``cpu_seconds`` comes from the cgroup: a value below the last one counts nothing, and the last one stays the base,
+    since the final value of an ended job may be a little lower. The other counters are sums of the agent, of which a
+    crash loses the newest part: a lower value counts nothing, and becomes the base of the growth after it. What was
+    counted stays with the pools above at that moment when the operation moves.
     """
     counted = job.counted
     grown = list(NOTHING)
@@ -440,7 +440,7 @@ def usage_share(element: Element) -> Vector:
 
 
 def is_integral(pool: PoolElement) -> bool:
-    """Whether it has a guarantee that accumulates (9)."""
+    """Whether the pool has a guarantee that accumulates (9)."""
     return pool.settings.integral_guarantees.guarantee_type != "none"
 
 

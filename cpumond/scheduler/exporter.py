@@ -99,7 +99,7 @@ POOL_COUNTERS: PoolFamilies = {
 
 
 class MetricsText:
-    """The metrics as text: ``encode`` makes it anew after an update, otherwise gives the same again."""
+    """The metrics as text, made anew by ``encode`` only after an update."""
 
     def __init__(self, scheduler: Scheduler, max_pools: int) -> None:
         self._scheduler = scheduler
@@ -145,7 +145,7 @@ class MetricsText:
     def _preemptions(self, shown: list[tuple[str, PoolElement]]) -> Iterator[str]:
         name = "cpumond_preemptions_total"
         yield f"# HELP {name} Jobs taken away, by pool of the job and kind.\n# TYPE {name} counter\n"
-        # From 0 on, so that rates see the first one; only of pools that have something to take, most have not.
+        # Series begin at 0, so that rates see the first preemption; only pools with operations have one, most do not.
         others = dict.fromkeys(itertools.product(self._scheduler.state.trees, PREEMPTION_KINDS), 0)
         counts = {(label, kind): 0 for label, pool in shown if pool.operations for kind in PREEMPTION_KINDS}
         labels = {label for label, _ in shown}

@@ -48,11 +48,11 @@ BACKLOG = 1024
 ACCEPTED_AT_ONCE = 64
 
 SWITCH_INTERVAL_S = 0.001
-"""How long the thread of an update may keep the interpreter from the loop; Python's own is 0.005, ten heartbeats."""
+"""How long the thread of an update may keep the interpreter from the loop; Python's 0.005 would be ten heartbeats."""
 
 
 def make_rules(config: SchedulerConfig) -> Rules:
-    """What decisions read of the configuration."""
+    """The part of the configuration that decisions read."""
     spare = config.min_spare_job_resources_on_node
     return Rules(
         **{name: getattr(config, name) for name in config.__struct_fields__ if name in Rules.__dataclass_fields__},
@@ -63,7 +63,7 @@ def make_rules(config: SchedulerConfig) -> Rules:
 
 
 def open_history(scheduler: Scheduler, config: SchedulerConfig) -> History:
-    """The history beside the state; a file that cannot be used costs a warning, nothing else."""
+    """The history beside the state; a file that cannot be used is no more than a warning."""
     settings = config.history
     path = os.path.join(config.state_dir, HISTORY_FILE)
     store = HistoryStore(path, settings.length_s, settings.period_s, settings.max_size, scheduler.started_at)
@@ -83,11 +83,11 @@ def read_monitor(raw: object) -> dict[str, object]:
 
 
 AppMaker = Callable[[Scheduler, Api, Tokens | None, Callable[[], bytes], str], Starlette]
-"""``api.server.make_app``, which knows the scheduler."""
+"""The type of ``api.server.make_app``; ``api`` imports the scheduler, not the reverse."""
 
 
 def run_scheduler(config_path: str | None, make_app: AppMaker, new_store: bool = False, time_scale: float = 1.0) -> int:
-    """``cpumond scheduler``: runs until SIGTERM or SIGINT. Raises CpumondError for what a user can mend.
+    """``cpumond scheduler``: runs until SIGTERM or SIGINT. Raises CpumondError for what an operator can fix.
 
     ``new_store`` sets the present database and history aside and begins with empty ones. ``time_scale`` is for tests
     only.
@@ -101,14 +101,14 @@ def run_scheduler(config_path: str | None, make_app: AppMaker, new_store: bool =
     except OSError as error:
         raise from_os_error(error, f"make {config.state_dir}", "fix state_dir or run as its owner") from error
     if new_store:
-        # The history of what is not there any more goes, too; the store goes first: it says whether it is in use.
+        # The history belongs to the old store and goes, too. The store goes first: its lock tells whether it is in use.
         for old in (path, os.path.join(config.state_dir, HISTORY_FILE)):
             aside = set_aside(old)
             if aside is not None:
                 log.warning("store_set_aside", path=aside)
     raise_descriptor_limit()
     give_back_large_blocks()
-    # Updates, long requests and large answers are worked on in threads: the loop's gets its turn after this long.
+    # Updates, long requests and large answers run in threads: the loop's thread gets its turn after this long.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     manager = ServiceManager(os.environ)
     sockets = open_tcp_sockets(config.api.address, "api.listen", BACKLOG)
@@ -119,12 +119,12 @@ def run_scheduler(config_path: str | None, make_app: AppMaker, new_store: bool =
             advice=f"set [api] tokens_file, or leave [api] listen out: then only {LOCAL_USERS} may",
         )
     try:
-        # A large one takes a while, and so does its copy when a new version changes its form.
+        # Opening a large store takes a while, and so does its copy before a new version migrates it.
         manager.extend("opening the store")
         is_new, was_used = not os.path.lexists(path), os.path.lexists(f"{path}.lock")
         store = open_sqlite_store(path)
         if is_new:
-            # A directory that was used before and has lost its database is not to begin anew without a word.
+            # Starting empty where a database was lost must not go unnoticed.
             (log.warning if was_used else log.info)("store_created", path=path, state_dir_was_used=was_used)
     except CpumondError:
         close_sockets(sockets)
@@ -146,12 +146,12 @@ def run_scheduler(config_path: str | None, make_app: AppMaker, new_store: bool =
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to us, and takes some new connections at a time."""
+    """A server that leaves signals to us, and takes ACCEPTED_AT_ONCE new connections at a time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for sock in sockets or ():
-            # The event loop has made this as short as what it accepts in one turn.
+            # The event loop has set this to ACCEPTED_AT_ONCE, what it accepts in one turn.
             sock.listen(BACKLOG)
 
     @contextlib.contextmanager
@@ -202,7 +202,7 @@ async def _serve(
         tasks.create_task(tell_manager(manager, scheduler, stopping))
         await stopping.wait()
         log.info("stopping")
-        # Requests that are never finished are cancelled then, which is no error.
+        # From here on unfinished requests are cancelled, which is no error.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server.should_exit = True
         await serving

@@ -1,8 +1,8 @@
-"""What the scheduler knows: the configuration of trees and pools, operations, finished jobs; all frozen values
+"""The scheduler's frozen values: configuration of trees and pools; records of operations, nodes, finished jobs
 (semantics.md 2).
 
 ``Config`` is replaced as a whole by every accepted change of trees or pools. Resources are dictionaries of a resource's
-name (``fairshare.resources.RESOURCES``) to an amount: cpu in cores, memory in bytes; a missing name is "not said",
+name (``fairshare.resources.RESOURCES``) to an amount: cpu in cores, memory in bytes; a missing name is "not set",
 which differs from 0. Options have the documents' names and units: time-outs are milliseconds, shares and ratios are
 fractions.
 """
@@ -73,7 +73,7 @@ DEFAULT_FIFO_SORT: Final[tuple[FifoSortParameter, ...]] = ("weight", "start_time
 
 
 class IntegralGuarantees(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``integral_guarantees`` of a pool (2.5). None of a bool means the tree's or the library's default."""
+    """``integral_guarantees`` of a pool (2.5). None means the tree's value, or else the library's default."""
 
     guarantee_type: GuaranteeType = "none"
     resource_flow: _Amounts = {}
@@ -93,7 +93,7 @@ class EphemeralSubpoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=
 
 
 class PreemptionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What trees, pools and (the first three) operations may say about starvation (6.2); None is inherited."""
+    """Starvation and preemption options of trees, pools and (first three, last) operations (6.2); None is inherited."""
 
     fair_share_starvation_timeout: _Milliseconds | None = None
     fair_share_starvation_tolerance: _Share | None = None
@@ -108,7 +108,7 @@ class PreemptionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The attributes of a pool, read (2.5). None is "not set"."""
+    """The settings that a pool's attributes give (2.5). None is "not set"."""
 
     weight: _Weight | None = None
     max_share_ratio: _Share | None = None
@@ -135,9 +135,9 @@ class TreeIntegralGuarantees(msgspec.Struct, frozen=True, forbid_unknown_fields=
 
 
 class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The options of a tree, read (2.4), with their defaults.
+    """The settings that a tree's options give (2.4), with their defaults.
 
-    The inherited ones of ``PreemptionSettings`` have their defaults here: what the root's value is.
+    The options of ``PreemptionSettings``, which pools inherit, have their defaults here: the root's values.
     """
 
     fair_share_starvation_timeout: _Milliseconds = 30_000.0
@@ -177,14 +177,14 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     preemption_check_starvation: bool = True
     preemption_check_satisfaction: bool = True
     preempt_cpu_gap_first: bool = False
-    """Jobs whose limit was lowered go first among the protected lists (6.6 step 4)."""
+    """Whether jobs with a lowered limit go first among those of the protected lists (6.6 step 4)."""
     integral_guarantees: TreeIntegralGuarantees = TreeIntegralGuarantees()
     should_distribute_free_volume_among_children: bool = False
     main_resource: str = "cpu"
     infer_weight_from_guarantees_share_multiplier: Annotated[float, msgspec.Meta(ge=1.0, le=1e9)] | None = None
     node_reconnection_timeout: _Milliseconds = 300_000.0
     max_preemptions_per_minute: _Count | None = None
-    """Budget of the whole tree, None for none."""
+    """For the whole tree; None for no bound."""
     fifo_pool_scheduling_order: Literal["fifo", "satisfaction"] = "fifo"
 
 
@@ -194,7 +194,7 @@ NO_TREE_SETTINGS: Final = TreeSettings()
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """An explicit pool. ``attributes`` are as given, with canonical names; ``settings`` the same, read.
+    """An explicit pool. ``attributes`` are as given, with canonical names; ``settings`` are made of them.
 
     ``spelled``: canonical option -> the other name under which it was set, where it was not the canonical one.
     """
@@ -291,7 +291,7 @@ class OperationTreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     max_share_ratio: _Share | None = None
     resource_limits: _Amounts = {}
     min_share_resources: _Amounts = {}
-    """Its strong guarantee, as far as that of its pool goes."""
+    """Its strong guarantee, within that of its pool."""
     fair_share_starvation_timeout: _Milliseconds | None = None
     fair_share_starvation_tolerance: _Share | None = None
     min_share_preemption_timeout: _Milliseconds | None = None
@@ -372,7 +372,7 @@ class PreemptionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A node as it registered. ``capacity`` by resource; ``key_hash`` of its agent's key, "" for one without; ``tree``:
-    where its jobs are if its tags fit several."""
+    where its jobs are if its tags fit several trees."""
 
     id: str
     incarnation: str
@@ -384,7 +384,7 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A finished job as it is stored. CPU times are those that its node said last, None where it never said."""
+    """A finished job as it is stored. CPU times are those that its node reported last, None where it reported none."""
 
     id: str
     operation_id: str
@@ -402,7 +402,7 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     preemption: PreemptionRecord | None = None
     cgroup: str = ""
     sequence: int = 0
-    """Decides between jobs of one ``start_time``."""
+    """Decides between jobs with the same ``start_time``."""
 
     @property
     def task_name(self) -> str:

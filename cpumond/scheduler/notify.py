@@ -18,10 +18,10 @@ TROUBLE_S = 60.0
 
 
 async def tell_manager(manager: ServiceManager, scheduler: Scheduler, stopping: asyncio.Event) -> None:
-    """READY at once, then WATCHDOG as long as good updates come, STATUS now and then, STOPPING at the end.
+    """READY at once, then WATCHDOG as long as good updates come, STATUS each STATUS_PERIOD_S, STOPPING at the end.
 
-    An event loop that is blocked, an update that does not end or updates that all fail leave the watchdog hungry; a
-    store that refuses does not: a new process would find the same disk, and this one still answers.
+    A blocked event loop, an update that does not end or updates that all fail stop WATCHDOG, so that the service is
+    restarted; a store that refuses does not: a new process would find the same disk, and this one still answers.
     """
     if not manager.listens:
         return
@@ -36,7 +36,7 @@ async def tell_manager(manager: ServiceManager, scheduler: Scheduler, stopping: 
         now_s = clock()
         if scheduler.timings.good_updates != seen:
             seen, seen_s = scheduler.timings.good_updates, now_s
-        # Updates may be further apart than the manager's patience: between two of them the last one counts.
+        # Updates may be further apart than the watchdog's timeout: one counts for a whole period.
         lines = ["WATCHDOG=1"] if now_s - seen_s <= period_s else []
         status = ""
         if now_s - told_s >= STATUS_PERIOD_S:
@@ -47,7 +47,7 @@ async def tell_manager(manager: ServiceManager, scheduler: Scheduler, stopping: 
 
 
 def describe_status(scheduler: Scheduler) -> str:
-    """One line for ``systemctl status``: how much work there is, who does it, and what is wrong with the store."""
+    """One line for ``systemctl status``: operations, jobs, nodes, and trouble with updates or the store."""
     state, timings, now = scheduler.state, scheduler.timings, scheduler.clock.now()
     pending = sum(operation.record.state == "pending" for operation in state.operations.values())
     online = sum(node.is_online for node in state.nodes.values())

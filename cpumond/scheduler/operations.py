@@ -1,4 +1,4 @@
-"""Operations: what a user's specification asks for, the commands on operations, and how finished jobs move them on.
+"""Operations: reading a user's specification, the commands on operations, and what the end of a job changes.
 
 semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10. Pure functions from records to records.
 """
@@ -31,13 +31,13 @@ MAX_TEXT: Final = 65_536
 MAX_PATH: Final = 4095
 MAX_TOLD: Final = 20
 MAX_SHOWN: Final = 80
-"""Unknown options that are told of, and characters of their names."""
+"""How many unknown options are named in warnings, and with how many characters."""
 
 MAX_TASK_BYTES: Final = 262_144
-"""Of UTF-8: what a task's command, environment and working_directory take together, in every order of a job."""
+"""Of UTF-8, for a task's command, environment and working_directory together: every order of a job has them."""
 
 TREE_OPTIONS: Final = frozenset(OperationTreeOptions.__struct_fields__) - {"pool"}
-"""What an operation may say for all of its trees and, under ``scheduling_options_per_pool_tree``, for each (2.5)."""
+"""Options for all trees of an operation or, under ``scheduling_options_per_pool_tree``, for each (2.5)."""
 
 ALIASES: Final = {
     "fair_share_preemption_timeout": "fair_share_starvation_timeout",
@@ -51,7 +51,7 @@ ALIASES: Final = {
 }
 
 RIGHTS: Final = ("acl", "owners", "aco_name")
-"""Options that would give rights: refused, since nothing enforces them."""
+"""Options about access rights: refused, since nothing enforces them."""
 
 
 class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="command", omit_defaults=True):
@@ -104,9 +104,9 @@ OperationCommand = (
 
 
 class Specification(OperationFacts, frozen=True):
-    """A specification, read and checked, before pools are looked for.
+    """A specification, read and checked, before its pools are chosen.
 
-    ``trees`` None: it does not say, which is the default tree. ``options`` by tree, "" for all of them: names of
+    ``trees`` None: not given, which means the default tree. ``options`` by tree, "" for all of them: names of
     ``TREE_OPTIONS`` and ``pool`` to values.
     """
 
@@ -121,7 +121,7 @@ KNOWN: Final = frozenset(
         "is_gang", "max_failed_job_count", "job_cpu_monitor", "annotations", "description", "started_by", "time_limit",
     }
 )  # fmt: skip
-"""Keys at the root of a specification that mean something here or that the client adds by itself."""
+"""Keys at the root of a specification that have an effect or that clients add by themselves."""
 
 ROOT_OPTIONS: Final = KNOWN | TREE_OPTIONS
 TASK_OPTIONS: Final = frozenset(Task.__struct_fields__) - {"name", "spec"}
@@ -161,7 +161,7 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
 
 
 def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What in a specification, at its root and in its tasks, means nothing here; as it was given."""
+    """The options without any effect at the root of a specification and in its tasks, as they were given."""
     found = {key: value for key, value in spec.items() if canonical(key) not in ROOT_OPTIONS}
     tasks = {
         name: unknown
@@ -188,7 +188,7 @@ def _unrecognized(where: str, key: str, known: frozenset[str]) -> str:
 
 
 def canonical(key: object) -> str:
-    """The name of an option as it is called here, of any spelling of it."""
+    """The name used here for an option in any accepted spelling."""
     name = str(key).replace("-", "_")
     return ALIASES.get(name, name)
 
@@ -209,7 +209,7 @@ def _read_monitor(given: object, read_monitor: Callable[[object], dict[str, Any]
     try:
         return read_monitor(given)
     except CommandError as error:
-        # The reader is the agents', which names the option in its sentence only.
+        # This reader is the agent's: it names the option only in its message.
         named = _MONITOR_OPTION.search(str(error))
         option = "" if named is None else "/" + named[1].replace("-", "_")
         raise name_field(error, f"job_cpu_monitor{option}") from None
@@ -219,13 +219,13 @@ _MONITOR_OPTION: Final = re.compile(r"\bjob[-_]cpu[-_]monitor[./]([A-Za-z_-]+)")
 
 
 def _refuse(where: str, what: str) -> CommandError:
-    """The refusal of what stands at ``where`` in a specification or in parameters."""
+    """The refusal of the value at ``where`` in a specification or in parameters."""
     field = _field_of(where)
     return CommandError(f"{where}: {what}", attributes={FIELD: field} if field else {})
 
 
 def _field_of(where: str) -> str:
-    """The option without what it is in: ``tasks/main/cpu_limit`` of ``spec/tasks/main/cpu_limit``."""
+    """The path of an option below its first part: ``tasks/main/cpu_limit`` of ``spec/tasks/main/cpu_limit``."""
     return where.partition("/")[2]
 
 
@@ -254,7 +254,7 @@ _RESETS: Final = {field.name: field.default for field in msgspec.structs.fields(
 
 
 def _read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of ``TREE_OPTIONS`` and ``pool`` that ``given`` names, checked by their type; None takes one back."""
+    """The options of ``TREE_OPTIONS`` and ``pool`` that ``given`` names, checked by their type; None resets one."""
     options: dict[str, Any] = {}
     for name, value in given.items():
         if name == "pool":
@@ -333,7 +333,7 @@ def _read_task(name: str, given: object) -> Task:
 def _check_size(
     command: str | tuple[str, ...], environment: Mapping[str, str], working_directory: str, where: str
 ) -> None:
-    """Every order of a job carries these texts to its node. Raises CommandError."""
+    """Bound the texts that every order of a job carries to its node. Raises CommandError."""
     words = (command,) if isinstance(command, str) else command
     texts = (*words, *environment.keys(), *environment.values(), working_directory)
     # What is not valid Unicode is refused where it is stored.
@@ -424,7 +424,7 @@ def _kind(value: object) -> str:
 
 
 def tree_options(given: Mapping[str, Mapping[str, Any]], tree: str, pool: str) -> OperationTreeOptions:
-    """The options of one tree: what is said for it, else what is said for all (2.5); ``pool`` is the resolved one."""
+    """The options of one tree: those given for it, else those for all trees (2.5); ``pool`` is the resolved one."""
     return OperationTreeOptions(**{**given.get("", {}), **given.get(tree, {}), "pool": pool})
 
 
@@ -438,7 +438,7 @@ def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str, int]:
-    """Task -> jobs still to be started; ``active`` counts the jobs that live."""
+    """Task -> jobs still to be started; ``active`` as in ``Operation.active``."""
     if record.is_finished:
         return {}
     needed: dict[str, int] = {}
@@ -475,7 +475,7 @@ def finish(
     error: str,
     stopped: Mapping[str, int] = MappingProxyType({}),
 ) -> OperationRecord:
-    """The record of an operation that has ended; ``stopped``: task -> its jobs that are stopped with it."""
+    """The record of an operation that has ended; ``stopped``: task -> its jobs that are stopped thereby."""
     counts = dict(record.counts)
     for task, number in stopped.items():
         if number:
@@ -496,7 +496,7 @@ def exceed_time(record: OperationRecord, now: float, stopped: Mapping[str, int])
 
 
 def activate(record: OperationRecord, tree: str) -> OperationRecord:
-    """It got a running slot in ``tree`` (3.2)."""
+    """The record with a running slot in ``tree`` (3.2)."""
     return msgspec.structs.replace(record, state="running", running_in=(*record.running_in, tree))
 
 

@@ -1,4 +1,4 @@
-"""Who is at the other end of a TCP connection on this machine: what SO_PEERCRED says of a unix socket, for loopback."""
+"""Which user is at the other end of a TCP connection over loopback, as SO_PEERCRED tells for unix sockets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from cpumond.scheduler.tokens import User
 
 OVERFLOW_UID: Final = 65534
-"""What the kernel calls each user that our user namespace does not map, and "nobody", which many programs share."""
+"""Shown for every uid that our user namespace does not map; also the account "nobody", which many programs share."""
 
 _ESTABLISHED: Final = 1
 _SOCK_DIAG_BY_FAMILY: Final = 20
@@ -24,7 +24,7 @@ LOCAL_USERS: Final = "root and the account that it runs as"
 
 
 def find_local_user(connection: socket.socket | None) -> User | str:
-    """Who connected, if it is one of ``LOCAL_USERS``, who may do everything; else who that is, in words."""
+    """The user that connected, if one of ``LOCAL_USERS``, who may do everything; else a text that says who it is."""
     uid = None if connection is None else find_peer_uid(connection)
     if uid is None:
         return "it cannot be told who this is"
@@ -38,10 +38,10 @@ def find_local_user(connection: socket.socket | None) -> User | str:
 
 
 def find_peer_uid(connection: socket.socket) -> int | None:
-    """The uid that made the other end of a TCP connection over IPv4 on this machine; None if there is none.
+    """The uid that opened the other end of a TCP connection over IPv4 on this machine; None if not known.
 
-    The kernel tells. An end that was closed has no owner any more: a uid counts only while the connection stands before
-    and after the look, so that a later socket of another user is not taken for one that was closed.
+    A closed end has no owner any more: a uid counts only if the connection is established before and after the lookup,
+    so that a later socket of another user is not taken for the closed one.
     """
     try:
         if connection.family != socket.AF_INET or not _is_established(connection):
@@ -50,7 +50,7 @@ def find_peer_uid(connection: socket.socket) -> int | None:
         try:
             uid = _ask_kernel(*ends)
         except OSError:
-            # No netlink, or a kernel without that part of it.
+            # No netlink, or a kernel without sock_diag.
             uid = _search_table(*ends)
         return uid if _is_established(connection) else None
     except OSError:
@@ -62,7 +62,7 @@ def _is_established(connection: socket.socket) -> bool:
 
 
 def _ask_kernel(host: str, port: int, our_host: str, our_port: int) -> int | None:
-    """By sock_diag(7): one question, one socket. Raises OSError."""
+    """Ask by sock_diag(7) for this one socket. Raises OSError."""
     request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
     request += struct.pack("!HH", port, our_port)
     request += socket.inet_aton(host).ljust(16, b"\0") + socket.inet_aton(our_host).ljust(16, b"\0")
@@ -77,12 +77,12 @@ def _ask_kernel(host: str, port: int, our_host: str, our_port: int) -> int | Non
         raise OSError(errno.ENOENT, "no such socket")
     state = answer[17]
     uid, inode = struct.unpack_from("=II", answer, 80)
-    # Without an inode the socket was closed, and its uid says root.
+    # A closed socket has no inode, and a uid of 0 that means nothing.
     return int(uid) if inode and state == _ESTABLISHED else None
 
 
 def _search_table(host: str, port: int, our_host: str, our_port: int) -> int | None:
-    """In the kernel's table of all connections, which takes milliseconds. Raises OSError."""
+    """Search the kernel's table of all connections, which takes milliseconds. Raises OSError."""
     remote_end, local_end = (
         f"{struct.unpack('=I', socket.inet_aton(name))[0]:08X}:{number:04X}"
         for name, number in ((host, port), (our_host, our_port))

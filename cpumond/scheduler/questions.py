@@ -1,4 +1,4 @@
-"""What is asked of the nodes, on its way to them and back: questions that wait, and the nodes' answers.
+"""Questions to nodes, and their answers.
 
 Nodes only connect to the scheduler, never the other way round. A question therefore travels in the answers to the
 node's heartbeats, again and again, until the node has answered it or no reader waits for it any more.
@@ -20,9 +20,9 @@ from cpumond.scheduler.model import TIMEOUT, TOO_MANY_REQUESTS, CommandError
 TIMEOUT_S: Final = 10.0
 MAX_WAITING: Final = 1000
 MAX_PER_NODE: Final = 16
-"""One node that is silent must not take the place of all others."""
+"""So that the questions to one silent node leave room for those to others."""
 MAX_PER_ANSWER: Final = 4
-"""A node answers between two heartbeats: not too much at a time."""
+"""A node answers between two heartbeats, so it gets few questions at a time."""
 
 Question = TypeVar("Question", LogRequest, JobRequest)
 Answer = TypeVar("Answer", JobLog, JobReply)
@@ -37,7 +37,7 @@ class _Waiting(Generic[Question, Answer]):
 
 
 class NodeQuestions(Generic[Question, Answer]):
-    """The questions of one kind that wait. Used by the event loop's thread.
+    """The waiting questions of one kind. Used by the event loop's thread.
 
     ``what`` names an answer in sentences, ``new_id`` gives each question its id; ``timeout_s`` in real seconds.
     """
@@ -57,7 +57,7 @@ class NodeQuestions(Generic[Question, Answer]):
     async def ask(self, node_id: str, question: Question, share: bool = True) -> Answer:
         """What the node answers to ``question``, whose id is given here.
 
-        ``share``: who asks the same at the same time waits for the same answer. Raises CommandError when too many
+        ``share``: callers that ask the same at the same time wait for one answer. Raises CommandError when too many
         questions wait, or when the node has not answered in time.
         """
         key = (node_id, msgspec.structs.replace(question, request_id=""))
@@ -98,14 +98,14 @@ class NodeQuestions(Generic[Question, Answer]):
             del self._shared[key]
 
     def questions_for(self, node_id: str) -> list[Question]:
-        """What the answer to a heartbeat of this node asks, the oldest first."""
+        """Questions for the answer to a heartbeat of this node, the oldest first."""
         if not self._waiting:
             return []
         mine = (waiting.question for waiting in self._waiting.values() if waiting.node_id == node_id)
         return list(islice(mine, MAX_PER_ANSWER))
 
     def take(self, answer: Answer) -> bool:
-        """An answer arrives; False when no reader waits for it any more.
+        """Hand an answer to its readers; False when none waits any more.
 
         Raises CommandError when another node was asked.
         """

@@ -1,4 +1,4 @@
-"""The resulting specification of an operation: what it was given, with everything that holds filled in. Pure.
+"""The resulting specification of an operation: what its user gave, with all defaults filled in. Pure.
 
 It is what the documents show on an operation's page under Specification -> Resulting specification (semantics.md 1.1,
 2.5, 2.8).
@@ -51,15 +51,15 @@ def resulting_monitor(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def monitor_sources(given: Mapping[str, Any]) -> dict[str, Source]:
-    """Option of ``job_cpu_monitor`` -> where its value is from."""
+    """Option of ``job_cpu_monitor`` -> where its value comes from."""
     return {name: "specification" if name in given else "default" for name in resulting_monitor(given)}
 
 
 def resulting_specification(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
-    """All options of an operation that mean something, defaults and later changes of parameters included.
+    """All options of an operation that have an effect, defaults and later changes of parameters included.
 
-    Of a ``live`` operation times of starvation are those that its pool's and tree's settings leave (6.2), in
-    milliseconds; of a finished one only what was set is known. Keys that mean nothing here are as they were given.
+    For a ``live`` operation starvation times are those that its pool's and tree's settings allow (6.2), in
+    milliseconds; for a finished one only what was set is known. Keys without an effect are as they were given.
     """
     return {
         **{name: value for name, value in _given(record).items() if name not in _READ},
@@ -87,7 +87,7 @@ def full_spec(record: OperationRecord, live: Operation | None) -> dict[str, Any]
 
 
 _READ: Final = ROOT_OPTIONS - {"annotations", "description", "started_by"}
-"""Options whose values stand in the record."""
+"""Options whose values the record has in its own fields."""
 
 
 def _given(record: OperationRecord) -> dict[str, Any]:

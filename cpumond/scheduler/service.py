@@ -1,8 +1,8 @@
 """The running scheduler: one fair-share update per period, commands and heartbeats between them.
 
 The event loop's thread alone reads and changes the state. Two things leave the thread: the computation of an
-update, which reads a frozen snapshot, and writes to the store. A change is stored before it is applied, changes follow
-each other one by one; heartbeats that change nothing lasting do not wait for them.
+update, which reads a frozen snapshot, and writes to the store. A change is stored before it is applied, and changes
+follow each other one by one; heartbeats that change nothing lasting do not wait for them.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ log = structlog.get_logger("cpumond.scheduler")
 
 COLLECT_PERIOD_S = 60.0
 FULL_COLLECTION = 5
-"""Every so many collections go through all that there is, which holds up heartbeats for a tenth of a second; the others
-through what is new since the one before."""
+"""One collection in so many goes through all objects, which holds up heartbeats for a tenth of a second; the others
+only through those made since the collection before."""
 MAX_SHOWN = 300
 MUTATION_AGE_S = 900.0
+"""How long repeats of commands are recognised: longer than any client goes on trying (yt_protocol.md 8)."""
 MAX_MUTATIONS = 20_000
-"""Repeats of commands are known for this long; it is more than any client goes on trying (yt_protocol.md 8)."""
 
 
 class Clock:
-    """Seconds since 1970 that never step back or jump: the wall clock at the start, and what has passed since.
+    """Seconds since 1970 that never step back or jump: the wall clock at the start plus the time since then.
 
     ``scale`` other than 1 makes time run faster; for tests only.
     """
@@ -75,7 +75,7 @@ class Clock:
         return self._wall_s + (time.monotonic() - self._start_s) * self.scale
 
     def real_s(self, scheduler_s: float) -> float:
-        """How long to really wait for that many seconds of this clock."""
+        """Real seconds in that many seconds of this clock."""
         return scheduler_s / self.scale
 
 
@@ -92,7 +92,7 @@ class Timings:
     updates: int = 0
     updates_s: float = 0.0
     good_updates: int = 0
-    """In which at least one tree got its shares, or was kept from it by the store alone."""
+    """Updates in which not every tree failed; a refusal of the store is no failure here."""
     late_updates: int = 0
     late_at: float | None = None
     failed_updates: int = 0
@@ -107,14 +107,14 @@ class Timings:
     store_errors: int = 0
     store_error_at: float | None = None
     store_losses: int = 0
-    """How often it was removed, and written anew."""
+    """How often the store was removed, and written anew."""
     store_lost_at: float | None = None
     """``..._at``: scheduler time of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a command that was carried out gives back."""
+    """The result of a command that was carried out."""
 
     id: str = ""
     warnings: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ class Reply:
 
 @dataclass(slots=True)
 class TreeUpdates:
-    """What one tree keeps between its updates."""
+    """What is kept of one tree between its updates."""
 
     tree: Tree
     updater: FairShareUpdater = field(default_factory=FairShareUpdater)
@@ -164,15 +164,15 @@ class Scheduler:
         self._ended: list[Transaction] = []
         self._ending: asyncio.Future[None] | None = None
         self.state, self.remembered = load_state(store, rules, self.started_at, new_id)
-        """``remembered``: what ``remember`` gave in an earlier run, oldest first, by key."""
+        """``remembered``: by key, oldest first, the records that ``remember`` made in an earlier run."""
         self._mutations = deque((float(entry.get("at_s", 0.0)), key) for key, entry in self.remembered.items())
         self.history: History | None = None
-        """What was when; None where none is kept."""
+        """None where no history is kept."""
 
     async def execute(self, command: Command, user: str, remember: Callable[[Reply], Change] | None = None) -> Reply:
         """Carry out a command: checked as a whole, stored, applied. Raises CommandError or StoreError.
 
-        What ``remember`` gives is stored in the same moment, for a client that repeats the command;
+        The record that ``remember`` makes is stored in the same write, for a client that repeats the command;
         it is of kind MUTATION and kept for MUTATION_AGE_S.
         """
         return await _to_the_end(self._execute(command, user, remember))
@@ -199,13 +199,13 @@ class Scheduler:
         return reply
 
     def _remember(self, mutation: Change) -> list[Change]:
-        """The record of a command that was carried out, and those that are too old by now."""
+        """The changes that store ``mutation`` and delete those that are too old or too many by now."""
         now = self.clock.now()
         changes = [mutation]
         while self._mutations and (
             self._mutations[0][0] < now - MUTATION_AGE_S or len(self._mutations) >= MAX_MUTATIONS
         ):
-            # A refused write leaves these in the store, until the next start looks at their age.
+            # After a refused write these stay in the store until the next start, which looks at their age.
             changes.append(Change(MUTATION, self._mutations.popleft()[1], None))
         self._mutations.append((now, mutation.key))
         return changes
@@ -232,7 +232,7 @@ class Scheduler:
         except StoreError as error:
             self.timings.store_errors += 1
             self.timings.store_error_at = self.clock.now()
-            # Each command that is refused is told; of those who only looked it is said once.
+            # Each refused write is logged; a failed look (a write of nothing) only once for one problem.
             if changes or str(error) != self.store_problem:
                 log.error("store_write_failed", error=str(error))
             if not changes:
@@ -255,7 +255,7 @@ class Scheduler:
             self.state.mark_unsettled()
 
     async def register(self, registration: NodeRegistration, may_replace: bool = True) -> RegistrationAnswer:
-        """A node makes itself known, see ``State.register``. Raises CommandError or StoreError."""
+        """Register a node, see ``State.register``. Raises CommandError or StoreError."""
         if registration.key:
             registration = msgspec.structs.replace(registration, key=hash_token(registration.key))
         await _to_the_end(self._register(registration, may_replace))
@@ -326,7 +326,7 @@ class Scheduler:
         ttl_s: float | None = None,
         user: str = "",
     ) -> dict[str, Any]:
-        """What the agent of a living job's node tells about it or does with it; its own answer, see ``JobRequest``.
+        """Have the agent of a live job's node explain or change its limit; the agent's answer, see ``JobRequest``.
 
         A pin is on the node's disk when this returns. Raises CommandError: the operation or job is not known, has not
         started or has ended, its node is away, does not answer, refuses or cannot.
@@ -379,7 +379,7 @@ class Scheduler:
             ) from None
 
     async def _end_jobs(self, change: Transaction) -> None:
-        """Store and count ended jobs; what comes in while the store is busy goes with the next write, together."""
+        """Store and count ended jobs; all that arrive while the store is busy share the next write."""
         self._ended.append(change)
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._commit_ended())
@@ -390,7 +390,7 @@ class Scheduler:
             ended, self._ended, self._ending = self._ended, [], None
             jobs = tuple(job for change in ended for job in change.jobs)
             gone = tuple(node_id for change in ended for node_id in change.removed_nodes)
-            # Others may have changed these operations meanwhile.
+            # Other changes may have been made to these operations meanwhile.
             await self._commit(self.state.recount(Transaction(jobs=jobs, removed_nodes=gone), self.clock.now()))
             await self._settle()
 
@@ -421,7 +421,7 @@ class Scheduler:
             await self.history.close(self.clock.now())
 
     async def update_all(self) -> None:
-        """Silent nodes, then one update of each tree; a tree that fails does not stop the others."""
+        """Check the store's place, expire silent nodes, update each tree; one that fails does not stop the others."""
         begun = time.perf_counter()
         with contextlib.suppress(StoreError):
             await self._write([])
@@ -454,7 +454,7 @@ class Scheduler:
     async def _update(self, name: str) -> None:
         tree = self.state.trees.get(name)
         if tree is None:
-            return  # removed while the update of another was computed
+            return  # removed while the update of another tree was computed
         kept = self.updates.setdefault(name, TreeUpdates(tree))
         now = self.clock.now()
         snapshot = self.state.make_snapshot(tree)
@@ -470,11 +470,11 @@ class Scheduler:
 
 
 def _describe(command: Command) -> dict[str, Any]:
-    """What a log line says about a command: its fields, long ones cut; of an operation's specification its pool."""
+    """The fields of a command for a log line, long ones cut; of an operation's specification only its pool."""
     try:
         fields = msgspec.to_builtins(command, str_keys=True)
     except (TypeError, ValueError, RecursionError):
-        return {}  # the command is carried out, whatever it looks like
+        return {}  # the command was carried out; its log line does without them
     for name in ("command", "type"):
         fields.pop(name, None)
     spec = fields.pop("spec", None)
@@ -499,7 +499,7 @@ def _collect(number: int) -> None:
 
 @contextlib.contextmanager
 def _manual_garbage_collection() -> Iterator[None]:
-    """What is made in masses has no cycles; the collector would run through all of it again and again."""
+    """Most objects are in no cycles; the automatic collector would go through all of them again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The state as the records of a store: what a change writes, and what a start reads."""
+"""The state as records of a store: written for each change, read at the start."""
 
 from __future__ import annotations
 

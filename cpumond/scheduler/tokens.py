@@ -1,4 +1,4 @@
-"""Who a request comes from: a file of tokens, of which only the hashes are kept (yt_protocol.md 9).
+"""Which user a request comes from: a file of tokens, of which only the hashes are kept (yt_protocol.md 9).
 
 A line is ``user:sha256-hex[:admin|user|node[:PATTERN]]``; a user may have several tokens. The token of a node registers
 the node_ids that PATTERN matches as a whole (``*``, ``?`` and ``[...]`` as in file names, upper and lower case differ),
@@ -37,9 +37,9 @@ _HASH = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who asks. Every user may do everything but be a node; ``admin`` may also act in another user's name.
+    """The sender of a request. A user may do all but be a node; an ``admin`` may also act in another user's name.
 
-    ``node``: may register nodes and speak for them, and nothing else; ``pattern``: which node_ids, "" = any.
+    ``node``: may register nodes and send for them, and nothing else; ``pattern``: which node_ids, "" = any.
     """
 
     name: str
@@ -48,17 +48,17 @@ class User:
     pattern: str = ""
 
     def may_be(self, node_id: str) -> bool:
-        """Whether a node's token is good for this node_id."""
+        """Whether a node's token is valid for this node_id."""
         return not self.pattern or fnmatch.fnmatchcase(node_id, self.pattern)
 
     @property
     def is_bound(self) -> bool:
-        """Whether a node's token is good for one node_id alone."""
+        """Whether a node's token is valid for one node_id alone."""
         return bool(self.pattern) and not any(sign in self.pattern for sign in "*?[")
 
 
 class Tokens:
-    """The users of a file by the hashes of their tokens; a value that does not change."""
+    """The users of a file by the hashes of their tokens; immutable."""
 
     __slots__ = ("_users",)
 
@@ -98,9 +98,9 @@ def load_tokens(path: str) -> Tokens:
     that is wrong, with its number. Messages show no hash and nothing of a line that may be a token in the clear.
     """
     try:
-        # Without waiting for a writer, if it is a pipe.
+        # If it is a pipe, opening it does not wait for a writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            # Of what was opened, so that nothing can be exchanged between the look and the reading.
+            # The open file is checked, so that it cannot be exchanged between the check and the reading.
             status = os.fstat(file.fileno())
             _check_file(path, status)
             content = file.read(MAX_FILE_BYTES + 1)
@@ -155,7 +155,7 @@ def _parse_line(entry: str, where: str) -> tuple[str, User]:
         )
     role = marks[0] if marks else "user"
     if role not in ROLES:
-        # What stands here may be anything, a token too; only what is nearly one of the words is shown.
+        # This text may be anything, even a token: it is shown only where it is similar to a role.
         near = difflib.get_close_matches(role.lower(), ROLES, cutoff=0.6)
         got = f"got {role!r}" if near and role.isprintable() else "got something else"
         raise ConfigError(f"{where}: expected nothing or {_OR_ROLES} after the hash, {got}")

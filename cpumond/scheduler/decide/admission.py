@@ -24,7 +24,7 @@ from cpumond.scheduler.model import (
 
 @dataclass(frozen=True, slots=True)
 class PoolChoice:
-    """The pool of an operation in one tree; ``parent`` is where an ephemeral one is made. The root is its own."""
+    """The pool of an operation in one tree; ``parent`` is where an ephemeral one is made, the root for the root."""
 
     name: str
     parent: PoolElement
@@ -33,7 +33,7 @@ class PoolChoice:
 
     @property
     def settings(self) -> PoolSettings:
-        """What holds in the pool, or will."""
+        """The settings of the pool, or those that it will have."""
         return ephemeral_settings(self.parent) if self.pool is None else self.pool.settings
 
     def path(self) -> Iterator[PoolElement]:
@@ -53,7 +53,7 @@ def default_parent(tree: Tree) -> PoolElement:
 def choose_pool(tree: Tree, wanted: str, user: str, rules: Rules, moved: OperationElement | None = None) -> PoolChoice:
     """The pool for an operation of ``user`` that asks for ``wanted`` ("" = its user's name) (2.8, 2.9).
 
-    ``moved`` is the operation if it lives already: an ephemeral pool that it leaves empty does not count.
+    ``moved`` is the operation if it lives already: an ephemeral pool that it would leave empty does not count.
     Raises CommandError; changes nothing.
     """
     name = wanted or user
@@ -148,7 +148,7 @@ def operation_limits(settings: PoolSettings, tree: TreeSettings) -> tuple[int, i
 
 
 def check_start(tree: Tree, choice: PoolChoice) -> None:
-    """Raises CommandError, TooManyOperations, if a limit of operations on the way to the root is reached (3.1)."""
+    """Raises CommandError with code TOO_MANY_OPERATIONS if a limit on the way to the root is reached (3.1)."""
     most, _ = operation_limits(choice.settings, tree.config.settings)
     if most == 0:
         raise _too_many(choice.name, 0, tree.name)
@@ -180,9 +180,9 @@ def may_run(tree: Tree, choice: PoolChoice) -> bool:
 
 
 def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[OperationElement]:
-    """Those of ``pending``, in order of arrival, that run now: one scan of the queue (3.3). Changes nothing.
+    """The operations of ``pending``, in order of arrival, that run now: one scan of the queue (3.3). Changes nothing.
 
-    A blocked one keeps its place and does not hold back those behind it; the scan ends when the root is full.
+    A blocked operation keeps its place and does not hold back those behind it; the scan ends when the root is full.
     """
     added: dict[PoolElement, int] = {}
     found: list[OperationElement] = []

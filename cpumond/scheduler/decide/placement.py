@@ -1,7 +1,7 @@
 """Which operations get jobs on a node's heartbeat: the order of service and the checks (semantics.md 7).
 
 ``ServiceOrder`` keeps, for each pool, a heap of what below it wants jobs, the least satisfied first; a change of one
-operation moves only its own path. ``find_jobs`` is one regular stage of one heartbeat.
+operation moves only its own path. ``place_jobs`` is one regular stage of one heartbeat.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cpumond.scheduler.elements import Element, Job, Node, Operation, OperationE
 from cpumond.scheduler.model import Task
 
 SHARE_EPS = 1e-9
-"""Shares that differ by less are equal; sums of floats do."""
+"""Shares that differ by less count as equal: sums of floats are inexact."""
 ROUNDING = 1e-9
 NEVER = float("inf")
 MAX_TOLD = 10
-"""Tasks of one operation that are told of."""
+"""How many tasks of one operation are named in warnings."""
 
 Key = tuple[float, float]
 """What decides between siblings, lower is earlier; the second number decides between equals."""
@@ -33,7 +33,7 @@ Entry = tuple[Key, int, int, Element]
 def satisfaction(element: Element) -> float:
     """How much of its fair share an element uses: lower is served earlier, 1 is exactly the fair share (7.2).
 
-    Of an operation from its own usage; what a pool's is, its heap says.
+    Of the element's own usage; where a pool stands in the order also depends on what is below it (``pool_key``).
     """
     return satisfaction_of(share(element.usage, element.tree.total), element.fair_share, element.demand_share)
 
@@ -42,7 +42,7 @@ def satisfaction_of(usage: Vector, fair: Vector, demand: Vector) -> float:
     """Section 7.2 for shares: of usage, the fair share and the demand."""
     if max(fair) <= SHARE_EPS:
         return NEVER
-    # Each job that starts asks once for every pool above it: one plain loop.
+    # Called for every pool above each job that starts: one plain loop.
     over, open_ratio, blocked = 0.0, -1.0, NEVER
     for u, f, d in zip(usage, fair, demand, strict=True):
         if f <= SHARE_EPS:
@@ -72,7 +72,7 @@ def pool_key(pool: PoolElement, least: float) -> Key:
 
 
 def wants_jobs(element: OperationElement) -> bool:
-    """Whether it takes part in placement: it runs here, is not suspended, and has jobs to start."""
+    """Whether an operation takes part in placement: it runs in the tree, is not suspended, and has jobs to start."""
     operation = element.operation
     return element.is_running and not operation.record.suspended and bool(operation.needed)
 
@@ -83,7 +83,7 @@ class _Heap:
 
     entries: list[Entry] = field(default_factory=list)
     versions: dict[Element, int] = field(default_factory=dict)
-    """Element -> version of its valid entry; -1 for one that is out."""
+    """Element -> version of its valid entry, -1 without one."""
     ranks: dict[Element, int] = field(default_factory=dict)
 
     def top(self) -> Entry | None:
@@ -127,7 +127,7 @@ class ServiceOrder:
         return self._key_of_pool(pool, heap)
 
     def _enter(self, heap: _Heap, child: Element, key: Key | None) -> None:
-        """Note an entry in a heap that is being built; None for one that wants nothing."""
+        """Add an entry to a heap that is being built; ``key`` None: the child wants no jobs."""
         self._version += 1
         heap.versions[child] = -1 if key is None else self._version
         if key is not None:
@@ -163,11 +163,11 @@ class ServiceOrder:
             pool = child
 
     def refresh(self, element: OperationElement) -> None:
-        """Its usage or its needs changed."""
+        """Move an operation whose usage or needs have changed."""
         self._place(element, self._key_of(element) if wants_jobs(element) else None)
 
     def set_aside(self, element: OperationElement) -> None:
-        """Pass it over until ``restore`` (7.1, deactivation)."""
+        """Pass an operation over until ``restore`` (7.1, deactivation)."""
         self._aside.append(element)
         self._place(element, None)
 
@@ -178,7 +178,7 @@ class ServiceOrder:
         self._aside.clear()
 
     def catch_up(self) -> None:
-        """Take in what happened to operations since the last look."""
+        """Move all operations that changed since the last call (``Tree.changed``)."""
         changed = self.tree.changed
         for element in list(changed):
             self.refresh(element)
@@ -219,7 +219,7 @@ class ServiceOrder:
         while pool is not None:
             heap = self._heaps.get(pool)
             if heap is None or child not in heap.versions:
-                return  # came or moved after this order was made; the next update's has it
+                return  # the child came or moved after this order was made; the order of the next update has it
             self._version += 1
             heap.versions[child] = -1 if key is None else self._version
             if key is not None:
@@ -230,19 +230,19 @@ class ServiceOrder:
 
 
 def fits(room: Vector, wanted: Vector) -> bool:
-    """Whether there is room, up to what sums of floats are off by."""
+    """Whether ``wanted`` fits into ``room``, up to the rounding of sums of floats."""
     return dominates(room, wanted) or all(w <= r + ROUNDING * max(w, 1.0) for r, w in zip(room, wanted, strict=True))
 
 
-def largest_nodes(trees: Iterable[Tree]) -> frozenset[Vector]:
-    """What the nodes of these trees have in all; nodes that have the same count once."""
+def node_capacities(trees: Iterable[Tree]) -> frozenset[Vector]:
+    """The capacities of the nodes of these trees, each once."""
     return frozenset(node.capacity for tree in trees for node in tree.nodes.values())
 
 
 def find_too_large(tasks: Iterable[Task], nodes: Collection[Vector]) -> list[str]:
-    """Sentences about tasks of which no node could hold a job, however empty; ``nodes`` as of ``largest_nodes``.
+    """Sentences about tasks of which no node could hold a job even if it were empty; ``nodes``: ``node_capacities``.
 
-    Nothing is said where there is no node at all.
+    Empty where there is no node at all.
     """
     told: list[str] = []
     for task in tasks:
@@ -261,16 +261,16 @@ def find_too_large(tasks: Iterable[Task], nodes: Collection[Vector]) -> list[str
 
 
 def find_stuck_tasks(live: Operation, nodes: dict[tuple[str, ...], frozenset[Vector]] | None = None) -> list[str]:
-    """The same of an operation that lives: tasks without a job, of which some are to be started.
+    """``find_too_large`` for a live operation: of its tasks that have jobs to start and none that lives.
 
-    ``nodes`` keeps what the trees' nodes have from one operation to the next.
+    ``nodes`` caches the capacities of the trees' nodes from one call to the next.
     """
     tasks = [task for task in live.next_tasks() if not live.active.get(task.name)]
     if not tasks:
         return []
     trees, known = tuple(live.elements), {} if nodes is None else nodes
     if trees not in known:
-        known[trees] = largest_nodes(element.tree for element in live.elements.values())
+        known[trees] = node_capacities(element.tree for element in live.elements.values())
     return find_too_large(tasks, known[trees])
 
 
@@ -278,7 +278,7 @@ def _tell(amounts: Sequence[float], resource: int) -> str:
     return f"{show_amount(resource, amounts[resource])} {RESOURCES[resource]}"
 
 
-def refuse(element: OperationElement, task: Task, free: Vector) -> str:
+def find_obstacle(element: OperationElement, task: Task, free: Vector) -> str:
     """Why a job of the task cannot start now with ``free`` on the node; "" if it can (7.1)."""
     if not fits(free, task.resources):
         return "node_resources"
@@ -289,18 +289,18 @@ def refuse(element: OperationElement, task: Task, free: Vector) -> str:
 
 
 def find_task(element: OperationElement, free: Vector) -> tuple[Task | None, str]:
-    """The first task that may start a job with ``free`` on the node, or None and why the last one may not."""
+    """The first task that may start a job with ``free`` on the node, or None and why the last task may not."""
     reason = "no_needed_jobs"
     if element.operation.record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:
         return None, "graceful_over_fair_share"
     for task in element.operation.next_tasks():
-        reason = refuse(element, task, free)
+        reason = find_obstacle(element, task, free)
         if not reason:
             return task, ""
     return None, reason
 
 
-def is_spare(node: Node, free: Vector, spare: Vector) -> bool:
+def has_spare(node: Node, free: Vector, spare: Vector) -> bool:
     """Whether the node has at least ``spare`` free of everything that it has at all (7.1)."""
     return all(f >= s - ROUNDING * max(s, 1.0) or not c for f, s, c in zip(free, spare, node.capacity, strict=True))
 
@@ -320,7 +320,7 @@ def place_jobs(
     started: list[Job] = []
     order.catch_up()
     free = node.free
-    while is_spare(node, free, spare):
+    while has_spare(node, free, spare):
         element = order.best()
         if element is None:
             break

@@ -1,6 +1,6 @@
 """Which jobs are taken away, for whom and why: decisions only, nothing is stopped here (semantics.md 1.9, 6.4 to 6.8).
 
-Pure and deterministic: times are arguments, jobs are walked in the order of their start. Of the living tree only the
+Pure and deterministic: times are arguments, jobs are walked in a fixed order. Of the living tree only the
 jobs' ``preemptibility`` and ``lists_are_old`` are written, a cache of what follows from the last fair-share update, and
 a node's ``skipped_searches``.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, dominates, greatest, subtract
-from cpumond.scheduler.decide.placement import is_spare
+from cpumond.scheduler.decide.placement import has_spare
 from cpumond.scheduler.decide.preemption_record import tell_shares, tell_starvation
 from cpumond.scheduler.decide.starvation import EPSILON
 from cpumond.scheduler.decide.victims import (
@@ -34,12 +34,12 @@ from cpumond.scheduler.model import Task
 TargetPriority = Literal["normal", "aggressive"]
 
 LEAST_GAIN: Final = 0.1
-"""How much better the lesser satisfaction must become, as a part of it, to be worth a job that had its share."""
+"""By which part of itself the lesser satisfaction must rise where the swap leaves the victim's side below its share."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionPlan:
-    """One job to start, and the jobs on the same node that must end for it, the oldest last, each with its reason.
+    """One job to start, and the jobs on its node that must end for it, in the order of the walk, each with its reason.
 
     After the victims' usage is gone and the job's is there, the node fits its capacity and no pool above the job
     exceeds its limits (within ``ROUNDING``). Sparing any one victim breaks that.
@@ -81,14 +81,14 @@ class Targets:
                     below = table[pool] = _Below()
                 below.children.setdefault(side, len(below.children))
                 if own.orders.keys() <= below.orders.keys():
-                    break  # the pools above have them, too, and know this one
+                    break  # the pools above have these orders, and lead here
                 below.orders |= own.orders
                 side = pool
 
 
 @dataclass(slots=True, eq=False)
 class _Below:
-    """What is at or below one element: its children on the way to targets, with their rank, and the orders of these."""
+    """What is at or below one element: its children on the way to targets, with their rank, and the targets' orders."""
 
     children: dict[Element, int] = field(default_factory=dict)
     orders: dict[Vector, None] = field(default_factory=dict)
@@ -105,12 +105,12 @@ def plan_preemption(node: Node, targets: Targets, now: float, spare: Vector) -> 
     others those with a lowered limit; what is not needed in the end is spared, the last of the walk first. Each is
     taken only if its list (6.4), the count rule and the elements above it (6.5) still allow it after the loss of those
     before.
-    Elements above both victim and target never block: the pool's total does not fall (conditional preemption).
+    With ``enable_conditional_preemption`` elements above both victim and target do not block: their total stays.
 
     No job goes to and fro: below the lowest pool that victim and target have in common, the victim's side must after
     its losses still be better satisfied (7.2) than the target's side is now, and either keep its fair share or be
     better by ``LEAST_GAIN``. So a swap raises the lesser of the two satisfactions, and the reverse swap, which would
-    lower it again, is refused. The gain is for fair shares themselves, which follow usage a little.
+    lower it again, is refused. The gain is required since fair shares themselves follow usage a little.
     """
     first, node.skipped_searches = node.skipped_searches, 0
     budget = _Budget(first)
@@ -120,7 +120,7 @@ def plan_preemption(node: Node, targets: Targets, now: float, spare: Vector) -> 
             continue
         tree = next(iter(below)).tree
         stage = _Stage(node, tree, priority, now)
-        if not is_spare(node, add(stage.free, stage.most), spare):
+        if not has_spare(node, add(stage.free, stage.most), spare):
             continue
         plan = _Search(stage, below, targets.may_preempt, budget, now).visit(tree.root, add(stage.free, stage.discount))
         if plan is not None:
@@ -135,7 +135,7 @@ _STAGES: Final[tuple[TargetPriority, ...]] = ("aggressive", "normal")
 
 
 class _Budget:
-    """The searches of one attempt: those before ``first`` had their turn at the last one."""
+    """The searches of one attempt; earlier attempts made those before ``first``, which are not made again."""
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -147,21 +147,21 @@ class _Budget:
 
 
 class _Stage:
-    """The candidates on one node at one priority, latest start first, and what they could free (6.6 step 2)."""
+    """The candidates on one node at one priority, in the order of the walk, and what they could free (6.6 step 2)."""
 
     def __init__(self, node: Node, tree: Tree, priority: TargetPriority, now: float) -> None:
         self.priority = priority
         self.aggressive = aggressive = priority == "aggressive"
         self.free = as_vector(f + c * ROUNDING for f, c in zip(node.free, node.capacity, strict=True))
         self.candidates: list[tuple[Job, PoolElement | None]] = []
-        """With the nearest pool that blocks: only targets inside it may take the job."""
+        """Jobs, each with the nearest pool that blocks: only targets inside that pool may take the job."""
         self.discount = ZERO
         self.conditional: dict[PoolElement, Vector] = {}
         blockers: dict[OperationElement, Element | None] = {}
         for job in node.jobs.values():
             element = job.element
-            # A node that changed its tree may still have jobs of the other one; a job of this very heartbeat has not
-            # even been ordered yet.
+            # A node that changed its tree may still have jobs of the other tree; a job that this heartbeat starts has
+            # not even been sent yet.
             is_new = job.state == "starting" and job.ordered_at >= now
             if not job.is_active or is_new or element.tree is not tree or not may_lose(element):
                 continue
@@ -179,9 +179,9 @@ class _Stage:
                 self.candidates.append((job, blocker))
         self.candidates.sort(key=lambda candidate: _victim_order(candidate[0]))
         self.pools = {pool: None for job, _ in self.candidates for pool in job.element.ancestors()}
-        """Those with a candidate below them."""
+        """Pools with a candidate below them."""
         self.inside: dict[PoolElement, list[PoolElement]] = {}
-        """The same, by parent."""
+        """``pools`` by parent."""
         for pool in self.pools:
             if pool.parent is not None:
                 self.inside.setdefault(pool.parent, []).append(pool)
@@ -200,8 +200,8 @@ def _victim_order(job: Job) -> tuple[int, int, float, int]:
 class _Search:
     """The way through the pools to the first target that victims are found for, in the order of service.
 
-    What fails for a target fails for all whose path joins the candidates' at the same pool, from a side that is
-    satisfied no less. So an attempt costs what is near its candidates, not what starves in the tree.
+    An order that fails for one target fails for all whose path joins that of the candidates at the same pool, from a
+    side that is satisfied no less. So the cost follows the pools near the candidates, not all that starve.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class _Search:
         self.own = {job.element for job, _ in stage.candidates}
 
     def visit(self, pool: PoolElement, available: Vector) -> PreemptionPlan | None:
-        """Below a pool that has candidates below it (or the root), with ``available`` as far as the pools above say."""
+        """Search below a pool with candidates or the root. ``available``: free room and what the pools above let go."""
         stage, below = self.stage, self.below.get(pool)
         if below is None:
             return None
@@ -229,7 +229,7 @@ class _Search:
         orders = [order for order in below.orders if dominates(available, order)]
         children: Iterable[Element] = below.children
         if not orders:
-            # Only what a pool further down gives to its own can be enough.
+            # Only jobs that a pool further down gives to targets inside it can be enough.
             inside = stage.inside.get(pool, ()) if stage.conditional else ()
             children = sorted((child for child in inside if child in below.children), key=below.children.__getitem__)
         for child in children:
@@ -247,7 +247,7 @@ class _Search:
     def _try(
         self, joint: PoolElement, element: Element, orders: Iterable[Vector], satisfaction: float
     ) -> PreemptionPlan | None:
-        """At or below an element without candidates; ``satisfaction`` is that of the side below ``joint``."""
+        """Search at or below an element without candidates; ``satisfaction`` is that of the side below ``joint``."""
         below = self.below[element]
         orders = [
             order
@@ -326,7 +326,7 @@ class _Swap:
         self.was_refused_for_losses = False
 
     def find_victims(self) -> list[Job] | None:
-        """Victims in the order of the walk, none of them without need; None when the room cannot be made."""
+        """Victims in the order of the walk, all of them needed; None when the room cannot be made."""
         candidates = [
             job
             for job, blocker in self.stage.candidates
@@ -334,7 +334,7 @@ class _Swap:
         ]
         victims = self._walk(candidates)
         if victims is None and self.was_refused_for_losses:
-            # The first ones used up what a pool may lose; a single larger job may do.
+            # The first victims used up what a pool may lose; a single larger job may be enough.
             victims = next((one for one in map(self._walk, ([job] for job in candidates)) if one is not None), None)
         return victims
 
@@ -390,7 +390,7 @@ class _Swap:
         raise AssertionError("victim and target are of one tree")
 
     def _may_go(self, job: Job, side: Element, depth: int) -> bool:
-        """Whether this job, too, may be taken after the losses so far (see ``plan_preemption``)."""
+        """Whether this job, too, may be taken after the victims so far (see ``plan_preemption``)."""
         element = job.element
         aggressive = self.stage.aggressive
         if is_protected_by_count(element, self.counts.get(element, len(element.jobs))):

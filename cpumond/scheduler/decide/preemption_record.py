@@ -23,7 +23,7 @@ def make_record(
     preemptor: OperationElement | None = None,
     priority: Literal["", "normal", "aggressive"] = "",
 ) -> PreemptionRecord:
-    """The record of a decision about ``job``; ``now`` is seconds since 1970, ``why`` a reason from this module.
+    """The record of a decision about ``job``; ``now`` is seconds since 1970, ``why`` the reason without the kind.
 
     Call it while the job still has its usage. The record's ``why`` is the whole sentence.
     """

@@ -1,4 +1,4 @@
-"""What protects the jobs of others from an operation that starves: found by the rules of preemption, told in words.
+"""What protects the jobs of other operations from one that starves: the rules of preemption, in sentences.
 
 Pure (semantics.md 6.3 to 6.6). Each sentence names the pool or operation, the option and its value, and what to change.
 """
@@ -33,11 +33,11 @@ from cpumond.scheduler.elements import (
 )
 
 Cause = Literal["count", "graceful", "starving", "share", "forbids", "threshold", "list", "aggressive", "free"]
-"""The count rule; ``preemption_mode``; the element starves itself; it has no more than its share; it would give more if
-it did not forbid aggression; the two parts of the non-preemptible list; the list that aggression may take; nothing."""
+"""The count rule; ``preemption_mode``; the element is starving, too; it has no more than its share; it would give more
+if it did not forbid aggression; two parts of the non-preemptible list; the list that aggression may take; nothing."""
 
 SHOWN: Final = 3
-"""Pools or operations that are named for one cause, those with most jobs first."""
+"""How many pools or operations are named for one cause, those with most jobs first."""
 
 
 class Protection(NamedTuple):
@@ -113,7 +113,7 @@ def _allows(element: Element) -> bool:
 
 
 def _forbidder(element: OperationElement | PoolElement) -> OperationElement | PoolElement:
-    """The pool at or above that says ``allow_aggressive_preemption``; the root for the tree's own value."""
+    """The pool at or above that sets ``allow_aggressive_preemption``; the root for the tree's own value."""
     pool = element if isinstance(element, PoolElement) else element.parent
     while pool is not None and pool.parent is not None and pool.settings.allow_aggressive_preemption is None:
         pool = pool.parent
@@ -196,7 +196,7 @@ def _tell(each: Protection, target: OperationElement) -> str:
 
 
 def _tell_aggression(target: OperationElement, element: OperationElement | PoolElement) -> str:
-    """What would take jobs that are within a fair share, after a sentence; "" where nothing would."""
+    """The end of a sentence: what could take jobs that are within a fair share; "" where nothing could."""
     least, pool = target.tree.config.settings.aggressive_preemption_satisfaction_threshold, target.parent
     assert target.rules is not None
     assert pool is not None
@@ -222,7 +222,7 @@ def _tell_threshold_place(element: OperationElement) -> str:
 
 
 def _place(element: OperationElement | PoolElement) -> str:
-    """Where an option of the element is set: for the root it is the tree's."""
+    """Where an option of the element is set: on the tree for the root."""
     return _tree(element) if element.parent is None else element_name(element)
 
 

@@ -1,7 +1,7 @@
 """From the living tree to the frozen one that a fair-share update reads, and the result back into it.
 
 semantics.md 2.5, 2.10, 4 and 9; fair_share_update.md 1. What did not change since the last snapshot is the identical
-object in the next one, which makes the update of it nearly free.
+object in the next one, which makes its update nearly free.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SnapshotMaker:
         self._sent: dict[str, tuple[PoolElement, bool]] = {}
         """Pool's name -> the element that the last snapshot was made of, and whether it had an integral guarantee."""
         self._with_guarantee: list[OperationElement] = []
-        """The operations that the last snapshot had a guarantee of."""
+        """Operations that had a guarantee in the last snapshot."""
 
     def make(self, tree: Tree) -> fairshare.Snapshot:
         """The tree as it is now; sets ``limits`` and ``demand`` of its elements and sums the pools' usage anew."""
@@ -214,7 +214,7 @@ def _guarantee_entries(pool: PoolElement, having: list[OperationElement]) -> Ite
         left = amount - sum(
             child.settings.strong_guarantee_resources.get(name, 0.0) for child in pool.children.values()
         )
-        left = max(left, 0.0)  # the pools may be given more than there is
+        left = max(left, 0.0)  # the child pools may be given more than there is
         wanted = sum(each.get(name, 0.0) for each in asked)
         if wanted > left:
             factor = min(factor, left / wanted)
@@ -346,7 +346,7 @@ def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | N
     record = element.operation.record
     element.demand = operation_demand(element)
     element.limits = operation_limits(element)
-    # What the update takes as usage must not exceed its demand, sums of floats may by one bit.
+    # The update requires a demand of at least the usage; sums of floats may be one bit below.
     entry = fairshare.Operation(
         name=OPERATION_PREFIX + element.name,
         parent=GUARANTEE_PREFIX + element.name if has_guarantee(element) else _name(pool),
@@ -363,8 +363,8 @@ def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | N
 
 
 def room_left(element: OperationElement) -> tuple[Vector, PoolElement | OperationElement | None]:
-    """What the limits on an operation's path still allow, and the element with the least room in the first resource
-    that has none left, None if all have some (7.1)."""
+    """What the limits on an operation's path still allow, and the nearest element without room in some resource, None
+    if all have room in each (7.1)."""
     left, tightest = subtract(element.limits, element.usage), None
     above: list[PoolElement | OperationElement] = [element, *element.ancestors()]
     for each in above:

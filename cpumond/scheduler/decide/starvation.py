@@ -1,6 +1,6 @@
-"""Who gets less than its share, for how long, and who may therefore take jobs from others (semantics.md 6.2, 6.3, 6.8).
+"""What has less than its share, for how long, and what may therefore preempt (semantics.md 6.2, 6.3, 6.8).
 
-Pure: the time is an argument. Only ``scheduling_status``, ``starvation_status``, ``below_since``, ``rules`` and
+Pure: the time is an argument. Only ``scheduling_status``, ``starvation_status``, ``below_since`` and
 ``lists_are_old`` of elements are changed here. Times inside are seconds, options have the documents' milliseconds.
 """
 
@@ -21,9 +21,9 @@ EPSILON: Final = 1e-6
 def update_starvation(tree: Tree, now: float) -> None:
     """Bring the states of all elements up to date, after each fair-share update; ``now`` is scheduler time in seconds.
 
-    The machine of section 6.2 over dominant shares: one timer from the first update that finds an element below; the
-    time-out is that of the state it is in now; starving strictly after it; normal at once when it has its share.
-    The job lists of section 6.4 follow the fair share, so they are old from now on.
+    The state machine of section 6.2 over dominant shares: one timer runs from the first update that finds an element
+    below its share; the time-out is that of its present state; it starves strictly after that, and is normal at once
+    when it has its share. The job lists of section 6.4 follow the fair share, so they are old from now on.
     """
     tree.root.scheduling_status, tree.root.starvation_status, tree.root.below_since = "normal", "non_starving", None
     pools_starve = tree.config.settings.enable_pool_starvation
@@ -38,7 +38,7 @@ def _find_status(element: Element) -> SchedulingStatus:
     rules = element.rules
     assert rules is not None
     usage, fair_share = max(usage_share(element)), max(element.fair_share)
-    # The whole demand would fit into the fair share: nothing less will do.
+    # Where the fair share covers the whole demand, the element must get all of it.
     tolerance = 1.0 if max(element.demand_share) < fair_share + EPSILON else rules.tolerance
     if usage > fair_share * tolerance - EPSILON:
         return "normal"

@@ -1,4 +1,4 @@
-"""Which jobs may be taken away, and which must end for no other job's sake (semantics.md 1.9, 6.4 to 6.7)."""
+"""Which jobs may be preempted, and which must end although no other job needs it (semantics.md 1.9, 6.4 to 6.7)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cpumond.scheduler.elements import (
 from cpumond.scheduler.model import to_vector
 
 ROUNDING: Final = 1e-9
-"""What sums of usage may be off by, as a part of the capacity, limit or total that they are compared with."""
+"""The error that sums of usage may have, as a part of the capacity, limit or total that they are compared with."""
 
 
 def sort_jobs(element: OperationElement) -> None:
@@ -108,7 +108,7 @@ def local_satisfaction(element: Element, lost: Vector = ZERO) -> float:
 
 
 def blocks(element: Element, victim: OperationElement, aggressive: bool, lost: Vector = ZERO) -> bool:
-    """Whether this element, the victim's operation or a pool above it, gives nothing away (6.5 a and b)."""
+    """Whether this element, the victim's operation or a pool above it, may lose no job (6.5 a and b)."""
     settings = element.tree.config.settings
     if settings.preemption_check_starvation and element.starvation_status != "non_starving":
         return True
@@ -131,7 +131,7 @@ def path_of(element: OperationElement) -> Iterator[OperationElement | PoolElemen
 
 
 def is_permitted(job: Job, aggressive: bool) -> bool:
-    """Whether the job's own list gives it away at this priority (6.4)."""
+    """Whether the job's list lets it be taken at this priority (6.4)."""
     if job.preemptibility == PREEMPTIBLE:
         return True
     rules = job.element.rules
@@ -172,13 +172,13 @@ def uses(job: Job, excess: Vector) -> bool:
 def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
     """Jobs of this node that must end because their operation or a pool above it uses more than its limits (6.6).
 
-    With the element whose limit it is (the nearest one) and the reason; latest start first, only until the limits
+    Each with the nearest element that exceeds its limits, and the reason; latest start first, only until the limits
     hold, and only jobs that use what is above the limit. A pool's ``resource_limits_overcommit_tolerance`` is allowed.
 
     Candidates are the jobs that could be preempted at some priority: by their list (6.4), the count rule, and all
     elements above them (6.5) - never those that only targets inside a blocking pool may take. Lists and counts protect
     from other operations, not from a limit: when an element above its limit has no candidate left on any node that is
-    online, its other jobs here go, too. So a lowered ``resource_limits`` takes jobs away whatever their number.
+    online, its other jobs on this node go, too. So a lowered ``resource_limits`` ends jobs whatever their number.
     """
     jobs = sorted((job for job in node.jobs.values() if job.is_active), key=start_order, reverse=True)
     above_all = {above for element in _operations_of(jobs) for above in (element, *element.ancestors())}
@@ -268,7 +268,7 @@ def _has_candidates(element: Element, excess: Vector, taken: set[str], least_lis
 def find_graceful(node: Node) -> list[tuple[Job, str]]:
     """Preemptible jobs of operations with ``preemption_mode`` graceful on this node, latest start first (6.7).
 
-    They are asked to end whether or not an operation starves; the count rule protects them, too.
+    They are told to end whether or not another operation starves; the count rule protects them, too.
     """
     found: list[tuple[Job, str]] = []
     graceful = [job for job in node.jobs.values() if job.element.operation.record.preemption_mode == "graceful"]
@@ -287,7 +287,7 @@ def find_overcommit_victims(node: Node, now: float, allowed_s: float) -> list[tu
 
     The most protected jobs, and of those the ones started first, stay as long as they fit one after another; the
     others are returned, latest start first. With ``preempt_cpu_gap_first`` jobs with a lowered limit are less
-    protected than others of the two protected lists (1.9 point 3). What foreign jobs use is not there to be shared.
+    protected than others of the two protected lists (1.9 point 3). The usage of foreign jobs is taken off first.
     """
     since = node.overcommitted_since
     if since is None or now - since <= allowed_s:
@@ -302,7 +302,7 @@ def find_overcommit_victims(node: Node, now: float, allowed_s: float) -> list[tu
     found: list[tuple[Job, str]] = []
     for job in sorted(jobs, key=_protection_order):
         left = subtract(room, job.usage)
-        # A resource that it does not use cannot be what it has to go for.
+        # A job does not go for a resource that it does not use.
         if any(u > 0.0 and x < 0.0 for u, x in zip(job.usage, left, strict=True)):
             found.append((job, why))
         else:

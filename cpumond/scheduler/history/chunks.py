@@ -17,7 +17,7 @@ _HEAD: Final = struct.Struct("<ddI4I")
 
 
 class DamageError(Exception):
-    """The file holds what this module never wrote. ``chunk``: only this one is concerned."""
+    """The file holds what the history never wrote. ``chunk``: the only damaged one, None for the whole file."""
 
     def __init__(self, text: str, chunk: Chunk | None = None) -> None:
         super().__init__(text)
@@ -26,16 +26,16 @@ class DamageError(Exception):
 
 @dataclass(slots=True)
 class Chunk:
-    """What is known of a chunk in memory."""
+    """The part of a chunk that is kept in memory."""
 
     id: int
     tier: int
     is_moving: bool
-    """Its series still come from the chunks of the tier above that lie within its time."""
+    """Whether its series are still being moved here from the finer chunks within its time."""
     ends: array[float]
     intervals: array[float]
     left_out: int
-    """The most operations at one moment that found no room."""
+    """The most operations at one moment that had no series for want of room."""
 
     @property
     def begin(self) -> float:
@@ -67,7 +67,7 @@ def join_times(chunks: Collection[Chunk]) -> tuple[array[float], array[float]]:
 
 
 def pack(columns: Iterable[array[float]]) -> bytes:
-    """First bytes of all values first, then all second ones, ...: they are alike, which makes them small."""
+    """Compressed, the first bytes of all values before all second bytes, and so on: alike bytes compress well."""
     raw = b"".join([column.tobytes() for column in columns])
     return zlib.compress(b"".join([raw[number::VALUE_BYTES] for number in range(VALUE_BYTES)]), 1)
 

@@ -24,7 +24,7 @@ from cpumond.scheduler.history.model import KINDS, NOT_KNOWN, RATES, WIDTHS, Key
 from cpumond.scheduler.state import State
 
 WATCHED_TICKS: Final = 6
-"""For how many ticks the counters of an operation that has ended are looked at: its last jobs may still end."""
+"""For how many ticks the counters of an ended operation are still read: its last jobs may still be ending."""
 
 
 class _Seen:
@@ -37,10 +37,10 @@ class _Seen:
         self.key: Key | None = None
         self.counters: _Five = _NOTHING
         self.found_at = self.taken_at = -1
-        """Numbers of the ticks that found it, and in which it had a point."""
+        """Numbers of the last ticks that found the element, and that gave it a point."""
 
     def grow(self, element: Element) -> _Five:
-        """How much the counters grew since the last time; one that began anew has grown from 0."""
+        """How much the counters grew since the last call; one that was reset has grown from 0."""
         now, before = _counters_of(element), self.counters
         if now == before:
             return _NOTHING
@@ -66,7 +66,7 @@ _counters_of: Callable[[Element], _Five] = attrgetter(*CPU_COUNTERS)
 
 
 class Collector:
-    """Takes a tick of the state. ``ids``: series that an earlier run had, ``next_id`` is none of them.
+    """Takes a tick of the state. ``ids``: series of an earlier run; ``next_id``: the first number that is free.
 
     All counters begin at 0 with the state, at ``started_at``; so do those of every later element.
     """
@@ -75,7 +75,7 @@ class Collector:
         self.previous_at = started_at
         self.max_series = max_series
         self.left_out = 0
-        """Series of the last tick that found no room."""
+        """Elements that had no series in the last tick for want of room."""
         self.series = 0
         self._earlier = dict(ids or {})
         self._next_id = next_id
@@ -93,7 +93,7 @@ class Collector:
         try:
             return self._collect(state, now, interval_s)
         except BaseException:
-            # The names of this tick are lost with it: the next one gives all of them again.
+            # The names in this tick are lost with it: the next tick gives all of them again.
             self._tick += 1
             for named in self._named:
                 named.clear()
@@ -183,7 +183,7 @@ class Collector:
     def _take_named(
         self, rows: _Rows, room: _Room, found: Iterable[_Named], values_of: Callable[[_Named], tuple[float, ...]]
     ) -> None:
-        """Nodes or jobs. One that is left out for a tick has another number later; reading puts them together."""
+        """Nodes or jobs. One that is left out for a tick has another series number later; reading joins its series."""
         before = self._named[rows.kind]
         now: dict[str, int] = {}
         for each in found:
@@ -196,7 +196,7 @@ class Collector:
         before.update(now)
 
     def _take_gone(self, state: State, interval_s: float, room: _Room, pools: _Rows, operations: _Rows) -> None:
-        """A last point of each element that is no more, with what its counters grew by since it was seen."""
+        """The last points of elements that are gone, with what their counters grew by since they were last read."""
         for element in [element for element, seen in self._seen.items() if seen.found_at != self._tick]:
             self._gone[element] = self._seen.pop(element)
         while state.ended_elements:
@@ -215,7 +215,7 @@ class Collector:
                 self._put(rows, element, seen, interval_s, grown)
 
     def _put(self, rows: _Rows, element: Element, seen: _Seen, interval_s: float, grown: _Five) -> None:
-        """Complete the row of an element, whose gauges are there already."""
+        """Complete the row of an element, whose gauges are in ``rows`` already."""
         if grown is _NOTHING:
             rows.values += grown
         else:
@@ -272,6 +272,6 @@ def _job_values(job: Job) -> tuple[float, ...]:
 
 
 def used_now(job: Job) -> float:
-    """Cores that its node last saw it use: in the last check, else smoothed, else 0."""
+    """Cores that a job used by its last report: in the last check, else smoothed, else 0."""
     report = job.report
     return report.smoothed_cpu_usage or 0.0 if report.cpu_usage is None else report.cpu_usage

@@ -1,4 +1,4 @@
-"""The history's SQLite file: opened, kept in its place, kept within its size, mended where it is damaged."""
+"""The history's SQLite file: opened, kept in its place and within its size, repaired where it is damaged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ APPLICATION_ID: Final = 0x43504D48
 SCHEMA: Final = 2
 
 PAGE_BYTES: Final = 16_384
-"""A row of points fits into a quarter of it, else SQLite would give it a page of its own."""
+"""A row of points fits into a quarter of a page, else SQLite would give the row a page of its own."""
 
 WAL_KEPT_BYTES: Final = 4 * 2**20
 
@@ -62,7 +62,7 @@ _SELECT_ONLY_IN: Final = """
 
 
 class HistoryFile:
-    """The file, what memory has of it, and what is done where it fails. ``path`` None: there is none."""
+    """The file, its index and newest points in memory, and what is done where it fails. ``path`` None: no file."""
 
     def __init__(self, path: str | None, length_s: float, period_s: float, max_size: int) -> None:
         self.path = path
@@ -76,12 +76,12 @@ class HistoryFile:
         self._is_failing = False
         self._ticks: list[Tick] = []
         self._names: dict[int, Key] = {}
-        """Of the series in memory and of the last tick."""
+        """Keys of the series in memory and of the last tick."""
         self._unsaved: dict[int, Key] = {}
         self._chunks: dict[int, Chunk] = {}
         self._next_seq = 1
         self._moved: tuple[int, int] = (0, -1)
-        """The chunk that is being filled, and the last series that it has."""
+        """The chunk that series are being moved to, and the last series that it has."""
 
     def _open(self) -> None:
         if self.path is None:
@@ -114,7 +114,7 @@ class HistoryFile:
         elif version != SCHEMA or self._read_number("application_id") != APPLICATION_ID:
             raise DamageError(f"it is not a history of schema {SCHEMA}")
         db.execute("PRAGMA journal_mode = WAL")
-        # What a crash of the machine takes of the newest points is no loss; the file stays sound.
+        # A crash of the machine may take the newest points, which is no loss; the file stays consistent.
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA cell_size_check = ON")
         db.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
@@ -143,7 +143,7 @@ class HistoryFile:
         self._files = identify_files(self.path)
 
     def _stay_in_place(self) -> None:
-        """What is written must be where the next process looks for it. Raises OSError or sqlite3.Error."""
+        """Put a file that was removed back, and open what is in its place. Raises OSError or sqlite3.Error."""
         assert self.path is not None
         if identify_files(self.path) == self._files:
             return
@@ -157,7 +157,7 @@ class HistoryFile:
         """Set the file aside and begin an empty one; the points in memory stay."""
         assert self.path is not None
         self._disconnect()
-        # One is enough to look at; a disk that damages one file after the other must not be filled by them.
+        # Only one is kept: a disk that damages one file after the other must not be filled by them.
         aside = f"{self.path}.aside"
         unlink_all(aside)
         for suffix in ("", *COMPANIONS):
@@ -189,7 +189,7 @@ class HistoryFile:
             self._db = None
 
     def _open_again(self) -> None:
-        """The file could not be opened before: what was taken since goes behind what it has."""
+        """Open the file once more; newer ticks in memory are put behind what it has."""
         ticks, names = self._ticks, self._names
         self._open()
         if self._db is None:
@@ -204,7 +204,7 @@ class HistoryFile:
                 self._ticks.append(tick)
 
     def _guard(self, doing: str, work: Callable[[], None]) -> bool:
-        """Do something with the file; whatever goes wrong is noted. False: it was not done."""
+        """Run ``work`` on the file; a failure is counted and logged, damage repaired. False: ``work`` failed."""
         try:
             work()
         except Exception as error:
@@ -215,7 +215,7 @@ class HistoryFile:
         return True
 
     def _read(self, work: Callable[[], T]) -> T | None:
-        """What can be read without what is damaged; None when nothing can be read now."""
+        """What ``work`` reads, tried again without each damaged chunk; None when nothing can be read now."""
         found: list[T] = []
         while self._db is not None:
             chunks = len(self._chunks)
@@ -226,7 +226,7 @@ class HistoryFile:
         return None
 
     def _mend(self, error: Exception) -> None:
-        """Let the part go that is damaged, or all of the file."""
+        """Drop the chunk that is damaged, or set the whole file aside."""
         chunk = error.chunk if isinstance(error, DamageError) else None
         if chunk is not None and chunk.id in self._chunks:
             with contextlib.suppress(Exception):
@@ -253,19 +253,19 @@ class HistoryFile:
         self._connection.executemany("INSERT OR IGNORE INTO series VALUES (?, ?, ?, ?)", rows)
 
     def _sources(self, chunk: Chunk) -> list[Chunk]:
-        """The chunks whose series move into this one, oldest first."""
+        """The finer chunks whose series move into this one, oldest first."""
         found = [each for each in self._chunks.values() if each.tier == chunk.tier - 1 and each.end <= chunk.end]
         return sorted(found, key=lambda each: each.end)
 
     def _drop(self, chunk: Chunk) -> None:
-        """Forget a chunk; with one that is being moved, all that move with it."""
+        """Delete a chunk; if it takes part in a move, all chunks of that move."""
         moving = next((each for each in self._chunks.values() if each.is_moving), None)
         together = [] if moving is None else [moving, *self._sources(moving)]
         dropped = together if any(each is chunk for each in together) else [chunk]
         db = self._connection
         with transaction(self._connection):
             for each in dropped:
-                # Series of which nothing else is left go, too.
+                # Series without points in other chunks go, too.
                 rows = db.execute(_SELECT_ONLY_IN, (each.id,)).fetchall()
                 gone = [row for row in rows if row[0] not in self._names]
                 db.executemany("DELETE FROM series WHERE id = ?", gone)
@@ -275,12 +275,12 @@ class HistoryFile:
             del self._chunks[each.id]
 
     def _make_room(self, wanted_bytes: int) -> None:
-        """Let the oldest chunks go until there is room for so much more."""
+        """Drop the oldest chunks until ``wanted_bytes`` more fit into ``max_size``."""
         allowed = self.max_size // PAGE_BYTES
         wanted = wanted_bytes * 5 // (4 * PAGE_BYTES) + 4
         while self._chunks and self._read_number("page_count") - self._read_number("freelist_count") + wanted > allowed:
             self._drop(min(self._chunks.values(), key=lambda each: (each.end, each.id)))
-        # The last word is SQLite's: a write that would need more fails.
+        # SQLite holds the bound: a write that would need more fails.
         self._connection.execute(f"PRAGMA max_page_count = {max(allowed, 1)}")
 
     def _shrink(self) -> None:
@@ -314,7 +314,7 @@ def _is_damage(error: Exception) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF in DAMAGE:
         return True
-    # A table that is missing is SQLITE_ERROR, as many things are; a text that is no UTF-8 has no code.
+    # A missing table is the unspecific SQLITE_ERROR; the error of a text that is not UTF-8 has no code.
     return isinstance(error, sqlite3.OperationalError) and str(error).startswith(("no such ", "Could not decode "))
 
 

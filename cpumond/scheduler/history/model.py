@@ -12,7 +12,7 @@ import msgspec
 from cpumond.scheduler.model import CommandError
 
 KINDS: Final = ("pool", "node", "operation", "job")
-"""In the order of their right to a series."""
+"""In the order in which they get series while there is room."""
 
 POOL, NODE, OPERATION, JOB = range(4)
 
@@ -128,7 +128,7 @@ class HistoryStatus(msgspec.Struct, frozen=True):
 
 
 class Key(NamedTuple):
-    """What a series is of. ``tree`` is "" for nodes and jobs; a root's ``name`` is ``<Root>``."""
+    """What a series belongs to. ``tree`` is "" for nodes and jobs; a root's ``name`` is ``<Root>``."""
 
     kind: int
     tree: str
@@ -137,9 +137,9 @@ class Key(NamedTuple):
 
 @dataclass(slots=True)
 class Tick:
-    """One moment. ``ids`` and ``values`` by kind: the values of the series ``ids[n]`` begin at ``n`` times WIDTHS.
+    """One moment. ``ids`` and ``values`` by kind: the values of the series ``ids[n]`` begin at ``n`` times its WIDTHS.
 
-    ``new``: the series that the tick before did not have. ``left_out``: operations that found no room.
+    ``new``: the series that the tick before did not have. ``left_out``: operations without a series for want of room.
     """
 
     at: float
@@ -165,7 +165,7 @@ class Points:
 
 
 class Sums(NamedTuple):
-    """What a series came to: core-seconds in the order of CPU_COUNTERS, of its limit, its highest limit, its points."""
+    """Totals of a series: core-seconds in the order of CPU_COUNTERS and of its limit; its highest limit, its points."""
 
     used: float = 0.0
     reclaimed: float = 0.0
@@ -184,7 +184,7 @@ class Sums(NamedTuple):
 
 class Summary(NamedTuple):
     """What a report is made of. ``left_out``: tree -> operations that are not in ``sums``; ``covered_s``: seconds of
-    which there are points; ``without_series``: the most operations at one moment that had none."""
+    which there are points; ``without_series``: the most operations at one moment that had no series."""
 
     sums: Mapping[Key, Sums]
     left_out: Mapping[str, int]

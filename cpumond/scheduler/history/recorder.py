@@ -1,8 +1,8 @@
 """The history of a running scheduler: a tick per period from the event loop's thread, all disk work in another one.
 
-Nothing of it may hold up or fail updates, heartbeats or commands. What it costs the event loop is the collecting of a
-tick and the last part of a report. Whatever waits for the disk is bounded: ticks by MAX_WAITING_TICKS, readers in
-number and time, the end of the scheduler by CLOSE_TIMEOUT_S. Ticks go before graphs, graphs before reports.
+It must not hold up or fail updates, heartbeats or commands. The event loop only collects each tick and does the last
+part of a report. Whatever waits for the disk is bounded: ticks by MAX_WAITING_TICKS, readers in number and time, the
+end of the scheduler by CLOSE_TIMEOUT_S. Ticks go before graphs, graphs before reports.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
 
 MAX_WAITING_TICKS: Final = 30
-"""Ticks that a disk that does not answer may owe; none is taken then, and the next one covers their time."""
+"""Ticks that may wait for a slow disk; while so many do, none is taken, and the next one covers that time, too."""
 KEPT_ELEMENTS: Final = 20_000
 TICK, GRAPH, REPORT = range(3)
-"""Kinds of work, the first ones first."""
+"""Kinds of work, in the order in which they get their turn."""
 MAX_WAITING: Final = {GRAPH: 64, REPORT: 4}
-"""Reads that may wait, besides the one that is being done; equal ones count once."""
+"""Reads that may wait, besides the running one; equal ones count once."""
 NAMES: Final = {GRAPH: "graphs", REPORT: "reports"}
 READ_TIMEOUT_S: Final = 30.0
 CLOSE_TIMEOUT_S: Final = 10.0
 
 
 class History:
-    """Takes, keeps and reads the history. Made and used in the event loop's thread; ``store`` belongs to its own."""
+    """Takes, keeps and reads the history. Made and used in the event loop's thread; only its worker uses ``store``."""
 
     def __init__(self, store: HistoryStore, state: State, started_at: float, max_series: int) -> None:
         self.period_s, self.length_s = store.period_s, store.length_s
         self.collector = Collector(started_at, max_series, store.known_ids, store.next_id)
         self.lost_ticks = 0
-        """Ticks that were not taken, or of which the store knows nothing."""
+        """Ticks that were not taken, or that the store failed to take in."""
         self.read_timeout_s = READ_TIMEOUT_S
         self.close_timeout_s = CLOSE_TIMEOUT_S
         self._store = store
@@ -137,7 +137,7 @@ class History:
         return int(at // self.period_s)
 
     def describe(self) -> HistoryStatus:
-        """How large it is; answers at once."""
+        """Sizes and counts of the history, without waiting for the disk."""
         store = self._store
         return HistoryStatus(
             bytes=store.bytes,
@@ -149,7 +149,7 @@ class History:
         )
 
     async def _share(self, kind: int, asked: Hashable, work: Callable[[], T]) -> T:
-        """The answer of the store's thread. Who asks the same between two ticks, while it is not there, shares it."""
+        """The answer of the store's thread; equal questions between two ticks share one while it is not there."""
         if self._is_closed:
             raise _closed()
         key = (kind, self._taken, asked)
@@ -182,9 +182,9 @@ class History:
         return answer
 
     async def close(self, now: float) -> None:
-        """Take a last tick, write what is waiting, let go of the file. Readers that still wait are refused.
+        """Take a last tick, write what is waiting, close the file. Readers that still wait are refused.
 
-        A disk that does not answer holds it up for ``close_timeout_s`` only. A second time does nothing.
+        A disk that does not answer delays this for ``close_timeout_s`` only. A second call does nothing.
         """
         if self._is_closed:
             return
@@ -208,7 +208,7 @@ def _closed() -> StoreError:
 
 @dataclass(slots=True)
 class _Reading:
-    """What one or more wait for."""
+    """A read that one or more callers wait for."""
 
     answer: asyncio.Future[Any]
     readers: int = 0
@@ -223,7 +223,7 @@ class _Task:
 class _Worker:
     """The history's thread: one task at a time, those of the lowest kind first.
 
-    It is a daemon: a disk that hangs must not keep the process from ending, as the threads of an executor do.
+    A daemon thread: with a disk that hangs, the threads of an executor would keep the process from ending.
     """
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class _Worker:
         self._is_started = False
 
     def submit(self, kind: int, work: Callable[[], T]) -> asyncio.Future[T]:
-        """The answer, for the running event loop; one that is cancelled before its turn is not worked out."""
+        """The future result, for the running event loop; work whose future is cancelled before its turn is left out."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._changed:
             self._queues[kind].append(_Task(work, answer))
@@ -244,11 +244,11 @@ class _Worker:
         return answer
 
     def count(self, kind: int) -> int:
-        """How many tasks have not had their turn. Cancelled ones count: they show that the thread is busy."""
+        """How many tasks wait for their turn. Cancelled ones count: they show that the thread is busy."""
         return len(self._queues[kind])
 
     def end(self) -> None:
-        """The thread ends when nothing is left."""
+        """Let the thread end once no task is left."""
         with self._changed:
             self._is_ended = True
             self._changed.notify()

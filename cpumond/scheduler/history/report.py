@@ -1,4 +1,4 @@
-"""The report: what pools and operations came to."""
+"""The report: totals of pools and operations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CORE_HOURS = ("ordered", "limit", "used", "reclaimed", "throttled", "late")
 def make_report(
     state: State, summary: Summary, since: float, until: float, period_s: float, tree: str | None
 ) -> ReportView:
-    """The report; names of people and pools are those of ``state``."""
+    """The report; users, titles and parents are those that ``state`` has now."""
     sums = summary.sums
     names = list(state.trees) if tree is None else [tree]
     names += sorted({key.tree for key in sums} - set(names)) if tree is None else []

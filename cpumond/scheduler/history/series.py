@@ -1,9 +1,9 @@
-"""What was when: the points of the history, how they are taken from the state, made coarser and summed up; pure.
+"""Points of the history: gathered from ticks, made coarser, summed up, shown; pure.
 
 A *tick* is one moment at which all series get a point; its interval reaches back to the tick before, or to the start
 of the scheduler. Values are float32, NaN for "not known". A point of a rate is the mean over its interval, so the sum
-of rate times interval is what was used, ordered, ... in all; no merging changes that sum. Times are seconds since 1970
-by the scheduler's clock, CPU values cores, shares fractions of a tree.
+of rate times interval is what was used, ordered, ... in all, and merging points does not change it. Times are seconds
+since 1970 by the scheduler's clock, CPU values cores, shares fractions of a tree.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def places(ticks: Sequence[Tick], kind: int) -> dict[int, list[int]]:
 def merge_columns(
     intervals: Sequence[float], groups: Sequence[tuple[int, int]], columns: Sequence[array[float]], has_rates: bool
 ) -> list[array[float]]:
-    """Each group of points (from, to) as one point.
+    """The columns with each group of points (from, to) merged into one point.
 
-    A gauge becomes its mean over the time for which it is known. A rate becomes the mean over all of the group's time,
-    what is not known counts as 0: so rate times interval stays what it was in sum.
+    A gauge becomes its mean over the time for which it is known. A rate becomes its mean over all of the group's time,
+    where unknown values count as 0: so the sum of rate times interval stays the same.
     """
     totals = [sum(intervals[a:b]) for a, b in groups]
     merged: list[array[float]] = []
@@ -125,7 +125,7 @@ def select(points: Points, since: float, until: float) -> Points:
 
 
 def combine(parts: Iterable[Points], kind: int) -> Points:
-    """The points of several series as those of one, ordered by time: an operation in its trees, or of several numbers.
+    """The points of several series as one, ordered by time: of an operation in its trees, or with several numbers.
 
     At the same moment cores, jobs and counts are added; of shares, volumes and capacities the largest stays.
     """
@@ -153,7 +153,7 @@ def combine(parts: Iterable[Points], kind: int) -> Points:
 def make_view(key: Key, points: Points, since: float, until: float, max_points: int, period_s: float) -> HistoryView:
     """The view of a series: at most ``max_points``, neighbours merged where there are more."""
     if len(points) > max_points:
-        # The time without points takes no part of them.
+        # Time before the first and after the last point gets no share of ``max_points``.
         since, until = max(since, points.ends[0] - points.intervals[0]), min(until, points.ends[-1])
         width_s = (until - since) / max_points
         groups = split(points.ends, lambda end: min(math.ceil((end - since) / width_s - 1e-6), max_points))
@@ -174,7 +174,7 @@ def make_view(key: Key, points: Points, since: float, until: float, max_points: 
 
 
 def sum_columns(kind: int, intervals: Sequence[float], columns: Sequence[array[float]]) -> Sums:
-    """The sums of the points of one pool or operation; what is not known counts as 0."""
+    """The sums of the points of one pool or operation; unknown values count as 0."""
     limits = columns[LIMIT_COLUMNS[kind]]
     summed = [_sum_known(column, intervals) for column in (*columns[-RATES:], limits)]
     used, reclaimed, ordered, throttled, late, limit = summed

@@ -1,4 +1,4 @@
-"""The history in a SQLite file of its own: a bounded ring of points, coarser with age. It may be lost; nothing else is.
+"""The history in a SQLite file of its own: a bounded ring of points, coarser with age. Its loss harms nothing else.
 
 The newest ticks are in memory, and each is a row of the journal. When there are CHUNK_TICKS of them they become a
 *chunk*: one compressed row for each series, and the journal's rows go in the same transaction. A chunk's *tier* says
@@ -6,9 +6,9 @@ how fine its points are: as they were taken, by 6, by 30. When the oldest chunks
 together into one of the next tier, some series at a time; each point is in one place at any moment, so nothing is
 counted twice. Over ``max_size`` the oldest chunks go.
 
-Used by one thread at a time, never the event loop's. What the disk refuses is counted and said once, the newest points
-stay in memory. A chunk that cannot be read is dropped; a file that cannot be read is set aside as ``PATH.aside``, in
-the place of the one before, and a new one begun. A file that is removed while it is in use is written anew.
+Used by one thread at a time, never the event loop's. Failed writes are counted and logged once, the newest points stay
+in memory. A chunk that cannot be read is dropped; a file that cannot be read is renamed to ``PATH.aside``, replacing an
+earlier one, and a new file is begun. A file that is removed while it is in use is written anew.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ CHUNK_TICKS: Final = 30
 GROUPS: Final = (6, 5)
 """How many chunks of a tier move down together; as many of their points become one."""
 FINE_TICKS: Final = 360
-"""The least that stays as fine as it was taken: an hour at the default period. Six times that in the next tier."""
+"""Points stay as fine as they were taken for so many periods at least, an hour by default; six times that in tier 1."""
 MOVED_SERIES: Final = 250
 """Series that move down with one tick."""
 PAUSE_SERIES: Final = 100
 PAUSE_S: Final = 0.001
-"""Of a chunk that is being made, so that the event loop's thread has its turns."""
+"""After each PAUSE_SERIES series of a new chunk the thread sleeps so long: the event loop's thread gets its turns."""
 ROW_BYTES: Final = 100
-"""About what a row takes besides its points."""
+"""Roughly what a row takes besides its points."""
 MEMORY_TICKS: Final = 360
 MEMORY_BYTES: Final = 64 * 2**20
-"""What is kept in memory at most while the disk refuses."""
+"""What is kept in memory at most while writes fail."""
 
 _INSERT_POINTS: Final = "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SELECT_TO_MOVE: Final = (
@@ -85,8 +85,8 @@ _Row = tuple[int, int, int, float, float, float, float, float, float, float, int
 class HistoryStore(HistoryFile):
     """The history of one scheduler. ``path`` None keeps it in memory only.
 
-    ``length_s``: how far it goes back; ``period_s``: the time between two ticks; ``max_size``: bytes of the file. What
-    is stored of after ``now`` is dropped: the clock was set back, and times must not go back within a series.
+    ``length_s``: how far it goes back; ``period_s``: the time between two ticks; ``max_size``: bytes of the file.
+    Stored points after ``now`` are dropped: the clock was set back, and times must not go back within a series.
     """
 
     def __init__(self, path: str | None, length_s: float, period_s: float, max_size: int, now: float) -> None:
@@ -98,18 +98,18 @@ class HistoryStore(HistoryFile):
         """How long points stay in the first two tiers."""
         self._now = now
         self._retry_at = 0
-        """No chunk is tried before the tick of this number: the last try failed."""
+        """After a failure no chunk is made before the tick of this number."""
         self._open()
         if self._db is not None:
             self._guard("write", lambda: self._drop_future(now))
             self._guard("read", self._measure)
         last_ids = [series for tick in self._ticks[-1:] for ids in tick.ids for series in ids]
         self.known_ids = {self._names[series]: series for series in last_ids if series in self._names}
-        """What the last tick of an earlier run called its series."""
+        """Series numbers in the last tick of an earlier run."""
         self.next_id = self._find_next_id()
 
     def _find_next_id(self) -> int:
-        # A file that is opened later has lower numbers.
+        # A file that cannot be opened until later has lower numbers than the time.
         highest = int(self._now) << 24
         if self._db is not None:
             with contextlib.suppress(sqlite3.Error):
@@ -117,7 +117,7 @@ class HistoryStore(HistoryFile):
         return highest + 1
 
     def close(self) -> None:
-        """Write what the journal does not have yet, and let go of the file. A second time does nothing."""
+        """Write what the journal does not have yet, and close the file. A second call does nothing."""
         if self._db is None:
             return
         if self._is_failing and self._ticks:
@@ -125,7 +125,7 @@ class HistoryStore(HistoryFile):
         self._disconnect()
 
     def add(self, tick: Tick) -> None:
-        """Take in the next tick; never raises for what the disk or the file does."""
+        """Take in the next tick; failures of the disk or the file do not raise."""
         errors = self.write_errors
         self._now = tick.at
         tick.seq = self._next_seq
@@ -152,7 +152,7 @@ class HistoryStore(HistoryFile):
         self._guard("read", self._measure)
 
     def _limit_memory(self) -> None:
-        """What the disk does not take cannot all be kept."""
+        """Forget the oldest ticks in memory when the disk takes none for long."""
         if len(self._ticks) <= CHUNK_TICKS:
             return
         sizes = [8 * sum(map(len, tick.ids)) + 4 * sum(map(len, tick.values)) for tick in self._ticks]
@@ -199,7 +199,7 @@ class HistoryStore(HistoryFile):
             db.executemany(_INSERT_POINTS, rows)
             db.execute("DELETE FROM journal WHERE seq <= ?", (ticks[-1].seq,))
         self._chunks[chunk.id] = chunk
-        # The names of the last tick stay: the next ones call their series the same.
+        # The names of the last tick stay: the next ticks have the same series.
         self._forget_names([ticks[-1], *self._ticks[CHUNK_TICKS:]])
         del self._ticks[: len(ticks)]
 
@@ -262,7 +262,7 @@ class HistoryStore(HistoryFile):
         merged = self._merge(chunk, sources, found)
         self._make_room(sum(len(row[-1]) + ROW_BYTES for row in merged))
         if chunk.id not in self._chunks:
-            return  # it was so old that it had to make room
+            return  # dropped to make room
         is_done = until is None
         with transaction(self._connection):
             db.executemany(_INSERT_POINTS, merged)
@@ -282,7 +282,7 @@ class HistoryStore(HistoryFile):
                 del self._chunks[source.id]
 
     def _find_moving(self, chunk: Chunk, sources: list[Chunk]) -> tuple[int, int | None, dict[int, _Parts]]:
-        """The next series that move, all after the first number and up to the second (None: these are the last)."""
+        """The next series that move: those after the first number and up to the second (None: these are the last)."""
         last = self._moved[1] if self._moved[0] == chunk.id else -1
         found: dict[int, _Parts] = {}
         fulls: list[int] = []
@@ -359,7 +359,7 @@ class HistoryStore(HistoryFile):
                         stored.setdefault(chunk.id, {})[series] = (row[0], Sums(), row[1])
         moving = next((chunk for chunk in self._chunks.values() if chunk.is_moving and chunk.id in stored), None)
         if moving is not None:
-            # Some of the series have moved: let the others look the same, so that their points are of the same times.
+            # Some series have moved: merge the others likewise, so that the points of all have the same times.
             sources = [source for source in self._sources(moving) if source.id in stored]
             left: dict[int, _Parts] = {}
             for source in sources:
@@ -374,7 +374,7 @@ class HistoryStore(HistoryFile):
         ]
 
     def sum_up(self, since: float, until: float, tree: str | None, top: int) -> Summary:
-        """What the pools, and of each tree the ``top`` operations, came to by points that end in (since, until]."""
+        """Totals of pools and of each tree's ``top`` operations, from the points that end in (since, until]."""
         names = {series: key for series, key in self._names.items() if key.kind in (POOL, OPERATION)}
         sums = self._read(lambda: self._sum_stored(since, until, names)) or {}
         ticks = [tick for tick in self._ticks if since < tick.at <= until]

@@ -1,7 +1,7 @@
 """Attributes of pools and trees: their names, their values, and edits of them (semantics.md 0.2, 2.3-2.5).
 
 Attributes are kept as dictionaries with canonical names and with values of the attribute's type, so that a stored
-dictionary reads back as it was. What no option is named like is kept, too, exactly as it was given.
+dictionary reads back as it was. Attributes that are no options are kept, too, exactly as they were given.
 
 A tree's options may be attributes of the tree itself or stand in its ``config`` dictionary. Both places are kept as
 they were written; ``read_tree`` merges them option by option, and ``config`` wins.
@@ -41,17 +41,17 @@ from cpumond.scheduler.settings.values import (
 Kind = Literal["pool", "tree"]
 
 MIN_WEIGHT: Final = 2.0**-26
-"""The least weight; a smaller one, 0 included, is taken as this (0.3 no. 4)."""
+"""The least weight; a smaller one, 0 included, is replaced by it (0.3 no. 4)."""
 
 CONFIG: Final = "config"
 MAX_NAME_LENGTH: Final = 256
 
 MAX_CUSTOM_ATTRIBUTES: Final = 200
 MAX_HINTS: Final = 20
-"""Unknown attributes for which the option is looked for that may be meant; each look takes 0.2 ms."""
+"""For how many unknown attributes a similar option is looked up for the warning; each look-up takes 0.2 ms."""
 
 FREE_PAIR: Final = "strong_guarantee_resources"
-"""The option of which either name overwrites the other at any time (0.2)."""
+"""The option whose two names may overwrite each other at any time (0.2)."""
 
 _PREEMPTION_ALIASES: Final = {
     "fair_share_preemption_timeout": "fair_share_starvation_timeout",
@@ -87,10 +87,10 @@ RESERVED: Final = frozenset({
     "is_root", "builtin", "ephemeral", "account", "resource_usage", "ref_counter", "life_stage", "revision",
     "attribute_revision", "content_revision", "creation_time", "modification_time", "access_time",
 })  # fmt: skip
-"""Attributes that every pool and tree answers by itself."""
+"""Attributes that every pool and tree has without having been given them."""
 
 RIGHTS: Final = frozenset({"acl", "inherit_acl"})
-"""Attributes that would restrict who may do what: refused, since nothing enforces them."""
+"""Attributes about access rights: refused, since nothing enforces them."""
 
 _STRUCTS: Final[Mapping[Kind, type[msgspec.Struct]]] = {"pool": PoolSettings, "tree": TreeSettings}
 
@@ -133,12 +133,12 @@ def canonical_path(kind: Kind, path: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_option(kind: Kind, name: str) -> bool:
-    """Whether ``name``, in any spelling, is an option of pools or trees rather than an attribute that is only kept."""
+    """Whether ``name``, in any spelling, is an option of pools or trees, not an attribute that is only kept."""
     return canonical_name(kind, name) in _FIELDS[kind]
 
 
 def read_pool(attributes: Mapping[str, Any]) -> PoolSettings:
-    """The settings that a pool's attributes, in any spelling, say (2.5). Raises CommandError."""
+    """The settings that a pool's attributes, in any spelling, give (2.5). Raises CommandError."""
     known, _, _ = normalise("pool", _options("pool", attributes))
     if "weight" in known:
         known["weight"] = max(known["weight"], MIN_WEIGHT)
@@ -146,7 +146,7 @@ def read_pool(attributes: Mapping[str, Any]) -> PoolSettings:
 
 
 def read_tree(attributes: Mapping[str, Any]) -> TreeSettings:
-    """The settings that a tree's attributes, in any spelling, say (2.4). Raises CommandError."""
+    """The settings that a tree's attributes, in any spelling, give (2.4). Raises CommandError."""
     known = _options("tree", attributes)
     inside = attributes.get(CONFIG)
     if inside is not None:
@@ -207,11 +207,11 @@ def _index(text: str, values: Sequence[Any]) -> int | None:
 def edit(
     kind: Kind, attributes: Mapping[str, Any], spelled: Mapping[str, str], edits: Iterable[Edit]
 ) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
-    """Attributes and spellings after ``edits``, and warnings; what was given is left as it is.
+    """Attributes and spellings after ``edits``, and warnings; the arguments are not changed.
 
-    A path into a dictionary of an option that is missing makes it, one that a removal has emptied stays. Removing what
-    is not there is no error. Raises CommandError with the path, the value and what is allowed, with code RESOLVE for a
-    path into an attribute that is no option and is missing.
+    A path into a missing dictionary of an option makes that dictionary; one that a removal has emptied stays. Removing
+    what is not there is no error. Raises CommandError with the path, the value and what is allowed, with code RESOLVE
+    for a path into an attribute that is no option and is missing.
     """
     editor = _Editor(kind, attributes, spelled)
     for change in edits:
@@ -227,7 +227,7 @@ def edit(
 
 
 class _Editor:
-    """Attributes in the making. Values inside of ``attributes`` are shared with what was given and never changed."""
+    """Attributes being edited. Values inside of ``attributes`` are shared with those before and never changed."""
 
     __slots__ = ("attributes", "given", "kind", "spelled", "unknown", "warnings")
 
@@ -237,7 +237,7 @@ class _Editor:
         self.spelled = dict(spelled)
         self.warnings: list[str] = []
         self.unknown: set[str] = set()
-        """What is no option and was warned of."""
+        """Attributes that are no options, for which there is a warning already."""
         self.given: dict[str, str] = {}
         """Option -> the spelling under which these edits have set it as a whole."""
 
@@ -311,7 +311,7 @@ class _Editor:
         if field is None:
             result[name] = _edit_custom(result.get(name), path[1:], value, where, recursive)
             if len(result) > 2 * MAX_CUSTOM_ATTRIBUTES + len(_FIELDS[self.kind]):
-                # Now, not at the end: each one more costs as much as there are.
+                # Checked now, too: each further edit copies all attributes.
                 raise self._too_many("more than twice as many")
             if value is not REMOVE:
                 self._warn_unknown(name, where)
@@ -376,7 +376,7 @@ def _edited(current: Mapping[str, Any], kind: Type, path: Sequence[str], value: 
 
 
 def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str, recursive: bool) -> Any:
-    """An attribute that is only kept, after the change of the key ``path`` inside of it ("" path: as a whole)."""
+    """An attribute that is only kept, after the change of the key ``path`` inside of it (empty: as a whole)."""
     if path and current is None and not recursive:
         raise _missing(where)
     if not path:
@@ -410,7 +410,7 @@ def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str, recu
 
 
 def _missing(where: str) -> CommandError:
-    """The refusal of a path into something that is not there."""
+    """The refusal of a path into a missing attribute or dictionary."""
     what = "is not found and is no option; check the name; to make it, set it as a whole ({...}) or use recursive"
     return CommandError(f'Attribute "{cut(where)}" {what}', RESOLVE, {FIELD: cut(where)})
 

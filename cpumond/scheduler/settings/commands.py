@@ -108,7 +108,7 @@ class TransferPoolResources(_Command, frozen=True):
 
     Ancestors below the two pools' common one change with them: what the source's lose the destination's gain.
     ``delta``: ``strong_guarantee_resources``, ``resource_flow``, ``burst_guarantee_resources`` (dictionaries of
-    resources), ``max_operation_count``, ``max_running_operation_count``; the middle two may stand in
+    resources), ``max_operation_count``, ``max_running_operation_count``; flow and burst guarantee may stand in
     ``integral_guarantees``, too.
     """
 
@@ -133,10 +133,10 @@ ConfigCommand = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a command has made.
+    """The result of a command.
 
-    ``id`` is that of the tree or pool it named first. ``changed`` is False when the configuration is the same object
-    as before. ``warnings`` are about the command and what it brought, not about what was odd before.
+    ``id`` is that of the first tree or pool that the command names. ``changed`` is False when the configuration is the
+    same object as before. ``warnings`` are about the command and its effects, not about what was odd before.
     """
 
     config: Config
@@ -155,7 +155,7 @@ def apply(
 ) -> Outcome:
     """The configuration after ``command``; ``config`` itself never changes.
 
-    ``nodes``: the address of each registered node -> its tags. ``new_id`` is asked once for something that is created.
+    ``nodes``: the id of each registered node -> its tags. ``new_id`` is called once for a new tree or pool.
     Raises CommandError, with code RESOLVE or ALREADY_EXISTS where these fit.
     """
     made = _HANDLERS[type(command)](_Context(config, new_id), command)
@@ -182,7 +182,7 @@ def apply(
 
 
 def _about_edited(error: CommandError, command: ConfigCommand) -> CommandError:
-    """The refusal of a tree, about the option of the pool that the command changes where a rule has two."""
+    """The refusal of a tree; of two options that break a rule it names the one whose pool the command changes."""
     attributes = dict(error.attributes)
     parent, option = attributes.pop(AT_PARENT, ("", ""))
     if isinstance(command, ChangePool) and command.pool == parent:
@@ -191,7 +191,7 @@ def _about_edited(error: CommandError, command: ConfigCommand) -> CommandError:
 
 
 def _overlaps(config: Config) -> list[str]:
-    """Sentences about trees whose filters surely overlap: equal ones, and an empty one beside any other (2.2)."""
+    """Sentences about trees whose filters certainly overlap: equal ones, and an empty one with any other (2.2)."""
     filters = [(tree.name, tree.settings.nodes_filter.strip()) for tree in config.trees.values()]
     return [
         f"pool trees {quoted(one)} and {quoted(other)}: a node that fits the nodes_filter of both is refused at its "
@@ -203,7 +203,7 @@ def _overlaps(config: Config) -> list[str]:
 
 
 def check_nodes(config: Config, nodes: Mapping[str, Collection[str]]) -> None:
-    """Whether no node belongs to two trees (2.2). Raises CommandError naming the first that does."""
+    """Check that no node belongs to two trees (2.2). Raises CommandError naming the first that does."""
     if len(config.trees) < 2:
         return
     for node, tags in nodes.items():
@@ -328,7 +328,7 @@ def _move_pool(context: _Context, command: MovePool) -> Outcome:
 
 
 def _moved(tree: TreeConfig, pool: PoolConfig, changed: PoolConfig, parent: str, name: str) -> TreeConfig:
-    """``tree`` with ``changed`` for ``pool``, under this parent and name; ``tree`` itself when all is the same."""
+    """``tree`` with ``changed`` for ``pool``, under this parent and name; ``tree`` itself if that changes nothing."""
     if parent == pool.parent and name == pool.name:
         if changed is pool:
             return tree
@@ -396,7 +396,7 @@ def _transfer(context: _Context, command: TransferPoolResources) -> Outcome:
 
 
 def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
-    """Path of an attribute -> how much of it goes over."""
+    """Path of an attribute -> how much of it is transferred."""
     if not isinstance(delta, Mapping):
         raise CommandError(f"resource_delta: must be a dictionary, got {shown(delta)}")
     flat: dict[str, Any] = {}
@@ -428,7 +428,7 @@ def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
 
 
 def _transferred(pool: PoolConfig, amounts: Mapping[tuple[str, ...], float], sign: float, is_end: bool) -> PoolConfig:
-    """``pool`` with ``amounts`` added or, with a negative sign, taken away; ``is_end``: it is no ancestor of one."""
+    """``pool`` with ``amounts`` added or, with a negative sign, subtracted; ``is_end``: not just an ancestor."""
     edits = []
     for path, amount in amounts.items():
         present: Any = pool.attributes
@@ -524,7 +524,7 @@ def _ordered(pools: Iterable[PoolConfig]) -> list[PoolConfig]:
     while stack:
         pool = stack.pop()
         result.append(pool)
-        if pool.name in children and pool.name != ROOT_POOL:  # that name is refused later, by the rules of names
+        if pool.name in children and pool.name != ROOT_POOL:  # validate_tree refuses a pool of that name later
             stack += sorted(children[pool.name], key=attrgetter("name"), reverse=True)
     return result
 
@@ -536,7 +536,7 @@ def _about(tree: str, pool: str, warnings: Iterable[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _at(where: str) -> Iterator[None]:
-    """Puts in front of a CommandError from inside where it happened."""
+    """Prefix a CommandError from inside with ``where``."""
     try:
         yield
     except CommandError as error:

@@ -13,7 +13,7 @@ from cpumond.scheduler.model import ROOT_POOL, OperationTreeOptions, PoolSetting
 from cpumond.scheduler.settings.preemption_rules import PreemptionRules, list_own, operation_rules
 
 DECIDING: Final = ("limit_rule", "actuator", "throttle_restore_ratio", "throttle_poll")
-"""Options of ``job_cpu_monitor`` that others depend on; milliseconds or seconds, only 0 makes a difference."""
+"""Options of ``job_cpu_monitor`` that decide about others; of a time it matters only whether it is 0."""
 
 
 def find_idle_options(
@@ -42,7 +42,7 @@ def find_idle_monitor_options(given: Mapping[str, Any]) -> list[str]:
 
 
 def _find_privileges(rules: PreemptionRules, options: OperationTreeOptions) -> Iterator[str]:
-    """What would make it more privileged than its pool (6.2)."""
+    """Options that would make an operation more privileged than its pool (6.2)."""
     for option, own, effective in list_own(options, operation_rules(rules, options)):
         if not math.isclose(own, effective):
             yield (
@@ -54,7 +54,7 @@ def _find_privileges(rules: PreemptionRules, options: OperationTreeOptions) -> I
 def _find_overtaken(
     name: str, rules: PreemptionRules, tree: TreeSettings, options: OperationTreeOptions
 ) -> Iterator[str]:
-    """What would make it starve later than its pool, which then preempts for it all the same (6.3)."""
+    """Options that would make an operation starve later than its pool, which then preempts for it anyway (6.3)."""
     if name == ROOT_POOL or not tree.enable_pool_starvation:
         return
     if tree.scheduling_preemption_priority_scope != "operation_and_ancestors":
@@ -68,7 +68,7 @@ def _find_overtaken(
 
 
 def _find_min_share(name: str, pool: PoolSettings, options: OperationTreeOptions) -> Iterator[str]:
-    """What nothing of the pool's guarantee is there for (2.6)."""
+    """Options of a guarantee that the pool's own guarantee does not cover (2.6)."""
     asked = options.min_share_resources
     has_timeout = options.min_share_preemption_timeout is not None
     given = ["min_share_resources"] * bool(asked) + ["min_share_preemption_timeout"] * has_timeout
@@ -97,7 +97,7 @@ def _find_min_share(name: str, pool: PoolSettings, options: OperationTreeOptions
 def _find_protection(
     name: str, rules: PreemptionRules, tree: TreeSettings, options: OperationTreeOptions
 ) -> Iterator[str]:
-    """What would protect more jobs than its pool's and the tree's options do (6.2, 6.4)."""
+    """Options that would protect more jobs than those of the pool and the tree do (6.2, 6.4)."""
     threshold = options.non_preemptible_resource_usage_threshold
     if threshold:
         option = "non_preemptible_resource_usage_threshold"

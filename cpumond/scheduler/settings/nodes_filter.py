@@ -22,7 +22,7 @@ MAX_LENGTH: Final = 10_000
 OPERAND: Final = "a tag, '!', '(', '%true' or '%false'"
 PERMITTED: Final = "tags, '!', '&', '|', '(', ')', '%true' and '%false'"
 NEAR: Final = 24
-"""Characters of the formula that a message shows on each side of the place."""
+"""Characters of the formula that a message shows on each side of the error."""
 
 GRAMMAR: Final = r"""
 ?start: either
@@ -46,7 +46,7 @@ _INVALID = re.compile(r"in|&+|\|+|[0-9]+|[=<>+*^~-]+|%[A-Za-z]*|.", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class NodesFilter:
-    """A formula that was read; equal to another one of the same ``text``. Made by ``parse_nodes_filter``."""
+    """A parsed formula; equal to another one of the same ``text``. Made by ``parse_nodes_filter``."""
 
     text: str
     _postfix: tuple[str, ...] = field(compare=False, repr=False)
@@ -84,7 +84,7 @@ def parse_nodes_filter(text: str) -> NodesFilter:
     if not text.strip(" \t\r\n\f\v"):
         return NodesFilter(text, ())
     try:
-        # The transformer works while the parser reduces: what comes out is its list, not a tree.
+        # The transformer runs while the parser reduces: the result is its list, not a tree.
         postfix = _parser().parse(text)
     except UnexpectedCharacters as error:
         raise _explain_characters(text, error.pos_in_stream or 0) from None
@@ -149,7 +149,7 @@ def _explain_token(text: str, error: UnexpectedToken) -> ConfigError:
 
 
 def _last_open(text: str) -> int:
-    """Where the innermost '(' stands that nothing closes."""
+    """The position of the innermost '(' that is not closed."""
     depth = 0
     for position in range(len(text) - 1, -1, -1):
         depth += (text[position] == ")") - (text[position] == "(")

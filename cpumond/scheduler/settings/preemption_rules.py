@@ -29,9 +29,9 @@ class PreemptionRules:
     """Own flag or that of any ancestor (6.8)."""
     aggressive_preemption: bool
     non_preemptible_threshold: Vector | None
-    """Infinite for a resource that it does not name; None protects nothing (6.4)."""
+    """Infinite for a resource that the option does not name; None protects nothing (6.4)."""
     says_min_share: bool = True
-    """Whether an element on the path set ``min_share_preemption_timeout``; else it is the fair-share time-out."""
+    """Whether an element on the path sets ``min_share_preemption_timeout``; else the fair-share time-out is used."""
 
 
 def root_rules(settings: TreeSettings) -> PreemptionRules:
@@ -119,7 +119,7 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
 
 
 def list_own(options: PoolSettings | OperationTreeOptions, rules: PreemptionRules) -> list[tuple[str, float, float]]:
-    """The options of ``LIMIT_OF`` that a pool or an operation sets itself: name, own value, and that of ``rules``."""
+    """The options of ``LIMIT_OF`` that a pool or an operation sets itself: name, own value, value in ``rules``."""
     holding = (rules.fair_share_timeout_s * 1e3, rules.min_share_timeout_s * 1e3, rules.tolerance)
     named = [(name, getattr(options, name), value) for name, value in zip(LIMIT_OF, holding, strict=True)]
     return [each for each in named if each[1] is not None]

@@ -23,19 +23,19 @@ SYSTEM: Final[RecordKey] = ("system", "default_tree")
 
 
 def encode_tree(tree: TreeConfig | PoolConfig) -> dict[str, Any]:
-    """A tree without its pools as a dictionary that JSON can hold; of a pool what it has in common with a tree."""
+    """A tree without its pools as a dictionary for JSON; for a pool, the fields that it shares with a tree."""
     return {"id": tree.id, "name": tree.name, "attributes": dict(tree.attributes), "spelled": dict(tree.spelled)}
 
 
 def encode_pool(tree_name: str, pool: PoolConfig) -> dict[str, Any]:
-    """A pool as a dictionary that JSON can hold."""
+    """A pool as a dictionary for JSON."""
     return {**encode_tree(pool), "tree": tree_name, "parent": pool.parent}
 
 
 def changed_records(old: Config, new: Config) -> list[tuple[RecordKind, str, dict[str, Any] | None]]:
     """What to write, and with None what to delete, so that the records of ``old`` become those of ``new``.
 
-    Told apart by identity, so the cost is that of looking at every pool of a changed tree once.
+    Objects are compared by identity, so each pool of a changed tree costs one look.
     """
     changes: list[tuple[RecordKind, str, dict[str, Any] | None]] = []
     if old.default_tree != new.default_tree:
@@ -77,7 +77,7 @@ class _PoolRecord(_TreeRecord, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def _stored(where: str) -> Iterator[None]:
-    """Makes a StateFileError of what is wrong with a record."""
+    """Raise errors from inside as a StateFileError about the record ``where``."""
     try:
         yield
     except (CommandError, msgspec.ValidationError) as error:
@@ -87,7 +87,7 @@ def _stored(where: str) -> Iterator[None]:
 def load_config(records: Mapping[RecordKey, Mapping[str, Any]]) -> Config:
     """The configuration of stored records, equal to the one that they were made of; in any order.
 
-    Attributes are read, but not checked together: what was accepted once stays in force. Raises StateFileError.
+    Rules between attributes are not checked: what was accepted once stays in force. Raises StateFileError.
     """
     default = str(records.get(SYSTEM, {}).get("default_tree", ""))
     trees: dict[str, TreeConfig] = {}

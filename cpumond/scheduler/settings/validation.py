@@ -42,7 +42,7 @@ TOLERANCE: Final = 1e-9
 """A sum may be above its bound by this fraction: decimal fractions do not add up exactly."""
 
 AT_PARENT: Final = "at_parent"
-"""Attribute of a refusal from here, which ``config_commands`` takes out again: see ``_refuse``."""
+"""Attribute of a refusal from here, which ``commands`` takes out again: see ``_refuse``."""
 
 STRONG: Final = "strong_guarantee_resources"
 BURST: Final = "integral_guarantees/burst_guarantee_resources"
@@ -78,7 +78,7 @@ def validate_tree(tree: TreeConfig, *, name_pattern: str = DEFAULT_NAME_PATTERN)
 
 
 def find_warnings(tree: TreeConfig) -> list[str]:
-    """What is allowed, but hardly meant (2.4, 2.6): sentences."""
+    """Sentences about what is allowed, but probably not intended (2.4, 2.6)."""
     warnings = []
     name = tree.settings.default_parent_pool
     if name != ROOT_POOL:
@@ -101,7 +101,7 @@ def find_warnings(tree: TreeConfig) -> list[str]:
 
 
 def find_overcommit(tree: TreeConfig, total: Vector) -> str | None:
-    """The sentence about guarantees that are more than ``total``, what the tree's nodes have; None if they fit.
+    """The sentence about guarantees that exceed ``total``, the capacity of the tree's nodes; None if they fit.
 
     Counted are the root's children: strong guarantee plus the greater of burst guarantee and flow (2.6, 8).
     """
@@ -142,7 +142,7 @@ def _refuse(
 ) -> CommandError:
     """A refusal about the option ``field`` of a tree or pool.
 
-    ``at_parent``: the pool above and its option that is the other half of a rule, for a command that changes that one.
+    ``at_parent``: the parent and its option that the rule is about, too, for a command that changes the parent.
     """
     attributes: dict[str, Any] = {FIELD: field}
     if at_parent is not None:
@@ -167,7 +167,7 @@ def _wrong_parent(tree: TreeConfig, pool: PoolConfig) -> CommandError:
 def _check_structure(
     tree: TreeConfig, pool: PoolConfig, depths: dict[str, int], tops: dict[str, str], sizes: dict[str, int]
 ) -> None:
-    """Depth, size of the subtree, no sub-pools of a fifo pool; notes the pool in the three dictionaries."""
+    """Check depth, size of the subtree, no sub-pools of a fifo pool; adds the pool to the three dictionaries."""
     depth = depths[pool.name] = depths[pool.parent] + 1
     if depth > MAX_DEPTH:
         what = f"would be on level {depth} below the root, at most {MAX_DEPTH} are allowed"
@@ -227,7 +227,7 @@ def _check_timeouts(kind: str, name: str, settings: PreemptionSettings) -> None:
 
 
 def _check_pool(pool: PoolConfig, main_resource: str) -> None:
-    """What the settings of one pool must fulfil among themselves."""
+    """Check the rules between the settings of one pool."""
     settings = pool.settings
     if settings.fair_share_aggressive_starvation_timeout:
         _check_timeouts("pool", pool.name, settings)
@@ -253,7 +253,7 @@ def _check_pool(pool: PoolConfig, main_resource: str) -> None:
 
 
 def _check_counts(name: str, inside: str, settings: PoolSettings | EphemeralSubpoolConfig) -> None:
-    """``inside``: the option of the pool that ``settings`` is, "" for the pool itself."""
+    """``inside``: the option of the pool that holds ``settings``, "" for the pool itself."""
     most, running = settings.max_operation_count, settings.max_running_operation_count
     if most is not None and running is not None and most < running:
         what = f"max_operation_count: must be at least max_running_operation_count ({running}), got {most}"
@@ -270,7 +270,7 @@ def _guarantees(settings: PoolSettings) -> Iterator[tuple[str, Resources]]:
 
 
 def _check_under_parent(pool: PoolConfig, parent: PoolConfig, sums: dict[tuple[str, str], Resources]) -> None:
-    """The rules between a pool and its parent; ``sums`` are those of the parent's children so far."""
+    """Check the rules between a pool and its parent; ``sums`` are those of the parent's children so far."""
     for (kind, amounts), (_, bounds) in zip(_guarantees(pool.settings), _guarantees(parent.settings), strict=True):
         if not amounts:
             continue
@@ -289,7 +289,7 @@ def _check_under_parent(pool: PoolConfig, parent: PoolConfig, sums: dict[tuple[s
         total = sums.setdefault((parent.name, kind), {})
         for resource, amount in amounts.items():
             bound = bounds.get(resource)
-            # The parent has an option of the same name.
+            # The parent's option has the same name, so no ``at_parent``.
             field = f"{kind}/{resource}"
             if bound is None:
                 what = f"is configured ({number(amount)}), but not at its parent {quoted(parent.name)}"

@@ -14,7 +14,7 @@ from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.model import CommandError
 
 REMOVE: Final = None
-"""As the value of an edit, and anywhere inside of a value: what has this name is removed."""
+"""The value of an edit, or a value anywhere inside of one, that removes what has the name."""
 
 MAX_AMOUNT: Final = 2.0**63
 """The greatest amount of a resource, as in the fair-share update."""
@@ -27,7 +27,7 @@ MAX_DEPTH: Final = 32
 
 FIELD: Final = "field"
 """Attribute of a refusal: the option that it is about, a path of the documents' names (weight,
-integral_guarantees/resource_flow/cpu), for clients that show a form. Not there when it is about no single one."""
+integral_guarantees/resource_flow/cpu), for clients that show a form. Missing when it is about no single option."""
 
 SHOWN: Final = 80
 """Characters of a value or name that a message shows."""
@@ -36,7 +36,7 @@ WORDS: Final[Mapping[str, str]] = {"pending_allocation_count": "pending_job_coun
 """Other accepted words as values -> the word used here."""
 
 MAX_MILLISECONDS: Final = 1e15
-"""The bound of all options that are times, by which they are told from other numbers."""
+"""The bound of all options that are times, which tells them from other numbers."""
 
 WHOLE_RESOURCES: Final = frozenset({"user_slots", "gpu", "memory", "network"})
 
@@ -51,7 +51,7 @@ def fields_of(struct: type[msgspec.Struct]) -> dict[str, Type]:
 
 
 def normalise_value(value: Any, kind: Type, where: str) -> Any:
-    """``value`` as the type of an option wants it. Raises CommandError."""
+    """``value`` converted to the type of an option. Raises CommandError."""
     kind = _without_none(kind)
     members = members_of(kind)
     if members is not None:
@@ -111,7 +111,7 @@ def items_of(value: Any, where: str) -> Iterable[tuple[str, Any]]:
 
 
 def _whole(value: Any) -> Any:
-    """A whole number as one: milliseconds and slots are counted, and are shown as they were given."""
+    """A float that is a whole number as an int: milliseconds and slots are shown as they were given."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -160,7 +160,7 @@ def _is_in_range(value: Any, kind: Type) -> bool:
 
 
 def copy_plain(value: Any, where: str, depth: int) -> Any:
-    """A copy of a value of any shape, of built-in types that JSON has; None inside of it is dropped."""
+    """A copy of any nested value in the built-in types of JSON; None inside of it is dropped."""
     if depth < 0:
         raise refuse(where, f"has more than {MAX_DEPTH} levels")
     if isinstance(value, bool):
@@ -260,6 +260,6 @@ def shown(value: object) -> str:
 
 
 def cut(text: str) -> str:
-    """A text for people: what cannot be printed is escaped, what is longer than SHOWN is cut."""
+    """A text for messages: unprintable characters are escaped, more than SHOWN characters are cut."""
     cut = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
     return cut if cut.isprintable() else ascii(cut)[1:-1]

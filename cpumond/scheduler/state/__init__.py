@@ -30,8 +30,8 @@ class State(Dispatch):
     """Everything the scheduler knows. Used by one thread; not safe for more."""
 
     def settle(self, now: float) -> Transaction:
-        """What follows from the state as it is: operations without a tree end, those of switched-off sub-pools move,
-        pending ones whose turn it is run (2.3, 2.9, 3.3). What was found once is not looked for again."""
+        """What follows from the present state: operations without a tree end, those of switched-off sub-pools move,
+        pending ones whose turn it is run (2.3, 2.9, 3.3). What was found once is not found again."""
         changed: dict[str, OperationRecord] = {}
         for operation in self._find_too_long(now):
             changed[operation.id] = operations.exceed_time(operation.record, now, operation.active)
@@ -71,7 +71,7 @@ class State(Dispatch):
         return unsettled or bool(self._expired)
 
     def mark_unsettled(self) -> None:
-        """What ``settle`` found was not applied: find it once more."""
+        """Let ``settle`` find again what it found but was not applied."""
         self._settled_config = None
         self._freed = dict.fromkeys(self.trees, True)
 
@@ -85,8 +85,8 @@ class State(Dispatch):
         return msgspec.structs.replace(record, trees={**record.trees, **moved}) if moved else record
 
     def expire(self, now: float) -> Transaction:
-        """Nodes that are silent: not online after the heartbeat time-out; gone, with their jobs, after the tree's
-        reconnection time-out (2.4)."""
+        """Silent nodes go offline after the heartbeat time-out; after the tree's reconnection time-out the transaction
+        removes them with their jobs (2.4)."""
         gone: list[str] = []
         ended: list[JobRecord] = []
         for node in self.nodes.values():
@@ -106,8 +106,8 @@ class State(Dispatch):
         return Transaction(operations=self._count(ended, now), jobs=tuple(ended), removed_nodes=tuple(gone))
 
     def recount(self, change: Transaction, now: float) -> Transaction:
-        """A transaction of ended jobs as it is by now: without the jobs that were counted since, and without nodes that
-        came back before they were removed; operations anew."""
+        """A transaction of ended jobs brought up to date: without jobs that were counted meanwhile and nodes that came
+        back before they were removed, and with new records of the operations."""
         gone = [self.nodes[node_id] for node_id in change.removed_nodes if node_id in self.nodes]
         back = {node.id for node in gone if node.lost_since is None}
         fresh = {job.id: job for job in change.jobs if self._is_news(job) and job.node_id not in back}
@@ -145,7 +145,7 @@ class State(Dispatch):
     ) -> None:
         """Take over what an earlier run stored, besides the configuration.
 
-        Nothing is started until the nodes of then have said which jobs they have, or are silent for too long.
+        Nothing is started in a tree until its stored nodes have reported their jobs, or are silent for too long.
         """
         for node in nodes:
             self._install_node(node, now)
@@ -185,7 +185,7 @@ class State(Dispatch):
         return {"volumes": volumes, "below_since": since}
 
     def restore_progress(self, tree: Tree, progress: Mapping[str, Any]) -> None:
-        """What ``progress_of`` gave in an earlier run; unknown and no longer integral pools are dropped (9)."""
+        """Take over the ``progress_of`` an earlier run; unknown and no longer integral pools are left out (9)."""
         known: list[PoolElement | OperationElement] = [*tree.pools.values(), *tree.operations.values()]
         elements = {_key_of(each): each for each in known}
         for key, volume in progress.get("volumes", {}).items():
@@ -198,6 +198,6 @@ class State(Dispatch):
 
 
 def _key_of(element: PoolElement | OperationElement) -> str:
-    """What an element is called in the store."""
+    """The name of an element in the store."""
     explicit = element.config if isinstance(element, PoolElement) else None
     return element.name if explicit is None else explicit.id

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 Command = ConfigCommand | OperationCommand
 
 MAX_MESSAGE = 1000
-"""Characters that are kept of why an operation was aborted."""
+"""Characters that are kept of the message of an abort."""
 
 
 def prepare(state: State, command: Command, user: str, now: float, new_id: Callable[[], str]) -> Transaction:
@@ -71,7 +71,7 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
 
 
 def _prepare_config(state: State, command: ConfigCommand, new_id: Callable[[], str]) -> Transaction:
-    # A node that fits several trees already is no reason to refuse what may mend that.
+    # A node that fits several trees already must not block the command that may end that.
     nodes = {node.id: node.tags for node in state.nodes.values() if not node.matched_trees}
     outcome = commands.apply(
         state.config, command, new_id=new_id, nodes=nodes, name_pattern=state.rules.pool_name_regex
@@ -88,7 +88,7 @@ def _prepare_config(state: State, command: ConfigCommand, new_id: Callable[[], s
 
 
 def _find_overcommits(state: State, config: Config) -> Iterator[str]:
-    """Sentences about guarantees that are, by a change, more than the nodes have (2.6.8)."""
+    """Sentences about guarantees that a change makes exceed what the nodes have (2.6.8)."""
     for name, tree in config.trees.items():
         living = state.trees.get(name)
         if living is None or tree is living.config or not any(living.total):
@@ -99,7 +99,7 @@ def _find_overcommits(state: State, config: Config) -> Iterator[str]:
 
 
 def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
-    """The records of operations in pools that have another name in ``config``, or are in what is left of a pool."""
+    """New records of operations whose pool is renamed in ``config``, or stays in the rest of a removed one."""
     changed: dict[str, OperationRecord] = {}
     for name, tree in state.trees.items():
         after = config.trees.get(name)
@@ -120,7 +120,7 @@ def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
 def with_parent(
     record: OperationRecord | None, tree: str, pool: PoolElement | None, config: TreeConfig
 ) -> dict[str, str]:
-    """``parents`` of a record in ``pool`` where ``config`` holds: the pool may be in what is left of another (2.9)."""
+    """``parents`` of a record in ``pool`` under ``config``: the pool may be in the rest of a removed one (2.9)."""
     parents = {} if record is None else {name: parent for name, parent in record.parents.items() if name != tree}
     is_plain = pool is not None and pool.is_ephemeral and not pool.children and SUBPOOL_DELIMITER not in pool.name
     above = pool.parent if pool is not None and is_plain else None
@@ -132,7 +132,7 @@ def with_parent(
 
 
 def _check_against_living(tree: Tree, pools: Mapping[str, Any]) -> None:
-    """2.7: no FIFO mode while ephemeral sub-pools exist; section 2.2 is checked with the nodes' tags."""
+    """2.7: no FIFO mode while ephemeral sub-pools exist; ``commands.apply`` has checked 2.2 with the nodes' tags."""
     for name, config in pools.items():
         pool = tree.pools.get(name)
         if pool is None or config.settings.mode != "fifo" or pool.settings.mode == "fifo":
@@ -214,7 +214,7 @@ def _prepare_start(
         parents=parents,
     )
     told += find_idle_monitor_options(asked.job_cpu_monitor)
-    told += placement.find_too_large(asked.tasks, placement.largest_nodes(state.trees[name] for name in chosen))
+    told += placement.find_too_large(asked.tasks, placement.node_capacities(state.trees[name] for name in chosen))
     warnings = (*operations.unrecognized_warnings(command.spec), *map(str, refused), *told)
     return Transaction(operations=(record,), id=record.id, warnings=warnings)
 

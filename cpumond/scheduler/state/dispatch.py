@@ -1,4 +1,4 @@
-"""A heartbeat: what it says is taken in, jobs are started and stopped, the answer is made; pure (1.8, 7, 8)."""
+"""A heartbeat: its reports are taken in, jobs are started and stopped, the answer is made; pure (1.8, 7, 8)."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from cpumond.scheduler.state.reports import (
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 START_GRACE_PERIODS = 2.0
-"""Heartbeat periods after which a node's own word on a job that had no room there should have come."""
+"""Heartbeat periods within which a node itself should have reported a job that had no room there."""
 MAX_ORDERS = 200
 MAX_ORDER_BYTES = 1_048_576
-"""The jobs to start of one answer: how many, and how much JSON unless it is just one. Agents refuse huge answers."""
+"""Jobs to start in one answer: how many, and how much JSON unless it is only one. Agents refuse huge answers."""
 UNSENT_TIMEOUTS = 10.0
-"""Times waiting_job_timeout: how long a job may wait for an answer that has room for its order."""
+"""So many times waiting_job_timeout may a job wait for an answer that has room for its order."""
 
 
 @dataclass(slots=True)
 class Receipt:
-    """What a heartbeat led to: whether it counts, what must be stored, what the answer acknowledges then."""
+    """The result of a heartbeat: whether it counts, what must be stored, what the answer then acknowledges."""
 
     accepted: bool
     reason: str = ""
@@ -54,10 +54,10 @@ class Receipt:
 
 
 class Dispatch(Registration):
-    """What nodes are told, after what they have said."""
+    """Heartbeats taken in and answered."""
 
     def receive(self, heartbeat: Heartbeat, now: float) -> Receipt:
-        """Take in a heartbeat: usage at once, what has ended as a transaction (1.8, 8)."""
+        """Take in a heartbeat: usage at once, ended jobs as a transaction (1.8, 8)."""
         node = self.nodes.get(heartbeat.node_id)
         if node is None:
             return Receipt(False, f"node {heartbeat.node_id} is not registered", register=True)
@@ -81,8 +81,8 @@ class Dispatch(Registration):
                     too_long[job.id] = job
             elif report.from_scheduler:
                 reported.add(report.job_id)
-                # One that is stopping is not taken over: it would count as work that goes on. Unless it has run
-                # too long, and another one is wanted only when it has ended.
+                # A stopping job is not taken over: it would count as work that goes on. Unless it has run too long:
+                # then its replacement must wait for its end.
                 task = self._task_of(report)
                 is_too_long = is_over(task, report.start_time, now)
                 if (report.stopping and not is_too_long) or not self._adopt(node, report, now):
@@ -124,7 +124,7 @@ class Dispatch(Registration):
                     waited = now - job.first_sent_at
                     reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
                 ended.append(job_record(job, "aborted", now, reason=reason))
-        # One that was sent and never reported may wait on the node, where the order to stop must still find it.
+        # A job that was sent and never reported may wait on the node, where the order to stop must still find it.
         for job in node.stopping.values():
             if job.id in reported:
                 continue
@@ -133,7 +133,7 @@ class Dispatch(Registration):
         return ended, acknowledged
 
     def _count(self, ended: Collection[JobRecord], now: float) -> tuple[OperationRecord, ...]:
-        """The records of the operations whose jobs ended; jobs that are stopped with an operation's end count, too."""
+        """The records of the operations whose jobs ended; jobs that are stopped by an operation's end count, too."""
         changed: dict[str, OperationRecord] = {}
         for job in ended:
             operation = self.operations.get(job.operation_id)
@@ -150,7 +150,7 @@ class Dispatch(Registration):
         return tuple(changed.values())
 
     def _is_overdue(self, job: Job, now: float) -> bool:
-        """Whether a job that its node never reported is given up: the node itself gave it up before that (6.7)."""
+        """Whether a job that its node never reported is given up, which the node itself does before (6.7)."""
         timeout_s = self.rules.waiting_job_timeout_s
         sent_timeout_s = timeout_s + START_GRACE_PERIODS * self.rules.heartbeat_period_s
         if job.first_sent_at is None:
@@ -171,12 +171,12 @@ class Dispatch(Registration):
         counted = self.finished_jobs.get(operation.id, {}).get(finished.job_id)
         if counted is not None and not overrules(finished.state, counted):
             return None
-        # It was started before this scheduler was, and ended before it could be taken over; or was given up.
+        # An earlier run started the job, and it ended before it could be taken over; or it was given up.
         start_time = finished.start_time or (now if counted is None else counted.start_time)
         finish_time = finished.finish_time or now
         state, reason = finished.state, finished.reason[:MAX_NODE_FAILURE_REASON]
         if state == "aborted" and is_over(task, start_time, finish_time):
-            # The scheduler that told it to stop for that is gone.
+            # The run of the scheduler that told it to stop for its time limit is gone.
             state, reason = "failed", tell_too_long(task)
         return JobRecord(
             id=finished.job_id,
@@ -202,9 +202,9 @@ class Dispatch(Registration):
         return None if record is None else find_task(record, report.task)
 
     def _adopt(self, node: Node, report: JobReport, now: float) -> bool:
-        """A job that the node has and we do not know: taken over if its operation still needs it, else stopped.
+        """Take over a job of the node that is not known here, if its operation still needs it; else stop it.
 
-        True: it is taken over.
+        True: it was taken over.
         """
         operation = self.operations.get(report.operation_id)
         element = operation.elements.get(node.tree or "") if operation is not None else None
@@ -222,7 +222,7 @@ class Dispatch(Registration):
         if why or element is None or task is None:
             self._stop_unknown(node, report, why)
             return False
-        # It stays counted as lost, which it was for a while; what becomes of it now is to be counted besides.
+        # It stays counted as lost, which it was for a while; how it ends now is counted besides.
         if counted is not None:
             del self.finished_jobs[report.operation_id][report.job_id]
             self._expired["job", report.job_id] = None
@@ -230,14 +230,14 @@ class Dispatch(Registration):
         start_time = now if report.start_time is None else min(report.start_time, now)
         job = Job(report.job_id, element, task, node, start_time, self.job_sequence)
         job.usage = reported_usage(job.limits, report)
-        # What it used before was counted then: by the run before, or before it was given up.
+        # What it used before is counted already: by an earlier run, or before it was given up.
         job.counted = list(NO_CPU_TIMES if counted is None else cpu_times(counted))
         self._start(job)
         take_report(job, report, now)
         return True
 
     def _stop_unknown(self, node: Node, report: JobReport, why: str) -> None:
-        # The order is made anew for each heartbeat that shows the job not stopping; nothing else remembers it.
+        # Made anew after each heartbeat that reports the job as not stopping; nothing else remembers the order.
         tree = self.trees.get(node.tree or "")
         settings = NO_TREE_SETTINGS if tree is None else tree.config.settings
         timeout_s = settings.job_preemption_timeout / 1e3
@@ -269,7 +269,7 @@ class Dispatch(Registration):
         self._preempt(node, tree, now, make_job)
 
     def _is_awaiting(self, tree: Tree, now: float) -> bool:
-        """Whether a node of the tree may have jobs of an earlier run that it has not told us about."""
+        """Whether a node of the tree may have jobs of an earlier run that it has not reported yet."""
         if now >= self._await_until:
             self._awaited.clear()
         return any(node_id in tree.nodes for node_id in self._awaited)
@@ -277,7 +277,7 @@ class Dispatch(Registration):
     def _preempt(
         self, node: Node, tree: Tree, now: float, make_job: Callable[[OperationElement, Task, Node], Job]
     ) -> None:
-        """The preemptive part of a heartbeat: at most one job starts so, then limits are looked at (6.6)."""
+        """The preemptive part of a heartbeat: at most one job is started by it, then limits are enforced (6.6)."""
         settings = tree.config.settings
         last = node.last_preemptive_attempt
         if last is not None and now - last < settings.preemptive_scheduling_backoff / 1e3:
@@ -299,7 +299,7 @@ class Dispatch(Registration):
             self._stop(victim, "limit_violated", why, now)
 
     def _targets(self, tree: Tree) -> preemption.Targets:
-        """Who may preempt: the operations that starve since the last update, with their priorities then."""
+        """The operations that may preempt: those that starved at the last update, with their priorities then."""
         targets = self._starving.get(tree.name)
         if targets is None:
             ranked = self._orders[tree.name].rank(starvation.starving_operations(tree))
@@ -309,7 +309,7 @@ class Dispatch(Registration):
         return targets
 
     def count_preemptions_left(self, tree: Tree, now: float) -> float:
-        """How many jobs of a tree may still be taken for others: ``max_preemptions_per_minute`` less the last ones."""
+        """How many jobs of a tree may still be preempted: ``max_preemptions_per_minute`` less the recent ones."""
         limit = tree.config.settings.max_preemptions_per_minute
         if limit is None:
             return math.inf
@@ -340,8 +340,8 @@ class Dispatch(Registration):
     def _make_orders(self, node: Node, now: float) -> list[JobOrder]:
         """The orders of one answer, oldest first.
 
-        Where they are too many, those go first that no answer has carried, then those that were carried longest ago:
-        jobs that wait on the node for room, which it does not report, must not keep the others from it.
+        Where there are too many, those go first that no answer has carried, then those that were carried longest ago:
+        jobs that wait on the node for room, which it does not report, must not displace the others.
         """
         starting = [job for job in node.jobs.values() if job.state == "starting"]
         starting.sort(key=lambda job: -math.inf if job.last_sent_at is None else job.last_sent_at)
@@ -384,13 +384,13 @@ class Dispatch(Registration):
 
 
 def _may_preempt(element: OperationElement, level: preemption.TargetPriority) -> bool:
-    """Whether what held at the last update still does: it wants jobs here and has not got its share meanwhile."""
+    """Whether an operation of ``_targets`` still wants jobs in the tree and has not got its share meanwhile."""
     is_there = element.tree.operations.get(element.name) is element
     return is_there and wants_jobs(element) and starvation.still_starves(element, level)
 
 
 def _note_overcommit(node: Node, now: float) -> None:
-    """Since when the node's jobs may use more than it has (1.9)."""
+    """Note since when the node's jobs may use more than it has (1.9)."""
     if not any(free < -1e-9 * max(all_, 1.0) for free, all_ in zip(node.free, node.capacity, strict=True)):
         node.overcommitted_since = None
     elif node.overcommitted_since is None:

@@ -15,14 +15,14 @@ from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 KEPT_REFUSED = 100
 REFUSED_S = 600.0
-"""How many nodes that were refused are remembered, and how long after their last try; agents try again and again."""
+"""How many refused nodes are remembered, and how long after their last attempt; agents try again and again."""
 MAX_NODES = 10_000
 MAX_TAGS = 100
 MAX_NAMES_CHARS = 8192
 
 
 class SeveralTreesError(CommandError):
-    """A node whose tags fit several trees; ``change`` is what is kept of it where it is known already (2.2)."""
+    """The tags of a node fit several trees; ``change`` keeps a node that is known already with its new tags (2.2)."""
 
     def __init__(self, record: NodeRecord, tags: Collection[str], matched: list[str], change: Transaction) -> None:
         super().__init__(
@@ -36,15 +36,14 @@ class SeveralTreesError(CommandError):
 
 
 class Registration(Tables):
-    """Who may come as which node."""
+    """Which agent may register as which node."""
 
     def register(self, registration: NodeRegistration, may_replace: bool = True) -> Transaction:
-        """A node makes itself known or changes (2.2).
+        """A node registers, or registers again with other tags or resources (2.2). ``registration.key``: the hash.
 
-        Raises CommandError if its tags fit more than one tree (a SeveralTreesError); for a run of its agent that was
-        replaced by a later one: two agents with one node id would push each other out for ever; and unless it
-        ``may_replace`` any, for an agent without the key of the one whose heartbeats still come. ``registration.key``
-        is the hash of the key here.
+        Raises CommandError for too many nodes or names; if its tags fit several trees (a SeveralTreesError); for a run
+        of its agent that a later one replaced, since two agents with one node id would replace each other for ever;
+        and, unless it ``may_replace`` any agent, for an agent without the key of the one whose heartbeats still come.
         """
         address = registration.address or registration.node_id
         _check_names(registration)
@@ -79,7 +78,7 @@ class Registration(Tables):
         )  # fmt: skip
         matched = self.match_trees(tags)
         if len(matched) > 1:
-            # One that is known is kept with its new tags: its jobs run on, it gets no more.
+            # A known node is kept with its new tags: its jobs run on, it gets no more.
             change = NOTHING
             if known is not None:
                 change = Transaction(nodes=(msgspec.structs.replace(record, tree=known.tree or ""),))
@@ -87,7 +86,7 @@ class Registration(Tables):
         return Transaction(nodes=(record,), id=registration.node_id)
 
     def note_refused(self, refused: SeveralTreesError, now: float) -> None:
-        """Remember for a while who wanted to be a node and could not, for the alerts."""
+        """Remember a refused registration for a while, for the alerts."""
         self.refused_nodes.pop(refused.record.id, None)
         if refused.record.id not in self.nodes:
             self.refused_nodes[refused.record.id] = (now, tuple(refused.matched))
@@ -95,12 +94,12 @@ class Registration(Tables):
             del self.refused_nodes[next(iter(self.refused_nodes))]
 
     def list_refused_nodes(self, now: float) -> dict[str, tuple[str, ...]]:
-        """Nodes that try to register and fit several trees: id -> the trees."""
+        """Nodes that were refused since they fit several trees: id -> the trees."""
         return {name: trees for name, (at, trees) in self.refused_nodes.items() if at > now - REFUSED_S}
 
 
 def _check_names(registration: NodeRegistration) -> None:
-    """They are kept for each node, stored, and compared with every tree's filter. Raises CommandError."""
+    """Bound the names, which are stored and compared with every tree's filter. Raises CommandError."""
     size = len(registration.node_id) + len(registration.address) + sum(map(len, registration.tags))
     if len(registration.tags) > MAX_TAGS or size > MAX_NAMES_CHARS:
         raise CommandError(
@@ -110,7 +109,7 @@ def _check_names(registration: NodeRegistration) -> None:
 
 
 def _has_key_of(node: Node, registration: NodeRegistration) -> bool:
-    """Whether a registration comes from the agent that a node has; of agents without keys only the same run does."""
+    """Whether a registration comes from the node's present agent; without a key only the same run counts as it."""
     if not node.key_hash:
         return registration.incarnation == node.incarnation
     return registration.key == node.key_hash

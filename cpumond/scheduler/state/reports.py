@@ -1,4 +1,4 @@
-"""What nodes say of jobs: how much of it is taken, and the records of jobs that have ended; pure."""
+"""What nodes report of jobs: how it is checked and taken over, and the records of ended jobs; pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cpumond.scheduler.model import JobRecord, JobState, OperationRecord, Task
 Told = TypeVar("Told", JobReport, FinishedJob)
 MAX_NODE_FAILURE_REASON = 1000
 MOST_CORES, MOST_OF_CAPACITY, LATE_S = 1024.0, 16.0, 60.0
-"""A job used, or was held back on, at most so many cores, or times its node's capacity, where that is more; a report
-may be so late."""
+"""A job used, or was held back on, at most MOST_CORES cores, or MOST_OF_CAPACITY times its node's where that is more; a
+report is at most LATE_S late."""
 NO_CPU_TIMES = cpu_times(CpuUse())
 GIVEN_UP: frozenset[JobState] = frozenset({"aborted", "lost"})
-"""How a job ends that its node may still have: what the node says of it later is heard."""
+"""Ends of jobs that their nodes may still have: what a node reports of such a job later is taken over."""
 
 
 def is_over(task: Task | None, start_time: float | None, now: float) -> bool:
@@ -37,17 +37,17 @@ def find_task(record: OperationRecord, name: str) -> Task | None:
 
 
 def overrules(state: JobState, counted: JobRecord) -> bool:
-    """Whether the end that a node tells of a job that was counted before is news: work is done, not lost."""
+    """Whether the end that a node reports replaces the one that was counted: the work is done, not lost."""
     return state == "completed" and counted.state in GIVEN_UP
 
 
 def drop_implausible(told: Told, node: Node, start_time: float, now: float) -> Told:
-    """What a node says of a job, without times and usage that no host can have had: one wrong number would stand out
-    of every graph and sum of its pools for as long as they are kept."""
+    """What a node reports of a job, without times and usage that no host can have had: one wrong number would distort
+    every graph and sum of its pools for as long as they are kept."""
     cores = max(MOST_CORES, MOST_OF_CAPACITY * node.capacity[CPU])
     most = cores * (max(now - start_time, 0.0) + LATE_S)
     wrong = []
-    # Each job of each heartbeat comes through here: one plain loop.
+    # Called for each job of each heartbeat: one plain loop.
     for number, value in enumerate(cpu_times(told)):
         if value and value > most:
             wrong.append(CPU_COUNTERS[number])
@@ -60,7 +60,7 @@ def drop_implausible(told: Told, node: Node, start_time: float, now: float) -> T
 
 
 def _keep_known(before: CpuUse, told: Told, times: CpuTimes) -> Told:
-    """What is told, and of the counters that it leaves out what was told before; ``times`` are its counters."""
+    """``told`` with missing counters filled in from ``before``; ``times`` are the counters of ``told``."""
     if None not in times or (earlier := cpu_times(before)) == NO_CPU_TIMES:
         return told
     missing = {name: then for name, value, then in zip(CPU_COUNTERS, times, earlier, strict=True) if value is None}
@@ -72,11 +72,11 @@ def list_counters(told: CpuUse) -> dict[str, Any]:
 
 
 def take_report(job: Job, report: JobReport, now: float) -> None:
-    """What a heartbeat says of a job that lives: usage of active ones, CPU time of those that stop, too (1.7, 1.8)."""
+    """Take over a heartbeat's report of a live job: usage of active ones, CPU time of stopping ones, too (1.7, 1.8)."""
     report = drop_implausible(report, job.node, job.start_time, now)
     times = cpu_times(report)
     if job.began_at is None:
-        # The node's clock may be another one; a job that was taken over has its start from the node.
+        # The node's clock may differ; the start of a job that was taken over comes from its node.
         job.began_at = now if report.start_time is None else min(max(report.start_time, job.ordered_at), now)
     job.report = _keep_known(job.report, report, times)
     count_cpu_time(job, times)
@@ -93,10 +93,10 @@ def reported_usage(limits: Vector, report: JobReport) -> Vector:
 def job_record(
     job: Job, state: JobState, now: float, finished: FinishedJob | None = None, reason: str = ""
 ) -> JobRecord:
-    """The record of a job that lived until now.
+    """The record of a live job that has ended.
 
-    A job that was told to stop is aborted, whatever its exit code, unless its node says that it had completed before
-    or in the time it was given (6.7). The reason is the node's own where it stopped the job by itself (1.9).
+    A job that was told to stop is aborted (``Stop.fails``: failed) whatever its exit code, unless it completed before
+    or in the time it was given (6.7). The reason is the node's own where the node stopped the job by itself (1.9).
     """
     stop = job.stop
     if finished is not None:
@@ -112,7 +112,7 @@ def job_record(
         tree=job.element.tree.name,
         node_id=job.node.id,
         state=state,
-        # Start and end of one clock, the node's, where it told both.
+        # Start and end by the same clock, the node's, where it reports both.
         start_time=job.start_time if finished is None or finished.start_time is None else finished.start_time,
         finish_time=now if finished is None or finished.finish_time is None else finished.finish_time,
         cpu_limit=job.task.cpu_limit,

@@ -1,4 +1,4 @@
-"""How much memory the specifications of operations take, in all and of each user, and all trees and pools; pure.
+"""How much memory specifications take, in all and of each user, and all trees and pools take; pure.
 
 What users write into a specification or an attribute is kept, stored and shown as it came; only this bounds it.
 """
@@ -21,10 +21,10 @@ from cpumond.scheduler.model import (
 
 SCALAR_BYTES: Final = 64
 CONTAINER_BYTES: Final = 200
-"""What a value takes in memory besides its text."""
+"""Memory of a scalar without its text, and of a container without its items."""
 MAX_CONFIG_BYTES: Final = 64 * 2**20
 POOL_BYTES: Final = 4096
-"""Of all trees and pools with their attributes, and of each of them without."""
+"""The most for all trees and pools with their attributes, and what each takes without attributes."""
 
 
 def weigh(value: Any) -> int:
@@ -40,20 +40,20 @@ def weigh(value: Any) -> int:
             total += CONTAINER_BYTES
             values += each
         else:
-            # One character outside of ASCII makes up to four bytes of every other one of its text.
+            # One character outside of ASCII can make every character of its text take four bytes.
             total += sys.getsizeof(each) if isinstance(each, str) else SCALAR_BYTES
     return total
 
 
 def weigh_change(old: Config, new: Config) -> int:
-    """By how much more memory the trees and pools of ``new`` take than those of ``old``, bytes; what is the same object
-    in both is not looked into."""
+    """How many bytes more the trees and pools of ``new`` take than those of ``old``; objects that are in both are not
+    looked into."""
     before, after = _list_config(old, new), _list_config(new, old)
     return sum(map(_weigh_attributes, after)) - sum(map(_weigh_attributes, before))
 
 
 def check_config(old: Config, new: Config, old_bytes: int) -> None:
-    """Whether there is room for what ``new`` has more. Raises CommandError."""
+    """Check that there is room for what ``new`` adds to ``old``. Raises CommandError."""
     more = weigh_change(old, new)
     if more > 0 and old_bytes + more > MAX_CONFIG_BYTES:
         raise CommandError(
@@ -64,7 +64,7 @@ def check_config(old: Config, new: Config, old_bytes: int) -> None:
 
 
 def _list_config(config: Config, other: Config) -> list[TreeConfig | PoolConfig]:
-    """The trees and pools that ``other`` has not."""
+    """The trees and pools of ``config`` that are not in ``other``."""
     found: list[TreeConfig | PoolConfig] = []
     for name, tree in config.trees.items():
         same = other.trees.get(name)
@@ -79,7 +79,7 @@ def _weigh_attributes(element: TreeConfig | PoolConfig) -> int:
 
 
 class SpecRoom:
-    """The specifications that are kept: ``max_bytes`` of live ones, half of it of one user; as much of ended ones."""
+    """Bounds kept specifications: ``max_bytes`` for live ones, half of it for one user; as much for ended ones."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -90,7 +90,7 @@ class SpecRoom:
         self._ended: dict[str, int] = {}
 
     def check(self, spec: Any, user: str) -> None:
-        """Whether another live operation has room. Raises CommandError."""
+        """Check that there is room for another live operation. Raises CommandError."""
         weight = weigh(spec)
         for taken, most, whose in (
             (self._of_user[user], self.max_bytes // 2, f"the operations of user {user!r}"),
@@ -105,7 +105,7 @@ class SpecRoom:
                 )
 
     def add(self, record: OperationRecord) -> None:
-        """An operation is kept, living or ended; an ended one may have been living."""
+        """Count an operation that is kept, live or ended; an ended one may have been counted as live."""
         if record.is_finished:
             weight = self._forget_live(record) or weigh(record.spec)
             self._ended[record.id] = weight
@@ -116,16 +116,16 @@ class SpecRoom:
             self._of_user[record.user] += weight
 
     def weight_of(self, record: OperationRecord) -> int:
-        """What the specification of a kept operation takes."""
+        """The bytes that the specification of a kept operation takes."""
         return self._live.get(record.id) or self._ended.get(record.id, 0)
 
     def remove_ended(self, operation_id: str) -> None:
-        """An ended operation is forgotten."""
+        """Stop counting an ended operation."""
         self.ended_bytes -= self._ended.pop(operation_id, 0)
 
     @property
     def is_full_of_ended(self) -> bool:
-        """Whether the oldest ended ones must be forgotten."""
+        """Whether the oldest ended operations must be forgotten."""
         return self.ended_bytes > self.max_bytes
 
     def _forget_live(self, record: OperationRecord) -> int:

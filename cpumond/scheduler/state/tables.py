@@ -51,20 +51,20 @@ from cpumond.scheduler.state.spec_room import SpecRoom, weigh_change
 KEPT_PREEMPTIONS = 10_000
 KEPT_INCARNATIONS = 8
 SPARE_DEADLINES = 100
-"""Deadlines of ended operations that are kept at least, so that they are rarely looked for."""
+"""Deadlines of ended operations that may always stay in the heap, so that it is rarely cleaned."""
 
 
 class Tables:
-    """Everything that lives, by name and id, kept true to the records."""
+    """Everything that lives, by name and id, as the records say."""
 
     def __init__(self, rules: Rules, config: Config) -> None:
         self.rules = rules
         self.config = Config({})
         self.trees: dict[str, Tree] = {}
         self.operations: dict[str, Operation] = {}
-        """Live ones, pending or running, in order of arrival."""
+        """Live operations, pending or running, in order of arrival."""
         self.finished: dict[str, OperationRecord] = {}
-        """Finished ones, the first finished first."""
+        """Finished operations, the first finished first."""
         self.finished_jobs: dict[str, dict[str, JobRecord]] = {}
         """Operation -> its finished jobs by id, as long as the operation is known."""
         self.spec_room = SpecRoom(rules.max_specification_memory)
@@ -73,12 +73,12 @@ class Tables:
         self.jobs: dict[str, Job] = {}
         """Active and stopping jobs."""
         self.refused_nodes: dict[str, tuple[float, tuple[str, ...]]] = {}
-        """Nodes that are not known because their tags fit several trees: when they last tried, and the trees."""
+        """Nodes that were refused because their tags fit several trees: when they last tried, and the trees."""
         self.preemptions: deque[PreemptionRecord] = deque(maxlen=KEPT_PREEMPTIONS)
         self.preemption_counts: dict[tuple[str, str, str], int] = {}
         """(tree, pool of the victim, kind) -> preemptions since the start."""
         self.ended_elements: deque[OperationElement] = deque(maxlen=0)
-        """Operations that left a tree, for a history: it puts one in place that has room, and takes them out."""
+        """Operations that left a tree; a history replaces this deque by one that has room, and empties it."""
         self.sequence = 0
         self.job_sequence = 0
         self._makers: dict[str, SnapshotMaker] = {}
@@ -88,14 +88,14 @@ class Tables:
         self._freed: dict[str, bool] = {}
         """Trees whose whole queue must be looked at: a slot became free, or limits changed (3.3)."""
         self._arrived: dict[str, dict[str, OperationElement]] = {}
-        """Tree -> pending operations that came since; the ones before them were blocked and still are."""
+        """Tree -> pending operations that came since ``settle``; the ones before them were blocked and still are."""
         self._filters: dict[str, NodesFilter] = {}
         self._deadlines: list[tuple[float, str]] = []
-        """A heap of when operations have a ``time_limit`` that is over, and their ids; some may have ended."""
+        """A heap: when the ``time_limit`` of an operation is over, and its id; some of them may have ended."""
         self._expired: dict[tuple[str, str], None] = {}
         self._awaited: dict[str, None] = {}
         self._await_until = 0.0
-        """Nodes of an earlier run, and until when their first heartbeats are waited for."""
+        """Nodes of an earlier run without a heartbeat so far, and until when starts in their trees wait for it."""
         self._install_config(config, 0.0)
 
     def record_of(self, operation_id: str) -> OperationRecord | None:
@@ -164,7 +164,7 @@ class Tables:
             table.pop(tree.name, None)
 
     def _sync_pools(self, tree: Tree) -> None:
-        """Give the living pools their new configuration; see section 2.9 for what becomes of removed and new ones."""
+        """Give the living pools their new configuration; section 2.9 tells what becomes of removed and new pools."""
         before = tree.pools
         were_ephemeral = {pool for pool in before.values() if pool.config is None}
         by_id = {pool.config.id: pool for pool in before.values() if pool.config is not None}
@@ -201,7 +201,7 @@ class Tables:
         self._relocate(tree)
 
     def _relocate(self, tree: Tree) -> None:
-        """Children, operations, counts, limits of counts and rules of all pools anew, from parents and operations."""
+        """Compute children, operations, counts, limits, rules and usage of all pools from parents and operations."""
         settings = tree.config.settings
         root = tree.root
         root.max_operation_count = settings.max_operation_count
@@ -227,12 +227,12 @@ class Tables:
         self._freed[tree.name] = True
 
     def _forget_order(self, tree: Tree) -> None:
-        """Order of service and who may preempt anew: shares, or what stands above an operation, have changed."""
+        """Have order of service and targets made anew: shares or the pools above an operation have changed."""
         self._orders.pop(tree.name, None)
         self._starving.pop(tree.name, None)
 
     def _attach(self, element: OperationElement, pool: PoolElement) -> None:
-        """Put an operation into a pool: counts on the way up, rules; usage is the caller's."""
+        """Put an operation into a pool: its rules and limits, counts on the way up; the caller moves the usage."""
         element.parent = pool
         element.entry = None
         assert pool.rules is not None
@@ -265,7 +265,7 @@ class Tables:
     def _ensure_pool(self, tree: Tree, name: str, removed: str = "") -> PoolElement:
         """The living pool of that name; a missing one is made, ephemeral (2.9).
 
-        ``removed``: the pool that it was in, if that is not explicit any more; it is made, too.
+        ``removed``: the pool above it that is no longer explicit, "" for none; that is made, too.
         """
         pool = tree.root if name == ROOT_POOL else tree.pools.get(name)
         if pool is not None:
@@ -383,7 +383,7 @@ class Tables:
         return expired
 
     def _install_job(self, record: JobRecord) -> None:
-        """A job has ended: out of all counters, into the history. Its operation's record, with it, counts how."""
+        """Move an ended job from all counters to ``finished_jobs``; its operation's new record counts its end."""
         counted = None
         if self.record_of(record.operation_id) is not None:
             ended = self.finished_jobs.setdefault(record.operation_id, {})
@@ -406,7 +406,7 @@ class Tables:
         job.state = record.state
 
     def _count_cpu_time_since(self, counted: JobRecord, record: JobRecord) -> None:
-        """What a job used between when it was given up and its end, of which its node tells now (1.7)."""
+        """Count what a job used after it was given up and before its end, which its node reports now (1.7)."""
         live = self.operations.get(record.operation_id)
         element = None if live is None else live.elements.get(record.tree)
         if element is not None:
@@ -414,7 +414,7 @@ class Tables:
             add_cpu_time(element, [max((now_s or 0.0) - (then_s or 0.0), 0.0) for now_s, then_s in times])
 
     def match_trees(self, tags: frozenset[str]) -> list[str]:
-        """The trees whose filter fits."""
+        """The names of the trees whose filter fits."""
         return [name for name, found in self._filters.items() if found.matches(tags)]
 
     def _install_node(self, record: NodeRecord, now: float) -> None:
@@ -440,7 +440,7 @@ class Tables:
     def _assign(self, node: Node, now: float) -> None:
         """Put a node into the tree that its tags fit; its jobs of another tree are aborted (2.2).
 
-        Where they fit several it stays in the one that it is in.
+        Where they fit several trees it stays in the one that it is in.
         """
         matched = self.match_trees(node.tags)
         name = matched[0] if matched else None
@@ -464,7 +464,7 @@ class Tables:
     def _remove_node(self, node: Node) -> None:
         self._awaited.pop(node.id, None)
         for job in list(node.jobs.values()):
-            # It came back while its removal was written, and has jobs again: they are started elsewhere.
+            # The node came back while its removal was written, and has jobs again: they are started elsewhere.
             end_job(job)
             del self.jobs[job.id]
             _renew_needed(job)
@@ -484,9 +484,9 @@ class Tables:
     def _stop(
         self, job: Job, kind: Any, why: str, now: float, record: PreemptionRecord | None = None, fails: bool = False
     ) -> None:
-        """Tell a job to stop: out of all counters at once, wanted again if its operation lives (6.7).
+        """Tell a job to stop: it leaves all counters at once and is replaced if its operation lives (6.7).
 
-        ``fails``: it has failed, and is wanted again when it has ended.
+        ``fails``: it counts as failed, and is replaced only after its end.
         """
         settings = job.element.tree.config.settings
         graceful = kind == "graceful"
@@ -509,7 +509,7 @@ class Tables:
 
 
 def _place_ephemeral(tree: Tree, were_ephemeral: Collection[PoolElement]) -> None:
-    """Parents and settings of the ephemeral pools, after a change of the configuration (2.9)."""
+    """Set parents and settings of the ephemeral pools after a change of the configuration (2.9)."""
     pools = tree.pools
     for pool in [pool for pool in pools.values() if pool.config is None]:
         is_rest = any(child in were_ephemeral for child in pool.children.values())
@@ -517,7 +517,7 @@ def _place_ephemeral(tree: Tree, were_ephemeral: Collection[PoolElement]) -> Non
         if SUBPOOL_DELIMITER in pool.name:
             parent = pools.get(pool.name.partition(SUBPOOL_DELIMITER)[0])
         elif parent is not None and (parent.config is not None or pools.get(parent.name) is not parent):
-            parent = None  # else what is left of a removed pool stays around it
+            parent = None  # otherwise the rest of a removed pool stays around it
         pool.parent = parent if parent is not None and parent.mode != "fifo" else admission.default_parent(tree)
         pool.settings = admission.ephemeral_settings(pool.parent)
         if is_rest:
@@ -525,7 +525,7 @@ def _place_ephemeral(tree: Tree, were_ephemeral: Collection[PoolElement]) -> Non
 
 
 def _set_limits(pool: PoolElement) -> None:
-    """Counts, rules and resources that its own settings and those of its parent allow."""
+    """Set the limits and rules that follow from a pool's own settings and its parent's."""
     limits = admission.operation_limits(pool.settings, pool.tree.config.settings)
     pool.max_operation_count, pool.max_running_operation_count = limits
     assert pool.parent is not None
@@ -542,7 +542,7 @@ def _add_usage(pool: PoolElement, usage: Vector, sign: float) -> None:
 
 
 def _renew_needed(job: Job) -> None:
-    """How many jobs like this one are still to be started: what was ordered, less completed and active ones."""
+    """Set how many jobs of this job's task are still to be started: ``job_count`` less completed and active ones."""
     operation, task = job.element.operation, job.task
     counts = operation.record.counts.get(task.name)
     left = task.job_count - operation.active.get(task.name, 0) - (counts.completed if counts is not None else 0)
@@ -554,14 +554,14 @@ def _renew_needed(job: Job) -> None:
 
 
 def _free_place(job: Job) -> None:
-    """A job that is gone from ``State.jobs``: if it was stopped and has failed, another one is wanted instead."""
+    """Have a job replaced that was stopped as failed, now that it is gone from ``State.jobs``."""
     if job.is_failing:
         job.element.operation.active[job.task.name] -= 1
         _renew_needed(job)
 
 
 def _touch(operation: Operation) -> None:
-    """Its needs changed: the next snapshot and the next placement must see it."""
+    """Let the next snapshot and the next placement see that the needs of an operation changed."""
     for element in operation.elements.values():
         element.entry = None
         element.tree.changed[element] = None

@@ -1,4 +1,4 @@
-"""What a change of the state is made of. Pure."""
+"""A change of the state, as a value. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationReco
 class Transaction:
     """A change that is stored before it is applied. Records replace those of the same key.
 
-    ``id`` and ``warnings`` are for who asked.
+    ``id`` and ``warnings`` are for the caller.
     """
 
     config: Config | None = None

@@ -2,8 +2,8 @@
 
 Beside the database ``PATH`` lie ``PATH-wal`` and ``PATH-shm`` (SQLite's own; part of the database while they exist),
 ``PATH.lock`` (held by the process that has it open, names its pid), ``PATH.v<N>`` (a copy from before a migration of
-schema N), ``PATH.aside-<n>`` (what ``set_aside`` moved away) and ``PATH-wal.damaged-<n>`` (a log of which SQLite
-did not take all). Nothing that is found damaged is changed.
+schema N), ``PATH.aside-<n>`` (moved there by ``set_aside``) and ``PATH-wal.damaged-<n>`` (the copy of a log that SQLite
+did not read to its end). Files that are found damaged are not changed.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ WAL_FRAME: Final = struct.Struct(">6I")
 WAL_INDEX: Final = struct.Struct("=3I2BHI")
 """The beginning of ``PATH-shm``: its last number is that of the last frame."""
 MAX_LOGS: Final = 2**24
-"""More are not written before the file is removed, which the end of a scheduler does."""
+"""A log starts anew fewer times than this before the file is removed, which the end of a scheduler does."""
 WAL_KEPT_BYTES: Final = 64 * 2**20
-"""To this size the log is cut when it was copied into the database."""
+"""The size that the log is cut to after a checkpoint."""
 
 COMPANIONS: Final = ("-wal", "-shm", "-journal")
 DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
 
 Migration = Callable[[sqlite3.Connection], None]
-"""Changes a database of schema N to N + 1 within the transaction it is called in."""
+"""Changes a database of schema N to N + 1, inside a transaction of its caller."""
 
 
 def _create_records(connection: sqlite3.Connection) -> None:
@@ -90,7 +90,7 @@ def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -
 
 
 def set_aside(path: str) -> str | None:
-    """Move a database, whatever is in it, to the first free ``PATH.aside-<n>``; None when there is none to move.
+    """Rename a database, whatever is in it, to the first free ``PATH.aside-<n>``; None when there is none.
 
     Its log goes with it under the new name, so that what was set aside can be opened. Raises StoreError: in use, or
     without rights.
@@ -101,8 +101,8 @@ def set_aside(path: str) -> str | None:
     lock = _lock(path)
     try:
         aside = _pick_aside(path)
-        # The database goes first: if the move ends here, a lone log is left, which is refused. The other way round a
-        # database without its log would be left, which looks sound and lacks the newest records.
+        # The database goes first: a crash after that leaves a lone log, which is refused. The other way round it would
+        # leave a database without its log, which looks sound and lacks the newest records.
         for suffix in ("", *COMPANIONS):
             if os.path.lexists(path + suffix):
                 os.rename(path + suffix, aside + suffix)
@@ -140,7 +140,7 @@ class SqliteStore:
     def write(self, changes: Sequence[Change]) -> None:
         """Make all changes or none, on disk when this returns. Raises StoreError.
 
-        Files that were removed meanwhile are written anew first, with all that is in them.
+        Files that were removed meanwhile are first written anew with all records.
         """
         self._check_open()
         self._stay_in_place()
@@ -162,15 +162,15 @@ class SqliteStore:
                 self._connection.executemany("DELETE FROM records WHERE kind = ? AND key = ?", removed)
             if put:
                 self._connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", put)
-        # Removed while it was written? What cannot be mended now is tried again by the next write, or the look before.
+        # It may have been removed during the write. If it cannot be restored now, the next write tries again.
         with contextlib.suppress(StoreError):
             self._stay_in_place()
 
     def _stay_in_place(self) -> None:
-        """What is written must be where the next process looks for it, and no other process may have it.
+        """Restore database and lock if they are not where the next process looks for them.
 
-        The files that are open live on when their names are removed, so they are copied to where they belong. Raises
-        StoreError when that cannot be done, or when another database is there.
+        Open files live on when their names are removed, so they are copied back to their place. Raises StoreError when
+        that cannot be done, or when another database is there.
         """
         assert self._lock is not None
         held = os.fstat(self._lock)
@@ -194,7 +194,7 @@ class SqliteStore:
 
     def _write_anew(self) -> None:
         put_back(self._connection, self.path)
-        # Its end removes a log of that name: before there is a new one.
+        # Closing removes the log by its name, so it comes before there is a new log.
         self._connection.close()
         self._connection = connect(self.path)
         _prepare(self._connection)
@@ -206,7 +206,7 @@ class SqliteStore:
             raise StoreError(f"{self.path}: the store was closed; open it again")
 
     def close(self) -> None:
-        """Copy the log into the database and let another process have it; a second time does nothing."""
+        """Copy the log into the database and release the lock; a second call does nothing."""
         if self._lock is None:
             return
         lock, self._lock = self._lock, None
@@ -217,19 +217,19 @@ class SqliteStore:
 
 
 def _checksum(kind: str, key: str, value: bytes) -> int:
-    """CRC-32 over the three, with lengths that tell where one ends. Raises UnicodeEncodeError."""
+    """CRC-32 over all three, and over the lengths of kind and key. Raises UnicodeEncodeError."""
     head = kind.encode(), key.encode()
     return zlib.crc32(value, zlib.crc32(b"%d %d %b%b" % (len(head[0]), len(head[1]), *head)))
 
 
 def identify_files(path: str) -> list[tuple[int, int] | None]:
-    """Device and inode of a database and of its log; None for one that is not there."""
+    """Device and inode of a database and of its log; None for a missing file."""
     return [_identify(f"{path}{suffix}") for suffix in ("", "-wal")]
 
 
 def put_back(connection: sqlite3.Connection, path: str) -> None:
-    """Write what ``connection`` has open, whose file was removed from ``path``, there anew; the connection stays with
-    the file that has no name. Raises OSError or sqlite3.Error."""
+    """Copy the database that ``connection`` has open, and that was removed from ``path``, back there. The connection
+    stays with the removed file. Raises OSError or sqlite3.Error."""
     with _make_anew(path) as target:
         connection.backup(target)
         target.execute("PRAGMA journal_mode = WAL")
@@ -237,7 +237,7 @@ def put_back(connection: sqlite3.Connection, path: str) -> None:
 
 @contextlib.contextmanager
 def _make_anew(path: str) -> Iterator[sqlite3.Connection]:
-    """An empty database under another name, which is at ``path``, whole and on disk, after all was done inside."""
+    """An empty database under another name; at the end of the block it is synced and renamed to ``path``."""
     new = f"{path}.new"
     unlink_all(new)
     try:
@@ -245,7 +245,7 @@ def _make_anew(path: str) -> Iterator[sqlite3.Connection]:
         with contextlib.closing(connect(new)) as target:
             yield target
         _sync_file(new)
-        # A log that is left of an earlier database is not the new one's. What is open does not need its name.
+        # A log left by an earlier database does not belong to the new one. Open files do not need their names.
         for suffix in COMPANIONS:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)
@@ -256,7 +256,7 @@ def _make_anew(path: str) -> Iterator[sqlite3.Connection]:
 
 
 def _lock(path: str) -> int:
-    """The descriptor that holds ``PATH.lock``; the kernel lets go of it however the process ends."""
+    """The descriptor that holds ``PATH.lock``; the kernel releases the lock however the process ends."""
     name, directory = f"{path}.lock", os.path.dirname(path)
     advice = "set `state_dir` to a directory that the scheduler may write"
     try:
@@ -290,7 +290,7 @@ def _lock(path: str) -> int:
 def _inspect(path: str, newest: int) -> None:
     """Refuse a file that is no sound database of ours, through a connection that changes nothing in it."""
     try:
-        # For writing, as SQLite itself would take a file that may only be read without a word.
+        # Opened for writing, too: SQLite itself would accept a read-only file without an error.
         with open(path, "r+b") as file:
             head = file.read(HEADER_BYTES)
     except OSError as error:
@@ -321,14 +321,14 @@ def _inspect(path: str, newest: int) -> None:
 
 
 def _pick_mode(path: str) -> str:
-    """How to look at a database and leave it as it is, SQLite's files beside it included."""
+    """The mode that reads a database and changes neither it nor SQLite's files beside it."""
     if os.path.lexists(f"{path}-journal"):
-        return "rw"  # a switch to the log was cut off; only a writer can take it back
+        return "rw"  # the switch to the write-ahead log was interrupted; only a writer can roll it back
     return "ro" if os.path.lexists(f"{path}-wal") else "ro&immutable=1"
 
 
 def _create(path: str, migrations: Sequence[Migration]) -> None:
-    """Make the database under another name, so that a file at ``path`` was whole once, and an empty one is damaged."""
+    """Make the database under another name first: a file at ``path`` was complete once, so an empty one is damaged."""
     left = [suffix for suffix in COMPANIONS if os.path.lexists(path + suffix)]
     if left:
         raise _damaged(path, f"the database is gone, but {path}{left[0]} of it is there")
@@ -350,12 +350,12 @@ def _migrate(connection: sqlite3.Connection, path: str, migrations: Sequence[Mig
 
 
 def _tell_of_dropped_writes(path: str) -> None:
-    """Say in the log, and keep a copy, where SQLite will not take all of its log: it drops without a word what comes
-    after the first frame with a wrong checksum.
+    """Report, and keep a copy, where SQLite will not read its whole write-ahead log: it silently drops what comes after
+    the first frame with a wrong checksum.
 
-    A connection that has read something must be open: SQLite has noted in the log's index which is the last frame that
-    it takes. It must be closed before the one that writes is opened: with the file that is closed here go all locks of
-    this process on the index, and a foreign program would take the index for an unused one.
+    A connection that has read something must be open: SQLite has then noted in the log's index which frame is the last
+    valid one. That connection must be closed before the one that writes is opened: closing the index here releases all
+    locks of this process on it, and another program would take the index for an unused one.
     """
     wal = f"{path}-wal"
     if not os.path.lexists(wal) or not os.path.getsize(wal):
@@ -386,8 +386,8 @@ def _tell_of_dropped_writes(path: str) -> None:
 
 
 def _count_dropped(file: BinaryIO, taken: int) -> tuple[int, bool]:
-    """Frames of a log that come after the ``taken`` ones and are neither of an older log nor of a write that was not
-    done, and whether that is only the very last one, as after a loss of power.
+    """How many frames of a log come after the ``taken`` ones and are neither left from an older log nor of a write that
+    was not committed; and whether that is only the very last frame, as after a loss of power.
 
     See "Database File Format" of SQLite, 4.
     """
@@ -404,7 +404,7 @@ def _count_dropped(file: BinaryIO, taken: int) -> tuple[int, bool]:
     for number in range(taken, frames):
         file.seek(WAL_HEADER.size + number * frame_bytes)
         _, pages, *found = WAL_FRAME.unpack(file.read(WAL_FRAME.size))
-        # Each log begins where the one before it did, with the first salt one higher; the end of older ones is left.
+        # A new log overwrites the old one from the start, with the first salt one higher; the old one's end is left.
         is_older = 0 < (salts[0] - found[0]) & 0xFFFFFFFF < MAX_LOGS and any(found)
         if pages if found[:2] == salts else not is_older:
             dropped.append(number)
@@ -425,7 +425,7 @@ def _check_table(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _apply(connection: sqlite3.Connection, version: int, migrations: Sequence[Migration]) -> None:
-    """Each step in one transaction with its version: a crash leaves the one or the other."""
+    """Run each step in one transaction with its version: a crash leaves the old schema or the new one."""
     for number, migration in enumerate(migrations[version:], version + 1):
         with transaction(connection):
             migration(connection)
@@ -448,7 +448,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def connect(path: str, mode: str = "rw") -> sqlite3.Connection:
-    """A connection to an existing file, in autocommit: transactions are begun and ended by their words."""
+    """A connection to an existing file, in autocommit: ``transaction`` begins and ends transactions."""
     return sqlite3.connect(
         f"file:{quote(os.fsencode(path))}?mode={mode}",
         uri=True,
@@ -493,7 +493,7 @@ def _sync_file(path: str) -> None:
 
 
 def _sync_directory(path: str) -> None:
-    """Make the names beside ``path`` survive the loss of power."""
+    """Make the names beside ``path`` survive a loss of power."""
     _sync_file(os.path.dirname(path))
 
 
@@ -518,7 +518,7 @@ def _explained(path: str, doing: str) -> Iterator[None]:
 
 
 def _explain(path: str, doing: str, error: sqlite3.Error) -> StoreError:
-    # Errors of the module itself have no code; text that cannot be decoded is one of them, and no store writes it.
+    # Errors of the module itself have no code; one is text that cannot be decoded, which no store writes.
     code = getattr(error, "sqlite_errorcode", None)
     name = getattr(error, "sqlite_errorname", "no code")
     primary = None if code is None else code & 0xFF

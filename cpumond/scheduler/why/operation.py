@@ -1,7 +1,6 @@
-"""Answers to "why": what holds an operation, in words, and what a change of the configuration would do. Pure.
+"""Why an operation has what it has, or has to wait, in sentences. Pure.
 
-A plan is made in two steps: ``collect`` takes what is needed of the living state, ``make_plan`` works on that alone,
-so that another thread can do it. Times are seconds, amounts absolute, shares fractions (semantics.md 2.2, 3, 6, 7).
+Times are seconds, amounts absolute, shares fractions (semantics.md 2.2, 3, 6, 7).
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def name_operations(state: State, lines: Iterable[str]) -> list[str]:
         name = f'operation {match[1]} "{title}"' if title.isprintable() and title else f"operation {match[1]}"
         return f"{name}, operation:" if match[2] else name
 
-    # What has a guarantee of its own is told of as the pool around it.
+    # An operation with a guarantee of its own appears as the pool around it.
     return [re.sub(rf"{OPERATION_PREFIX}+([0-9A-Za-z-]+)(, fair_share pool:)?", show, line) for line in lines]
 
 
@@ -210,7 +209,7 @@ def _tell_starvation(element: OperationElement, now: float, preemptions_left: fl
 
 
 def _tell_tolerance(element: PoolElement | OperationElement) -> str:
-    """Of one that has less than its share and is not below it for preemption: the tolerance that says so (6.2)."""
+    """Why an element with less than its fair share does not starve: its tolerance (6.2); "" where that is not so."""
     usage, fair_share = max(usage_share(element)), max(element.fair_share)
     if element.rules is None or element.parent is None or usage > fair_share - SAME_SHARE:
         return ""
@@ -238,6 +237,7 @@ def _starvation_of(element: Element, now: float) -> str:
 REASONS: Final = {
     "node_resources": "a node that asked for work had too little room for its jobs",
     "no_needed_jobs": "it needed no more jobs",
+    "graceful_over_fair_share": "its preemption_mode is graceful and it has its fair share",
     "resource_limits": "its resource limits leave no room for another job",
 }
 
@@ -270,7 +270,7 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
 def _find_preemptions(
     records: Iterable[PreemptionRecord], operation_id: str
 ) -> tuple[list[PreemptionRecord], list[PreemptionRecord]]:
-    """Those of its jobs, and those for it; the newest first."""
+    """Preemptions of the operation's jobs, and those for it; the newest first."""
     taken, given = [], []
     for record in records:
         if record.operation_id == operation_id:

@@ -1,4 +1,4 @@
-"""What a change of the configuration would do. Pure."""
+"""What a change of the configuration would do. ``collect`` copies the state, for ``make_plan`` in a thread; pure."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class KnownOperation:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What a plan is made of; shares nothing with the living state that will change."""
+    """The input of a plan; shares only immutable values with the living state."""
 
     rules: Rules
     config: Config
@@ -102,7 +102,7 @@ class Material:
 
 
 def collect(state: State) -> Material:
-    """Take from the living state what plans are made of."""
+    """Copy from the living state what a plan needs."""
     return Material(
         rules=state.rules,
         config=state.config,
@@ -182,7 +182,7 @@ def make_plan(
 def rebuild(material: Material, config: Config, now: float, changed: Sequence[OperationRecord] = ()) -> State:
     """A state of its own with the configuration ``config`` and the material's nodes, operations, usage, volumes.
 
-    ``changed``: what the change of the configuration makes of operations.
+    ``changed``: the records of operations that the change of the configuration replaces.
     """
     parents = {record.id: record.parents for record in changed}
     state = State(material.rules, config)

@@ -106,6 +106,16 @@ def test_limits_on_the_path_are_named_with_what_is_used(service):
     assert 'passed over 1 time since the last update: resource_limits of pool "a" leave no room' in text
 
 
+def test_a_graceful_operation_is_passed_over_at_its_fair_share(service):
+    service.node("n1", cpu=4.0)
+    graceful = service.begin("a", 4, preemption_mode="graceful")
+    service.begin("b", cpu=4.0)
+    service.update()
+    service.beat()
+    told = "passed over 1 time since the last update: its preemption_mode is graceful and it has its fair share"
+    assert told in service.lines(graceful)
+
+
 def test_a_job_that_no_node_can_hold(service):
     service.node("n1", cpu=2.0)
     operation_id = service.begin("a", cpu=3.0)
