@@ -66,16 +66,25 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["room"] = node.config.stash[ROOM].name
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Most tests wait, so more processes than cores; one less where machines are booted, which wait for nothing."""
+    boots = bool(REQUIRED) or is_named(config, MACHINES)
+    return min(len(os.sched_getaffinity(0)), 4) + (1 if boots else 2)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files in the order in which the processes are done soonest: first those with tests that must run alone, while
-    nothing long runs beside them, then the emulated machines, which take longest."""
+    nothing long runs beside them, then the emulated machines, which take longest; the many short ones fill the end."""
     waiting = {item.path for item in items if item.get_closest_marker("alone") is not None}
 
     def rank(item: pytest.Item) -> int:
         if item.path in waiting:
             return 0
-        return 3 if item.path.parent != MACHINES else 1 if item.path.name == "test_vm.py" else 2
+        if item.path.parent == MACHINES:
+            return 1 if item.path.name == "test_vm.py" else 2
+        return 3 if item.path.parent.name == "integration" else 4
 
     items.sort(key=rank)
     config.stash[ALONE] = sum(item.get_closest_marker("alone") is not None for item in items)
@@ -101,7 +110,7 @@ def are_all_in(config: pytest.Config, lane: Path) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Tests run in three processes; one that is marked ``alone`` waits until the others rest, and keeps it so.
+    """Tests run in several processes; one that is marked ``alone`` waits until the others rest, and keeps it so.
 
     It waits before its own time begins. Other work of this host cannot be asked to rest: it gets what is left.
     """

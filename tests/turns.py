@@ -1,4 +1,4 @@
-"""Tests run in three processes, since most of them wait; some measure how CPU is shared and must run alone."""
+"""Tests run in several processes, since most of them wait; some measure how CPU is shared and must run alone."""
 
 from __future__ import annotations
 
