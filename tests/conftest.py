@@ -68,9 +68,9 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Most tests wait, so more processes than cores; one less where machines are booted, which wait for nothing."""
+    """Most tests wait, so more processes than cores; fewer where machines are booted, which wait for nothing."""
     boots = bool(REQUIRED) or is_named(config, MACHINES)
-    return min(len(os.sched_getaffinity(0)), 4) + (1 if boots else 2)
+    return min(len(os.sched_getaffinity(0)), 4) + (1 if boots else 3)
 
 
 @pytest.hookimpl(trylast=True)
