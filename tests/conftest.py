@@ -68,9 +68,9 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Most tests wait, so more processes than cores; fewer where machines are booted, which wait for nothing."""
-    boots = bool(REQUIRED) or is_named(config, MACHINES)
-    return min(len(os.sched_getaffinity(0)), 4) + (1 if boots else 3)
+    """Most tests wait, so more processes than cores; fewer for unit tests and machines, which wait for nothing."""
+    works = bool(REQUIRED) or is_named(config, MACHINES) or are_all_in(config, UNIT)
+    return min(len(os.sched_getaffinity(0)), 4) + (1 if works else 3)
 
 
 @pytest.hookimpl(trylast=True)
