@@ -157,7 +157,7 @@ class Mailbox:
             failures = failures + 1 if result is not None and result.retry else 0
             pause_s = backoff_s(failures, self._retry_max_s, self._rng)
         self._attempt_last()
-        with suppress(Exception):  # the thread ends anyway
+        with suppress(OSError, httpx2.HTTPError):  # what it did not send is counted already
             self._client.close()
 
     def _wait(self, pause_s: float) -> bool:
