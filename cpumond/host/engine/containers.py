@@ -1,0 +1,310 @@
+"""Docker and Podman: the containers that they run, over the engine's unix socket.
+
+Both speak the same HTTP interface. Their events say when to look again; nothing of an event is taken as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Final
+
+import httpx2
+import msgspec
+
+from cpumond.core.errors import describe
+from cpumond.core.measures import DEFAULT_PERIOD_US
+from cpumond.host.engine.http import ANSWER_TIMEOUT_S, StatusError, check_status, get_json
+from cpumond.host.engine.model import SHORT_ID, Answer, EngineError, EngineJob, Publish, clean, clean_labels
+from cpumond.host.engine.processes import find_engine_cgroup
+
+RELIST_S: Final = 60.0
+"""How often all containers are listed although no event asks for it."""
+SILENT_S: Final = 600.0
+"""How long a container is left alone about which the engine gives no answer, unless something happens to it."""
+SETTLE_S, SETTLE_MAX_S = 0.02, 2.0
+LOOK_SHARE: Final = 0.2
+"""Events come in groups: the next look waits for the others of one, and the engine spends at most this share of the
+time on them."""
+MAX_EVENT_BYTES: Final = 1 << 20
+MAX_CONTAINERS: Final = 10_000
+WATCHED_ACTIONS: Final = frozenset({"start", "restart", "die", "died", "update", "rename", "destroy", "remove"})
+PROJECT_LABELS: Final = ("com.docker.compose.project", "io.podman.compose.project")
+SERVICE_LABELS: Final = ("com.docker.compose.service", "io.podman.compose.service")
+POD_LABEL, NAMESPACE_LABEL = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
+USED_LABELS: Final = (*PROJECT_LABELS, *SERVICE_LABELS, POD_LABEL, NAMESPACE_LABEL)
+_ID: Final = re.compile(r"[0-9a-f]{64}")
+_USERS_FOLDER: Final = re.compile(r"(?:/var)?/run/user/([0-9]{1,10})/")
+
+
+class _State(msgspec.Struct, frozen=True, rename="pascal"):
+    running: bool = False
+    pid: int = 0
+
+
+class _Config(msgspec.Struct, frozen=True, rename="pascal"):
+    image: str = ""
+    labels: dict[str, str] | None = None
+
+
+class _HostConfig(msgspec.Struct, frozen=True, rename="pascal"):
+    nano_cpus: int = 0
+    cpu_quota: int = 0
+    cpu_period: int = 0
+    cpuset_cpus: str = ""
+
+
+class Container(msgspec.Struct, frozen=True, rename="pascal"):
+    """What ``/containers/ID/json`` says of one container, as far as it is needed."""
+
+    id: str
+    name: str = ""
+    state: _State = _State()
+    config: _Config = _Config()
+    host_config: _HostConfig = _HostConfig()
+
+
+class _Listed(msgspec.Struct, frozen=True, rename="pascal"):
+    """One container of a list; ``pod_name`` only where Podman is asked in its own way."""
+
+    id: str
+    names: list[str] | None = None
+    pod_name: str = ""
+
+
+class _Component(msgspec.Struct, frozen=True, rename="pascal"):
+    name: str = ""
+
+
+class _Version(msgspec.Struct, frozen=True, rename="pascal"):
+    version: str = ""
+    components: list[_Component] | None = None
+
+
+class _Event(msgspec.Struct, frozen=True):
+    action: str = msgspec.field(name="Action", default="")
+    actor: dict[str, Any] = msgspec.field(name="Actor", default_factory=dict)
+
+
+class ContainerEngine:
+    """The client of one dockerd or one Podman service.
+
+    A service that an ordinary user runs speaks for the cgroups of that user alone. One container that is not described
+    does not keep the others from having names.
+    """
+
+    def __init__(self, kind: str, socket: str, cpu_version: int) -> None:
+        self.kind = kind
+        self.socket = socket
+        self._where = f"{kind}: {socket}"
+        self._cpu_version = cpu_version
+        self._known: dict[str, Container] = {}
+        self._pods: dict[str, str] = {}
+        self._silent: dict[str, tuple[str, float]] = {}
+        """Containers about which there was no good answer, why, and when to ask again, on the monotonic clock."""
+        self._suspect = ""
+        """The one about which there was no answer in time when the engine was last asked."""
+        self._title = ""
+        self._is_podman = kind == "podman"
+
+    async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
+        """As ``Engine.watch`` says."""
+        self._known.clear()
+        transport = httpx2.AsyncHTTPTransport(uds=self.socket)
+        try:
+            owner = find_owner(self.socket)
+            async with httpx2.AsyncClient(
+                transport=transport,
+                base_url="http://engine",
+                headers={"accept-encoding": "identity"},
+                timeout=ANSWER_TIMEOUT_S,
+                trust_env=False,
+            ) as client:
+                version = await get_json(client, self._where, "/version", _Version)
+                # Podman may have Docker's place, too: /run/docker.sock is a link to its socket then.
+                is_named = any(each.name == "Podman Engine" for each in version.components or ())
+                self._is_podman = is_named or self.kind == "podman"
+                self._title = f"{self.kind} {clean(version.version)}".strip()
+                # Before the list: what happens meanwhile is not missed.
+                endless = httpx2.Timeout(ANSWER_TIMEOUT_S, read=None)
+                query = {"filters": '{"type":["container"]}'}
+                async with client.stream("GET", "/events", params=query, timeout=endless) as events:
+                    check_status(events, self._where, "/events")
+                    await self._follow(client, events, publish, nudged, owner)
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            raise EngineError(f"{self.kind}: no answer from {self.socket} ({self._word(error)})") from error
+
+    def _word(self, error: Exception) -> str:
+        if not os.path.exists(self.socket):
+            return "there is no such socket"
+        if isinstance(error, (httpx2.TimeoutException, TimeoutError)):
+            return f"none within {ANSWER_TIMEOUT_S:g} s"
+        if isinstance(error, httpx2.RemoteProtocolError):
+            return "it closed the connection"
+        return describe(error) or type(error).__name__
+
+    async def _follow(
+        self,
+        client: httpx2.AsyncClient,
+        events: httpx2.Response,
+        publish: Publish,
+        nudged: asyncio.Event,
+        owner: int,
+    ) -> None:
+        changed: set[str] = set()
+
+        async def read_events() -> None:
+            async for event in self._read_events(events):
+                changed.add(event)
+                if len(changed) > MAX_CONTAINERS:
+                    raise EngineError(f"{self._where}: it tells of more events than it may have containers")
+                nudged.set()
+            raise EngineError(f"{self.kind}: {self.socket} closed the connection")
+
+        reader = asyncio.create_task(read_events())
+        try:
+            while True:
+                nudged.clear()
+                # What is in ``changed`` from here on came after the list was asked for.
+                stale = set(changed)
+                changed.clear()
+                began_s = time.monotonic()
+                await self._look(client, stale)
+                took_s = time.monotonic() - began_s
+                publish(self._describe_all(owner))
+                nudge = asyncio.create_task(nudged.wait())
+                await asyncio.wait({reader, nudge}, timeout=RELIST_S, return_when=asyncio.FIRST_COMPLETED)
+                nudge.cancel()
+                if reader.done():
+                    reader.result()
+                await asyncio.sleep(min(max(SETTLE_S, took_s / LOOK_SHARE), SETTLE_MAX_S))
+        finally:
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError, EngineError, httpx2.HTTPError, OSError):
+                await reader
+
+    async def _look(self, client: httpx2.AsyncClient, stale: Iterable[str]) -> None:
+        """List all running containers and ask about those that are new or ``stale``."""
+        listed = await get_json(client, self._where, "/containers/json", list[_Listed])
+        ids = [each.id for each in listed[:MAX_CONTAINERS] if _ID.fullmatch(each.id)]
+        for gone in (self._known.keys() | self._silent.keys()) - set(ids) | set(stale):
+            self._known.pop(gone, None)
+            self._silent.pop(gone, None)
+        waits = {name for name, (_, again_at_s) in self._silent.items() if time.monotonic() < again_at_s}
+        new = [each for each in ids if each not in self._known and each not in waits]
+        if new and self._is_podman:
+            pods = await get_json(client, self._where, "/v4.0.0/libpod/containers/json", list[_Listed])
+            self._pods = {each.id: each.pod_name for each in pods if each.pod_name}
+        for each in new:
+            try:
+                found = await get_json(client, self._where, f"/containers/{each}/json", Container)
+            except StatusError as error:
+                if error.status != 404:  # else it has ended since it was listed
+                    self._silent[each] = f"{error}; it is not named", -math.inf
+            except TimeoutError:
+                # Once it may be the engine that hangs; where all else is answered and this is not, it is this one.
+                if each == self._suspect:
+                    what = f"no answer about container {each[:SHORT_ID]} within {ANSWER_TIMEOUT_S:g} s"
+                    self._silent[each] = f"{self._where}: {what}; it is not named", time.monotonic() + SILENT_S
+                self._suspect = each
+                raise
+            else:
+                self._silent.pop(each, None)
+                if found.id == each:
+                    self._known[each] = shorten(found)
+
+    async def _read_events(self, events: httpx2.Response) -> AsyncIterator[str]:
+        """The ids of containers that something happened to."""
+        rest = b""
+        async for chunk in events.aiter_raw():  # what is packed would be larger than it looks
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > MAX_EVENT_BYTES:
+                raise EngineError(f"{self.kind}: {self.socket}: an event is larger than {MAX_EVENT_BYTES >> 20} MiB")
+            for line in lines:
+                try:
+                    event = msgspec.json.decode(line, type=_Event)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    continue  # an event of a kind that is not known, or an empty line
+                name = event.actor.get("ID")
+                if event.action in WATCHED_ACTIONS and isinstance(name, str) and _ID.fullmatch(name):
+                    yield name
+            # Whoever writes without end, an ordinary user perhaps, does not keep this process busy.
+            await asyncio.sleep(SETTLE_S)
+
+    def _describe_all(self, owner: int) -> Answer:
+        """All containers that run."""
+        found = [self._describe(each, owner) for each in self._known.values()]
+        notes = {
+            *(why for why, _ in self._silent.values()),
+            *(each for each in found if isinstance(each, str) and each),
+        }
+        return Answer(tuple(each for each in found if isinstance(each, EngineJob)), self._title, tuple(sorted(notes)))
+
+    def _describe(self, container: Container, owner: int) -> EngineJob | str:
+        """The container as a job; a sentence where its cgroup is not its own, "" where it does not run."""
+        if not container.state.running or container.state.pid <= 0:
+            return ""
+        path = find_engine_cgroup(container.state.pid, container.id, self._cpu_version)
+        name = container.name.lstrip("/") or container.id[:SHORT_ID]
+        if path is None or (owner and not path.startswith(f"user.slice/user-{owner}.slice/")):
+            where = "a cgroup that does not have its id in its path" if path is None else f"{path!r}"
+            return f"{self.kind}: container {name!r} is said to be in {where}; it is not named"
+        given = container.config.labels or {}
+        project = next((given[key] for key in PROJECT_LABELS if given.get(key)), "")
+        pod = self._pods.get(container.id) or given.get(POD_LABEL, "")
+        labels = clean_labels(
+            (
+                ("name", name),
+                ("image", container.config.image),
+                ("project", project),
+                ("service", next((given[key] for key in SERVICE_LABELS if given.get(key)), "")),
+                ("pod", pod),
+                ("namespace", given.get(NAMESPACE_LABEL)),
+                ("cpuset", container.host_config.cpuset_cpus),
+            )
+        )
+        return EngineJob(
+            self.kind,
+            container.id,
+            name,
+            path,
+            labels,
+            project or clean(pod),
+            read_order(container.host_config),
+            # `podman update` did not change what it says of a container before 5.1, nor with all of its databases.
+            tells_order=not self._is_podman,
+        )
+
+
+def shorten(container: Container) -> Container:
+    """What is kept of a container: an ordinary user may run the service, and make its answers as large as may be."""
+    config = container.config
+    labels = {key: clean(text) for key, text in (config.labels or {}).items() if key in USED_LABELS}
+    host_config = msgspec.structs.replace(container.host_config, cpuset_cpus=clean(container.host_config.cpuset_cpus))
+    return msgspec.structs.replace(
+        container,
+        name=clean(container.name),
+        config=_Config(clean(config.image), labels),
+        host_config=host_config,
+    )
+
+
+def find_owner(socket: str) -> int:
+    """The uid whose service listens at ``socket``, in a user's own folder that user's, whatever a link there leads to.
+    Raises OSError."""
+    found = _USERS_FOLDER.match(socket)
+    return int(found[1]) if found is not None else os.stat(socket).st_uid
+
+
+def read_order(given: _HostConfig) -> float | None:
+    """What a container ordered, in cores; None where it ordered no limit."""
+    if given.nano_cpus > 0:
+        return given.nano_cpus / 1e9
+    if given.cpu_quota > 0:
+        return given.cpu_quota / (given.cpu_period or DEFAULT_PERIOD_US)
+    return None

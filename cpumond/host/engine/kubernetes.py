@@ -1,0 +1,373 @@
+"""Kubernetes: the containers of this node's pods, as its kubelet lists them.
+
+The kubelet tells ids, names and limits, but no process: a container's cgroup is the one below ``kubepods`` that has the
+pod's uid and the container's id in its path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import re
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import httpx2
+import msgspec
+
+from cpumond.core.errors import describe
+from cpumond.host.engine.http import ANSWER_TIMEOUT_S, StatusError, get_json
+from cpumond.host.engine.model import (
+    RECLAIMED_LABEL,
+    Answer,
+    EngineError,
+    EngineJob,
+    Publish,
+    clean,
+    clean_labels,
+)
+from cpumond.host.engine.processes import CRUN_CHILD
+
+KIND: Final = "kubernetes"
+POLL_S: Final = 5.0
+CONFIG_S: Final = 600.0
+"""How often all containers, and the kubelet's own settings, are asked for."""
+SETTLE_S, LOOK_SHARE = 0.2, 0.2
+"""A look that is asked for waits so long for others, and the kubelet spends at most this share of the time on them."""
+MAX_TOKEN_BYTES: Final = 64 << 10
+MIN_CORES: Final = 0.01
+"""The kubelet sets no limit lower than that, whatever is ordered."""
+MAX_CORES: Final = 1e6
+RECLAIMED_RESOURCE: Final = "cpumond.io/reclaimed-cpu"
+GUARANTEED: Final = "a Guaranteed pod: its CPUs may be its own, so its limit is never moved"
+INSECURE: Final = "none"
+"""As ``ca_file``: the kubelet's certificate is not looked at."""
+CONTAINER_ID: Final = re.compile(r"[0-9a-f]{64}")
+_CGROUP: Final = re.compile(rf"(?:cri-containerd-|[a-z]+-)?({CONTAINER_ID.pattern})(?:\.scope)?(?:/{CRUN_CHILD})?")
+_POD_CGROUP: Final = re.compile(r"(?:kubepods[a-z-]*-)?pod([0-9a-f][0-9a-f_-]*)(?:\.slice)?")
+_QUANTITY: Final = re.compile(r"\+?([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(n|u|m|k|[eE][+-]?[0-9]{1,2})?")
+_UNITS: Final = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3}
+
+FindCgroups = Callable[[], Iterable[str]]
+"""The cgroups that may be containers of pods, relative to the hierarchy of the cpu controller."""
+
+
+class RunningContainer(msgspec.Struct, frozen=True):
+    """A container that runs, as its node tells; ``ordered_cores`` and ``tells_order`` as in ``EngineJob``.
+
+    ``qos``: "Guaranteed", "Burstable", "BestEffort", "" = not told; ``reclaimed``: as RECLAIMED_LABEL.
+    """
+
+    container_id: str
+    pod_uid: str
+    namespace: str
+    pod: str
+    container: str
+    image: str = ""
+    qos: str = ""
+    ordered_cores: float | None = None
+    tells_order: bool = True
+    reclaimed: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.namespace}/{self.pod}/{self.container}"
+
+
+class _Resources(msgspec.Struct, frozen=True):
+    limits: dict[str, str | float] | None = None
+
+
+class _Container(msgspec.Struct, frozen=True):
+    name: str
+    image: str = ""
+    resources: _Resources | None = None
+
+
+class _State(msgspec.Struct, frozen=True):
+    running: dict[str, Any] | None = None
+
+
+class _ContainerStatus(msgspec.Struct, frozen=True):
+    name: str
+    container_id: str = msgspec.field(name="containerID", default="")
+    image: str = ""
+    state: _State | None = None
+    resources: _Resources | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str
+    namespace: str
+    uid: str
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    ephemeral_containers: list[_Container] | None = None
+
+
+class _Status(msgspec.Struct, frozen=True, rename="camel"):
+    qos_class: str = ""
+    container_statuses: list[_ContainerStatus] | None = None
+    init_container_statuses: list[_ContainerStatus] | None = None
+    ephemeral_container_statuses: list[_ContainerStatus] | None = None
+
+
+class Pod(msgspec.Struct, frozen=True):
+    """A pod, as far as it is needed."""
+
+    metadata: _Metadata
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+class PodList(msgspec.Struct, frozen=True):
+    """What the kubelet answers to ``/pods``."""
+
+    items: list[Pod] | None = None
+
+
+class _KubeletSettings(msgspec.Struct, frozen=True):
+    cfs_quota: bool = msgspec.field(name="cpuCFSQuota", default=True)
+
+
+class _Configuration(msgspec.Struct, frozen=True):
+    kubeletconfig: _KubeletSettings = _KubeletSettings()
+
+
+def list_running(pods: PodList, enforces_limits: bool = True) -> tuple[list[RunningContainer], list[str]]:
+    """The containers that run, and sentences about those that are described wrongly.
+
+    Without ``enforces_limits`` (``cpuCFSQuota = false``) the kubelet sets no limits, so nobody ordered one.
+    """
+    found, notes = [], []
+    for pod in pods.items or ():
+        spec, status = pod.spec, pod.status
+        given = {
+            each.name: each
+            for group in (spec.containers, spec.init_containers, spec.ephemeral_containers)
+            for each in group or ()
+        }
+        for group in (status.container_statuses, status.init_container_statuses, status.ephemeral_container_statuses):
+            for each in group or ():
+                if each.state is None or each.state.running is None:
+                    continue
+                try:
+                    found.append(_read_container(pod, each, given.get(each.name), enforces_limits))
+                except ValueError as error:
+                    notes.append(f"{KIND}: {clean(f'{pod.metadata.name}/{each.name}')}: {error}; it is not named")
+    return found, notes
+
+
+def _read_container(
+    pod: Pod, status: _ContainerStatus, given: _Container | None, enforces_limits: bool
+) -> RunningContainer:
+    asked = (given.resources if given is not None else None) or _Resources()
+    # What is in force: after a resize in place the specification is ahead of it.
+    limits = (status.resources or asked).limits or {}
+    reclaimed = (asked.limits or {}).get(RECLAIMED_RESOURCE, "")
+    cores = parse_cores(limits["cpu"]) if "cpu" in limits and enforces_limits else 0.0
+    container_id = status.container_id.rpartition("://")[2]
+    if not CONTAINER_ID.fullmatch(container_id):
+        raise ValueError(f"its id {clean(status.container_id)!r} is none of a container")
+    return RunningContainer(
+        container_id,
+        pod.metadata.uid,
+        pod.metadata.namespace,
+        pod.metadata.name,
+        status.name,
+        status.image or (given.image if given is not None else ""),
+        pod.status.qos_class,
+        max(cores, MIN_CORES) if cores > 0.0 else None,
+        reclaimed=str(reclaimed),
+    )
+
+
+def parse_cores(quantity: str | float) -> float:
+    """A quantity of CPU ("500m", "1.5", "2", "1e3") in cores, >= 0. Raises ValueError."""
+    found = _QUANTITY.fullmatch(str(quantity))
+    unit = "" if found is None else found[2] or ""
+    cores = math.nan if found is None else float(found[1]) * (_UNITS[unit] if unit in _UNITS else float(f"1{unit}"))
+    if not cores <= MAX_CORES:
+        raise ValueError(f"its CPU limit {clean(str(quantity))!r} is not understood")
+    return cores
+
+
+def describe_running(
+    running: Iterable[RunningContainer], cgroups: Iterable[str], title: str = "", notes: Iterable[str] = ()
+) -> Answer:
+    """Those containers that have a cgroup, as jobs, and what is left of each pod when all of its containers have one:
+    the cgroup of its sandbox, which nothing but holds the pod's namespaces open."""
+    places: dict[str, dict[str, str]] = {}
+    for path in cgroups:
+        found = find_ids(path)
+        if found is not None:
+            places.setdefault(found[0], {})[found[1]] = path
+    jobs: list[EngineJob] = []
+    known, waited_for = set(), set()
+    for each in running:
+        known.add(each.pod_uid)
+        path = places.get(each.pod_uid, {}).pop(each.container_id, "")
+        if not path:
+            waited_for.add(each.pod_uid)
+        else:
+            jobs.append(_describe(each, path))
+    for uid, left in places.items():
+        if uid in known and uid not in waited_for and len(left) == 1:
+            [(sandbox, path)] = left.items()
+            jobs.append(EngineJob(KIND, sandbox, f"{uid}/sandbox", path, is_job=False))
+    return Answer(tuple(jobs), title, tuple(sorted(set(notes))))
+
+
+def find_ids(path: str) -> tuple[str, str] | None:
+    """The pod's uid and the container's id in the path of a container's cgroup; None where it is none."""
+    above, _, last = path.removesuffix(f"/{CRUN_CHILD}").rpartition("/")
+    container, pod = _CGROUP.fullmatch(last), _POD_CGROUP.fullmatch(above.rpartition("/")[2])
+    if container is None or pod is None:
+        return None
+    return pod[1].replace("_", "-"), container[1]
+
+
+def find_qos(path: str) -> str:
+    """The class of a pod by the path of its cgroup: those of Guaranteed pods have none of the other two in it."""
+    return next((qos for qos in ("Burstable", "BestEffort") if re.search(rf"[/-]{qos.lower()}\b", path)), "Guaranteed")
+
+
+def _describe(each: RunningContainer, path: str) -> EngineJob:
+    qos = find_qos(path)
+    labels = clean_labels(
+        (
+            ("namespace", each.namespace),
+            ("pod", each.pod),
+            ("container", each.container),
+            ("image", each.image),
+            ("qos", each.qos or qos),
+            (RECLAIMED_LABEL, each.reclaimed),
+        )
+    )
+    return EngineJob(
+        KIND,
+        each.container_id,
+        clean(each.name),
+        path,
+        labels,
+        clean(f"{each.namespace}/{each.pod}"),
+        each.ordered_cores,
+        tells_order=each.tells_order,
+        left_out=GUARANTEED if "Guaranteed" in (each.qos, qos) else "",
+    )
+
+
+async def wait_for_turn(nudged: asyncio.Event, began_s: float) -> None:
+    """Wait until the next look is due, after one that began at ``began_s`` of the monotonic clock."""
+    took_s = time.monotonic() - began_s
+    await asyncio.sleep(min(max(SETTLE_S, took_s / LOOK_SHARE), POLL_S))
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(nudged.wait(), POLL_S)
+
+
+class Access(msgspec.Struct, frozen=True):
+    """How a kubelet at an https:// address is asked: the files of the token and of the certificates that its own is
+    signed with (INSECURE: any), and the node's name, which is in it."""
+
+    token_file: str
+    ca_file: str
+    node_name: str
+
+
+class KubeletEngine:
+    """The client of this node's kubelet. An http:// address is its port that asks nobody for a token."""
+
+    kind = KIND
+
+    def __init__(self, address: str, access: Access, find_cgroups: FindCgroups) -> None:
+        self._address = address.rstrip("/")
+        self._where = f"{KIND}: {self._address}"
+        self.access = access
+        self._is_secure = address.startswith("https:")
+        self._find_cgroups = find_cgroups
+
+    async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
+        """As ``Engine.watch`` says."""
+        enforces_limits, configured_at_s = True, -math.inf
+        try:
+            async with httpx2.AsyncClient(
+                base_url=self._address,
+                verify=self._make_context() if self._is_secure else False,
+                headers={"accept-encoding": "identity"},
+                timeout=ANSWER_TIMEOUT_S,
+                trust_env=False,
+            ) as client:
+                while True:
+                    nudged.clear()
+                    began_s = time.monotonic()
+                    if began_s - configured_at_s >= CONFIG_S:
+                        enforces_limits, configured_at_s = await self._ask_quota(client), began_s
+                    pods = await get_json(client, self._where, "/pods", PodList, self._make_request())
+                    running, notes = list_running(pods, enforces_limits)
+                    publish(describe_running(running, self._find_cgroups(), "kubelet", notes))
+                    await wait_for_turn(nudged, began_s)
+        except StatusError as error:
+            raise EngineError(f"{error}{_ADVICE.get(error.status, '')}") from error
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            raise EngineError(f"{KIND}: no answer from {self._address} ({self._word(error)})") from error
+
+    async def _ask_quota(self, client: httpx2.AsyncClient) -> bool:
+        """Whether the kubelet enforces CPU limits; it does unless it was told otherwise and tells us."""
+        try:
+            found = await get_json(client, self._where, "/configz", _Configuration, self._make_request())
+        except StatusError as error:
+            if error.status not in (403, 404):
+                raise
+            return True
+        return found.kubeletconfig.cfs_quota
+
+    def _make_context(self) -> ssl.SSLContext:
+        if self.access.ca_file == INSECURE:
+            context = ssl.create_default_context()
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+            return context
+        try:
+            return ssl.create_default_context(cafile=self.access.ca_file)
+        except OSError as error:
+            raise EngineError(f"{KIND}: ca_file {self.access.ca_file}: {describe(error)}") from error
+
+    def _make_request(self) -> Mapping[str, Any]:
+        """Arguments of a request. The token is read anew each time: its file is replaced before it runs out."""
+        if not self._is_secure:
+            return {}
+        try:
+            with open(self.access.token_file, encoding="ascii") as file:
+                token = file.read(MAX_TOKEN_BYTES).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = describe(error) if isinstance(error, OSError) else "it is no text"
+            raise EngineError(f"{KIND}: token_file {self.access.token_file}: {why}") from error
+        if not re.fullmatch(r"[!-~]+", token):
+            raise EngineError(f"{KIND}: token_file {self.access.token_file}: it does not hold a token on one line")
+        # The certificate is for the node's name, whatever its address; none is for the loopback.
+        return {
+            "headers": {"authorization": f"Bearer {token}"},
+            "extensions": {"sni_hostname": self.access.node_name},
+        }
+
+    def _word(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError | httpx2.TimeoutException):
+            return f"none within {ANSWER_TIMEOUT_S:g} s"
+        text = (describe(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            name, file = self.access.node_name, self.access.ca_file
+            return f"its certificate is not one for the node {name!r} that ca_file {file} vouches for: {text}"
+        return text
+
+
+_ADVICE: Final = {
+    401: ": it does not take this token; is token_file that of a service account of its cluster?",
+    403: ": this token may not read that; grant its service account get on nodes/pods (before Kubernetes 1.33, on "
+    "nodes/proxy)",
+}

@@ -1,0 +1,167 @@
+"""One thread that keeps asking the engines of this host, so that nothing else ever waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+import structlog
+
+from cpumond.host.engine.model import Answer, Engine, EngineError, EngineView, Key
+
+RETRY_S, RETRY_MAX_S = 0.25, 5.0
+LAST_S = 1.0
+MAX_NOTES = 20
+"""Sentences about its jobs that are shown of one engine."""
+
+log = structlog.get_logger("cpumond.agent")
+
+
+class EngineThread:
+    """Follows engines. ``views`` holds what each said last, for any thread; ``on_news`` is called in this thread's own
+    when one of them has changed."""
+
+    def __init__(self, on_news: Callable[[], None]) -> None:
+        self.views: dict[Key, EngineView] = {}
+        self._on_news = on_news
+        self._loop = asyncio.new_event_loop()
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._nudges: dict[Key, asyncio.Event] = {}
+        self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for task in self._tasks.values():
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*self._tasks.values(), return_exceptions=True))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def follow(self, engines: dict[Key, Callable[[], Engine]]) -> None:
+        """Follow exactly these from now on; those that are followed already go on."""
+        self._loop.call_soon_threadsafe(self._follow, engines)
+
+    def _follow(self, engines: dict[Key, Callable[[], Engine]]) -> None:
+        for key in self._tasks.keys() - engines.keys():
+            self._tasks.pop(key).cancel()
+            del self._nudges[key], self.views[key]
+        for key in engines.keys() - self._tasks.keys():
+            self.views[key] = EngineView(key[0])
+            self._nudges[key] = asyncio.Event()
+            self._tasks[key] = self._loop.create_task(self._keep_asking(key, engines[key]()))
+
+    def nudge(self, keys: Iterable[Key]) -> None:
+        """Have engines asked at once: a cgroup was found that none of them has named, or a limit was changed."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._nudge, list(keys))
+
+    def _nudge(self, keys: list[Key]) -> None:
+        for key in keys:
+            if key in self._nudges:
+                self._nudges[key].set()
+
+    async def _keep_asking(self, key: Key, engine: Engine) -> None:
+        delay_s = RETRY_S
+        while True:
+            asked_at_s = None
+
+            def publish(answer: Answer) -> None:
+                nonlocal asked_at_s
+                asked_at_s = time.monotonic()
+                self._publish(key, answer, asked_at_s)
+
+            try:
+                await engine.watch(publish, self._nudges[key])
+                problem = f"{engine.kind}: it ended"
+            except EngineError as error:
+                problem = str(error)
+            except Exception as error:
+                # Whatever an engine answers, the others go on.
+                problem = f"{engine.kind}: {type(error).__name__}: {error}"
+                log.exception("engine_failed", engine=engine.kind)
+            delay_s = RETRY_S if asked_at_s is not None else min(2 * delay_s, RETRY_MAX_S)
+            self._lose(key, problem)
+            with contextlib.suppress(TimeoutError):
+                self._nudges[key].clear()
+                await asyncio.wait_for(self._nudges[key].wait(), delay_s)
+                await asyncio.sleep(RETRY_S)
+
+    def _publish(self, key: Key, answer: Answer, asked_at_s: float) -> None:
+        before = self.views[key]
+        view = make_view(key, answer, asked_at_s)
+        if before.problem:
+            log.info("engine_back", engine=key[0], socket=key[1] or None, title=view.title, jobs=len(view.jobs))
+        is_first = before.asked_at_s is None
+        self._put(key, view, is_first or msgspec.structs.replace(view, asked_at_s=before.asked_at_s) != before)
+
+    def _lose(self, key: Key, problem: str) -> None:
+        before = self.views[key]
+        if not before.problem:
+            log.warning("engine_away", engine=key[0], error=problem, advice="the names and orders last known are kept")
+        self._put(key, msgspec.structs.replace(before, problem=problem), problem != before.problem)
+
+    def _put(self, key: Key, view: EngineView, is_news: bool) -> None:
+        # A view is replaced, never changed: whoever reads one sees all of it.
+        self.views[key] = view
+        if is_news:
+            self._on_news()
+
+    def close(self) -> None:
+        """End the thread; what an engine is just being asked is given up."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LAST_S)
+
+
+def ask_each(engines: Mapping[Key, Callable[[], Engine]], timeout_s: float) -> dict[Key, EngineView]:
+    """What each of these engines says now; the view of one that does not within ``timeout_s`` has a ``problem``."""
+
+    async def ask_all() -> list[EngineView]:
+        return await asyncio.gather(*(_ask(key, make, timeout_s) for key, make in engines.items()))
+
+    return dict(zip(engines, asyncio.run(ask_all()), strict=True))
+
+
+async def _ask(key: Key, make: Callable[[], Engine], timeout_s: float) -> EngineView:
+    kind, answered = key[0], asyncio.get_running_loop().create_future()
+
+    def publish(answer: Answer) -> None:
+        if not answered.done():
+            answered.set_result(make_view(key, answer, time.monotonic()))
+
+    async def watch() -> None:
+        await make().watch(publish, asyncio.Event())
+
+    watching = asyncio.create_task(watch())
+    try:
+        await asyncio.wait({watching, answered}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if answered.done():
+            view: EngineView = answered.result()
+            return view
+        if not watching.done():
+            return EngineView(kind, problem=f"{kind}: no answer within {timeout_s:g} s")
+        watching.result()
+        return EngineView(kind, problem=f"{kind}: it ended")
+    except EngineError as error:
+        return EngineView(kind, problem=str(error))
+    except Exception as error:
+        # Whatever an engine answers, the others are asked.
+        return EngineView(kind, problem=f"{kind}: {type(error).__name__}: {error}")
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching}, timeout=LAST_S)
+        if watching.done() and not watching.cancelled():
+            watching.exception()  # taken note of, or asyncio prints it
+
+
+def make_view(key: Key, answer: Answer, asked_at_s: float) -> EngineView:
+    """What an engine said at ``asked_at_s``."""
+    notes, more = answer.notes[:MAX_NOTES], len(answer.notes) - MAX_NOTES
+    notes += (f"{key[0]}: {more} more of such sentences",) if more > 0 else ()
+    return EngineView(key[0], {each.path: each for each in answer.jobs}, asked_at_s, "", answer.title, notes)

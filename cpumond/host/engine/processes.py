@@ -1,0 +1,38 @@
+"""From a process that an engine names to the cgroup of its job."""
+
+from __future__ import annotations
+
+CRUN_CHILD = "container"
+"""crun puts a container's processes, and its limit, into a child of its scope."""
+
+
+def find_engine_cgroup(pid: int, job_id: str, cpu_version: int) -> str | None:
+    """The cgroup of a whole container, relative to the hierarchy of the cpu controller, by its first process.
+
+    It is the one that has ``job_id`` in its name: an engine that names the process of another job, by mistake or
+    because the number was given to a new process, is not followed. None where there is none.
+    """
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+            return parse_engine_cgroup(file.read(), job_id, cpu_version)
+    except OSError:
+        return None
+
+
+def parse_engine_cgroup(text: str, job_id: str, cpu_version: int) -> str | None:
+    """The same from the text of ``/proc/PID/cgroup``."""
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if (cpu_version == 2 and controllers) or (cpu_version == 1 and "cpu" not in controllers.split(",")):
+            continue
+        parts = path.strip("/").split("/")
+        if ".." in parts or not path.isprintable():
+            return None
+        level = next((number for number, part in enumerate(parts, 1) if job_id in part), None)
+        if level is None:
+            return None
+        if parts[level : level + 1] == [CRUN_CHILD]:
+            level += 1
+        return "/".join(parts[:level])
+    return None

@@ -1,0 +1,178 @@
+"""Slurm: the jobs of this host's slurmd, by what ``squeue`` says of them.
+
+Which jobs there are is seen in cgroupfs. ``squeue`` is asked once about each, and again when it has another cgroup
+(``scontrol requeue``): with ``--json`` it answers with all jobs of the cluster, whatever is asked for, which a thousand
+nodes must not do to the controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import glob
+import os
+import re
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cpumond.host.cgroup.files import read_cpus
+from cpumond.host.cgroup.mounts import Hierarchies, read_identity
+from cpumond.host.engine.model import Answer, EngineError, EngineJob, Publish, clean, clean_labels
+
+LOOK_S: Final = 10.0
+ANSWER_TIMEOUT_S: Final = 10.0
+ASK_AGAIN_S: Final = 60.0
+"""About a job that the controller did not know."""
+MAX_ASKED: Final = 100
+"""So many jobs are asked about in one look; the others in the next."""
+MAX_ANSWER_BYTES: Final = 1 << 20
+FORMAT: Final = "%A|%D|%C|%u|%a|%P|%j"
+"""Job, nodes, CPUs, user, account, partition, and last, since it may hold anything, the name."""
+_JOB: Final = re.compile(r"job_([0-9]+)")
+_UNKNOWN: Final = "Invalid job id"
+
+
+class SlurmJob(msgspec.Struct, frozen=True):
+    """What Slurm says of one job; ``cpus`` on all of its ``nodes``."""
+
+    number: str
+    nodes: int
+    cpus: int
+    user: str
+    account: str
+    partition: str
+    name: str
+
+
+class Place(NamedTuple):
+    """The cgroup of a job, its path below a hierarchy and its inode."""
+
+    number: str
+    path: str
+    inode: int
+
+
+class SlurmEngine:
+    """The client of Slurm on this node, whose jobs have their cgroups at the glob patterns ``places``."""
+
+    kind = "slurm"
+
+    def __init__(self, hierarchies: Hierarchies, places: tuple[str, ...]) -> None:
+        self._hierarchies = hierarchies
+        self._places = places
+        self._known: dict[tuple[str, int], SlurmJob] = {}
+        """By number and inode."""
+        self._unknown: dict[tuple[str, int], float] = {}
+        """What the controller did not know, and when to ask it again, on the clock of the event loop."""
+        self._title = ""
+
+    async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
+        """As ``Engine.watch`` says."""
+        if not self._title:
+            version = (await run_squeue("--version")).strip().removeprefix("slurm").removeprefix("-wlm").strip()
+            self._title = f"slurmd {clean(version)}"
+        while True:
+            nudged.clear()
+            places = {each.number: each for each in find_jobs(self._hierarchies.cpu_root, self._places)}
+            apart = find_jobs(self._hierarchies.cpuacct_root, self._places)
+            apart = [each for each in apart if each.number not in places]
+            found = {(each.number, each.inode) for each in (*places.values(), *apart)}
+            self._known = {key: job for key, job in self._known.items() if key in found}
+            now_s = asyncio.get_running_loop().time()
+            self._unknown = {key: at_s for key, at_s in self._unknown.items() if key in found and at_s > now_s}
+            wanted = sorted(found - self._known.keys() - self._unknown.keys(), key=lambda key: int(key[0]))
+            for key in wanted[:MAX_ASKED]:
+                job = parse_job(await run_squeue("--noheader", f"--jobs={key[0]}", f"--format={FORMAT}"), key[0])
+                if job is None:
+                    self._unknown[key] = now_s + ASK_AGAIN_S
+                else:
+                    self._known[key] = job
+            named = ((each, self._known.get((each.number, each.inode))) for each in places.values())
+            jobs = [self._describe(place, job) for place, job in named if job is not None]
+            publish(Answer(tuple(jobs), self._title, tuple(self._note(each) for each in apart)))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(nudged.wait(), LOOK_S)
+
+    def _describe(self, place: Place, job: SlurmJob) -> EngineJob:
+        labels = clean_labels(
+            (
+                ("name", job.name),
+                ("user", job.user),
+                ("account", job.account),
+                ("partition", job.partition),
+            )
+        )
+        # CPUs of other nodes are not this one's: there the CPUs that the job may run on here count.
+        cpus = job.cpus if job.nodes == 1 else read_cpus(self._hierarchies, place.path)
+        return EngineJob(
+            "slurm",
+            place.number,
+            f"job_{place.number}",
+            place.path,
+            labels,
+            ordered_cores=float(cpus),
+            tells_order=True,
+            sets_quota=False,
+        )
+
+    def _note(self, place: Place) -> str:
+        """A sentence about a job that has no cgroup of the cpu controller."""
+        job = self._known.get((place.number, place.inode))
+        who = "" if job is None else f" ({clean(job.name)!r} of {clean(job.user)}, account {clean(job.account) or '-'})"
+        return (
+            f"slurm: job_{place.number}{who} has a cgroup in cpuacct alone, as Slurm makes them where cpu and cpuacct "
+            "are mounted apart: its limit cannot be moved; mount both together, or use cgroup v2"
+        )
+
+
+def find_jobs(root: str, places: tuple[str, ...]) -> list[Place]:
+    """The jobs below ``root``, at glob patterns ``places``."""
+    paths = sorted(os.path.relpath(each, root) for place in places for each in glob.glob(os.path.join(root, place)))
+    named = ((_JOB.fullmatch(path.rpartition("/")[2]), path) for path in paths)
+    return [Place(match[1], path, read_identity(os.path.join(root, path))[1]) for match, path in named if match]
+
+
+def parse_job(text: str, number: str) -> SlurmJob | None:
+    """The line in FORMAT about a job, besides which there may be others of its array or heterogeneous job; None where
+    there is none, or it is not understood."""
+    line = next((each for each in text.split("\n") if each.startswith(f"{number}|")), "")
+    fields = line.split("|", 6)[1:]
+    if len(fields) < 6 or not all(each.isascii() and each.isdecimal() for each in fields[:2]):
+        return None
+    nodes, cpus, *texts = fields
+    user, account, partition, name = ("" if each == "(null)" else each for each in texts)
+    return SlurmJob(number, int(nodes), int(cpus), user, account, partition, name)
+
+
+async def run_squeue(*arguments: str) -> str:
+    """What ``squeue`` prints, also that the controller does not know a job. Raises EngineError."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "squeue", *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+    except OSError as error:
+        raise EngineError(
+            f"slurm: squeue cannot be run ({error.strerror}); install Slurm's client commands (slurm-client)"
+        ) from error
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            try:
+                await process.stdout.readexactly(MAX_ANSWER_BYTES)
+                raise EngineError(f"slurm: squeue printed more than {MAX_ANSWER_BYTES >> 20} MiB")
+            except asyncio.IncompleteReadError as end:
+                printed = end.partial.decode(errors="replace")
+            await process.wait()
+    except TimeoutError:
+        raise EngineError(f"slurm: squeue gave no answer within {ANSWER_TIMEOUT_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if process.returncode and _UNKNOWN not in printed:
+        said = clean(" ".join(printed.split()))
+        raise EngineError(f"slurm: squeue failed with exit code {process.returncode}: {said}")
+    return printed

@@ -1,0 +1,61 @@
+"""What ``squeue`` prints of a job."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cpumond.host.engine import slurm
+from cpumond.host.engine.model import EngineError
+from cpumond.host.engine.slurm import SlurmJob, find_jobs, parse_job, run_squeue
+
+
+@pytest.mark.parametrize(
+    ("text", "job"),
+    [
+        ("7|1|2|alice|physics|own|train\n", SlurmJob("7", 1, 2, "alice", "physics", "own", "train")),
+        ("7|1|2|alice|(null)|own|a|b c\n", SlurmJob("7", 1, 2, "alice", "", "own", "a|b c")),
+        ("7|3|96|u|a|p|\n", SlurmJob("7", 3, 96, "u", "a", "p", "")),
+        ("8|1|1|u|a|p|other\n7|1|2|u|a|p|name\n", SlurmJob("7", 1, 2, "u", "a", "p", "name")),
+        ("8|1|2|u|a|p|other\n", None),
+        ("", None),
+        ("7|1|2|u|a|p\n", None),
+        ("x|1|2|u|a|p|name\n", None),
+        ("7|1|-2|u|a|p|name\n", None),
+        ("7|1|٣|u|a|p|name\n", None),
+        ("slurm_load_jobs error: Unable to contact slurm controller\n", None),
+    ],
+)
+def test_one_job(text, job):
+    assert parse_job(text, "7") == job
+
+
+def test_jobs_are_found_at_their_places_only(tmp_path):
+    for path in ("slurm_n1/uid_0/job_12/step_batch", "slurm_n1/uid_0/job_3", "slurm_n1/uid_0/job_x", "a/b/job_4"):
+        (tmp_path / path).mkdir(parents=True)
+    found = find_jobs(str(tmp_path), ("slurm*/uid_*/job_*",))
+    assert [(place.number, place.path) for place in found] == [
+        ("12", "slurm_n1/uid_0/job_12"),
+        ("3", "slurm_n1/uid_0/job_3"),
+    ]
+    assert all(place.inode == (tmp_path / place.path).stat().st_ino for place in found)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo Unable to contact >&2; exit 1", "squeue failed with exit code 1: Unable to contact"),
+        ("while :; do echo 7; done", "squeue printed more than 1 MiB"),
+        ("exec sleep 1000 >&- 2>&-", "squeue gave no answer within 1 s"),
+    ],
+)
+def test_what_squeue_says_is_bounded(script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "squeue"
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(slurm, "ANSWER_TIMEOUT_S", 1.0 if "sleep" in script else 60.0)
+    with pytest.raises(EngineError, match=said):
+        asyncio.run(run_squeue("--jobs=7"))
