@@ -12,6 +12,7 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -31,6 +32,9 @@ from cpumond.monitor.model import (
 )
 
 DEFAULT_CONFIG_PATH = "/etc/cpumond/cpumond.toml"
+ENGINE_KINDS = ("docker", "podman", "slurm", "kubernetes")
+ENGINE_DEFAULTS: Mapping[str, Any] = {"min_cpu_limit": 0.1}
+"""Options of ``job-cpu-monitor`` for jobs of engines where nothing else is given: they order whole cores."""
 MAX_LABELS = 8
 """Properties of units that one source may ask for."""
 
@@ -50,18 +54,31 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     With ``kind = "systemd"`` the jobs are services and scopes of ``slices``; there ``pattern`` (default "*") and
     ``id_regex`` are about the unit's name, and ``labels`` are properties of the unit to be shown.
+
+    With the kind of an engine the jobs are what that engine runs; there ``pattern`` (default "*") is about the job's
+    name, and ``socket`` is where the engine is asked ("" = its own). ``token_file``, ``ca_file``: what a kubelet is
+    shown, and what its certificate is signed with ("none": nobody looks at it, on the loopback alone). ``unlimited``:
+    what becomes of jobs that ordered no CPU limit: they stay in mode shadow, or all CPUs of the "host" are their order.
     """
 
-    kind: Literal["static", "glob", "systemd"]
+    kind: Literal["static", "glob", "systemd", "docker", "podman", "slurm", "kubernetes"]
     pattern: Annotated[str, msgspec.Meta(min_length=1)] = ""
     slices: list[str] = []
     labels: list[str] = []
+    socket: str = ""
+    token_file: str = ""
+    ca_file: str = ""
+    unlimited: Literal["", "shadow", "host"] = ""
     cpu_limit: Positive | Literal["from-cgroup"] = "from-cgroup"
     operation: str = ""
     id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)] | None = None
     id_regex: str | None = None
     mode: Mode | None = None
     job_cpu_monitor: Layer = {}
+
+    @property
+    def is_engine(self) -> bool:
+        return self.kind in ENGINE_KINDS
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,12 +157,15 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """``[executor]``: how the scheduler's jobs are run. ``cgroup_root`` is relative to the cpu hierarchy's root.
 
     ``user`` "" = the user of the operation, whose number must be at least ``min_uid``; ``jobs_dir`` "" = ``state_dir``
-    with "-jobs" at its end; ``max_tasks``: processes and threads of a job, 0 = no limit.
+    with "-jobs" at its end; ``max_tasks``: processes and threads of a job, 0 = no limit. ``partition`` and
+    ``node_name``: where jobs of kind "slurm" go.
     """
 
-    kind: Literal["none", "cgroup", "systemd"] = "none"
+    kind: Literal["none", "cgroup", "systemd", "slurm"] = "none"
     cgroup_root: str = ""
     allow_root: bool = False
+    partition: str = "reclaimed"
+    node_name: str = ""
     user: str = ""
     min_uid: Annotated[int, msgspec.Meta(ge=1, le=2**32)] = 1000
     jobs_dir: str = ""
@@ -153,6 +173,19 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_log_bytes: Annotated[int, msgspec.Meta(ge=4096, le=2**40)] = 16_777_216
     log_retention_s: Duration = msgspec.field(name="log_retention", default=86_400.0)
     max_kept_logs: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1000
+
+    @property
+    def cgroup_roots(self) -> tuple[str, ...]:
+        """Cgroups below which its jobs are: one; for Slurm, which makes them, that of its daemon on v2 and on v1."""
+        if self.kind == "slurm":
+            return f"system.slice/{self.node_name}_slurmstepd.scope", f"slurm_{self.node_name}"
+        return (self.cgroup_root,)
+
+    @property
+    def place(self) -> str:
+        """Where its jobs are, for people."""
+        slurm = f"Slurm's partition {self.partition} on its node {self.node_name}"
+        return slurm if self.kind == "slurm" else self.cgroup_root
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -208,6 +241,17 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def control_socket(self) -> str:
         return os.path.join(self.runtime_dir, "control.sock")
 
+    def find_roots(self, is_engines: bool) -> list[str]:
+        """The cgroups below which limits may be written, for jobs of an engine or others: ``managed_roots``.
+
+        Where they are not set, an engine's jobs are managed wherever it has them, others only in the executor's place.
+        """
+        if self.managed_roots:
+            return self.managed_roots
+        if is_engines:
+            return [""]
+        return [] if self.executor.kind == "none" else list(self.executor.cgroup_roots)
+
     def node_settings(self) -> MonitorSettings:
         return self.resolve_settings(None, "", {})
 
@@ -215,6 +259,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The resulting section of a job: node < source < operation < job. Raises ConfigError."""
         layers: list[Mapping[str, Any]] = [self.monitor]
         if source is not None:
+            layers += [{**ENGINE_DEFAULTS, **self.monitor}] if source.is_engine else []
             layers += [source.job_cpu_monitor, {"mode": source.mode} if source.mode else {}]
         operation = self.operation.get(operation_id)
         if operation is not None:
@@ -333,12 +378,14 @@ def find_idle_options(config: AgentConfig) -> list[str]:
     return [f"{config.path or 'built-in defaults'}: {text}" for text in told]
 
 
-EXECUTOR_ROOTS = {"none": "", "cgroup": "cpumond-jobs", "systemd": "cpumond.slice/cpumond-jobs.slice"}
+EXECUTOR_ROOTS = {
+    "none": "", "cgroup": "cpumond-jobs", "systemd": "cpumond.slice/cpumond-jobs.slice", "slurm": "",
+}  # fmt: skip
 """``executor.kind`` -> cgroup of its jobs unless ``cgroup_root`` names another."""
 
 
 def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:
-    """Where jobs run and are kept; without ``managed_roots`` only their own place is managed."""
+    """Where jobs run and are kept."""
     options = config.executor
     root = normalise_root(options.cgroup_root, where, "executor.cgroup_root") or EXECUTOR_ROOTS[options.kind]
     if options.kind == "systemd" and root != EXECUTOR_ROOTS["systemd"]:
@@ -346,19 +393,41 @@ def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:
             f'{where}: executor.cgroup_root: with kind = "systemd" jobs are in {EXECUTOR_ROOTS["systemd"]}, '
             f"got {root!r}; leave it out"
         )
+    _check_slurm(options, where)
     if options.user and not re.fullmatch(r"[A-Za-z_][-A-Za-z0-9_.]{0,63}[$]?|[0-9]{1,10}", options.user):
         raise ConfigError(f"{where}: executor.user: must be a name of a user, got {options.user!r}")
     roots = config.managed_roots
-    if options.kind != "none":
-        roots = roots or [root]
-        if not any(each == "" or root == each or root.startswith(each + "/") for each in roots):
-            raise ConfigError(
-                f"{where}: executor.cgroup_root: {root!r} is not below managed_roots {roots}; "
-                "limits of its jobs could never move: add it there"
-            )
+    own = (root,) if options.kind != "slurm" else options.cgroup_roots
+    is_below = any(each == "" or f"{path}/".startswith(each + "/") for each in roots for path in own)
+    if options.kind != "none" and roots and not is_below:
+        what = "executor.cgroup_root" if options.kind != "slurm" else "executor.node_name"
+        raise ConfigError(
+            f"{where}: {what}: {' or '.join(map(repr, own))} is not below managed_roots {roots}; "
+            "limits of its jobs could never move: add it there"
+        )
     jobs_dir = os.path.abspath(options.jobs_dir) if options.jobs_dir else f"{config.state_dir}-jobs"
     options = msgspec.structs.replace(options, cgroup_root=root, jobs_dir=jobs_dir)
-    return msgspec.structs.replace(config, executor=options, managed_roots=roots)
+    return msgspec.structs.replace(config, executor=options)
+
+
+def _check_slurm(options: ExecutorOptions, where: str) -> None:
+    """What jobs of kind "slurm" need, and no others do. Raises ConfigError."""
+    if options.kind != "slurm":
+        if options.node_name:
+            raise ConfigError(f'{where}: executor.node_name: is for kind = "slurm" only, kind is "{options.kind}"')
+        return
+    if options.cgroup_root:
+        raise ConfigError(
+            f'{where}: executor.cgroup_root: with kind = "slurm" Slurm makes the cgroups of jobs, '
+            f"got {options.cgroup_root!r}; leave it out"
+        )
+    for name, value in (("partition", options.partition), ("node_name", options.node_name)):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", value):
+            raise ConfigError(
+                f'{where}: executor.{name}: with kind = "slurm" it must be a name that Slurm has: that of the '
+                f"{'partition' if name == 'partition' else 'slurmd on this host'} for jobs of the scheduler, "
+                f"got {value!r}"
+            )
 
 
 def _check_scheduler(scheduler: SchedulerLink, where: str) -> None:
@@ -388,6 +457,13 @@ def normalise_root(root: str, where: str, key: str = "managed_roots") -> str:
 
 
 def _check_source(source: Source, where: str) -> None:
+    if source.is_engine:
+        _check_engine(source, where)
+        return
+    key = next((key for key in ("socket", "token_file", "ca_file", "unlimited") if getattr(source, key)), "")
+    if key:
+        kinds = ", ".join(ENGINE_KINDS)
+        raise ConfigError(f'{where}: {key}: is for the kinds {kinds} only, this source is of kind "{source.kind}"')
     if source.kind == "systemd":
         _check_units(source, where)
     elif source.slices or source.labels:
@@ -405,6 +481,29 @@ def _check_source(source: Source, where: str) -> None:
             raise ConfigError(f"{where}: id_regex is not a regular expression: {error}") from None
     if source.kind == "static" and any(sign in source.pattern for sign in "*?["):
         raise ConfigError(f'{where}: a static pattern is one path; use kind = "glob" for {source.pattern!r}')
+
+
+def _check_engine(source: Source, where: str) -> None:
+    for key in ("slices", "labels", "id", "id_regex"):
+        if getattr(source, key):
+            raise ConfigError(
+                f'{where}: {key}: not with kind = "{source.kind}", the engine names its jobs; leave it out'
+            )
+    if source.kind == "slurm" and source.socket:
+        raise ConfigError(f'{where}: socket: not with kind = "slurm", which is asked by `squeue`; leave it out')
+    is_address = source.kind == "kubernetes" and re.match(r"https?://[^/\s]+", source.socket)
+    if source.socket and not (source.socket.startswith("/") or is_address):
+        wanted = "an absolute path" + (", or kubelet's https:// address" if source.kind == "kubernetes" else "")
+        raise ConfigError(f"{where}: socket: must be {wanted}, got {source.socket!r}")
+    is_kubelet = source.kind == "kubernetes" and (not source.socket or source.socket.startswith("https:"))
+    for key in ("token_file", "ca_file"):
+        if getattr(source, key) and not is_kubelet:
+            raise ConfigError(f"{where}: {key}: is for a kubelet at an https:// address only; leave it out")
+    if source.ca_file == "none" and not is_loopback(urlsplit(source.socket or "//127.0.0.1").hostname or ""):
+        raise ConfigError(
+            f'{where}: ca_file: "none" is for a kubelet on the loopback only; at {source.socket!r} anybody could '
+            "answer and be shown the token: name the file of its certificates"
+        )
 
 
 def _check_units(source: Source, where: str) -> None:

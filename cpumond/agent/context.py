@@ -10,6 +10,7 @@ import structlog
 
 from cpumond.agent.clock import Clock
 from cpumond.agent.config import AgentConfig
+from cpumond.agent.engines import Engines
 from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.job import Usage
 from cpumond.agent.limits.units import UnitLimits
@@ -55,6 +56,7 @@ class AgentContext:
         self.clock = clock
         self.watcher = Watcher()
         self.units = units or UnitLimits(hierarchies.cpu_version)
+        self.engines = Engines(hierarchies, config.node_id)
         self.writer = LimitWriter(config, self.units)
         self.peaks = PeakFile(config.state_dir, hierarchies.cpu_root, hierarchies.read_root_id(), clock)
         self.table = JobTable(config, hierarchies, self.writer, self.watcher, self.peaks)

@@ -56,6 +56,8 @@ def describe_job(job: JobView) -> answers.JobAnswer:
         override_by=job.override_by,
         unit=job.unit,
         labels=job.labels,
+        engine="" if job.found.engine is None else job.found.engine.kind,
+        unlimited=job.unlimited,
         pinned_cpu_limit=job.pinned_cores,
         fast_restores=job.restores,
         write_errors=job.write_errors,
@@ -112,8 +114,9 @@ def _show_clock(at: float, wall_s: float) -> str:
 
 def describe_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:
     """The whole of ``cpumond status --json``, but for the age of the last check."""
-    ordered = sum(job.ordered_cores for job in snapshot.jobs)
-    current = sum(job.current_cores for job in snapshot.jobs)
+    limited = [job for job in snapshot.jobs if not job.unlimited]
+    ordered = sum(job.ordered_cores for job in limited)
+    current = sum(job.current_cores for job in limited)
     return answers.StatusAnswer(
         node_id=snapshot.node_id,
         layout=snapshot.layout,
@@ -126,6 +129,7 @@ def describe_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:
         problems=list(snapshot.problems),
         scheduler=snapshot.link,
         executor=snapshot.assigned,
+        engines=list(snapshot.engines),
         jobs=[describe_job(job) for job in snapshot.jobs],
     )
 
@@ -250,7 +254,8 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
         None if limit is None else float(limit),
         parse_layer(body.get("job_cpu_monitor") or {}, "job"),
     )
-    check_job(agent.config, FoundJob(job.job_id, job.operation_id, path, job.cpu_limit, None, job.job_cpu_monitor))
+    found = FoundJob(job.job_id, job.operation_id, path, job.cpu_limit, None, job.job_cpu_monitor)
+    check_job(agent.config, found)
     directory = os.path.join(agent.hierarchies.cpu_root, path)
     other = agent.table.find(job.job_id)
     if other is not None and other.found.path != path:
@@ -260,7 +265,7 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
             raise ConfigError(f"cgroup {path!r} was already added as job {known.job_id!r}; remove that one first")
     if not os.path.isdir(directory):
         raise UnavailableError(f"cgroup {path!r}: there is none at {agent.hierarchies.name(directory)}; make it first")
-    refusal = find_refusal(agent.config, path, directory)
+    refusal = find_refusal(agent.config, found, directory)
     if refusal:
         raise RefusedError(f"cgroup {path!r}: {refusal}; add it to managed_roots or name a leaf below them")
     agent.registered.add(job)

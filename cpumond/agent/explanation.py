@@ -18,6 +18,7 @@ ZONED: Final = "%Y-%m-%d %H:%M:%S %Z"
 KIND_REASONS: Final = {
     "foreign-raise": "somebody else raised it",
     "foreign-lower": "somebody else lowered it",
+    "order": "its engine ordered that",
     "reapply": "brought to what is meant: another write, a reload or a restart had left something else",
     "adopt": "found as an earlier run of the agent left it",
     "pin": "pinned by an operator",
@@ -63,6 +64,13 @@ def _describe_why(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> str:
         return f"{stands}: an operator pinned it {until}."
     if e.mode == "off":
         return f"{stands}: its mode is off, it is neither measured nor changed."
+    if e.unlimited:
+        return (
+            f"{name} ordered no CPU limit from {e.engine}, so nothing is written: without one there is nothing to "
+            f'reclaim. Give it a limit there, or let unlimited = "host" of its source count the CPUs of this host.'
+        )
+    if e.engine and not e.labels and e.mode == "shadow":
+        return f"{stands}: {e.engine} has not named it, so nothing is written; see the problems of `cpumond status`."
     if e.mode == "shadow":
         because = f": {e.peak.because}" if e.peak else f"{_because(e)}."
         return (
@@ -142,11 +150,13 @@ def _list_facts(e: ExplainAnswer, s: MonitorSettings) -> dict[str, str]:
     found = "none" if b.quota_found is None else show_cores(b.quota_found)
     above = "none" if b.ancestor_cap is None else f"{show_cores(b.ancestor_cap)}, of {b.ancestor or '/'}"
     ordered = ", taken from its cgroup" if e.cpu_limit_given is None else ""
+    ordered = f", as {e.engine} says" if e.engine and ordered == "" else ordered
+    order = "no limit ordered" if e.unlimited else f"{show_cores(e.cpu_limit)} cores{ordered}"
     use, smoothed = show_measured(e.usage), show_measured(e.smoothed_cpu_usage)
     facts = {
         "job": f"{e.job_id}, operation {e.operation_id or '-'}, {_describe_source(e)}",
         "cgroup": e.directory or e.cgroup,
-        "ordered": f"{show_cores(e.cpu_limit)} cores{ordered}",
+        "ordered": order,
         "cap": f"{show_cores(b.cap)} cores: least of the order, the quota found ({found}), the least above ({above})",
         "floor": f"{show_cores(b.floor)} cores: {_floor_reason(e, s)}",
         "mode": _describe_mode(e),
@@ -162,6 +172,8 @@ def _list_facts(e: ExplainAnswer, s: MonitorSettings) -> dict[str, str]:
         half_life = format_span(p.half_life_s)
         facts["rule"] = f"peak: {peak} remembered, half-life {half_life}, caution {p.caution:.2f} of 0 to 7"
         facts["held back"] = _describe_budget(p)
+    if e.labels:
+        facts["labels"] = ", ".join(f"{name} {text}" for name, text in e.labels.items())
     facts["last write"] = _describe_write(e)
     if s.actuator == "weight":
         facts["actuator"] = "weight: the limit is a share for when CPU is short, it never throttles"

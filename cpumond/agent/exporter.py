@@ -33,6 +33,7 @@ from cpumond.agent.snapshot import TICK_BUCKETS_S, TickSnapshot
 from cpumond.agent.tracked import JobView
 from cpumond.core.answers import ReporterStats
 from cpumond.host.cgroup.files import HOST_PRESSURE, read_pressure_s
+from cpumond.host.engine.model import RECLAIMED_LABEL
 from cpumond.monitor.peak import find_half_life_s
 
 JobValue = Callable[[JobView], float | None]
@@ -108,8 +109,11 @@ PEAK_COUNTERS: dict[str, tuple[str, JobValue]] = {
 }
 """Of jobs under rule ``peak`` alone: held back over watched seconds is what ``throttle_budget`` bounds."""
 SUMS: dict[str, tuple[str, Callable[[JobView], float]]] = {
-    "cpu_limit_cores": ("CPU ordered by {jobs}.", lambda job: job.ordered_cores),
-    "current_cpu_limit_cores": ("CPU limits in force of {jobs}.", lambda job: job.current_cores),
+    "cpu_limit_cores": ("CPU ordered by {jobs}.", lambda job: 0.0 if job.unlimited else job.ordered_cores),
+    "current_cpu_limit_cores": (
+        "CPU limits in force of {jobs}.",
+        lambda job: 0.0 if job.unlimited else job.current_cores,
+    ),
     "reclaimed_cores": (
         "CPU ordered less limits in force of {jobs}.",
         lambda job: max(job.ordered_cores - job.current_cores, 0.0),
@@ -146,6 +150,15 @@ def is_throttled_by_us(job: JobView) -> bool:
     """Whether the job was throttled in its last check, and at a limit lower than it would have without the agent."""
     throttled = job.decision is not None and job.decision.throttled_ratio > 0.0
     return throttled and job.current_cores < job.state.hard_cores and job.status in HELD_STATES
+
+
+def sum_offered(jobs: Iterable[JobView], capacity_cores: float) -> float:
+    """What may be given to others on the node, in cores, >= 0: what its jobs ordered and may not use now, at most what
+    their limits in force, and the use of those without, leave of the node. Jobs that run on it do not count."""
+    own = [job for job in jobs if RECLAIMED_LABEL not in job.labels]
+    freed = sum(max(job.ordered_cores - job.current_cores, 0.0) for job in own if not job.unlimited)
+    held = sum(job.state.smoothed_cores or 0.0 if job.unlimited else job.current_cores for job in own)
+    return max(min(freed, capacity_cores - held), 0.0)
 
 
 def choose_jobs(jobs: Sequence[JobView], settings: Metrics) -> list[JobView]:
@@ -188,10 +201,14 @@ class AgentCollector:
             return
         yield from _tick_metrics(self.snapshot)
         yield from _scheduler_metrics(self.snapshot)
+        yield from _engine_metrics(self.snapshot)
         for name, (text, value_of) in SUMS.items():
             total = sum(map(value_of, self.snapshot.jobs))
             yield GaugeMetricFamily(f"cpumond_node_{name}", text.format(jobs="the node's jobs"), total)
-        yield GaugeMetricFamily("cpumond_node_capacity_cores", "CPU of the node.", self.snapshot.capacity_cores)
+        capacity_cores = self.snapshot.capacity_cores
+        yield GaugeMetricFamily("cpumond_node_capacity_cores", "CPU of the node.", capacity_cores)
+        text = "Reclaimed CPU that others may run on, those that do included."
+        yield GaugeMetricFamily("cpumond_node_offered_cores", text, sum_offered(self.snapshot.jobs, capacity_cores))
         for name, text, seconds in (
             ("throttled", "Time that jobs were held back by a quota, summed over CPUs.", self.snapshot.throttled_cpu_s),
             ("late", "The part of it while cpumond held the limit down.", self.snapshot.late_cpu_s),
@@ -300,6 +317,18 @@ def _scheduler_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("cpumond_executor_broken", "1 while no job can be started.", float(bool(assigned.problem)))
 
 
+def _engine_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
+    if not snapshot.engines:
+        return
+    labels = ["engine", "socket"]
+    up = GaugeMetricFamily("cpumond_engine_up", "1 while the engine answers.", labels=labels)
+    jobs = GaugeMetricFamily("cpumond_engine_jobs", "Jobs that the engine has named.", labels=labels)
+    for each in snapshot.engines:
+        up.add_metric([each.kind, each.socket], float(not each.problem))
+        jobs.add_metric([each.kind, each.socket], each.jobs)
+    yield from (up, jobs)
+
+
 def _reporter_metrics(stats: ReporterStats) -> Iterator[Metric]:
     replaced = "Heartbeats replaced by a newer one before they were sent."
     yield CounterMetricFamily("cpumond_reports_sent", "Heartbeats accepted by the receiver.", value=stats.sent_total)
@@ -336,7 +365,7 @@ def _job_families(jobs: list[JobView]) -> Iterator[str]:
                 _label("mode", job.mode),
                 _label("status", job.status),
                 _label("limit_rule", job.settings.limit_rule),
-                *(_label(f"unit_{name.lower()}", value) for name, value in job.labels.items()),
+                *_own_labels(job),
             )
         )
         for label, job in zip(labels, jobs, strict=True)
@@ -352,6 +381,17 @@ def _job_families(jobs: list[JobView]) -> Iterator[str]:
     for kind, families in (("gauge", PEAK_GAUGES), ("counter", PEAK_COUNTERS)):
         for name, (text, value_of) in families.items():
             yield _family(name, kind, text, labels, map(value_of, jobs))
+
+
+def _own_labels(job: JobView) -> Iterator[str]:
+    """What systemd or an engine says of the job; an engine's labels have names that no other label has."""
+    prefix = ""
+    if job.found.engine is None:
+        prefix = "unit_"
+    else:
+        yield _label("engine", job.found.engine.kind)
+    for name, value in job.labels.items():
+        yield _label(f"{prefix}{name.lower()}", value)
 
 
 def _family(name: str, kind: str, text: str, labels: Iterable[str], values: Iterable[float | None]) -> str:

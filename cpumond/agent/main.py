@@ -28,7 +28,7 @@ from cpumond.core.log import configure_logging
 from cpumond.core.wire import JobLog, LogRequest, NodeRegistration, NodeResources
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.cgroup.mounts import Hierarchies, hold, open_hierarchies
-from cpumond.host.executor import EXECUTORS
+from cpumond.host.executor import EXECUTORS, Setting
 from cpumond.host.service import raise_descriptor_limit
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJob
         return None
     check_own_account(config)
     cgroups = JobCgroupTree(hierarchies, config.executor.cgroup_root, config.mountinfo)
-    return AssignedJobs(config, EXECUTORS[kind](config.runtime_dir, cgroups), read_memory=cgroups.read_memory)
+    options = config.executor
+    setting = Setting(config.runtime_dir, cgroups, config.mountinfo, options.partition, options.node_name)
+    return AssignedJobs(config, EXECUTORS[kind](setting), read_memory=cgroups.read_memory)
 
 
 def _connect(agent: Agent) -> None:

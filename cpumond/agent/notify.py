@@ -119,10 +119,10 @@ def _describe_limits(agent: Described, snapshot: TickSnapshot) -> list[str]:
         no_jobs = "no jobs yet" if agent.config.source or snapshot.link else "no jobs: no [[source]] is configured"
         return [f"{mode} mode{'' if mode in WRITING_MODES else ': nothing is written'}", no_jobs]
     total = count(len(jobs), "job")
-    whole = sum(job.state.hard_cores for job in jobs)
-    writing = [job for job in jobs if job.mode in WRITING_MODES and not job.refused]
+    whole = sum(job.state.hard_cores for job in jobs if not job.unlimited)
+    writing = [job for job in jobs if job.mode in WRITING_MODES and not job.refused and not job.unlimited]
     if not writing:
-        found = sum(max(job.state.hard_cores - job.state.limit_cores, 0.0) for job in jobs)
+        found = sum(max(job.state.hard_cores - job.state.limit_cores, 0.0) for job in jobs if not job.unlimited)
         why = "shadow mode" if all(job.mode not in WRITING_MODES for job in jobs) else "no job may be changed"
         return [f"{why}: nothing is written", f"{total}, {found:.1f} of {whole:.1f} cores could be reclaimed"]
     reclaimed = sum(max(job.state.hard_cores - job.current_cores, 0.0) for job in writing)

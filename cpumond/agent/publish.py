@@ -117,6 +117,7 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
         context.capacity_cores,
         totals.throttled_cpu_s,
         totals.late_cpu_s,
+        context.engines.describe(),
     )
 
 

@@ -28,7 +28,9 @@ Result = Literal[
     "noticed",
 ]
 RESULTS: Final[tuple[Result, ...]] = get_args(Result)
-KINDS: Final = ("grow", "shrink", "restore", "foreign-raise", "foreign-lower", "reapply", "adopt", "pin", "mode")
+KINDS: Final = (
+    "grow", "shrink", "restore", "foreign-raise", "foreign-lower", "reapply", "adopt", "pin", "mode", "order",
+)  # fmt: skip
 
 _RECORD = struct.Struct("<dddddddhBBH")
 _RATIO_STEPS = 65_535

@@ -36,6 +36,8 @@ log = structlog.get_logger("cpumond.agent")
 
 UNITS_FLUSH_S, UNITS_FLUSHES = 5.0, 6
 """How long, and how often at most, the end waits for systemd to take limits back; again only where it took some."""
+ENGINE_PATIENCE_S = 2.0
+"""How long the first look at jobs waits for the engines that are asked about them."""
 LAST_ANSWERS_S = 2.0
 """How long the agent waits at its end for systemd to say who made the last changes."""
 
@@ -87,6 +89,9 @@ class Agent(TickLoop):
         for path in find_namesakes(find_anew(self.hierarchies, self.writer.originals)):
             self.writer.forget(path)
         self.notifier.busy()
+        # Without names the limits of their jobs would go back, and be lowered again a moment later.
+        self.engines.follow(self.config.source)
+        self.engines.wait(ENGINE_PATIENCE_S)
         self.tick(self.clock.monotonic_s())
         self.notifier.busy()
         self._restore_leftovers()
@@ -333,6 +338,7 @@ class Agent(TickLoop):
         if self.assigned is not None:
             self.assigned.close()
         self.units.close()
+        self.engines.close()
         self.table.close()
         self.writer.log.close()
         self.watcher.close()

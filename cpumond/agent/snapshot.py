@@ -7,7 +7,7 @@ import bisect
 import msgspec
 
 from cpumond.agent.tracked import JobView
-from cpumond.core.answers import AssignedView, LinkView
+from cpumond.core.answers import AssignedView, EngineAnswer, LinkView
 
 TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -75,3 +75,4 @@ class TickSnapshot(msgspec.Struct, frozen=True):
     capacity_cores: float = 0.0
     throttled_cpu_s: float = 0.0
     late_cpu_s: float = 0.0
+    engines: tuple[EngineAnswer, ...] = ()

@@ -14,17 +14,27 @@ import structlog
 
 from cpumond.agent.config import AgentConfig
 from cpumond.agent.discovery import FoundJob
+from cpumond.agent.limits.hold import Respected
 from cpumond.agent.limits.writer import LimitWriter, read_limit_cores
 from cpumond.agent.peaks import PeakFile
 from cpumond.agent.state_file import Original
-from cpumond.agent.tracked import NO_LABELS, SettingsCache, Tracked, compute_hard, find_refusal, record, resolve_job
+from cpumond.agent.tracked import (
+    NO_LABELS,
+    SettingsCache,
+    Tracked,
+    compute_hard,
+    find_refusal,
+    is_order,
+    record,
+    resolve_job,
+)
 from cpumond.agent.watch import Watcher
 from cpumond.core.errors import CgroupReadError, CpumondError
 from cpumond.core.measures import cores_to_quota_us
 from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.files import read_mode_xattr
 from cpumond.host.cgroup.mounts import Hierarchies, read_identity
-from cpumond.host.cgroup.settings import AncestorCap, CpuSettings, is_raised_above
+from cpumond.host.cgroup.settings import EQUAL_CORES, AncestorCap, CpuSettings, is_raised_above
 from cpumond.host.service import find_room
 from cpumond.monitor.model import Mode, MonitorSettings, start_state
 from cpumond.monitor.policy import compute_floor, move_hard
@@ -167,8 +177,10 @@ class JobTable:
             job = Tracked(found, cgroup, settings, original, start_state(hard, now_s))
             job.config, job.asked_mode, job.watches = self.config, read_mode_xattr(cgroup.place), watches
             job.ancestor, job.in_force, job.unit = ancestor, in_force, unit
-            job.refused = find_refusal(self.config, found.path, cgroup.place)
+            job.refused = find_refusal(self.config, found, cgroup.place)
             job.mode = mode
+            if found.engine is not None:
+                job.labels = found.engine.labels
             if known is not None:
                 self._adopt(job, known, now_s)
             elif original != in_force and job.writes:
@@ -223,6 +235,12 @@ class JobTable:
         job.touched = True
         actuator = job.settings.actuator
         self.writer.claim_unit(job)
+        engine = job.found.engine
+        tells = engine is not None and engine.tells_order and engine.sets_quota
+        cores = engine.ordered_cores if engine is not None and tells else None
+        if cores is not None and cores < known.settings.cores - EQUAL_CORES:
+            # It was ordered while no agent ran, and may be just the limit that was in force.
+            self._keep_order(job, cores)
         raised = is_raised_above(job.in_force, known.settings, actuator)
         ordered = self.writer.has_external_limit(job) and not raised
         if ordered and self.config.writes.override_ttl_s > 0:
@@ -255,15 +273,40 @@ class JobTable:
             settings, mode = resolve_job(self.config, found, job.cgroup.place, self._settings)
             self._use_settings(job, settings, mode, now_s)
             shown = job.found.source.labels if job.found.source is not None else []
-            job.found, job.config, job.asked_mode = found, self.config, asked
+            before, job.found, job.config, job.asked_mode = job.found, found, self.config, asked
+            if found.engine is not None:
+                job.labels = found.engine.labels
+                self._follow_order(job, before)
             if found.source is not None and found.source.labels != shown:
                 job.labels = NO_LABELS
                 self.ask_labels(job)
-        job.refused = find_refusal(self.config, job.cgroup.path, job.cgroup.place)
-        self._put_back(job, wrote, now_s)
+        job.refused = find_refusal(self.config, found, job.cgroup.place)
+        self.put_back(job, wrote, now_s)
         job.follow_writes()
         job.ancestor = _cached_cap(job.cgroup, caps)
+        if isinstance(job.hold.decider, Respected) and is_order(job, job.in_force):
+            job.hold = job.hold.expire(math.inf)  # it was written a moment before the engine told of it
+            job.restart(read_limit_cores(job, job.in_force), now_s)
         self.update_hard_limit(job, now_s)
+        is_above = job.settings.actuator == "quota" and job.in_force.cores > job.state.limit_cores + EQUAL_CORES
+        if found.engine is not None and job.touched and job.hold.is_own and is_above:
+            job.hold = job.hold.write(now_s)
+
+    def _follow_order(self, job: Tracked, before: FoundJob) -> None:
+        """Have what the job's engine says it ordered now put back in the end, where the agent changed its cgroup: the
+        engine's own write may have been the limit that was in force just then, or was overwritten."""
+        engine, former = job.found.engine, before.engine
+        if engine is None or former is None or not engine.tells_order or engine.ordered_cores == former.ordered_cores:
+            return
+        log.info("limit_ordered", job_id=job.found.job_id, engine=engine.kind, old_cores=former.ordered_cores,
+                 new_cores=engine.ordered_cores)  # fmt: skip
+        if job.touched and engine.sets_quota:
+            self._keep_order(job, engine.ordered_cores)
+
+    def _keep_order(self, job: Tracked, cores: float | None) -> None:
+        quota_us = None if cores is None else cores_to_quota_us(cores, job.original.period_us)
+        job.original = msgspec.structs.replace(job.original, quota_us=quota_us)
+        self.writer.keep(job)
 
     def _use_settings(self, job: Tracked, settings: MonitorSettings, mode: Mode, now_s: float) -> None:
         before = job.settings
@@ -295,8 +338,9 @@ class JobTable:
                             advice=advise_without_pressure(job.settings))  # fmt: skip
             self._said_no_pressure = True
 
-    def _put_back(self, job: Tracked, wrote: bool, now_s: float) -> None:
-        """A job that is not written any more, or through another actuator, gets its original settings back.
+    def put_back(self, job: Tracked, wrote: bool, now_s: float) -> None:
+        """A job that is not written any more, or through another actuator, gets its original settings back; one that
+        begins to be written goes on from the limit in force. ``wrote``: whether it was written before.
 
         Where that fails it is tried again at each look. Raises CgroupError.
         """

@@ -17,6 +17,7 @@ from cpumond.agent.clock import Clock
 from cpumond.agent.config import AgentConfig
 from cpumond.agent.context import AgentContext
 from cpumond.agent.discovery import concerns, list_jobs
+from cpumond.agent.engines import TELL_NOTHING
 from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.job import Usage
 from cpumond.agent.limits.apply import Applier, Decided
@@ -96,19 +97,21 @@ class TickLoop(AgentContext):
         # Kept until the tick takes them: a request between two ticks comes here too.
         self.external.changed |= owners
         self.external.read_all |= lost
-        due = self.rescan_due or now_s >= self._rescan_at_s
+        due = self.rescan_due or self.engines.take_news() or now_s >= self._rescan_at_s
         if not (children or lost or due or self._gained_children()):
             return
         self.rescan_due = False
         self._rescan_at_s = now_s + self.config.discovery.rescan_period_s
         self.external.read_all |= self.watcher.short
         known = self.registered.found_jobs() + (self.assigned.found_jobs() if self.assigned is not None else [])
-        scan = list_jobs(self.config.source, known, self.hierarchies.cpu_root)
+        self.engines.follow(self.config.source)
+        scan = list_jobs(self.config.source, known, self.hierarchies.cpu_root, self.engines.views)
+        self.engines.ask_for_names(scan.unnamed | TELL_NOTHING if children else scan.unnamed)
         self.rescan_due = self.watcher.watch_directories(existing_directories(self.hierarchies.cpu_root, scan.watched))
         if self.table.refresh(scan.jobs, now_s):
             self.report_due = True
         self.rescan_due |= self.table.waits_for_half()
-        self.discovery_problems = scan.problems
+        self.discovery_problems = [*scan.problems, *self.engines.list_problems()]
         self._look_at_mounts()
         self.writer.log.check()
         self.empty_rescans = 0 if len(self.table) or not self.config.source else self.empty_rescans + 1
@@ -133,7 +136,7 @@ class TickLoop(AgentContext):
         """Whether a cgroup that was changed is no leaf any more; a tenth of them is looked at in each tick."""
         turn = self.totals.ticks % LEAF_TURNS
         return any(
-            number % LEAF_TURNS == turn and job.touched and not is_leaf(job.cgroup.place)
+            number % LEAF_TURNS == turn and job.touched and not job.found.is_whole and not is_leaf(job.cgroup.place)
             for number, job in enumerate(self.table)
         )
 
@@ -208,7 +211,7 @@ class TickLoop(AgentContext):
 
     def _count_cores(self) -> tuple[dict[str, Usage], float]:
         """``read_usage``, and the sum of the limits that all other jobs have now, in cores."""
-        others = [job.current_cores for path, job in self.table.jobs.items() if path not in self.followed]
+        others = [job.counted_cores for path, job in self.table.jobs.items() if path not in self.followed]
         return self.read_usage(), math.fsum(others)
 
     def _lost_time(self, late_s: float) -> bool:

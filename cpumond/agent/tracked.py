@@ -26,6 +26,7 @@ from cpumond.monitor.policy import compute_floor, restart_at
 NO_LABELS: Mapping[str, str] = {}
 """The labels of all jobs that have none: thousands share it."""
 NO_CAP = AncestorCap(math.inf)
+NO_ORDER = "no limit ordered"
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +60,7 @@ class Tracked:
     unit: str = ""
     """The unit of systemd whose cgroup it is; "" where the limit is set by file alone."""
     labels: Mapping[str, str] = field(default_factory=lambda: NO_LABELS)
-    """Properties of that unit."""
+    """Properties of that unit, or what the job's engine says of it."""
     write_errors: int = 0
     restores: int = 0
     config: AgentConfig | None = None
@@ -94,7 +95,17 @@ class Tracked:
     @property
     def writes(self) -> bool:
         """Whether the agent moves this job's limit at all."""
-        return self.mode in ("reclaim", "up-only") and not self.refused
+        return self.mode in ("reclaim", "up-only") and not self.refused and not self.is_unlimited
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether it is a job of an engine that ordered no limit, and is looked at only for that reason."""
+        found = self.found
+        if found.engine is None or not found.engine.is_named:
+            return False
+        if found.cpu_limit_cores is not None or self.original.quota_us is not None:
+            return False
+        return found.source is None or found.source.unlimited != "host"
 
     @property
     def ordered_cores(self) -> float:
@@ -121,14 +132,19 @@ class Tracked:
             throttled_ratio=decision.throttled_ratio if decision is not None and checked else None,
         )
 
+    @property
+    def counted_cores(self) -> float:
+        """What of the node counts as the job's: its limit, or its use where it ordered none."""
+        return (self.state.smoothed_cores or 0.0) if self.is_unlimited else self.current_cores
+
     def report(self) -> JobReport:
         """Its part of a heartbeat, for a job that is not the scheduler's."""
-        usage = self.usage()
+        usage, counted_cores = self.usage(), self.counted_cores
         return JobReport(
             self.found.job_id,
             self.found.operation_id,
-            self.ordered_cores,
-            usage.current_cores,
+            counted_cores if self.is_unlimited else self.ordered_cores,
+            counted_cores,
             usage.smoothed_cores,
             usage.mode,
             **list_figures(usage),
@@ -228,14 +244,16 @@ class Tracked:
             self.unit,
             self.labels,
             "" if respected is None else respected.by,
+            self.is_unlimited,
         )
 
 
 class JobView(msgspec.Struct, frozen=True, gc=False):
     """One job as metrics and status see it; cores, seconds. ``override_left_s`` None when not overridden.
 
-    ``unit``: the unit of systemd whose cgroup it is; ``labels``: that unit's properties; ``override_by``: how the limit
-    in force was set, "" where that is not known.
+    ``unit``: the unit of systemd whose cgroup it is; ``labels``: that unit's properties, or what the job's engine says
+    of it; ``override_by``: how the limit in force was set, "" where that is not known; ``unlimited`` as
+    ``Tracked.is_unlimited``.
     """
 
     found: FoundJob
@@ -258,12 +276,15 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
     unit: str = ""
     labels: Mapping[str, str] = NO_LABELS
     override_by: str = ""
+    unlimited: bool = False
 
     @property
     def status(self) -> str:
-        """One word for a table: what keeps the monitor from moving the limit, else the mode."""
+        """A word or two for a table: what keeps the monitor from moving the limit, else the mode."""
         if self.refused:
             return "refused"
+        if self.unlimited and self.mode != "off":
+            return NO_ORDER
         if self.contested:
             return "contested"
         if self.override_left_s is not None:
@@ -283,7 +304,7 @@ def resolve_job(
     """The resulting settings and mode of a job. Raises ConfigError. ``cache`` is valid for one rescan.
 
     An xattr on a cgroup that belongs to root decides; on one that belongs to its user it can only make the agent do
-    less: no user can opt in what the operator left out.
+    less: no user can opt in what the operator left out. What no engine has named is looked at only.
     """
     key = (id(found.source), found.operation_id)
     settings = None if found.layer else cache.get(key)
@@ -296,20 +317,45 @@ def resolve_job(
     if asked is not None and asked[0] in MODES:
         wanted = MODES[MODES.index(asked[0])]
         mode = wanted if asked[1] else least_active(mode, wanted)
+    if found.engine is not None and not found.engine.is_named:
+        mode = least_active(mode, "shadow")
     return settings, mode
 
 
-def find_refusal(config: AgentConfig, path: str, directory: str) -> str:
-    """Why a cgroup must not be written, "" when it may be: outside ``managed_roots``, no leaf, or the agent's own."""
+def find_refusal(config: AgentConfig, found: FoundJob, directory: str) -> str:
+    """Why a cgroup must not be written, "" when it may be: outside ``managed_roots``, no leaf, or the agent's own.
+
+    A job that is whole has one limit, whatever is below its cgroup.
+    """
+    path, engine = found.path, found.engine
     if not path:
         return "the root cgroup is never changed"
     if path in find_vital():
         return find_vital()[path]
-    if not any(root == "" or path == root or path.startswith(root + "/") for root in config.managed_roots):
+    roots = config.find_roots(is_engines=engine is not None)
+    if not any(root == "" or path == root or path.startswith(root + "/") for root in roots):
         return "it is outside managed_roots"
-    if not is_leaf(directory):
+    if engine is not None and engine.left_out:
+        return engine.left_out
+    if not found.is_whole and not is_leaf(directory):
         return "it has child cgroups; only leaf cgroups are changed"
     return ""
+
+
+def is_order(job: Tracked, found: CpuSettings, is_up: bool = True) -> bool:
+    """Whether a limit that another program set is what the job's engine ordered.
+
+    The engine says so; where it does not tell new orders (``tells_order``), each such write is one while it runs
+    (``is_up``).
+    """
+    engine = job.found.engine
+    if engine is None or not engine.is_named or job.settings.actuator != "quota":
+        return False
+    if engine.ordered_cores is None and engine.tells_order:
+        return found.quota_us is None
+    if engine.ordered_cores is not None and abs(found.cores - engine.ordered_cores) < EQUAL_CORES / 2:
+        return True
+    return not engine.tells_order and is_up
 
 
 def compute_hard(hierarchies: Hierarchies, found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:

@@ -48,7 +48,11 @@ class ExplainedPeak(PeakAnswer, frozen=True):
 
 
 class JobAnswer(msgspec.Struct, frozen=True):
-    """One job of ``/v1/status``: limits and usage in cores, ``throttled_ratio`` in [0, 1], ``_s`` seconds."""
+    """One job of ``/v1/status``: limits and usage in cores, ``throttled_ratio`` in [0, 1], ``_s`` seconds.
+
+    ``engine``: the kind of engine that runs it, "" for others; ``unlimited``: it ordered no limit there, and
+    ``cpu_limit`` is the CPU of the host.
+    """
 
     job_id: str
     cgroup: str
@@ -69,6 +73,8 @@ class JobAnswer(msgspec.Struct, frozen=True):
     override_by: str = ""
     unit: str = ""
     labels: Mapping[str, str] = {}
+    engine: str = ""
+    unlimited: bool = False
     pinned_cpu_limit: float | None = None
     fast_restores: int = 0
     write_errors: int = 0
@@ -88,7 +94,7 @@ class AddedJob(JobAnswer, frozen=True):
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """Sums over all jobs, in cores. ``reclaimed``: what they ordered and may not use now, not below 0 for a job."""
+    """Sums over all jobs that ordered a limit, in cores. ``reclaimed``: what they may not use now of it, never < 0."""
 
     cpu_limit: float
     current_cpu_limit: float
@@ -150,6 +156,17 @@ class AssignedView(msgspec.Struct, frozen=True):
     problem: str
 
 
+class EngineAnswer(msgspec.Struct, frozen=True):
+    """An engine whose jobs the agent follows; ``title`` its name and version, ``jobs`` how many it has named,
+    ``problem`` why it does not answer now, "" while it does."""
+
+    kind: str
+    socket: str
+    title: str = ""
+    jobs: int = 0
+    problem: str = ""
+
+
 class StatusAnswer(msgspec.Struct, frozen=True):
     """``/v1/status``: the agent after its newest check; ``last_tick_age_s`` seconds since that at ``now``."""
 
@@ -167,6 +184,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     now: float | None = None
     scheduler: LinkView | None = None
     executor: AssignedView | None = None
+    engines: list[EngineAnswer] = []
 
     @property
     def is_stuck(self) -> bool:
@@ -232,9 +250,9 @@ class Aggregated(msgspec.Struct, frozen=True):
 class DecisionAnswer(msgspec.Struct, frozen=True):
     """One change, or an attempt at it. ``at`` seconds since 1970, cores (None: no limit), ``result``: what came of it.
 
-    ``kind``: grow, shrink, restore as decided; foreign-raise, foreign-lower: another program wrote; reapply: written
-    again after that; adopt: found at the start; pin; mode: the job's mode changed. ``throttled_ratio``,
-    ``pressure_ratio`` and ``by_look`` as in ``Decision``; ``reason`` in words.
+    ``kind``: grow, shrink, restore as decided; foreign-raise, foreign-lower: another program wrote; order: its engine
+    did; reapply: written again after that; adopt: found at the start; pin; mode: the job's mode changed.
+    ``throttled_ratio``, ``pressure_ratio`` and ``by_look`` as in ``Decision``; ``reason`` in words.
     """
 
     at: float

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
 from cpumond.agent.config import Source
+from cpumond.agent.discovery.engines import (
+    Views,
+    choose_id,
+    find_outer,
+    list_engine_jobs,
+    list_named,
+    may_hold_engine_jobs,
+)
 from cpumond.agent.discovery.glob import list_glob, list_static, may_match
 from cpumond.agent.discovery.units import list_units, may_hold_units
+from cpumond.agent.discovery.workloads import list_above
+from cpumond.host.engine.model import EngineJob
 
 
 class FoundJob(msgspec.Struct, frozen=True):
     """A job as a source describes it.
 
     ``path`` is its cgroup, relative; ``cpu_limit_cores`` what it ordered, None = from the cgroup itself;
-    ``layer`` options of the job alone; ``source`` None for a job registered at run time.
+    ``layer`` options of the job alone; ``source`` None for a job registered at run time; ``engine`` what the engine
+    that runs it says of it, None for all others. ``is_whole``: what is below its cgroup is its own, and has no limits
+    of the agent's.
     """
 
     job_id: str
@@ -26,14 +39,20 @@ class FoundJob(msgspec.Struct, frozen=True):
     cpu_limit_cores: float | None
     source: Source | None = None
     layer: dict[str, object] = {}
+    engine: EngineJob | None = None
+    is_whole: bool = False
 
 
 class Scan(msgspec.Struct):
-    """What one look at all sources gave: jobs, directories in which children come and go, what was left out and why."""
+    """What one look at all sources gave: jobs, directories in which children come and go, what was left out and why.
+
+    ``unnamed``: the kinds of engines that have jobs which they did not name so far.
+    """
 
     jobs: list[FoundJob] = []
     watched: set[str] = set()
     problems: list[str] = []
+    unnamed: set[str] = set()
 
 
 SOURCES: Final[dict[str, Callable[[str, str], tuple[list[str], list[str]]]]] = {
@@ -52,6 +71,8 @@ def find_cgroups(root: str, source: Source) -> tuple[list[str], list[str]]:
 
 def concerns(source: Source, path: str) -> bool:
     """Whether a change at ``path`` (relative) can change what a source finds."""
+    if source.is_engine:
+        return may_hold_engine_jobs(source, path)
     if source.kind == "systemd":
         return may_hold_units(source.slices, path)
     return may_match(source.pattern, path)
@@ -59,22 +80,35 @@ def concerns(source: Source, path: str) -> bool:
 
 def describe_source(source: Source) -> str:
     """A source in a few words, for people."""
+    if source.is_engine:
+        return f"{source.kind} {source.pattern}".strip()
     if source.kind != "systemd":
         return source.pattern
     return f"{source.pattern or 'units'} in {', '.join(source.slices)}"
 
 
-def list_jobs(sources: list[Source], registered: list[FoundJob], root: str) -> Scan:
-    """All jobs: those registered at run time, then each source in turn; the first one that names a cgroup keeps it."""
-    scan = Scan(jobs=[], watched=set(), problems=[])
+def list_jobs(sources: list[Source], registered: list[FoundJob], root: str, views: Views | None = None) -> Scan:
+    """All jobs: those registered at run time, then each source in turn; the first one that names a cgroup keeps it.
+
+    ``views``: what the engines said last. What lies in the cgroup of an engine's job is a part of that job.
+    """
+    scan = Scan(jobs=[], watched=set(), problems=[], unnamed=set())
     taken: set[str] = set()
     ids: dict[str, str] = {}
     for job in registered:
         _take(scan, taken, ids, job)
+    engines = _list_engine_jobs(scan, sources, root, views or {})
     for source in sources:
+        if source.is_engine:
+            _take_engine_jobs(scan, taken, ids, source, engines, views or {})
+            continue
         paths, watched = find_cgroups(root, source)
         scan.watched.update(watched)
+        inside = 0
         for path in paths:
+            if engines and not engines.keys().isdisjoint(list_above(path)):
+                inside += 1
+                continue
             if not path.isprintable():
                 scan.problems.append(f"{path!r}: its name is not readable text; left out")
                 continue
@@ -83,7 +117,44 @@ def list_jobs(sources: list[Source], registered: list[FoundJob], root: str) -> S
                 scan.problems.append(f"{path}: id_regex {source.id_regex!r} gives it no id; left out")
             else:
                 _take(scan, taken, ids, named)
+        if inside:
+            scan.problems.append(
+                f"{describe_source(source)}: {inside} of its cgroups lie in jobs of engines, which have a limit as a "
+                "whole; they are left out"
+            )
     return scan
+
+
+def _list_engine_jobs(scan: Scan, sources: list[Source], root: str, views: Views) -> Mapping[str, EngineJob]:
+    """The jobs of all engines by path, each named by the outermost one."""
+    found: list[EngineJob] = []
+    asked: set[tuple[str, str]] = set()
+    for source in sources:
+        if source.is_engine and (source.kind, source.socket) not in asked:
+            asked.add((source.kind, source.socket))
+            jobs, watched = list_engine_jobs(root, source, views)
+            found += jobs
+            scan.watched.update(watched)
+    named = find_outer(found)
+    scan.unnamed = {job.kind for job in named.values() if not job.is_named}
+    return named
+
+
+def _take_engine_jobs(
+    scan: Scan, taken: set[str], ids: dict[str, str], source: Source, engines: Mapping[str, EngineJob], views: Views
+) -> None:
+    given = None if source.cpu_limit == "from-cgroup" else float(source.cpu_limit)
+    named = list_named(source, views)
+    for path, job in engines.items():
+        is_ours = job.is_job and job.kind == source.kind and fnmatch.fnmatchcase(job.name, source.pattern or "*")
+        # What a second engine of this kind has named is that one's source's.
+        if path in taken or not is_ours or (job.is_named and path not in named):
+            continue
+        ordered = given if given is not None else job.ordered_cores if job.tells_order else None
+        found = FoundJob(
+            choose_id(job, ids), source.operation or job.group, path, ordered, source, engine=job, is_whole=True
+        )
+        _take(scan, taken, ids, found)
 
 
 def _take(scan: Scan, taken: set[str], ids: dict[str, str], job: FoundJob) -> None:

@@ -14,6 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from cpumond.agent.discovery.units import slice_path
+from cpumond.host.engine.model import SHORT_ID
 
 Kind = Literal[
     "docker", "podman", "containerd", "cri-o", "container", "kubernetes", "slurm", "lxc", "machine", "unit", "cgroup"
@@ -45,7 +46,6 @@ class SourceSketch(msgspec.Struct, frozen=True):
     keep_shadow: bool = False
 
 
-SHORT_ID: Final = 12
 _HEX: Final = r"[0-9a-f]{6,64}"
 _ENGINES: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
     ("docker", re.compile(rf"docker-({_HEX})\.scope")),

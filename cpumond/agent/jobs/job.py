@@ -89,15 +89,22 @@ class AssignedJob:
         start_time = self.file.start_time
         return Share(self.order.job_id, math.inf if start_time is None else start_time, amount)
 
-    def mark_running(self) -> None:
-        """From now on the monitor follows it. Options that cannot be understood are left out, and logged."""
+    def mark_running(self, is_whole: bool) -> None:
+        """From now on the monitor follows it. Options that cannot be understood are left out, and logged.
+
+        ``is_whole`` as in ``FoundJob``.
+        """
         order = self.order
+        if not self.file.cgroup:
+            return  # Slurm has made it none with a limit: there is nothing to follow
         try:
             layer = parse_layer(order.job_cpu_monitor, f"job {order.job_id}")
         except ConfigError as error:
             log.warning("job_cpu_monitor_refused", job_id=order.job_id, error=str(error))
             layer = {}
-        self.found = FoundJob(order.job_id, order.operation_id, self.file.cgroup, order.cpu_limit, None, layer)
+        self.found = FoundJob(
+            order.job_id, order.operation_id, self.file.cgroup, order.cpu_limit, None, layer, None, is_whole
+        )
 
     def report(self) -> JobReport:
         """Its part of a heartbeat."""

@@ -103,8 +103,7 @@ class Applier:
         if found is not None and self.external.is_foreign(job, found, now_s):
             # Another program has set the limit since the last look: that must not be overwritten.
             _put_off(job, kind, decision, "overridden", now_s)
-            self.external.handle_write(job, found, now_s)
-            self.external.store_originals()
+            self.external.take_foreign(job, found, now_s)
             return
         try:
             applied = self.context.writer.write(job, decision.new_cores)

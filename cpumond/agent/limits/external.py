@@ -15,13 +15,16 @@ from cpumond.agent.limits.judge import RELOAD_S, Verdict
 from cpumond.agent.limits.restore import open_original, restore_cgroup
 from cpumond.agent.limits.units import PROPERTIES, read_labels
 from cpumond.agent.limits.writer import ASK_AGAIN_S, GONE_S, read_limit_cores, read_settings_or_none
-from cpumond.agent.tracked import Tracked, record
+from cpumond.agent.tracked import Tracked, is_order, record
 from cpumond.core.errors import CpumondError
 from cpumond.host.cgroup.find import CgroupFinder
 from cpumond.host.cgroup.settings import CpuSettings, adopt_limit, classify_change, is_raised_above
 from cpumond.host.systemd.properties import QUOTA, UnitEvent
 
 log = structlog.get_logger("cpumond.agent")
+
+ENGINE_ANSWER_S = 5.0
+"""So long an engine has to say that it ordered a limit, before the limit counts as another program's."""
 
 
 class ExternalWrites:
@@ -41,20 +44,44 @@ class ExternalWrites:
         self.read_all = False
         self.strays_at_s = math.inf
         self._reloaded_at_s = -math.inf
+        self._waits_until_s: dict[str, float] = {}
+        """Cgroups whose limit was written, and whose engine was asked about that."""
         self._removed: set[str] = set()
         """Units that systemd unloaded."""
 
     def take_changes(self, now_s: float) -> None:
         """Take over what was written since the last tick."""
+        self._waits_until_s = {path: end_s for path, end_s in self._waits_until_s.items() if path in self.table.jobs}
         jobs = list(self.table) if self.read_all else [
             self.table.jobs[path] for path in self.changed if path in self.table.jobs
         ]  # fmt: skip
+        self.changed, self.read_all = set(), False
         for job in jobs:
             found = read_settings_or_none(job)
-            if found is not None:
+            if found is not None and not self._waits_for_engine(job, found, now_s):
                 self.handle_write(job, found, now_s)
-        self.changed, self.read_all = set(), False
         self.store_originals()
+
+    def take_foreign(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
+        """Take over a foreign limit that was found when the agent was about to write its own."""
+        if not self._waits_for_engine(job, found, now_s):
+            self.handle_write(job, found, now_s)
+            self.store_originals()
+
+    def _waits_for_engine(self, job: Tracked, found: CpuSettings, now_s: float) -> bool:
+        """Whether a write is taken over later, since the job's engine may be about to say that it ordered it."""
+        engine, path = job.found.engine, job.found.path
+        end_s = self._waits_until_s.pop(path, None)
+        change = classify_change(job.in_force, found, job.settings.actuator, exact=not job.unit)
+        if engine is None or not engine.tells_order or change == "same" or is_order(job, found):
+            return False
+        if (end_s is not None and now_s >= end_s) or not self.context.engines.is_up(job.found):
+            return False
+        if end_s is None:
+            self.context.engines.ask(job.found)
+        self._waits_until_s[path] = now_s + ENGINE_ANSWER_S if end_s is None else end_s
+        self.changed.add(path)
+        return True
 
     def store_originals(self) -> None:
         """Have a new original on disk before anything else is done; where that fails it is tried again, and the limit
@@ -70,9 +97,11 @@ class ExternalWrites:
         job.in_force = found
         if not job.touched or self._is_still_unset(job):
             if found != before:
-                job.original = found
+                wrote, job.original = job.writes, found
                 self.writer.keep(job)
+                self.table.put_back(job, wrote, now_s)
                 self.table.update_hard_limit(job, now_s)
+                job.follow_writes()
             return
         if found.burst_us != before.burst_us and (change == "same" or (found.burst_us or 0) > (before.burst_us or 0)):
             # One that is lowered together with the quota had to be: the kernel takes no quota below it.
@@ -114,21 +143,31 @@ class ExternalWrites:
         """
         found, actuator, old_cores = job.in_force, job.settings.actuator, job.state.limit_cores
         writes, is_operators = self.context.config.writes, verdict is Verdict.OPERATOR
-        self.totals.foreign_writes[change] += 1
+        is_engines = is_order(job, found, self.context.engines.is_up(job.found)) and verdict is not Verdict.STORED
+        self.context.engines.ask(job.found)
+        self.totals.foreign_writes[change] += not is_engines
         self.context.report_due = True
         if is_operators:
             self.units.confirm(job.unit, found, actuator, values)
-        if is_operators or not job.unit or is_raised_above(found, job.original, actuator):
+        if is_operators or is_engines or not job.unit or is_raised_above(found, job.original, actuator):
             job.original = adopt_limit(job.original, found, actuator)
             self.writer.keep(job)
             self.table.update_hard_limit(job, now_s)
         found_cores = read_limit_cores(job, found)
-        record(job, self.context.clock.wall_s(), f"foreign-{change}", old_cores, found_cores, found_cores, "noticed")
+        kind = "order" if is_engines else f"foreign-{change}"
+        record(job, self.context.clock.wall_s(), kind, old_cores, found_cores, found_cores, "noticed")
         event, more = ("unit_ordered", {"unit": job.unit}) if is_operators else ("foreign_write", {"kind": change})
+        if is_engines and job.found.engine is not None:
+            event, more = "limit_ordered", {"engine": job.found.engine.kind}
         log.warning(event, job_id=job.found.job_id, **more, old_cores=old_cores, new_cores=found.cores)
         # A raise of a unit's limit is respected, and so is what is written after it within that time.
         respected = change == "raise" or isinstance(job.hold.decider, Respected)
         respected = respected and writes.override_ttl_s > 0 and verdict is not Verdict.STORED
+        if is_engines:
+            # It is what the job may have from now on; the monitor goes on below it, and a pin is set anew.
+            job.hold = job.hold.expire(math.inf).unpin().write(None)
+            job.restart(found_cores, now_s)
+            return
         if is_operators or not job.unit or respected:
             job.hold = job.hold.respect(now_s, writes.override_ttl_s, "systemctl set-property" if is_operators else "")
             job.restart(found_cores, now_s)

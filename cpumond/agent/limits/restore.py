@@ -439,7 +439,7 @@ def _may_have_written(config_path: str | None) -> bool:
         config = load_config(config_path)
     except CpumondError:
         return False  # ``run_restore`` reports it as an error
-    return bool(config.managed_roots) or config.executor.kind != "none"
+    return bool(config.find_roots(is_engines=any(source.is_engine for source in config.source)))
 
 
 def _rewrite(copies: Sequence[str], content: Originals) -> CpumondError | None:

@@ -398,7 +398,7 @@ class LimitWriter:
         """Bring a secured job's limit to ``cores``. Raises CgroupWriteError, CgroupReadError, RefusedError."""
         if not job.touched:
             raise RefusedError(f"{job.cgroup.path}: its original settings are not on disk, so it is not changed")
-        refusal = find_refusal(self.config, job.cgroup.path, job.cgroup.place)
+        refusal = find_refusal(self.config, job.found, job.cgroup.place)
         if refusal:
             job.refused = refusal
             self.restore(job)
@@ -459,6 +459,11 @@ class LimitWriter:
             floor = min(threads * s.min_cores_per_thread, job.state.hard_cores, found.cores)
             if cores < floor:
                 cores, notes = floor, (f"held to {floor:g} cores, min_cores_per_thread for each thread",)
+        if job.found.is_whole and cores < found.cores:
+            # v1 takes no quota below that of a child, and children of a container are the container's.
+            floor = min(job.cgroup.read_quota_below(), job.state.hard_cores, found.cores)
+            if cores < floor:
+                cores, notes = floor, (f"held to {floor:g} cores, a quota inside of it",)
         wanted = cores
         if job.unit:
             cores = min(round_up(cores), job.original.cores)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from cpumond.core.answers import AssignedView, JobAnswer, LinkView, RegisteredJob, StatusAnswer
+from cpumond.core.answers import AssignedView, EngineAnswer, JobAnswer, LinkView, RegisteredJob, StatusAnswer
 from cpumond.core.measures import format_duration, format_span
 from cpumond.core.words import count, show_cores, show_left, show_name, show_number, show_time, show_votes
 
@@ -26,6 +26,7 @@ Cell = str | tuple[str, str]
 
 PIPE_WIDTH = 100_000
 MAX_TITLE: Final = 60
+MAX_LABELS: Final = 40
 
 Sort = Literal["reclaimed", "usage", "limit", "job"]
 SORTS: Final[dict[str, Callable[[JobAnswer], tuple[float, str]]]] = {
@@ -39,8 +40,9 @@ COLUMNS: Final[dict[str, tuple[str, Callable[[JobAnswer], str]]]] = {
     "job": ("job", lambda job: show_name(job.job_id)),
     "operation": ("operation", lambda job: show_name(job.operation_id)),
     "status": ("status", lambda job: job.status),
-    "ordered": (">ordered", lambda job: f"{job.cpu_limit:.2f}"),
-    "limit": (">limit", lambda job: f"{job.current_cpu_limit:.2f}"),
+    "labels": ("labels", lambda job: show_title(", ".join(list_labels(job)), MAX_LABELS)),
+    "ordered": (">ordered", lambda job: "-" if job.unlimited else f"{job.cpu_limit:.2f}"),
+    "limit": (">limit", lambda job: "-" if job.unlimited else f"{job.current_cpu_limit:.2f}"),
     "monitor": (">(would be)", lambda job: f"{job.monitor_cpu_limit:.2f}" if is_only_watched(job) else ""),
     "reclaimed": (">reclaimed", lambda job: f"{job.reclaimed:.2f}"),
     "usage": (">usage", lambda job: show_number(job.usage, ".2f")),
@@ -54,15 +56,16 @@ COLUMNS: Final[dict[str, tuple[str, Callable[[JobAnswer], str]]]] = {
 """Name of a column -> heading as of ``make_table``, text of a job's cell."""
 
 STATUS_COLUMNS: Final = (
-    "job", "operation", "status", "ordered", "limit", "monitor", "usage", "smoothed", "peak", "half-life",
+    "job", "operation", "labels", "status", "ordered", "limit", "monitor", "usage", "smoothed", "peak", "half-life",
     "votes", "throttled", "result",
 )  # fmt: skip
 TOP_COLUMNS: Final = (
-    "job", "operation", "status", "ordered", "limit", "monitor", "reclaimed", "usage", "smoothed", "peak",
+    "job", "operation", "labels", "status", "ordered", "limit", "monitor", "reclaimed", "usage", "smoothed", "peak",
     "throttled",
 )  # fmt: skip
 DROP_ORDER: Final = (
-    "operation", "throttled", "half-life", "votes", "smoothed", "peak", "result", "monitor", "usage", "status",
+    "labels", "operation", "throttled", "half-life", "votes", "smoothed", "peak", "result", "monitor", "usage",
+    "status",
 )  # fmt: skip
 """Columns that a narrow terminal does without, the first one first; a job's id is always there in full."""
 
@@ -154,7 +157,12 @@ def measure(table: Table) -> int:
 
 def is_only_watched(job: JobAnswer) -> bool:
     """Whether the monitor's limit is only computed: nothing is written in this mode."""
-    return job.mode == "shadow" and not job.refused
+    return job.mode == "shadow" and not job.refused and not job.unlimited
+
+
+def list_labels(job: JobAnswer) -> list[str]:
+    """What the engine of a job says of it beside what is in other columns."""
+    return [text for text in job.labels.values() if text not in (job.job_id, job.operation_id)] if job.engine else []
 
 
 def _make_job_table(jobs: Sequence[JobAnswer], columns: Sequence[str], padding: int, fold: bool) -> Table:
@@ -180,6 +188,8 @@ def fit_table(jobs: Sequence[JobAnswer], columns: Sequence[str], width: int | No
     shown = list(columns)
     if not any(job.operation_id for job in jobs):
         shown.remove("operation")
+    if not any(list_labels(job) for job in jobs):
+        shown.remove("labels")
     if not any(is_only_watched(job) for job in jobs):
         shown.remove("monitor")
     # Columns that only one rule fills are left out where no job is under that rule.
@@ -245,6 +255,12 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
     return notices
 
 
+def _describe_engine(engine: EngineAnswer) -> str:
+    if engine.problem:
+        return f"{engine.kind} away"
+    return f"{show_name(engine.title or engine.kind)} with {count(engine.jobs, 'job')}"
+
+
 def _describe_node(scheduler: LinkView, executor: AssignedView | None) -> str:
     where = "not registered" if not scheduler.registered else f"in tree {show_name(scheduler.tree or '(none)')}"
     text = f"node of {show_name(scheduler.url)}: {where}"
@@ -268,6 +284,8 @@ def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
     else:
         parts.append("no jobs; see `cpumond doctor`, or add one with `cpumond job add`")
     parts.append((f"total: {describe_totals(answer)}", "bold"))
+    if answer.engines:
+        parts.append(f"engines: {', '.join(map(_describe_engine, answer.engines))}")
     if answer.scheduler is not None:
         parts.append(_describe_node(answer.scheduler, answer.executor))
     return draw([*parts, *list_notices(answer)], width, colour)

@@ -80,6 +80,10 @@ class Cgroup:
         """A path to it that stays right, for this process."""
         return held_place(self._fd)
 
+    def read_quota_below(self) -> float:
+        """The least quota in cores that the kernel takes because of quotas below it; 0 where that is none."""
+        return 0.0
+
     def is_there(self) -> bool:
         return os.path.exists(f"{self.place}/cpu.stat")
 
@@ -259,8 +263,19 @@ def read_cpus(hierarchies: Hierarchies, path: str) -> int:
     return len(os.sched_getaffinity(0))
 
 
+def list_below(directory: str) -> list[str]:
+    """The cgroups below one, at any depth; empty for a leaf."""
+    if is_leaf(directory):
+        return []
+    return [place for place, _, _ in os.walk(directory) if place != directory]
+
+
 def count_threads(directory: str) -> int:
-    """Threads in the cgroup; 0 when it is gone or does not say."""
+    """Threads in the cgroup and below it; 0 when it is gone or does not say."""
+    return sum(_count_own_threads(place) for place in (directory, *list_below(directory)))
+
+
+def _count_own_threads(directory: str) -> int:
     for name in ("cgroup.threads", "tasks", "cgroup.procs"):
         try:
             with open(os.path.join(directory, name), "rb") as file:

@@ -11,6 +11,7 @@ from cpumond.core.errors import GONE_ERRNOS, CgroupReadError
 from cpumond.core.measures import DEFAULT_PERIOD_US, MIN_QUOTA_US, quota_to_cores
 from cpumond.host.cgroup.files import (
     Cgroup,
+    list_below,
     open_counter,
     open_directory,
     open_pressure,
@@ -155,16 +156,11 @@ class V1Cgroup(Cgroup):
         return ""
 
     def read_ancestor_cap(self) -> AncestorCap:
-        caps = []
-        for name, directory in self.list_above():
-            quota = read_text(os.path.join(directory, FILES["quota"]))
-            period = read_text(os.path.join(directory, FILES["period"]))
-            try:
-                if quota is not None and period is not None and int(quota) >= 0:
-                    caps.append(AncestorCap(quota_to_cores(int(quota), int(period) or DEFAULT_PERIOD_US), name))
-            except ValueError as error:
-                raise CgroupReadError(directory, f"its quota is not a number: {error}") from error
-        return least_cap(caps)
+        found = ((name, _read_quota(directory)) for name, directory in self.list_above())
+        return least_cap(AncestorCap(cores, name) for name, cores in found if cores is not None)
+
+    def read_quota_below(self) -> float:
+        return max((_read_quota(place) or 0.0 for place in list_below(self.place)), default=0.0)
 
     def watch_paths(self, actuator: str) -> list[str]:
         steps = ["quota", "period", *(["weight"] if actuator == "weight" else [])]
@@ -176,3 +172,15 @@ class V1Cgroup(Cgroup):
     def close(self) -> None:
         os.close(self._usage_fd)
         super().close()
+
+
+def _read_quota(directory: str) -> float | None:
+    """A quota in cores; None where there is none, or no cgroup. Raises CgroupReadError."""
+    quota = read_text(os.path.join(directory, FILES["quota"]))
+    period = read_text(os.path.join(directory, FILES["period"]))
+    try:
+        if quota is None or period is None or int(quota) < 0:
+            return None
+        return quota_to_cores(int(quota), int(period) or DEFAULT_PERIOD_US)
+    except ValueError as error:
+        raise CgroupReadError(directory, f"its quota is not a number: {error}") from error

@@ -49,7 +49,10 @@ export const agentJob = {
 
 const figure = (value, name) => h("div.card", { key: name }, h("div.figure-number", value), h("div.figure-name", name));
 
-const isOnlyWatched = (job) => job.mode === "shadow" && !job.refused;
+const isOnlyWatched = (job) => job.mode === "shadow" && !job.refused && !job.unlimited;
+// What the engine of a job says of it beside what is in other columns.
+const labels = (job) => (job.engine ? Object.values(job.labels) : [])
+  .filter((text) => text !== job.job_id && text !== job.operation_id).join(", ");
 const watched = (a) => a.jobs.filter(isOnlyWatched).reduce((sum, job) => sum + job.current_cpu_limit - job.monitor_cpu_limit, 0);
 const isStuck = (a) => (a.last_tick_age_s ?? 0) > Math.max(STUCK_PERIODS * a.check_period_s, 2);
 
@@ -88,11 +91,12 @@ function columns(jobs) {
       cell: (j) => h("a.mono.id", { href: to("jobs", j.job_id), title: `${j.job_id}, cgroup ${j.cgroup}` }, j.job_id) },
     jobs.some((job) => job.operation_id) ? { key: "operation", title: "Operation", value: (j) => j.operation_id,
       cell: (j) => h("span.mono.id", { title: j.operation_id || null }, j.operation_id || "–") } : null,
+    jobs.some(labels) ? { key: "labels", title: "Labels", value: labels, cell: (j) => h("span.id", { title: labels(j) }, labels(j)) } : null,
     { key: "status", title: "Status", value: (j) => j.status,
       cell: (j) => h("span", { title: j.refused || null }, badge(j.status, TONES[j.status] ?? "")) },
-    right("ordered", "Ordered", (j) => j.cpu_limit, (j) => fixed(j.cpu_limit), "Cores"),
+    right("ordered", "Ordered", (j) => j.cpu_limit, (j) => (j.unlimited ? "–" : fixed(j.cpu_limit)), "Cores"),
     right("limit", "Limit", (j) => j.current_cpu_limit,
-      (j) => bar(j.current_cpu_limit / j.cpu_limit, fixed(j.current_cpu_limit), { color: "--c2" }), "Cores; the bar: of what it ordered"),
+      (j) => (j.unlimited ? "–" : bar(j.current_cpu_limit / j.cpu_limit, fixed(j.current_cpu_limit), { color: "--c2" })), "Cores; the bar: of what it ordered"),
     jobs.some(isOnlyWatched) ? right("monitor", "(would be)", (j) => (isOnlyWatched(j) ? j.monitor_cpu_limit : null),
       (j) => (isOnlyWatched(j) ? fixed(j.monitor_cpu_limit) : ""), "The limit it would have in mode reclaim") : null,
     right("reclaimed", "Reclaimed", (j) => Math.max(j.cpu_limit - j.current_cpu_limit, 0),

@@ -27,6 +27,7 @@ from cpumond.core.settings import is_loopback, parse_listen
 from cpumond.monitor.model import MonitorSettings, compute_mode
 
 FILE = "/etc/x.toml"
+KINDS = '"docker", "glob", "kubernetes", "podman", "slurm", "static", "systemd"'
 SOURCE = '[[source]]\nkind = "static"\npattern = "jobs/a"\n'
 
 
@@ -244,16 +245,59 @@ def test_a_value_out_of_range_is_refused_with_the_allowed_range(option, message)
         ),
         (SOURCE + "cpu_limit = 'all'", "source 1.cpu_limit: must be a number > 0 or one of \"from-cgroup\", got 'all'"),
         ("[[source]]\nkind = 'glob'\npattern = ''", "source 1.pattern: must be a text that is not empty, got ''"),
-        (
-            "[[source]]\nkind = 'regex'\npattern = 'a'",
-            'source 1.kind: must be one of "glob", "static", "systemd", got \'regex\'',
-        ),
+        ("[[source]]\nkind = 1", f"source 1.kind: must be one of {KINDS}, got 1"),
         ("[[source]]\npattern = 'a'", "source 1: 'kind' is missing; it has no default"),
         (SOURCE + "[[source]]\nkind = 'static'", "source 2: 'pattern' is missing; it has no default"),
     ],
 )
 def test_a_wrong_value_in_another_table_is_refused_likewise(text, message):
     assert refused(text) == f"{FILE}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (
+            "kind = 'docker'\nslices = ['a.slice']",
+            'source 1: slices: not with kind = "docker", the engine names its jobs',
+        ),
+        ("kind = 'podman'\nid_regex = 'a'", 'source 1: id_regex: not with kind = "podman"'),
+        ("kind = 'slurm'\nsocket = '/a'", 'source 1: socket: not with kind = "slurm", which is asked by `squeue`'),
+        ("kind = 'docker'\nsocket = 'docker.sock'", "source 1: socket: must be an absolute path, got 'docker.sock'"),
+        ("kind = 'kubernetes'\nsocket = 'a'", "must be an absolute path, or kubelet's https:// address, got 'a'"),
+        ("kind = 'docker'\ntoken_file = '/a'", "source 1: token_file: is for a kubelet at an https:// address only"),
+        ("kind = 'kubernetes'\nsocket = '/run/cri.sock'\nca_file = '/a'", "source 1: ca_file: is for a kubelet at"),
+        ("kind = 'kubernetes'\nsocket = 'http://127.0.0.1:10255'\ntoken_file = '/a'", "token_file: is for a kubelet"),
+        (
+            "kind = 'kubernetes'\nsocket = 'https://10.0.0.1:10250'\nca_file = 'none'",
+            'source 1: ca_file: "none" is for a kubelet on the loopback only',
+        ),
+        ("kind = 'glob'\npattern = 'a'\nca_file = '/a'", "source 1: ca_file: is for the kinds docker,"),
+        ("kind = 'docker'\nunlimited = 'never'", "source 1.unlimited: must be one of"),
+        ("kind = 'glob'\npattern = 'a'\nsocket = '/a'", "source 1: socket: is for the kinds docker, podman, slurm,"),
+        ("kind = 'static'\npattern = 'a'\nunlimited = 'shadow'", "source 1: unlimited: is for the kinds docker,"),
+    ],
+)
+def test_a_wrong_source_of_an_engine_is_refused(keys, words):
+    assert words in refused(f"[[source]]\n{keys}")
+
+
+@pytest.mark.parametrize("socket", ["", "https://127.0.0.1:10250", "https://[::1]:1", "https://localhost:10250/"])
+def test_on_the_loopback_a_kubelet_s_certificate_may_be_anyones(socket):
+    table = parse_config_text(f"[[source]]\nkind = 'kubernetes'\nsocket = '{socket}'\nca_file = 'none'\n", "x")
+    [found] = finish_config(table, "x").source
+    assert found.ca_file == "none"
+
+
+def test_jobs_of_engines_have_a_default_of_their_own_below_all_that_is_given():
+    source = "[[source]]\nkind = 'docker'\n"
+    config = load(source)
+    assert config.resolve_settings(config.source[0], "", {}).min_cpu_limit == 0.1
+    config = load("[monitor]\nmin_cpu_limit = 0.3\n" + source)
+    assert config.resolve_settings(config.source[0], "", {}).min_cpu_limit == 0.3
+    config = load(source + "[source.job-cpu-monitor]\nmin_cpu_limit = 0.4\n")
+    assert config.resolve_settings(config.source[0], "", {}).min_cpu_limit == 0.4
+    assert config.node_settings().min_cpu_limit == 1.0
 
 
 def test_a_whole_number_too_large_for_a_float_is_refused_as_any_other():
@@ -611,7 +655,8 @@ def test_control_characters_are_refused(key: str) -> None:
 )
 def test_the_executors_place_is_managed(text: str, root: str, roots: list[str]) -> None:
     config = load(text)
-    assert (config.executor.cgroup_root, config.managed_roots) == (root, roots)
+    assert (config.executor.cgroup_root, config.find_roots(is_engines=False)) == (root, roots)
+    assert config.find_roots(is_engines=True) == config.managed_roots or [""]
 
 
 @pytest.mark.parametrize(
@@ -620,7 +665,12 @@ def test_the_executors_place_is_managed(text: str, root: str, roots: list[str]) 
         ('managed_roots = ["a"]\n[executor]\nkind = "cgroup"\ncgroup_root = "ab"', "not below managed_roots"),
         ('[executor]\nkind = "cgroup"\ncgroup_root = "a/../b"', "executor.cgroup_root: 'a/../b' must not contain"),
         ('[executor]\nkind = "systemd"\ncgroup_root = "jobs"', "leave it out"),
-        ('[executor]\nkind = "docker"', 'executor.kind: must be one of "cgroup", "none", "systemd"'),
+        ('[executor]\nkind = "docker"', 'executor.kind: must be one of "cgroup", "none", "slurm", "systemd"'),
+        ('[executor]\nkind = "slurm"', 'executor.node_name: with kind = "slurm" it must be a name that Slurm has'),
+        ('[executor]\nkind = "slurm"\nnode_name = "a b"', "that of the slurmd on this host for jobs of the scheduler"),
+        ('[executor]\nkind = "slurm"\nnode_name = "n"\npartition = ""', "executor.partition: with kind = "),
+        ('[executor]\nkind = "slurm"\nnode_name = "n"\ncgroup_root = "a"', "Slurm makes the cgroups of jobs, got 'a'"),
+        ('[executor]\nkind = "cgroup"\nnode_name = "n"', 'executor.node_name: is for kind = "slurm" only, kind is "c'),
         ('[executor]\nuser = "a b"', "executor.user"),
         ("[executor]\nmax_log_bytes = 10", "executor.max_log_bytes"),
         ('[executor]\nkinds = "none"', "did you mean 'kind'"),

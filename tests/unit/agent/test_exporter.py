@@ -154,6 +154,24 @@ def labels_of(text: str, name: str, label: str) -> list[str]:
     return [s.labels[label] for f in text_string_to_metric_families(text) for s in f.samples if s.name == name]
 
 
+def test_what_a_node_offers_is_what_its_own_jobs_leave():
+    """Each job ordered 4 cores, has 1.5 and uses 0.75 on average."""
+
+    def offered(*jobs: JobView, capacity_cores: float = 16.0) -> float:
+        text = encode(make_snapshot(*jobs, capacity_cores=capacity_cores))
+        return value(text, "cpumond_node_offered_cores")
+
+    own = [make_job("a"), make_job("b")]
+    assert offered() == 0.0
+    assert offered(*own) == 5.0
+    assert offered(*own, make_job("guest", labels={"reclaimed_cpu": "500"})) == 5.0, "who runs on it does not count"
+    assert offered(*own, make_job("raised", current_cores=6.0)) == 5.0
+    assert offered(*own, capacity_cores=4.0) == 1.0, "limits may be more than the node has"
+    assert offered(*own, capacity_cores=2.0) == 0.0
+    without = make_job("without", unlimited=True, current_cores=4.0)
+    assert offered(*own, without, capacity_cores=4.0) == 0.25, "what has no limit takes what it uses"
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     {

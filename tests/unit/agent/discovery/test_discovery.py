@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from cpumond.agent.config import Source
+from cpumond.agent.config import ENGINE_KINDS, Source
 from cpumond.agent.discovery import SOURCES, FoundJob, list_jobs, name_job
 from cpumond.agent.discovery.glob import list_glob, list_static, may_match
 from cpumond.testing import make_tree
@@ -111,7 +111,7 @@ def test_a_static_path_is_no_pattern(root):
 
 
 def test_every_kind_of_the_configuration_has_a_source():
-    assert {*SOURCES, "systemd"} == set(get_args(get_type_hints(Source)["kind"]))
+    assert {*SOURCES, "systemd", *ENGINE_KINDS} == set(get_args(get_type_hints(Source)["kind"]))
 
 
 # ---- names

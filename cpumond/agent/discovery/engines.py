@@ -1,0 +1,129 @@
+"""Sources ``docker``, ``podman``, ``slurm``, ``kubernetes``: what engines run, by the names they give it.
+
+What runs is what has a cgroup; the engine is asked for names and orders (``host/engine``) by a thread of its own, whose
+last answer is a value here.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from cpumond.agent.config import Source
+from cpumond.agent.discovery.glob import list_glob, may_match
+from cpumond.agent.discovery.workloads import classify, list_above
+from cpumond.host.engine.model import SHORT_ID, EngineJob, EngineView, Key
+from cpumond.host.engine.processes import CRUN_CHILD
+
+SOCKETS: Final[dict[str, str]] = {
+    "docker": "/run/docker.sock",
+    "podman": "/run/podman/podman.sock",
+    "slurm": "",
+    "kubernetes": "https://127.0.0.1:10250",
+}
+"""Where an engine is asked unless ``socket`` says so."""
+USER_SOCKETS: Final = "/run/user/*/podman/podman.sock"
+RANKS: Final[dict[str, int]] = {"kubernetes": 0, "slurm": 1, "docker": 2, "podman": 3}
+"""Where several engines show one container, the first of these names it: it makes use of the others."""
+PLACES: Final[dict[str, tuple[str, ...]]] = {
+    "docker": ("docker/*", "system.slice/docker-*.scope"),
+    "podman": (
+        "libpod_parent/libpod-*",
+        "machine.slice/libpod-*.scope",
+        "user.slice/user-*.slice/user@*.service/user.slice/libpod-*.scope",
+    ),
+    "slurm": ("slurm*/uid_*/job_*", "system.slice/*slurmstepd.scope/job_*"),
+    "kubernetes": (
+        "kubepods*/pod*/*",
+        "kubepods*/*/pod*/*",
+        "kubepods.slice/kubepods-pod*.slice/*.scope",
+        "kubepods.slice/kubepods-*.slice/kubepods-*-pod*.slice/*.scope",
+    ),
+}
+"""Where an engine has the cgroups of its jobs unless told otherwise: watched for new ones, with or without a name."""
+_KINDS: Final[dict[str, tuple[str, ...]]] = {
+    "docker": ("docker", "container"),
+    "podman": ("podman",),
+    "slurm": ("slurm",),
+    "kubernetes": ("kubernetes",),
+}
+"""Kind of a source -> kinds of ``workloads.classify``."""
+
+Views = Mapping[Key, EngineView]
+
+
+def list_engines(source: Source) -> list[Key]:
+    """The engines that a source asks; Podman has a service for each user besides that of root."""
+    if source.kind != "podman" or source.socket:
+        return [(source.kind, source.socket or SOCKETS[source.kind])]
+    users = sorted(glob.glob(USER_SOCKETS))
+    own = SOCKETS["podman"]
+    return [("podman", each) for each in ([own] if os.path.exists(own) or not users else []) + users]
+
+
+def may_hold_engine_jobs(source: Source, path: str) -> bool:
+    """Whether a change at ``path`` (relative) can be that of a job of the source's engine."""
+    return any(may_match(place, path) for place in PLACES[source.kind])
+
+
+def list_named(source: Source, views: Views) -> dict[str, EngineJob]:
+    """What the engines of a source have named, by path; of two that name one cgroup the first counts."""
+    found: dict[str, EngineJob] = {}
+    for view in map(views.get, list_engines(source)):
+        found = {**view.jobs, **found} if view is not None else found
+    return found
+
+
+def list_engine_jobs(root: str, source: Source, views: Views) -> tuple[list[EngineJob], list[str]]:
+    """The jobs of a source's engine that have a cgroup, with name or without, sorted by path, and the directories in
+    which others would appear."""
+    named = list_named(source, views)
+    found = {path: job for path, job in named.items() if os.path.isdir(os.path.join(root, path))}
+    watched = {path.rpartition("/")[0] for path in found}
+    above = {each for path in found for each in list_above(path)}
+    for place in PLACES[source.kind]:
+        paths, beside = list_glob(root, place)
+        watched.update(beside)
+        for path in paths:
+            unnamed = None if path in found or path in above else find_unnamed(root, source.kind, path)
+            if unnamed is not None:
+                found[unnamed.path] = unnamed
+    return [found[path] for path in sorted(found)], sorted(watched)
+
+
+def list_places(root: str, kind: str) -> list[str]:
+    """The cgroups that may be jobs of an engine of this kind, relative; the child that crun makes for each, if any."""
+    found = [path for place in PLACES[kind] for path in list_glob(root, place)[0]]
+    return [find_own(root, path) for path in found]
+
+
+def find_own(root: str, path: str) -> str:
+    """The cgroup that has the limit of the job at ``path``: itself, or the child that crun makes."""
+    child = f"{path}/{CRUN_CHILD}"
+    return child if os.path.isdir(os.path.join(root, child)) else path
+
+
+def find_unnamed(root: str, kind: str, path: str) -> EngineJob | None:
+    """The job at ``path`` as far as its path tells; None where that is no job of this kind of engine."""
+    described = classify(path)
+    if described is None or described[0].kind not in _KINDS[kind]:
+        return None
+    last = path.rpartition("/")[2]
+    name = last if kind == "slurm" else described[0].name.rpartition("/")[2]
+    return EngineJob(kind, last, name, find_own(root, path), is_named=False)
+
+
+def find_outer(jobs: list[EngineJob]) -> dict[str, EngineJob]:
+    """By path, the jobs of all engines without those that lie in another engine's job, or are one. A name counts more
+    than none: another engine of the same kind may have it."""
+    taken: dict[str, EngineJob] = {}
+    for job in sorted(jobs, key=lambda each: (RANKS[each.kind], not each.is_named)):
+        taken.setdefault(job.path, job)
+    return {path: job for path, job in taken.items() if taken.keys().isdisjoint(list_above(path))}
+
+
+def choose_id(job: EngineJob, taken: Mapping[str, str]) -> str:
+    """The name, with a part of the engine's own id where another job has that name already."""
+    return job.name if job.name not in taken else f"{job.name}-{job.job_id[:SHORT_ID]}"

@@ -1,0 +1,200 @@
+"""The engines whose jobs the agent follows: asked in a thread of their own, which is there only with such a source."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from cpumond.agent.config import Source
+from cpumond.agent.discovery import FoundJob
+from cpumond.agent.discovery.engines import PLACES, list_engines, list_places
+from cpumond.core.answers import EngineAnswer
+from cpumond.host.cgroup.mounts import Hierarchies
+from cpumond.host.engine.model import Engine, EngineView, Key
+
+if TYPE_CHECKING:
+    from cpumond.host.engine.link import EngineThread
+
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where a pod finds the token of its service account and the certificates of its cluster."""
+ASK_NAMES_S = 1.0
+"""How often engines are asked again because of cgroups that they have not named."""
+TELL_NOTHING = {"slurm"}
+"""Kinds of engines that tell of no change: they are asked when cgroups come or go."""
+
+
+class Engines:
+    """For the thread of the tick; none of its methods but ``wait`` waits for an engine."""
+
+    def __init__(self, hierarchies: Hierarchies, node_id: str = "") -> None:
+        self._hierarchies = hierarchies
+        self._node_id = node_id
+        self._thread: EngineThread | None = None
+        self._sources: dict[Key, Source] = {}
+        self._news = threading.Event()
+        self._names_at_s = 0.0
+
+    @property
+    def views(self) -> Mapping[Key, EngineView]:
+        """What each engine said last."""
+        return {} if self._thread is None else self._thread.views
+
+    def follow(self, sources: Iterable[Source]) -> None:
+        """Ask the engines of these sources from now on, and no others."""
+        wanted = _choose_sources(sources)
+        same = [key for key in wanted if key in self._sources and _ask_alike(wanted[key], self._sources[key])]
+        if len(same) == len(wanted) == len(self._sources):
+            return
+        if self._thread is None:
+            # An agent without such a source does not load the HTTP client.
+            from cpumond.host.engine.link import EngineThread
+
+            self._thread = EngineThread(self._news.set)
+        self._sources = wanted
+        contexts = {key: EngineContext(self._hierarchies, wanted[key], self._node_id) for key in wanted}
+        for keys in (same, wanted):  # one that is asked in another way is begun anew
+            self._thread.follow({key: functools.partial(make_engine, key, contexts[key]) for key in keys})
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until each engine has answered or refused once."""
+        end_s = time.monotonic() + timeout_s
+        while not all((view := self.views.get(key)) and (view.is_up or view.problem) for key in self._sources):
+            left_s = end_s - time.monotonic()
+            if left_s <= 0.0 or not self._news.wait(left_s):
+                return
+            self._news.clear()
+
+    def take_news(self) -> bool:
+        """Whether an engine has said something new since the last call."""
+        if not self._news.is_set():
+            return False
+        self._news.clear()
+        return True
+
+    def is_up(self, found: FoundJob) -> bool:
+        """Whether the engine of a job answers now."""
+        return any(view.is_up for view in self._find_views(found).values())
+
+    def ask(self, found: FoundJob) -> None:
+        """Have the engine of a job asked again: its limit was changed."""
+        if self._thread is not None and found.engine is not None:
+            self._thread.nudge(self._find_views(found))
+
+    def ask_for_names(self, kinds: set[str]) -> None:
+        """Have engines of these ``kinds`` asked again, at most once in ASK_NAMES_S: there may be jobs to name."""
+        keys = [key for key in self._sources if key[0] in kinds]
+        if keys and self._thread is not None and time.monotonic() >= self._names_at_s:
+            self._names_at_s = time.monotonic() + ASK_NAMES_S
+            self._thread.nudge(keys)
+
+    def _find_views(self, found: FoundJob) -> dict[Key, EngineView]:
+        """Those of the engines that named a job."""
+        return {key: view for key in self._sources if (view := self.views.get(key)) and found.path in view.jobs}
+
+    def describe(self) -> tuple[EngineAnswer, ...]:
+        """Each engine for people and metrics; one that has not answered yet is away."""
+        found = ((key, self.views.get(key)) for key in self._sources)
+        return tuple(
+            EngineAnswer(*key, problem="no answer yet")
+            if view is None
+            else EngineAnswer(*key, view.title, len(view.jobs), "" if view.is_up else view.problem or "no answer yet")
+            for key, view in found
+        )
+
+    def list_problems(self) -> list[str]:
+        """Sentences about engines that do not answer, or say what cannot be."""
+        found = []
+        for key in self._sources:
+            view = self.views.get(key)
+            if view is not None and view.problem:
+                found.append(
+                    f"{view.problem}; what it last said is kept, jobs that it did not name stay in shadow mode"
+                )
+            found += [] if view is None else view.notes
+        return found
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.close()
+
+
+def ask_once(
+    sources: Iterable[Source], hierarchies: Hierarchies, node_id: str, timeout_s: float
+) -> dict[Key, EngineView]:
+    """What the engines of these sources say now, for a command; each has ``timeout_s`` for it."""
+    wanted = {key: source for key, source in _choose_sources(sources).items() if key[0] in ENGINES}
+    if not wanted:
+        return {}
+    from cpumond.host.engine.link import ask_each
+
+    contexts = {key: EngineContext(hierarchies, source, node_id) for key, source in wanted.items()}
+    return ask_each({key: functools.partial(make_engine, key, contexts[key]) for key in wanted}, timeout_s)
+
+
+def _choose_sources(sources: Iterable[Source]) -> dict[Key, Source]:
+    """Each engine that is to be asked, with the first source that names it."""
+    wanted: dict[Key, Source] = {}
+    for source in sources:
+        for key in list_engines(source) if source.is_engine else ():
+            wanted.setdefault(key, source)
+    return wanted
+
+
+def _ask_alike(one: Source, other: Source) -> bool:
+    return (one.token_file, one.ca_file) == (other.token_file, other.ca_file)
+
+
+class EngineContext(NamedTuple):
+    """What the client of an engine may need to know besides its socket."""
+
+    hierarchies: Hierarchies
+    source: Source
+    node_id: str
+
+
+def make_engine(key: Key, context: EngineContext) -> Engine:
+    """The client of one engine."""
+    kind, socket = key
+    return ENGINES[kind](socket, context)
+
+
+def _make_containers(kind: str) -> Callable[[str, EngineContext], Engine]:
+    def make(socket: str, context: EngineContext) -> Engine:
+        from cpumond.host.engine.containers import ContainerEngine
+
+        return ContainerEngine(kind, socket, context.hierarchies.cpu_version)
+
+    return make
+
+
+def _make_kubernetes(socket: str, context: EngineContext) -> Engine:
+    find_cgroups = functools.partial(list_places, context.hierarchies.cpu_root, "kubernetes")
+    if socket.startswith("/"):
+        from cpumond.host.engine.cri import CriEngine
+
+        return CriEngine(socket, find_cgroups)
+    from cpumond.host.engine.kubernetes import Access, KubeletEngine
+
+    source = context.source
+    access = Access(
+        source.token_file or f"{SERVICE_ACCOUNT}/token", source.ca_file or f"{SERVICE_ACCOUNT}/ca.crt", context.node_id
+    )
+    return KubeletEngine(socket, access, find_cgroups)
+
+
+def _make_slurm(socket: str, context: EngineContext) -> Engine:  # noqa: ARG001 - all factories are called alike
+    from cpumond.host.engine.slurm import SlurmEngine
+
+    return SlurmEngine(context.hierarchies, PLACES["slurm"])
+
+
+ENGINES: dict[str, Callable[[str, EngineContext], Engine]] = {
+    "docker": _make_containers("docker"),
+    "podman": _make_containers("podman"),
+    "slurm": _make_slurm,
+    "kubernetes": _make_kubernetes,
+}
+"""Kind of a source -> function (socket, context) -> client."""

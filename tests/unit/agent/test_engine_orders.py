@@ -1,0 +1,296 @@
+"""Jobs of engines tick by tick: names, orders up and down, other writers, the engine away.
+
+What an engine says is put in place of the thread that asks one; real engines are in ``tests/integration``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fake_node import QUICK, FakeNode
+
+from cpumond.agent import control
+from cpumond.agent.engines import Engines
+from cpumond.host.engine.model import Engine, EngineJob, EngineView, Key
+from cpumond.testing import v2_cgroup
+
+KEY: Key = ("docker", "/run/docker.sock")
+SOURCE = QUICK + '[[source]]\nkind = "docker"\n'
+TWO = v2_cgroup(quota="200000 100000")
+LABELS = {"name": "web", "image": "nginx"}
+WEB = EngineJob("docker", "4f" * 32, "web", "docker/web", LABELS, "shop", ordered_cores=2.0, tells_order=True)
+
+
+class Thread:
+    """Stands for ``EngineThread``: what engines said last, and which were to be asked again."""
+
+    def __init__(self) -> None:
+        self.views: dict[Key, EngineView] = {}
+        self.nudged: list[Key] = []
+
+    def follow(self, engines: Mapping[Key, Callable[[], Engine]]) -> None:
+        pass
+
+    def nudge(self, keys: Iterable[Key]) -> None:
+        self.nudged += keys
+
+    def close(self) -> None:
+        pass
+
+
+class Node(FakeNode):
+    folder = "docker"
+    managed_roots = "[]"
+
+    thread: Thread
+
+    def say(self, *jobs: EngineJob, problem: str = "") -> None:
+        """The engine answers."""
+        view = EngineView("docker", {each.path: each for each in jobs}, 0.0, problem)
+        self.thread.views[KEY] = view
+        self.agent.engines._news.set()
+
+    def make_agent(self) -> Any:
+        agent = super().make_agent()
+        self.thread = Thread()
+        agent.engines = Engines(agent.hierarchies)
+        agent.engines._thread = self.thread  # type: ignore[assignment]
+        return agent
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A container that ordered two cores and was lowered to the floor."""
+    node = Node(tmp_path, {"web": TWO}, config=SOURCE)
+    node.say(WEB)
+    node.start()
+    node.ticks(8)
+    assert node.cores("web") == 0.5
+    yield node
+    if not node.reports.closed:
+        node.agent.close()
+
+
+def order(cores: float | None) -> EngineJob:
+    return msgspec.structs.replace(WEB, ordered_cores=cores)
+
+
+def ring(node: Node) -> list[str]:
+    tracked = node.agent.table.find("web")
+    assert tracked is not None
+    return [record.kind for record in tracked.ring.records() if record.kind not in ("shrink", "grow")]
+
+
+@pytest.mark.parametrize(("cores", "text"), [(1.2, "120000 100000"), (0.7, "70000 100000"), (3.0, "300000 100000")])
+def test_the_engine_says_it_first(node, cores, text):
+    node.say(order(cores))
+    node.write("web", "cpu.max", text)
+    node.tick()
+    assert (node.job("web").ordered_cores, node.job("web").status) == (cores, "reclaim")
+    assert node.snapshot().foreign_writes == {"raise": 0, "lower": 0}
+    node.ticks(8)
+    assert node.cores("web") == 0.5, "the monitor goes on below it"
+    node.agent.close()
+    assert node.cores("web") == cores
+
+
+@pytest.mark.parametrize(("cores", "text"), [(1.2, "120000 100000"), (0.7, "70000 100000"), (3.0, "300000 100000")])
+def test_the_cgroup_shows_it_first(node, cores, text):
+    node.write("web", "cpu.max", text)
+    node.tick()
+    assert node.thread.nudged == [KEY], "the engine is asked"
+    assert node.cores("web") == cores, "and nothing is written over it"
+    node.say(order(cores))
+    node.tick()
+    assert (node.job("web").ordered_cores, node.job("web").status) == (cores, "reclaim")
+    assert node.snapshot().foreign_writes == {"raise": 0, "lower": 0}
+    assert ring(node) == ["order"]
+    node.agent.close()
+    assert node.cores("web") == cores
+
+
+def test_an_order_of_just_the_limit_in_force_is_seen_though_nothing_changes(node):
+    node.say(order(0.5))
+    node.tick()
+    assert node.job("web").ordered_cores == 0.5
+    node.tick(2.0)
+    node.agent.close()
+    assert node.cores("web") == 0.5
+
+
+def test_an_order_that_the_agent_wrote_over_is_followed_too(node):
+    node.ticks(1, 1.9)
+    node.write("web", "cpu.max", "200000 100000")
+    node.tick(1.9)
+    node.say(order(0.8))  # written between the agent's look and its own write
+    node.ticks(2, 1.9)
+    assert node.cores("web") == 0.8
+
+
+def test_a_write_of_another_program_is_respected_for_a_time(node):
+    node.write("web", "cpu.max", "90000 100000")
+    node.ticks(3)
+    assert (node.cores("web"), node.job("web").status) == (0.9, "reclaim"), "the engine may say that it ordered it"
+    node.ticks(5)
+    assert (node.cores("web"), node.job("web").status) == (0.9, "overridden")
+    assert node.snapshot().foreign_writes == {"raise": 1, "lower": 0}
+    node.agent.close()
+    assert node.cores("web") == 0.9
+
+
+def test_one_that_the_engine_tells_of_late_is_an_order_from_then_on(node):
+    node.write("web", "cpu.max", "90000 100000")
+    node.ticks(8)
+    assert node.job("web").status == "overridden"
+    node.say(order(0.9))
+    node.tick()
+    assert (node.job("web").ordered_cores, node.job("web").status) == (0.9, "reclaim")
+
+
+def test_a_write_while_the_engine_is_away_is_another_programs_at_once(node):
+    node.say(WEB, problem="docker: no answer")
+    node.write("web", "cpu.max", "90000 100000")
+    node.tick()
+    assert node.job("web").status == "overridden"
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("110000", 1.1), ("260000", 2.6)])
+def test_an_engine_that_does_not_tell_orders_is_taken_at_its_writes(node, quota, cores):
+    mute = msgspec.structs.replace(WEB, tells_order=False)
+    node.say(mute)
+    node.tick()
+    node.write("web", "cpu.max", f"{quota} 100000")
+    node.tick()
+    assert (node.job("web").ordered_cores, node.job("web").status, ring(node)) == (cores, "reclaim", ["order"])
+    node.say(mute, problem="podman: no answer")
+    node.tick()
+    node.write("web", "cpu.max", "90000 100000")
+    node.tick()
+    assert node.job("web").status == "overridden"
+
+
+def test_a_job_that_orders_no_limit_any_more_has_none(node):
+    node.say(order(None))
+    node.write("web", "cpu.max", "max 100000")
+    node.ticks(3)
+    assert (node.job("web").status, node.read("web").split()[0]) == ("no limit ordered", "max")
+    node.agent.close()
+    assert node.read("web").split()[0] == "max"
+
+
+def test_one_without_a_limit_counts_as_what_it_uses(node):
+    node.say(order(None))
+    node.write("web", "cpu.max", "max 100000")
+    node.ticks(3, 0.25)
+    tracked = node.agent.table.find("web")
+    assert tracked is not None
+    report = tracked.report()
+    assert (report.cpu_limit, report.current_cpu_limit) == (pytest.approx(0.25, abs=0.1),) * 2
+    status = control.describe_agent(node.snapshot())
+    assert (status.totals.cpu_limit, status.jobs[0].unlimited) == (0.0, True)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("first", ["engine", "cgroup"])
+def test_one_that_orders_its_first_limit_is_managed_from_then_on(tmp_path, logs, tells, first):
+    free = msgspec.structs.replace(WEB, ordered_cores=None, tells_order=tells)
+    node = Node(tmp_path, {"web": v2_cgroup(quota="max 100000")}, config=SOURCE)
+    node.say(free)
+    node.start()
+    node.ticks(8)
+    assert node.job("web").status == "no limit ordered"
+    ordered = msgspec.structs.replace(free, ordered_cores=1.6 if tells else None)
+    if first == "engine":
+        node.say(ordered)
+        node.tick()
+    node.write("web", "cpu.max", "160000 100000")
+    node.tick()
+    node.say(ordered)
+    node.ticks(8)
+    assert (node.job("web").ordered_cores, node.cores("web")) == (1.6, 0.5)
+    node.agent.close()
+    assert node.cores("web") == 1.6
+
+
+def test_names_stay_while_the_engine_is_away(node):
+    node.say(WEB, problem="docker: no answer from /run/docker.sock (none)")
+    node.ticks(3)
+    assert node.job("web").found.job_id == "web"
+    assert [text for text in node.snapshot().problems if text.startswith("docker: no answer")]
+    node.say(WEB)
+    node.tick()
+    assert not node.snapshot().problems
+
+
+def test_one_that_is_no_longer_named_gets_its_limit_back(node):
+    node.say()
+    node.tick()
+    assert node.cores("web") == 2.0
+    assert not node.snapshot().jobs
+
+
+def test_one_that_must_be_left_alone_gets_its_limit_back(node):
+    node.say(msgspec.structs.replace(WEB, left_out="its CPUs are its own"))
+    node.ticks(2)
+    assert (node.cores("web"), node.job("web").refused) == (2.0, "its CPUs are its own")
+
+
+def test_a_container_whose_cgroup_is_made_again(node):
+    node.remove("web")
+    node.make("web", quota="max 100000")
+    node.tick()
+    # The engine writes the limit a moment after it has made the cgroup.
+    node.write("web", "cpu.max", "200000 100000")
+    node.ticks(8)
+    assert node.cores("web") == 0.5
+    node.agent.close()
+    assert node.cores("web") == 2.0
+
+
+def test_labels_follow_the_engine(node):
+    node.say(msgspec.structs.replace(WEB, name="www", labels={"name": "www"}))
+    node.tick()
+    assert (node.job("web").found.job_id, node.job("web").labels) == ("www", {"name": "www"})
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_pin_stays_below_a_new_order(node, tells):
+    node.say(msgspec.structs.replace(WEB, tells_order=tells))
+    node.tick()
+    control.pin_job(node.agent, "web", {"cpu_limit": 0.8})
+    assert node.cores("web") == 0.8
+    for cores in (1.2, 0.6, 1.8):
+        node.write("web", "cpu.max", f"{round(cores * 100_000)} 100000")
+        node.say(msgspec.structs.replace(order(cores), tells_order=tells))
+        node.ticks(3)
+        assert (node.cores("web"), node.job("web").status) == (min(cores, 0.8), "pinned")
+    node.agent.close()
+    assert node.cores("web") == 1.8
+
+
+def test_an_order_of_just_the_lowered_limit_while_no_agent_runs(node):
+    node.drop_agent()
+    node.agent = node.make_agent()
+    node.say(order(0.5))
+    node.start()
+    node.agent.close()
+    assert node.cores("web") == 0.5
+
+
+def test_an_order_that_the_engine_enforces_in_another_way_is_no_quota(tmp_path):
+    """Slurm gives a job CPUs and writes no quota."""
+    job = msgspec.structs.replace(WEB, sets_quota=False)
+    node = Node(tmp_path, {"web": v2_cgroup(quota="max 100000")}, config=SOURCE)
+    node.say(job)
+    node.start()
+    node.ticks(8)
+    assert node.cores("web") == 0.5
+    node.say(msgspec.structs.replace(job, ordered_cores=1.0))
+    node.ticks(2)
+    assert node.job("web").ordered_cores == 1.0
+    node.agent.close()
+    assert node.read("web").split()[0] == "max"
