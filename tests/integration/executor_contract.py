@@ -198,7 +198,9 @@ class Rig:
 
 
 class ExecutorContract:
-    """Inherit it in a class named Test..., with a fixture ``rig``."""
+    """Inherit it in a class named Test..., with a fixture ``rig``. ``many``: so many jobs are many."""
+
+    many = 50
 
     @pytest.mark.parametrize("code", [0, 3, 255])
     def test_an_exit_code(self, rig: Rig, code: int) -> None:
@@ -480,7 +482,7 @@ class ExecutorContract:
         rig.wait(Ended, rig.start("true"))
         descriptors = count_descriptors()
         job_ids = []
-        for _ in range(50):
+        for _ in range(self.many):
             job_ids.append(rig.start("sleep", "1000"))
             rig.wait(Started, job_ids[-1])
             rig.executor.kill(job_ids[-1])
@@ -489,7 +491,7 @@ class ExecutorContract:
         assert count_descriptors() <= descriptors
 
     def test_many_at_once(self, rig: Rig) -> None:
-        job_ids = [rig.start("sleep", "1000") for _ in range(50)]
+        job_ids = [rig.start("sleep", "1000") for _ in range(self.many)]
         rig.wait_all(Started, job_ids)
         for job_id in job_ids:
             rig.executor.kill(job_id)

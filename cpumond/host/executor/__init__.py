@@ -8,7 +8,7 @@ job is interrupted and when it is killed is the agent's business. Nothing here w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     # The keeper, a part of this package, runs with the standard library only.
@@ -16,21 +16,38 @@ if TYPE_CHECKING:
     from cpumond.host.executor.model import Executor
 
 
-def _make_cgroup(runtime_dir: str, cgroups: JobCgroupTree) -> Executor:
+class Setting(NamedTuple):
+    """What executors are made with; each takes what it needs. ``partition`` and ``node_name`` are Slurm's names."""
+
+    runtime_dir: str
+    cgroups: JobCgroupTree
+    mountinfo: str = "/proc/self/mountinfo"
+    partition: str = ""
+    node_name: str = ""
+
+
+def _make_cgroup(setting: Setting) -> Executor:
     from cpumond.host.executor.cgroup import CgroupExecutor
 
-    return CgroupExecutor(cgroups, runtime_dir)
+    return CgroupExecutor(setting.cgroups, setting.runtime_dir)
 
 
-def _make_systemd(runtime_dir: str, cgroups: JobCgroupTree) -> Executor:  # noqa: ARG001 - all factories are called alike
+def _make_systemd(setting: Setting) -> Executor:
     # Only this kind needs the bus library.
     from cpumond.host.executor.systemd.executor import SystemdExecutor
 
-    return SystemdExecutor(cgroups)
+    return SystemdExecutor(setting.cgroups)
 
 
-EXECUTORS: Final[dict[str, Callable[[str, JobCgroupTree], Executor]]] = {
+def _make_slurm(setting: Setting) -> Executor:
+    from cpumond.host.executor.slurm.executor import SlurmExecutor
+
+    return SlurmExecutor(setting.runtime_dir, setting.partition, setting.node_name, setting.mountinfo)
+
+
+EXECUTORS: Final[dict[str, Callable[[Setting], Executor]]] = {
     "cgroup": _make_cgroup,
     "systemd": _make_systemd,
+    "slurm": _make_slurm,
 }
-"""``executor.kind`` -> function (runtime_dir, cgroups of jobs) -> executor; ``recover`` says what is not possible."""
+"""``executor.kind`` -> how it is made; ``recover`` says what is not possible."""

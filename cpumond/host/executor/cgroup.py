@@ -17,8 +17,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from cpumond.core.decode import ContentError, decode_json
-from cpumond.core.errors import CpumondError, describe, from_os_error
+from cpumond.core.errors import CpumondError, describe
 from cpumond.core.wire import LogStream
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.executor import keeper
@@ -36,6 +35,7 @@ from cpumond.host.executor.model import (
     NotStarted,
     Started,
 )
+from cpumond.host.executor.records import Records, unlink
 
 log = structlog.get_logger("cpumond.host.executor")
 
@@ -97,7 +97,7 @@ class CgroupExecutor(Executor):
     def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
         self._cgroups = cgroups
         self._runtime_dir = runtime_dir
-        self._index_dir = os.path.join(runtime_dir, INDEX_NAME)
+        self._records = Records(os.path.join(runtime_dir, INDEX_NAME), Record)
         self._jobs: dict[str, _Job] = {}
         self._prepared = False
         self._wanted: set[str] = set()
@@ -113,7 +113,7 @@ class CgroupExecutor(Executor):
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
         wanted = self._wanted = set(job_ids)
         self._prepare()
-        records = self._load_records()
+        records = self._records.load()
         for job_id, record in records.items():
             self._jobs[job_id] = _Job(record, silent=job_id not in wanted)
         if not self._exchange_until(lambda: self._keeper.is_greeted, _CONNECT_S):
@@ -163,9 +163,9 @@ class CgroupExecutor(Executor):
         record = Record(job_id, directory, launch.max_log_bytes, procs)
         job = self._jobs[job_id] = _Job(record)
         try:
-            self._store(record)
+            self._records.store(job_id, record)
         except OSError as error:
-            problem = f"cannot write into {self._index_dir}: {describe(error)}; make room there"
+            problem = f"cannot write into {self._records.directory}: {describe(error)}; make room there"
             record.not_started = NotStarted(job_id, problem, node_fault=True)
             self._wake()
             return
@@ -223,10 +223,7 @@ class CgroupExecutor(Executor):
 
     def _prepare(self) -> None:
         """See that jobs can be run here at all. Raises CpumondError."""
-        try:
-            os.makedirs(self._index_dir, 0o700, exist_ok=True)
-        except OSError as error:
-            raise from_os_error(error, f"make {self._index_dir}", "fix runtime_dir or run as root") from error
+        self._records.make()
         probe = f"probe-{os.getpid()}-{id(self):x}"
         places = [os.path.dirname(path) for path in self._cgroups.create(probe, 1.0, 0)]
         if not any(os.path.exists(os.path.join(place, "pids.max")) for place in places):
@@ -247,64 +244,21 @@ class CgroupExecutor(Executor):
             self._exchange()
         return True
 
-    def _record_path(self, job_id: str) -> str:
-        return os.path.join(self._index_dir, f"{job_id}.json")
-
-    def _load_records(self) -> dict[str, Record]:
-        found = {}
-        try:
-            names = os.listdir(self._index_dir)
-        except OSError as error:
-            raise from_os_error(error, f"read {self._index_dir}", "fix runtime_dir or run as root") from error
-        for name in names:
-            path = os.path.join(self._index_dir, name)
-            if not name.endswith(".json"):
-                _unlink(path)
-                continue
-            try:
-                with open(path, "rb") as file:
-                    record = decode_json(file.read(), Record)
-            except (OSError, ContentError) as error:
-                log.warning("a record of a job cannot be read, it is removed", path=path, problem=str(error))
-                _unlink(path)
-                continue
-            record.job_id = name.removesuffix(".json")
-            found[record.job_id] = record
-        return found
-
-    def _store(self, record: Record) -> None:
-        """Raises OSError."""
-        path = self._record_path(record.job_id)
-        with open(f"{path}.new", "wb", opener=_open_private) as file:
-            file.write(msgspec.json.encode(record))
-        os.rename(f"{path}.new", path)
-
     def _restore_index(self) -> None:
         """Write the records anew where they or ``runtime_dir`` were removed: the next run of the agent needs them."""
-        if not self._prepared or os.path.isdir(self._index_dir):
+        if not self._prepared or not self._records.is_removed():
             return
-        try:
-            os.makedirs(self._index_dir, 0o700, exist_ok=True)
-        except OSError:
-            return  # each job that is to be started says so
-        log.error("the records of jobs were removed, they are written anew", path=self._index_dir)
         for job in self._jobs.values():
-            self._store_if_possible(job.record)
+            self._records.store_if_possible(job.record.job_id, job.record)
         self._keeper.send("listen", True)
-
-    def _store_if_possible(self, record: Record) -> None:
-        try:
-            self._store(record)
-        except OSError as error:
-            log.warning("a record of a job cannot be written", job_id=record.job_id, problem=describe(error))
 
     def _remove_reported(self) -> None:
         """Remove the files of jobs whose end was given to the agent by the ``poll`` before: it has stored it by now."""
         for record in self._reported:
-            _unlink(self._record_path(record.job_id))
+            self._records.remove(record.job_id)
             if record.directory:
                 for suffix in ("", ".new"):
-                    _unlink(os.path.join(record.directory, keeper.RESULT_NAME + suffix))
+                    unlink(os.path.join(record.directory, keeper.RESULT_NAME + suffix))
         self._reported.clear()
 
     def _wake(self) -> None:
@@ -346,14 +300,14 @@ class CgroupExecutor(Executor):
             else:
                 record.ended = self._describe_end(record, job.result)
             # Before the cgroup goes with its counters: should the agent be killed now, the next one reports the same.
-            self._store_if_possible(record)
+            self._records.store_if_possible(job_id, record)
         if not self._cgroups.remove(job_id):
             return
         self._keeper.send("forget", job_id)
         if record.directory:
             for name in keeper.STREAMS:
                 for suffix in (".fifo",) if record.not_started is None else (".fifo", "", ".1", ".total"):
-                    _unlink(os.path.join(record.directory, name + suffix))
+                    unlink(os.path.join(record.directory, name + suffix))
         del self._jobs[job_id]
         self._reported.append(record)
         if not job.silent and record.outcome is not None:
@@ -464,16 +418,7 @@ class CgroupExecutor(Executor):
             if (job.record.pid, job.record.start_time) != (kept_job.pid, kept_job.start_time):
                 job.record.pid, job.record.start_time = kept_job.pid, kept_job.start_time
                 if kept_job.state == "running":
-                    self._store_if_possible(job.record)
+                    self._records.store_if_possible(job.record.job_id, job.record)
             self._mark_started(job)
         if kept_job.is_over:
             job.result = kept_job
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)

@@ -41,6 +41,11 @@ class KeptJob(msgspec.Struct):
     signal: int | None = None
     problem: str = ""
     node_fault: bool = False
+    slurm_job: int | None = None
+    places: dict[str, str] = {}
+    cpu_seconds: float | None = None
+    max_memory: int | None = None
+    oom_kills: int = 0
 
     @property
     def is_over(self) -> bool:

@@ -9,10 +9,11 @@ import msgspec
 
 from cpumond.core.errors import CpumondError
 from cpumond.core.wire import LogStream
+from cpumond.host.executor import keeper
 
 LAST_WORDS_BYTES: Final = 4096
 NO_COMMAND: Final = "its command is empty"
-KILLED_BEFORE: Final = "it was killed before it was started"
+KILLED_BEFORE: Final = keeper.KILLED_BEFORE
 
 
 class Launch(msgspec.Struct, frozen=True):

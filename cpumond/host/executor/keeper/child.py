@@ -17,6 +17,9 @@ _SOFT_DESCRIPTORS: Final = 1024
 _MAX_DESCRIPTORS: Final = 1 << 22
 _MAX_PROBLEM: Final = 500
 """Characters; as JSON less than a page, which a pipe takes as a whole."""
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_CAP_AMBIENT: Final = 47
+_PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
 
 
 class StepError(Exception):
@@ -37,6 +40,20 @@ def step(what: str, node_fault: bool = False) -> Iterator[None]:
         raise StepError(f"cannot {what}: {os.strerror(error.errno or 0)}", node_fault) from error
     except (ValueError, TypeError, OverflowError) as error:
         raise StepError(f"cannot {what}: {error}", node_fault) from error
+
+
+def give_up_privileges() -> None:
+    """Jobs inherit both: no program gives them rights that their account does not have (sudo, file capabilities), and
+    an agent that is not root hands none of its capabilities down to them. Raises OSError."""
+    import ctypes  # the agent, which imports this package, too, does without
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    for what, arguments in (
+        ("forbid new privileges", (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)),
+        ("give up ambient capabilities", (_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)),
+    ):
+        if libc.prctl(*arguments):
+            raise OSError(ctypes.get_errno(), f"cannot {what}")
 
 
 def run_child(order: dict[str, Any], status: int, hard_descriptors: int) -> NoReturn:
@@ -75,7 +92,8 @@ def become_job(order: dict[str, Any], hard_descriptors: int) -> NoReturn:
             account = None
     with step("open its output", node_fault=True):
         os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
-        for number, name in enumerate(STREAMS, 1):
+        # The step of Slurm was given its output, and cannot open it by name.
+        for number, name in enumerate(() if "token" in order else STREAMS, 1):
             fifo = os.open(os.path.join(order["directory"], f"{name}.fifo"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             if account is not None and os.geteuid() == 0:
                 os.fchown(fifo, account.pw_uid, account.pw_gid)

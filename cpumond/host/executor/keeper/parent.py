@@ -18,61 +18,20 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from cpumond.host.cgroup_processes import kill_processes, list_processes
-from cpumond.host.executor.keeper import IDLE_S, JOB_FIELDS, LOCK_NAME, LOST, RESULT_NAME, SOCKET_NAME, STREAMS, VERSION
-from cpumond.host.executor.keeper.child import run_child
+from cpumond.host.executor.keeper import IDLE_S, LOCK_NAME, LOST, SOCKET_NAME, VERSION
+from cpumond.host.executor.keeper.child import give_up_privileges, run_child
+from cpumond.host.executor.keeper.guests import Guests
+from cpumond.host.executor.keeper.job import RETRY_S, Job
 from cpumond.host.executor.keeper.lines import Connection
-from cpumond.host.executor.keeper.logs import CHUNK_BYTES, Log
+from cpumond.host.executor.keeper.logs import CHUNK_BYTES
 
-_RETRY_S: Final = 0.01
 _WATCH_S: Final = 0.5
 _DRAIN_READS: Final = 1000
 _MAX_UNSENT_BYTES: Final = 1 << 26
 _MAX_FAILURES: Final = 1000
-_PR_SET_NO_NEW_PRIVS: Final = 38
-_PR_CAP_AMBIENT: Final = 47
-_PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
 
 Fields = dict[str, Any]
 """An object of JSON."""
-
-
-class Job:
-    """A job and what is held for it. ``over``: its main process is gone; the rest of the cgroup may not be."""
-
-    def __init__(self, order: Fields) -> None:
-        self.id: str = order["id"]
-        self.order = order
-        self.directory: str = order["directory"]
-        self.logs = [Log(self.directory, name, order["max_log_bytes"]) for name in STREAMS]
-        self.cgroups = [os.path.dirname(path) for path in order["procs"]]
-        self.state = "starting"
-        self.pid: int | None = None
-        self.pidfd = self.status = -1
-        self.own = True
-        self.over = False
-        self.look_at_s = 0.0
-        self.pause_s = _RETRY_S
-        self.start_time = 0.0
-        self.finish_time = 0.0
-        self.exit_code: int | None = None
-        self.signal: int | None = None
-        self.problem = ""
-        self.node_fault = False
-
-    def describe(self) -> Fields:
-        """The job as in a line to the agents."""
-        return {name: getattr(self, name) for name in JOB_FIELDS}
-
-    def write_result(self) -> None:
-        """Write to disk how the job ended, for when this process is gone."""
-        state = "failed" if self.problem and self.own else "ended"
-        path = os.path.join(self.directory, RESULT_NAME)
-        # Without room on disk agents still get the result, as long as this process lives.
-        with contextlib.suppress(OSError):
-            fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with open(fd, "wb") as file:
-                file.write(json.dumps({**self.describe(), "state": state}).encode())
-            os.rename(f"{path}.new", path)
 
 
 class Keeper:
@@ -91,6 +50,7 @@ class Keeper:
         """Jobs whose cgroups must be looked at, at their ``look_at_s``."""
         self._clients: dict[int, Connection] = {}
         self._failures = 0
+        self._guests = Guests(self._jobs, self._watch, self._unwatch, self._report, self._end)
         self._watch(self._listener.fileno(), self._accept)
 
     def _watch(self, fd: int, handler: Callable[[], object]) -> None:
@@ -208,12 +168,17 @@ class Keeper:
         if verb == "listen":
             self._listen_anew()
             return
-        if verb in ("start", "adopt"):
+        if verb == "guests":
+            self._guests.listen(body)
+            return
+        if verb in ("start", "adopt", "expect"):
             if body["id"] in self._jobs:
                 return
             job = self._jobs[body["id"]] = Job(body)
             self._living.add(job.id)
-            if verb == "start":
+            if verb == "expect":
+                self._expect(job)
+            elif verb == "start":
                 self._start(job)
             else:
                 self._adopt(job)
@@ -221,10 +186,13 @@ class Keeper:
         found = self._jobs.get(body)
         if found is None:
             return
-        if verb == "kill" and found.pidfd >= 0:
+        if verb in ("kill", "interrupt") and found.guest is not None:
+            self._guests.pass_on(found, verb)
+        elif verb == "kill" and found.pidfd >= 0:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(found.pidfd, signal.SIGKILL)
         elif verb == "forget" and found.state in ("ended", "failed"):
+            self._guests.forget(found)
             del self._jobs[found.id]
 
     def _report(self, job: Job) -> None:
@@ -264,6 +232,21 @@ class Keeper:
         self._watch(job.pidfd, lambda: self._reap(job))
         for log in job.logs:
             self._watch(log.fifo, log.pump)
+
+    def _expect(self, job: Job) -> None:
+        try:
+            for log in job.logs:
+                log.open()
+                os.fchown(log.fifo, job.order["uid"], job.order["gid"])
+            self._guests.expect(job)
+        except OSError as error:
+            job.problem = f"cannot prepare {job.directory} for it: {os.strerror(error.errno or 0)}"
+            job.node_fault = True
+            self._end(job)
+            return
+        for log in job.logs:
+            self._watch(log.fifo, log.pump)
+        self._report(job)
 
     def _adopt(self, job: Job) -> None:
         job.own = False
@@ -340,13 +323,13 @@ class Keeper:
         job.over = True
         job.finish_time = time.time()
         job.write_result()
-        job.pause_s, job.look_at_s = _RETRY_S, 0.0
+        job.pause_s, job.look_at_s = RETRY_S, 0.0
         self._due[job.id] = job
 
     def _advance(self, job: Job, now_s: float) -> None:
-        if not job.over and not list_processes(job.cgroups):
+        if not job.over and job.guest is None and not list_processes(job.cgroups):
             self._end(job)
-        if job.over and kill_processes(job.cgroups):
+        if job.over and (kill_processes(job.cgroups) if job.guest is None else job.guest.is_gone(now_s)):
             self._finish(job)
             return
         job.pause_s = min(job.pause_s * 2.0, _WATCH_S) if job.over else _WATCH_S
@@ -409,20 +392,6 @@ def listen(directory: int) -> socket.socket:
     finally:
         os.umask(mask)
     return listener
-
-
-def give_up_privileges() -> None:
-    """Jobs inherit both: no program gives them rights that their account does not have (sudo, file capabilities), and
-    an agent that is not root hands none of its capabilities down to them. Raises OSError."""
-    import ctypes  # the agent, which imports this file, too, does without
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    for what, arguments in (
-        ("forbid new privileges", (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)),
-        ("give up ambient capabilities", (_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)),
-    ):
-        if libc.prctl(*arguments):
-            raise OSError(ctypes.get_errno(), f"cannot {what}")
 
 
 def main(runtime_dir: str) -> int:

@@ -1,0 +1,96 @@
+"""What an executor keeps on disk of each job that is not over, by which the next run of the agent finds it again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Generic, TypeVar
+
+import msgspec
+import structlog
+
+from cpumond.core.decode import ContentError, decode_json
+from cpumond.core.errors import describe, from_os_error
+
+log = structlog.get_logger("cpumond.host.executor")
+
+RecordKind = TypeVar("RecordKind", bound=msgspec.Struct)
+
+
+class Records(Generic[RecordKind]):
+    """The files ``<directory>/<job_id>.json``; records are of type ``kind`` and have a ``job_id``."""
+
+    def __init__(self, directory: str, kind: type[RecordKind]) -> None:
+        self.directory = directory
+        self._kind = kind
+
+    def make(self) -> None:
+        """Raises CpumondError."""
+        try:
+            os.makedirs(self.directory, 0o700, exist_ok=True)
+        except OSError as error:
+            raise from_os_error(error, f"make {self.directory}", "fix runtime_dir or run as root") from error
+
+    def is_removed(self) -> bool:
+        """Whether somebody has removed the directory; then it is made again, if that is possible."""
+        if os.path.isdir(self.directory):
+            return False
+        try:
+            os.makedirs(self.directory, 0o700, exist_ok=True)
+        except OSError:
+            return False  # each job that is to be started says so
+        log.error("the records of jobs were removed, they are written anew", path=self.directory)
+        return True
+
+    def load(self) -> dict[str, RecordKind]:
+        """All records, by job id; what is none is removed. Raises CpumondError."""
+        found = {}
+        try:
+            names = os.listdir(self.directory)
+        except OSError as error:
+            raise from_os_error(error, f"read {self.directory}", "fix runtime_dir or run as root") from error
+        for name in names:
+            path = os.path.join(self.directory, name)
+            if not name.endswith(".json"):
+                unlink(path)
+                continue
+            try:
+                with open(path, "rb") as file:
+                    record = decode_json(file.read(), self._kind)
+            except (OSError, ContentError) as error:
+                log.warning("a record of a job cannot be read, it is removed", path=path, problem=str(error))
+                unlink(path)
+                continue
+            job_id = name.removesuffix(".json")
+            found[job_id] = msgspec.structs.replace(record, job_id=job_id)
+        return found
+
+    def store(self, job_id: str, record: RecordKind) -> None:
+        """Raises OSError."""
+        path = self._path(job_id)
+        with open(f"{path}.new", "wb", opener=_open_private) as file:
+            file.write(msgspec.json.encode(record))
+        os.rename(f"{path}.new", path)
+
+    def store_if_possible(self, job_id: str, record: RecordKind) -> None:
+        """The same; what goes wrong is logged."""
+        try:
+            self.store(job_id, record)
+        except OSError as error:
+            log.warning("a record of a job cannot be written", job_id=job_id, problem=describe(error))
+
+    def remove(self, job_id: str) -> None:
+        unlink(self._path(job_id))
+
+    def _path(self, job_id: str) -> str:
+        return os.path.join(self.directory, f"{job_id}.json")
+
+
+def unlink(path: str) -> None:
+    """Remove a file, if that is possible."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -1,0 +1,600 @@
+"""The executor of kind "slurm"; see the package.
+
+In ``runtime_dir``: what the keeper has there, ``slurm-jobs/<job_id>.json`` for each job that is not over, and
+``slurm-guests``, the name under which steps find the keeper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import select
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from cpumond.core.errors import describe, from_os_error
+from cpumond.core.wire import LogStream
+from cpumond.host.cgroup_processes import list_processes, send_signal
+from cpumond.host.executor import keeper
+from cpumond.host.executor.keeper.job import is_slurmstepd
+from cpumond.host.executor.keeper.logs import read_end, read_log
+from cpumond.host.executor.keeper_link import KeeperLink, KeptJob, read_result
+from cpumond.host.executor.model import (
+    LAST_WORDS_BYTES,
+    NO_COMMAND,
+    Ended,
+    Event,
+    Executor,
+    ExecutorError,
+    Launch,
+    NotStarted,
+    Started,
+)
+from cpumond.host.executor.records import Records, unlink
+from cpumond.host.executor.slurm.client import Answer, SlurmClient
+from cpumond.host.executor.slurm.commands import (
+    NAME_PREFIX,
+    PROGRAMS,
+    Refusal,
+    SlurmJob,
+    make_look,
+    make_script,
+    make_submission,
+    parse_look,
+    parse_submission,
+)
+from cpumond.host.executor.slurm.job import LOOK_S, Job, Record, explain_loss, is_unclear
+from cpumond.host.executor.slurm.place import find_interpreter, find_mounts, find_package, list_limits
+
+log = structlog.get_logger("cpumond.host.executor")
+
+INDEX_NAME: Final = "slurm-jobs"
+GUESTS_NAME: Final = "slurm-guests"
+UNKNOWN: Final = "it is not known what became of it: the files of the agent's runtime_dir were removed"
+NEVER_STARTED: Final = "the agent ended before Slurm had taken it"
+FORGOTTEN: Final = "Slurm does not know it any more, and it has not run"
+START_S: Final = 60.0
+"""A job that Slurm lets wait for longer is given back: the scheduler finds another node for it."""
+
+_CONNECT_S: Final = 8.0
+_SETTLE_S: Final = 1.5
+_ASK_S: Final = 3.0
+_POLL_S: Final = 0.05
+_RETRY_S: Final = 2.0
+_CANCEL_S: Final = 0.5
+"""So long a step has to end its job by itself, which tells more than Slurm does."""
+_LEAVE_S: Final = 3.0
+_LEAVE_LOOK_S: Final = 0.1
+_SIGKILL: Final = 9
+
+
+class SlurmExecutor(Executor):
+    """At most one for each ``runtime_dir``. Jobs go to ``node_name``, which is this host, in ``partition``."""
+
+    def __init__(
+        self, runtime_dir: str, partition: str, node_name: str, mountinfo: str = "/proc/self/mountinfo"
+    ) -> None:
+        self._runtime_dir = runtime_dir
+        self._partition = partition
+        self._node_name = node_name
+        self._mountinfo = mountinfo
+        self._mounts: dict[str, str] = {}
+        self._interpreter = ""
+        self._records = Records(os.path.join(runtime_dir, INDEX_NAME), Record)
+        self._guests_name = ""
+        self._jobs: dict[str, Job] = {}
+        self._prepared = False
+        self._wanted: set[str] = set()
+        self._events: list[Event] = []
+        self._reported: list[Record] = []
+        self._epoll = select.epoll()
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._news, select.EPOLLIN)
+        self._keeper = KeeperLink(runtime_dir, self._epoll)
+        self._wake_lock = threading.Lock()
+        self._submitter = SlurmClient(self._wake, 3)
+        self._slurm = SlurmClient(self._wake, 2)
+        self._looking = False
+        self._timer: threading.Timer | None = None
+        self._closed = False
+
+    def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
+        wanted = self._wanted = set(job_ids)
+        self._prepare()
+        for job_id, record in self._records.load().items():
+            job = self._jobs[job_id] = Job(record, silent=job_id not in wanted)
+            job.started = record.start_time > 0.0
+            job.look_at_s = 0.0
+        if not self._exchange_until(lambda: self._keeper.is_greeted, _CONNECT_S):
+            raise ExecutorError(
+                f"the keeper of jobs does not answer in {self._runtime_dir}: {self._keeper.explain()}; "
+                "see whether the agent may start processes and make sockets there"
+            )
+        for job_id in wanted - set(self._jobs):
+            ended = Ended(job_id, time.time(), problem=UNKNOWN)
+            self._jobs[job_id] = Job(Record(job_id, "", 0, "", 0, 0, ended=ended))
+            self._wake()
+        self._exchange_until(lambda: all(job.is_claimed or job.is_over for job in self._jobs.values()), _SETTLE_S)
+        found = {}
+        for job_id, job in self._jobs.items():
+            if job.silent and not job.is_over:
+                log.warning("a job that the agent does not know is left alone", job_id=job_id)
+            elif job_id in wanted and job.started and read_result(job.record.directory) is None:
+                found[job_id] = self._describe_start(job)
+        # The starts of jobs that are returned, or over already, are no news.
+        self._events = [
+            event
+            for event in self._events
+            if not isinstance(event, Started)
+            or not (event.job_id in found or event.job_id not in self._jobs or self._jobs[event.job_id].is_over)
+        ]
+        return found
+
+    def start(self, launch: Launch) -> None:
+        """Raises ExecutorError for a job that is here already."""
+        job_id = launch.job_id
+        if job_id in self._jobs:
+            raise ExecutorError(f"the job {job_id} was started here already; give each job an id of its own")
+        self._reported = [record for record in self._reported if record.job_id != job_id]
+        if not launch.argv:
+            self._add_event(NotStarted(job_id, NO_COMMAND))
+            return
+        uid, gid = os.geteuid(), os.getegid()
+        if launch.user:
+            try:
+                account = pwd.getpwnam(launch.user)
+            except (KeyError, ValueError):
+                self._add_event(NotStarted(job_id, f"there is no user {launch.user!r} on this host"))
+                return
+            uid, gid = account.pw_uid, account.pw_gid
+        token = secrets.token_hex(16)
+        directory = os.path.abspath(launch.directory)
+        record = Record(job_id, directory, launch.max_log_bytes, token, uid, gid, list_limits(launch))
+        job = self._jobs[job_id] = Job(record)
+        self._restore_index()
+        try:
+            # Before Slurm hears of it: should the agent end now, the next one asks whether Slurm has.
+            self._records.store(job_id, record)
+        except OSError as error:
+            problem = f"cannot write into {self._records.directory}: {describe(error)}; make room there"
+            record.not_started = NotStarted(job_id, problem, node_fault=True)
+            self._wake()
+            return
+        order = {
+            "token": token,
+            "keeper": self._guests_name,
+            "keeper_uid": os.geteuid(),
+            "argv": launch.argv,
+            "environment": launch.environment,
+            "working_directory": launch.working_directory,
+        }
+        script = make_script(self._interpreter, find_package(), order)
+        job.submission = (make_submission(launch, self._partition, self._node_name), script, launch.user)
+        self._keeper.send("expect", self._describe_expected(record))
+        self._submit(job)
+
+    def interrupt(self, job_id: str) -> None:
+        job = self._jobs.get(job_id)
+        if job is None or job.is_over:
+            return
+        if job.started:
+            self._interrupt(job)
+        else:
+            job.interrupted = True
+
+    def kill(self, job_id: str) -> None:
+        """``poll`` goes on with it until the job is over. One that has not begun never will."""
+        job = self._jobs.get(job_id)
+        if job is None or job.is_over:
+            return
+        job.killed = True
+        self._keeper.send("kill", job_id)
+        if job.cancel_at_s is None:
+            job.cancel_at_s = time.monotonic() + _CANCEL_S
+            self._wake_in(_CANCEL_S)
+        if job.lost is not None:
+            self._wake()
+
+    def poll(self) -> list[Event]:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._news)
+        self._restore_index()
+        self._remove_reported()
+        self._exchange()
+        self._submitter.take()
+        self._slurm.take()
+        now_s = time.monotonic()
+        for job in list(self._jobs.values()):
+            self._advance(job, now_s)
+        self._look(now_s)
+        events, self._events = self._events, []
+        return events
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
+        found = read_log(directory, stream, tail_bytes)
+        if found is None:
+            path = os.path.join(directory, stream)
+            raise ExecutorError(f"there is no {stream} of this job: {path} was removed, or the job never ran")
+        return found
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._submitter.close()
+        self._slurm.close()
+        with self._wake_lock:
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+        self._keeper.close()
+        self._epoll.close()
+        os.close(self._news)
+
+    # ---- preparation
+
+    def _prepare(self) -> None:
+        """See that jobs can be run here at all. Raises CpumondError."""
+        for program in PROGRAMS:
+            if shutil.which(program) is None:
+                raise ExecutorError(f"there is no {program} here: install Slurm's client commands on this host")
+        self._interpreter = find_interpreter()
+        self._mounts = find_mounts(self._mountinfo)
+        self._records.make()
+        self._guests_name = self._read_guests_name()
+        argv = ["sinfo", "--noheader", f"--partition={self._partition}", f"--nodes={self._node_name}", "--format=%T"]
+        answer = self._slurm.ask(argv, _ASK_S)
+        if answer.code == 0 and not answer.out.strip():
+            raise ExecutorError(
+                f"Slurm has no node {self._node_name!r} in a partition {self._partition!r}; set [executor] node_name "
+                "and partition to those of this host's slurmd for jobs of the scheduler"
+            )
+        if answer.code != 0:
+            # Jobs may run here all the same, and their ends are to be seen.
+            log.warning("Slurm does not answer; jobs that are to be started wait for it", problem=answer.problem)
+        self._prepared = True
+
+    def _read_guests_name(self) -> str:
+        """The name that the keeper is found by: known to nobody before the first job, the same for all later ones."""
+        path = os.path.join(self._runtime_dir, GUESTS_NAME)
+        try:
+            with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
+                name = file.read().strip()
+                if name.startswith(NAME_PREFIX):
+                    return name
+            name = NAME_PREFIX + secrets.token_hex(16)
+            with open(f"{path}.new", "w", encoding="ascii", opener=_open_private) as file:
+                file.write(name)
+            os.rename(f"{path}.new", path)
+        except (OSError, ValueError) as error:
+            cause = error if isinstance(error, OSError) else OSError(0, str(error))
+            raise from_os_error(cause, f"use {path}", "fix runtime_dir or run as root") from error
+        return name
+
+    def _restore_index(self) -> None:
+        if not self._prepared or not self._records.is_removed():
+            return
+        for job_id, job in self._jobs.items():
+            self._records.store_if_possible(job_id, job.record)
+        self._keeper.send("listen", True)
+
+    def _remove_reported(self) -> None:
+        """Remove the files of jobs whose end was given to the agent by the ``poll`` before: it has stored it by now."""
+        for record in self._reported:
+            self._records.remove(record.job_id)
+            if record.directory:
+                for name in (keeper.RESULT_NAME, f"{keeper.RESULT_NAME}.new", keeper.CLAIM_NAME):
+                    unlink(os.path.join(record.directory, name))
+        self._reported.clear()
+
+    # ---- news
+
+    def _wake(self) -> None:
+        """Make ``fileno`` readable; any thread calls it."""
+        with self._wake_lock:
+            if not self._closed:
+                os.eventfd_write(self._news, 1)
+
+    def _wake_in(self, seconds: float) -> None:
+        """The same, a little later."""
+        if self._timer is None or not self._timer.is_alive():
+            self._timer = threading.Timer(max(seconds, _POLL_S), self._wake)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _add_event(self, event: Event) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def _exchange_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Read from the keeper, started if need be, until ``condition`` holds; False when that takes too long."""
+        deadline_s = time.monotonic() + timeout_s
+        self._exchange()
+        while not condition():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0.0:
+                return False
+            self._epoll.poll(min(left_s, _POLL_S))
+            self._exchange()
+        return True
+
+    def _exchange(self) -> None:
+        """Read all that the keeper has sent and send what waits for it; returns at once."""
+        for news in self._keeper.exchange():
+            if isinstance(news, KeptJob):
+                self._on_report(news)
+            else:
+                self._reconcile(news)
+
+    def _reconcile(self, kept: list[KeptJob]) -> None:
+        """Bring both sides together with a keeper that has listed all its jobs."""
+        for kept_job in kept:
+            self._on_report(kept_job)
+        known = {kept_job.id for kept_job in kept}
+        for job_id, job in self._jobs.items():
+            if job_id in known or job.is_over or job.lost is not None:
+                continue
+            result = read_result(job.record.directory)
+            if result is not None:
+                self._on_report(result)
+            else:
+                self._keeper.send("expect", self._describe_expected(job.record))
+        # Last: a step that the keeper does not know then is one too many.
+        self._keeper.send("guests", self._guests_name)
+
+    def _describe_expected(self, record: Record) -> dict[str, Any]:
+        return {**msgspec.to_builtins(record), "id": record.job_id, "procs": [], "mounts": self._mounts}
+
+    def _on_report(self, kept_job: KeptJob) -> None:
+        """Take over what the keeper reports of a job."""
+        job = self._jobs.get(kept_job.id)
+        if job is None or job.is_over or job.lost is not None:
+            if job is None and kept_job.is_over:
+                self._keeper.send("forget", kept_job.id)
+            return
+        record = job.record
+        if kept_job.slurm_job is not None:
+            job.is_claimed = True
+            job.submission = None
+            if record.slurm_job != kept_job.slurm_job:
+                record.slurm_job, record.places = kept_job.slurm_job, kept_job.places
+                self._records.store_if_possible(record.job_id, record)
+        if kept_job.state in ("running", "ended") and kept_job.start_time:
+            if record.start_time != kept_job.start_time:
+                record.start_time, record.places = kept_job.start_time, kept_job.places
+                self._records.store_if_possible(record.job_id, record)
+            self._mark_started(job)
+        if kept_job.state == "ended" and kept_job.problem:
+            job.lost = kept_job
+            job.look_at_s = 0.0
+            self._wake()
+        elif kept_job.is_over:
+            job.result = kept_job
+            self._wake()
+
+    def _describe_start(self, job: Job) -> Started:
+        return Started(job.record.job_id, self._name_cgroup(job.record.places), job.record.start_time)
+
+    def _name_cgroup(self, places: dict[str, str]) -> str:
+        """The job's cgroup relative to the cpu hierarchy; "" where Slurm made none there."""
+        controller = "cpu" if "cpu" in self._mounts else ""
+        place = places.get(controller)
+        return "" if place is None else place[len(self._mounts[controller]) :].lstrip("/")
+
+    def _mark_started(self, job: Job) -> None:
+        if job.started:
+            return
+        job.started = True
+        if not job.silent:
+            self._add_event(self._describe_start(job))
+        if job.interrupted:
+            self._interrupt(job)
+
+    # ---- Slurm
+
+    def _submit(self, job: Job) -> None:
+        """Have Slurm take a job."""
+        assert job.submission is not None
+        job.busy = True
+        argv, script, user = job.submission
+        self._submitter.run(argv, lambda answer: self._take_submission(job, answer), script, user)
+
+    def _take_submission(self, job: Job, answer: Answer) -> None:
+        job.busy = False
+        now_s = time.monotonic()
+        job.look_at_s = now_s + LOOK_S
+        result = parse_submission(answer.code, answer.out, answer.err)
+        if isinstance(result, int):
+            job.submission = None
+            if job.is_over or job.record.job_id not in self._jobs:
+                self._cancel(result)
+            elif job.record.slurm_job is None:
+                job.record.slurm_job = result
+                self._records.store_if_possible(job.record.job_id, job.record)
+        elif job.is_over or job.is_claimed:
+            pass
+        elif result.is_final:
+            self._refuse(job, result)
+        else:
+            if not job.is_told:
+                log.warning(
+                    "Slurm did not take a job, it is asked again", job_id=job.record.job_id, problem=result.problem
+                )
+            job.is_told = True
+            job.look_at_s = now_s + _RETRY_S
+            self._wake_in(_RETRY_S)
+
+    def _refuse(self, job: Job, refusal: Refusal) -> None:
+        """Give a job back that Slurm does not run; the keeper sees to it that it never begins."""
+        job.submission = None
+        job.refusal = NotStarted(job.record.job_id, refusal.problem, refusal.node_fault)
+        self._keeper.send("kill", job.record.job_id)
+
+    def _cancel(self, slurm_job: int | None, job_id: str = "") -> None:
+        """Have Slurm end a job, and forget one that waits; without its number by its name."""
+        if slurm_job is None:
+            self._slurm.run(["scancel", f"--name={NAME_PREFIX}{job_id}", f"--partition={self._partition}"], _ignore)
+            return
+        self._slurm.run(["scancel", "--signal=KILL", "--full", str(slurm_job)], _ignore)
+        self._slurm.run(["scancel", str(slurm_job)], _ignore)
+
+    def _interrupt(self, job: Job) -> None:
+        """SIGTERM to all its processes, in whatever session: from its step, which is at hand when Slurm is away.
+
+        Slurm leaves out what is in another session, unless it tells the step, which then passes it on.
+        """
+        if not self._keeper.send("interrupt", job.record.job_id):
+            self._slurm.run(["scancel", "--signal=TERM", "--batch", str(job.record.slurm_job)], _ignore)
+
+    def _advance(self, job: Job, now_s: float) -> None:
+        if job.lost is not None and job.killed and not job.is_over:
+            job.result = msgspec.structs.replace(job.lost, signal=_SIGKILL, problem="")
+        if job.is_over and (job.is_claimed or job.record.ended is not None or self._has_left(job, now_s)):
+            self._finish(job)
+        elif job.is_over:
+            self._wake_in(_LEAVE_LOOK_S)
+        elif job.cancel_at_s is not None and now_s >= job.cancel_at_s:
+            job.cancel_at_s = now_s + _RETRY_S
+            self._wake_in(_RETRY_S)
+            self._keeper.send("kill", job.record.job_id)
+            self._cancel(job.record.slurm_job, job.record.job_id)
+            self._kill_here(job)
+
+    def _has_left(self, job: Job, now_s: float) -> bool:
+        """Whether Slurm has nothing any more of a job that never began; it need not be there to say so."""
+        if job.leaves_at_s is None:
+            job.leaves_at_s = now_s + _LEAVE_S
+            job.look_at_s = now_s
+            self._cancel(job.record.slurm_job, job.record.job_id)
+        return now_s >= job.leaves_at_s
+
+    def _kill_here(self, job: Job) -> None:
+        """For a step that does not do it, with a Slurm that does not answer; slurmd's own processes stay."""
+        places = list(dict.fromkeys(job.record.places.values()))
+        pids = {pid for pid in list_processes(places) if not is_slurmstepd(pid)}
+        send_signal(places, _SIGKILL, pids)
+
+    def _look(self, now_s: float) -> None:
+        """Ask Slurm about all jobs that say nothing, at once, where it is time to."""
+        unclear = [job for job in self._jobs.values() if is_unclear(job)]
+        if not unclear or self._looking:
+            return
+        due_s = min(job.look_at_s for job in unclear) - now_s
+        if due_s > 0.0:
+            self._wake_in(due_s)
+            return
+        self._looking = True
+        self._slurm.run(make_look(self._partition), lambda answer: self._take_look(unclear, answer))
+
+    def _take_look(self, asked: list[Job], answer: Answer) -> None:
+        self._looking = False
+        now_s = time.monotonic()
+        rows: dict[tuple[str, int], list[SlurmJob]] = {}
+        for row in parse_look(answer.out) if answer.code == 0 else []:
+            rows.setdefault((row.job_id, row.uid), []).append(row)
+        for job in asked:
+            job.look_at_s = now_s + (LOOK_S if job.leaves_at_s is None else _LEAVE_LOOK_S)
+            if answer.code == 0 and is_unclear(job) and job.record.job_id in self._jobs:
+                self._judge(job, rows.get((job.record.job_id, job.record.uid), []), now_s)
+        self._look(now_s)
+
+    def _judge(self, job: Job, rows: list[SlurmJob], now_s: float) -> None:
+        """What Slurm's word means for a job that says nothing itself."""
+        record = job.record
+        if job.leaves_at_s is not None:
+            if not job.busy and all(row.is_over for row in rows):
+                job.leaves_at_s = now_s
+                self._wake()
+            return
+        if job.lost is not None:
+            row = next((row for row in rows if row.slurm_job == record.slurm_job), None)
+            if row is None or row.is_over:
+                job.result = explain_loss(job.lost, row)
+                self._wake()
+            return
+        if record.slurm_job is None:
+            living = [row for row in rows if not row.is_over]
+            if not living:
+                self._submit_again(job)
+                return
+            record.slurm_job = living[0].slurm_job
+            job.submission = None
+            self._records.store_if_possible(record.job_id, record)
+        row = next((row for row in rows if row.slurm_job == record.slurm_job), None)
+        if row is None:
+            self._refuse(job, Refusal(FORGOTTEN, is_final=True))
+        elif row.is_over:
+            text = f"Slurm ended it before it ran: {row.state} ({row.reason}), its job {row.slurm_job}"
+            self._refuse(job, Refusal(text, is_final=True))
+        elif not row.is_waiting:
+            job.waits_since_s = None
+        elif row.is_hopeless:
+            text = f"Slurm does not start it: {row.reason}, its job {row.slurm_job}"
+            self._refuse(job, Refusal(text, is_final=True))
+        elif job.waits_since_s is None:
+            job.waits_since_s = now_s
+        elif now_s - job.waits_since_s > START_S:
+            text = f"Slurm has not started it within {START_S:g} s: {row.reason}, its job {row.slurm_job}"
+            self._refuse(job, Refusal(text, is_final=True))
+
+    def _submit_again(self, job: Job) -> None:
+        if job.submission is None:
+            self._refuse(job, Refusal(NEVER_STARTED, is_final=True))
+        else:
+            self._submit(job)
+
+    # ---- ends
+
+    def _finish(self, job: Job) -> None:
+        """Report a job that is over."""
+        record = job.record
+        job_id = record.job_id
+        if job.result is not None and record.outcome is None:
+            if job.result.state == "failed":
+                record.not_started = job.refusal or NotStarted(job_id, job.result.problem, job.result.node_fault)
+            else:
+                record.ended = self._describe_end(record, job.result)
+            self._records.store_if_possible(job_id, record)
+        self._keeper.send("forget", job_id)
+        if record.directory:
+            for name in keeper.STREAMS:
+                for suffix in (".fifo",) if record.not_started is None else (".fifo", "", ".1", ".total"):
+                    unlink(os.path.join(record.directory, name + suffix))
+        del self._jobs[job_id]
+        self._reported.append(record)
+        if not job.silent and record.outcome is not None:
+            self._add_event(record.outcome)
+        else:
+            self._wake()
+
+    def _describe_end(self, record: Record, result: KeptJob) -> Ended:
+        path = os.path.join(record.directory, "stderr")
+        return Ended(
+            record.job_id,
+            result.finish_time,
+            result.exit_code,
+            result.signal,
+            result.cpu_seconds,
+            result.max_memory,
+            result.oom_kills > 0,
+            result.problem,
+            read_end(path, LAST_WORDS_BYTES)[0] if result.exit_code else b"",
+        )
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _ignore(answer: Answer) -> None:
+    """What was cancelled and is not there, or cannot be told now, never begins: its step is sent away."""

@@ -1,0 +1,97 @@
+"""A job as the executor of kind "slurm" keeps it."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import msgspec
+
+from cpumond.host.executor.keeper_link import KeptJob
+from cpumond.host.executor.model import Ended, NotStarted
+from cpumond.host.executor.slurm.commands import SlurmJob
+
+LOOK_S: Final = 2.0
+"""How often Slurm is asked about jobs that say nothing."""
+
+
+class Record(msgspec.Struct):
+    """What is on disk of a job until the agent has stored its end. ``slurm_job``: None until it is known.
+
+    ``places``: its cgroups, by controller.
+    """
+
+    job_id: str
+    directory: str
+    max_log_bytes: int
+    token: str
+    uid: int
+    gid: int
+    limits: list[list[str]] = []
+    slurm_job: int | None = None
+    start_time: float = 0.0
+    places: dict[str, str] = {}
+    ended: Ended | None = None
+    not_started: NotStarted | None = None
+
+    @property
+    def outcome(self) -> Ended | NotStarted | None:
+        """The event for the agent."""
+        return self.not_started or self.ended
+
+
+class Job:
+    """One job in memory. ``silent``: the agent did not ask for it, and gets no events about it."""
+
+    def __init__(self, record: Record, silent: bool = False) -> None:
+        self.record = record
+        self.silent = silent
+        self.submission: tuple[list[str], bytes, str] | None = None
+        """Command, script and user of ``sbatch``, until Slurm has taken it."""
+        self.busy = False
+        """``sbatch`` runs."""
+        self.is_told = False
+        """It was logged that Slurm does not take it."""
+        self.is_claimed = False
+        """Its step has come: from then on it is known without Slurm what becomes of it."""
+        self.look_at_s = time.monotonic() + LOOK_S
+        self.waits_since_s: float | None = None
+        self.started = False
+        self.interrupted = False
+        self.killed = False
+        self.cancel_at_s: float | None = None
+        self.leaves_at_s: float | None = None
+        """When it is reported at the latest that it has not begun, though Slurm may have it still."""
+        self.refusal: NotStarted | None = None
+        self.lost: KeptJob | None = None
+        """It has ended without a word: Slurm may know how."""
+        self.result: KeptJob | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.result is not None or self.record.outcome is not None
+
+
+def is_unclear(job: Job) -> bool:
+    """Whether only Slurm can say what becomes of it."""
+    if job.leaves_at_s is not None:
+        return True
+    if job.is_over or job.busy or job.refusal is not None:
+        return False
+    return job.lost is not None or not job.is_claimed
+
+
+def explain_loss(lost: KeptJob, row: SlurmJob | None) -> KeptJob:
+    """The end of a job whose step was killed with it, by what Slurm says of its batch script."""
+    if row is None:
+        return lost
+    if row.state not in ("COMPLETED", "FAILED", "OUT_OF_MEMORY", "CANCELLED"):
+        return msgspec.structs.replace(lost, problem=f"Slurm ended it: {row.state} ({row.reason})")
+    code, number = row.wait_status >> 8, row.wait_status & 0x7F
+    if number:
+        found = msgspec.structs.replace(lost, signal=number, problem="")
+    elif row.state == "CANCELLED" and not code:
+        found = msgspec.structs.replace(lost, problem="it was cancelled in Slurm")
+    else:
+        found = msgspec.structs.replace(lost, exit_code=code, problem="")
+    return msgspec.structs.replace(found, oom_kills=found.oom_kills or int(row.state == "OUT_OF_MEMORY"))

@@ -1,0 +1,93 @@
+"""Slurm's commands in threads; plain programs stand for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from cpumond.host.executor.slurm.client import Answer, SlurmClient
+
+WAIT_S = 60.0
+
+
+class Woken:
+    """A client, and whether it has woken its user."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.client = SlurmClient(self.event.set, 2)
+        self.answers: list[Answer] = []
+
+    def run(self, *argv: str, data: bytes = b"", user: str = "") -> None:
+        self.client.run(list(argv), self.answers.append, data, user)
+
+    def take(self, count: int) -> list[Answer]:
+        while len(self.answers) < count:
+            assert self.event.wait(WAIT_S)
+            self.event.clear()
+            self.client.take()
+        return self.answers
+
+
+@pytest.fixture
+def woken() -> Iterator[Woken]:
+    made = Woken()
+    with contextlib.closing(made.client):
+        yield made
+
+
+def test_an_answer_is_taken_in_by_the_thread_that_asks_for_it(woken):
+    woken.run("sh", "-c", "cat; echo sbatch: error: why >&2; exit 3", data=b"script")
+    assert woken.event.wait(WAIT_S)
+    assert woken.answers == []
+    (answer,) = woken.take(1)
+    assert (answer.code, answer.out, answer.problem) == (3, "script", "why")
+
+
+def test_one_that_hangs_holds_up_no_other(woken):
+    woken.run("sleep", "1000")
+    woken.run("echo", "here")
+    assert woken.take(1)[0].out == "here\n"
+
+
+def test_the_environment_is_no_more_than_slurm_needs(woken, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", "/there")
+    monkeypatch.setenv("SBATCH_PARTITION", "other")
+    woken.run("env")
+    assert {line.partition("=")[0] for line in woken.take(1)[0].out.splitlines()} == {"PATH", "LANG", "SLURM_CONF"}
+
+
+def test_a_command_is_run_as_the_user_with_the_users_groups(woken):
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become another user")
+    woken.run("id", user="nobody")
+    assert woken.take(1)[0].out.count("(nogroup)") == 2
+    assert "uid=65534" in woken.answers[0].out
+    assert "(root)" not in woken.answers[0].out
+
+
+@pytest.mark.parametrize(("program", "user"), [("/nowhere/sbatch", ""), ("true", "no such user")])
+def test_what_cannot_be_run_is_an_answer(woken, program, user):
+    woken.run(program, user=user)
+    (answer,) = woken.take(1)
+    assert answer.code == 127
+    assert f"cannot run {program}" in answer.problem
+
+
+def test_an_answer_that_does_not_come_in_time(woken):
+    assert woken.client.ask(["sleep", "1000"], 0.05) == Answer(None, "", "")
+
+
+def test_close_ends_what_runs(woken, tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    woken.run("sh", "-c", f"exec >{fifo}; echo; exec sleep 1000")
+    with open(fifo, "rb") as pipe:
+        assert pipe.readline() == b"\n"
+        woken.client.close()
+        assert pipe.read() == b""
+    assert woken.answers == []

@@ -1,0 +1,75 @@
+"""What a job of Slurm finds on this host."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from cpumond.host.executor.model import ExecutorError, Launch
+from cpumond.host.executor.slurm import place
+from cpumond.host.executor.slurm.place import find_interpreter, find_mounts, find_package, list_limits
+
+MOUNTINFO = """\
+30 1 0:26 / /c/unified rw - cgroup2 cgroup2 rw
+31 1 0:27 / /c/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
+32 1 0:28 / /c/memory rw - cgroup cgroup rw,memory
+33 1 0:28 / /other/memory rw - cgroup cgroup rw,memory
+"""
+
+
+def limits_of(**changes) -> dict[tuple[str, str], str]:
+    launch = Launch(**{
+        "job_id": "j", "argv": ["true"], "environment": {}, "user": "", "working_directory": "/", "cpu_limit": 1.5,
+        "memory_limit": 0, "directory": "/d", "max_log_bytes": 1, **changes,
+    })  # fmt: skip
+    return {(controller, name): text for controller, name, text in list_limits(launch)}
+
+
+def test_the_quota_is_that_of_the_order_on_both_versions():
+    assert limits_of() == {
+        ("", "cpu.max"): "150000 100000", ("cpu", "cpu.cfs_period_us"): "100000", ("cpu", "cpu.cfs_quota_us"): "150000",
+    }  # fmt: skip
+    assert limits_of(cpu_limit=0.001)["", "cpu.max"] == "1000 100000", "the kernel takes no less"
+
+
+def test_memory_and_processes():
+    limits = limits_of(memory_limit=5000, max_tasks=7)
+    assert limits["", "memory.max"] == limits["memory", "memory.limit_in_bytes"] == "5000"
+    assert limits["", "memory.swap.max"] == "0"
+    assert limits["", "pids.max"] == "8", "the step is one more"
+
+
+def test_mounts_by_controller(tmp_path):
+    path = tmp_path / "mountinfo"
+    path.write_text(MOUNTINFO)
+    found = find_mounts(str(path))
+    assert found[""] == "/c/unified"
+    assert found["cpu"] == found["cpuacct"] == "/c/cpu,cpuacct"
+    assert found["memory"] == "/c/memory"
+    with pytest.raises(ExecutorError, match="cannot read"):
+        find_mounts(str(tmp_path / "none"))
+
+
+def test_the_python_is_one_that_everybody_may_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(place, "find_package", lambda: "/usr")
+    monkeypatch.setattr(place.keeper, "PROGRAM", "/usr")
+    private = tmp_path / "private" / "python"
+    private.parent.mkdir(mode=0o700)
+    private.touch(0o755)
+    monkeypatch.setattr(sys, "executable", str(private))
+    monkeypatch.setattr(os.path, "realpath", lambda path: path)
+    assert find_interpreter() == "/usr/bin/python3"
+
+
+def test_a_package_that_others_cannot_read_is_refused(monkeypatch, tmp_path):
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    monkeypatch.setattr(place, "find_package", lambda: str(private))
+    with pytest.raises(ExecutorError, match="jobs of other users cannot read"):
+        find_interpreter()
+
+
+def test_the_package_is_where_it_was_imported_from():
+    assert os.path.samefile(os.path.join(find_package(), "cpumond/host/executor/slurm/place.py"), place.__file__)

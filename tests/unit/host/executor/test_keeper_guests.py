@@ -1,0 +1,170 @@
+"""Steps of Slurm's jobs at the keeper's door: real sockets, and this process as the step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpumond.host.executor.keeper import CLAIM_NAME, KILLED_BEFORE
+from cpumond.host.executor.keeper.guests import Guests
+from cpumond.host.executor.keeper.job import Job
+
+
+class Door:
+    """A keeper's guests, with one job that is expected."""
+
+    def __init__(self, directory: Path, token: str = "t", uid: int = -1) -> None:  # noqa: S107
+        self.name = f"cpumond-test-{uuid.uuid4().hex}"
+        self.handlers: dict[int, Callable[[], object]] = {}
+        self.ended: list[Job] = []
+        order = {
+            "id": "j", "directory": str(directory), "max_log_bytes": 4096, "procs": [], "token": token,
+            "uid": os.geteuid() if uid < 0 else uid, "mounts": {}, "limits": [],
+        }  # fmt: skip
+        self.job = Job(order)
+        for log in self.job.logs:
+            log.open()
+        self.guests = Guests({"j": self.job}, self._watch, self._unwatch, lambda _: None, self._end)
+        self.guests.listen(self.name)
+        self.guests.expect(self.job)
+
+    def _watch(self, fd: int, handler: Callable[[], object]) -> None:
+        self.handlers[fd] = handler
+
+    def _unwatch(self, fd: int) -> None:
+        self.handlers.pop(fd, None)
+
+    def _end(self, job: Job) -> None:
+        job.over = True
+        self.ended.append(job)
+
+    def close(self) -> None:
+        self.guests.forget(self.job)
+        for each in (self.guests._listener, *self.guests._strangers):
+            assert each is not None
+            each.close()
+        for log in self.job.logs:
+            log.close()
+
+    def serve(self) -> None:
+        """Do all that there is to do."""
+        while True:
+            poller = select.poll()
+            for fd in self.handlers:
+                poller.register(fd, select.POLLIN)
+            ready = poller.poll(0)
+            if not ready:
+                return
+            for fd, _ in ready:
+                if fd in self.handlers:
+                    self.handlers[fd]()
+
+    def say(self, **report: Any) -> tuple[socket.socket, dict[str, str], int]:
+        """Come as a step and say this: the connection, the answer, and how many descriptors came with it."""
+        step = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        step.connect("\0" + self.name)
+        step.send(json.dumps({"token": "t", "slurm_job": 5, "state": "starting", **report}).encode())
+        self.serve()
+        return step, *read(step)
+
+
+def read(step: socket.socket) -> tuple[dict[str, str], int]:
+    step.setblocking(False)
+    data, fds, _, _ = socket.recv_fds(step, 4096, 4)
+    for fd in fds:
+        os.close(fd)
+    return json.loads(data), len(fds)
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    with contextlib.closing(Door(tmp_path)) as made:
+        yield made
+
+
+def test_the_first_step_gets_the_word_and_the_output_of_the_job(door, tmp_path):
+    step, answer, descriptors = door.say()
+    with contextlib.closing(step):
+        assert (answer, descriptors) == ({"answer": "go"}, 2)
+        assert (tmp_path / CLAIM_NAME).read_text().split()[:2] == ["5", str(os.getpid())]
+        assert door.job.slurm_job == 5
+
+
+@pytest.mark.parametrize("token", ["", "other"])
+def test_a_step_with_another_token_is_sent_away(door, tmp_path, token):
+    step, answer, _ = door.say(token=token)
+    with contextlib.closing(step):
+        assert answer == {"answer": "no"}
+    assert not (tmp_path / CLAIM_NAME).exists()
+
+
+def test_a_step_of_another_user_is_sent_away(tmp_path):
+    with contextlib.closing(Door(tmp_path, uid=os.geteuid() + 1)) as door:
+        step, answer, _ = door.say()
+        step.close()
+        assert answer == {"answer": "no"}
+    assert not (tmp_path / CLAIM_NAME).exists()
+
+
+def test_a_job_that_was_killed_before_it_began_never_will(door, tmp_path):
+    door.guests.pass_on(door.job, "kill")
+    assert (door.ended, door.job.problem) == ([door.job], KILLED_BEFORE)
+    step, answer, _ = door.say()
+    with contextlib.closing(step):
+        assert answer == {"answer": "no"}
+    assert not (tmp_path / CLAIM_NAME).exists()
+
+
+def test_a_run_that_was_claimed_by_another_process_is_not_begun_again(door, tmp_path):
+    (tmp_path / CLAIM_NAME).write_text("4 1 0")
+    door.guests.expect(door.job)
+    step, answer, _ = door.say()
+    with contextlib.closing(step):
+        assert answer == {"answer": "no"}
+    assert (tmp_path / CLAIM_NAME).read_text() == "4 1 0"
+
+
+def test_an_order_for_a_step_that_is_away_is_told_when_it_comes_again(door):
+    door.say()[0].close()
+    door.serve()
+    door.guests.pass_on(door.job, "interrupt")
+    step, answer, _ = door.say(state="running", pid=os.getpid(), start_time=3.0)
+    with contextlib.closing(step):
+        assert answer == {"do": "interrupt"}
+    assert (door.job.state, door.job.start_time) == ("running", 3.0)
+
+
+def test_the_end_is_noted_as_often_as_it_is_told(door):
+    end = {"state": "ended", "pid": 7, "start_time": 3.0, "finish_time": 4.0, "exit_code": 3, "signal": None}
+    door.say()[0].close()
+    door.serve()
+    for _ in range(2):
+        step, answer, _ = door.say(**end, cpu_seconds=0.5)
+        assert answer == {"answer": "noted"}
+        step.close()
+        door.serve()
+    assert (door.ended, door.job.exit_code, door.job.cpu_seconds) == ([door.job], 3, 0.5)
+
+
+@pytest.mark.parametrize("words", [b"", b"{", b"[]", b"{}", b'{"token": 1}'])
+def test_what_is_no_guest_is_turned_away(door, words):
+    step = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.closing(step):
+        step.connect("\0" + door.name)
+        step.send(words)
+        door.serve()
+        watched = len(door.handlers)
+        step.close()
+        door.serve()
+    assert watched - len(door.handlers) in (0, 1)
+    assert len(door.handlers) == 1, "the listener"
+    assert not door.ended
