@@ -310,7 +310,7 @@ def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str
         ),
         "",
         "# Subtrees whose leaf cgroups may be changed, as soon as a mode below is reclaim. In shadow mode nothing is.",
-        f"managed_roots = {_to_toml(roots)}",
+        f"managed_roots = {to_toml(roots)}",
         "",
         "[monitor]",
         "# Measured and decided, never written. `cpumond status` says what each limit would be.",
@@ -340,15 +340,16 @@ def _render_source(sketch: SourceSketch, leaves: Callable[[str], list[str]]) -> 
         yield "# Some of them have child cgroups: these can be watched, but only leaf cgroups are ever changed."
     yield "[[source]]"
     for key, value in sketch.keys.items():
-        yield f"{key} = {_to_toml(value)}"
+        yield f"{key} = {to_toml(value)}"
     if sketch.keep_shadow:
         yield "# What keeps the system running is better never lowered without a thought."
         yield 'mode = "shadow"'
 
 
-def _to_toml(value: str | list[str]) -> str:
+def to_toml(value: str | list[str]) -> str:
+    """A text, or a list of some, as a value in TOML."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_to_toml, value))}]"
+        return f"[{', '.join(map(to_toml, value))}]"
     if "\\" in value and "'" not in value:
         return f"'{value}'"
     return json.dumps(value, ensure_ascii=False)

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cpumond.agent.config import load_config
@@ -131,8 +131,7 @@ class HostWatch:
 
     def rescan(self) -> None:
         """Follow new workloads, read orders again. Raises UnavailableError where the first scan finds no workload."""
-        paths = [path for root in self.roots for path in list_cgroups(root, self.root)]
-        found = pick_workloads(paths, self._is_populated, find_vital())
+        found = find_workloads(self.roots, self.root)
         found = [each for each in found if each.path in self._followed or not self._is_pause(each)]
         places = {each.path for each in found}
         self._holders = Counter(above for path in places for above in list_above(path))
@@ -151,9 +150,6 @@ class HostWatch:
         for workload in found:
             if workload.path not in self._followed:
                 self._begin(workload)
-
-    def _is_populated(self, path: str) -> bool:
-        return any(count_threads(os.path.join(root, path)) > 0 for root in self.roots)
 
     def _is_pause(self, workload: Workload) -> bool:
         return workload.kind == "kubernetes" and is_pause(os.path.join(self.hierarchies.cpu_root, workload.path))
@@ -348,6 +344,14 @@ def watch_host(
         signals.close()
         progress.show(f"reckoning {count(len(watch), 'workload')}; another Ctrl-C gives up")
         return watch.conclude(), lambda path: list_leaves(watch.hierarchies.cpu_root, path)
+
+
+def find_workloads(roots: Sequence[str], top: str) -> list[Workload]:
+    """The workloads below ``top`` in the hierarchies mounted at ``roots``, sorted by path."""
+    paths = [path for root in roots for path in list_cgroups(root, top)]
+    return pick_workloads(
+        paths, lambda path: any(count_threads(os.path.join(root, path)) > 0 for root in roots), find_vital()
+    )
 
 
 def list_cgroups(root: str, top: str, depth: int = MAX_DEPTH) -> list[str]:

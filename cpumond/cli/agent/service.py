@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from cpumond.agent.config import find_idle_options, load_config
+from cpumond.agent.config import AgentConfig, find_idle_options, load_config
 from cpumond.cli.options import config_option, print_json
 from cpumond.core.errors import UsageError
+from cpumond.core.words import count
 
 
 @contextlib.contextmanager
@@ -89,14 +90,29 @@ def check_config_command(file: str | None, config_path: str, as_json: bool) -> N
         values = {**msgspec.to_builtins(config), "monitor": resulting, "warnings": warnings}
         print_json(msgspec.json.encode(values))
         return
-    click.echo(f"{config.path}: good. Node {config.node_id}, {len(config.source)} sources, mode {resulting['mode']}.")
+    sources = count(len(config.source), "source")
+    click.echo(f"{config.path}: good. Node {config.node_id}, {sources}, mode {resulting['mode']}.")
     click.echo("Resulting job-cpu-monitor:")
     for name, value in resulting.items():
         click.echo(f"  {name} = {value}")
     executor = config.executor
-    jobs = "runs no jobs" if executor.kind == "none" else f"runs jobs in {executor.cgroup_root} ({executor.kind})"
+    jobs = "runs no jobs" if executor.kind == "none" else f"runs jobs in {executor.place} ({executor.kind})"
     click.echo(f"Scheduler: {config.scheduler.url or 'none'}; this host {jobs}.")
-    if not config.managed_roots:
-        click.echo("managed_roots is empty: no cgroup will ever be written.")
+    click.echo(f"Limits may be written {_describe_roots(config)}.")
     for warning in warnings:
         warn(warning)
+
+
+def _describe_roots(config: AgentConfig) -> str:
+    """Below which cgroups limits may be written, for which jobs."""
+    engines = list(dict.fromkeys(source.kind for source in config.source if source.is_engine))
+    others = config.find_roots(is_engines=False)
+    if config.managed_roots:
+        return f"in {', '.join(root or '/' for root in others)} and nowhere else (managed_roots)"
+    said = [f"of jobs of {' and '.join(engines)}, wherever they are"] if engines else []
+    said += [f"in {root}" for root in others]
+    return (
+        f"{' and '.join(said)}, nowhere else: managed_roots is empty"
+        if said
+        else ("nowhere: managed_roots is empty, so no cgroup will ever be written")
+    )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from cpumond.agent.config import AgentConfig, Source
+from cpumond.agent.config import ENGINE_KINDS, AgentConfig, Source
 from cpumond.cli.doctor.checks import Finding
 from cpumond.cli.doctor.host import may, read_line, show_user
 from cpumond.core.errors import UnavailableError, UnknownLimitsError, describe
@@ -94,7 +94,15 @@ def measure_read(hierarchies: Hierarchies, path: str) -> Finding:
     return Finding("counter read", "ok", text)
 
 
-def check_roots(roots: list[str], cpu_root: str) -> list[Finding]:
+def check_roots(roots: list[str], cpu_root: str, kinds: Collection[str] = ()) -> list[Finding]:
+    """Whether the cgroups below which limits may be written are there; ``kinds``: of all sources."""
+    engines = [kind for kind in ENGINE_KINDS if kind in kinds]
+    if not roots and engines:
+        text = f"empty: jobs of {' and '.join(engines)} are managed wherever their engine has them"
+        if set(kinds) <= set(engines):
+            return [Finding("managed_roots", "ok", text)]
+        advice = 'name the cgroups of the others, such as managed_roots = ["jobs"], and those of engines, too'
+        return [Finding("managed_roots", "warn", f"{text}; no others will ever be written", advice)]
     if not roots:
         advice = 'name the cgroups below which jobs run, such as managed_roots = ["jobs"]'
         return [Finding("managed_roots", "warn", "empty: no cgroup will ever be written", advice)]
@@ -157,7 +165,7 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
         )
     refused: dict[str, list[str]] = {}
     for path in named:
-        why = find_refusal(config, path, os.path.join(root, path))
+        why = find_refusal(config, named[path], os.path.join(root, path))
         if why:
             refused.setdefault(why, []).append(path)
     for why, where in refused.items():

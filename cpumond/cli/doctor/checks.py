@@ -7,7 +7,8 @@ import platform
 import pwd
 import re
 import resource
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import ConfigError, CpumondError, UnavailableError
 from cpumond.core.settings import parse_listen
 from cpumond.core.words import count, show_time
+from cpumond.host.executor.slurm.commands import PROGRAMS
 
 WRITERS: Final = {
     "kubelet": "Kubernetes' kubelet sets the quotas of its pods",
@@ -34,6 +36,17 @@ WRITERS: Final = {
     "slurmd": "slurmd sets the quotas of its job steps",
 }
 """Name of a process -> how it changes quotas."""
+
+WRITERS_ENGINES: Final = {
+    "kubelet": ("kubernetes",),
+    "dockerd": ("docker",),
+    "containerd": ("docker", "kubernetes"),
+    "crio": ("kubernetes",),
+    "podman": ("podman",),
+    "conmon": ("podman", "kubernetes"),
+    "slurmd": ("slurm",),
+}
+"""Name of a process -> kinds of sources that follow what it orders."""
 
 SLOW_CLOCKS: Final = frozenset({"hpet", "acpi_pm", "jiffies", "pit", "refined-jiffies"})
 
@@ -91,12 +104,30 @@ def check_inotify(limits: Mapping[str, int], watches: int) -> list[Finding]:
     return [Finding("inotify", "ok", text)]
 
 
-def check_writers(names: Iterable[str]) -> list[Finding]:
-    found = sorted(set(names) & set(WRITERS))
+def advise_source(kind: str) -> str:
+    """Which lines of the configuration name an engine."""
+    return f'write this source, as `cpumond init` does: [[source]] kind = "{kind}"'
+
+
+def check_writers(names: Iterable[str], kinds: Collection[str] = ()) -> list[Finding]:
+    """Programs that change quotas; what one orders whose kind is among the ``kinds`` of sources is followed."""
+    present = set(names) & set(WRITERS)
+    found = sorted(name for name in present if not set(WRITERS_ENGINES.get(name, ())).intersection(kinds))
     if not found:
-        return [Finding("other writers", "ok", "no program that is known to change quotas runs here")]
-    advice = "keep its cgroups out of managed_roots, or let it set no CPU limits for the jobs that cpumond manages"
-    return [Finding("other writers", "warn", f"{name} runs: {WRITERS[name]}", advice) for name in found]
+        text = "no program that is known to change quotas runs here"
+        if present:
+            text = f"{' and '.join(sorted(present))}: a source follows what it orders"
+        return [Finding("other writers", "ok", text)]
+    otherwise = "keep its cgroups out of managed_roots, or let it set no CPU limits for the jobs that cpumond manages"
+    return [
+        Finding(
+            "other writers",
+            "warn",
+            f"{name} runs: {WRITERS[name]}",
+            advise_source(WRITERS_ENGINES[name][0]) if name in WRITERS_ENGINES else otherwise,
+        )
+        for name in found
+    ]
 
 
 def check_systemd(booted: bool, version: str) -> Finding:
@@ -252,7 +283,7 @@ def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) 
     if options.kind == "none":
         runs = "this node registers without slots for jobs" if config.scheduler.url else "no jobs are run"
         return [Finding("executor", "ok", f"kind none: {runs}")]
-    findings = [Finding("executor", "ok", f"kind {options.kind}: jobs in {options.cgroup_root}")]
+    findings = [Finding("executor", "ok", f"kind {options.kind}: jobs in {options.place}")]
     if not config.scheduler.url:
         advice = 'set [scheduler] url, for example "http://127.0.0.1:9757"'
         findings.append(Finding("executor", "warn", "there is no scheduler to get jobs from", advice))
@@ -261,6 +292,10 @@ def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) 
         findings.append(Finding("executor", "fail", "systemd does not run this machine", advice))
     if options.kind == "systemd" and not has_bus_library:
         findings.append(Finding("executor", "fail", "dbus-fast is not installed", "pip install dbus-fast"))
+    missing = [name for name in PROGRAMS if options.kind == "slurm" and shutil.which(name) is None]
+    if missing:
+        advice = "install Slurm's client commands on this host (Debian: slurm-client)"
+        findings.append(Finding("executor", "fail", f"there is no {', '.join(missing)} here", advice))
     if options.kind == "cgroup" and is_booted:
         advice = (
             'set kind = "systemd": jobs of kind cgroup end with the service, and systemd may take their limits away'
@@ -268,6 +303,8 @@ def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) 
         findings.append(Finding("executor", "warn", "systemd runs this machine", advice))
     if os.geteuid() != 0 and options.user != pwd.getpwuid(os.geteuid()).pw_name:
         advice = "run the agent as root, or set [executor] user to the account it runs as"
+        if options.kind == "slurm":
+            advice = "run the agent as root: see systemd/executor-slurm.conf"
         findings.append(
             Finding("executor", "warn", "an agent that is not root runs jobs as its own account only", advice)
         )

@@ -1,6 +1,7 @@
 """``cpumond doctor``: what this host offers, what is missing, and what to do about it.
 
-``examine`` calls all checks in turn: those of ``checks``, ``cgroups`` and ``units``, over what ``host`` sees.
+``examine`` calls all checks in turn: those of ``checks``, ``engines``, ``cgroups`` and ``units``, over what ``host``
+sees.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import msgspec
 from cpumond.agent.config import AgentConfig
 from cpumond.cli.agent.client import AgentClient, is_given
 from cpumond.cli.doctor import cgroups, checks, host
+from cpumond.cli.doctor import engines as of_engines
 from cpumond.cli.doctor import units as of_units
 from cpumond.cli.doctor.checks import Finding
 from cpumond.cli.doctor.host import AgentSeen
+from cpumond.cli.engines import EngineSeen, collect_views, see_engines
 from cpumond.cli.options import config_option, print_json, terminal_width
 from cpumond.core.errors import EXIT_CONFIG, EXIT_UNAVAILABLE, CpumondError, UnavailableError, describe
 from cpumond.core.words import count
@@ -104,8 +107,10 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     seen = host.find_agent(config)
     hierarchies = _examine_cgroups(config, look)
     jobs: list[FoundJob] = []
+    programs = host.list_process_names()
     if hierarchies is not None:
-        jobs = _examine_jobs(config, hierarchies, look)
+        engines = _examine_engines(config, hierarchies, programs, seen, look)
+        jobs = _examine_jobs(config, hierarchies, engines, look)
     version = 1 if hierarchies is None else hierarchies.cpu_version
     follows_pressure = any(each.follows_pressure for each in _list_settings(config, jobs))
     per_job = (V1Cgroup if version == 1 else V2Cgroup).DESCRIPTORS + follows_pressure
@@ -119,7 +124,8 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     look("agent", lambda: checks.check_agent(seen, config))
     if seen.running:
         look("agent", lambda: checks.check_answer(AgentClient(config.control_socket, timeout_s=host.CONNECT_S)))
-    look("other writers", lambda: checks.check_writers(host.list_process_names()))
+    kinds = {source.kind for source in config.source}
+    look("other writers", lambda: checks.check_writers(programs, kinds))
     look("systemd", lambda: _examine_systemd(config, hierarchies, jobs, seen))
     look("clock", lambda: checks.check_clock("/sys/devices/system/clocksource/clocksource0"))
     look("state_dir", lambda: [checks.check_directory("state_dir", config.state_dir)])
@@ -172,22 +178,50 @@ def _examine_cgroups(config: AgentConfig, look: Look) -> Hierarchies | None:
     return hierarchies
 
 
-def _examine_jobs(config: AgentConfig, hierarchies: Hierarchies, look: Look) -> list[FoundJob]:
+def _examine_engines(
+    config: AgentConfig, hierarchies: Hierarchies, programs: list[str], seen: AgentSeen, look: Look
+) -> list[EngineSeen]:
+    engines: list[EngineSeen] = []
+    mounts = host.show_mounts() if any(source.is_engine for source in config.source) else {}
+
+    def find_reach(socket: str) -> of_engines.Reach:
+        in_agent = of_engines.find_agent_reach(socket, seen.pid)
+        return (of_engines.find_unit_reach(socket, mounts) if in_agent is None else in_agent) or ""
+
+    def see() -> list[Finding]:
+        engines.extend(see_engines(config, hierarchies, programs))
+        return [finding for each in engines for finding in of_engines.check_engine(each, find_reach)]
+
+    look("engines", see)
+    return engines
+
+
+def _examine_jobs(
+    config: AgentConfig, hierarchies: Hierarchies, engines: list[EngineSeen], look: Look
+) -> list[FoundJob]:
     from cpumond.agent.discovery import list_jobs
     from cpumond.host.cgroup.units import unit_of
 
     registered: list[FoundJob] = []
     look("added jobs", lambda: _take_registered(registered, config.state_dir))
-    jobs = list_jobs(config.source, registered, hierarchies.cpu_root).jobs
+    jobs = list_jobs(config.source, registered, hierarchies.cpu_root, collect_views(engines)).jobs
+    by_kind = {each.kind: each for each in engines}
     # The executor makes its own root.
-    roots = [root for root in config.managed_roots if root != config.executor.cgroup_root]
+    roots = config.managed_roots
+    kinds = {source.kind for source in config.source}
     if roots or config.executor.kind == "none":
-        look("managed_roots", lambda: cgroups.check_roots(roots, hierarchies.cpu_root))
+        look("managed_roots", lambda: cgroups.check_roots(roots, hierarchies.cpu_root, kinds))
     for number, source in enumerate(config.source, 1):
+        if source.is_engine:
+            engine = by_kind.get(source.kind)
+            if engine is not None:
+                findings = functools.partial(of_engines.check_engine_source, number, source, jobs, engine)
+                look(f"source {number}", findings)
+            continue
         look(f"source {number}", functools.partial(cgroups.check_source, number, source, config, hierarchies))
     if not config.source and not registered and config.executor.kind == "none":
         look("sources", lambda: [cgroups.check_no_sources()])
-    look("foreign cgroups", lambda: of_units.check_foreign_managers(config.managed_roots, hierarchies.cpu_root))
+    look("foreign cgroups", lambda: of_units.check_foreign_managers(roots, hierarchies.cpu_root, kinds))
     # A managed root is written only where it is a job itself.
     paths = [job.path for job in jobs] or [root for root in config.managed_roots if root]
     directories = [os.path.join(hierarchies.cpu_root, path) for path in paths]
@@ -228,7 +262,7 @@ def _examine_systemd(
     if hierarchies is not None and booted:
         paths = sorted(job.path for job in jobs) or [root for root in config.managed_roots if root]
         root = hierarchies.cpu_root
-        own = config.executor.cgroup_root if config.executor.kind != "none" else ""
+        own = config.executor.cgroup_roots[0] if config.executor.kind != "none" else ""
         expected = any(source.kind == "systemd" for source in config.source)
         findings.append(of_units.check_unit_rights(paths, host.see_bus(seen), expected))
         findings += of_units.check_owners(

@@ -191,6 +191,12 @@ def _show_property(unit: str, name: str) -> str:
     return text if code == 0 else ""
 
 
+def show_mounts() -> dict[str, str]:
+    """The properties of the agent's unit that hide and open files; none where systemd does not run this machine."""
+    names = ("TemporaryFileSystem", "BindPaths", "BindReadOnlyPaths", "ProtectHome")
+    return {name: _show_property("cpumond.service", name) for name in names}
+
+
 def find_polkit_problem() -> str:
     """Why an installed polkit does not apply its rules, as a clause; "" when it does, or will once it is started.
 

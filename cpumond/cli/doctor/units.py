@@ -9,10 +9,10 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from cpumond.cli.doctor.checks import Finding
+from cpumond.cli.doctor.checks import Finding, advise_source
 from cpumond.cli.doctor.host import POLKIT_UNIT, BusSeen
 from cpumond.core.errors import CgroupReadError, CpumondError
 from cpumond.core.words import count
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from cpumond.monitor.model import MonitorSettings
 
 MANAGERS: Final = (
-    ("kubelet", re.compile(r"kubepods(?:-[\w-]+)?(?:\.slice)?")),
-    ("docker", re.compile(r"docker|docker-[0-9a-f]+\.scope")),
-    ("containerd", re.compile(r"cri-containerd-[0-9a-f]+\.scope|nerdctl-[0-9a-f]+\.scope")),
-    ("CRI-O", re.compile(r"crio-(?:conmon-)?[0-9a-f]+(?:\.scope)?")),
-    ("podman", re.compile(r"libpod_parent|libpod-[0-9a-f]+(?:\.scope)?")),
-    ("Slurm", re.compile(r"slurm|slurm_.+|.*slurmstepd\.scope")),
-    ("LXC", re.compile(r"lxc|lxc\.(?:payload|monitor).*")),
-    ("a user's own systemd", re.compile(r"user@\d+\.service")),
+    ("kubelet", "kubernetes", re.compile(r"kubepods(?:-[\w-]+)?(?:\.slice)?")),
+    ("docker", "docker", re.compile(r"docker|docker-[0-9a-f]+\.scope")),
+    ("containerd", "kubernetes", re.compile(r"cri-containerd-[0-9a-f]+\.scope|nerdctl-[0-9a-f]+\.scope")),
+    ("CRI-O", "kubernetes", re.compile(r"crio-(?:conmon-)?[0-9a-f]+(?:\.scope)?")),
+    ("podman", "podman", re.compile(r"libpod_parent|libpod-[0-9a-f]+(?:\.scope)?")),
+    ("Slurm", "slurm", re.compile(r"slurm|slurm_.+|.*slurmstepd\.scope")),
+    ("LXC", "", re.compile(r"lxc|lxc\.(?:payload|monitor).*")),
+    ("a user's own systemd", "", re.compile(r"user@\d+\.service")),
 )
-"""Managers that make and limit cgroups themselves, and the names of their topmost cgroups."""
+"""Managers that make and limit cgroups themselves, the kinds of sources that follow what they order ("": none), and the
+names of their topmost cgroups."""
 
 MANAGED_DEPTH: Final = 3
 
@@ -115,29 +116,34 @@ def _unit_above(path: str) -> str:
     return next((above for above in _above(path) if unit_of(above)), "")
 
 
-def check_foreign_managers(roots: Iterable[str], cpu_root: str) -> list[Finding]:
-    """Cgroups in ``managed_roots`` that another manager makes and limits."""
+def check_foreign_managers(roots: Iterable[str], cpu_root: str, kinds: Collection[str] = ()) -> list[Finding]:
+    """Cgroups in ``managed_roots`` that another manager makes and limits, unless its kind is among the ``kinds`` of
+    sources."""
     found: dict[str, list[str]] = {}
     for root in roots:
         tops = [root] if _find_manager(root) else list(_list_tops(cpu_root, root, MANAGED_DEPTH))
         for top in tops:
             found.setdefault(_find_manager(top), []).append(top)
-    advice = "narrow managed_roots, or let that manager set no CPU limits: what it writes counts as an order of the job"
+    sources = {who: kind for who, kind, _ in MANAGERS}
+    otherwise = (
+        "narrow managed_roots, or let that manager set no CPU limits: what it writes counts as an order of the job"
+    )
     return [
         Finding(
             "foreign cgroups",
             "warn",
             f"managed_roots has {count(len(tops), 'cgroup')} of {manager}, such as {tops[0]!r}",
-            advice,
+            advise_source(sources[manager]) if sources[manager] else otherwise,
         )
         for manager, tops in sorted(found.items())
+        if sources[manager] not in kinds
     ]
 
 
 def _find_manager(path: str) -> str:
     """The manager of a cgroup by the names in its path, "" for an unknown one."""
     names = path.split("/")
-    return next((who for who, pattern in MANAGERS if any(pattern.fullmatch(name) for name in names)), "")
+    return next((who for who, _, pattern in MANAGERS if any(pattern.fullmatch(name) for name in names)), "")
 
 
 def _list_tops(cpu_root: str, path: str, depth: int) -> Iterator[str]:

@@ -851,3 +851,18 @@ def test_whether_jobs_can_be_run(
     found = doctor_checks.check_executor(executor_config(tmp_path, text), booted, library)
     assert [finding.level for finding in found] == levels
     assert any(words in finding.text + finding.advice for finding in found)
+
+
+def test_an_executor_of_kind_slurm_needs_its_commands_and_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '[scheduler]\nurl = "http://h"\n[executor]\nkind = "slurm"\nnode_name = "n1r"'
+    for name in ("sbatch", "squeue", "scancel", "sinfo"):
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = executor_config(tmp_path, text)
+    assert "partition reclaimed on its node n1r" in doctor_checks.check_executor(config, True, True)[0].text
+    (tmp_path / "sbatch").unlink()
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    findings = doctor_checks.check_executor(config, True, True)
+    (missing,) = [finding for finding in findings if finding.level == "fail"]
+    assert (missing.text, "slurm-client" in missing.advice) == ("there is no sbatch here", True)
+    assert any("systemd/executor-slurm.conf" in finding.advice for finding in findings)

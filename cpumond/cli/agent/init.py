@@ -1,0 +1,291 @@
+"""``cpumond init``: which engines run jobs on this host, and the files that let cpumond follow those jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from cpumond.agent.config import AgentConfig, Source, load_config
+from cpumond.cli.agent import init_files
+from cpumond.cli.agent.init_files import Planned
+from cpumond.cli.engines import DAEMONS, EngineSeen, describe_fates, explain_silence, see_engines, show_some
+from cpumond.cli.options import config_option, is_terminal, print_json
+from cpumond.cli.replacement import Replacement
+from cpumond.core.errors import CreateError, from_os_error
+from cpumond.core.words import count
+
+if TYPE_CHECKING:
+    from cpumond.agent.discovery.workloads import Workload
+    from cpumond.host.cgroup.mounts import Hierarchies
+
+UNIT_DIR: Final = "/etc/systemd/system"
+SERVICE: Final = "cpumond.service"
+MAIN_FILE: Final = (
+    "# The agent's configuration. Yours goes into files of its own in conf.d/ beside this one.\n"
+    "# Every key with its default: cpumond.toml(5). `cpumond check-config` says what results.\n"
+)
+NEXT: Final = ("systemctl daemon-reload && systemctl restart cpumond", "cpumond status", "cpumond doctor")
+OWN_ENGINE: Final = {
+    "docker": "docker", "podman": "podman", "slurm": "slurm", "kubernetes": "kubernetes", "containerd": "kubernetes",
+    "cri-o": "kubernetes", "container": "docker",
+}  # fmt: skip
+"""Kind of a workload -> that of the engine which may run it."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What was found and what is to be written; ``others``: sentences about workloads of no engine."""
+
+    engines: list[EngineSeen]
+    others: list[str]
+    files: list[Planned]
+    notes: list[str]
+
+    @property
+    def due(self) -> list[Planned]:
+        return [file for file in self.files if file.is_due]
+
+    @property
+    def foreign(self) -> list[Planned]:
+        return [file for file in self.files if file.state == "foreign"]
+
+
+@click.command("init", epilog="Example: cpumond init --yes && systemctl daemon-reload && systemctl restart cpumond")
+@config_option
+@click.option("--yes", is_flag=True, help="Write without asking, for scripts.")
+@click.option(
+    "--socket",
+    "sockets",
+    multiple=True,
+    metavar="KIND=PATH",
+    help="Where an engine listens, if not at its own place, such as docker=/run/docker-2.sock; may be repeated.",
+)
+@click.option(
+    "--unit-dir",
+    metavar="DIR",
+    help=f"Where the unit's drop-in goes.  [default: {UNIT_DIR}, where systemd runs this machine]",
+)
+@click.option("--json", "as_json", is_flag=True, help="All of it as JSON; only writes with --yes.")
+def init_command(config_path: str, yes: bool, sockets: tuple[str, ...], unit_dir: str | None, as_json: bool) -> None:
+    """Look which engines run jobs here (Docker, Podman, Slurm, Kubernetes) and have cpumond follow them.
+
+    Says what was found, what would be managed and what not, and why. After asking it writes conf.d/engines.toml beside
+    the configuration, in shadow mode, and a drop-in for the unit, which hides other services' sockets otherwise.
+    Without a terminal and without --yes it only prints what it would write.
+
+    A file that it did not write, or that was changed since, is never replaced; a second run changes nothing.
+    """
+    if unit_dir is None and os.path.isdir("/run/systemd/system"):
+        unit_dir = UNIT_DIR
+    plan = make_plan(config_path, init_files.parse_sockets(sockets), unit_dir)
+    if not as_json:
+        click.echo("\n".join(draw_findings(plan)))
+        click.echo("\n".join(draw_files(plan)))
+    is_written = bool(plan.due) and (yes or (not as_json and _ask(plan)))
+    if is_written:
+        for file in plan.due:
+            write_file(file)
+    if as_json:
+        print_json(msgspec.json.encode(describe_plan(plan, is_written)))
+    elif is_written:
+        click.echo(f"written: {', '.join(file.path for file in plan.due)}")
+        click.echo("Next:\n" + "\n".join(f"  {command}" for command in NEXT))
+    if plan.foreign:
+        raise CreateError(
+            f"{plan.foreign[0].path}: was not written by `cpumond init`, or was changed since, and stays as it is; put "
+            "what is missing there yourself, or move it away and run this again"
+        )
+
+
+def _ask(plan: Plan) -> bool:
+    """Whether the files are to be written; False where nobody can be asked."""
+    if not is_terminal() or sys.stdin is None or not sys.stdin.isatty():
+        click.echo("Nothing is written: there is no terminal to ask at; `cpumond init --yes` writes it.")
+        return False
+    return click.confirm(f"Write {count(len(plan.due), 'file')}?")
+
+
+def make_plan(config_path: str, more: list[Source], unit_dir: str | None) -> Plan:
+    """What is on this host, and the files for it. Raises ConfigError, AccessError, UnavailableError."""
+    from cpumond.cli.doctor.host import list_process_names
+    from cpumond.host.cgroup.mounts import open_hierarchies
+
+    is_there = os.path.exists(config_path)
+    config = load_config(config_path if is_there else None)
+    folder = os.path.dirname(os.path.abspath(config_path))
+    path = os.path.join(folder, "conf.d", init_files.SOURCES_FILE)
+    own = init_files.read_own_sources(path)
+    hierarchies = open_hierarchies(config.mountinfo)
+    seen = see_engines(config, hierarchies, list_process_names(), more)
+    shown = [each for each in seen if each.is_here or each.is_configured or any(s.kind == each.kind for s in more)]
+    sources = choose_sources(own, config, seen, more)
+    notes = []
+    files = [] if is_there or not sources else [Planned(config_path, MAIN_FILE, "new")]
+    body = init_files.render_sources(sources)
+    if body:
+        files.append(init_files.plan_file(path, body))
+    followed = {
+        each.kind: each.sockets for each in seen if each.is_configured or any(s.kind == each.kind for s in sources)
+    }
+    place = os.path.join(unit_dir or UNIT_DIR, f"{SERVICE}.d", init_files.DROP_IN_FILE)
+    if "podman" in followed:
+        followed["podman"] = sorted({*followed["podman"], *init_files.read_own_user_sockets(place)})
+    drop_in = init_files.render_drop_in(followed)
+    if drop_in and unit_dir is not None:
+        files.append(init_files.plan_file(place, drop_in))
+    elif drop_in:
+        notes.append("systemd does not run this machine: nothing hides sockets from the agent, so no drop-in is needed")
+    return Plan(shown, list_others(hierarchies, seen), files, notes)
+
+
+def choose_sources(
+    own: list[Source], config: AgentConfig, seen: Iterable[EngineSeen], more: Iterable[Source]
+) -> list[Source]:
+    """The sources of our file: those that are in it, and one for each engine that no source names so far.
+
+    An engine that is away just now stays in it.
+    """
+    # What other files say about an engine stands there.
+    others = list((Counter(map(_key, config.source)) - Counter(map(_key, own))).elements())
+    sources = [*own, *(source for source in more if _key(source) not in {*others, *map(_key, own)})]
+    named = {kind for kind, _ in others} | {source.kind for source in sources}
+    found = [each.kind for each in seen if each.is_here and each.kind not in named]
+    return sources + [msgspec.convert({"kind": kind, "mode": "shadow"}, Source) for kind in found]
+
+
+def _key(source: Source) -> tuple[str, str]:
+    return source.kind, source.socket
+
+
+def list_others(hierarchies: Hierarchies, seen: Iterable[EngineSeen]) -> list[str]:
+    """Sentences about the workloads of this host that are no engine's."""
+    from cpumond.agent.discovery.workloads import list_above, list_sources
+    from cpumond.cli.agent.estimate_watch import find_workloads, list_leaves
+
+    jobs = {job.path for each in seen for job in each.found}
+    here = {each.kind for each in seen}
+
+    def is_engines(workload: Workload) -> bool:
+        # Those of an engine that is here are told with it, also where they are in another place than its job.
+        return (
+            OWN_ENGINE.get(workload.kind) in here
+            or workload.path in jobs
+            or not jobs.isdisjoint(list_above(workload.path))
+        )
+
+    found = [each for each in find_workloads([hierarchies.cpu_root], "") if not is_engines(each)]
+    found = [each for each in found if each.path.isprintable()]
+    sketches = list_sources(found, lambda path: list_leaves(hierarchies.cpu_root, path))
+    of_system = sorted({path for sketch in sketches if sketch.keep_shadow for path in sketch.paths})
+    rest = sorted({path for sketch in sketches if not sketch.keep_shadow for path in sketch.paths} - set(of_system))
+    said = []
+    if of_system:
+        said.append(
+            f"{count(len(of_system), 'service')} and sessions of the system{show_some(map(_last, of_system))}: left "
+            "alone"
+        )
+    if rest:
+        said.append(
+            f"{count(len(rest), 'other workload')}{show_some(rest)}: left alone; `cpumond estimate --write FILE` makes "
+            "sources for them"
+        )
+    return said
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def draw_findings(plan: Plan) -> Iterator[str]:
+    """What was found, what would be managed and what not, as text."""
+    yield (
+        "Found on this host:"
+        if plan.engines
+        else ("No engine of jobs was found on this host: Docker, Podman, Slurm, Kubernetes.")
+    )
+    for seen in plan.engines:
+        up = [socket for socket, view in seen.views.items() if view.is_up]
+        where = f" ({', '.join(filter(None, up))})" if any(up) else ""
+        if up or seen.found:
+            yield f"  {seen.describe()}{where}"
+        elif seen.is_here:
+            yield f"  {DAEMONS[seen.kind]}"
+        else:
+            yield f"  {DAEMONS[seen.kind]}: nothing of it is here now"
+        for sentence in describe_fates(seen.kind, seen.jobs):
+            yield f"    {sentence}"
+        for socket, view in seen.views.items():
+            if not view.is_up:
+                text, advice = explain_silence(seen, socket, view)
+                yield f"    {text}"
+                yield f"    -> {advice}"
+            yield from (f"    {note}" for note in view.notes)
+    yield from (f"  {sentence}" for sentence in plan.others)
+    yield from plan.notes
+
+
+def draw_files(plan: Plan) -> Iterator[str]:
+    """The files that are to be written, and those that are not."""
+    if not plan.due and not plan.foreign:
+        yield "There is nothing to write."
+    for file in plan.files:
+        if file.state == "same":
+            yield f"{file.path}: already as it should be"
+        elif file.state == "foreign":
+            yield f"{file.path}: is not cpumond's, or was changed since; it stays as it is"
+            yield from (f"  {line}" for line in _list_missing(file))
+        else:
+            yield f"{file.path}: {'to be written' if file.state == 'new' else 'to be written anew'}"
+            yield from (f"  {line}".rstrip() for line in file.text.splitlines())
+
+
+def _list_missing(file: Planned) -> Iterator[str]:
+    """The settings that would be in a file and are not in the one that is there."""
+    with contextlib.suppress(OSError), open(file.path, encoding="utf-8", errors="replace") as present:
+        yield "what it does not say:"
+        yield from (f"  {line}" for line in init_files.list_missing(present.read(), file.text))
+
+
+def write_file(file: Planned) -> None:
+    """Write one file, and make its folder. Raises AccessError, CreateError."""
+    folder = os.path.dirname(file.path)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, f"make {folder}", "run this as root") from error
+    with Replacement(file.path, "--config or --unit-dir") as target:
+        target.write(file.text)
+    with contextlib.suppress(OSError):
+        os.chmod(file.path, 0o644)
+
+
+def describe_plan(plan: Plan, is_written: bool) -> dict[str, object]:
+    """The same for programs. Keys are stable."""
+    engines = [
+        {
+            "kind": seen.kind,
+            "title": seen.describe(),
+            "is_configured": seen.is_configured,
+            "sockets": {
+                socket: {"title": view.title, "problem": view.problem, "notes": view.notes}
+                for socket, view in seen.views.items()
+            },
+            "jobs": seen.jobs,
+        }
+        for seen in plan.engines
+    ]
+    return {
+        "version": 1,
+        "engines": engines,
+        "others": plan.others,
+        "notes": plan.notes,
+        "files": plan.files,
+        "is_written": is_written,
+        "next": NEXT if is_written else [],
+    }

@@ -1,0 +1,201 @@
+"""The files of ``cpumond init``: what they say, and whether they may be written.
+
+A file of ours begins with MARK and a checksum of the rest: one that somebody has changed since is that somebody's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from cpumond.agent.config import ENGINE_KINDS, Source, finish_config, parse_config_text
+from cpumond.cli.agent.estimate_findings import to_toml
+from cpumond.core.errors import AccessError, ConfigError, UsageError
+
+MARK: Final = "# Made by `cpumond init`, checksum "
+SOURCES_FILE: Final = "engines.toml"
+DROP_IN_FILE: Final = "engines.conf"
+OPENED: Final[dict[str, tuple[str, ...]]] = {"slurm": ("/run/munge", "/run/slurm")}
+"""Kind of a source -> what its engine's client opens besides the engine's socket: who asks Slurm is told by munge, and
+without a configuration of its own a node keeps that of slurmctld in /run/slurm."""
+UNITS: Final[dict[str, tuple[str, ...]]] = {
+    "docker": ("docker.socket", "docker.service"),
+    "podman": ("podman.socket",),
+    "slurm": ("munge.service",),
+    "kubernetes": ("containerd.service", "crio.service"),
+}
+"""Kind of a source -> the units after which the agent starts, so that their sockets are there."""
+WHY: Final[dict[str, str]] = {
+    "docker": "Who may open Docker's socket may do anything on this host. The agent only ever reads from it: lists, "
+    "descriptions and events of containers.",
+    "podman": "The directory, not the socket in it: a socket that is made anew is seen, too. Nothing is started or "
+    "changed through it.",
+    "slurm": "For `squeue`: munge says who asks. The configuration in /etc/slurm is visible anyway.",
+    "kubernetes": "The socket of the container runtime.",
+}
+NEEDS_PROCESSES: Final = ("docker", "podman")
+"""Kinds whose engines name the first process of a container, which tells its cgroup."""
+_USER_PLACE: Final = re.compile(r"-(/run/user/[0-9]+/podman)(?=\s)")
+PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9_@.,+=/-]+")
+WIDTH: Final = 118
+
+State = Literal["new", "changed", "same", "foreign"]
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """One file: its place, its whole text, and how what is there compares: nothing ("new"), an earlier one of ours
+    ("changed"), the same or all that is needed ("same"), or somebody else's ("foreign"), which stays as it is."""
+
+    path: str
+    text: str
+    state: State
+
+    @property
+    def is_due(self) -> bool:
+        return self.state in ("new", "changed")
+
+
+def plan_file(path: str, body: str) -> Planned:
+    """The file with ``body``. Raises AccessError where the one that is there cannot be read."""
+    text = sign(body)
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            present = file.read()
+    except FileNotFoundError:
+        return Planned(path, text, "new")
+    except OSError as error:
+        raise AccessError(f"{path}: cannot be read: {error.strerror}; run as root") from error
+    if present == text:
+        return Planned(path, text, "same")
+    if is_ours(present):
+        return Planned(path, text, "changed")
+    return Planned(path, text, "foreign" if list_missing(present, body) else "same")
+
+
+def list_missing(present: str, body: str) -> list[str]:
+    """The settings of ``body`` that the text which is there does not have."""
+    there = set(present.splitlines())
+    return [line for line in body.splitlines() if line and line[0] not in "#[" and line not in there]
+
+
+def sign(body: str) -> str:
+    """``body`` below the first line that marks it as ours."""
+    return f"{MARK}{_checksum(body)}\n{body}"
+
+
+def is_ours(text: str) -> bool:
+    """Whether a file is as ``sign`` made it."""
+    first, _, body = text.partition("\n")
+    return first == f"{MARK}{_checksum(body)}"
+
+
+def _checksum(body: str) -> str:
+    return hashlib.sha256(body.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def read_own_sources(path: str) -> list[Source]:
+    """The sources of an earlier file of ours; none where there is none. Raises ConfigError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError):
+        return []
+    return finish_config(parse_config_text(text, path), path).source if is_ours(text) else []
+
+
+def parse_sockets(given: Iterable[str]) -> list[Source]:
+    """The sources of ``--socket KIND=PATH``. Raises UsageError."""
+    found = []
+    for text in dict.fromkeys(given):
+        kind, _, socket = text.partition("=")
+        try:
+            found.append(_parse_socket(kind, socket))
+        except ConfigError as error:
+            raise UsageError(f"--socket {text}: {error}; for example --socket docker=/run/docker-2.sock") from None
+    return found
+
+
+def _parse_socket(kind: str, socket: str) -> Source:
+    if kind not in ENGINE_KINDS or not socket:
+        raise ConfigError(f"expected KIND=PATH, where KIND is {', '.join(ENGINE_KINDS)}")
+    raw = {"source": [{"kind": kind, "socket": socket, "mode": "shadow"}]}
+    return finish_config(raw, "this").source[0]
+
+
+def render_sources(sources: Iterable[Source]) -> str:
+    """The part of the configuration that names engines, in shadow mode; "" without any."""
+    lines = []
+    for source in sources:
+        lines += ["", "[[source]]", f"kind = {to_toml(source.kind)}"]
+        lines += [f"socket = {to_toml(source.socket)}"] if source.socket else []
+        lines += ['mode = "shadow"']
+    if not lines:
+        return ""
+    head = [
+        *_comment(
+            "The engines whose jobs cpumond follows, by the names that they have there. As soon as anything is changed "
+            "here, the file is yours: `cpumond init` leaves it alone from then on."
+        ),
+        *_comment(
+            "shadow: measured and decided, never written; `cpumond status` says what each limit would be. Then, a "
+            'source at a time: mode = "reclaim". Jobs that ordered no CPU limit are only ever looked at.'
+        ),
+    ]
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def render_drop_in(sockets: Mapping[str, Iterable[str]]) -> str:
+    """The drop-in of the agent's unit that lets it reach engines: kind -> sockets; "" where none needs any."""
+    kinds = [kind for kind in UNITS if kind in sockets]
+    opened = {kind: list_opened(kind, sockets[kind]) for kind in kinds}
+    service: list[str] = []
+    if any(kind in NEEDS_PROCESSES for kind in kinds):
+        service += [
+            *_comment("An engine names the first process of a container; that tells in /proc which cgroup it has."),
+            "ProtectProc=default",
+        ]
+    if any(path.startswith("/run/user/") for paths in opened.values() for path in paths):
+        service += [*_comment("As closed as with `yes`, but what is named below can be seen."), "ProtectHome=tmpfs"]
+    for kind in kinds:
+        if opened[kind]:
+            service += [*_comment(WHY[kind]), f"BindReadOnlyPaths={' '.join(f'-{path}' for path in opened[kind])}"]
+    if not service:
+        return ""
+    units = [unit for kind in kinds if opened[kind] for unit in UNITS[kind]]
+    order = [
+        *_comment("What is not there yet when the agent starts stays hidden until it starts again."),
+        f"After={' '.join(units)}",
+        "",
+    ]
+    head = _comment(
+        "The unit hides other services' sockets from the agent, on purpose. This opens those of the engines that it "
+        "asks about jobs, and nothing else."
+    )
+    return "\n".join([*head, "", *(["[Unit]", *order] if units else []), "[Service]", *service]) + "\n"
+
+
+def read_own_user_sockets(path: str) -> list[str]:
+    """The users' sockets that an earlier drop-in of ours opens: a user who is not logged in now has none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return []
+    return [f"{each}/podman.sock" for each in _USER_PLACE.findall(text)] if is_ours(text) else []
+
+
+def list_opened(kind: str, sockets: Iterable[str]) -> list[str]:
+    """The paths that a drop-in opens for one kind: Podman's directory, else the sockets themselves."""
+    paths = [os.path.dirname(each) if os.path.dirname(each).endswith("/podman") else each for each in sockets]
+    paths = [f"/run{path.removeprefix('/var/run')}" if path.startswith("/var/run/") else path for path in paths]
+    return list(dict.fromkeys([*(path for path in paths if PLAIN_PATH.fullmatch(path)), *OPENED.get(kind, ())]))
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)

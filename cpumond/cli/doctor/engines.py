@@ -1,0 +1,132 @@
+"""What ``cpumond doctor`` says about engines: each check takes what it examines and returns findings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal
+
+from cpumond.agent.config import Source
+from cpumond.agent.discovery import FoundJob, describe_source
+from cpumond.cli.doctor.checks import Finding, advise_source
+from cpumond.cli.engines import DAEMONS, NOUNS, EngineSeen, describe_fates, explain_silence, show_some
+from cpumond.core.words import count
+
+DROP_IN_ADVICE: Final = (
+    "`cpumond init` writes a drop-in that opens it (with the sources: systemd/cpumond.service.d/{kind}.conf); then "
+    "systemctl daemon-reload && systemctl restart cpumond"
+)
+RESTART_ADVICE: Final = "systemctl restart cpumond: the service still has the socket that was there at its start"
+
+Reach = Literal["", "hidden", "stale"]
+
+
+def check_engine(seen: EngineSeen, find_reach: Callable[[str], Reach]) -> list[Finding]:
+    """Whether an engine answers, a source names it, and the service can reach it (``find_reach``: of a socket)."""
+    check = f"engine {seen.kind}"
+    if not (seen.is_here or seen.is_configured):
+        return []
+    findings = []
+    up = {socket: view for socket, view in seen.views.items() if view.is_up}
+    if not seen.is_here:
+        socket, view = next(iter(seen.views.items()))
+        why, advice = explain_silence(seen, socket, view)
+        text = f"a source names {seen.kind}, but nothing of it is on this host now: {why}"
+        return [Finding(check, "warn", text, f"leave the source out of this host's configuration, or: {advice}")]
+    if not seen.is_configured:
+        what = seen.describe() if up or seen.found else DAEMONS[seen.kind]
+        text = f"{what}: on this host, and no source names it"
+        findings.append(Finding(check, "warn", text, advise_source(seen.kind)))
+    elif up:
+        findings.append(Finding(check, "ok", f"{seen.describe()}{_show_places(up)}: it answers"))
+    for socket, view in seen.views.items():
+        if not view.is_up:
+            findings.append(Finding(check, "warn", *explain_silence(seen, socket, view)))
+        elif seen.is_configured and (reach := find_reach(socket) if socket.startswith("/") else ""):
+            text = f"{socket} is hidden from the service by its unit"
+            if reach == "stale":
+                text = f"{socket} was made anew since the service started, which cannot reach it"
+            advice = RESTART_ADVICE if reach == "stale" else DROP_IN_ADVICE.format(kind=seen.kind)
+            findings.append(Finding(check, "fail" if reach == "hidden" else "warn", text, advice))
+        findings += [Finding(check, "warn", note, "see the engine's own log") for note in view.notes]
+    if seen.jobs.unnamed and up and seen.is_configured:
+        text = f"{count(len(seen.jobs.unnamed), 'cgroup')} that it does not name{show_some(seen.jobs.unnamed)}"
+        advice = (
+            f"a second {DAEMONS[seen.kind]} has them? Give it a source of its own with its `socket`; until then they "
+            "stay in shadow mode"
+        )
+        findings.append(Finding(check, "warn", text, advice))
+    return findings
+
+
+def _show_places(up: Mapping[str, object]) -> str:
+    places = ", ".join(filter(None, up))
+    return f" ({places})" if places else ""
+
+
+def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], seen: EngineSeen) -> list[Finding]:
+    """What a source of an engine finds among all ``jobs``, and what becomes of it."""
+    check = f"source {number}"
+    own = [job for job in jobs if job.source is source]
+    shown = f"{describe_source(source)!r}"
+    if not own:
+        if seen.found:
+            text = f"{shown} names none of {count(len(seen.found), NOUNS[seen.kind])}: others come first, or `pattern`"
+            return [Finding(check, "warn", text, "correct its pattern, or leave it out")]
+        return [Finding(check, "ok", f"{shown}: no {NOUNS[seen.kind]} runs now")]
+    text = f"{shown} finds {count(len(own), NOUNS[seen.kind])}{show_some(job.job_id for job in own)}"
+    fates = "; ".join(describe_fates(seen.kind, seen.jobs, is_shadow=False))
+    findings = [Finding(check, "ok", f"{text}; of all it has: {fates}" if fates else text)]
+    outside = next((names for why, names in seen.jobs.refused.items() if "managed_roots" in why), ())
+    if outside:
+        text = (
+            f"{count(len(outside), NOUNS[seen.kind])} will never be written{show_some(outside)}: outside managed_roots"
+        )
+        advice = "add what is above them to managed_roots, or leave managed_roots out where all sources are engines"
+        findings.append(Finding(check, "warn", text, advice))
+    return findings
+
+
+def find_agent_reach(socket: str, pid: int | None) -> Reach | None:
+    """Whether a running agent sees the socket that this process sees; None where that may not be looked at."""
+    if pid is None:
+        return None
+    root = f"/proc/{pid}/root"
+    try:
+        os.stat(f"{root}/")
+    except OSError:
+        return None
+    try:
+        there = os.stat(f"{root}{os.path.realpath(socket)}")
+    except OSError:
+        return "hidden"
+    here = os.stat(socket)
+    return "" if (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino) else "stale"
+
+
+def find_unit_reach(socket: str, properties: Mapping[str, str]) -> Reach | None:
+    """Whether a unit with these mounts (as ``systemctl show`` has them) hides a socket; None without properties."""
+    if not any(properties.values()):
+        return None
+    place = os.path.realpath(socket)
+    hidden = [name for name in _list_paths(properties.get("TemporaryFileSystem", "")) if _is_below(place, name)]
+    if properties.get("ProtectHome", "no") in ("yes", "tmpfs"):
+        hidden += [name for name in ("/home", "/root", "/run/user") if _is_below(place, name)]
+    opened = [
+        name
+        for key in ("BindPaths", "BindReadOnlyPaths")
+        for name in _list_paths(properties.get(key, ""))
+        if _is_below(place, name) and not any(_is_below(other, name) for other in hidden)
+    ]
+    if hidden:
+        return "" if opened else "hidden"
+    return ""
+
+
+def _list_paths(text: str) -> list[str]:
+    """The paths of a property: "-/run/dbus:/run/dbus:rbind /run/x" has two."""
+    return [word.lstrip("-+").partition(":")[0] for word in text.split()]
+
+
+def _is_below(path: str, place: str) -> bool:
+    return path == place or path.startswith(f"{place.rstrip('/')}/")

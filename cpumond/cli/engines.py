@@ -1,0 +1,282 @@
+"""The engines of this host as ``init`` and ``doctor`` see them: which are there, whether they answer, what they run."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import math
+import os
+import pwd
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from cpumond.agent.config import AgentConfig, Source
+from cpumond.agent.discovery import FoundJob, list_jobs
+from cpumond.agent.discovery.engines import list_engine_jobs, list_engines
+from cpumond.agent.engines import ENGINES, ask_once
+from cpumond.core.errors import CpumondError
+from cpumond.core.words import count, show_name
+from cpumond.host.engine.model import EngineView, Key
+
+if TYPE_CHECKING:
+    from cpumond.host.cgroup.mounts import Hierarchies
+
+ASK_S: Final = 12.0
+"""For all that one engine is asked at first, a second or two with hundreds of containers; longer than a client
+waits for one answer, so that its own sentence about that is told."""
+SHOWN: Final = 3
+PROGRAMS: Final[dict[str, tuple[str, ...]]] = {
+    "docker": ("dockerd",),
+    "podman": (),
+    "slurm": ("slurmd",),
+    "kubernetes": ("kubelet", "k3s-server", "k3s-agent", "k0s"),
+}
+"""Kind of a source -> the services of which one runs where there is such an engine; Podman needs none."""
+DAEMONS: Final = {"docker": "dockerd", "podman": "podman", "slurm": "slurmd", "kubernetes": "kubelet"}
+NOUNS: Final = {"docker": "container", "podman": "container", "slurm": "job", "kubernetes": "container"}
+STARTS: Final = {
+    "docker": "systemctl enable --now docker",
+    "podman": "systemctl enable --now podman.socket",
+    "slurm": "install Slurm's client commands, or see whether slurmctld answers: `squeue`",
+    "kubernetes": "see whether kubelet runs; its source names a `token_file` that lets cpumond read its pods",
+}
+"""What to do where an engine does not answer."""
+
+Fate = Literal["managed", "unlimited", "unnamed", "refused"]
+
+
+class JobsSeen(msgspec.Struct, frozen=True):
+    """The jobs of one kind of engine by what becomes of them.
+
+    ``managed``: names of those whose limit would be moved; ``unlimited``: of those that ordered none; ``unnamed``:
+    cgroups that the engine did not name; ``refused``: reason -> names; ``lost``: names of those that have no cgroup in
+    the hierarchy of the cpu controller.
+    """
+
+    managed: tuple[str, ...] = ()
+    unlimited: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = ()
+    refused: dict[str, tuple[str, ...]] = {}
+    lost: tuple[str, ...] = ()
+
+
+class EngineSeen(msgspec.Struct, frozen=True):
+    """One kind of engine on this host, or one that a source names.
+
+    ``views`` by socket; ``programs``: those of its services that run; ``found``: its jobs by the source that names
+    them, which is the default one where ``is_configured`` is False.
+    """
+
+    kind: str
+    is_configured: bool
+    views: dict[str, EngineView]
+    programs: tuple[str, ...] = ()
+    found: tuple[FoundJob, ...] = ()
+    jobs: JobsSeen = JobsSeen()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether anything of it was seen: an answer, a service, a job, a socket that may not be opened."""
+        return bool(
+            self.programs
+            or self.found
+            or any(view.is_up for view in self.views.values())
+            or any(find_closed(socket) for socket in self.views)
+        )
+
+    @property
+    def sockets(self) -> list[str]:
+        """The files that have to be reached."""
+        return [socket for socket in self.views if socket.startswith("/")]
+
+    def describe(self) -> str:
+        """It in a few words: "dockerd 20.10.24 with 14 containers"."""
+        titles = [view.title for view in self.views.values() if view.title]
+        shown = f"{DAEMONS[self.kind]} {titles[0].partition(' ')[2] if titles else ''}".strip()
+        number = len(self.found) + len(self.jobs.lost)
+        pods = len({job.engine.group for job in self.found if job.engine is not None and job.engine.group})
+        of_pods = f" in {count(pods, 'pod')}" if self.kind == "kubernetes" and pods else ""
+        return f"{shown} with {count(number, NOUNS[self.kind])}{of_pods}"
+
+
+def see_engines(
+    config: AgentConfig, hierarchies: Hierarchies, programs: Iterable[str], more: Iterable[Source] = ()
+) -> list[EngineSeen]:
+    """All kinds of engines that are here or that a source names, each asked once.
+
+    ``programs``: the names of all processes; ``more``: sources to look at besides those of the configuration.
+    """
+    running = set(programs)
+    given = [source for source in config.source if source.is_engine]
+    kinds = {source.kind for source in given}
+    looked_at = [*given, *(source for source in more if source not in given)]
+    # A kind that is named nowhere is looked for where it is by default.
+    named = {source.kind for source in looked_at}
+    for kind in ENGINES:
+        source = msgspec.convert({"kind": kind}, Source)
+        if kind not in named and _may_be_here(source, hierarchies.cpu_root, running):
+            looked_at.append(source)
+    views = ask_once(looked_at, hierarchies, config.node_id, ASK_S)
+    found = list_jobs(looked_at, [], hierarchies.cpu_root, views).jobs
+    seen = []
+    for kind in dict.fromkeys(source.kind for source in looked_at):
+        own_views = {
+            key[1]: views.get(key, EngineView(kind, problem=f"{kind}: this version of cpumond cannot ask it"))
+            for source in looked_at
+            if source.kind == kind
+            for key in list_engines(source)
+        }
+        own = tuple(job for job in found if job.engine is not None and job.engine.kind == kind)
+        jobs = sort_jobs(own, own_views, config, hierarchies)
+        here = tuple(name for name in PROGRAMS[kind] if name in running)
+        seen.append(EngineSeen(kind, kind in kinds, own_views, here, own, jobs))
+    return seen
+
+
+def collect_views(seen: Iterable[EngineSeen]) -> dict[Key, EngineView]:
+    """What each engine said, as ``list_jobs`` wants it."""
+    return {(each.kind, socket): view for each in seen for socket, view in each.views.items()}
+
+
+def _may_be_here(source: Source, cpu_root: str, running: set[str]) -> bool:
+    """Whether it is worth asking: a service runs, a socket or a job's cgroup is there."""
+    if running.intersection(PROGRAMS[source.kind]) or list_engine_jobs(cpu_root, source, {})[0]:
+        return True
+    return any(
+        (socket.startswith("/") and os.path.exists(socket)) or find_closed(socket) for _, socket in list_engines(source)
+    )
+
+
+def sort_jobs(
+    found: Iterable[FoundJob], views: Mapping[str, EngineView], config: AgentConfig, hierarchies: Hierarchies
+) -> JobsSeen:
+    """What becomes of each job of an engine, and which have no cgroup that could be limited."""
+    from cpumond.agent.tracked import find_refusal
+
+    fates: dict[Fate, list[str]] = {"managed": [], "unlimited": [], "unnamed": [], "refused": []}
+    refused: dict[str, list[str]] = {}
+    for job in found:
+        assert job.engine is not None
+        if not job.engine.is_named:
+            fates["unnamed"].append(job.path)
+            continue
+        why = find_refusal(config, job, os.path.join(hierarchies.cpu_root, job.path))
+        if why:
+            refused.setdefault(why, []).append(job.job_id)
+        elif _ordered_nothing(job, hierarchies):
+            fates["unlimited"].append(job.job_id)
+        else:
+            fates["managed"].append(job.job_id)
+    lost = [
+        job.name
+        for view in views.values()
+        for path, job in view.jobs.items()
+        if not os.path.isdir(os.path.join(hierarchies.cpu_root, path))
+    ]
+    return JobsSeen(
+        tuple(fates["managed"]),
+        tuple(fates["unlimited"]),
+        tuple(fates["unnamed"]),
+        {why: tuple(names) for why, names in refused.items()},
+        tuple(lost),
+    )
+
+
+def _ordered_nothing(job: FoundJob, hierarchies: Hierarchies) -> bool:
+    """Whether it ordered no limit, by its engine and its cgroup, and its source leaves such jobs alone."""
+    from cpumond.cli.agent.watch import read_own_quota
+    from cpumond.host.cgroup import open_cgroup
+
+    if job.cpu_limit_cores is not None or (job.engine is not None and job.engine.ordered_cores is not None):
+        return False
+    if job.source is not None and job.source.unlimited == "host":
+        return False
+    with contextlib.suppress(CpumondError):
+        cgroup = open_cgroup(hierarchies, job.path)
+        if cgroup is not None:
+            with contextlib.closing(cgroup):
+                return read_own_quota(cgroup) == math.inf
+    return True
+
+
+def describe_fates(kind: str, jobs: JobsSeen, is_shadow: bool = True) -> list[str]:
+    """What becomes of the jobs, a sentence for each fate with its reason."""
+    noun = NOUNS[kind]
+    said = []
+    if jobs.managed:
+        how = "managed, in shadow mode at first" if is_shadow else "managed"
+        said.append(f"{how}: {count(len(jobs.managed), noun)} with a CPU limit{show_some(jobs.managed)}")
+    if jobs.unlimited:
+        said.append(
+            f"looked at only: {count(len(jobs.unlimited), noun)} that ordered no CPU limit{show_some(jobs.unlimited)}"
+        )
+    for why, names in jobs.refused.items():
+        said.append(f"looked at only: {count(len(names), noun)}{show_some(names)}: {why}")
+    if jobs.unnamed:
+        said.append(
+            f"looked at only: {count(len(jobs.unnamed), 'cgroup')} that it does not name{show_some(jobs.unnamed)}"
+        )
+    if jobs.lost:
+        said.append(
+            f"not looked at: {count(len(jobs.lost), noun)} without a cgroup in the hierarchy of the cpu controller, "
+            f"where a limit could be{show_some(jobs.lost)}"
+        )
+    return said
+
+
+def show_some(names: Iterable[str]) -> str:
+    """The first of some names, in brackets."""
+    shown = [show_name(name) for name in names]
+    more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+    return f" ({', '.join(shown[:SHOWN])}{more})"
+
+
+def find_closed(socket: str) -> str:
+    """Which right this process lacks to open a unix socket, as a clause; "" where it has all, or there is none."""
+    if not socket.startswith("/"):
+        return ""
+    parts = socket.split("/")
+    for end in range(2, len(parts) + 1):
+        place = "/".join(parts[:end])
+        try:
+            found = os.stat(place)
+        except OSError:
+            return ""
+        if not os.access(place, os.W_OK if end == len(parts) else os.X_OK, effective_ids=True):
+            owner = f"{_name(pwd.getpwuid, found.st_uid)}:{_name(grp.getgrgid, found.st_gid)}"
+            return f"{_show_account()} may not open {place} (of {owner}, mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def _show_account() -> str:
+    return _name(pwd.getpwuid, os.geteuid())
+
+
+def _name(look_up: Callable[[int], Any], number: int) -> str:
+    try:
+        return str(look_up(number)[0])
+    except KeyError:
+        return str(number)
+
+
+def explain_silence(seen: EngineSeen, socket: str, view: EngineView) -> tuple[str, str]:
+    """Why an engine does not answer at a socket, and what to do."""
+    kind = seen.kind
+    closed = find_closed(socket)
+    if closed:
+        return f"{DAEMONS[kind]}: {closed}", "run this as root; the service has the right (CAP_DAC_OVERRIDE)"
+    if kind == "slurm" and shutil.which("squeue") is None:
+        return "slurm: `squeue` is not installed here", "install Slurm's client commands (Debian: slurm-client)"
+    advice = [] if seen.programs and kind == "docker" else [STARTS[kind]]
+    if socket.startswith("/run/user/"):
+        owner = socket.split("/")[3]
+        advice = [f"as the user {owner}: systemctl --user enable --now podman.socket; loginctl enable-linger {owner}"]
+    if socket.startswith("/"):
+        advice.append(
+            f'where it listens elsewhere: `cpumond init --socket {kind}=PATH`, or socket = "PATH" in its source'
+        )
+    return view.problem or f"{kind}: no answer", "; ".join(advice)

@@ -1,0 +1,236 @@
+"""``cpumond kubernetes publish``: what the agents of a cluster reclaimed, as an extended resource of their nodes.
+
+One of these runs in a cluster. It asks each agent in its pod, and is the guard as well: a node whose agent does not
+answer, or is not ready, offers nothing. No agent may change anything in the API server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import ssl
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from cpumond.cli.options import DurationType
+from cpumond.core.errors import AccessError, CpumondError, UnavailableError, UsageError, describe
+
+if TYPE_CHECKING:
+    import httpx2
+
+RESOURCE: Final = "cpumond.io/reclaimed-cpu"
+STEP: Final = 100
+"""Thousandths of a core: each new figure is written to the API server's store and told to all who watch nodes."""
+TIMEOUT_S: Final = 5.0
+DEADLINE_S: Final = 20.0
+MAX_BYTES: Final = 64 << 20
+PAGE: Final = 200
+AT_ONCE: Final = 16
+_OFFER: Final = re.compile(rb"^cpumond_node_offered_cores (\S+)$", re.MULTILINE)
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str = ""
+    position: str = msgspec.field(name="continue", default="")
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    node: str = msgspec.field(name="nodeName", default="")
+
+
+class _Status(msgspec.Struct, frozen=True):
+    address: str = msgspec.field(name="podIP", default="")
+    capacity: dict[str, str] = {}
+
+
+class Item(msgspec.Struct, frozen=True):
+    """A pod or a node, as far as it is needed."""
+
+    metadata: _Metadata = _Metadata()
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+class _Page(msgspec.Struct, frozen=True):
+    metadata: _Metadata = _Metadata()
+    items: list[Item] = []
+
+
+def ask(client: httpx2.Client, method: str, url: str, **more: Any) -> bytes:
+    """The body of an answer with status 200, bounded in time and size. Raises UnavailableError."""
+    import httpx2
+
+    end_s, body = time.monotonic() + DEADLINE_S, bytearray()
+    try:
+        with client.stream(method, url, **more) as answer:
+            for chunk in answer.iter_bytes():
+                body += chunk
+                if len(body) > MAX_BYTES or time.monotonic() > end_s:
+                    raise UnavailableError(f"{url}: its answer is too large or too slow")
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        raise UnavailableError(f"{url}: no answer ({describe(error) or type(error).__name__})") from error
+    if answer.status_code != 200:
+        raise UnavailableError(f"{method} {url} was answered with status {answer.status_code}")
+    return bytes(body)
+
+
+def read_offer(metrics: bytes) -> int:
+    """What a node offers by its agent's metrics, in thousandths of a core; 0 where they do not tell. Raises
+    UnavailableError for what is no number."""
+    found = _OFFER.search(metrics)
+    try:
+        return max(int(float(found[1]) * 1000.0) // STEP * STEP, 0) if found else 0
+    except (ValueError, OverflowError) as error:
+        raise UnavailableError(f"its metrics are not understood: {error}") from error
+
+
+class ApiServer:
+    """The cluster's API server: lists pods and nodes, and writes one figure of a node. Its methods raise CpumondError.
+
+    ``account``: the folder with ``token`` and ``ca.crt`` of a service account.
+    """
+
+    def __init__(self, url: str, account: str) -> None:
+        import httpx2
+
+        self._token_file, ca_file = os.path.join(account, "token"), os.path.join(account, "ca.crt")
+        try:
+            verify = ssl.create_default_context(cafile=ca_file) if url.startswith("https:") else False
+        except OSError as error:
+            raise UnavailableError(f"{ca_file}: {describe(error)}") from error
+        self._client = httpx2.Client(base_url=url, verify=verify, timeout=TIMEOUT_S, trust_env=False)
+
+    def _ask(self, method: str, path: str, kind: str = "application/json", **more: Any) -> bytes:
+        try:
+            with open(self._token_file, encoding="ascii") as file:  # it is replaced before it runs out
+                headers = {"authorization": f"Bearer {file.read().strip()}", "content-type": kind}
+        except (OSError, UnicodeDecodeError) as error:
+            raise AccessError(f"{self._token_file}: {describe(error)}") from error
+        return ask(self._client, method, path, headers=headers, **more)
+
+    def list_all(self, path: str, **query: str) -> list[Item]:
+        """All pods or nodes, page by page."""
+        found: list[Item] = []
+        position: str | None = ""
+        while position is not None:
+            text = self._ask("GET", path, params={**query, "limit": str(PAGE), "continue": position})
+            try:
+                page = msgspec.json.decode(text, type=_Page)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise UnavailableError(f"{path}: not understood: {error}") from error
+            found += page.items
+            position = page.metadata.position or None
+        return found
+
+    def write(self, node: str, thousandths: int) -> None:
+        """Write what a node offers."""
+        change = {"op": "add", "path": f"/status/capacity/{RESOURCE.replace('/', '~1')}", "value": str(thousandths)}
+        body = msgspec.json.encode([change])
+        self._ask("PATCH", f"/api/v1/nodes/{node}/status", "application/json-patch+json", content=body)
+
+
+class Publisher:
+    """Keeps the figures of all nodes at what their agents say; each method gives sentences about what was written, and
+    what was not, and raises CpumondError where the API server does not tell pods or nodes."""
+
+    def __init__(self, api: ApiServer, namespace: str, selector: str, port: int) -> None:
+        import httpx2
+
+        self._api, self._selector, self._port = api, selector, port
+        self._pods = f"/api/v1/namespaces/{namespace}/pods"
+        self._client = httpx2.Client(verify=False, timeout=TIMEOUT_S, trust_env=False)
+
+    def publish(self) -> list[str]:
+        """Ask all agents and write what has changed."""
+        pods = self._api.list_all(self._pods, labelSelector=self._selector)
+        agents = {each.spec.node: each.status.address for each in pods if each.status.address}
+        offers: dict[str, int] = {}
+        said: list[str] = []
+
+        def ask_one(node: str) -> None:
+            try:
+                offers[node] = self._ask_agent(agents[node])
+            except CpumondError as error:
+                said.append(f"{node}: {error}; it offers nothing")
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(ask_one, agents))
+        return said + self._write(offers)
+
+    def withdraw(self) -> list[str]:
+        """Have no node offer anything."""
+        return self._write({})
+
+    def _ask_agent(self, address: str) -> int:
+        """What an agent offers, in thousandths of a core. It is ready when its last check was a moment ago."""
+        url = f"http://[{address}]:{self._port}" if ":" in address else f"http://{address}:{self._port}"
+        ask(self._client, "GET", f"{url}/readyz")
+        return read_offer(ask(self._client, "GET", f"{url}/metrics"))
+
+    def _write(self, offers: dict[str, int]) -> list[str]:
+        said = []
+        for node in self._api.list_all("/api/v1/nodes"):
+            name, before = node.metadata.name, node.status.capacity.get(RESOURCE)
+            offer = offers.get(name, 0)
+            if before == str(offer) or (before is None and name not in offers):
+                continue
+            try:
+                self._api.write(name, offer)
+                said.append(f"{name}: {RESOURCE} {before or 'none'} -> {offer}")
+            except CpumondError as error:
+                said.append(f"{name}: {RESOURCE} stays {before or 'none'}: {error}")
+        return said
+
+
+@click.group("kubernetes", epilog="Example: cpumond kubernetes publish --withdraw")
+def kubernetes_command() -> None:
+    """Offer reclaimed CPU to pods as a resource of their node."""
+
+
+@kubernetes_command.command("publish", epilog="Example: cpumond kubernetes publish --namespace cpumond --period 30s")
+@click.option("--api", "url", default="", help="Address of the API server; inside a pod it is known.")
+@click.option(
+    "--account",
+    default="/var/run/secrets/kubernetes.io/serviceaccount",
+    show_default=True,
+    help="Folder with token and ca.crt of a service account.",
+)
+@click.option("--namespace", default="cpumond", show_default=True, help="Where the agents' pods are.")
+@click.option("--selector", default="app.kubernetes.io/component=agent", show_default=True, help="Their labels.")
+@click.option("--port", default=9756, show_default=True, type=click.IntRange(1, 65535), help="Port of their metrics.")
+@click.option("--period", default="15s", show_default=True, type=DurationType(0.1, 3600.0), help="From round to round.")
+@click.option("--withdraw", is_flag=True, help="Have no node offer anything, and end.")
+def publish_command(
+    url: str, account: str, namespace: str, selector: str, port: int, period: float, withdraw: bool
+) -> None:
+    """Keep the extended resource cpumond.io/reclaimed-cpu of all nodes at what their agents reclaimed.
+
+    It is in thousandths of a core. A node whose agent is not ready offers none, and none does after SIGTERM.
+    """
+    host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+    if not (url or host):
+        raise UsageError(
+            "this is no pod, so where the API server is is not known; give it with --api https://HOST:6443"
+        )
+    inside = f"https://{f'[{host}]' if ':' in host else host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
+    publisher = Publisher(ApiServer(url or inside, account), namespace, selector, port)
+    ending, before = threading.Event(), ""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    while not (withdraw or ending.is_set()):
+        try:
+            said, problem = publisher.publish(), ""
+        except CpumondError as error:
+            said, problem = [], f"{error}; the figures stay as they are"
+        for each in [*said, *([problem] if problem != before else [])]:
+            click.echo(each)
+        before = problem
+        ending.wait(period)
+    for each in publisher.withdraw():
+        click.echo(each)

@@ -1,0 +1,309 @@
+"""``cpumond init`` and ``doctor`` with real engines: what is found, what is written, and that the agent lives by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
+from typing import Any
+
+import pytest
+from agent_process import AgentProcess
+from engines import Dockerd, Podman
+from waiting import wait_until
+
+from cpumond.cli.agent.init_files import MARK, is_ours
+
+pytestmark = pytest.mark.cgroup
+
+COMMAND = [sys.executable, "-m", "cpumond"]
+AS_NOBODY = """
+import contextlib, io, os, sys
+from cpumond.cli import run
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    run(sys.argv[1:])  # what is imported late may lie where nobody may look
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+class Host:
+    """The files of one installation: configuration, units, and the command that writes them."""
+
+    def __init__(self, directory: Path, *sockets: str) -> None:
+        self.directory = directory
+        self.agent = AgentProcess(directory)
+        self.config = self.agent.write_config("")
+        self.sources = directory / "conf.d" / "engines.toml"
+        self.drop_in = directory / "units" / "cpumond.service.d" / "engines.conf"
+        self.options = ["--config", str(self.config), "--unit-dir", str(directory / "units")]
+        for each in sockets:
+            self.options += ["--socket", each]
+
+    def init(self, *arguments: str, code: int = 0, **options: Any) -> str:
+        """What it prints; its exit code is ``code``."""
+        done = subprocess.run(
+            [*COMMAND, "init", *self.options, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            **options,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        self.errors = done.stderr
+        return done.stdout
+
+    def at_terminal(self, answer: str) -> str:
+        """The same at a terminal whose user types ``answer`` when asked."""
+        controller, terminal = pty.openpty()
+        process = subprocess.Popen(
+            [*COMMAND, "init", *self.options], stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+        )
+        os.close(terminal)
+        shown = b""
+        try:
+            while select.select([controller], [], [], 120)[0]:
+                try:
+                    piece = os.read(controller, 4096)
+                except OSError:  # the other end is closed
+                    break
+                if not piece:
+                    break
+                shown += piece
+                if answer and b"[y/N]" in shown:
+                    os.write(controller, f"{answer}\n".encode())
+                    answer = ""
+        finally:
+            os.close(controller)
+        assert process.wait(60) == 0, shown
+        return shown.decode()
+
+    def doctor(self) -> dict[str, list[dict[str, str]]]:
+        """Its findings by their check."""
+        done = self.agent.run("doctor", "--json")
+        found: dict[str, list[dict[str, str]]] = {}
+        for each in json.loads(done.stdout)["findings"]:
+            found.setdefault(each["check"], []).append(each)
+        return found
+
+
+@pytest.fixture(scope="module")
+def docker() -> Iterator[Dockerd]:
+    """A container with a limit and one without."""
+    engine = Dockerd()
+    try:
+        engine.start()
+        engine.run("web", "--cpus=1.5")
+        engine.run("batch")
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path, docker: Dockerd) -> Iterator[Host]:
+    found = Host(tmp_path, f"docker={docker.socket_path}")
+    yield found
+    found.agent.close()
+
+
+def test_says_what_it_found_and_writes_nothing_without_a_terminal(host: Host, docker: Dockerd) -> None:
+    text = host.init()
+    version = docker.get("/version").json()["Version"]
+    assert f"  dockerd {version} with " in text
+    assert "managed, in shadow mode at first: 1 container with a CPU limit (web)" in text
+    assert "looked at only: 1 container that ordered no CPU limit (batch)" in text
+    assert "Nothing is written: there is no terminal to ask at; `cpumond init --yes` writes it." in text
+    assert f'  socket = "{docker.socket_path}"' in text
+    assert f"  BindReadOnlyPaths=-{docker.socket_path}" in text
+    assert not host.sources.parent.exists()
+    assert not host.drop_in.exists()
+
+
+def test_writes_once_and_a_second_time_changes_nothing(host: Host) -> None:
+    text = host.init("--yes")
+    assert "systemctl daemon-reload && systemctl restart cpumond" in text
+    assert [is_ours(path.read_text()) for path in (host.sources, host.drop_in)] == [True, True]
+    before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in (host.sources, host.drop_in)]
+    text = host.init("--yes")
+    assert text.count("already as it should be") == 2
+    assert "systemctl" not in text.partition("already")[2]
+    assert [(path.read_bytes(), path.stat().st_mtime_ns) for path in (host.sources, host.drop_in)] == before
+
+
+def test_what_it_wrote_passes_and_the_agent_shows_containers_by_name(host: Host) -> None:
+    host.init("--yes")
+    checked = host.agent.run("check-config")
+    assert checked.returncode == 0
+    assert "Limits may be written of jobs of docker" in checked.stdout
+    assert "no cgroup will ever be written" not in checked.stdout
+    host.agent.start()
+
+    def jobs() -> dict[str, Any]:
+        return {job["job_id"]: job for job in host.agent.get("/v1/status")["jobs"]}
+
+    wait_until(lambda: {"web", "batch"} <= jobs().keys(), "the agent knows both containers", 60)
+    assert {jobs()[name]["mode"] for name in ("web", "batch")} == {"shadow"}
+    assert (jobs()["web"]["cpu_limit"], jobs()["batch"]["unlimited"]) == (pytest.approx(1.5), True)
+    findings = host.doctor()
+    (engine,) = [each for each in findings["engine docker"] if each["level"] == "ok"]
+    assert engine["text"].endswith("it answers")
+    assert "web" in findings["source 1"][0]["text"]
+    assert "1 container that ordered no CPU limit (batch)" in findings["source 1"][0]["text"]
+    assert findings["managed_roots"][0]["level"] == "ok"
+    assert not [each for each in findings["other writers"] if "dockerd" in each["text"] and each["level"] != "ok"]
+    # Its sandbox is none: nothing is hidden from an agent that was started by hand.
+    assert not [each for each in findings["engine docker"] if "hidden" in each["text"]]
+
+
+def test_asks_at_a_terminal(host: Host) -> None:
+    host.at_terminal("n")
+    assert not host.sources.exists()
+    text = host.at_terminal("y")
+    assert f"written: {host.sources}, {host.drop_in}" in " ".join(text.split())
+    assert host.sources.read_text().startswith(MARK)
+
+
+def test_a_file_of_somebody_else_stays(host: Host) -> None:
+    host.sources.parent.mkdir()
+    host.sources.write_text('[[source]]\nkind = "static"\npattern = "jobs/a"\n')
+    text = host.init("--yes", code=73)
+    assert host.sources.read_text() == '[[source]]\nkind = "static"\npattern = "jobs/a"\n'
+    assert 'kind = "docker"' in text
+    assert f"{host.sources}: was not written by `cpumond init`" in host.errors
+    assert is_ours(host.drop_in.read_text())
+
+
+def test_a_file_that_was_changed_since_is_its_users(host: Host) -> None:
+    host.init("--yes")
+    changed = host.sources.read_text().replace('mode = "shadow"', 'mode = "reclaim"')
+    host.sources.write_text(changed)
+    text = host.init("--yes")
+    assert host.sources.read_text() == changed
+    assert "There is nothing to write." in text
+
+
+def test_a_source_that_is_configured_elsewhere_is_not_written_again(host: Host, docker: Dockerd) -> None:
+    host.sources.parent.mkdir()
+    mine = host.sources.with_name("mine.toml")
+    mine.write_text(f'[[source]]\nkind = "docker"\nsocket = "{docker.socket_path}"\nmode = "up-only"\n')
+    host.init("--yes")
+    assert not host.sources.exists() or 'kind = "docker"' not in host.sources.read_text()
+    assert f"-{docker.socket_path}" in host.drop_in.read_text()
+
+
+def test_json_says_the_same_and_writes_with_yes_only(host: Host, docker: Dockerd) -> None:
+    answer = json.loads(host.init("--json"))
+    (engine,) = [each for each in answer["engines"] if each["kind"] == "docker"]
+    assert (engine["jobs"]["managed"], engine["jobs"]["unlimited"]) == (["web"], ["batch"])
+    assert engine["sockets"][str(docker.socket_path)]["problem"] == ""
+    assert (answer["is_written"], host.sources.exists()) == (False, False)
+    answer = json.loads(host.init("--json", "--yes"))
+    assert (answer["is_written"], host.sources.exists()) == (True, True)
+    assert {file["state"] for file in answer["files"]} == {"new"}
+
+
+def test_an_ordinary_user_is_told_which_right_is_missing(host: Host, docker: Dockerd) -> None:
+    docker.directory.chmod(0o711)
+    docker.socket_path.chmod(0o660)
+    options = ["--config", "/nonexistent/cpumond.toml", "--unit-dir", "/nonexistent/units", *host.options[4:]]
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, "init", *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"may not open {docker.socket_path} (of root:root, mode 0660)" in done.stdout
+    assert "run this as root; the service has the right (CAP_DAC_OVERRIDE)" in done.stdout
+    assert done.stderr == ""
+
+
+class Nonsense(BaseHTTPRequestHandler):
+    """Something that speaks HTTP on a socket and is no engine."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>not an engine</html>")
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is logged."""
+
+
+def test_answers_that_are_no_json_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with ThreadingUnixStreamServer(str(path), Nonsense) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            host = Host(tmp_path, f"podman={path}")
+            text = host.init("--yes")
+            assert f"podman: {path}: /version is not understood" in text
+            (finding,) = [each for each in host.doctor()["engine podman"] if "not understood" in each["text"]]
+            assert (finding["level"], bool(finding["advice"])) == ("warn", True)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_socket_that_nobody_listens_on(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(path))
+    text = Host(tmp_path, f"docker={path}").init()
+    assert f"docker: no answer from {path}" in text
+    assert "refused" in text
+
+
+def test_no_engine_at_all(tmp_path: Path) -> None:
+    """On a host of its own: other processes, sockets and cgroups are hidden."""
+    cgroup = tmp_path / "cgroup"
+    cgroup.mkdir()
+    (cgroup / "cgroup.controllers").write_text("cpu\n")
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_text(f"30 20 0:26 / {cgroup} rw - cgroup2 cgroup2 rw\n")
+    host = Host(tmp_path)
+    host.agent.write_config(f'mountinfo = "{mountinfo}"\n')
+    script = 'mount -t proc proc /proc && mount -t tmpfs tmpfs /run && exec "$@"'
+    alone = ["unshare", "--mount", "--pid", "--fork", "sh", "-c", script, "sh"]
+    done = subprocess.run(
+        [*alone, *COMMAND, "init", *host.options, "--yes"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "No engine of jobs was found on this host: Docker, Podman, Slurm, Kubernetes." in done.stdout
+    assert "There is nothing to write." in done.stdout
+    assert not host.sources.exists()
+    assert not host.drop_in.exists()
+
+
+def test_podman(tmp_path: Path) -> None:
+    with Podman() as engine:
+        engine.run("cache", "--cpus=0.5")
+        engine.run("idle")
+        host = Host(tmp_path, f"podman={engine.socket_path}")
+        answer = json.loads(host.init("--json", "--yes"))
+        (found,) = [each for each in answer["engines"] if each["kind"] == "podman"]
+        assert "cache" in found["jobs"]["managed"]
+        assert "idle" in found["jobs"]["unlimited"]
+        engine.terminate(signal.SIGTERM)
+        findings = host.doctor()["engine podman"]
+        assert [each for each in findings if "no answer from" in each["text"] and "podman.socket" in each["advice"]]

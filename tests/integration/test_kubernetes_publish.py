@@ -1,0 +1,221 @@
+"""``cpumond kubernetes publish`` beside a real agent on a real cgroup.
+
+No API server of Kubernetes runs here: in its place is a small server with lists of pods and nodes that takes the one
+patch, written after the published API.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from agent_process import AgentProcess
+from configs import at_floor, describe_agent, make
+from kubelet_server import TOKEN
+from waiting import wait_until
+
+from cpumond.testing import CgroupTree
+
+RESOURCE = "cpumond.io/reclaimed-cpu"
+
+
+class ApiServer:
+    """Pods and nodes by name, two to a page; ``patches`` counts those that were taken."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, dict[str, str]] = {}
+        self.agents: dict[str, str] = {}
+        self.patches = 0
+        self.is_broken = False
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._answer(*outer._list(urlsplit(self.path), self.headers))
+
+            def do_PATCH(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self._answer(*outer._patch(self.path, self.headers, body))
+
+            def _answer(self, status: int, content: object) -> None:
+                body = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread.start()
+
+    def _list(self, url: Any, headers: Any) -> tuple[int, object]:
+        if headers["Authorization"] != f"Bearer {TOKEN}" or self.is_broken:
+            return 500 if self.is_broken else 401, {"kind": "Status"}
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        if url.path == "/api/v1/nodes":
+            found: list[Any] = [
+                {"metadata": {"name": name}, "status": {"capacity": {"cpu": "2", **more}}}
+                for name, more in self.nodes.items()
+            ]
+        elif url.path == "/api/v1/namespaces/cpumond/pods":
+            assert query["labelSelector"] == "app.kubernetes.io/component=agent"
+            found = [
+                {"metadata": {"name": f"cpumond-{name}"}, "spec": {"nodeName": name}, "status": {"podIP": address}}
+                for name, address in self.agents.items()
+            ]
+            found.append({"metadata": {"name": "cpumond-new"}, "spec": {}, "status": {"phase": "Pending"}})
+        else:
+            return 404, {}
+        begin = int(query.get("continue") or 0)
+        end = begin + 2
+        return 200, {"metadata": {"continue": str(end) if end < len(found) else ""}, "items": found[begin:end]}
+
+    def _patch(self, path: str, headers: Any, body: Any) -> tuple[int, object]:
+        assert headers["Content-Type"] == "application/json-patch+json"
+        assert headers["Authorization"] == f"Bearer {TOKEN}"
+        [change] = body
+        assert (change["op"], change["path"]) == ("add", "/status/capacity/cpumond.io~1reclaimed-cpu")
+        name = path.removeprefix("/api/v1/nodes/").removesuffix("/status")
+        self.nodes[name][RESOURCE] = change["value"]
+        self.patches += 1
+        return 200, {}
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    server = ApiServer()
+    yield server
+    server.close()
+
+
+def command(api: ApiServer, agent: AgentProcess, *more: str) -> list[str]:
+    """The command, with a service account of the test's own."""
+    (agent.directory / "token").write_text(TOKEN)
+    return [
+        *(sys.executable, "-m", "cpumond", "kubernetes", "publish", "--api", api.url),
+        *("--account", str(agent.directory), "--port", str(agent.port), "--period", "200ms", *more),
+    ]
+
+
+@pytest.mark.cgroup
+def test_nodes_offer_what_their_agents_reclaimed_and_nothing_without_one(
+    cgroups: CgroupTree, agent: AgentProcess, api: ApiServer, tmp_path: Path
+):
+    if cgroups.hierarchies.cpu_version != 1:
+        pytest.skip("needs the cpu controller in a version 1 hierarchy")
+    make(cgroups, "a")
+    agent.start(describe_agent(cgroups, more="[resources]\ncpu = 4\n"))
+    wait_until(lambda: at_floor(cgroups, "a"), "1.5 cores are down at 0.1")
+    api.nodes = {"with": {}, "without": {RESOURCE: "700"}, "never": {}, "away": {RESOURCE: "900"}}
+    api.agents = {"with": "127.0.0.1", "away": "127.0.0.99"}
+    output = tmp_path / "output"
+    with open(output, "wb") as file:
+        process = subprocess.Popen(
+            command(api, agent), stdout=file, stderr=file, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        )
+    try:
+        wait_until(lambda: api.nodes["with"].get(RESOURCE) == "1400", "the node offers what was reclaimed")
+        wait_until(lambda: api.nodes["without"] == {RESOURCE: "0"}, "no agent, nothing to offer")
+        wait_until(lambda: api.nodes["away"] == {RESOURCE: "0"}, "no answer, nothing to offer")
+        assert api.nodes["never"] == {}, "a node that never had an agent is left alone"
+        assert api.patches == 3, "only what has changed is written"
+        api.is_broken = True
+        wait_until(lambda: "the figures stay as they are" in output.read_text(), "it is told once that nobody answers")
+        api.is_broken = False
+        agent.send_signal(signal.SIGSTOP)
+        wait_until(lambda: api.nodes["with"][RESOURCE] == "0", "an agent that hangs offers nothing", 60)
+        agent.send_signal(signal.SIGCONT)
+        wait_until(lambda: api.nodes["with"][RESOURCE] == "1400", "it is there again")
+        agent.stop(signal.SIGKILL)
+        wait_until(lambda: api.nodes["with"][RESOURCE] == "0", "an agent that is gone offers nothing")
+        agent.start()
+        wait_until(lambda: api.nodes["with"][RESOURCE] == "1400", "it is there again")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(100) == 0
+        assert api.nodes["with"][RESOURCE] == "0", "nothing stays behind"
+    finally:
+        process.kill()
+        process.wait()
+    said = output.read_text()
+    assert said.count("the figures stay as they are") == 1
+    assert "with: cpumond.io/reclaimed-cpu none -> 1400\n" in said
+
+
+def test_an_agent_whose_last_check_is_old_offers_nothing(agent: AgentProcess, api: ApiServer):
+    """Its page of metrics still answers: in its place a server that says what such an agent does."""
+    ready = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/metrics" or ready.is_set() else 503)
+            self.end_headers()
+            self.wfile.write(b"cpumond_node_offered_cores 1.25\n")
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", agent.port), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        api.nodes, api.agents = {"old": {RESOURCE: "900"}}, {"old": "127.0.0.1"}
+        process = subprocess.Popen(command(api, agent))
+        try:
+            wait_until(lambda: api.nodes["old"][RESOURCE] == "0", "an old figure is taken back")
+            ready.set()
+            wait_until(lambda: api.nodes["old"][RESOURCE] == "1200", "one of a moment ago is offered")
+        finally:
+            process.terminate()
+            process.wait()
+            server.shutdown()
+            thread.join()
+
+
+def test_withdrawing_takes_all_back_and_ends(agent: AgentProcess, api: ApiServer):
+    api.nodes = {"a": {RESOURCE: "700"}, "b": {}, "c": {RESOURCE: "0"}}
+    answer = subprocess.run(command(api, agent, "--withdraw"), capture_output=True, text=True, timeout=60, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout == "a: cpumond.io/reclaimed-cpu 700 -> 0\n"
+    assert api.nodes == {"a": {RESOURCE: "0"}, "b": {}, "c": {RESOURCE: "0"}}
+
+
+@pytest.mark.parametrize(
+    ("breaks", "code", "sentence"),
+    [("token", 77, "token: No such file or directory"), ("api", 69, "was answered with status 500"),
+     ("address", 64, "give it with --api https://HOST:6443"), ("ca", 69, "ca.crt: No such file or directory")],
+)  # fmt: skip
+def test_what_is_missing_is_said_in_one_sentence(agent: AgentProcess, api: ApiServer, breaks, code, sentence):
+    arguments = command(api, agent, "--withdraw")
+    if breaks == "token":
+        (agent.directory / "token").unlink()
+    api.is_broken = breaks == "api"
+    at = arguments.index("--api") + 1
+    arguments[at] = {"address": "", "ca": "https://127.0.0.1:1"}.get(breaks, api.url)
+    environment = {key: text for key, text in os.environ.items() if not key.startswith("KUBERNETES_")}
+    answer = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert answer.returncode == code
+    assert sentence in answer.stderr
+    assert answer.stderr.count("\n") == 1

@@ -1,0 +1,112 @@
+"""What ``cpumond init`` plans on hosts made up of files, and how it says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cpumond.agent.config import AgentConfig, Source
+from cpumond.agent.discovery import engines as places
+from cpumond.cli import run
+from cpumond.cli.agent import init
+from cpumond.cli.doctor import host as doctor_host
+from cpumond.cli.engines import EngineSeen
+from cpumond.host.engine.model import EngineView
+from cpumond.testing import make_v2_host, v2_cgroup
+
+ID = "3f9ab1c2d4e5" + "0" * 52
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The processes of the made-up host, on which no socket is."""
+    names: list[str] = []
+    monkeypatch.setattr(places, "SOCKETS", dict.fromkeys(places.SOCKETS, str(tmp_path / "no.sock")))
+    monkeypatch.setattr(places, "USER_SOCKETS", str(tmp_path / "no-user-*.sock"))
+    monkeypatch.setattr(doctor_host, "list_process_names", lambda: names)
+    return names
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    populated = {**v2_cgroup(), "cgroup.threads": "1\n"}
+    tree = {
+        "system.slice": {"ssh.service": populated, "cron.service": populated},
+        "batch": {"one": populated, "two": populated},
+    }
+    path = tmp_path / "cpumond.toml"
+    path.write_text(f'mountinfo = "{make_v2_host(tmp_path, tree)}"\n')
+    return path
+
+
+def options(config: Path) -> list[str]:
+    return ["init", "--config", str(config), "--unit-dir", str(config.parent / "units")]
+
+
+def test_a_host_without_engines_gets_no_file(config, programs, capsys):
+    assert run([*options(config), "--yes"]) == 0
+    text = capsys.readouterr().out
+    assert "No engine of jobs was found on this host" in text
+    assert "2 services and sessions of the system (cron.service, ssh.service): left alone" in text
+    assert "2 other workloads (batch/one, batch/two): left alone; `cpumond estimate --write FILE`" in text
+    assert not (config.parent / "conf.d").exists()
+
+
+def test_an_engine_that_is_away_just_now_is_written_with_what_to_do(config, programs, capsys):
+    programs.append("dockerd")
+    assert run([*options(config), "--yes"]) == 0
+    text = capsys.readouterr().out
+    assert "there is no such socket" in text
+    assert 'kind = "docker"' in (config.parent / "conf.d" / "engines.toml").read_text()
+    # It stays when nothing of it is here any more.
+    programs.clear()
+    assert run([*options(config), "--yes"]) == 0
+    assert capsys.readouterr().out.count("already as it should be") == 2
+
+
+def test_without_systemd_there_is_no_drop_in(config, programs, capsys, monkeypatch):
+    programs.append("dockerd")
+    monkeypatch.setattr(
+        init.os.path, "isdir", lambda path, real=init.os.path.isdir: path != "/run/systemd/system" and real(path)
+    )
+    assert run(["init", "--config", str(config), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [Path(file["path"]).name for file in answer["files"]] == ["engines.toml"]
+    assert "no drop-in is needed" in answer["notes"][0]
+    assert (answer["is_written"], answer["next"]) == (False, [])
+
+
+def test_a_missing_configuration_is_made(tmp_path, programs, capsys, monkeypatch):
+    programs.append("dockerd")
+    path = tmp_path / "etc" / "cpumond.toml"
+    assert run([*options(path), "--yes"]) == 0
+    assert path.read_text() == init.MAIN_FILE
+    capsys.readouterr()
+    assert run(["check-config", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "1 source, mode shadow" in text
+    assert "Limits may be written of jobs of docker, wherever they are, nowhere else: managed_roots is empty." in text
+
+
+def test_a_wrong_configuration_is_said_before_anything_is_written(config, programs, capsys):
+    config.write_text("nonsense = 1\n")
+    assert run([*options(config), "--yes"]) == 78
+    assert "nonsense: unknown key" in capsys.readouterr().err
+
+
+def seen(kind: str, is_here: bool = True) -> EngineSeen:
+    return EngineSeen(kind, False, {"": EngineView(kind, {}, 1.0 if is_here else None)})
+
+
+def test_sources_of_other_files_are_not_written_again():
+    own = [Source(kind="docker", mode="shadow")]
+    theirs = Source(kind="podman", mode="reclaim")
+    config = AgentConfig(source=[theirs, *own])
+    found = [seen("docker"), seen("podman"), seen("slurm"), seen("kubernetes", is_here=False)]
+    assert [each.kind for each in init.choose_sources(own, config, found, [])] == ["docker", "slurm"]
+    more = [Source(kind="docker", socket="/run/2.sock", mode="shadow")]
+    assert init.choose_sources(own, config, [], more) == [*own, *more]
+    # The same engine in a file of somebody else's and in ours: ours stays as it was.
+    assert init.choose_sources(own, AgentConfig(source=[*own, *own]), [seen("docker")], []) == own
