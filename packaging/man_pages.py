@@ -30,7 +30,7 @@ from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH, SchedulerCon
 HERE: Final = Path(__file__).resolve().parent
 CONFIG: Final = HERE.parent / "config"
 
-FOR_ADMINISTRATORS: Final = {"agent", "restore", "check-config", "scheduler", "doctor"}
+FOR_ADMINISTRATORS: Final = {"agent", "restore", "check-config", "scheduler", "init", "doctor"}
 """Commands whose pages are in section 8; all others are in section 1."""
 HIDDEN_COMMANDS: Final = {"fair-share": {"simulate": "cpumond.cli.fairshare.simulate"}}
 """Subcommands that click does not know as such, and the modules that have them."""

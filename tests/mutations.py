@@ -31,8 +31,8 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "test_loop_with_fake_tree.py": [
         (" and job.writes and job.hold.is_free:", " and job.writes:"),
         (
-            "if found != before:\n                job.original = found",
-            "if False:\n                job.original = found",
+            "if found != before:\n                wrote, job.original = job.writes, found",
+            "if found != before:\n                wrote = job.writes",
         ),
         ("if job.touched and not (shrinks and job.found.path in self.context.writer.unsaved):", "if job.touched:"),
         ("if not job.touched or job.hold.is_contested:", "if not job.touched or self.is_paused():"),
@@ -40,6 +40,15 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("if pin is None and pinned_cores is not None:", "if False:"),
         ("if used < budget / 3 else stride", "if used < budget else stride"),
         (" or suspended_s > self.period_s", ""),
+    ],
+    "test_engine_orders.py": [
+        ("job.hold.expire(math.inf).unpin().write(None)", "job.hold.expire(math.inf).write(None)"),
+        ("if job.touched and engine.sets_quota:", "if job.touched:"),
+        ("if cores is not None and cores < known.settings.cores - EQUAL_CORES:", "if False:"),
+    ],
+    "test_engine_sources.py": [
+        ("(RANKS[each.kind], not each.is_named)", "RANKS[each.kind]"),
+        (" or (job.is_named and path not in named)", ""),
     ],
     "test_judge.py": [
         ("if is_as_found and is_told and seen.is_reloaded:", "if is_as_found and is_told:"),

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -65,7 +66,17 @@ def cluster(hierarchies: Hierarchies, tmp_path_factory: pytest.TempPathFactory) 
         whole.start_operation("bursts", "sleep 1", job_count=1000, cpu_limit=0.2)
         sleeping = whole.start_operation("steady", ["sleep", "1000"], cpu_limit=0.3, monitor={"limit_rule": "peak"})
         whole.wait(lambda: whole.jobs(sleeping, "running"), "the sleeping job runs")
+        add_engine(whole)
         yield whole
+
+
+def add_engine(cluster: Cluster) -> None:
+    """Have the agent ask an engine, which is not there."""
+    node = cluster.nodes[0]
+    drop_in = Path(node.config_path).parent / "conf.d" / "engine.toml"
+    drop_in.parent.mkdir(exist_ok=True)
+    drop_in.write_text(f'[[source]]\nkind = "docker"\nsocket = "{drop_in.parent}/no.sock"\n', encoding="utf-8")
+    os.kill(node.pid, signal.SIGHUP)
 
 
 @pytest.fixture(scope="module")

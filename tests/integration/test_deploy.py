@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import kubernetes_validate
 import pytest
 import yaml
 from agent_process import AgentProcess
@@ -29,17 +30,19 @@ from waiting import wait_until
 
 from cpumond import __version__
 from cpumond.agent.config import AgentConfig, load_config
-from cpumond.agent.discovery import list_jobs
+from cpumond.agent.engines import SERVICE_ACCOUNT
 from cpumond.cli import COMMANDS
+from cpumond.cli.kubernetes.publish import publish_command
 from cpumond.core.errors import EXIT_PERMISSION
 from cpumond.core.settings import parse_listen
 from cpumond.scheduler.config import SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.tokens import load_tokens
-from cpumond.testing import CgroupTree, make_tree
+from cpumond.testing import CgroupTree
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "docs" / "deploy"
 DOCUMENTS = (DEPLOY / "README.md", REPOSITORY / "docs" / "install.md")
+OF_THE_SOURCE = REPOSITORY / "docs" / "engines.md"
 API_VERSIONS = {
     "Namespace": "v1",
     "ConfigMap": "v1",
@@ -47,8 +50,10 @@ API_VERSIONS = {
     "Service": "v1",
     "DaemonSet": "apps/v1",
     "StatefulSet": "apps/v1",
+    "Deployment": "apps/v1",
+    "ServiceAccount": "v1",
+    **dict.fromkeys(("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"), "rbac.authorization.k8s.io/v1"),
 }
-DROP_IN = "10-kubernetes.toml"
 NO_RIGHTS = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
 """Root as the containers have it: `capabilities: {drop: [ALL]}`."""
 
@@ -60,8 +65,9 @@ Manifest = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def manifests() -> list[Manifest]:
-    """All documents of daemonset.yaml."""
-    return list(yaml.safe_load_all((DEPLOY / "daemonset.yaml").read_text(encoding="utf-8")))
+    """All documents of the YAML files."""
+    texts = [(DEPLOY / name).read_text(encoding="utf-8") for name in ("daemonset.yaml", "reclaimed-cpu.yaml")]
+    return [each for text in texts for each in yaml.safe_load_all(text)]
 
 
 def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
@@ -140,10 +146,10 @@ def test_ports_and_probes_are_those_of_the_program(manifests):
     for owner in pod_owners(manifests):
         template = owner["spec"]["template"]
         annotated = template["metadata"].get("annotations", {}).get("prometheus.io/port")
-        assert annotated in (None, str(defaults[owner["kind"]]))
+        assert annotated in (None, str(defaults.get(owner["kind"])))
         for container in template["spec"]["containers"]:
             ports = {each["name"]: each["containerPort"] for each in container.get("ports", [])}
-            assert set(ports.values()) <= {defaults[owner["kind"]]}
+            assert set(ports.values()) <= {defaults.get(owner["kind"])}
             probes = [container[name] for name in container if name.endswith("Probe")]
             assert {each["httpGet"]["port"] for each in probes} <= set(ports)
             assert len(probes) == (3 if ports else 0)
@@ -212,55 +218,91 @@ def etc(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def agent_config(manifests: list[Manifest], etc: Path) -> AgentConfig:
-    """The agent's configuration as it is in the pod, but for the name of the node."""
-    [(name, text)] = find(manifests, "ConfigMap", "cpumond-agent")["data"].items()
-    (etc / "conf.d" / name).write_text(text, encoding="utf-8")
+    """The agent's configuration as it is in the pod, after its first container."""
+    write_drop_ins(manifests, etc)
+    container = find_container(find(manifests, "DaemonSet", "cpumond"), "restore")
+    [program] = container["args"]
+    program, _, _ = program.replace("/etc/cpumond", str(etc)).partition("flock")
+    environment = {**os.environ, "NODE_NAME": "worker-7", "HOST_IP": "2001:db8::7"}
+    subprocess.run([*container["command"], program], env=environment, check=True, timeout=100)
     return load_config(str(etc / "cpumond.toml"))
+
+
+def write_drop_ins(manifests: list[Manifest], etc: Path) -> None:
+    """The ConfigMap as the pod has it."""
+    for name, text in find(manifests, "ConfigMap", "cpumond-agent")["data"].items():
+        (etc / "conf.d").mkdir(exist_ok=True)
+        (etc / "conf.d" / name).write_text(text, encoding="utf-8")
 
 
 def test_the_agent_comes_up_in_shadow_mode(agent_config: AgentConfig):
     assert agent_config.node_settings().mode == "shadow"
     assert {each.mode for each in agent_config.source} == {None}
-    assert agent_config.managed_roots == ["kubepods.slice"]
     assert agent_config.executor.kind == "none"
     assert agent_config.metrics.listen == "0.0.0.0:9756"
     assert (agent_config.state_dir, agent_config.runtime_dir) == ("/var/lib/cpumond", "/run/cpumond")
 
 
-CONTAINER = "3f2a90c1d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f"
-POD = "7c9e6679_7425_40de_944b_e07fc1f90ae7"
+def test_the_agent_asks_the_kubelet_of_its_node_with_its_own_account(
+    manifests: list[Manifest], agent_config: AgentConfig
+):
+    [source] = agent_config.source
+    assert agent_config.node_id == "worker-7"
+    assert (source.kind, source.socket, source.unlimited) == ("kubernetes", "https://[2001:db8::7]:10250", "")
+    assert (source.token_file, source.ca_file) == ("", ""), "those of a pod's service account"
+    owner = find(manifests, "DaemonSet", "cpumond")
+    given = {
+        container["name"]
+        for container in containers(owner)
+        for mount in container["volumeMounts"]
+        if mount["mountPath"] == SERVICE_ACCOUNT
+    }
+    assert given == {"agent"}, "nobody else needs the token"
+    assert rights_of(manifests, owner) == {("get", "nodes/pods"), ("get", "nodes/configz")}
 
 
-def test_the_source_finds_containers_of_burstable_pods_under_systemd(agent_config: AgentConfig, tmp_path: Path):
-    burstable = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD}.slice"
-    root = make_tree(
-        tmp_path / "cgroup",
-        {
-            f"{burstable}/cri-containerd-{CONTAINER}.scope": {},
-            f"{burstable}/crio-a{CONTAINER[1:]}.scope": {},
-            f"kubepods.slice/kubepods-pod{POD}.slice/cri-containerd-{CONTAINER}.scope": {},
-            f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{POD}.slice/x-{CONTAINER}.scope": {},
-            "system.slice/kubelet.service": {},
-        },
+def test_the_publisher_may_list_and_write_figures_of_nodes_only(manifests: list[Manifest]):
+    owner = find(manifests, "Deployment", "cpumond-publisher")
+    assert rights_of(manifests, owner) == {("list", "nodes"), ("patch", "nodes/status"), ("list", "pods")}
+    [container] = containers(owner)
+    assert [each["mountPath"] for each in container["volumeMounts"]] == [SERVICE_ACCOUNT]
+    agents = find(manifests, "DaemonSet", "cpumond")
+    options = dict(itertools.pairwise(container["args"]))
+    assert options["--namespace"] == agents["metadata"]["namespace"]
+    chosen = {each.name: each.default for each in publish_command.params}
+    label, _, wanted = str(chosen["selector"]).partition("=")
+    assert agents["spec"]["template"]["metadata"]["labels"][label] == wanted
+    assert owner["spec"]["template"]["metadata"]["labels"][label] != wanted
+    [port] = find_container(agents, "agent")["ports"]
+    assert chosen["port"] == port["containerPort"]
+
+
+def rights_of(manifests: list[Manifest], owner: Manifest) -> set[tuple[str, str]]:
+    """Verb and resource of all that the pods' service account may do."""
+    account = owner["spec"]["template"]["spec"]["serviceAccountName"]
+    assert find(manifests, "ServiceAccount", account)["automountServiceAccountToken"] is False
+    found = set()
+    for binding in manifests:
+        if {"kind": "ServiceAccount", "name": account, "namespace": "cpumond"} in binding.get("subjects", []):
+            role = find(manifests, binding["roleRef"]["kind"], binding["roleRef"]["name"])
+            assert "*" not in str(role["rules"])
+            found |= {(verb, name) for rule in role["rules"] for verb in rule["verbs"] for name in rule["resources"]}
+    return found
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.33", "1.36"])
+def test_the_manifests_are_as_kubernetes_published_schemas_say(manifests: list[Manifest], version: str):
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, version, strict=True)
+    [resources] = re.findall(
+        r"^```yaml\n(.*?)^```", OF_THE_SOURCE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
-    scan = list_jobs(agent_config.source, [], root)
-    assert scan.problems == []
-    assert {(job.job_id, job.operation_id) for job in scan.jobs} == {("3f2a90c1d4e5", POD), ("af2a90c1d4e5", POD)}
-    assert {job.cpu_limit_cores for job in scan.jobs} == {None}
-
-
-def test_the_pattern_for_the_driver_cgroupfs_is_true(manifests: list[Manifest], etc: Path, tmp_path: Path):
-    text = find(manifests, "ConfigMap", "cpumond-agent")["data"][DROP_IN]
-    [root] = re.findall(r'cgroupfs: \["(\w+)"\]', text)
-    [pattern] = re.findall(r'# driver cgroupfs: "(.*)"', text)
-    text = text.replace("kubepods.slice/kubepods-burstable.slice/*/*.scope", pattern)
-    (etc / "conf.d" / DROP_IN).write_text(text.replace('["kubepods.slice"]', f'["{root}"]'), encoding="utf-8")
-    config = load_config(str(etc / "cpumond.toml"))
-    assert config.managed_roots == ["kubepods"]
-    pod = POD.replace("_", "-")
-    tree = make_tree(tmp_path / "cgroup", {f"kubepods/burstable/pod{pod}/{CONTAINER}": {}, f"kubepods/pod{pod}/x": {}})
-    [job] = list_jobs(config.source, [], tree).jobs
-    assert (job.job_id, job.operation_id) == ("3f2a90c1d4e5", pod)
+    container = {"name": "work", "image": "work", **yaml.safe_load(resources)}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "work"}, "spec": {"containers": [container]}}
+    kubernetes_validate.validate(pod, version, strict=True)
+    broken = {**manifests[0], "kid": "Namespace"}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, version, strict=True)
 
 
 def test_the_scheduler_takes_its_configuration_and_tokens(manifests: list[Manifest], etc: Path, tmp_path: Path):
@@ -294,11 +336,12 @@ def test_the_scheduler_takes_its_configuration_and_tokens(manifests: list[Manife
 class Pod:
     """The shell programs of the agent's pod, with this test's directories in place of the pod's."""
 
-    def __init__(self, owner: Manifest, agent: AgentProcess) -> None:
-        self._owner = owner
+    def __init__(self, manifests: list[Manifest], agent: AgentProcess) -> None:
+        self._owner = find(manifests, "DaemonSet", "cpumond")
         self._agent = agent
         self.etc = agent.directory / "etc"
         self.etc.mkdir()
+        write_drop_ins(manifests, self.etc)
         tools = agent.directory / "bin"
         tools.mkdir()
         wrapper = tools / "cpumond"
@@ -310,6 +353,7 @@ class Pod:
         self.log_path = agent.directory / "pod.log"
         self.calls_path = agent.directory / "calls"
         self.environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "NODE_NAME": "worker-7"}
+        self.environment["HOST_IP"] = "192.0.2.7"
         self._running: list[subprocess.Popen[bytes]] = []
         agent.prefix = NO_RIGHTS
 
@@ -347,7 +391,7 @@ def pod(manifests: list[Manifest], agent: AgentProcess) -> Iterator[Pod]:
             pytest.skip(f"needs {tool} of util-linux, which the image has")
     if os.geteuid() != 0:
         pytest.skip("only root can give rights away as the pod does")
-    pod = Pod(find(manifests, "DaemonSet", "cpumond"), agent)
+    pod = Pod(manifests, agent)
     yield pod
     pod.close()
 
@@ -430,7 +474,8 @@ def test_the_next_pod_gives_back_what_a_killed_one_had_lowered(cgroups: CgroupTr
     assert pod.start("restore").wait(100) == 0
     assert cgroups.quota_cores("a") == 1.5
     assert not agent.socket_path.exists()
-    assert load_config(str(pod.etc / "cpumond.toml")).node_id == "worker-7"
+    config = load_config(str(pod.etc / "cpumond.toml"))
+    assert (config.node_id, config.source[0].socket) == ("worker-7", "https://192.0.2.7:10250")
 
 
 def test_another_agent_on_the_node_does_not_lose_its_socket(agent: AgentProcess, pod: Pod):
@@ -524,7 +569,7 @@ def test_every_option_of_systemd_s_commands_in_the_documents_exists(document: Pa
         assert named <= known, (tool, rest)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, OF_THE_SOURCE], ids=lambda each: each.name)
 def test_what_the_documents_point_at_exists(document: Path):
     text = document.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
@@ -535,14 +580,16 @@ def test_what_the_documents_point_at_exists(document: Path):
 
 def test_configurations_in_the_documents_are_good(tmp_path: Path):
     blocks = [
-        block for each in DOCUMENTS for block in re.findall(r"^```toml\n(.*?)^```", each.read_text(), re.M | re.S)
+        block
+        for each in (*DOCUMENTS, OF_THE_SOURCE)
+        for block in re.findall(r"^```toml\n(.*?)^```", each.read_text(), re.M | re.S)
     ]
     assert blocks
     for block in blocks:
         (tmp_path / "cpumond.toml").write_text(block)
         config = load_config(str(tmp_path / "cpumond.toml"))
         assert "mode" not in config.monitor, "what is shown first only watches"
-        assert config.source
+        assert config.source or config.executor != AgentConfig().executor
 
 
 def test_everything_copied_into_the_image_exists(steps):

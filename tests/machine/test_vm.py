@@ -1,10 +1,11 @@
 """All that touches cgroups, on a kernel of its own: a Debian under qemu with cgroup v2, with v1, and with both.
 
 One command: ``.venv/bin/pytest tests/machine``; ``.ci/run`` runs it with all the others. This module boots three
-machines one after the other from one cached image, which is made first where there is none (one to two minutes):
+machines one after the other from one cached image, which is made first where there is none (about two minutes):
 
 - ``v2``: the tests of cgroups, of the agent and of the closed loop that stand in ``QUICK``, the contract of the
-  executor of kind ``systemd``, units as jobs under real load (``guest/units.py``), and two reboots;
+  executor of kind ``systemd``, units as jobs under real load (``guest/units.py``), and two reboots; Docker, podman and
+  Slurm with cgroups that systemd makes;
 - ``v1``, with cpu and cpuacct mounted together, and ``hybrid``: what looks at mounts, limits and discovery. The host
   that runs these tests does the rest on v1, at its own speed.
 
@@ -58,10 +59,17 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_agent_v1_policy.py::test_foreign_raises_above",
         "test_agent_v1_policy.py::test_a_quota_above_a_job",
         "test_closed_loop_faults.py::test_what_a_job_leaves",
+        "test_container_sources.py::test_an_update_of_the_engine_is_the_new_order_at_once[Podman-0.6-1.4]",
+        "test_container_sources.py::test_names",
         "test_control_commands.py::test_doctor_sees",
+        "test_slurm_source.py::test_one_row",
         "test_try_it_commands.py::test_dry_run_prints",
     ),
-    "v1": ("test_cgroup_contract.py", "test_agent_v1.py::test_every_file_is_left_as_it_was_found[SIGTERM]"),
+    "v1": (
+        "test_cgroup_contract.py",
+        "test_agent_v1.py::test_every_file_is_left_as_it_was_found[SIGTERM]",
+        "test_slurm_source.py::test_one_row",
+    ),
     "hybrid": ("test_cgroup_contract.py", "test_agent_v1.py::test_every_file_is_left_as_it_was_found[SIGTERM]"),
 }
 """By layout, beginnings of the names of tests that are run always."""

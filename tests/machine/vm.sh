@@ -25,7 +25,9 @@ shopt -s inherit_errexit
 
 suite=${MACHINE_SUITE:-bookworm}
 packages="systemd systemd-sysv dbus polkitd udev kmod procps python3 linux-image-cloud-amd64 klibc-utils cpio"
-packages="$packages ${MACHINE_PACKAGES:-}"
+# Engines of containers and Slurm: only tests start them.
+engines="docker.io podman crun slurmctld slurmd slurm-client munge busybox-static"
+packages="$packages $engines ${MACHINE_PACKAGES:-}"
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/cpumond-machine
 prefix=cpumond-vm
 accelerator=${MACHINE_ACCELERATOR:-tcg,thread=multi}
@@ -116,6 +118,10 @@ fill_root() { # fill_root DIR HOOK
     chmod 755 "$1/usr/local/sbin/machine-runner"
     guest_unit >"$1/etc/systemd/system/machine-runner.service"
     chroot "$1" systemctl --quiet enable machine-runner.service
+    # Only tests start an engine; what packages enable is all that starts at the boot.
+    chroot "$1" sh -c 'systemctl --quiet disable docker.service docker.socket containerd.service munge.service \
+        slurmd.service slurmctld.service podman.service podman.socket podman-restart.service \
+        podman-auto-update.service podman-auto-update.timer'
     # Timers for months of running, what only people and log books need, and what looks for devices that this machine
     # does not have: a guest lives for minutes, and its processor is slow.
     chroot "$1" systemctl --quiet mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer \

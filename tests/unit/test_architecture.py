@@ -54,13 +54,17 @@ BELOW: dict[str, set[str]] = {
     "host.cgroup_processes": set(),
     "host.connections": set(),
     "host.executor": {
-        "core.decode", "core.errors", "core.wire", "host.cgroup.job_tree", "host.cgroup_processes", "host.executor",
+        "core.decode", "core.errors", "core.wire", "host.cgroup.job_tree", "host.cgroup.mounts",
+        "host.cgroup_processes", "host.executor",
     },
+    "host.engine": {"core.errors", "core.measures", "host.cgroup.files", "host.cgroup.mounts", "host.engine"},
     "host.service": {"core.errors", "core.settings"},
     "host.systemd": {"core.errors", "core.measures", "monitor.model", "host.cgroup", "host.systemd"},
     "agent": {"", "core", "host", "monitor", "web", "agent"},
     "agent.config": {"core", "monitor.model"},
-    "agent.discovery": {"core.errors", "core.measures", "agent.config", "agent.discovery"},
+    "agent.discovery": {
+        "core.errors", "core.measures", "agent.config", "agent.discovery", "host.engine.model", "host.engine.processes",
+    },
     "agent.report": {"", "core", "agent.config", "agent.report"},
     "scheduler": {"", "core", "host.connections", "host.service", "fairshare", "monitor.model", "scheduler"},
     "api": {"", "core", "fairshare", "scheduler", "web", "api"},
@@ -76,6 +80,7 @@ HOME = {
     "cysystemd": {"cpumond.host.service", "cpumond.core.log"},
     "click": {"cpumond.cli"},
     "rich": {"cpumond.cli"},
+    "grpc": {"cpumond.host.engine.cri"},
     "lark": {"cpumond.scheduler.settings.nodes_filter"},
     "sqlite3": {"cpumond.scheduler.store", "cpumond.scheduler.history"},
     "yt": set(),  # its client is what tests run against us

@@ -1,0 +1,378 @@
+"""Sources ``docker`` and ``podman``: a real agent beside a real dockerd and a real Podman service.
+
+Needs root, and Debian's packages docker.io, podman, runc and busybox-static.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from agent_process import AgentProcess
+from engines import HAS_SYSTEMD, Dockerd, Engine, Podman, Work, waits_or_burns
+from waiting import wait_until
+
+pytestmark = [pytest.mark.cgroup, pytest.mark.timeout(300)]
+
+CPU = Path("/sys/fs/cgroup/cpu")
+V2 = Path("/sys/fs/cgroup")
+SLEEP = ("sleep", "10000")
+BURN = ("sh", "-c", waits_or_burns("/tmp"))
+
+
+@pytest.fixture(scope="module", params=[Dockerd, Podman])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    options = ["--live-restore"] if request.param is Dockerd else []
+    with request.param(options=options) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def dockerd() -> Iterator[Engine]:
+    with Dockerd(options=["--live-restore"]) as engine:
+        yield engine
+
+
+@pytest.fixture
+def containers(engine: Engine) -> Iterator[Engine]:
+    yield engine
+    remove_all(engine)
+
+
+def remove_all(engine: Engine) -> None:
+    names = engine.client("ps", "--all", "--quiet", "--no-trunc").split()
+    if names:
+        engine.remove(*names)
+
+
+def kind_of(engine: Engine) -> str:
+    return "podman" if isinstance(engine, Podman) else "docker"
+
+
+def describe_agent(engine: Engine, more: str = "", mode: str = "reclaim", **source: Any) -> str:
+    """A configuration that is quick to lower limits; ``source`` more keys of the source."""
+    keys = "".join(f"{key} = {value!r}\n" for key, value in source.items())
+    return (
+        f'{more}\n[monitor]\nmode = "{mode}"\ncheck_period = "100ms"\ndecrease_coefficient = 0.5\n'
+        f'[[source]]\nkind = "{kind_of(engine)}"\nsocket = "{engine.socket_path}"\n{keys}'
+    )
+
+
+def quota_of(engine: Engine, name: str) -> Path:
+    """The file with a container's limit."""
+    path = engine.cgroup(name).strip("/")
+    return CPU / path / "cpu.cfs_quota_us" if CPU.is_dir() else V2 / path / "cpu.max"
+
+
+def work_of(engine: Engine, name: str) -> Work:
+    """What a container does that runs BURN."""
+    return Work(Path(f"/proc/{engine.pid(name)}/root/tmp"))
+
+
+def read(path: Path) -> int:
+    """Microseconds of each 100 ms; -1 for no limit, and where systemd has not made the file yet."""
+    try:
+        quota, *period = path.read_text().split()
+    except FileNotFoundError:
+        return -1
+    return -1 if quota in ("max", "-1") else int(quota) * 100_000 // int(period[0]) if period else int(quota)
+
+
+def jobs(agent: AgentProcess) -> dict[str, dict[str, Any]]:
+    """Those with a name; containers of other tests may be where an engine has its own unless told otherwise."""
+    return {job["job_id"]: job for job in agent.get("/v1/status")["jobs"] if job["labels"]}
+
+
+def named(agent: AgentProcess, name: str) -> dict[str, Any]:
+    """The job, once its engine has named it: a busy one may answer only after the agent has begun."""
+    return wait_until(lambda: jobs(agent).get(name) or {}, f"{name} has its name")
+
+
+def all_jobs(agent: AgentProcess) -> dict[str, dict[str, Any]]:
+    return {job["job_id"]: job for job in agent.get("/v1/status")["jobs"]}
+
+
+class Highest(threading.Thread):
+    """The highest quota seen in a file until ``stop``."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path, self.highest, self._over = path, -1, threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._over.wait(0.002):
+            self.highest = max(self.highest, read(self.path))
+
+    def stop(self) -> int:
+        self._over.set()
+        self.join()
+        return self.highest
+
+
+@pytest.mark.parametrize(("ordered", "updated"), [(1.5, 0.5), (0.6, 1.4)])
+def test_an_update_of_the_engine_is_the_new_order_at_once(containers, agent, ordered, updated):
+    containers.run("web", f"--cpus={ordered}", command=BURN)
+    quota, work = quota_of(containers, "web"), work_of(containers, "web")
+    agent.start(describe_agent(containers))
+    wait_until(lambda: read(quota) <= 20_000, "the idle container has little")
+    assert agent.job("web")["cpu_limit"] == ordered
+
+    containers.update("web", f"--cpus={updated}")
+    highest = Highest(quota)
+    wait_until(lambda: agent.job("web")["cpu_limit"] == updated, "the new order is known")
+    work.begin()
+    wait_until(lambda: read(quota) == updated * 100_000, "it has all of the new order")
+    tick = agent.get("/v1/status")["tick"]
+    wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 20, "two seconds of work")
+    assert highest.stop() == updated * 100_000
+    explained = agent.get("/v1/jobs/web/explain")
+    assert explained["status"] == "reclaim", "an order is no override"
+    assert f"of {updated:g} ordered cores" in explained["why"]
+    assert explained["facts"]["ordered"].startswith(f"{updated:g} cores")
+    assert agent.get("/v1/status")["counters"]["foreign_writes"] == {"raise": 0, "lower": 0}
+
+    # The monitor goes on below the new order at once.
+    work.end()
+    wait_until(lambda: read(quota) <= 30_000, "the idle container has little again")
+    assert agent.stop() == 0
+    assert read(quota) == updated * 100_000
+
+
+def test_an_update_while_no_agent_runs_or_after_its_kill_is_kept(containers, agent):
+    containers.run("web", "--cpus=1.5")
+    quota = quota_of(containers, "web")
+    text = describe_agent(containers)
+    agent.start(text)
+    wait_until(lambda: read(quota) <= 20_000, "the idle container has little")
+    agent.stop(signal.SIGKILL)
+    containers.update("web", "--cpus=1.2")
+    agent.start(text)
+    wait_until(lambda: named(agent, "web")["cpu_limit"] == 1.2, "the order is known")
+    agent.stop()
+    assert read(quota) == 120_000
+
+
+def test_a_container_without_a_limit_never_gets_one(containers, agent):
+    containers.run("free", command=SLEEP)
+    containers.run("bound", "--cpus=1", command=SLEEP)
+    quota, other = quota_of(containers, "free"), quota_of(containers, "bound")
+    highest = Highest(quota)
+    agent.start(describe_agent(containers))
+    wait_until(lambda: read(other) <= 20_000, "the other one has little")
+    assert read(quota) == -1
+    assert highest.stop() == -1
+    job = agent.job("free")
+    assert (job["status"], job["unlimited"]) == ("no limit ordered", True)
+    totals = agent.get("/v1/status")["totals"]["cpu_limit"]
+    assert totals == sum(each["cpu_limit"] for each in agent.get("/v1/status")["jobs"] if each["job_id"] != "free")
+    assert "free ordered no CPU limit" in agent.get("/v1/jobs/free/explain")["why"]
+    table = agent.run("status").stdout
+    assert "no limit ordered" in table
+
+    # As soon as it orders one it is like all others.
+    containers.update("free", "--cpus=0.8")
+    wait_until(lambda: read(quota) <= 20_000, "it has little, too")
+    assert agent.stop() == 0
+    assert (read(quota), read(other)) == (80_000, 100_000)
+
+
+def test_unlimited_host_counts_the_cpus_of_the_host_as_ordered(containers, agent):
+    containers.run("free", command=SLEEP)
+    quota = quota_of(containers, "free")
+    agent.start(describe_agent(containers, unlimited="host"))
+    wait_until(lambda: 0 < read(quota) <= 20_000, "it has little")
+    assert agent.stop() == 0
+    assert read(quota) == -1
+
+
+def test_names_come_from_the_engine(containers, agent):
+    labels = ["--label=com.docker.compose.project=shop", "--label=com.docker.compose.service=web"]
+    containers.run("shop_web_1", "--cpus=1.5", *labels)
+    agent.start(describe_agent(containers, mode="shadow"))
+    job = named(agent, "shop_web_1")
+    assert (job["cpu_limit"], job["mode"], job["engine"], job["operation_id"]) == (
+        1.5, "shadow", kind_of(containers), "shop",
+    )  # fmt: skip
+    image = job["labels"].pop("image")
+    assert "busybox" in image
+    assert job["labels"] == {"name": "shop_web_1", "project": "shop", "service": "web"}
+    (seen,) = agent.get("/v1/status")["engines"]
+    assert (seen["kind"], seen["problem"], seen["jobs"]) == (kind_of(containers), "", 1)
+    info = next(
+        line for line in agent.metrics().splitlines() if line.startswith('cpumond_job_info{job_id="shop_web_1"')
+    )
+    for label in (f'engine="{kind_of(containers)}"', f'image="{image}"', 'project="shop"', 'service="web"'):
+        assert label in info
+    assert image in agent.run("status").stdout
+    assert f"image {image}" in agent.get("/v1/jobs/shop_web_1/explain")["facts"]["labels"]
+    # Options for jobs of engines.
+    assert agent.get("/v1/jobs/shop_web_1/explain")["job_cpu_monitor"]["min_cpu_limit"] == 0.1
+
+
+def test_what_a_container_makes_below_its_cgroup_is_its_own(containers, agent):
+    """A container that runs others, or systemd, has cgroups of its own; v1 takes no quota below that of a child."""
+    containers.run("outer", "--cpus=1.5")
+    quota = quota_of(containers, "outer")
+    inner = quota.parent / "inner"
+    inner.mkdir()
+    try:
+        if quota.name != "cpu.max":
+            (inner / quota.name).write_text("60000")
+        agent.start(describe_agent(containers))
+        least = 60_000 if quota.name != "cpu.max" else 10_000
+        wait_until(lambda: read(quota) == least, "the idle container has little")
+        assert named(agent, "outer")["refused"] == ""
+        explained = agent.get("/v1/jobs/outer/explain")["facts"]
+        if quota.name != "cpu.max":
+            assert "a quota inside of it" in explained["held by"]
+            assert read(inner / quota.name) == 60_000
+        assert agent.stop() == 0
+        assert read(quota) == 150_000
+    finally:
+        inner.rmdir()
+
+
+def test_managed_roots_are_the_outer_border(containers, agent):
+    containers.run("web", "--cpus=1")
+    agent.start(describe_agent(containers, 'managed_roots = ["elsewhere"]'))
+    assert named(agent, "web")["refused"] == "it is outside managed_roots"
+
+
+def test_a_pattern_chooses_by_name(containers, agent):
+    containers.run("shop-a", "--cpus=1")
+    containers.run("other", "--cpus=1")
+    agent.start(describe_agent(containers, pattern="shop-*"))
+    named(agent, "shop-a")
+    assert set(jobs(agent)) == {"shop-a"}
+
+
+def test_restart_and_removal(containers, agent):
+    containers.run("web", "--cpus=1.2")
+    agent.start(describe_agent(containers))
+    wait_until(lambda: read(quota_of(containers, "web")) <= 20_000, "the idle container has little")
+    before = agent.job("web")
+    containers.restart("web")
+    wait_until(lambda: read(quota_of(containers, "web")) <= 20_000, "so has it after a restart")
+    assert agent.job("web")["cpu_limit"] == before["cpu_limit"] == 1.2
+    containers.remove("web")
+    wait_until(lambda: not jobs(agent), "it is gone")
+    assert agent.stop() == 0
+
+
+def test_podman_in_dockers_place(agent):
+    """Hosts may have Podman's socket as that of Docker; it does not tell of its updates there either."""
+    with Podman() as podman:
+        podman.run("web", "--cpus=1.2")
+        quota = quota_of(podman, "web")
+        agent.start(describe_agent(podman).replace('"podman"', '"docker"'))
+        wait_until(lambda: read(quota) <= 20_000, "the idle container has little")
+        podman.update("web", "--cpus=1.6")
+        wait_until(lambda: agent.job("web")["cpu_limit"] == 1.6, "the new order is known")
+        assert agent.job("web")["status"] == "reclaim"
+        assert agent.stop() == 0
+        assert read(quota) == 160_000
+
+
+def test_names_outlive_the_engine(dockerd, agent):
+    dockerd.run("shop_web_1", "--cpus=1.5", "--label=com.docker.compose.project=shop", command=BURN)
+    quota, work = quota_of(dockerd, "shop_web_1"), work_of(dockerd, "shop_web_1")
+    agent.start(describe_agent(dockerd))
+    wait_until(lambda: read(quota) <= 20_000, "the idle container has little")
+    for number, how in enumerate((dockerd.kill, dockerd.terminate), 1):
+        how()
+        wait_until(lambda: agent.get("/v1/status")["problems"], "status says so")
+        assert "docker: no answer from" in agent.get("/v1/status")["problems"][0]
+        assert f'cpumond_engine_up{{engine="docker",socket="{dockerd.socket_path}"}} 0.0' in agent.metrics()
+        job = agent.job("shop_web_1")
+        assert (job["status"], job["labels"]["project"]) == ("reclaim", "shop")
+        # It is still managed.
+        work.begin()
+        wait_until(lambda: read(quota) == 150_000, "it has what it needs")
+        work.end()
+        wait_until(lambda: read(quota) <= 20_000, "and little again")
+        assert len(agent.events("engine_away")) == number, "one warning"
+        dockerd.start()
+        wait_until(lambda: not agent.get("/v1/status")["problems"], "the engine is back")
+        assert list(jobs(agent)) == ["shop_web_1"]
+    dockerd.update("shop_web_1", "--cpus=0.7")
+    wait_until(lambda: agent.job("shop_web_1")["cpu_limit"] == 0.7, "orders are followed again")
+    assert agent.stop() == 0
+    assert read(quota) == 70_000
+    remove_all(dockerd)
+
+
+def test_an_engine_that_hangs_holds_nothing_up(dockerd, agent):
+    dockerd.run("web", "--cpus=1.5", command=BURN)
+    quota, work = quota_of(dockerd, "web"), work_of(dockerd, "web")
+    agent.start(describe_agent(dockerd))
+    wait_until(lambda: read(quota) <= 20_000, "the idle container has little")
+    assert dockerd.process is not None
+    dockerd.process.suspend()
+    try:
+        late = agent.get("/v1/status")["counters"]["late_ticks"]
+        work.begin()
+        wait_until(lambda: read(quota) == 150_000, "it has what it needs")
+        tick = agent.get("/v1/status")["tick"]
+        wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 20, "the agent goes on")
+        assert agent.get("/v1/status")["counters"]["late_ticks"] - late < 10
+    finally:
+        dockerd.process.resume()
+    dockerd.update("web", "--cpus=0.9")
+    wait_until(lambda: agent.job("web")["cpu_limit"] == 0.9, "orders are followed again")
+    remove_all(dockerd)
+
+
+def test_containers_without_a_name_stay_in_shadow_mode(dockerd, agent):
+    """The engine does not answer from the beginning; its containers are where it has them unless told otherwise."""
+    parent = [] if HAS_SYSTEMD else ["--cgroup-parent=/docker"]
+    name = dockerd.run("web", "--cpus=1.5", *parent)
+    quota = quota_of(dockerd, "web")
+    dockerd.kill()
+    agent.start(describe_agent(dockerd))
+    job = wait_until(lambda: all_jobs(agent).get(name[:12]), "it is listed by its id")
+    assert (job["mode"], job["status"]) == ("shadow", "shadow")
+    assert "docker has not named it" in agent.get(f"/v1/jobs/{name[:12]}/explain")["why"]
+    assert read(quota) == 150_000
+    dockerd.start()
+    wait_until(lambda: "web" in jobs(agent), "the engine names it")
+    wait_until(lambda: read(quota) <= 20_000, "and it is managed")
+    assert name[:12] not in all_jobs(agent)
+    assert agent.stop() == 0
+    assert read(quota) == 150_000
+    remove_all(dockerd)
+
+
+def test_containers_come_and_go_while_the_engine_is_started_again(dockerd, agent):
+    """Hundreds of them are in ``tests/slow/test_container_churn.py``."""
+    churn(dockerd, agent, 6, restart_each=3)
+
+
+def churn(dockerd: Engine, agent: AgentProcess, number: int, restart_each: int) -> None:
+    """Start and remove containers one after the other, kill and start the engine meanwhile; nothing is left of them."""
+    agent.start(describe_agent(dockerd))
+    assert agent.process is not None
+    process = psutil.Process(agent.process.pid)
+    dockerd.run("stays", "--cpus=1.3")
+    quota = quota_of(dockerd, "stays")
+    wait_until(lambda: read(quota) <= 20_000, "the idle container has little")
+    descriptors = process.num_fds()
+    for count in range(1, number + 1):
+        name = f"c{count}"
+        dockerd.run(name, "--cpus=1.1")
+        if count % restart_each == 0:
+            dockerd.kill()
+            dockerd.start()
+            wait_until(lambda: name in jobs(agent), "it is seen")  # noqa: B023
+        dockerd.remove(name)
+    wait_until(lambda: set(jobs(agent)) == {"stays"}, "all others are gone")
+    wait_until(lambda: process.num_fds() <= descriptors, "their descriptors are given back")
+    assert "exception" not in agent.log()
+    assert agent.stop() == 0
+    assert read(quota) == 130_000
+    remove_all(dockerd)

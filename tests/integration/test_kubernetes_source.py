@@ -1,0 +1,300 @@
+"""Source ``kubernetes``: a real agent and real cgroups, named as a kubelet names them, below a root of the test's own.
+
+Neither a kubelet nor a container runtime runs here. In their place is a small server with real TLS, and one with real
+gRPC (``kubelet_server.py``); what they answer is written after the published API, not recorded on a live node.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_process import AgentProcess
+from configs import QUICK, at_floor
+from kubelet_server import (
+    TOKEN,
+    KubeletServer,
+    RuntimeServer,
+    container_id,
+    list_entry,
+    make_certificate,
+    make_pod,
+    place_of,
+    write_token,
+)
+from waiting import wait_until
+
+from cpumond.host.cgroup.mounts import Hierarchies
+from cpumond.testing import CgroupTree
+
+pytestmark = pytest.mark.cgroup
+
+OTHER_TOKEN = "another.one"  # noqa: S105 - of nobody
+BURSTABLE, BEST_EFFORT, GUARANTEED = "shop/web-1/app", "shop/batch-1/run", "shop/db-0/db"
+
+
+@pytest.fixture
+def kubepods(hierarchies: Hierarchies) -> Iterator[CgroupTree]:
+    """The cgroups of pods, of the driver cgroupfs. The kubelet's own root has no more in its name than ``kubepods``."""
+    if hierarchies.cpu_version != 1:
+        pytest.skip("needs the cpu controller in a version 1 hierarchy")
+    with CgroupTree(hierarchies, f"kubepods-cpumond-test-{os.getpid()}-{secrets.token_hex(4)}") as tree:
+        yield tree
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[KubeletServer]:
+    """A kubelet whose certificate is for the name of the agent's node."""
+    server = KubeletServer(*make_certificate(tmp_path, "test-node"))
+    write_token(tmp_path / "token")
+    yield server
+    server.close()
+
+
+def run(tree: CgroupTree, pod: dict, quota_us: int = -1, number: int = 0) -> str:
+    """The cgroup of a container, as it is while it runs."""
+    place = place_of(pod, number)
+    tree.make(place)
+    tree.write(place, "quota_us", quota_us)
+    return place
+
+
+def describe(tmp_path: Path, socket: str, more: str = "", source: str | None = None) -> str:
+    """A configuration with this source alone."""
+    options = "".join(f"{key} = {value}\n" for key, value in QUICK.items())
+    files = f'token_file = "{tmp_path}/token"\nca_file = "{tmp_path}/kubelet.crt"\n' if source is None else source
+    return (
+        f'[monitor]\nmode = "reclaim"\ncheck_period = "100ms"\n{options}'
+        f'[[source]]\nkind = "kubernetes"\nsocket = "{socket}"\n{files}'
+        f'[discovery]\nrescan_period = "300ms"\n[cost]\ncpu_budget_ratio = 0.0\n{more}'
+    )
+
+
+def names(agent: AgentProcess, tree: CgroupTree) -> set[str]:
+    """The ids of the jobs below the test's root: other tests may have pods of their own."""
+    return {each["job_id"] for each in agent.get("/v1/status")["jobs"] if each["cgroup"].startswith(f"{tree.top}/")}
+
+
+def test_burstable_pods_are_lowered_and_guaranteed_ones_never(
+    agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
+):
+    web = make_pod("web-1", "Burstable", {"app": "1500m", "proxy": None})
+    batch, database = make_pod("batch-1", "BestEffort", {"run": None}), make_pod("db-0", "Guaranteed", {"db": "2"})
+    kubelet.pods = [web, batch, database]
+    app, proxy = run(kubepods, web, 150_000), run(kubepods, web, number=1)
+    job, db = run(kubepods, batch), run(kubepods, database, 200_000)
+    sandbox = f"burstable/pod{web['metadata']['uid']}/{secrets.token_hex(32)}"
+    kubepods.make(sandbox)
+    agent.start(describe(tmp_path, kubelet.url))
+    wait_until(lambda: at_floor(kubepods, app), "the burstable container is down at the floor")
+    assert names(agent, kubepods) == {BURSTABLE, "shop/web-1/proxy", BEST_EFFORT, GUARANTEED}, "no sandbox"
+    shown = agent.job(BURSTABLE)
+    assert shown["engine"] == "kubernetes"
+    assert shown["operation_id"] == "shop/web-1"
+    assert shown["cpu_limit"] == 1.5
+    assert shown["labels"] == {
+        "namespace": "shop", "pod": "web-1", "container": "app", "image": "registry.example/app:1", "qos": "Burstable",
+    }  # fmt: skip
+    refused = agent.job(GUARANTEED)["refused"]
+    assert "Guaranteed" in refused
+    assert refused in agent.run("explain", GUARANTEED).stdout.replace("\n", " ")
+    for name in (BEST_EFFORT, "shop/web-1/proxy"):
+        assert agent.job(name)["unlimited"], name
+    assert "no limit ordered" in agent.run("status").stdout
+    assert [kubepods.read(each, "quota_us") for each in (proxy, job, db)] == ["-1", "-1", "200000"]
+    infos = [each for each in agent.metrics().splitlines() if each.startswith("cpumond_job_info")]
+    [line] = [each for each in infos if f'"{BURSTABLE}"' in each]
+    assert all(label in line for label in ('engine="kubernetes"', 'namespace="shop"', 'qos="Burstable"'))
+    assert agent.stop() == 0
+    assert kubepods.read(app, "quota_us") == "150000"
+
+
+def test_a_resize_in_place_is_the_order_up_and_down(
+    agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
+):
+    web = make_pod("web-1", "Burstable", {"app": "1500m"})
+    kubelet.pods = [web]
+    app = run(kubepods, web, 150_000)
+    agent.start(describe(tmp_path, kubelet.url))
+    load = kubepods.start_load(app)
+
+    def resize(cores: str, quota_us: int) -> None:
+        """As the kubelet does it: the cgroup first, and in the list a moment later."""
+        kubepods.write(app, "quota_us", quota_us)
+        web["status"]["containerStatuses"][0]["resources"]["limits"]["cpu"] = cores
+
+    wait_until(lambda: at_floor(kubepods, app), "it is down at the floor")
+    resize("400m", 40_000)
+    wait_until(lambda: agent.job(BURSTABLE)["cpu_limit"] == 0.4, "the lower limit is the order")
+    load.burn(1.0)
+    wait_until(lambda: kubepods.quota_cores(app) == 0.4, "all of it is given back")
+    wait_until(lambda: agent.job(BURSTABLE)["override_left_s"] is None, "it is no override but an order")
+    load.burn(0.0)
+    wait_until(lambda: at_floor(kubepods, app), "it is down at the floor again")
+    resize("1800m", 180_000)
+    wait_until(lambda: agent.job(BURSTABLE)["cpu_limit"] == 1.8, "the higher limit is the order")
+    wait_until(lambda: at_floor(kubepods, app), "and it is lowered from there")
+    assert agent.stop() == 0
+    assert kubepods.read(app, "quota_us") == "180000"
+
+
+def test_what_is_known_stays_while_the_kubelet_is_away(
+    agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
+):
+    web = make_pod("web-1", "Burstable", {"app": "1500m"})
+    kubelet.pods = [web]
+    app = run(kubepods, web, 150_000)
+    agent.start(describe(tmp_path, kubelet.url))
+    wait_until(lambda: at_floor(kubepods, app), "it is down at the floor")
+    kubelet.stop()
+    wait_until(lambda: agent.events("engine_away"), "it is seen that the kubelet is away")
+    late = make_pod("late", "Burstable", {"app": "1"})
+    other = run(kubepods, late, 100_000)
+    wait_until(lambda: len(names(agent, kubepods)) == 2, "a container that nobody names is seen")
+    [unnamed] = names(agent, kubepods) - {BURSTABLE}
+    assert agent.job(unnamed)["mode"] == "shadow"
+    load = kubepods.start_load(app)
+    load.burn(1.0)
+    wait_until(lambda: kubepods.quota_cores(app) == 1.5, "it is still looked after")
+    load.burn(0.0)
+    assert agent.job(BURSTABLE)["labels"]["pod"] == "web-1"
+    problems = agent.get("/v1/status")["problems"]
+    assert any("no answer from https://127.0.0.1" in each for each in problems), problems
+    kubelet.pods.append(late)
+    kubelet.start_again()
+    wait_until(lambda: names(agent, kubepods) == {BURSTABLE, "shop/late/app"}, "all have names, nobody two")
+    wait_until(lambda: at_floor(kubepods, app, other), "both are down at the floor")
+    assert len(agent.events("engine_away")) == 1
+    assert len(agent.events("engine_back")) == 1
+
+
+def test_a_kubelet_that_says_what_cannot_be_harms_nobody(
+    agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
+):
+    web, odd = make_pod("web-1", "Burstable", {"app": "1500m"}), make_pod("a\nb\x1b[31m", "Burstable", {'c"\\': "1"})
+    app, other = run(kubepods, web, 150_000), run(kubepods, odd, 100_000)
+    wrong = make_pod("wrong", "Burstable", {"x": "1", "y": "many"})
+    wrong["status"]["containerStatuses"][0]["containerID"] = "containerd://../../etc"
+    foreign = make_pod("thief", "Burstable", {"x": "2"})
+    foreign["status"]["containerStatuses"][0]["containerID"] = f"containerd://{container_id(web)}"
+    kubelet.pods = [odd, wrong, foreign, web]
+    agent.start(describe(tmp_path, kubelet.url))
+    wait_until(lambda: at_floor(kubepods, app, other), "both are down at the floor")
+    assert names(agent, kubepods) == {BURSTABLE, 'shop/a b [31m/c"\\'}, "the other pod's container is not renamed"
+    text = agent.run("status").stdout
+    assert "\x1b" not in text
+    assert all(len(line.split("{")) <= 2 for line in agent.metrics().splitlines() if "web-1" in line)
+    problems = " ".join(agent.get("/v1/status")["problems"])
+    assert "is none of a container" in problems
+    assert "CPU limit 'many' is not understood" in problems
+    assert agent.process is not None
+    for raw, repeated, said in (
+        (b" " * (1 << 20), 100, "larger than 16 MiB"),
+        (b'{"items": [{"metadata": {"name": 7}}]}', 1, "Expected `str`, got `int`"),
+        (b'{"x":' * 100_000, 1, "maximum recursion depth exceeded"),
+        (b'{"items": [{"metadata": {"name": "\xff"', 1, "can't decode byte 0xff"),
+    ):
+        kubelet.raw, kubelet.repeated = raw, repeated
+        wait_until(lambda said=said: said in " ".join(agent.get("/v1/status")["problems"]), said)
+        assert agent.job(BURSTABLE)["labels"]["pod"] == "web-1"
+    kubelet.raw = None
+    wait_until(lambda: len(agent.events("engine_back")) > 0, "it is believed again")
+    assert not agent.events("engine_failed")
+
+
+def test_the_token_is_read_anew_and_shown_to_nobody_else(
+    agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
+):
+    web = make_pod("web-1", "Burstable", {"app": "1500m"})
+    kubelet.pods = [web]
+    run(kubepods, web, 150_000)
+    other = tmp_path / "other"
+    other.mkdir()
+    make_certificate(other, "test-node")
+    files = f'token_file = "{tmp_path}/token"\nca_file = "{other}/kubelet.crt"\n'
+    agent.start(describe(tmp_path, kubelet.url, source=files))
+    problems = wait_until(lambda: agent.get("/v1/status")["problems"], "somebody else's certificate is not taken")
+    assert "its certificate is not one for the node 'test-node'" in " ".join(problems)
+    assert not kubelet.asked, "nothing was asked, so no token was shown"
+    (other / "kubelet.crt").write_bytes((tmp_path / "kubelet.crt").read_bytes())
+    wait_until(lambda: BURSTABLE in names(agent, kubepods), "the right one is read when it is there")
+    kubelet.token = OTHER_TOKEN
+    wait_until(lambda: "status 401" in " ".join(agent.get("/v1/status")["problems"]), "it is told")
+    write_token(tmp_path / "token", [OTHER_TOKEN])
+    wait_until(lambda: not agent.get("/v1/status")["problems"], "the new token is shown")
+    assert kubelet.tokens_seen == {f"Bearer {TOKEN}", f"Bearer {OTHER_TOKEN}"}
+
+
+@pytest.mark.parametrize("port", ["read-only", "own"])
+def test_a_kubelet_on_the_loopback_may_be_asked_without_its_certificate(
+    agent: AgentProcess, kubepods: CgroupTree, tmp_path: Path, port: str
+):
+    """Its port without TLS is shown no token; the other one is, where the operator said so."""
+    write_token(tmp_path / "token")
+    files = f'token_file = "{tmp_path}/token"\nca_file = "none"\n' if port == "own" else ""
+    server = KubeletServer(*(make_certificate(tmp_path, "elsewhere") if port == "own" else ()))
+    try:
+        web = make_pod("web-1", "Burstable", {"app": "1500m"})
+        server.pods = [web]
+        app = run(kubepods, web, 150_000)
+        agent.start(describe(tmp_path, server.url, source=files))
+        wait_until(lambda: at_floor(kubepods, app), "it is down at the floor")
+        assert server.tokens_seen == {f"Bearer {TOKEN}" if port == "own" else ""}
+    finally:
+        server.close()
+
+
+def test_a_kubelet_that_enforces_no_limits_has_none_enforced_for_it(
+    agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
+):
+    web = make_pod("web-1", "Burstable", {"app": "1500m"})
+    kubelet.pods = [web]
+    kubelet.configz = {"cpuManagerPolicy": "static", "cpuCFSQuota": False}
+    app = run(kubepods, web)
+    agent.start(describe(tmp_path, kubelet.url))
+    wait_until(lambda: BURSTABLE in names(agent, kubepods), "it has its name")
+    ticks = agent.get("/v1/status")["tick"]
+    wait_until(lambda: agent.get("/v1/status")["tick"] > ticks + 20, "many checks of an idle container")
+    assert agent.job(BURSTABLE)["unlimited"]
+    assert kubepods.read(app, "quota_us") == "-1"
+
+
+def test_a_container_runtime_is_asked_where_its_socket_is_given(
+    agent: AgentProcess, kubepods: CgroupTree, tmp_path: Path
+):
+    pytest.importorskip("grpc", reason="needs grpcio")
+    web, database = make_pod("web-1", "Burstable", {"app": "1"}), make_pod("db-0", "Guaranteed", {"db": "2"})
+    old = make_pod("old", "Burstable", {"x": "1"})
+    app, db, silent = run(kubepods, web, 150_000), run(kubepods, database, 200_000), run(kubepods, old, 100_000)
+    runtime = RuntimeServer(tmp_path / "cri.sock")
+    try:
+        gone = make_pod("gone", "Burstable", {"x": "1"})
+        runtime.entries = [list_entry(each) for each in (web, database, gone, old)]
+        runtime.quotas = {container_id(web): 150_000, container_id(database): 200_000, container_id(old): None}
+        agent.start(describe(tmp_path, f"{tmp_path}/cri.sock", source=""))
+        wait_until(lambda: at_floor(kubepods, app, silent), "the burstable containers are down at the floor")
+        assert names(agent, kubepods) == {BURSTABLE, GUARANTEED, "shop/old/x"}
+        assert agent.job(BURSTABLE)["cpu_limit"] == 1.5
+        assert agent.job(BURSTABLE)["labels"]["image"] == "registry.example/app:1"
+        assert "Guaranteed" in agent.job(GUARANTEED)["refused"]
+        assert kubepods.read(db, "quota_us") == "200000"
+        kubepods.write(app, "quota_us", 60_000)
+        runtime.quotas[container_id(web)] = 60_000
+        wait_until(lambda: agent.job(BURSTABLE)["cpu_limit"] == 0.6, "the runtime's update is the order")
+        runtime.entries.append(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
+        wait_until(lambda: agent.get("/v1/status")["problems"], "what is no message is told")
+        assert agent.job(BURSTABLE)["labels"]["pod"] == "web-1"
+        runtime.entries = [b" " * (17 << 20)]
+        told = "resource_exhausted"
+        wait_until(lambda: told in " ".join(agent.get("/v1/status")["problems"]), "what is too large is not taken")
+    finally:
+        runtime.close()
+    told = "no answer (unavailable"
+    wait_until(lambda: told in " ".join(agent.get("/v1/status")["problems"]), "it is told that the runtime is away")
+    assert not agent.events("engine_failed")
+    assert agent.stop() == 0
+    assert kubepods.read(app, "quota_us") == "60000"
+    assert kubepods.read(silent, "quota_us") == "100000"

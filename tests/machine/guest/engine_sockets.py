@@ -1,0 +1,143 @@
+"""Runs inside the guest: the service asks Podman, at its own socket, at a user's and where Docker has its, with the
+drop-in of ``cpumond init`` and without; leaves what it saw in /out/facts.json for ``test_engine_sockets.py``.
+
+Podman answers to Docker's interface, too. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from guest_tools import (
+    WRAPPER,
+    install_files,
+    live_through,
+    measure_exposure,
+    run,
+    show,
+    systemctl,
+    wait,
+    write_file,
+)
+
+UNIT = "cpumond.service"
+DROP_IN = Path("/etc/systemd/system/cpumond.service.d/engines.conf")
+SOURCES = Path("/etc/cpumond/conf.d/engines.toml")
+DOCKER, PODMAN, OF_USER = "/run/docker.sock", "/run/podman/podman.sock", "/run/user/1000/podman/podman.sock"
+SOCKETS = (DOCKER, PODMAN, OF_USER)
+SECRET = "/run/other/other.sock"  # noqa: S105
+ENGINE = "[Service]\nExecStart=/usr/bin/podman system service --time=0 unix://{socket}\n"
+
+
+def cpumond(*arguments: str) -> dict[str, Any]:
+    return run("cpumond", *arguments)
+
+
+def ask_doctor() -> list[dict[str, str]]:
+    """What it finds about engines."""
+    findings = json.loads(cpumond("doctor", "--json")["output"])["findings"]
+    return [each for each in findings if each["check"].startswith("engine ")]
+
+
+def ask_agent() -> list[str]:
+    """The running agent's problems, once each engine has answered or refused."""
+    answer = run("cpumond", "status", "--json")
+    return list(json.loads(answer["output"])["problems"]) if answer["code"] == 0 else [answer["output"]]
+
+
+def look() -> dict[str, Any]:
+    """What the service sees of the sockets, with its rights, and what is said about it."""
+    pid = show(UNIT, "MainPID")
+    rights = [f"--{which}-caps=+dac_override" for which in ("inh", "ambient")]
+    inside = ("nsenter", f"--target={pid}", "--mount", "setpriv", "--reuid=cpumond", "--clear-groups", *rights)
+    return {
+        "state": show(UNIT, "ActiveState"),
+        "seen": [path for path in (*SOCKETS, SECRET) if run(*inside, "stat", path)["code"] == 0],
+        "problems": ask_agent(),
+        "doctor": ask_doctor(),
+    }
+
+
+def restart() -> None:
+    systemctl("daemon-reload")
+    systemctl("restart", UNIT)
+    wait(lambda: show(UNIT, "ActiveState") == "active")
+
+
+def install() -> dict[str, Any]:
+    """The package's files, and three engines."""
+    write_file("/usr/bin/cpumond", WRAPPER, 0o755)
+    install_files(
+        {
+            "systemd/cpumond.service": "/usr/lib/systemd/system/cpumond.service",
+            "systemd/cpumond.sysusers.conf": "/usr/lib/sysusers.d/cpumond.conf",
+            "systemd/cpumond.tmpfiles.conf": "/usr/lib/tmpfiles.d/cpumond.conf",
+            "config/cpumond.toml": "/etc/cpumond/cpumond.toml",
+        }
+    )
+    # The guest's files lie on an overlay already.
+    storage = '[storage]\ndriver = "vfs"\ngraphroot = "/var/lib/containers/storage"\nrunroot = "/run/containers"\n'
+    write_file("/etc/containers/storage.conf", storage)
+    run("systemd-sysusers")
+    run("systemd-tmpfiles", "--create", "cpumond.conf")
+    for name, path in (("docker", DOCKER), ("of-user", OF_USER), ("other", SECRET)):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_file(f"/etc/systemd/system/{name}.service", ENGINE.format(socket=path))
+    systemctl("daemon-reload")
+    started = [systemctl("start", each) for each in ("podman.socket", "docker", "of-user", "other")]
+    took_s = wait(lambda: all(Path(path).is_socket() for path in (*SOCKETS, SECRET)))
+    return {"started": started, "took_s": took_s, "journal": run("journalctl", "-u", "docker")["output"]}
+
+
+def before() -> dict[str, Any]:
+    """Sources alone: the unit hides all sockets."""
+    written = cpumond("init", "--yes")
+    drop_in = DROP_IN.read_text() if DROP_IN.exists() else ""
+    shutil.rmtree(DROP_IN.parent, ignore_errors=True)
+    restart()
+    return {
+        "written": written,
+        "sources": SOURCES.read_text(),
+        "drop_in": drop_in,
+        "exposure": measure_exposure(UNIT),
+        **look(),
+    }
+
+
+def opened() -> dict[str, Any]:
+    """With the drop-in that a second run writes again."""
+    written = cpumond("init", "--yes")
+    verified = run("systemd-analyze", "verify", "--man=no", UNIT)
+    restart()
+    again = cpumond("init", "--yes")
+    return {"written": written, "again": again, "verified": verified, "exposure": measure_exposure(UNIT), **look()}
+
+
+def made_anew() -> dict[str, Any]:
+    """A socket that is not systemd's is another one after its engine was restarted; Podman's directory stays."""
+    systemctl("stop", "docker")
+    Path(DOCKER).unlink(missing_ok=True)
+    systemctl("start", "docker")
+    wait(Path(DOCKER).is_socket)
+    systemctl("restart", "podman.socket")
+    wait(Path(PODMAN).is_socket)
+    found = look()
+    restart()
+    return {**found, "after": look()}
+
+
+def missing() -> dict[str, Any]:
+    """Without any engine the service starts all the same."""
+    for each in ("podman.socket", "podman", "docker", "of-user"):
+        systemctl("stop", each)
+    shutil.rmtree("/run/user/1000")
+    shutil.rmtree("/run/podman", ignore_errors=True)
+    Path(DOCKER).unlink(missing_ok=True)
+    restart()
+    return look()
+
+
+live_through([install, before, opened, made_anew, missing])

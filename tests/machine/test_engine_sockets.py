@@ -1,0 +1,84 @@
+"""The unit hides the sockets of engines; the drop-in of ``cpumond init`` opens them, and no others.
+
+One boot sees both (``guest/engine_sockets.py``, half a minute) and leaves facts; each test judges one of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+from guest_host import Facts, boot, of
+
+LIMIT_S = 300
+MAX_EXPOSURE = 2.3
+"""Of 10, with the drop-in: that the agent sees other processes (0.2) comes on top of the unit's 2.0."""
+SOCKETS = ["/run/docker.sock", "/run/podman/podman.sock", "/run/user/1000/podman/podman.sock"]
+
+pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """What one boot saw, step by step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MACHINE_PACKAGES", "podman")
+        return boot("engine_sockets.py", tmp_path_factory.mktemp("machine"), LIMIT_S)
+
+
+def said(facts: Facts, step: str, word: str) -> list[str]:
+    """The sentences of ``doctor`` about engines that have a word."""
+    return [each["text"] for each in of(facts, step)["doctor"] if word in each["text"]]
+
+
+def test_engines_answer(facts: Facts) -> None:
+    fact = of(facts, "install")
+    assert [each["code"] for each in fact["started"]] == [0, 0, 0, 0], fact
+    assert fact["took_s"] is not None
+
+
+def test_init_writes_a_source_for_each_kind(facts: Facts) -> None:
+    fact = of(facts, "before")
+    assert fact["written"]["code"] == 0, fact["written"]
+    assert fact["sources"].count("[[source]]") == 2
+    assert 'kind = "docker"' in fact["sources"]
+    assert 'kind = "podman"' in fact["sources"]
+    lines = fact["drop_in"].splitlines()
+    assert [line for line in lines if line.startswith("BindReadOnlyPaths")] == [
+        "BindReadOnlyPaths=-/run/docker.sock",
+        "BindReadOnlyPaths=-/run/podman -/run/user/1000/podman",
+    ]
+
+
+def test_without_the_drop_in_the_service_sees_no_engine(facts: Facts) -> None:
+    fact = of(facts, "before")
+    assert (fact["state"], fact["seen"]) == ("active", [])
+    assert any("there is no such socket" in problem for problem in fact["problems"]), fact["problems"]
+    hidden = said(facts, "before", "is hidden from the service")
+    assert [text.split()[0] for text in hidden] == SOCKETS
+
+
+def test_with_the_drop_in_it_sees_them_and_nothing_else(facts: Facts) -> None:
+    fact = of(facts, "opened")
+    assert fact["written"]["code"] == fact["again"]["code"] == 0, fact
+    assert (fact["state"], fact["seen"]) == ("active", SOCKETS)
+    assert fact["problems"] == []
+    assert not said(facts, "opened", "hidden")
+    assert fact["again"]["output"].count("already as it should be") == 2
+
+
+def test_systemd_accepts_the_drop_in(facts: Facts) -> None:
+    fact = of(facts, "opened")
+    assert fact["verified"] == {"code": 0, "output": ""}
+    assert of(facts, "before")["exposure"] < fact["exposure"] <= MAX_EXPOSURE
+
+
+def test_a_socket_that_was_made_anew(facts: Facts) -> None:
+    """Docker's is bound by itself, so the service has to start again; Podman's lies in a directory of its own."""
+    (text,) = said(facts, "made_anew", "made anew")
+    assert text.startswith("/run/docker.sock ")
+    after = of(facts, "made_anew")["after"]
+    assert after["seen"] == SOCKETS
+    assert after["problems"] == []
+
+
+def test_the_service_starts_without_any_engine(facts: Facts) -> None:
+    assert of(facts, "missing")["state"] == "active"
