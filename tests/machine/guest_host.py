@@ -54,14 +54,18 @@ def install_dependencies(extras: Sequence[str], tools: Sequence[str]) -> Path:
     key = hashlib.sha256(json.dumps([GUEST_PYTHON, wanted]).encode()).hexdigest()[:16]
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpumond-machine"
     site = base / f"site-{key}"
-    if not site.is_dir():
-        part = base / f"site-{key}.part.{os.getpid()}"
-        shutil.rmtree(part, ignore_errors=True)
-        wheels = part / ".wheels"
-        pip("wheel", "--no-deps", f"--wheel-dir={wheels}", *(w for w in wanted if w.startswith(SOURCE_ONLY)))
-        guest = [f"--python-version={GUEST_PYTHON}", "--only-binary=:all:", f"--find-links={wheels}"]
-        pip("install", f"--target={part}", *guest, *wanted)
-        part.rename(site)
+    base.mkdir(parents=True, exist_ok=True)
+    # Several processes of a test run may want the same list at the same moment.
+    with (base / "lock-site").open("a+") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        if not site.is_dir():
+            part = base / f"site-{key}.part"
+            shutil.rmtree(part, ignore_errors=True)
+            wheels = part / ".wheels"
+            pip("wheel", "--no-deps", f"--wheel-dir={wheels}", *(w for w in wanted if w.startswith(SOURCE_ONLY)))
+            guest = [f"--python-version={GUEST_PYTHON}", "--only-binary=:all:", f"--find-links={wheels}"]
+            pip("install", f"--target={part}", *guest, *wanted)
+            part.rename(site)
     return site
 
 
