@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -38,10 +38,12 @@ class MinSpareJobResources(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[api]``: where requests come in and how much of them; ``max_body`` bytes, ``rate_limit`` 1/s for each user.
 
-    ``listen`` "": ``DEFAULT_LISTEN``, where without ``tokens_file`` the kernel says who connects.
+    ``listen`` "": ``DEFAULT_LISTEN``, where without ``tokens_file`` the kernel says who connects. ``advertise``: the
+    address, host:port, that a standby tells clients while this scheduler leads; "": ``listen``.
     """
 
     listen: str = ""
+    advertise: str = ""
     tokens_file: str = ""
     max_body: Annotated[int, msgspec.Meta(ge=1024, le=2**30)] = 1_048_576
     max_depth: Annotated[int, msgspec.Meta(ge=8, le=200)] = 64
@@ -60,6 +62,17 @@ class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def is_open(self) -> bool:
         """Whether every user of this machine may do everything."""
         return bool(self.listen) and not self.tokens_file
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[store]``: where the state is. ``sqlite``: in ``state_dir``, of one scheduler. ``postgresql``: in the database
+    that ``conninfo`` (libpq's) names; of the schedulers on it one leads, by a lease of ``lease``."""
+
+    kind: Literal["sqlite", "postgresql"] = "sqlite"
+    conninfo: str = ""
+    lease_s: Annotated[float, msgspec.Meta(ge=0.5, le=300.0, extra=DURATION)] = msgspec.field(
+        name="lease", default=10.0
+    )
 
 
 class PoolMetrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,6 +122,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     )
     min_spare_job_resources_on_node: MinSpareJobResources = MinSpareJobResources()
     api: Api = Api()
+    store: StoreSettings = StoreSettings()
     metrics: PoolMetrics = PoolMetrics()
     history: History = History()
     log: Log = Log()
@@ -167,3 +181,11 @@ def check(config: SchedulerConfig) -> None:
             "api.tokens_file anybody could run operations and change pools: set api.tokens_file to a file made with "
             'lines "user:sha256-hex", or listen on 127.0.0.1'
         )
+    store = config.store
+    if store.kind == "postgresql" and not store.conninfo:
+        raise ConfigError(
+            f'{config.where}: store.conninfo: is needed with store.kind = "postgresql": '
+            '"host=db1,db2 dbname=cpumond target_session_attrs=read-write", say'
+        )
+    if store.kind == "sqlite" and store.conninfo:
+        raise ConfigError(f'{config.where}: store.conninfo: is for store.kind = "postgresql"; remove it, or set kind')

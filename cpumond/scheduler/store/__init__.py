@@ -18,6 +18,10 @@ class StoreError(CpumondError):
     """A code that makes `yt` try again (yt_protocol.md 7)."""
 
 
+class FencedError(StoreError):
+    """Another scheduler leads, with a later term: nothing was written, and nothing of this term ever will be."""
+
+
 class Change(NamedTuple):
     """A record that replaces the one under ``kind`` and ``key``; ``value`` None removes that."""
 
@@ -53,4 +57,50 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Release the store; a second call does nothing."""
+        ...
+
+
+class Lease(NamedTuple):
+    """Who leads. ``left_s``: seconds until it ends by the store's clock, at most 0 once it has."""
+
+    term: int
+    leader: str
+    """The address, ``host:port``, at which the leader takes requests; "" where it told none."""
+    left_s: float
+
+
+class Arbiter(Protocol):
+    """Decides which of several schedulers on one store leads; each has an arbiter of its own.
+
+    Used from one thread at a time, which is never one that writes the store. Every method but ``close`` raises StoreError
+    when the store's engine does not answer within a few seconds, and may be called again after that.
+    """
+
+    def look(self) -> Lease | None:
+        """The lease as it is; None before the first one."""
+        ...
+
+    def take(self, leader: str, lease_s: float) -> Lease | None:
+        """Lead from now on, with the next term, where nobody does: the lease has ended, or its holder's session has.
+
+        None: another one leads. The sessions of the one that led before are ended, so that none of its writes is
+        under way once this returns.
+        """
+        ...
+
+    def renew(self, term: int, lease_s: float) -> bool:
+        """Let the lease of this arbiter's own ``term`` end ``lease_s`` from now. False: it has been taken."""
+        ...
+
+    def give_up(self, term: int) -> None:
+        """End the lease of this arbiter's own ``term`` now, for the next scheduler to take; nothing where it is taken."""
+        ...
+
+    def open_store(self, term: int) -> Store:
+        """The store, for the holder of ``term``: every write checks in its own transaction that the term is the lease's,
+        and raises FencedError if not. An older schema is migrated."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything, the lead included; a second call does nothing."""
         ...
