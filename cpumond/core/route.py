@@ -125,7 +125,9 @@ class Route:
         state = self._states[self.current]
         state.failures = 0
         state.asked_at_s, state.took_s = now_s, max(now_s - began_at_s, 0.0)
-        state.due_s = now_s + period_s * self._rng.uniform(1.0 - SPREAD, 1.0 + SPREAD)
+        # Several standbys are asked in turn, together as often as one.
+        standbys = sum(each.failures == 0 and each.asked_at_s > -math.inf for each in self._states.values())
+        state.due_s = now_s + standbys * period_s * self._rng.uniform(1.0 - SPREAD, 1.0 + SPREAD)
         named = self._find(leader)
         if named is not None and named != self.current:
             if named not in self._states:
@@ -136,11 +138,13 @@ class Route:
             # At once, but where it was asked in vain just now: what the standby knows of the leader may be old.
             other = self._states[named]
             other.due_s = min(other.due_s, other.asked_at_s + PATIENCE * max(period_s, other.took_s))
-        return self._move(now_s)
+        return self._move(now_s, named)
 
-    def _move(self, now_s: float) -> float:
-        """Go to the address that may be asked first."""
-        self.current = min(self._states, key=lambda address: self._states[address].due_s)
+    def _move(self, now_s: float, named: str | None = None) -> float:
+        """Go to the address that may be asked first; of those that may be asked now, to the ``named`` one."""
+        self.current = min(
+            self._states, key=lambda address: (max(self._states[address].due_s, now_s), address != named)
+        )
         return max(self._states[self.current].due_s - now_s, 0.0)
 
     def _find(self, leader: str | None) -> str | None:

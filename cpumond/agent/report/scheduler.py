@@ -103,10 +103,8 @@ class SchedulerLink(Mailbox):
         carry_out: Callable[[JobRequest, float], JobReply | None],
         rng: random.Random | None = None,
     ) -> None:
-        addresses = [
-            str(parse_base_url(url, "scheduler.url", "scheduler.token_file", 9757))
-            for url in options.addresses or ("",)
-        ]
+        given = options.addresses or ("",)
+        addresses = [str(parse_base_url(url, "scheduler.url", "scheduler.token_file", 9757)) for url in given]
         rng = rng or random.SystemRandom()
         self._route = Route(addresses, options.retry_max_s, rng)
         self._base = httpx2.URL(self._route.current)

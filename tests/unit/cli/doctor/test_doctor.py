@@ -808,8 +808,9 @@ def test_a_node_of_a_scheduler_that_answers_or_not() -> None:
     assert (finding.level, "h 9757 refused" in finding.text) == ("fail", True)
     assert [each.level for each in check("https://h/x", connect=lambda _, port: "" if port == 443 else "no")] == ["ok"]
     assert [each.level for each in check("http://h:99999999")] == ["fail"]
-    assert [each.level for each in check("http://a", "http://b", connect=lambda host, _: "" if host == "a" else "no")] \
-        == ["ok", "fail"]
+    assert [
+        each.level for each in check("http://a", "http://b", connect=lambda host, _: "" if host == "a" else "no")
+    ] == ["ok", "fail"]
 
 
 @pytest.mark.parametrize(
@@ -817,7 +818,11 @@ def test_a_node_of_a_scheduler_that_answers_or_not() -> None:
     [
         ({"a": ("leader", 7), "b": ("standby", 7)}, ["ok", "ok"], ["; leader in term 7", "; standby in term 7"]),
         ({"a": None, "b": ("leader", 8)}, ["warn", "ok"], ["refused", "; leader in term 8"]),
-        ({"a": ("standby", 8), "b": None}, ["ok", "fail", "fail"], ["standby", "refused", "none of http://a, http://b"]),
+        (
+            {"a": ("standby", 8), "b": None},
+            ["ok", "fail", "fail"],
+            ["standby", "refused", "none of http://a, http://b"],
+        ),
         ({"a": None, "b": None}, ["fail", "fail"], ["refused", "refused"]),
     ],
 )
