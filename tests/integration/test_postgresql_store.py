@@ -1,0 +1,58 @@
+"""The store on PostgreSQL and its arbiter, on a real server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from arbiter_contract import ArbiterContract
+from postgresql import database, make_database, postgresql, run_sql  # noqa: F401
+from store_contract import Opener, StoreContract
+
+from cpumond.scheduler.store import Arbiter
+from cpumond.scheduler.store.postgresql import PostgresArbiter, open_postgres_store
+from cpumond.testing.postgresql import PostgresServer
+
+
+class TestStore(StoreContract):
+    @pytest.fixture
+    def make_opener(self, postgresql: PostgresServer) -> Callable[[], Opener]:
+        def make() -> Opener:
+            conninfo = make_database(postgresql)
+            return lambda: open_postgres_store(conninfo)
+
+        return make
+
+
+END = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid = {}"
+
+
+class PostgresRig:
+    lease_s = 1.0
+
+    def __init__(self, conninfo: str) -> None:
+        self.conninfo = conninfo
+
+    def make(self) -> PostgresArbiter:
+        return PostgresArbiter(self.conninfo)
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def end_sessions(self, arbiter: Arbiter) -> None:
+        assert isinstance(arbiter, PostgresArbiter)
+        assert arbiter._session is not None
+        run_sql(self.conninfo, f"SELECT pg_terminate_backend({arbiter._session.pid}, 5000)")
+
+    def end_store_sessions(self) -> None:
+        run_sql(
+            self.conninfo,
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'",
+        )
+
+
+class TestArbiter(ArbiterContract):
+    @pytest.fixture
+    def rig(self, database: str) -> Iterator[PostgresRig]:
+        yield PostgresRig(database)
