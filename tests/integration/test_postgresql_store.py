@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from arbiter_contract import ArbiterContract
-from postgresql import database, make_database, postgresql, run_sql  # noqa: F401
+from postgresql import make_database, run_sql
 from store_contract import Opener, StoreContract
 
 from cpumond.scheduler.store import Arbiter
-from cpumond.scheduler.store.postgresql import PostgresArbiter, open_postgres_store
+from cpumond.scheduler.store.postgresql import AloneStore, PostgresArbiter
 from cpumond.testing.postgresql import PostgresServer
 
 
@@ -20,12 +20,9 @@ class TestStore(StoreContract):
     def make_opener(self, postgresql: PostgresServer) -> Callable[[], Opener]:
         def make() -> Opener:
             conninfo = make_database(postgresql)
-            return lambda: open_postgres_store(conninfo)
+            return lambda: AloneStore(conninfo)
 
         return make
-
-
-END = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid = {}"
 
 
 class PostgresRig:
@@ -54,5 +51,5 @@ class PostgresRig:
 
 class TestArbiter(ArbiterContract):
     @pytest.fixture
-    def rig(self, database: str) -> Iterator[PostgresRig]:
-        yield PostgresRig(database)
+    def rig(self, database: str) -> PostgresRig:
+        return PostgresRig(database)

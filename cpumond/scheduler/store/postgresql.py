@@ -1,32 +1,36 @@
 """The store in a PostgreSQL database, and the arbiter that decides which of several schedulers on it leads.
 
-Tables, in the first schema of the search path: ``cpumond_schema`` (the version), ``cpumond_lease`` (one row: term, leader,
-end of the lease by the database's clock; the same in every version) and ``cpumond_records``; beside them
+Tables, in the first schema of the search path: ``cpumond_schema`` (the version), ``cpumond_lease`` (one row: term,
+leader, end of the lease by the database's clock; the same in every version) and ``cpumond_records``; beside them
 ``cpumond_records_v<N>``, a copy from before a migration of schema N.
 
-Who leads holds the advisory lock LEAD in the session of its arbiter, which frees itself with the session; its stores hold
-WRITE, shared, by which their sessions are found. A write is one statement, which reads the term under a lock of its row:
-a take-over waits for the writes under way, and those that wait for it write nothing.
+Who leads holds the advisory lock LEAD in the session of its arbiter, which frees itself with the session; its stores
+hold WRITE, shared, by which their sessions are found. A write is one statement, which reads the term under a lock of
+its row: a take-over waits for the writes under way, and those that wait for it write nothing.
 
-A write that lost its connection may have been made or not. Its session is ended at the server, then it is repeated, which
-changes nothing where it was made. What is still not known after OUTCOME_S ends the reign: FencedError.
+A write that lost its connection may have been made or not. Its session is ended at the server, then it is repeated,
+which changes nothing where it was made. What is still not known after OUTCOME_S ends the reign: FencedError.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
-from cpumond.scheduler.store import Change, FencedError, Lease, Store, StoreError
+from cpumond.scheduler.store import Change, FencedError, Lease, StoreError
+from cpumond.scheduler.store.postgresql_session import (
+    Connection,
+    Session,
+    connect,
+    describe_database,
+    explain,
+    is_refusal,
+)
 
 ARBITER_TIMEOUT_S: Final = 4.0
 """After this long a call of the arbiter is broken off, a new connection included."""
@@ -35,24 +39,12 @@ STORE_TIMEOUT_S: Final = 10.0
 OUTCOME_S: Final = 5.0
 """How long a write that lost its connection is repeated."""
 PAUSE_S: Final = 0.1
+ALONE_LEASE_S: Final = 3600.0
+"""How long a copy that was stopped keeps schedulers away; one that was killed does not."""
 PAGE_RECORDS: Final = 2000
-OLDEST_SERVER: Final = 140000
-"""PostgreSQL 14: the first whose pg_terminate_backend waits."""
-
-CONNECTION: Final = {
-    "connect_timeout": "3",
-    "tcp_user_timeout": "4000",
-    "keepalives_idle": "2",
-    "keepalives_interval": "1",
-    "keepalives_count": "3",
-    "application_name": "cpumond",
-}
-"""What a conninfo that says nothing else gets. ``connect_timeout`` is for each of its hosts."""
-
 LEAD: Final = 0x43504D4C
 WRITE: Final = 0x43504D57
 """The first number of the advisory locks; the second is the lease table's, since other schemas have their own."""
-CREATION: Final = 0x43504D43
 
 TABLE: Final = "'cpumond_lease'::regclass"
 HOLDERS: Final = (
@@ -60,7 +52,7 @@ HOLDERS: Final = (
     f"AND objid = {TABLE}::oid AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 TRY_LEAD: Final = f"SELECT pg_try_advisory_lock({LEAD}, {TABLE}::oid::int)"
-END_SESSIONS: Final = f"SELECT pg_terminate_backend(pid, 1000) {HOLDERS} AND classid::bigint = ANY(%s)"
+END_SESSIONS: Final = f"SELECT pg_terminate_backend(pid, 1000) {HOLDERS} AND classid::bigint = %s"  # noqa: S608
 END_SESSION: Final = (
     "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE (pid, backend_start) = (%s, %s)"
 )
@@ -82,7 +74,8 @@ removed AS (
 ),
 put AS (
     INSERT INTO cpumond_records (kind, key, value)
-    SELECT new.kind, new.key, new.value FROM fence, unnest(%b::bytea[], %b::bytea[], %b::bytea[]) AS new (kind, key, value)
+    SELECT new.kind, new.key, new.value
+    FROM fence, unnest(%b::bytea[], %b::bytea[], %b::bytea[]) AS new (kind, key, value)
     ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value
 )
 SELECT held FROM fence
@@ -93,13 +86,12 @@ READ_NEXT: Final = (
     "ORDER BY kind, key LIMIT %(limit)b"
 )
 
-Connection = psycopg.Connection[TupleRow]
 Migration = Callable[[Connection], None]
 """Changes a database of schema N to N + 1, inside a transaction of its caller."""
 
 
 def _create_records(connection: Connection) -> None:
-    """From nothing to schema 1. Keys are bytes, since text takes no NUL and orders by locale; the engine has checksums."""
+    """From nothing to schema 1. Names are bytes: text takes no NUL and has a locale's order."""
     connection.execute(
         "CREATE TABLE cpumond_records (kind bytea NOT NULL, key bytea NOT NULL, value bytea NOT NULL, "
         "PRIMARY KEY (kind, key))"
@@ -108,107 +100,6 @@ def _create_records(connection: Connection) -> None:
 
 MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records,)
 """The migration at N takes schema N to N + 1; 0 has no records. Their number is the newest schema."""
-
-
-def describe_database(conninfo: str) -> str:
-    """What messages call a database: hosts, ports and name, without its password. Raises StoreError."""
-    parts = _parse(conninfo)
-    host = parts.get("host") or parts.get("hostaddr") or parts.get("service") or "the default host"
-    port = f" port {parts['port']}" if "port" in parts else ""
-    return f"PostgreSQL at {host}{port}, database {parts.get('dbname', 'of the default name')}"
-
-
-def _parse(conninfo: str) -> dict[str, Any]:
-    try:
-        return conninfo_to_dict(conninfo)
-    except psycopg.Error:
-        # libpq's own words quote parts of the text, of the password, too.
-        raise StoreError(
-            "store.conninfo: libpq cannot read it: write it as "
-            '"host=db1,db2 dbname=cpumond user=cpumond target_session_attrs=read-write", values with spaces in single '
-            'quotes, or as "postgresql://user@db1,db2/cpumond"'
-        ) from None
-
-
-class _Session:
-    """A connection whose calls end after ``timeout_s``, whatever the server, the network or this process does."""
-
-    def __init__(self, conninfo: str, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self.leads = 0
-        """The term for which this session holds LEAD, or 0."""
-        self.connection: Connection = psycopg.connect(**{**CONNECTION, **_parse(conninfo)}, autocommit=True)
-        # A descriptor of its own: the connection's may be closed, and its number be another file's, when time is up.
-        self._socket = socket.socket(fileno=os.dup(self.connection.fileno()))
-        try:
-            with self.limited():
-                # The server gives up first: what it refuses is known not to be done.
-                milliseconds = str(int(timeout_s * 750))
-                (self.started,) = self.connection.execute(
-                    "SELECT backend_start, set_config('statement_timeout', %(ms)s, false), "
-                    "set_config('lock_timeout', %(ms)s, false), "
-                    "set_config('idle_in_transaction_session_timeout', %(ms)s, false) "
-                    "FROM pg_stat_activity WHERE pid = pg_backend_pid()",
-                    {"ms": milliseconds},
-                ).fetchone()[:1]  # type: ignore[index]  # the session itself is always there
-        except BaseException:
-            self.close()
-            raise
-        self.pid = self.connection.info.backend_pid
-
-    @contextlib.contextmanager
-    def limited(self) -> Iterator[None]:
-        """Break the connection off when the block takes longer than ``timeout_s``."""
-        timer = threading.Timer(self.timeout_s, self._cut)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _cut(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def get(self, statement: str, parameters: Sequence[object] = (), binary: bool = False) -> TupleRow | None:
-        """The first row of the answer."""
-        return self.connection.execute(statement, parameters, binary=binary).fetchone()
-
-    def close(self) -> None:
-        self.connection.close()
-        self._socket.close()
-
-
-def _connect(conninfo: str, timeout_s: float) -> _Session:
-    """A session on a database that has the lease's table. Raises psycopg.Error, or StoreError."""
-    session = _Session(conninfo, timeout_s)
-    try:
-        with session.limited():
-            if session.connection.info.server_version < OLDEST_SERVER:
-                raise StoreError(
-                    f"{describe_database(conninfo)}: is version {session.connection.info.server_version // 10000}; "
-                    f"this needs {OLDEST_SERVER // 10000} or later"
-                )
-            if session.get("SELECT to_regclass('cpumond_lease')") == (None,):
-                _create(session.connection)
-    except BaseException:
-        session.close()
-        raise
-    return session
-
-
-def _create(connection: Connection) -> None:
-    """The tables that all versions share."""
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (CREATION,))
-        connection.execute("CREATE TABLE IF NOT EXISTS cpumond_schema (version integer NOT NULL)")
-        connection.execute("INSERT INTO cpumond_schema SELECT 0 WHERE NOT EXISTS (SELECT FROM cpumond_schema)")
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS cpumond_lease (id integer PRIMARY KEY CHECK (id = 1), term bigint NOT NULL, "
-            "leader text NOT NULL, expires_at timestamptz NOT NULL)"
-        )
-        connection.execute("INSERT INTO cpumond_lease VALUES (1, 0, '', 'epoch') ON CONFLICT DO NOTHING")
 
 
 class PostgresArbiter:
@@ -221,7 +112,7 @@ class PostgresArbiter:
         self._conninfo = conninfo
         self._timeout_s = timeout_s
         self._migrations = migrations
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._seen = 0
         """The highest term seen: a database that was put back to an earlier state does not give one twice."""
         self._is_closed = False
@@ -231,7 +122,7 @@ class PostgresArbiter:
         with self._ask("read the lease") as session:
             return self._read(session)
 
-    def _read(self, session: _Session, lock: str = "") -> Lease | None:
+    def _read(self, session: Session, lock: str = "") -> Lease | None:
         row = session.get(LEASE + lock)
         if row is None:
             raise StoreError(f"{self.where}: the lease is gone: somebody emptied cpumond_lease; restore a backup")
@@ -250,17 +141,15 @@ class PostgresArbiter:
                 if session.get(TRY_LEAD) != (True,):
                     if lease is not None and lease.left_s > 0:
                         return None
-                    self._end_sessions(session, LEAD)
-                    if session.get(TRY_LEAD) != (True,):
-                        raise StoreError(f"{self.where}: the session of the earlier leader does not end; trying again")
-                self._end_sessions(session, WRITE)
+                    self._force(session)
+                session.get(END_SESSIONS, (WRITE,))
                 term = self._seen + 1
                 session.connection.execute("UPDATE cpumond_lease SET term = %s, leader = %s", (term, leader))
                 session.connection.execute(RENEW, (lease_s, term))
             session.leads = self._seen = term
             return Lease(term, leader, lease_s)
 
-    def _check_version(self, session: _Session) -> None:
+    def _check_version(self, session: Session) -> None:
         """A newer schema is led by no older scheduler: it could not read it. Raises StoreError."""
         version = _read_version(session)
         newest = len(self._migrations)
@@ -270,9 +159,11 @@ class PostgresArbiter:
                 f"was left as it is: install that version, or put back cpumond_records_v{newest} if it is there"
             )
 
-    @staticmethod
-    def _end_sessions(session: _Session, *locks: int) -> None:
-        session.connection.execute(END_SESSIONS, (list(locks),))
+    def _force(self, session: Session) -> None:
+        """Take the lock LEAD from a session that nobody uses any more. The caller holds the lease's row."""
+        session.get(END_SESSIONS, (LEAD,))
+        if session.get(TRY_LEAD) != (True,):
+            raise StoreError(f"{self.where}: the session of the scheduler that led before does not end; ask again")
 
     def renew(self, term: int, lease_s: float) -> bool:
         """Let the own lease end ``lease_s`` from now; False: it has been taken. Raises StoreError."""
@@ -286,9 +177,7 @@ class PostgresArbiter:
                 if lease is None or lease.term != term:
                     return False
                 if session.get(TRY_LEAD) != (True,):
-                    self._end_sessions(session, LEAD)
-                    if session.get(TRY_LEAD) != (True,):
-                        raise StoreError(f"{self.where}: the session that led before does not end; trying again")
+                    self._force(session)
                 session.connection.execute(RENEW, (lease_s, term))
             session.leads = term
             return True
@@ -313,19 +202,19 @@ class PostgresArbiter:
         return store
 
     @contextlib.contextmanager
-    def _ask(self, doing: str) -> Iterator[_Session]:
+    def _ask(self, doing: str) -> Iterator[Session]:
         """The session, made anew where there is none; an error of it ends it, and the lead that it holds."""
         if self._is_closed:
             raise StoreError(f"{self.where}: cannot {doing}: the arbiter was closed")
         try:
             if self._session is None:
-                self._session = _connect(self._conninfo, self._timeout_s)
+                self._session = connect(self._conninfo, self._timeout_s)
             with self._session.limited():
                 yield self._session
         except BaseException as error:
             self._drop()
             if isinstance(error, psycopg.Error):
-                raise _explain(self.where, doing, error) from error
+                raise explain(self.where, doing, error) from error
             raise
 
     def _drop(self) -> None:
@@ -343,7 +232,7 @@ class PostgresArbiter:
         self._drop()
 
 
-def _read_version(session: _Session) -> int:
+def _read_version(session: Session) -> int:
     row = session.get("SELECT version FROM cpumond_schema")
     return int(row[0]) if row else 0
 
@@ -356,7 +245,7 @@ class PostgresStore:
         self.lost_total = 0
         self.term = term
         self._conninfo = conninfo
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._unfinished: tuple[int, object] | None = None
         """Process and start of the session whose last write may be under way still."""
         self._over = ""
@@ -379,7 +268,7 @@ class PostgresStore:
             self._check_term(session)
 
     @staticmethod
-    def _copy_records(session: _Session, version: int) -> None:
+    def _copy_records(session: Session, version: int) -> None:
         name = f"cpumond_records_v{version}"
         with session.connection.transaction():
             session.connection.execute("SET LOCAL statement_timeout = 0")
@@ -440,16 +329,15 @@ class PostgresStore:
                     with session.limited():
                         row = session.get(WRITE_ALL, parameters)
                 except psycopg.Error as error:
-                    if _is_refusal(error):
+                    if is_refusal(error):
                         self._unfinished = None
                     else:
                         until = until or time.monotonic() + OUTCOME_S
                     raise
                 self._unfinished = None
-                return row
             except (psycopg.Error, StoreError) as error:
                 self._drop()
-                explained = error if isinstance(error, StoreError) else _explain(self.where, "write", error)
+                explained = error if isinstance(error, StoreError) else explain(self.where, "write", error)
                 if until is None:
                     raise explained from error
                 if time.monotonic() > until:
@@ -458,9 +346,11 @@ class PostgresStore:
                         "lead and reads the database again"
                     )
                     raise FencedError(self._over) from error
-            time.sleep(PAUSE_S)
+                time.sleep(PAUSE_S)
+            else:
+                return row
 
-    def _check_term(self, session: _Session, lock: str = "") -> None:
+    def _check_term(self, session: Session, lock: str = "") -> None:
         row = session.get(LEASE + lock)
         if row is None or row[0] != self.term:
             other = f"{row[1] or 'another scheduler'} leads with term {row[0]}" if row else "the lease is gone"
@@ -468,7 +358,7 @@ class PostgresStore:
             raise FencedError(self._over)
 
     @contextlib.contextmanager
-    def _use(self, doing: str) -> Iterator[_Session]:
+    def _use(self, doing: str) -> Iterator[Session]:
         """A session for what leaves no question when it fails."""
         self._check_open()
         try:
@@ -477,22 +367,26 @@ class PostgresStore:
                 yield session
         except psycopg.Error as error:
             self._drop()
-            raise _explain(self.where, doing, error) from error
+            raise explain(self.where, doing, error) from error
 
-    def _connect(self) -> _Session:
+    def _connect(self) -> Session:
         """The session, made anew where there is none, after the end of the one before. Raises psycopg.Error."""
         if self._session is None:
-            session = _connect(self._conninfo, STORE_TIMEOUT_S)
+            session = connect(self._conninfo, STORE_TIMEOUT_S)
             try:
                 with session.limited():
                     session.get(f"SELECT pg_advisory_lock_shared({WRITE}, {TABLE}::oid::int)")
-                    if self._unfinished and session.get(END_SESSION, self._unfinished) == (False,):
-                        raise StoreError(f"{self.where}: the session of the last write does not end")
+                    self._end_unfinished(session)
             except BaseException:
                 session.close()
                 raise
-            self._session, self._unfinished = session, None
+            self._session = session
         return self._session
+
+    def _end_unfinished(self, session: Session) -> None:
+        if self._unfinished and session.get(END_SESSION, self._unfinished) == (False,):
+            raise StoreError(f"{self.where}: the session of the last write does not end; try again")
+        self._unfinished = None
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -515,57 +409,38 @@ def _columns(rows: Sequence[tuple[object, ...]], number: int) -> list[list[objec
     return [[row[column] for row in rows] for column in range(number)]
 
 
-def _is_refusal(error: psycopg.Error) -> bool:
-    """Whether the server says that the statement failed as a whole; all else leaves open whether it was done."""
-    return error.sqlstate is not None and error.diag.severity_nonlocalized == "ERROR"
-
-
-def _explain(where: str, doing: str, error: psycopg.Error) -> StoreError:
-    # The first line is the sentence; further ones quote the statement.
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    advice = {
-        "42501": "grant the scheduler's role the rights to its schema, and use one role for all schedulers on it",
-        "25006": "add target_session_attrs=read-write to the conninfo, with all hosts",
-        "53100": "free space on the server's file system",
-        "28P01": "fix user and password (a passfile or PGPASSWORD keeps it out of the configuration)",
-        "3D000": "make the database, or fix dbname",
-    }.get(error.sqlstate or "", "look whether the server runs and can be reached, and into its log")
-    return StoreError(f"{where}: cannot {doing}: {lines[0] if lines else type(error).__name__}; {advice}")
-
-
-class _Alone:
-    """A store with the arbiter that holds the lead for it."""
-
-    def __init__(self, arbiter: PostgresArbiter, store: PostgresStore) -> None:
-        self.arbiter, self.store = arbiter, store
-        self.lost_total = 0
-
-    def load(self) -> Iterator[tuple[str, str, bytes]]:
-        return self.store.load()
-
-    def write(self, changes: Sequence[Change]) -> None:
-        self.store.write(changes)
-
-    def close(self) -> None:
-        self.store.close()
-        self.arbiter.close()
-
-
-def open_postgres_store(conninfo: str, lease_s: float = 3600.0, migrations: Sequence[Migration] = MIGRATIONS) -> Store:
+class AloneStore:
     """The store for a program that is no scheduler, such as a copy: it leads, as nobody, until it is closed.
 
     Raises StoreError: in use by a scheduler, out of reach, of a newer version.
     """
-    arbiter = PostgresArbiter(conninfo, migrations=migrations)
-    try:
-        lease = arbiter.take("", lease_s)
-        if lease is None:
-            holder = arbiter.look()
-            raise StoreError(
-                f"{arbiter.where}: in use by {holder.leader if holder and holder.leader else 'another program'}; "
-                "stop the schedulers on it"
-            )
-        return _Alone(arbiter, arbiter.open_store(lease.term))
-    except BaseException:
-        arbiter.close()
-        raise
+
+    lost_total = 0
+
+    def __init__(
+        self, conninfo: str, lease_s: float = ALONE_LEASE_S, migrations: Sequence[Migration] = MIGRATIONS
+    ) -> None:
+        self._arbiter = PostgresArbiter(conninfo, migrations=migrations)
+        try:
+            lease = self._arbiter.take("", lease_s)
+            self._store = self._arbiter.open_store(self._check(lease))
+        except BaseException:
+            self._arbiter.close()
+            raise
+
+    def _check(self, lease: Lease | None) -> int:
+        if lease is not None:
+            return lease.term
+        holder = self._arbiter.look()
+        by = f"the scheduler at {holder.leader}" if holder and holder.leader else "another program"
+        raise StoreError(f"{self._arbiter.where}: in use by {by}; stop all schedulers on it")
+
+    def load(self) -> Iterator[tuple[str, str, bytes]]:
+        return self._store.load()
+
+    def write(self, changes: Sequence[Change]) -> None:
+        self._store.write(changes)
+
+    def close(self) -> None:
+        self._store.close()
+        self._arbiter.close()
