@@ -48,7 +48,7 @@ WRITE: Final = 0x43504D57
 
 TABLE: Final = "'cpumond_lease'::regclass"
 HOLDERS: Final = (
-    "FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid() AND objsubid = 2 "
+    "FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid() AND objsubid = 2 "  # noqa: S608
     f"AND objid = {TABLE}::oid AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 TRY_LEAD: Final = f"SELECT pg_try_advisory_lock({LEAD}, {TABLE}::oid::int)"
