@@ -256,7 +256,8 @@ class ClusterNode(ClusterProcess):
             },
             "monitor": {"mode": "reclaim", "min_cpu_limit": 0.05, **cluster.monitor},
             "scheduler": {
-                "url": cluster.urls if len(cluster.urls) > 1 else cluster.url, "token": cluster.node_token, "heartbeat_period": cluster.heartbeat_period,
+                "url": cluster.urls if len(cluster.urls) > 1 else cluster.url,
+                "token": cluster.node_token, "heartbeat_period": cluster.heartbeat_period,
                 "retry_max": "1s", "tags": list(self._tags),
             },
             "resources": {"cpu": cluster.cpu, "memory": cluster.memory, "user_slots": cluster.user_slots},
@@ -308,16 +309,16 @@ class ClusterNode(ClusterProcess):
 
 
 class Cluster:
-    """Real ``cpumond scheduler``s, of which one leads, and real ``cpumond agent``s on this machine, with real jobs in real cgroups.
-
-    Each agent is a node ``node-1``, ``node-2``... that offers ``cpu`` cores, ``memory`` bytes and ``user_slots``, in
-    cgroups below ``cgroup_prefix``; its files are in ``directory``. ``monitor`` are keys of the agents' ``[monitor]``
-    (limits go down to 0.05 cores where it does not say otherwise), ``scheduler_config`` and ``agent_config`` further
-    TOML of any tables. ``tags`` are those of all nodes, or by node. The scheduler's time runs ``real_time_scale`` times
-    as fast. ``mountinfo`` is another one for a simulated kernel. With a ``token`` the scheduler takes no request
-    without it (nodes have a ``node_token``); without one every user of the machine may run jobs on the nodes, as root
-    where root made them. With ``web`` each agent has a page at its ``web_url``. Entering waits until all nodes are
-    online; leaving ends all processes and jobs and removes all cgroups. Needs the extra ``cpumond[scheduler]``.
+    """Real ``cpumond scheduler``s, of which one leads, and real ``cpumond agent``s on this machine, with real jobs
+    in real cgroups. Each agent is a node ``node-1``, ``node-2``... that offers ``cpu`` cores, ``memory`` bytes and
+    ``user_slots``, in cgroups below ``cgroup_prefix``; its files are in ``directory``. ``monitor`` are keys of the
+    agents' ``[monitor]`` (limits go down to 0.05 cores where it does not say otherwise), ``scheduler_config`` and
+    ``agent_config`` further TOML of any tables. ``tags`` are those of all nodes, or by node. The scheduler's time
+    runs ``real_time_scale`` times as fast. ``mountinfo`` is another one for a simulated kernel. With a ``token``
+    the scheduler takes no request without it (nodes have a ``node_token``); without one every user of the machine
+    may run jobs on the nodes, as root where root made them. With ``web`` each agent has a page at its ``web_url``.
+    Entering waits until all nodes are online; leaving ends all processes and jobs and removes all cgroups. Needs
+    the extra ``cpumond[scheduler]``.
 
     Where there are several ``schedulers``, they share a PostgreSQL server in a directory of its own and one leads, by a
     lease of ``lease``: needs the extra ``cpumond[postgresql]`` and PostgreSQL. The first one is ``scheduler``.

@@ -50,11 +50,9 @@ class Pair:
         assert self.starts() == pids
         for pid in pids:
             os.kill(pid, 0)
-        counts = [self.cluster.get(f"/api/v1/operations/{each}")["operation"] for each in self.operations]
-        total = {
-            name: sum(each[name] for each in counts) for name in ("running", "completed", "failed", "aborted", "lost")
-        }
-        assert total == {**dict.fromkeys(total, 0), "running": self.wanted}, total
+        totals = [self.cluster.get(f"/api/v1/operations/{each}")["jobs"] for each in self.operations]
+        counts = {name: sum(each[name] for each in totals) for name in totals[0]}
+        assert counts == {**dict.fromkeys(counts, 0), "total": self.wanted, "active": self.wanted}
 
     def leader(self) -> ClusterScheduler:
         found = self.cluster.wait(self.cluster.find_leader, "a scheduler leads")
@@ -110,7 +108,7 @@ def kill_the_leader(pair: Pair) -> float:
 
 
 def stop_the_leader(pair: Pair) -> tuple[float, float]:
-    """SIGSTOP until the other one leads, then SIGCONT. Seconds until each node was heard, and until the old one's 503."""
+    """SIGSTOP until the other one leads, then SIGCONT. Seconds until each node was heard, and until the first 503."""
     pids = pair.wait_started()
     leader, other = pair.leader(), pair.standby()
     began_s = time.monotonic()

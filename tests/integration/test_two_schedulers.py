@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from takeover import LEASE_S, Pair, kill_the_leader, stop_the_leader, two_schedulers
