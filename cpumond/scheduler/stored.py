@@ -9,12 +9,21 @@ from typing import Any
 import msgspec
 
 from cpumond.core.decode import ContentError, decode_json
-from cpumond.scheduler.model import CommandError, Config, JobRecord, NodeRecord, OperationRecord, Rules, StartRecord
+from cpumond.scheduler.model import (
+    UNTOLD_STARTS,
+    CommandError,
+    Config,
+    JobRecord,
+    NodeRecord,
+    OperationRecord,
+    Rules,
+    StartRecord,
+)
 from cpumond.scheduler.settings.commands import CreateTree, SetDefaultTree, apply
 from cpumond.scheduler.settings.records import changed_records, load_config
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.store import UNTOLD_STARTS, Change, Store, StoreError
+from cpumond.scheduler.store import Change, Store, StoreError
 
 DEFAULT_TREE = "default"
 MUTATION = "mutation"

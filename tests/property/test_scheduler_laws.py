@@ -13,11 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
 
 from cpumond.scheduler.elements import PoolElement
-from cpumond.scheduler.model import ROOT_POOL, CommandError, Rules
+from cpumond.scheduler.model import ROOT_POOL, UNTOLD_STARTS, CommandError, Rules
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import CreatePool, CreateTree, MovePool, RemovePool, RemoveTree
 from cpumond.scheduler.state.commands import prepare
-from cpumond.scheduler.store import UNTOLD_STARTS
 
 TREES = st.sampled_from(["default", "default", "default", "other"])
 EXPLICIT = st.sampled_from(["a", "b", "c", "d"])
