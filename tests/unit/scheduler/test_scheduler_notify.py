@@ -70,7 +70,9 @@ class Life:
     async def __aenter__(self) -> Life:
         self.running = asyncio.ensure_future(self.scheduler.run(self.stopping))
         await self.scheduler.ready.wait()
-        self.telling = asyncio.ensure_future(tell_manager(ServiceManager(os.environ), vitals_of(self.scheduler), self.stopping))
+        self.telling = asyncio.ensure_future(
+            tell_manager(ServiceManager(os.environ), vitals_of(self.scheduler), self.stopping)
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
