@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,8 +77,11 @@ def test_a_leader_whose_session_is_ended_starts_nothing_more_and_agents_refuse_i
             heard = len(proxy.heartbeats())
             wait_until(lambda: len(proxy.heartbeats()) > heard + 1, "the agent reports there")
 
-        with cluster:
-            old, new = (client_of(scheduler, tmp_path) for scheduler in cluster.schedulers)
+        with cluster, contextlib.ExitStack() as stack:
+            old, new = (
+                stack.enter_context(contextlib.closing(client_of(scheduler, tmp_path)))
+                for scheduler in cluster.schedulers
+            )
             late = PlayedNode(old, "late", cpu=100.0)
             late.register()
             old.create_pool("p")

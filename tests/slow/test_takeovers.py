@@ -29,7 +29,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def test_killed_again_and_again(pair: Pair, capsys: pytest.CaptureFixture[str]):
     took = [kill_the_leader(pair) for _ in range(ROUNDS)]
     with capsys.disabled():
-        print(f"\nkilled {ROUNDS} times: every node heard after {statistics.median(took):.2f} s, {max(took):.2f} at most")
+        print(
+            f"\nkilled {ROUNDS} times: every node heard after {statistics.median(took):.2f} s, {max(took):.2f} at most"
+        )
     assert max(took) < 5.0
 
 
