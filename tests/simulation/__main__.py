@@ -1,0 +1,38 @@
+"""``python -m simulation [SEED|FIRST-LAST] [--hosts N] [--calm] [-v]`` in tests/: lives through seeds and says how."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+
+from simulation.world import Options, run_seed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seeds", nargs="?", default="0-9")
+    parser.add_argument("--hosts", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--calm", action="store_true", help="no faults")
+    parser.add_argument("-v", "--verbose", action="store_true")
+    given = parser.parse_args()
+    first, _, last = given.seeds.partition("-")
+    options = Options(hosts=given.hosts, seconds=given.seconds)
+    if given.calm:
+        options = dataclasses.replace(options, fault_every_s=0.0)
+    bad = 0
+    for seed in range(int(first), int(last or first) + 1):
+        outcome = run_seed(seed, options)
+        bad += bool(outcome.violation)
+        print(
+            f"seed {seed}: {outcome.simulated_s:.0f} s in {outcome.real_s:.2f} s, {outcome.speed:.0f} times real time, "
+            f"{outcome.events} events, {outcome.checks} checks, trace {outcome.trace:08x}: {outcome.violation or 'good'}"
+        )
+        if given.verbose:
+            print(" ", outcome.counts, outcome.faults, *outcome.notes, sep="\n  ")
+    return bad != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

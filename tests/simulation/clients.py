@@ -1,0 +1,104 @@
+"""Users: operations are started, changed and ended, each command repeated until it is acknowledged or refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from simulation.events import Events, VirtualLoop
+from simulation.network import Network
+
+from cpumond.core.term import LEADER_HEADER
+from cpumond.scheduler.operations import (
+    AbortOperation,
+    CompleteOperation,
+    OperationCommand,
+    ResumeOperation,
+    StartOperation,
+    SuspendOperation,
+)
+
+GIVE_UP_S = 120.0
+
+
+class Client:
+    """One user at a time: a command, then a pause."""
+
+    def __init__(
+        self, events: Events, network: Network, addresses: tuple[str, ...], number: int, pause_s: float,
+        until_s: float, watch: Any,
+    ) -> None:  # fmt: skip
+        self.events = events
+        self.rng = events.rng
+        self.network = network
+        self.addresses = addresses
+        self.name = f"client{number}"
+        self.pause_s = pause_s
+        self.until_s = until_s
+        self.watch = watch
+        self.mine: list[str] = []
+        self.suspended: list[str] = []
+        self.sent = 0
+        self.is_done = False
+        self.loop = VirtualLoop(events, self.name, self)
+        self.loop.start(self._main())
+
+    async def _main(self) -> None:
+        while self.events.now < self.until_s:
+            await asyncio.sleep(self.rng.expovariate(1.0 / self.pause_s))
+            await self._do(self._choose())
+        for operation_id in self.suspended:
+            await self._do(ResumeOperation(operation_id))
+        self.is_done = True
+
+    def _choose(self) -> OperationCommand:
+        rng, roll = self.rng, self.rng.random()
+        if self.mine and roll < 0.3:
+            operation_id = self.mine.pop(rng.randrange(len(self.mine)))
+            if roll < 0.1:
+                return AbortOperation(operation_id)
+            if roll < 0.15:
+                return CompleteOperation(operation_id)
+            self.suspended.append(operation_id)
+            return SuspendOperation(operation_id, abort_running_jobs=roll < 0.2)
+        if self.suspended and roll < 0.5:
+            return ResumeOperation(self.suspended.pop(rng.randrange(len(self.suspended))))
+        seconds = rng.choice((0.05, 1.0, 3.0, 8.0, 20.0))
+        task = {
+            "job_count": rng.choice((1, 1, 2, 3, 8)), "cpu_limit": rng.choice((0.5, 1.0, 2.0)),
+            "command": ["run", f"{rng.uniform(0.5, 1.5) * seconds:.3f}", "0" if rng.random() < 0.97 else "1"],
+            "interruptible": rng.random() < 0.3,
+        }  # fmt: skip
+        spec: dict[str, Any] = {"tasks": {"t": task}, "pool": rng.choice(("a", "b", "c")), "max_failed_job_count": 5}
+        return StartOperation(spec)
+
+    async def _do(self, command: OperationCommand) -> None:
+        """Repeat the command under one mutation id until it is known what became of it."""
+        self.sent += 1
+        mutation_id = f"{self.name}-{self.sent}"
+        body = msgspec.json.encode(command)
+        began, failures, number, hint = self.events.now, 0, 0, ""
+        while self.events.now < began + GIVE_UP_S:
+            address = hint or self.addresses[number % len(self.addresses)]
+            try:
+                reply = await self.network.ask(
+                    self.loop, address, "/api/v1/commands", {"mutation": mutation_id}, body, 5.0
+                )
+            except (TimeoutError, ConnectionError):
+                number, hint = number + 1, ""
+            else:
+                if reply.status == 200:
+                    operation_id = msgspec.json.decode(reply.body)["id"] or getattr(command, "operation_id", "")
+                    self.watch.acknowledged(command, operation_id)
+                    if isinstance(command, StartOperation):
+                        self.mine.append(operation_id)
+                    return
+                if reply.status == 422:
+                    self.watch.refused(command, reply.body)
+                    return
+                hint = reply.headers.get(LEADER_HEADER, "")
+                number += not hint
+            failures += 1
+            await asyncio.sleep(self.rng.uniform(0.1, min(5.0, 0.5 * failures)))
+        self.watch.gave_up(command)
