@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import sys
 
@@ -22,15 +23,19 @@ def main() -> int:
     if given.calm:
         options = dataclasses.replace(options, fault_every_s=0.0)
     bad = 0
+    totals: collections.Counter[str] = collections.Counter()
     for seed in range(int(first), int(last or first) + 1):
         outcome = run_seed(seed, options)
         bad += bool(outcome.violation)
+        totals.update(outcome.counts)
+        totals.update({"fault: " + name: count for name, count in outcome.faults.items()})
         print(
             f"seed {seed}: {outcome.simulated_s:.0f} s in {outcome.real_s:.2f} s, {outcome.speed:.0f} times real time, "
             f"{outcome.events} events, {outcome.checks} checks, trace {outcome.trace:08x}: {outcome.violation or 'good'}"
         )
         if given.verbose:
             print(" ", outcome.counts, outcome.faults, *outcome.notes, sep="\n  ")
+    print(f"{bad} bad seeds", dict(totals))
     return bad != 0
 
 

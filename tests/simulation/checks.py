@@ -14,8 +14,10 @@ from simulation.hosts import Host, Process
 from cpumond.core.wire import HeartbeatAnswer
 from cpumond.host.executor.model import Ended
 from cpumond.scheduler.model import FINISHED_OPERATION_STATES, OperationRecord
-from cpumond.scheduler.operations import AbortOperation, CompleteOperation, OperationCommand, StartOperation
+from cpumond.scheduler.operations import AbortOperation, CompleteOperation, StartOperation
 from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.settings.commands import ChangePool, CreatePool
+from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.store import Change
 
 GIVEN_UP = ("aborted", "lost")
@@ -43,6 +45,9 @@ class Ledger:
         """As stored."""
         self.acknowledged_starts: dict[str, None] = {}
         self.acknowledged_ends: dict[str, None] = {}
+        self.weights: dict[str, float] = {}
+        self.acknowledged_weights: dict[str, float] = {}
+        """By pool; each user's pool only gets heavier."""
         self.job_states: dict[str, str] = {}
         """As stored."""
         database.on_write = self._written
@@ -114,8 +119,15 @@ class Ledger:
 
     # --- clients
 
-    def acknowledged(self, command: OperationCommand, operation_id: str) -> None:
+    def acknowledged(self, command: Command, operation_id: str) -> None:
         self.note("acknowledged", type(command).__name__, operation_id)
+        if isinstance(command, ChangePool | CreatePool):
+            name = command.pool if isinstance(command, ChangePool) else command.name
+            least = float(command.edits[0].value) if isinstance(command, ChangePool) else 0.0
+            stored = self.weights.get(name)
+            self.check(stored is not None and stored >= least, f"a change of pool {name} was acknowledged, not stored")
+            self.acknowledged_weights[name] = least
+            return
         record = self.operations.get(operation_id)
         self.check(
             record is not None, f"{type(command).__name__} of {operation_id} was acknowledged, the operation is not stored"
@@ -126,11 +138,11 @@ class Ledger:
             self.acknowledged_ends[operation_id] = None
             self.check(record.is_finished, f"the end of operation {operation_id} was acknowledged and is not stored")
 
-    def refused(self, command: OperationCommand, body: bytes) -> None:
+    def refused(self, command: Command, body: bytes) -> None:
         self.note("refused", type(command).__name__)
         self.check(not isinstance(command, StartOperation), f"a start was refused: {body.decode()}")
 
-    def gave_up(self, command: OperationCommand) -> None:
+    def gave_up(self, command: Command) -> None:
         self.note("gave up", type(command).__name__)
 
     # --- the database
@@ -141,6 +153,11 @@ class Ledger:
         for kind, key, value in changes:
             if kind == "operation":
                 self._operation_written(key, value)
+            elif kind == "pool" and value is not None:
+                pool = msgspec.json.decode(value)
+                weight = pool["attributes"].get("weight") or 0.0
+                self.check(weight >= self.weights.get(pool["name"], 0.0), f"an older pool {pool['name']} was stored")
+                self.weights[pool["name"]] = weight
             elif kind == "job" and value is not None:
                 self.job_states[key] = msgspec.json.decode(value)["state"]
 
@@ -168,6 +185,10 @@ class Ledger:
         for operation_id in self.acknowledged_starts:
             known = operation_id in state.operations or operation_id in state.finished
             self.check(known, f"operation {operation_id} was acknowledged, and term {process.term} does not know it")
+        pools = state.trees["default"].pools
+        for name, weight in self.acknowledged_weights.items():
+            known = name in pools and (pools[name].settings.weight or 0.0) >= weight
+            self.check(known, f"a change of pool {name} was acknowledged, and term {process.term} does not know it")
         for operation_id in self.acknowledged_ends:
             self.check(operation_id not in state.operations, f"operation {operation_id} was ended, and is alive again")
 

@@ -13,11 +13,13 @@ from cpumond.core.term import LEADER_HEADER
 from cpumond.scheduler.operations import (
     AbortOperation,
     CompleteOperation,
-    OperationCommand,
     ResumeOperation,
     StartOperation,
     SuspendOperation,
 )
+
+from cpumond.scheduler.settings.commands import ChangePool, CreatePool, Edit
+from cpumond.scheduler.state.commands import Command
 
 GIVE_UP_S = 120.0
 
@@ -37,6 +39,8 @@ class Client:
         self.pause_s = pause_s
         self.until_s = until_s
         self.watch = watch
+        self.pool = f"pool{number}"
+        self.weight = 1.0
         self.mine: list[str] = []
         self.suspended: list[str] = []
         self.sent = 0
@@ -45,6 +49,8 @@ class Client:
         self.loop.start(self._main())
 
     async def _main(self) -> None:
+        guarantee = {"strong_guarantee_resources": {"cpu": 2.0}} if self.rng.random() < 0.5 else {}
+        await self._do(CreatePool("default", self.pool, attributes=guarantee, ignore_existing=True))
         while self.events.now < self.until_s:
             await asyncio.sleep(self.rng.expovariate(1.0 / self.pause_s))
             await self._do(self._choose())
@@ -52,8 +58,11 @@ class Client:
             await self._do(ResumeOperation(operation_id))
         self.is_done = True
 
-    def _choose(self) -> OperationCommand:
+    def _choose(self) -> Command:
         rng, roll = self.rng, self.rng.random()
+        if rng.random() < 0.1:
+            self.weight += 0.125
+            return ChangePool("default", self.pool, (Edit(("weight",), self.weight),))
         if self.mine and roll < 0.3:
             operation_id = self.mine.pop(rng.randrange(len(self.mine)))
             if roll < 0.1:
@@ -70,21 +79,20 @@ class Client:
             "command": ["run", f"{rng.uniform(0.5, 1.5) * seconds:.3f}", "0" if rng.random() < 0.97 else "1"],
             "interruptible": rng.random() < 0.3,
         }  # fmt: skip
-        spec: dict[str, Any] = {"tasks": {"t": task}, "pool": rng.choice(("a", "b", "c")), "max_failed_job_count": 5}
+        spec: dict[str, Any] = {"tasks": {"t": task}, "pool": self.pool, "max_failed_job_count": 5}
         return StartOperation(spec)
 
-    async def _do(self, command: OperationCommand) -> None:
+    async def _do(self, command: Command) -> None:
         """Repeat the command under one mutation id until it is known what became of it."""
         self.sent += 1
         mutation_id = f"{self.name}-{self.sent}"
         body = msgspec.json.encode(command)
+        path = "/api/v1/pools" if isinstance(command, ChangePool | CreatePool) else "/api/v1/commands"
         began, failures, number, hint = self.events.now, 0, 0, ""
         while self.events.now < began + GIVE_UP_S:
             address = hint or self.addresses[number % len(self.addresses)]
             try:
-                reply = await self.network.ask(
-                    self.loop, address, "/api/v1/commands", {"mutation": mutation_id}, body, 5.0
-                )
+                reply = await self.network.ask(self.loop, address, path, {"mutation": mutation_id}, body, 5.0)
             except (TimeoutError, ConnectionError):
                 number, hint = number + 1, ""
             else:

@@ -63,7 +63,9 @@ class Network:
         if self._arrives(source, target):
             self._send(loop, source, target, address, path, headers, body, future)
             if self.repeated and events.rng.random() < self.repeated:
-                self._send(loop, source, target, address, path, headers, body, loop.create_future())
+                lost = loop.create_future()
+                lost.add_done_callback(lambda done: done.exception())
+                self._send(loop, source, target, address, path, headers, body, lost)
         try:
             return await future
         finally:

@@ -21,11 +21,13 @@ from cpumond.scheduler.model import Rules
 from cpumond.scheduler.operations import OperationCommand
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.service import Reply as Done
+from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.store import Change, StoreError
 from cpumond.scheduler.stored import MUTATION
 
 USER = "u"
 COMMANDS: msgspec.json.Decoder[OperationCommand] = msgspec.json.Decoder(OperationCommand)
+POOL_COMMANDS: msgspec.json.Decoder[ConfigCommand] = msgspec.json.Decoder(ConfigCommand)
 RULES = Rules(
     spare=(0.0, 0.0, 0.0, 0.0, 0.0), node_heartbeat_timeout_s=20.0, waiting_job_timeout_s=10.0, heartbeat_period_s=1.0
 )
@@ -68,14 +70,14 @@ class App:
                 return self._reply(409 if answer.register else 200, answer)
             if path.endswith("/nodes"):
                 return self._reply(200, await self.scheduler.register(msgspec.json.decode(body, type=NodeRegistration)))
-            return self._reply(200, await self._execute(headers["mutation"], body))
+            return self._reply(200, await self._execute(path, headers["mutation"], body))
         except StoreError as error:
             return self._reply(503, {"error": str(error)})
         except CpumondError as error:
             return self._reply(503 if _tells_to_try_again(error) else 422, {"error": str(error)})
 
-    async def _execute(self, mutation_id: str, body: bytes) -> Any:
-        command = COMMANDS.decode(body)
+    async def _execute(self, path: str, mutation_id: str, body: bytes) -> Any:
+        command = (POOL_COMMANDS if path.endswith("/pools") else COMMANDS).decode(body)
 
         async def work() -> Any:
             def remember(reply: Done) -> Change:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -180,8 +182,13 @@ class World:
 
 def run_seed(seed: int, options: Options = Options(), prepare: Callable[[World], None] | None = None) -> Outcome:  # noqa: B008
     """Live through one seed. ``prepare``: changes the world before it begins, for mutations."""
+    with _quiet():
+        return _live(seed, options, prepare)
+
+
+def _live(seed: int, options: Options, prepare: Callable[[World], None] | None) -> Outcome:
     begun = time.perf_counter()
-    with _quiet(), tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None) as directory:
+    with tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None) as directory:
         world = World(seed, options, directory)
         violation = ""
         with played_disks(world.events):
@@ -210,11 +217,16 @@ def _quiet() -> Iterator[None]:
     collect, service._collect = service._collect, lambda _: None
     was_enabled = gc.isenabled()
     gc.disable()
+    told = sys.unraisablehook
     try:
         yield
     finally:
+        # Killed processes' coroutines are thrown away now: what they do then happens in no world.
+        sys.unraisablehook = lambda _: None
+        with warnings.catch_warnings(action="ignore"):
+            gc.collect()
+        sys.unraisablehook = told
         structlog.configure(**before)
         service._collect = collect
         if was_enabled:
             gc.enable()
-        gc.collect()
