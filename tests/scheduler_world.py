@@ -29,7 +29,7 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
-from cpumond.scheduler.model import ROOT_POOL, Config, JobRecord, NodeRecord, OperationRecord, Rules
+from cpumond.scheduler.model import ROOT_POOL, Config, JobRecord, NodeRecord, OperationRecord, Rules, StartRecord
 from cpumond.scheduler.operations import (
     AbortOperation,
     CompleteOperation,
@@ -44,6 +44,7 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
+from cpumond.scheduler.store import UNTOLD_STARTS
 
 TREE = "default"
 GIB = 2**30
@@ -287,6 +288,8 @@ class World:
         dump = msgspec.json.encode
         self.stored.update({("operation", record.id): dump(record) for record in change.operations})
         self.stored.update({("job", record.id): dump(record) for record in change.jobs})
+        for record in change.jobs:
+            self.stored.pop(("start", record.id), None)
         self.stored.update({("node", record.id): dump(record) for record in change.nodes})
         for node_id in change.removed_nodes:
             self.stored.pop(("node", node_id), None)
@@ -310,7 +313,8 @@ class World:
         records = sorted(read("operation", OperationRecord), key=lambda record: record.sequence)
         records.sort(key=lambda record: record.finish_time or 0.0)
         jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
-        self.state.load(records, jobs, read("node", NodeRecord), self.now)
+        starts = sorted(read("start", StartRecord), key=lambda record: record.sequence)
+        self.state.load(records, jobs, read("node", NodeRecord), self.now, starts, UNTOLD_STARTS in self.stored)
         for (kind, name), value in self.stored.items():
             if kind == "progress" and name in self.state.trees:
                 self.state.restore_progress(self.state.trees[name], msgspec.json.decode(value))
@@ -407,7 +411,13 @@ class World:
         if not receipt.transaction.is_empty:
             self.carry_out(self.state.recount(receipt.transaction, self.now))
         self.state.schedule(heartbeat.node_id, self.now, self.new_id)
+        self.store_starts()
         return self.state.answer(heartbeat.node_id, receipt, self.now)
+
+    def store_starts(self) -> None:
+        starts = self.state.starts_to_store()
+        self.stored.update({("start", record.id): msgspec.json.encode(record) for record in starts})
+        self.state.note_stored(starts)
 
     def beat(self, *nodes: PlayedNode) -> None:
         """A heartbeat of each of these nodes, or of all."""

@@ -190,6 +190,7 @@ class Job:
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
         "is_active", "stop", "began_at", "ordered_at", "first_sent_at", "last_sent_at", "report", "counted",
+        "is_stored",
     )  # fmt: skip
 
     def __init__(
@@ -216,7 +217,10 @@ class Job:
         self.ordered_at = start_time
         self.first_sent_at: float | None = None
         self.last_sent_at: float | None = None
-        """When answers to heartbeats carried the order to start it; None for never, and for a job taken over."""
+        """When answers to heartbeats carried the order to start it; None for never, and for a job taken over. The first
+        time of a job that an earlier run started is the start of this one, or the first heartbeat that came then."""
+        self.is_stored = False
+        """Whether its start is stored: only then an answer may order it."""
         self.report = NO_REPORT
         """The last report of its node; a counter that the report leaves out keeps its last known value."""
         self.counted: list[float | None] = [0.0] * len(CPU_COUNTERS)

@@ -383,6 +383,18 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     tree: str = ""
 
 
+class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A job that was started and has not ended, as it is stored before its order is in any answer. ``id`` the job's."""
+
+    id: str
+    operation_id: str
+    task: str
+    tree: str
+    node_id: str
+    start_time: float
+    sequence: int
+
+
 class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A finished job as it is stored. CPU times are those that its node reported last, None where it reported none."""
 

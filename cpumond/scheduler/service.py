@@ -43,8 +43,8 @@ from cpumond.scheduler.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.store import Change, Store, StoreError
-from cpumond.scheduler.stored import MUTATION, encode, load_state
+from cpumond.scheduler.store import Change, FencedError, Store, StoreError
+from cpumond.scheduler.stored import MUTATION, encode, encode_starts, load_state
 from cpumond.scheduler.tokens import hash_token
 
 T = TypeVar("T")
@@ -163,6 +163,7 @@ class Scheduler:
         self._writing = asyncio.Lock()
         self._ended: list[Transaction] = []
         self._ending: asyncio.Future[None] | None = None
+        self._starting: asyncio.Future[None] | None = None
         self.state, self.remembered = load_state(store, rules, self.started_at, new_id)
         """``remembered``: by key, oldest first, the records that ``remember`` made in an earlier run."""
         self._mutations = deque((float(entry.get("at_s", 0.0)), key) for key, entry in self.remembered.items())
@@ -224,11 +225,14 @@ class Scheduler:
                 await self._write([Change(kind, key, None) for kind, key in expired])
 
     async def _write(self, changes: Sequence[Change]) -> None:
+        # A store is used by one thread at a time; volumes are written without holding up changes for long.
+        async with self._writing:
+            await self._write_now(changes)
+
+    async def _write_now(self, changes: Sequence[Change]) -> None:
         begun = time.perf_counter()
         try:
-            # A store is used by one thread at a time; volumes are written without holding up changes for long.
-            async with self._writing:
-                await asyncio.to_thread(self.store.write, changes)
+            await asyncio.to_thread(self.store.write, changes)
         except StoreError as error:
             self.timings.store_errors += 1
             self.timings.store_error_at = self.clock.now()
@@ -279,7 +283,8 @@ class Scheduler:
             await self._commit(change)
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
-        """Take in a heartbeat and answer with what the node shall start and stop. Raises StoreError."""
+        """Take in a heartbeat and answer with what the node shall start and stop. Raises StoreError where the end of
+        jobs cannot be stored; a start that cannot be stored is not in the answer."""
         begun = time.perf_counter()
         state = self.state
         receipt = state.receive(heartbeat, self.clock.now())
@@ -291,6 +296,11 @@ class Scheduler:
         if heartbeat.node_id not in state.nodes:
             return HeartbeatAnswer(accepted=False, reason="the node was removed", register=True)
         state.schedule(heartbeat.node_id, self.clock.now(), self.new_id)
+        if state.waits_for_store(heartbeat.node_id):
+            await self._store_starts()
+        node = state.nodes.get(heartbeat.node_id)
+        if node is None or node.incarnation != heartbeat.incarnation:
+            return HeartbeatAnswer(accepted=False, reason="the node was removed or replaced", register=True)
         answer = state.answer(heartbeat.node_id, receipt, self.clock.now())
         logs, requests = (each.questions_for(heartbeat.node_id) for each in (self.logs, self.requests))
         if logs or requests:
@@ -393,6 +403,29 @@ class Scheduler:
             # Other changes may have been made to these operations meanwhile.
             await self._commit(self.state.recount(Transaction(jobs=jobs, removed_nodes=gone), self.clock.now()))
             await self._settle()
+
+    async def _store_starts(self) -> None:
+        """Store the starts of all jobs; those of all heartbeats that wait while the store is busy share one write.
+
+        Raises FencedError only: after any other refusal the jobs wait for the next heartbeat of their node.
+        """
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._write_starts())
+        await asyncio.shield(self._starting)
+
+    async def _write_starts(self) -> None:
+        async with self._writing:
+            self._starting = None
+            # What was stored as ended is applied by now, so that no start is stored after the end.
+            starts = self.state.starts_to_store()
+            try:
+                if starts:
+                    await self._write_now(encode_starts(starts))
+            except FencedError:
+                raise
+            except StoreError:
+                return  # logged
+            self.state.note_stored(starts)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Update all trees once per period until ``stopping``."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from cpumond.core.decode import ContentError, decode_json
-from cpumond.scheduler.model import CommandError, Config, JobRecord, NodeRecord, OperationRecord, Rules
+from cpumond.scheduler.model import CommandError, Config, JobRecord, NodeRecord, OperationRecord, Rules, StartRecord
 from cpumond.scheduler.settings.commands import CreateTree, SetDefaultTree, apply
 from cpumond.scheduler.settings.records import changed_records, load_config
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.store import Change, Store, StoreError
+from cpumond.scheduler.store import UNTOLD_STARTS, Change, Store, StoreError
 
 DEFAULT_TREE = "default"
 MUTATION = "mutation"
@@ -44,7 +44,9 @@ def load_state(
     records = sorted(read("operation", OperationRecord), key=lambda record: record.sequence)
     records.sort(key=lambda record: record.finish_time or 0.0)
     jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
-    state.load(records, jobs, read("node", NodeRecord), now)
+    kind, key = UNTOLD_STARTS
+    starts = sorted(read("start", StartRecord), key=lambda record: record.sequence)
+    state.load(records, jobs, read("node", NodeRecord), now, starts, key in tables.get(kind, {}))
     for name, progress in tables.get("progress", {}).items():
         if name in state.trees:
             state.restore_progress(state.trees[name], progress)
@@ -83,9 +85,15 @@ def encode(change: Transaction, config: Config) -> list[Change]:
         changes += [Change("progress", name, None) for name in config.trees if name not in change.config.trees]
     changes += [Change("operation", record.id, _dump(record)) for record in change.operations]
     changes += [Change("job", record.id, _dump(record)) for record in change.jobs]
+    changes += [Change("start", record.id, None) for record in change.jobs]
     changes += [Change("node", record.id, _dump(record)) for record in change.nodes]
     changes += [Change("node", node_id, None) for node_id in change.removed_nodes]
     return changes
+
+
+def encode_starts(starts: Iterable[StartRecord]) -> list[Change]:
+    """The records of jobs that are about to be ordered."""
+    return [Change("start", record.id, _dump(record)) for record in starts]
 
 
 def _dump(record: Any) -> bytes:

@@ -2,8 +2,9 @@
 
 Two kinds of change. What must survive a crash goes through a ``Transaction``: ``prepare`` (a command), ``receive``
 (what a heartbeat says has ended), ``settle`` and ``expire`` compute one without changing anything lasting, the caller
-stores its records, then ``apply`` installs it. Loading a store is applying what is in it. The rest, usage and running
-jobs, is changed at once and comes back from the nodes' heartbeats after a restart.
+stores its records, then ``apply`` installs it. Loading a store is applying what is in it. Starts of jobs are applied
+first, since they depend on each other, and stored before any answer has them (``starts_to_store``, ``note_stored``).
+Usage is changed at once and comes back from the nodes' heartbeats after a restart.
 """
 
 from __future__ import annotations
@@ -20,10 +21,18 @@ from cpumond.fairshare.tree import Snapshot
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide import admission, starvation
 from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, Tree, is_integral
-from cpumond.scheduler.model import SUBPOOL_DELIMITER, JobRecord, NodeRecord, OperationRecord, OperationTreeOptions
+from cpumond.scheduler.model import (
+    SUBPOOL_DELIMITER,
+    JobRecord,
+    NodeRecord,
+    OperationRecord,
+    OperationTreeOptions,
+    StartRecord,
+)
 from cpumond.scheduler.state.dispatch import Dispatch
 from cpumond.scheduler.state.reports import job_record, overrules
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
+from cpumond.scheduler.store import UNTOLD_STARTS
 
 
 class State(Dispatch):
@@ -87,6 +96,9 @@ class State(Dispatch):
     def expire(self, now: float) -> Transaction:
         """Silent nodes go offline after the heartbeat time-out; after the tree's reconnection time-out the transaction
         removes them with their jobs (2.4)."""
+        if self._has_untold_starts and (not self._awaited or now >= self._await_until) and not self._unstored:
+            self._has_untold_starts = False
+            self._expired[UNTOLD_STARTS] = None
         gone: list[str] = []
         ended: list[JobRecord] = []
         for node in self.nodes.values():
@@ -142,14 +154,19 @@ class State(Dispatch):
         jobs: Iterable[JobRecord],
         nodes: Iterable[NodeRecord],
         now: float,
+        starts: Iterable[StartRecord] = (),
+        has_untold_starts: bool = False,
     ) -> None:
         """Take over what an earlier run stored, besides the configuration.
 
-        Nothing is started in a tree until its stored nodes have reported their jobs, or are silent for too long.
+        Jobs that were started are on their nodes at once. With ``has_untold_starts`` some of them may not be stored:
+        nothing is started in a tree until its stored nodes have reported their jobs, or are silent for too long.
         """
         for node in nodes:
             self._install_node(node, now)
-            self._awaited[node.id] = None
+            if has_untold_starts:
+                self._awaited[node.id] = None
+        self._has_untold_starts = has_untold_starts
         self._await_until = now + self.rules.node_heartbeat_timeout_s
         for record in stored_operations:
             self._install_operation(record, now)
@@ -159,6 +176,8 @@ class State(Dispatch):
                 self.job_sequence = max(self.job_sequence, job.sequence)
             else:
                 self._expired["job", job.id] = None
+        for start in starts:
+            self._resume(start, now)
 
     def make_snapshot(self, tree: Tree) -> Snapshot:
         """The tree as a fair-share update reads it."""

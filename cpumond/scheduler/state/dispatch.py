@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,8 +14,8 @@ from cpumond.scheduler import operations
 from cpumond.scheduler.decide import preemption, preemption_record, starvation
 from cpumond.scheduler.decide.placement import ServiceOrder, place_jobs, wants_jobs
 from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators, find_overcommit_victims
-from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
-from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, OperationRecord, Task
+from cpumond.scheduler.elements import Job, Node, OperationElement, Tree, end_job
+from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, OperationRecord, StartRecord, Task
 from cpumond.scheduler.state.nodes import Registration
 from cpumond.scheduler.state.reports import (
     GIVEN_UP,
@@ -31,6 +31,7 @@ from cpumond.scheduler.state.reports import (
     take_report,
     tell_too_long,
 )
+from cpumond.scheduler.state.tables import renew_needed
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 START_GRACE_PERIODS = 2.0
@@ -66,6 +67,8 @@ class Dispatch(Registration):
             return Receipt(False, reason, register=True)
         if heartbeat.sequence <= node.sequence:
             return Receipt(False, f"sequence {heartbeat.sequence} is not newer than {node.sequence}")
+        if node.sequence < 0:
+            self._meet(node, heartbeat, now)
         node.sequence, node.last_seen = heartbeat.sequence, now
         self._awaited.pop(node.id, None)
         node.is_online, node.lost_since = True, None
@@ -100,6 +103,23 @@ class Dispatch(Registration):
         if ended:
             transaction = Transaction(operations=self._count(ended, now), jobs=tuple(ended))
         return Receipt(True, transaction=transaction, acknowledged=acknowledged)
+
+    def _meet(self, node: Node, heartbeat: Heartbeat, now: float) -> None:
+        """The first heartbeat to this run of the scheduler, or of this run of the agent.
+
+        Orders are new to it, so their time to start begins. What an earlier run of the scheduler told to stop is not
+        taken over, and not told again, which could shorten its time.
+        """
+        for job in node.jobs.values():
+            if job.first_sent_at is not None:
+                job.first_sent_at = now
+        for report in heartbeat.jobs:
+            known = node.jobs.get(report.job_id)
+            if report.stopping and known is not None and not known.was_reported:
+                end_job(known)
+                del self.jobs[known.id]
+                self._unstored.pop(known.id, None)
+                renew_needed(known)
 
     def _find_ended(
         self, node: Node, heartbeat: Heartbeat, reported: set[str], now: float
@@ -163,6 +183,14 @@ class Dispatch(Registration):
         start_time = (finished.start_time or now) if job is None else job.start_time
         finished = drop_implausible(finished, node, start_time, now)
         if job is not None:
+            state = finished.state
+            if (
+                state == "aborted"
+                and job.stop is None
+                and is_over(job.task, finished.start_time, finished.finish_time or now)
+            ):
+                # The run of the scheduler that told it to stop for its time limit is gone.
+                finished = msgspec.structs.replace(finished, state="failed", reason=tell_too_long(job.task))
             return job_record(job, finished.state, now, finished)
         operation = self.record_of(finished.operation_id)
         task = None if operation is None else find_task(operation, finished.task)
@@ -236,6 +264,50 @@ class Dispatch(Registration):
         take_report(job, report, now)
         return True
 
+    def _resume(self, record: StartRecord, now: float) -> None:
+        """Count a job that an earlier run started as being on its node, which may not have heard of it."""
+        operation, node = self.operations.get(record.operation_id), self.nodes.get(record.node_id)
+        element = None if operation is None else operation.elements.get(record.tree)
+        task = None if operation is None else find_task(operation.record, record.task)
+        if node is None or element is None or task is None or node.tree != record.tree:
+            self._expired["start", record.id] = None  # if its node has it, the node is told to stop it
+            return
+        if self.finished_jobs.get(record.operation_id, {}).pop(record.id, None) is not None:
+            self._expired["job", record.id] = None  # it was given up, and taken over after that
+        self.job_sequence = max(self.job_sequence, record.sequence)
+        job = Job(record.id, element, task, node, record.start_time, record.sequence)
+        job.is_stored = True
+        job.first_sent_at = now
+        job.counted = list(NO_CPU_TIMES)
+        self._start(job)
+
+    def waits_for_store(self, node_id: str) -> bool:
+        """Whether jobs of the node must be stored before an answer may order them."""
+        return not all(job.is_stored for job in self.nodes[node_id].jobs.values())
+
+    def starts_to_store(self) -> list[StartRecord]:
+        """What is to be stored, then told to ``note_stored``, of jobs that were started since."""
+        self._unstored = {job.id: job for job in self._unstored.values() if job.is_active}
+        return [
+            StartRecord(
+                id=job.id,
+                operation_id=job.element.operation.id,
+                task=job.task.name,
+                tree=job.element.tree.name,
+                node_id=job.node.id,
+                start_time=job.start_time,
+                sequence=job.sequence,
+            )
+            for job in self._unstored.values()
+        ]
+
+    def note_stored(self, starts: Iterable[StartRecord]) -> None:
+        """These are stored now."""
+        for record in starts:
+            job = self._unstored.pop(record.id, None)
+            if job is not None:
+                job.is_stored = True
+
     def _stop_unknown(self, node: Node, report: JobReport, why: str) -> None:
         # Made anew after each heartbeat that reports the job as not stopping; nothing else remembers the order.
         tree = self.trees.get(node.tree or "")
@@ -269,7 +341,7 @@ class Dispatch(Registration):
         self._preempt(node, tree, now, make_job)
 
     def _is_awaiting(self, tree: Tree, now: float) -> bool:
-        """Whether a node of the tree may have jobs of an earlier run that it has not reported yet."""
+        """Whether a node of the tree may have jobs of a version that stored no starts."""
         if now >= self._await_until:
             self._awaited.clear()
         return any(node_id in tree.nodes for node_id in self._awaited)
@@ -343,7 +415,7 @@ class Dispatch(Registration):
         Where there are too many, those go first that no answer has carried, then those that were carried longest ago:
         jobs that wait on the node for room, which it does not report, must not displace the others.
         """
-        starting = [job for job in node.jobs.values() if job.state == "starting"]
+        starting = [job for job in node.jobs.values() if job.state == "starting" and job.is_stored]
         starting.sort(key=lambda job: -math.inf if job.last_sent_at is None else job.last_sent_at)
         chosen: list[tuple[Job, JobOrder]] = []
         total_bytes = 0

@@ -93,9 +93,13 @@ class Tables:
         self._deadlines: list[tuple[float, str]] = []
         """A heap: when the ``time_limit`` of an operation is over, and its id; some of them may have ended."""
         self._expired: dict[tuple[str, str], None] = {}
+        self._unstored: dict[str, Job] = {}
+        """Jobs whose start is not stored yet; some of them may have ended."""
+        self._has_untold_starts = False
         self._awaited: dict[str, None] = {}
         self._await_until = 0.0
-        """Nodes of an earlier run without a heartbeat so far, and until when starts in their trees wait for it."""
+        """Whether a version that stored no starts may have started jobs; then the nodes without a heartbeat so far, and
+        until when starts in their trees wait for it."""
         self._install_config(config, 0.0)
 
     def record_of(self, operation_id: str) -> OperationRecord | None:
@@ -400,7 +404,7 @@ class Tables:
         count_cpu_time(job, cpu_times(record))
         if job.is_active:
             end_job(job)
-            _renew_needed(job)
+            renew_needed(job)
         _free_place(job)
         job.node.stopping.pop(job.id, None)
         job.state = record.state
@@ -467,7 +471,7 @@ class Tables:
             # The node came back while its removal was written, and has jobs again: they are started elsewhere.
             end_job(job)
             del self.jobs[job.id]
-            _renew_needed(job)
+            renew_needed(job)
         for job in node.stopping.values():
             del self.jobs[job.id]
             _free_place(job)
@@ -479,7 +483,9 @@ class Tables:
     def _start(self, job: Job) -> None:
         start_job(job)
         self.jobs[job.id] = job
-        _renew_needed(job)
+        if not job.is_stored:
+            self._unstored[job.id] = job
+        renew_needed(job)
 
     def _stop(
         self, job: Job, kind: Any, why: str, now: float, record: PreemptionRecord | None = None, fails: bool = False
@@ -501,7 +507,7 @@ class Tables:
             job.element.operation.active[job.task.name] += 1
         job.state = "stopping"
         job.node.stopping[job.id] = job
-        _renew_needed(job)
+        renew_needed(job)
         if kind != "aborted":
             self.preemptions.append(record)
             key = (record.tree, record.pool, record.kind)
@@ -541,7 +547,7 @@ def _add_usage(pool: PoolElement, usage: Vector, sign: float) -> None:
         each.usage = add(each.usage, delta)
 
 
-def _renew_needed(job: Job) -> None:
+def renew_needed(job: Job) -> None:
     """Set how many jobs of this job's task are still to be started: ``job_count`` less completed and active ones."""
     operation, task = job.element.operation, job.task
     counts = operation.record.counts.get(task.name)
@@ -557,7 +563,7 @@ def _free_place(job: Job) -> None:
     """Have a job replaced that was stopped as failed, now that it is gone from ``State.jobs``."""
     if job.is_failing:
         job.element.operation.active[job.task.name] -= 1
-        _renew_needed(job)
+        renew_needed(job)
 
 
 def _touch(operation: Operation) -> None:

@@ -19,7 +19,11 @@ class StoreError(CpumondError):
 
 
 class FencedError(StoreError):
-    """Another scheduler leads, with a later term: nothing was written, and nothing of this term ever will be."""
+    """The term of this store is over: another scheduler leads, or it cannot be known whether the last changes were
+    made. Nothing of this term is written from now on.
+
+    Whoever gets this gives up the lead and what it has in memory, and reads the store again when it leads again.
+    """
 
 
 class Change(NamedTuple):
@@ -28,6 +32,10 @@ class Change(NamedTuple):
     kind: str
     key: str
     value: bytes | None
+
+
+UNTOLD_STARTS = ("system", "untold_starts")
+"""Kind and key of a record that says: jobs may run whose starts are not stored, since an older version started them."""
 
 
 class Store(Protocol):
@@ -72,8 +80,8 @@ class Lease(NamedTuple):
 class Arbiter(Protocol):
     """Decides which of several schedulers on one store leads; each has an arbiter of its own.
 
-    Used from one thread at a time, which is never one that writes the store. Every method but ``close`` raises StoreError
-    when the store's engine does not answer within a few seconds, and may be called again after that.
+    Used from one thread at a time, never one that writes the store. Every method but ``close`` raises StoreError when
+    the store's engine does not answer within a few seconds, and may be called again after that.
     """
 
     def look(self) -> Lease | None:
@@ -93,12 +101,12 @@ class Arbiter(Protocol):
         ...
 
     def give_up(self, term: int) -> None:
-        """End the lease of this arbiter's own ``term`` now, for the next scheduler to take; nothing where it is taken."""
+        """End the lease of this arbiter's own ``term`` now, for the next scheduler; nothing where it is taken."""
         ...
 
     def open_store(self, term: int) -> Store:
-        """The store, for the holder of ``term``: every write checks in its own transaction that the term is the lease's,
-        and raises FencedError if not. An older schema is migrated."""
+        """The store, for the holder of ``term``: every write checks in its own transaction that the term is the
+        lease's, and raises FencedError if not. An older schema is migrated, which may take long: renew meanwhile."""
         ...
 
     def close(self) -> None:

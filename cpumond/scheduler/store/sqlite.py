@@ -23,7 +23,7 @@ from urllib.parse import quote
 import structlog
 
 from cpumond.core.errors import describe
-from cpumond.scheduler.store import Change, StoreError
+from cpumond.scheduler.store import UNTOLD_STARTS, Change, StoreError
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -61,7 +61,14 @@ def _create_records(connection: sqlite3.Connection) -> None:
     )
 
 
-MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records,)
+def _note_untold_starts(connection: sqlite3.Connection) -> None:
+    """To schema 2, in which starts of jobs are stored: those of before are not."""
+    if connection.execute("SELECT 1 FROM records LIMIT 1").fetchone() is not None:
+        row = (*UNTOLD_STARTS, b"{}", _checksum(*UNTOLD_STARTS, b"{}"))
+        connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", row)
+
+
+MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, _note_untold_starts)
 """The migration at N takes schema N to N + 1; 0 is an empty file. Their number is the newest schema."""
 
 

@@ -145,8 +145,21 @@ def test_a_waiting_job_that_was_given_up_and_starts_after_all_is_taken_over_if_i
     assert counts(world, operation) == JobCounts(completed=1, aborted=1)
 
 
-def test_a_waiting_job_of_an_earlier_run_of_the_scheduler_is_stopped_when_it_was_replaced(world):
+def test_a_waiting_job_of_an_earlier_run_of_the_scheduler_is_waited_for(world):
     node, operation, job = order_without_room(world)
+    world.restart()
+    world.settle_down()
+    assert [each.id for each in world.jobs_of(operation)] == [job]
+    assert list(node.waiting) == [job]
+    node.begin(job)
+    world.settle_down()
+    assert list(node.jobs) == [job]
+    assert world.operation(operation).needed == {}
+
+
+def test_a_waiting_job_whose_start_is_not_stored_is_stopped_when_it_was_replaced(world):
+    node, operation, job = order_without_room(world)
+    del world.stored["start", job]
     world.restart()
     world.settle_down()
     (other,) = world.jobs_of(operation)

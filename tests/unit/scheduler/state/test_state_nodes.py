@@ -14,6 +14,7 @@ from cpumond.scheduler.model import CommandError, JobCounts, Rules
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import RemoveTree
 from cpumond.scheduler.state.nodes import KEPT_REFUSED, REFUSED_S
+from cpumond.scheduler.store import UNTOLD_STARTS
 
 SILENCE_S = 60.0
 """Default node_heartbeat_timeout."""
@@ -66,7 +67,7 @@ def test_an_operation_fails_when_its_time_limit_is_over(world):
     record = world.record(operation)
     assert (record.state, record.finish_time) == ("failed", started + 60.5)
     assert record.error == "Operation is running for too long, aborted: its time_limit of 60000 ms is over"
-    assert counts(world, operation).aborted == 0  # after the restart its node had not told of its jobs yet
+    assert counts(world, operation).aborted == 2
     world.settle_down()
     assert node.jobs == {}
 
@@ -951,7 +952,171 @@ def describe_stored(seen):
     return {**{key: value for key, value in seen.items() if key not in ("needed", "jobs")}, "trees": trees}
 
 
-def test_after_a_restart_nothing_starts_before_all_nodes_have_told_their_jobs(world):
+def forget_starts(world: World) -> None:
+    """Let the store be one of a version that stored no starts."""
+    for place in [place for place in world.stored if place[0] == "start"]:
+        del world.stored[place]
+    world.stored[UNTOLD_STARTS] = b"{}"
+
+
+def test_a_stored_start_is_known_before_its_node_is_heard_and_everything_else_goes_on(world):
+    one, two = world.node("n1", cpu=2), world.node("n2", cpu=8)
+    operation = busy(world, jobs=3, cpu=1)
+    kept = {**one.jobs, **two.jobs}
+    world.restart()
+    assert {job.id: job.node.id for job in world.jobs_of(operation)} == {
+        job: node.id for node in (one, two) for job in node.jobs
+    }
+    assert world.cores("p") == 3.0
+    assert_consistent(world.state)
+    other = world.start("p", jobs=20, cpu=1)
+    world.step(1.0, two)
+    assert {job.node.id for job in world.jobs_of(other)} == {"n2"}
+    assert len(world.jobs_of(other)) + len(kept.keys() & two.jobs.keys()) == 8
+    world.settle_down()
+    assert kept.keys() <= {**one.jobs, **two.jobs}.keys()
+    assert len(one.jobs) + len(two.jobs) == 10
+    assert counts(world, operation) == JobCounts()
+    assert_consistent(world.state)
+
+
+def test_an_order_that_was_lost_with_the_scheduler_is_given_again_and_only_to_its_node(world):
+    node, other = world.node("n1"), world.node("n2")
+    world.create_pool("p")
+    operation = world.start("p", jobs=1)
+    world.update()
+    world.hear(node.heartbeat())  # stored, but the answer did not get through
+    (job,) = world.jobs_of(operation)
+    world.restart()
+    world.now += 100.0
+    world.settle_down()
+    assert (list(node.jobs), list(other.jobs)) == ([job.id], [])
+    world.settle_down()
+    assert world.operation(operation).needed == {}
+
+
+def test_a_start_that_was_not_stored_was_in_no_answer_and_is_made_anew_after_a_restart(world):
+    node = world.node("n1")
+    world.create_pool("p")
+    operation = world.start("p", jobs=1)
+    world.update()
+    receipt = world.state.receive(node.heartbeat(), world.now)
+    world.state.schedule("n1", world.now, world.new_id)
+    assert world.state.waits_for_store("n1")
+    assert world.state.answer("n1", receipt, world.now).start == []
+    world.restart()
+    assert world.jobs_of(operation) == []
+    world.settle_down()
+    assert len(node.jobs) == 1
+    assert not world.state.waits_for_store("n1")
+
+
+def test_a_job_whose_node_was_given_up_is_no_stored_start_any_more(world):
+    world.node("n1")
+    operation = busy(world, jobs=1)
+    del world.nodes["n1"]
+    world.restart()
+    assert len(world.jobs_of(operation)) == 1
+    for _ in range(10):
+        world.step(SILENCE_S)
+    assert not [place for place in world.stored if place[0] == "start"]
+    assert counts(world, operation) == JobCounts(lost=1)
+    world.restart()
+    two = world.node("n2")
+    world.settle_down()
+    assert len(two.jobs) == 1
+
+
+def test_a_job_that_is_taken_over_after_it_was_given_up_is_a_stored_start_again(world):
+    node = world.node("n1")
+    operation = busy(world, jobs=1)
+    (job,) = node.jobs
+    world.nodes.clear()
+    for _ in range(10):
+        world.step(SILENCE_S)
+    assert world.stored.keys() & {("start", job), ("job", job)} == {("job", job)}
+    world.nodes["n1"] = node
+    node.register()
+    world.state.receive(node.heartbeat(), world.now)
+    world.store_starts()  # killed before the record of its first end is deleted
+    for _ in range(2):
+        world.restart()
+        assert [each.id for each in world.jobs_of(operation)] == [job]
+        world.settle_down()
+        assert world.stored.keys() & {("start", job), ("job", job)} == {("start", job)}
+    node.finish(job)
+    world.settle_down()
+    assert world.record(operation).state == "completed"
+    assert not [place for place in world.stored if place[0] == "start"]
+
+
+def test_stored_starts_that_lead_nowhere_are_deleted(world):
+    node = world.node("n1")
+    operation = busy(world, jobs=2)
+    first, second = node.jobs
+    gone = msgspec.json.decode(world.stored["start", first])
+    world.stored["start", "x"] = msgspec.json.encode({**gone, "id": "x", "node_id": "gone"})
+    world.stored["start", "y"] = msgspec.json.encode({**gone, "id": "y", "operation_id": "gone"})
+    world.stored["start", "z"] = msgspec.json.encode({**gone, "id": "z", "tree": "gone"})
+    world.stored["start", "w"] = msgspec.json.encode({**gone, "id": "w", "task": "gone"})
+    world.restart()
+    assert {job.id for job in world.jobs_of(operation)} == {first, second}
+    world.settle_down()
+    assert {key for kind, key in world.stored if kind == "start"} == {first, second}
+
+
+def test_a_stopped_job_is_not_taken_over_by_the_next_run_and_its_start_goes_with_its_end(world):
+    node = world.node("n1")
+    operation = busy(world, jobs=1)
+    (job,) = node.jobs
+    node.keeps_stopping = True
+    world.suspend(operation, abort_running_jobs=True)
+    world.settle_down()
+    assert list(node.stopping) == [job]
+    world.restart()
+    world.settle_down()
+    assert world.jobs_of(operation) == []
+    assert_consistent(world.state)
+    node.let_go(job)
+    world.settle_down()
+    assert ("start", job) not in world.stored
+    assert counts(world, operation) == JobCounts(aborted=1)
+
+
+def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes_and_stores_what_they_tell(world):
+    one, two = world.node("n1"), world.node("n2")
+    operation = busy(world, jobs=3)
+    forget_starts(world)
+    world.restart()
+    world.step(1.0, one)
+    assert UNTOLD_STARTS in world.stored
+    world.restart()  # what was told so far is stored; the other node is waited for
+    more = world.start("p", jobs=20)
+    world.step(1.0, one)
+    assert world.jobs_of(more) == []
+    world.step(1.0, one, two)
+    world.step(1.0, one, two)
+    assert UNTOLD_STARTS not in world.stored
+    assert len(world.jobs_of(more)) > 0
+    assert {job.id for job in world.jobs_of(operation)} <= {key for kind, key in world.stored if kind == "start"}
+    assert counts(world, operation) == JobCounts()
+
+
+def test_a_store_without_starts_whose_nodes_are_silent_is_not_waited_for_forever(world):
+    world.node("n1")
+    two = world.node("n2")
+    world.create_pool("p")
+    forget_starts(world)
+    world.restart()
+    operation = world.start("p")
+    world.step(1.0, two)
+    assert world.jobs_of(operation) == []
+    world.step(SILENCE_S, two)
+    assert len(world.jobs_of(operation)) == 1
+    assert UNTOLD_STARTS not in world.stored
+
+
+def test_after_a_restart_no_job_is_started_twice(world):
     one, two = world.node("n1", cpu=2), world.node("n2", cpu=8)
     operation = busy(world, jobs=3, cpu=1)
     kept = {**one.jobs, **two.jobs}
@@ -964,15 +1129,13 @@ def test_after_a_restart_nothing_starts_before_all_nodes_have_told_their_jobs(wo
     assert counts(world, operation) == JobCounts()
 
 
-def test_after_a_restart_a_silent_node_is_not_waited_for_forever(world):
+def test_after_a_restart_nothing_waits_for_a_silent_node(world):
     world.node("n1")
     two = world.node("n2")
     world.create_pool("p")
     world.restart()
     operation = world.start("p")
     world.step(1.0, two)
-    assert world.jobs_of(operation) == []
-    world.step(SILENCE_S, two)
     assert len(world.jobs_of(operation)) == 1
 
 
@@ -1015,6 +1178,19 @@ def test_6_4_after_a_restart_the_order_of_jobs_is_that_of_their_start(world):
     busy(world, jobs=4, cpu=1)
     for age, job in enumerate(node.jobs.values()):
         job.started_at = 900.0 - age
+    world.restart()
+    node.beat()
+    world.set_pool("p", resource_limits={"cpu": 2})
+    world.settle_down()
+    assert sorted(job.started_at for job in node.jobs.values()) == [899.0, 900.0]
+
+
+def test_6_4_the_order_of_jobs_of_which_no_start_is_stored_is_that_of_their_nodes(world):
+    node = world.node("n1")
+    busy(world, jobs=4, cpu=1)
+    for age, job in enumerate(node.jobs.values()):
+        job.started_at = 900.0 - age
+    forget_starts(world)
     world.restart()
     node.beat()
     world.set_pool("p", resource_limits={"cpu": 2})

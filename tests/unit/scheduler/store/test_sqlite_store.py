@@ -9,13 +9,20 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from cpumond.scheduler.store import Change, StoreError
-from cpumond.scheduler.store.sqlite import APPLICATION_ID, MIGRATIONS, SqliteStore, open_sqlite_store, set_aside
+from cpumond.scheduler.store import UNTOLD_STARTS, Change, StoreError
+from cpumond.scheduler.store.sqlite import (
+    APPLICATION_ID,
+    MIGRATIONS,
+    Migration,
+    SqliteStore,
+    open_sqlite_store,
+    set_aside,
+)
 
 RECORDS = [Change("operation", f"{number:05}", bytes([number % 256]) * 700) for number in range(400)]
 PAGE = 4096
@@ -48,8 +55,8 @@ def crashed(path: str) -> str:
     return path
 
 
-def read_all(path: str) -> list[Change]:
-    with contextlib.closing(open_sqlite_store(path)) as store:
+def read_all(path: str, migrations: Sequence[Migration] = MIGRATIONS) -> list[Change]:
+    with contextlib.closing(open_sqlite_store(path, migrations)) as store:
         return [Change(*record) for record in store.load()]
 
 
@@ -301,7 +308,7 @@ def test_a_database_of_another_program(path: str) -> None:
 def test_a_database_of_a_newer_version(filled: str) -> None:
     run_sql(filled, "PRAGMA user_version = 7")
     message = refused(filled)
-    assert "written by a newer cpumond (schema 7, this one reads up to 1)" in message
+    assert "written by a newer cpumond (schema 7, this one reads up to 2)" in message
     assert "install that version again" in message
 
 
@@ -312,12 +319,25 @@ def test_a_backup_that_was_put_back(filled: str, tmp_path: Path) -> None:
     assert read_all(backup) == RECORDS
 
 
+def test_a_database_of_before_starts_were_stored_says_so(path: str) -> None:
+    with contextlib.closing(open_sqlite_store(path, MIGRATIONS[:1])) as store:
+        store.write([Change("k", "a", b"1")])
+    for _ in range(2):
+        assert read_all(path) == [Change("k", "a", b"1"), Change(*UNTOLD_STARTS, b"{}")]
+    assert read_all(f"{path}.v1", MIGRATIONS[:1]) == [Change("k", "a", b"1")]
+
+
+def test_an_empty_database_of_before_holds_no_job(path: str) -> None:
+    open_sqlite_store(path, MIGRATIONS[:1]).close()
+    assert read_all(path) == []
+
+
 def add_note(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE note (text TEXT)")
 
 
 def add_line(connection: sqlite3.Connection) -> None:
-    connection.execute("INSERT INTO note VALUES ('from schema 2')")
+    connection.execute("INSERT INTO note VALUES ('from schema 3')")
 
 
 def break_half_way(connection: sqlite3.Connection) -> None:
@@ -328,11 +348,11 @@ def break_half_way(connection: sqlite3.Connection) -> None:
 def test_an_older_schema_is_migrated_step_by_step_and_kept(filled: str) -> None:
     with contextlib.closing(open_sqlite_store(filled, (*MIGRATIONS, add_note, add_line))) as store:
         assert len(list(store.load())) == 400
-        assert store._connection.execute("SELECT text FROM note").fetchall() == [("from schema 2",)]
-        assert store._connection.execute("PRAGMA user_version").fetchone() == (3,)
-    assert "newer cpumond (schema 3, this one reads up to 1)" in refused(filled)
-    assert read_all(f"{filled}.v1") == RECORDS
-    assert stat.S_IMODE(os.stat(f"{filled}.v1").st_mode) == 0o600
+        assert store._connection.execute("SELECT text FROM note").fetchall() == [("from schema 3",)]
+        assert store._connection.execute("PRAGMA user_version").fetchone() == (4,)
+    assert "newer cpumond (schema 4, this one reads up to 2)" in refused(filled)
+    assert read_all(f"{filled}.v2") == RECORDS
+    assert stat.S_IMODE(os.stat(f"{filled}.v2").st_mode) == 0o600
 
 
 def test_a_migration_that_was_done_is_not_done_again(filled: str) -> None:
@@ -342,7 +362,7 @@ def test_a_migration_that_was_done_is_not_done_again(filled: str) -> None:
 
 def test_the_copy_holds_what_was_in_the_log(crashed: str) -> None:
     open_sqlite_store(crashed, (*MIGRATIONS, add_note)).close()
-    assert read_all(f"{crashed}.v1") == [Change("k", "a", b"1")]
+    assert read_all(f"{crashed}.v2") == [Change("k", "a", b"1")]
 
 
 def test_a_migration_that_fails_changes_nothing(filled: str) -> None:
@@ -351,7 +371,7 @@ def test_a_migration_that_fails_changes_nothing(filled: str) -> None:
     # The step before it is a whole one: it stays, and the next attempt goes on from there.
     with contextlib.closing(open_sqlite_store(filled, (*MIGRATIONS, add_note))) as store:
         assert [Change(*record) for record in store.load()] == RECORDS
-    assert read_all(f"{filled}.v1") == RECORDS
+    assert read_all(f"{filled}.v2") == RECORDS
 
 
 def test_the_application_id_spells_the_name() -> None:
