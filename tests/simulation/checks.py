@@ -113,9 +113,10 @@ class Ledger:
                 continue
             self.check(job_id in self.job_states, f"the end of job {job_id} was acknowledged and is not stored")
 
-    def saw_term(self, host: Host, term: int) -> None:
-        agent = host.agent
-        self.check(agent is None or term >= agent.term, f"{host.name} took an answer of term {term} after a later one")
+    def took_term(self, host: Host, term: int | None, before: int | None) -> None:
+        """An agent uses an answer."""
+        later = before is not None and (term is None or term < before)
+        self.check(not later, f"{host.name} used an answer of term {term} after one of {before}")
 
     # --- clients
 

@@ -9,7 +9,8 @@ import msgspec
 from simulation.events import Events, VirtualLoop
 from simulation.network import Network
 
-from cpumond.core.term import LEADER_HEADER
+from cpumond.core.route import Route, Terms, is_standby
+from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
 from cpumond.scheduler.operations import (
     AbortOperation,
     CompleteOperation,
@@ -34,7 +35,6 @@ class Client:
         self.events = events
         self.rng = events.rng
         self.network = network
-        self.addresses = addresses
         self.name = f"client{number}"
         self.pause_s = pause_s
         self.until_s = until_s
@@ -44,6 +44,8 @@ class Client:
         self.mine: list[str] = []
         self.suspended: list[str] = []
         self.sent = 0
+        self.terms = Terms()
+        self.route = Route([f"http://{address}" for address in addresses], 5.0, self.rng)
         self.is_done = False
         self.loop = VirtualLoop(events, self.name, self)
         self.loop.start(self._main())
@@ -88,25 +90,31 @@ class Client:
         mutation_id = f"{self.name}-{self.sent}"
         body = msgspec.json.encode(command)
         path = "/api/v1/pools" if isinstance(command, ChangePool | CreatePool) else "/api/v1/commands"
-        began, failures, number, hint = self.events.now, 0, 0, ""
+        began = self.events.now
         while self.events.now < began + GIVE_UP_S:
-            address = hint or self.addresses[number % len(self.addresses)]
+            asked_at_s, address = self.events.now, self.route.current.removeprefix("http://")
             try:
                 reply = await self.network.ask(self.loop, address, path, {"mutation": mutation_id}, body, 5.0)
             except (TimeoutError, ConnectionError):
-                number, hint = number + 1, ""
+                await asyncio.sleep(self.route.unanswered(asked_at_s, self.events.now))
+                continue
+            leader = reply.headers.get(LEADER_HEADER)
+            if not self.terms.accept(parse_term(reply.headers.get(TERM_HEADER))):
+                pause_s = self.route.unanswered(asked_at_s, self.events.now)
+            elif reply.status == 200:
+                self.route.taken()
+                operation_id = msgspec.json.decode(reply.body)["id"] or getattr(command, "operation_id", "")
+                self.watch.acknowledged(command, operation_id)
+                if isinstance(command, StartOperation):
+                    self.mine.append(operation_id)
+                return
+            elif reply.status == 422:
+                self.route.taken()
+                self.watch.refused(command, reply.body)
+                return
+            elif is_standby(reply.status, leader, msgspec.json.decode(reply.body)["error"]):
+                pause_s = self.route.standby(leader, 1.0, asked_at_s, self.events.now)
             else:
-                if reply.status == 200:
-                    operation_id = msgspec.json.decode(reply.body)["id"] or getattr(command, "operation_id", "")
-                    self.watch.acknowledged(command, operation_id)
-                    if isinstance(command, StartOperation):
-                        self.mine.append(operation_id)
-                    return
-                if reply.status == 422:
-                    self.watch.refused(command, reply.body)
-                    return
-                hint = reply.headers.get(LEADER_HEADER, "")
-                number += not hint
-            failures += 1
-            await asyncio.sleep(self.rng.uniform(0.1, min(5.0, 0.5 * failures)))
+                pause_s = self.route.unanswered(asked_at_s, self.events.now)
+            await asyncio.sleep(pause_s)
         self.watch.gave_up(command)

@@ -21,8 +21,9 @@ from cpumond.agent.jobs import assigned as assigned_module
 from cpumond.agent.jobs import files
 from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.job import Usage
+from cpumond.core.route import Route, Terms, is_standby
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
-from cpumond.core.wire import Heartbeat, HeartbeatAnswer, NodeRegistration, NodeResources, RegistrationAnswer
+from cpumond.core.wire import Heartbeat, HeartbeatAnswer, NodeRegistration, NodeResources
 from cpumond.host.executor.model import Ended, Event, ExecutorError, Launch, Started
 
 TICK_S = 0.25
@@ -203,8 +204,7 @@ class LinkOptions:
     addresses: tuple[str, ...]
     period_s: float = 1.0
     timeout_s: float = 5.0
-    retry_max_s: float = 5.0
-    refuses_lower_terms: bool = True
+    retry_max_s: float = 30.0
 
 
 class Agent:
@@ -225,10 +225,9 @@ class Agent:
         self.answers: list[tuple[HeartbeatAnswer, float]] = []
         self.pending: Heartbeat | None = None
         self.sequence = 0
-        self.term = 0
-        self.refused_terms = 0
-        self.address = self.rng.randrange(len(options.addresses))
-        self.hint = ""
+        self.terms = Terms()
+        self.route = Route([f"http://{address}" for address in options.addresses], options.retry_max_s, self.rng)
+        self._taken_since_demand = True
         self.registered: NodeRegistration | None = None
         self.wanted = self._registration()
         self.taken_at_s = -1e9
@@ -279,69 +278,73 @@ class Agent:
     # --- the link, as ``report.scheduler.SchedulerLink`` does it
 
     async def _link(self) -> None:
-        failures = 0
         while True:
             await self._has_pending.wait()
             self._has_pending.clear()
             heartbeat, self.pending = self.pending, None
             if heartbeat is None:
                 continue
+            began_at_s, pause_s = self.events.now, 0.0
             try:
-                failed = await self._deliver(heartbeat)
-            except (TimeoutError, ConnectionError, msgspec.DecodeError):
-                failed = True
-                self._next_address("")
-            failures = failures + 1 if failed else 0
-            if failed:
-                if self.pending is None:
-                    self.pending = heartbeat
-                self._has_pending.set()
-                await asyncio.sleep(self.rng.uniform(0.0, min(self.options.retry_max_s, 2.0 ** min(failures - 1, 30))))
+                verdict, leader = await self._deliver(heartbeat)
+            except (TimeoutError, ConnectionError):
+                verdict, leader = "elsewhere", None
+            now = self.events.now
+            if verdict == "taken":
+                self.route.taken()
+                continue
+            if verdict == "standby":
+                pause_s = self.route.standby(leader, self.options.period_s, began_at_s, now)
+            elif verdict == "elsewhere":
+                pause_s = self.route.unanswered(began_at_s, now)
+            elif verdict == "refused":
+                pause_s = self.route.refused(now)
+            if self.pending is None:
+                self.pending = heartbeat
+            self._has_pending.set()
+            await asyncio.sleep(pause_s)
 
-    async def _deliver(self, heartbeat: Heartbeat) -> bool:
-        if self.registered != self.wanted:
-            wanted = self.wanted
-            reply = await self._ask("/api/v1/nodes", wanted)
-            if reply is None:
-                return True
-            msgspec.json.decode(reply, type=RegistrationAnswer)
-            self.registered = wanted
+    async def _deliver(self, heartbeat: Heartbeat) -> tuple[str, str | None]:
+        """What became of it, in a word, and the leader that a standby named."""
+        wanted = self.wanted
+        if self.registered != wanted:
+            verdict, leader, _ = await self._ask("/api/v1/nodes", wanted)
+            if verdict == "taken":
+                self.registered, verdict = wanted, "again"
+            return verdict, leader
         sent_at_s = self.events.now
-        reply = await self._ask("/api/v1/heartbeats", heartbeat)
-        if reply is None:
-            return True
-        answer = msgspec.json.decode(reply, type=HeartbeatAnswer)
-        if not answer.accepted:
-            if answer.register:
-                self.registered = None
-            return answer.register
-        self.taken_at_s = self.events.now
-        self.host.watch.answered(self.host, answer)
-        self.answers.append((answer, sent_at_s))
-        self._awake.set()
-        return False
+        verdict, leader, body = await self._ask("/api/v1/heartbeats", heartbeat)
+        if verdict != "taken":
+            return verdict, leader
+        answer = msgspec.json.decode(body, type=HeartbeatAnswer)
+        if answer.accepted:
+            self.taken_at_s = self.events.now
+            self.host.watch.answered(self.host, answer)
+            self.answers.append((answer, sent_at_s))
+            self._awake.set()
+            self._taken_since_demand = True
+        elif answer.register:
+            self.registered = None
+            again, self._taken_since_demand = self._taken_since_demand, False
+            return "again" if again else "refused", None
+        return "taken", None
 
-    async def _ask(self, path: str, message: msgspec.Struct) -> bytes | None:
-        address = self.hint or self.options.addresses[self.address]
+    async def _ask(self, path: str, message: msgspec.Struct) -> tuple[str, str | None, bytes]:
+        address = self.route.current.removeprefix("http://")
         body = msgspec.json.encode(message)
         reply = await self.network.ask(self.loop, address, path, {}, body, self.options.timeout_s)
         term = parse_term(reply.headers.get(TERM_HEADER))
-        if term is not None:
-            if term < self.term and self.options.refuses_lower_terms:
-                self.refused_terms += 1
-                self._next_address("")
-                return None
-            self.host.watch.saw_term(self.host, term)
-            self.term = max(self.term, term)
-        if reply.status == 200 or reply.status == 409:
-            return reply.body
-        self._next_address(reply.headers.get(LEADER_HEADER, "") if reply.status == 503 else "")
-        return None
-
-    def _next_address(self, hint: str) -> None:
-        if not self.hint:
-            self.address = (self.address + 1) % len(self.options.addresses)
-        self.hint = hint if hint in self.options.addresses else ""
+        before = self.terms.highest
+        if not self.terms.accept(term):
+            return "elsewhere", None, b""
+        self.host.watch.took_term(self.host, term, before)
+        leader = reply.headers.get(LEADER_HEADER)
+        if reply.status in (200, 409):
+            return "taken", None, reply.body
+        error = msgspec.json.decode(reply.body)["error"]
+        if is_standby(reply.status, leader, error):
+            return "standby", leader, b""
+        return ("elsewhere" if reply.status == 404 or reply.status >= 500 else "refused"), None, b""
 
 
 def make_config(name: str, directory: str, cpu: float) -> AgentConfig:
