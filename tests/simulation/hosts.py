@@ -337,9 +337,9 @@ class Agent:
         before = self.terms.highest
         if not self.terms.accept(term):
             return "elsewhere", None, b""
-        self.host.watch.took_term(self.host, term, before)
         leader = reply.headers.get(LEADER_HEADER)
         if reply.status in (200, 409):
+            self.host.watch.took_term(self.host, term, before)
             return "taken", None, reply.body
         error = msgspec.json.decode(reply.body)["error"]
         if is_standby(reply.status, leader, error):
