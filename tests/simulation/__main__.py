@@ -7,7 +7,11 @@ import collections
 import dataclasses
 import sys
 
-from simulation.world import Options, run_seed
+from simulation.world import Options, World, run_seed
+
+
+def keep_notes(world: World) -> None:
+    world.ledger.keeps_notes = True
 
 
 def main() -> int:
@@ -25,7 +29,7 @@ def main() -> int:
     bad = 0
     totals: collections.Counter[str] = collections.Counter()
     for seed in range(int(first), int(last or first) + 1):
-        outcome = run_seed(seed, options)
+        outcome = run_seed(seed, options, keep_notes if given.verbose else None)
         bad += bool(outcome.violation)
         totals.update(outcome.counts)
         totals.update({"fault: " + name: count for name, count in outcome.faults.items()})
@@ -34,7 +38,7 @@ def main() -> int:
             f"{outcome.events} events, {outcome.checks} checks, trace {outcome.trace:08x}: {outcome.violation or 'good'}"
         )
         if given.verbose:
-            print(" ", outcome.counts, outcome.faults, *outcome.notes, sep="\n  ")
+            print(*outcome.notes, outcome.counts, outcome.faults, sep="\n")
     print(f"{bad} bad seeds", dict(totals))
     return bad != 0
 

@@ -38,6 +38,8 @@ class Ledger:
         self.counts: dict[str, int] = {}
         self.trace = 0
         """A number that is another one as soon as anything is told in another order."""
+        self.keeps_notes = False
+        self.told: list[str] = []
         self.ever_started: dict[str, str] = {}
         """Job -> host."""
         self.living: dict[str, tuple[Host, Process]] = {}
@@ -50,10 +52,12 @@ class Ledger:
         """By pool; each user's pool only gets heavier."""
         self.job_states: dict[str, str] = {}
         """As stored."""
-        database.on_write = self._written
+        database.on_write = self.written
 
     def note(self, what: str, *facts: Any) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
+        if self.keeps_notes:
+            self.told.append(f"{self.events.now:.3f} {what} {' '.join(map(str, facts))}")
         self.trace = hash_text(f"{self.trace} {self.events.now:.9f} {what} {facts}")
 
     def check(self, holds: bool, law: str) -> None:
@@ -148,7 +152,7 @@ class Ledger:
 
     # --- the database
 
-    def _written(self, changes: Sequence[Change], term: int) -> None:
+    def written(self, changes: Sequence[Change], term: int) -> None:
         self.note("written", term, [(kind, key) for kind, key, _ in changes])
         self.check(term == self.database.term, f"term {term} wrote while {self.database.term} led")
         for kind, key, value in changes:
@@ -179,17 +183,17 @@ class Ledger:
 
     # --- schedulers
 
-    def loaded(self, process: Any, scheduler: Scheduler) -> None:
+    def loaded(self, process: Any, term: int, scheduler: Scheduler) -> None:
         """A reign begins with what is stored."""
-        self.note("reigns", process.address, process.term)
+        self.note("reigns", process.address, term)
         state = scheduler.state
         for operation_id in self.acknowledged_starts:
             known = operation_id in state.operations or operation_id in state.finished
-            self.check(known, f"operation {operation_id} was acknowledged, and term {process.term} does not know it")
+            self.check(known, f"operation {operation_id} was acknowledged, and term {term} does not know it")
         pools = state.trees["default"].pools
         for name, weight in self.acknowledged_weights.items():
             known = name in pools and (pools[name].settings.weight or 0.0) >= weight
-            self.check(known, f"a change of pool {name} was acknowledged, and term {process.term} does not know it")
+            self.check(known, f"a change of pool {name} was acknowledged, and term {term} does not know it")
         for operation_id in self.acknowledged_ends:
             self.check(operation_id not in state.operations, f"operation {operation_id} was ended, and is alive again")
 

@@ -1,7 +1,7 @@
 """A database engine in memory, with sessions, a lease and a clock of its own: what PostgreSQL is to the schedulers.
 
 ``SimStore`` and ``SimArbiter`` keep the contracts of ``Store`` and ``Arbiter``. They are called in virtual threads: each
-call is carried out at one moment, and says by ``charge`` how long it took. ``Database.check_fence`` is off for a mutation.
+call is carried out at one moment, and says by ``charge`` how long it took. ``Database.checks_fence`` is off for a mutation.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from cpumond.scheduler.store import Change, FencedError, Lease, StoreError
 
 TIMEOUT_S = 3.0
 """How long a client waits for an engine that cannot be reached."""
-KEEPALIVE_S = 15.0
-"""How long the engine keeps the session of a client that cannot be reached."""
+OUTCOME_S = 5.0
+"""How long a store tries to find out what became of a write."""
 
 
 class Session:
@@ -43,9 +43,11 @@ class Database:
         self.can_reach: Callable[[object], bool] = lambda _: True
         self.latency: Callable[[], float] = lambda: 0.0
         self.breaks_commit: Callable[[], str] = lambda: ""
-        """What happens to a commit: "", "before" or "after": the session is lost before or after it took effect."""
+        """What happens to a commit: nothing (""), the connection is "lost" and made anew, or it cannot be made anew and
+        the commit took effect never ("gone before"), at once ("gone after") or, if nobody ends its session, later."""
+        self.later: Callable[[Session | None, Sequence[Change], int], None] = lambda *_: None
         self.on_write: Callable[[Sequence[Change], int], None] = lambda *_: None
-        self.check_fence = True
+        self.checks_fence = True
         self._numbers = 0
 
     def connect(self, owner: object) -> Session:
@@ -96,18 +98,18 @@ class SimStore:
         self.term = term
         self._owner = owner
         self._session: Session | None = None
+        self._over = ""
         self._is_closed = False
 
     def _use(self) -> None:
         if self._is_closed:
             raise StoreError("the store is closed")
-        if self._session is None:
+        if self._over:
+            raise FencedError(self._over)
+        if self._session is None or not self._session.is_alive:
             self._session = self.database.connect(self._owner)
         self.database.reach(self._owner)
-        if not self._session.is_alive:
-            self._session = None
-            raise StoreError("the connection to the database was lost; it is made anew")
-        if self.database.check_fence and self.database.term != self.term:
+        if self.database.checks_fence and self.database.term != self.term:
             raise FencedError(f"term {self.database.term} leads, not {self.term}; nothing was written")
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
@@ -122,20 +124,27 @@ class SimStore:
                 raise StoreError("a name holds a lone surrogate, which cannot be stored")
         if changes and database.is_full:
             raise StoreError("the database's disk is full; free space")
-        broken = database.breaks_commit() if changes else ""
-        if broken != "before":
-            database.on_write(changes, self.term)
-            database.commit(changes)
-        if broken:
+        fate = database.breaks_commit() if changes else ""
+        if fate in ("gone before", "gone late"):
+            if fate == "gone late":
+                database.later(self._session, changes, self.term)
+            self._give_up()
+        database.on_write(changes, self.term)
+        database.commit(changes)
+        if fate == "lost":
+            # The connection was lost and made anew, the old session ended, the write repeated.
             database.end(self._session)
             self._session = None
-            self._find_out(broken == "after")
+            database.charge(1.0)
+        elif fate == "gone after":
+            self._give_up()
 
-    def _find_out(self, took_effect: bool) -> None:
-        """The connection was lost during a commit: connect again and ask."""
-        self._session = self.database.connect(self._owner)
-        if not took_effect:
-            raise StoreError("the connection was lost before the commit; nothing was written")
+    def _give_up(self) -> None:
+        """What became of the write cannot be found out: the reign is over."""
+        self._session = None
+        self._over = "whether the last changes were written is not known"
+        self.database.charge(OUTCOME_S)
+        raise FencedError(self._over)
 
     def close(self) -> None:
         self.database.end(self._session)
@@ -168,8 +177,6 @@ class SimArbiter:
         session, database = self._use(), self.database
         if database.lock is not None and database.lock is not session and database.expires_at > database.now():
             return None
-        if database.lock is session and database.expires_at > database.now() and database.leader == leader:
-            return Lease(database.term, leader, database.expires_at - database.now())
         database.end_all(spare=session)
         database.lock = session
         database.term += 1
@@ -190,7 +197,11 @@ class SimArbiter:
             database.lock, database.expires_at, database.leader = None, database.now(), ""
 
     def open_store(self, term: int) -> SimStore:
-        return SimStore(self.database, term, self._owner)
+        if self._is_closed:
+            raise StoreError("the arbiter is closed")
+        store = SimStore(self.database, term, self._owner)
+        store.write([])
+        return store
 
     def close(self) -> None:
         self.database.end(self._session)

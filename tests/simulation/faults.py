@@ -25,12 +25,12 @@ class Faults:
         self.events = world.events
         self.rng = world.events.rng
         self.counts: dict[str, int] = {}
-        self.told: list[str] = []
         self._open: dict[int, Undo] = {}
         self._number = 0
         self.kinds: dict[str, tuple[float, Callable[[], Undo]]] = {
             "scheduler killed": (2.0, self._kill_scheduler),
             "scheduler stopped": (2.0, self._stop_scheduler),
+            "scheduler ended": (2.0, self._end_scheduler),
             "leader killed": (3.0, self._kill_leader),
             "leader stopped": (3.0, self._stop_leader),
             "agent killed": (3.0, self._kill_agent),
@@ -69,7 +69,7 @@ class Faults:
         self.counts[name] = self.counts.get(name, 0) + 1
         undo = self.kinds[name][1]()
         lasts_s = self.rng.choice((0.3, 2.0, 8.0, 15.0, 30.0)) * self.rng.uniform(0.5, 1.5)
-        self.told.append(f"{self.events.now:.3f} s: {name} for {lasts_s:.1f} s")
+        self.world.ledger.note("fault", name, f"{lasts_s:.1f} s")
         self._number += 1
         self._open[self._number] = undo
         self.events.world_loop.call_later(lasts_s, self._mend, self._number)
@@ -100,6 +100,13 @@ class Faults:
         process = self.world.schedulers[number]
         if process is not None:
             process.loop.kill()
+        return lambda: self.world.start_scheduler(number)
+
+    def _end_scheduler(self) -> Undo:
+        number = self.rng.randrange(2)
+        process = self.world.schedulers[number]
+        if process is not None:
+            process.loop.call_soon(process.stopping.set)
         return lambda: self.world.start_scheduler(number)
 
     def _stop(self, number: int) -> Undo:
@@ -198,7 +205,7 @@ class Faults:
         return undo
 
     def _draw_break(self) -> str:
-        return self.rng.choice(("", "", "", "before", "after"))
+        return self.rng.choice(("", "", "", "", "lost", "lost", "gone before", "gone after", "gone late"))
 
     def _stop_database(self) -> Undo:
         database = self.world.database

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import msgspec
@@ -15,14 +14,15 @@ from simulation.network import Network, Reply
 from cpumond.api.yt.replies import ReplyCache, export_reply
 from cpumond.api.yt.values import YtError
 from cpumond.core.errors import CpumondError
-from cpumond.core.term import LEADER_HEADER, TERM_HEADER
 from cpumond.core.wire import Heartbeat, NodeRegistration
+from cpumond.scheduler.door import REFUSAL, LeaderDoor, describe_standby, standby_headers
+from cpumond.scheduler.leading import App, Leading, Receive, Scope, Send
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.operations import OperationCommand
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.service import Reply as Done
 from cpumond.scheduler.settings.commands import ConfigCommand
-from cpumond.scheduler.store import Change, StoreError
+from cpumond.scheduler.store import Change, Store, StoreError
 from cpumond.scheduler.stored import MUTATION
 
 USER = "u"
@@ -54,16 +54,19 @@ class MachineClock(Clock):
         return self._events.now + self._offset_s
 
 
-class App:
-    """What agents and clients ask of one reign."""
+class ReignApp:
+    """What agents and clients ask of one reign; an ASGI application."""
 
-    def __init__(self, scheduler: Scheduler, term: int) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.term = term
         self.replies = ReplyCache(scheduler.clock.now)
         self.replies.restore(scheduler.remembered.values())
 
-    async def __call__(self, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = (await receive())["body"]
+        await _send(send, await self._answer(scope["path"], scope["headers"], body))
+
+    async def _answer(self, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
         try:
             if path.endswith("/heartbeats"):
                 answer = await self.scheduler.heartbeat(msgspec.json.decode(body, type=Heartbeat))
@@ -90,7 +93,7 @@ class App:
         return await self.replies.run(USER, mutation_id, "command", work)
 
     def _reply(self, status: int, value: Any) -> Reply:
-        return Reply(status, {TERM_HEADER: str(self.term)}, msgspec.json.encode(value))
+        return Reply(status, {}, msgspec.json.encode(value))
 
 
 def _tells_to_try_again(error: CpumondError) -> bool:
@@ -98,31 +101,30 @@ def _tells_to_try_again(error: CpumondError) -> bool:
 
 
 class SchedulerProcess:
-    """One run of ``cpumond scheduler`` on a machine."""
+    """One run of ``cpumond scheduler`` on a machine: the real ``Leading`` and the real door, without sockets."""
 
     def __init__(
-        self, machine: Machine, address: str, database: Database, network: Network, watch: Any, lease_s: float = 10.0
+        self, machine: Machine, address: str, database: Database, network: Network, watch: Any, lease_s: float
     ) -> None:
         self.machine = machine
         self.address = address
         self.database = database
-        self.network = network
         self.watch = watch
-        self.lease_s = lease_s
         self.events = machine.events
         self.loop = VirtualLoop(machine.events, f"{machine.name}/scheduler", machine)
         self.loop.on_kill.append(self._closed_by_kernel)
-        self.app: App | None = None
-        self.term = 0
-        self.leader = ""
-        self.valid_until_s = 0.0
+        self.stopping = asyncio.Event()
+        arbiter = SimArbiter(database, self)
+        self.leading = Leading(arbiter, self._open_reign, address, lease_s, lambda: self.events.now)
+        self.door = LeaderDoor(self.leading, self._standby)
         network.serve(address, self.loop, self.handle)
         self.loop.start(self._main())
 
     @property
     def scheduler(self) -> Scheduler | None:
-        """Of the present reign, if there is one."""
-        return None if self.app is None else self.app.scheduler
+        """Of the reign in which it may answer now, if there is one."""
+        reign = self.leading.find_reign()
+        return None if reign is None else reign.scheduler
 
     def _closed_by_kernel(self) -> None:
         if self.database.can_reach(self):
@@ -131,56 +133,41 @@ class SchedulerProcess:
     def _new_id(self) -> str:
         return f"{self.events.rng.getrandbits(48):x}"
 
-    async def handle(self, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        app = self.app
-        if app is None or not self._leads():
-            return self._standby()
-        reply = await app(path, headers, body)
-        return reply if self._leads() and self.app is app else self._standby()
-
-    def _leads(self) -> bool:
-        return self.events.now < self.valid_until_s
-
-    def _standby(self) -> Reply:
-        hint = {LEADER_HEADER: self.leader} if self.leader else {}
-        return Reply(503, hint, b'{"error": "standby"}')
-
     async def _main(self) -> None:
-        arbiter = SimArbiter(self.database, self)
-        while True:
-            try:
-                begun = self.events.now
-                lease = await asyncio.to_thread(arbiter.take, self.address, self.lease_s)
-                if lease is None:
-                    found = await asyncio.to_thread(arbiter.look)
-                    self.leader = found.leader if found is not None else ""
-                else:
-                    await self._reign(arbiter, lease.term, begun)
-            except StoreError:
-                pass
-            await asyncio.sleep(1.0)
+        await self.leading.run(self.stopping)
+        self.loop.kill()
 
-    async def _reign(self, arbiter: SimArbiter, term: int, begun: float) -> None:
-        self.term = term
-        self.valid_until_s = begun + self.lease_s * 0.9
-        store = await asyncio.to_thread(arbiter.open_store, term)
-        stopping = asyncio.Event()
-        scheduler = await asyncio.to_thread(Scheduler, RULES, store, MachineClock(self.machine), 1.0, self._new_id)
-        self.watch.loaded(self, scheduler)
-        running = asyncio.ensure_future(scheduler.run(stopping))
-        await scheduler.ready.wait()
-        self.app = App(scheduler, term)
-        try:
-            while self._leads():
-                await asyncio.sleep(self.lease_s / 3)
-                begun = self.events.now
-                with contextlib.suppress(StoreError):
-                    if not await asyncio.to_thread(arbiter.renew, term, self.lease_s):
-                        break
-                    self.valid_until_s = begun + self.lease_s * 0.9
-        finally:
-            self.app, self.valid_until_s = None, 0.0
-            stopping.set()
-            running.cancel()
-            with contextlib.suppress(StoreError):
-                await asyncio.to_thread(store.close)
+    def _open_reign(self, store: Store) -> tuple[Scheduler, App]:
+        scheduler = Scheduler(RULES, store, MachineClock(self.machine), 1.0, self._new_id)
+        term = self.leading.lead.term
+        self.watch.loaded(self, term, scheduler)
+        return scheduler, ReignApp(scheduler)
+
+    async def handle(self, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        """One request through the door."""
+        status, told, content = 0, {}, b""
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            nonlocal status, told, content
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                told = {name.decode(): value.decode() for name, value in message["headers"]}
+            else:
+                content += message["body"]
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": body}
+
+        await self.door({"type": "http", "path": path, "headers": headers}, receive, send)
+        return Reply(status, told, content)
+
+    async def _standby(self, scope: Scope, receive: Receive, send: Send) -> None:
+        seen = self.leading.view()
+        text = describe_standby(seen, self.address, str(scope.get(REFUSAL, "")))
+        await _send(send, Reply(503, standby_headers(seen, self.address), msgspec.json.encode({"error": text})))
+
+
+async def _send(send: Send, reply: Reply) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})

@@ -9,14 +9,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 from simulation.checks import Ledger, Violated
 from simulation.clients import Client
-from simulation.database import Database
+from simulation.database import Database, Session
 from simulation.events import Events
 from simulation.faults import Faults
 from simulation.hosts import Agent, Host, LinkOptions, played_disks
@@ -24,6 +24,7 @@ from simulation.network import Network
 from simulation.schedulers import Machine, SchedulerProcess
 
 from cpumond.scheduler import service
+from cpumond.scheduler.store import Change
 
 MEMORY = "/dev/shm"
 CHECK_S = 10.0
@@ -77,6 +78,7 @@ class World:
         self.database_offset_s = events.rng.uniform(-20.0, 20.0)
         self.database.latency = lambda: events.rng.uniform(0.0005, 0.004)
         self.database.can_reach = self._can_reach
+        self.database.later = self._commit_later
         self.ledger = Ledger(events, self.database)
         self.addresses = ("s1:9757", "s2:9757")
         self.machines = [Machine(events, name) for name in ("s1", "s2")]
@@ -97,6 +99,17 @@ class World:
 
     def _can_reach(self, owner: Any) -> bool:
         return owner is None or self.network.can_pass(owner.machine.name, "db")
+
+    def _commit_later(self, session: Session | None, changes: Sequence[Change], term: int) -> None:
+        """A commit under way on a connection that its client has lost."""
+
+        def commit() -> None:
+            if session is not None and session.is_alive:
+                self.ledger.written(changes, term)
+                self.database.commit(changes)
+                self.database.end(session)
+
+        self.events.world_loop.call_later(self.events.rng.uniform(0.0, 3.0), commit)
 
     def start_scheduler(self, number: int) -> None:
         known = self.schedulers[number]
@@ -203,7 +216,7 @@ def _live(seed: int, options: Options, prepare: Callable[[World], None] | None) 
     ledger = world.ledger
     return Outcome(
         seed, violation, world.events.now, time.perf_counter() - begun, ledger.checks, world.events.count,
-        ledger.counts, world.faults.counts, ledger.trace, world.faults.told,
+        ledger.counts, world.faults.counts, ledger.trace, ledger.told,
     )  # fmt: skip
 
 
@@ -218,11 +231,11 @@ def _quiet() -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.disable()
     told = sys.unraisablehook
+    # Killed processes' coroutines are thrown away at the end: what they do then happens in no world.
+    sys.unraisablehook = lambda _: None
     try:
         yield
     finally:
-        # Killed processes' coroutines are thrown away now: what they do then happens in no world.
-        sys.unraisablehook = lambda _: None
         with warnings.catch_warnings(action="ignore"):
             gc.collect()
         sys.unraisablehook = told
