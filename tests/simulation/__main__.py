@@ -25,7 +25,7 @@ def main() -> int:
     first, _, last = given.seeds.partition("-")
     options = Options(hosts=given.hosts, seconds=given.seconds)
     if given.calm:
-        options = dataclasses.replace(options, fault_every_s=0.0)
+        options = dataclasses.replace(options, has_faults=False)
     bad = 0
     totals: collections.Counter[str] = collections.Counter()
     for seed in range(int(first), int(last or first) + 1):

@@ -13,6 +13,7 @@ from simulation.hosts import Host, Process
 
 from cpumond.core.wire import HeartbeatAnswer
 from cpumond.host.executor.model import Ended
+from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import FINISHED_OPERATION_STATES, OperationRecord
 from cpumond.scheduler.operations import AbortOperation, CompleteOperation, StartOperation
 from cpumond.scheduler.service import Scheduler
@@ -38,6 +39,10 @@ class Ledger:
         self.counts: dict[str, int] = {}
         self.trace = 0
         """A number that is another one as soon as anything is told in another order."""
+        self.stopped: dict[str, None] = {}
+        """Jobs that a scheduler decided to stop: others may do their work from then on."""
+        self.given_up: dict[str, None] = {}
+        """Operations with a job that was given up: its work may be done twice if it was not lost after all."""
         self.keeps_notes = False
         self.told: list[str] = []
         self.ever_started: dict[str, str] = {}
@@ -91,7 +96,7 @@ class Ledger:
             if process.operation_id == operation_id
             and not process.is_stopping
             and self.job_states.get(job_id) not in GIVEN_UP
-            and not self._is_told_to_stop(host, job_id)
+            and job_id not in self.stopped
         ]
         task = record.tasks[0]
         completed = record.counts[task.name].completed if task.name in record.counts else 0
@@ -99,10 +104,6 @@ class Ledger:
             len(doing) + completed <= task.job_count,
             f"operation {operation_id} has {task.job_count} jobs, {completed} completed and {doing} running",
         )
-
-    def _is_told_to_stop(self, host: Host, job_id: str) -> bool:
-        assigned = host.agent.assigned.jobs.get(job_id) if host.agent is not None else None
-        return assigned is not None and assigned.file.stop is not None
 
     def ended(self, host: Host, process: Process, ended: Ended | None) -> None:
         self.note("ended", host.name, process.launch.job_id)
@@ -164,7 +165,10 @@ class Ledger:
                 self.check(weight >= self.weights.get(pool["name"], 0.0), f"an older pool {pool['name']} was stored")
                 self.weights[pool["name"]] = weight
             elif kind == "job" and value is not None:
-                self.job_states[key] = msgspec.json.decode(value)["state"]
+                job = msgspec.json.decode(value)
+                self.job_states[key] = job["state"]
+                if job["state"] in GIVEN_UP:
+                    self.given_up[job["operation_id"]] = None
 
     def _operation_written(self, key: str, value: bytes | None) -> None:
         before = self.operations.get(key)
@@ -187,6 +191,13 @@ class Ledger:
         """A reign begins with what is stored."""
         self.note("reigns", process.address, term)
         state = scheduler.state
+        stop = state._stop
+
+        def note_stop(job: Job, *facts: Any, **more: Any) -> None:
+            self.stopped[job.id] = None
+            stop(job, *facts, **more)
+
+        state._stop = note_stop  # type: ignore[method-assign]
         for operation_id in self.acknowledged_starts:
             known = operation_id in state.operations or operation_id in state.finished
             self.check(known, f"operation {operation_id} was acknowledged, and term {term} does not know it")
@@ -202,8 +213,14 @@ class Ledger:
             assert_consistent(scheduler.state)
         except AssertionError as error:
             self.check(False, f"a state is not consistent: {error}")
-        else:
-            self.checks += 1
+        for operation in scheduler.state.operations.values():
+            task = operation.record.tasks[0]
+            completed = operation.record.counts[task.name].completed if task.name in operation.record.counts else 0
+            self.check(
+                operation.active_job_count + completed <= task.job_count or operation.id in self.given_up,
+                f"operation {operation.id} has {task.job_count} jobs, {completed} completed and "
+                f"{operation.active_job_count} active",
+            )
 
 
 def raise_later(events: Events, error: Violated) -> None:

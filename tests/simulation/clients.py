@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from simulation.events import Events, VirtualLoop
+from simulation.faults import Mood
 from simulation.network import Network
 
 from cpumond.core.route import Route, Terms, is_standby
@@ -29,14 +30,14 @@ class Client:
     """One user at a time: a command, then a pause."""
 
     def __init__(
-        self, events: Events, network: Network, addresses: tuple[str, ...], number: int, pause_s: float,
+        self, events: Events, network: Network, addresses: tuple[str, ...], number: int, mood: Mood,
         until_s: float, watch: Any,
     ) -> None:  # fmt: skip
         self.events = events
         self.rng = events.rng
         self.network = network
         self.name = f"client{number}"
-        self.pause_s = pause_s
+        self.mood = mood
         self.until_s = until_s
         self.watch = watch
         self.pool = f"pool{number}"
@@ -54,7 +55,7 @@ class Client:
         guarantee = {"strong_guarantee_resources": {"cpu": 2.0}} if self.rng.random() < 0.5 else {}
         await self._do(CreatePool("default", self.pool, attributes=guarantee, ignore_existing=True))
         while self.events.now < self.until_s:
-            await asyncio.sleep(self.rng.expovariate(1.0 / self.pause_s))
+            await asyncio.sleep(self.rng.expovariate(1.0 / self.mood.command_every_s))
             await self._do(self._choose())
         for operation_id in self.suspended:
             await self._do(ResumeOperation(operation_id))
@@ -65,17 +66,16 @@ class Client:
         if rng.random() < 0.1:
             self.weight += 0.125
             return ChangePool("default", self.pool, (Edit(("weight",), self.weight),))
-        if self.mine and roll < 0.3:
+        if roll < self.mood.steers and self.suspended and rng.random() < 0.5:
+            return ResumeOperation(self.suspended.pop())
+        if roll < self.mood.steers and self.mine:
             operation_id = self.mine.pop(rng.randrange(len(self.mine)))
-            if roll < 0.1:
-                return AbortOperation(operation_id)
-            if roll < 0.15:
-                return CompleteOperation(operation_id)
-            self.suspended.append(operation_id)
-            return SuspendOperation(operation_id, abort_running_jobs=roll < 0.2)
-        if self.suspended and roll < 0.5:
-            return ResumeOperation(self.suspended.pop(rng.randrange(len(self.suspended))))
-        seconds = rng.choice((0.05, 1.0, 3.0, 8.0, 20.0))
+            if rng.random() < 0.5:
+                self.suspended.append(operation_id)
+                self.mine.append(operation_id)
+                return SuspendOperation(operation_id, abort_running_jobs=rng.random() < 0.6)
+            return AbortOperation(operation_id) if rng.random() < 0.7 else CompleteOperation(operation_id)
+        seconds = rng.choice(self.mood.job_s)
         task = {
             "job_count": rng.choice((1, 1, 2, 3, 8)), "cpu_limit": rng.choice((0.5, 1.0, 2.0)),
             "command": ["run", f"{rng.uniform(0.5, 1.5) * seconds:.3f}", "0" if rng.random() < 0.97 else "1"],

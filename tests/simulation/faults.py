@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +17,29 @@ Undo = Callable[[], None]
 
 def _nothing() -> None:
     pass
+
+
+@dataclass(frozen=True)
+class Mood:
+    """What is different from world to world, so that each kind of trouble has worlds where little else happens."""
+
+    fault_every_s: float
+    lasts_s: tuple[float, ...]
+    command_every_s: float
+    """Of one user."""
+    job_s: tuple[float, ...]
+    steers: float
+    """Which share of commands changes operations instead of starting one."""
+
+    @staticmethod
+    def draw(rng: random.Random) -> Mood:
+        return Mood(
+            fault_every_s=rng.choice((2.0, 5.0, 12.0)),
+            lasts_s=rng.choice(((0.3, 2.0), (0.3, 2.0, 8.0, 15.0, 30.0), (5.0, 12.0, 25.0))),
+            command_every_s=rng.choice((0.7, 3.0, 6.0)),
+            job_s=rng.choice(((0.05, 1.0, 3.0), (0.05, 1.0, 3.0, 8.0, 20.0), (15.0, 30.0))),
+            steers=rng.choice((0.2, 0.5, 0.8)),
+        )
 
 
 class Faults:
@@ -54,21 +79,22 @@ class Faults:
         }
 
     def start(self) -> None:
-        self._wait()
+        self._weights = [weight * self.rng.choice((0.0, 0.0, 1.0, 4.0)) for weight, _ in self.kinds.values()]
+        if any(self._weights):
+            self._wait()
         self.events.world_loop.call_at(self.world.options.faults_until_s, self._end)
 
     def _wait(self) -> None:
-        delay_s = self.rng.expovariate(1.0 / self.world.options.fault_every_s)
+        delay_s = self.rng.expovariate(1.0 / self.world.mood.fault_every_s)
         self.events.world_loop.call_later(delay_s, self._strike)
 
     def _strike(self) -> None:
         if self.events.now >= self.world.options.faults_until_s:
             return
-        names = list(self.kinds)
-        name = self.rng.choices(names, [self.kinds[each][0] for each in names])[0]
+        name = self.rng.choices(list(self.kinds), self._weights)[0]
         self.counts[name] = self.counts.get(name, 0) + 1
         undo = self.kinds[name][1]()
-        lasts_s = self.rng.choice((0.3, 2.0, 8.0, 15.0, 30.0)) * self.rng.uniform(0.5, 1.5)
+        lasts_s = self.rng.choice(self.world.mood.lasts_s) * self.rng.uniform(0.5, 1.5)
         self.world.ledger.note("fault", name, f"{lasts_s:.1f} s")
         self._number += 1
         self._open[self._number] = undo

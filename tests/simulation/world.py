@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +19,12 @@ from simulation.checks import Ledger, Violated
 from simulation.clients import Client
 from simulation.database import Database, Session
 from simulation.events import Events
-from simulation.faults import Faults
+from simulation.faults import Faults, Mood
 from simulation.hosts import Agent, Host, LinkOptions, played_disks
 from simulation.network import Network
 from simulation.schedulers import Machine, SchedulerProcess
 
-from cpumond.scheduler import service
+from cpumond.scheduler import leading, service
 from cpumond.scheduler.store import Change
 
 MEMORY = "/dev/shm"
@@ -39,10 +40,7 @@ class Options:
     faults_until_s: float = 200.0
     commands_until_s: float = 190.0
     clients: int = 2
-    pause_s: float = 4.0
-    """Of one user between two commands."""
-    fault_every_s: float = 8.0
-    """Mean time between faults; 0: none."""
+    has_faults: bool = True
     lease_s: float = 10.0
 
 
@@ -87,6 +85,7 @@ class World:
             self.network.place(address, machine.name)
         self.link = LinkOptions(self.addresses)
         rng = events.rng
+        self.mood = Mood.draw(rng)
         self.hosts = [
             Host(events, f"n{number}", directory, rng.choice((2.0, 4.0, 8.0)), self.ledger)
             for number in range(1, options.hosts + 1)
@@ -130,14 +129,12 @@ class World:
             later(self.events.rng.uniform(0.0, 3.0), host.start_agent, self.make_agent)
         options = self.options
         self.clients = [
-            Client(
-                self.events, self.network, self.addresses, number, options.pause_s, options.commands_until_s, self.ledger
-            )
+            Client(self.events, self.network, self.addresses, number, self.mood, options.commands_until_s, self.ledger)
             for number in range(options.clients)
         ]
         for client in self.clients:
             self.network.place(client.name, client.name)
-        if options.fault_every_s:
+        if options.has_faults:
             self.faults.start()
         later(CHECK_S, self._look)
 
@@ -228,6 +225,7 @@ def _quiet() -> Iterator[None]:
         wrapper_class=structlog.make_filtering_bound_logger(50), cache_logger_on_first_use=False
     )
     collect, service._collect = service._collect, lambda _: None
+    garbage, leading.gc = leading.gc, types.SimpleNamespace(collect=lambda: 0)  # type: ignore[assignment]
     was_enabled = gc.isenabled()
     gc.disable()
     told = sys.unraisablehook
@@ -240,6 +238,6 @@ def _quiet() -> Iterator[None]:
             gc.collect()
         sys.unraisablehook = told
         structlog.configure(**before)
-        service._collect = collect
+        service._collect, leading.gc = collect, garbage
         if was_enabled:
             gc.enable()
