@@ -126,6 +126,9 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "test_state_nodes.py": [
         ("if heartbeat.sequence <= node.sequence:", "if heartbeat.sequence < node.sequence:"),
         ("(live.is_active or live.is_failing)", "live.is_active"),
+        ('job.state == "starting" and job.is_stored]', 'job.state == "starting"]'),
+        ("        for start in starts:\n            self._resume(start, now)\n", ""),
+        ("            if has_untold_starts:\n                self._awaited[node.id] = None\n", ""),
     ],
     "test_cpu_time.py": [
         ("if value and value > most:", "if value and value > 1e300:"),

@@ -29,7 +29,16 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
-from cpumond.scheduler.model import ROOT_POOL, Config, JobRecord, NodeRecord, OperationRecord, Rules, StartRecord
+from cpumond.scheduler.model import (
+    ROOT_POOL,
+    UNTOLD_STARTS,
+    Config,
+    JobRecord,
+    NodeRecord,
+    OperationRecord,
+    Rules,
+    StartRecord,
+)
 from cpumond.scheduler.operations import (
     AbortOperation,
     CompleteOperation,
@@ -44,7 +53,6 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
-from cpumond.scheduler.store import UNTOLD_STARTS
 
 TREE = "default"
 GIB = 2**30

@@ -48,9 +48,14 @@ def standby_period_s(heartbeat_period_s: float) -> float:
 
 
 def is_standby(status: int, leader: str | None, error: str) -> bool:
-    """Whether an answer, by its HTTP status, ``LEADER_HEADER`` and error, is a standby's: it did not look at the
-    request, which may be sent to the leader."""
-    return status == 503 and (leader is not None or error.startswith("standby"))
+    """Whether an answer, by its HTTP status, ``LEADER_HEADER`` and error, is of a scheduler that does not lead."""
+    return status == 503 and (leader is not None or was_not_done(error))
+
+
+def was_not_done(error: str) -> bool:
+    """Whether the scheduler stood by when the request came, so that it may be sent to another one. Not so where it lost
+    the lead before it could answer."""
+    return error.startswith("standby")
 
 
 class Terms:

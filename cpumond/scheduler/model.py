@@ -383,6 +383,10 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     tree: str = ""
 
 
+UNTOLD_STARTS: Final = ("system", "untold_starts")
+"""Kind and key of a record that says: jobs may run whose starts are not stored, since an older version started them."""
+
+
 class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A job that was started and has not ended, as it is stored before its order is in any answer. ``id`` the job's."""
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
 
 from cpumond.scheduler.elements import PoolElement
-from cpumond.scheduler.model import ROOT_POOL, CommandError, Rules
+from cpumond.scheduler.model import ROOT_POOL, UNTOLD_STARTS, CommandError, Rules
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import CreatePool, CreateTree, MovePool, RemovePool, RemoveTree
 from cpumond.scheduler.state.commands import prepare
@@ -326,6 +326,25 @@ class Life(RuleBasedStateMachine):
                     with contextlib.suppress(CommandError):
                         node.register()
 
+    @precondition(lambda self: self.world.nodes)
+    @rule(data=st.data(), is_stored=st.booleans())
+    def die_in_a_heartbeat(self, data: st.DataObject, is_stored: bool) -> None:
+        """Killed before or after the write that stores what this heartbeat starts, and before its answer."""
+        world, node = self.world, self.world.nodes[self.pick(self.world.nodes, data)]
+        receipt = world.state.receive(node.heartbeat(), world.now)
+        if receipt.accepted:
+            world.state.schedule(node.id, world.now, world.new_id)
+            if is_stored:
+                world.store_starts()
+        world.restart()
+
+    @rule()
+    def upgrade_from_before_starts_were_stored(self) -> None:
+        for place in [place for place in self.world.stored if place[0] == "start"]:
+            del self.world.stored[place]
+        self.world.stored[UNTOLD_STARTS] = b"{}"
+        self.world.restart()
+
     @rule()
     def restart_the_scheduler(self) -> None:
         """What is stored gives the same state but for usage and living jobs (2.9 with its ephemeral pools, 3.3)."""
@@ -361,6 +380,14 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def counters_are_exact(self) -> None:
         assert_consistent(self.world.state)
+
+    @invariant()
+    def an_active_job_is_stored_as_started_and_an_ended_one_is_not(self) -> None:
+        world = self.world
+        for job in world.state.jobs.values():
+            assert not (job.is_active and job.is_stored) or ("start", job.id) in world.stored
+        for ended in world.state.finished_jobs.values():
+            assert not [job_id for job_id in ended if ("start", job_id) in world.stored]
 
     @invariant()
     def cpu_time_is_counted_once_and_never_less(self) -> None:

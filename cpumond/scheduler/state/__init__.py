@@ -23,6 +23,7 @@ from cpumond.scheduler.decide import admission, starvation
 from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, Tree, is_integral
 from cpumond.scheduler.model import (
     SUBPOOL_DELIMITER,
+    UNTOLD_STARTS,
     JobRecord,
     NodeRecord,
     OperationRecord,
@@ -32,7 +33,6 @@ from cpumond.scheduler.model import (
 from cpumond.scheduler.state.dispatch import Dispatch
 from cpumond.scheduler.state.reports import job_record, overrules
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
-from cpumond.scheduler.store import UNTOLD_STARTS
 
 
 class State(Dispatch):

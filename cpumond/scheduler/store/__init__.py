@@ -6,9 +6,14 @@ A store knows nothing of what the records mean. One process writes it; readers n
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from cpumond.core.errors import CpumondError
+
+UNFINISHED: Final = "unfinished copy"
+"""The kind of a record that is there as long as a copy into this store is not done: no scheduler begins with it."""
+TERM: Final = "term"
+"""The kind of a record that keeps, in SQLite, the term of the database that was copied there."""
 
 
 class StoreError(CpumondError):

@@ -48,11 +48,11 @@ WRITE: Final = 0x43504D57
 
 TABLE: Final = "'cpumond_lease'::regclass"
 HOLDERS: Final = (
-    "FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid() AND objsubid = 2 "
+    "FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid() AND objsubid = 2 "  # noqa: S608
     f"AND objid = {TABLE}::oid AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 TRY_LEAD: Final = f"SELECT pg_try_advisory_lock({LEAD}, {TABLE}::oid::int)"
-END_SESSIONS: Final = f"SELECT pg_terminate_backend(pid, 1000) {HOLDERS} AND classid::bigint = %s"  # noqa: S608
+END_SESSIONS: Final = f"SELECT pg_terminate_backend(pid, 1000) {HOLDERS} AND classid::bigint = %s"
 END_SESSION: Final = (
     "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE (pid, backend_start) = (%s, %s)"
 )
@@ -106,14 +106,18 @@ class PostgresArbiter:
     """The ``Arbiter`` on a PostgreSQL database; connects at its first call. Raises StoreError: a wrong ``conninfo``."""
 
     def __init__(
-        self, conninfo: str, timeout_s: float = ARBITER_TIMEOUT_S, migrations: Sequence[Migration] = MIGRATIONS
+        self,
+        conninfo: str,
+        timeout_s: float = ARBITER_TIMEOUT_S,
+        migrations: Sequence[Migration] = MIGRATIONS,
+        above: int = 0,
     ) -> None:
         self.where = describe_database(conninfo)
         self._conninfo = conninfo
         self._timeout_s = timeout_s
         self._migrations = migrations
         self._session: Session | None = None
-        self._seen = 0
+        self._seen = above
         """The highest term seen: a database that was put back to an earlier state does not give one twice."""
         self._is_closed = False
 
@@ -410,20 +414,19 @@ def _columns(rows: Sequence[tuple[object, ...]], number: int) -> list[list[objec
 
 
 class AloneStore:
-    """The store for a program that is no scheduler, such as a copy: it leads, as nobody, until it is closed.
+    """The store for a program that is no scheduler, such as a copy: until it is closed it leads, as nobody, with a
+    term above ``above``.
 
     Raises StoreError: in use by a scheduler, out of reach, of a newer version.
     """
 
     lost_total = 0
 
-    def __init__(
-        self, conninfo: str, lease_s: float = ALONE_LEASE_S, migrations: Sequence[Migration] = MIGRATIONS
-    ) -> None:
-        self._arbiter = PostgresArbiter(conninfo, migrations=migrations)
+    def __init__(self, conninfo: str, above: int = 0, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+        self._arbiter = PostgresArbiter(conninfo, migrations=migrations, above=above)
         try:
-            lease = self._arbiter.take("", lease_s)
-            self._store = self._arbiter.open_store(self._check(lease))
+            self.term = self._check(self._arbiter.take("", ALONE_LEASE_S))
+            self._store = self._arbiter.open_store(self.term)
         except BaseException:
             self._arbiter.close()
             raise

@@ -23,7 +23,8 @@ from urllib.parse import quote
 import structlog
 
 from cpumond.core.errors import describe
-from cpumond.scheduler.store import UNTOLD_STARTS, Change, StoreError
+from cpumond.scheduler.model import UNTOLD_STARTS
+from cpumond.scheduler.store import Change, StoreError
 
 log = structlog.get_logger("cpumond.scheduler")
 

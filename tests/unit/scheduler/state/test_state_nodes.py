@@ -10,11 +10,10 @@ import pytest
 from scheduler_world import EASY, World, assert_consistent, describe
 
 from cpumond.api import overview
-from cpumond.scheduler.model import CommandError, JobCounts, Rules
+from cpumond.scheduler.model import UNTOLD_STARTS, CommandError, JobCounts, Rules
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import RemoveTree
 from cpumond.scheduler.state.nodes import KEPT_REFUSED, REFUSED_S
-from cpumond.scheduler.store import UNTOLD_STARTS
 
 SILENCE_S = 60.0
 """Default node_heartbeat_timeout."""

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from cpumond.scheduler.store import UNTOLD_STARTS, Change, StoreError
+from cpumond.scheduler.model import UNTOLD_STARTS
+from cpumond.scheduler.store import Change, StoreError
 from cpumond.scheduler.store.sqlite import (
     APPLICATION_ID,
     MIGRATIONS,
