@@ -15,7 +15,7 @@ from cpumond.core.wire import HeartbeatAnswer
 from cpumond.host.executor.model import Ended
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import FINISHED_OPERATION_STATES, OperationRecord
-from cpumond.scheduler.operations import AbortOperation, CompleteOperation, StartOperation
+from cpumond.scheduler.operations import AbortOperation, CompleteOperation, StartOperation, SuspendOperation
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.commands import ChangePool, CreatePool
 from cpumond.scheduler.state.commands import Command
@@ -41,8 +41,12 @@ class Ledger:
         """A number that is another one as soon as anything is told in another order."""
         self.stopped: dict[str, None] = {}
         """Jobs that a scheduler decided to stop: others may do their work from then on."""
+        self.aborted: dict[str, None] = {}
+        """Jobs whose end a user asked for, and was promised."""
         self.given_up: dict[str, None] = {}
         """Operations with a job that was given up: its work may be done twice if it was not lost after all."""
+        self.completed_stopped: dict[str, int] = {}
+        """Operation -> jobs that completed after they were told to stop, and so were replaced perhaps."""
         self.keeps_notes = False
         self.told: list[str] = []
         self.ever_started: dict[str, str] = {}
@@ -100,6 +104,7 @@ class Ledger:
         ]
         task = record.tasks[0]
         completed = record.counts[task.name].completed if task.name in record.counts else 0
+        completed -= self.completed_stopped.get(operation_id, 0)
         self.check(
             len(doing) + completed <= task.job_count,
             f"operation {operation_id} has {task.job_count} jobs, {completed} completed and {doing} running",
@@ -140,13 +145,19 @@ class Ledger:
         )
         if isinstance(command, StartOperation):
             self.acknowledged_starts[operation_id] = None
+        elif isinstance(command, SuspendOperation) and command.abort_running_jobs:
+            # Of what runs now, nothing may go on.
+            for job_id, (_, process) in self.living.items():
+                if process.operation_id == operation_id and job_id in self.stopped:
+                    self.aborted[job_id] = None
         elif isinstance(command, AbortOperation | CompleteOperation) and record is not None:
             self.acknowledged_ends[operation_id] = None
             self.check(record.is_finished, f"the end of operation {operation_id} was acknowledged and is not stored")
 
     def refused(self, command: Command, body: bytes) -> None:
         self.note("refused", type(command).__name__)
-        self.check(not isinstance(command, StartOperation), f"a start was refused: {body.decode()}")
+        is_full = b"Limit for the number of" in body
+        self.check(not isinstance(command, StartOperation) or is_full, f"a start was refused: {body.decode()}")
 
     def gave_up(self, command: Command) -> None:
         self.note("gave up", type(command).__name__)
@@ -167,8 +178,12 @@ class Ledger:
             elif kind == "job" and value is not None:
                 job = msgspec.json.decode(value)
                 self.job_states[key] = job["state"]
+                operation_id = job["operation_id"]
                 if job["state"] in GIVEN_UP:
-                    self.given_up[job["operation_id"]] = None
+                    self.given_up[operation_id] = None
+                elif job["state"] == "completed" and key in self.stopped:
+                    self.given_up[operation_id] = None
+                    self.completed_stopped[operation_id] = self.completed_stopped.get(operation_id, 0) + 1
 
     def _operation_written(self, key: str, value: bytes | None) -> None:
         before = self.operations.get(key)
@@ -209,6 +224,9 @@ class Ledger:
             self.check(operation_id not in state.operations, f"operation {operation_id} was ended, and is alive again")
 
     def check_state(self, scheduler: Scheduler) -> None:
+        for job_id in self.aborted:
+            job = scheduler.state.jobs.get(job_id)
+            self.check(job is None or not job.is_active, f"job {job_id} was to be aborted, and goes on")
         try:
             assert_consistent(scheduler.state)
         except AssertionError as error:

@@ -47,7 +47,9 @@ class Client:
         self.sent = 0
         self.terms = Terms()
         self.route = Route([f"http://{address}" for address in addresses], 5.0, self.rng)
+        self.started: list[str] = []
         self.is_done = False
+        self._ending = asyncio.Event()
         self.loop = VirtualLoop(events, self.name, self)
         self.loop.start(self._main())
 
@@ -59,7 +61,14 @@ class Client:
             await self._do(self._choose())
         for operation_id in self.suspended:
             await self._do(ResumeOperation(operation_id))
+        await self._ending.wait()
+        for operation_id in self.started:
+            await self._do(AbortOperation(operation_id))
         self.is_done = True
+
+    def abort_all(self) -> None:
+        """End what is left of all operations, as soon as what is being done is done."""
+        self.loop.call_soon(self._ending.set)
 
     def _choose(self) -> Command:
         rng, roll = self.rng, self.rng.random()
@@ -107,6 +116,7 @@ class Client:
                 self.watch.acknowledged(command, operation_id)
                 if isinstance(command, StartOperation):
                     self.mine.append(operation_id)
+                    self.started.append(operation_id)
                 return
             elif reply.status == 422:
                 self.route.taken()

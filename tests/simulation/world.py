@@ -29,6 +29,8 @@ from cpumond.scheduler.store import Change
 
 MEMORY = "/dev/shm"
 CHECK_S = 10.0
+ABORT_S = 40.0
+"""So long before the end all operations that are left are ended by their users; nothing may be left over then."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class World:
         ]
         self.clients: list[Client] = []
         self.faults = Faults(self)
+        self.idle: set[tuple[str, str]] | None = None
 
     def _database_now(self) -> float:
         return self.events.now + self.database_offset_s
@@ -137,12 +140,35 @@ class World:
         if options.has_faults:
             self.faults.start()
         later(CHECK_S, self._look)
+        for second in range(5):
+            later(options.seconds - ABORT_S - 1.0 - second, self._look_for_idle)
+        later(options.seconds - ABORT_S, self._abort_all)
 
     def _look(self) -> None:
         for process in self.schedulers:
             if process is not None and not process.loop.is_dead and process.scheduler is not None:
                 self.ledger.check_state(process.scheduler)
         self.events.world_loop.call_later(CHECK_S, self._look)
+
+    def _look_for_idle(self) -> None:
+        """Work that could run and does not, each second of the last ones before the end."""
+        waits: set[tuple[str, str]] = set()
+        for process in self.schedulers:
+            state = None if process is None or process.scheduler is None else process.scheduler.state
+            for operation in () if state is None else state.operations.values():
+                task = operation.record.tasks[0]
+                if not operation.needed or operation.record.suspended or operation.record.state != "running":
+                    continue
+                for host in self.hosts:
+                    agent = host.agent
+                    used = sum(each.order.cpu_limit for each in agent.assigned.jobs.values()) if agent else host.cpu
+                    if host.cpu - used >= task.cpu_limit:
+                        waits.add((operation.id, host.name))
+        self.idle = waits if self.idle is None else self.idle & waits
+
+    def _abort_all(self) -> None:
+        for client in self.clients:
+            client.abort_all()
 
     def run(self) -> None:
         """Raises Violated."""
@@ -165,6 +191,8 @@ class World:
             raise Violated(f"after {now:.3f} s: {len(leaders)} schedulers lead")
         state = leaders[0].scheduler.state  # type: ignore[union-attr]
         ledger.check_state(leaders[0].scheduler)  # type: ignore[arg-type]
+        if self.idle:
+            problems.append(f"operations that could run on a node waited for 5 s: {sorted(self.idle)}")
         for client in self.clients:
             if not client.is_done:
                 problems.append(f"{client.name} still waits for its command")
