@@ -128,15 +128,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SchedulerLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[scheduler]``: the scheduler whose node this host is; ``url = ""``: none. ``tags`` decide its tree."""
+    """``[scheduler]``: the scheduler whose node this host is; ``url = ""``: none. ``tags`` decide its tree.
 
-    url: str = ""
+    ``url``: its address, or those of several of which one leads.
+    """
+
+    url: str | list[str] = ""
     token: str = ""
     token_file: str = ""
     heartbeat_period_s: PositiveDuration = msgspec.field(name="heartbeat_period", default=1.0)
     timeout_s: PositiveDuration = msgspec.field(name="timeout", default=5.0)
     retry_max_s: PositiveDuration = msgspec.field(name="retry_max", default=30.0)
     tags: list[str] = []
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where a scheduler may be; none where the host is no node."""
+        return tuple(self.url) if isinstance(self.url, list) else (self.url,) if self.url else ()
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -431,8 +439,11 @@ def _check_slurm(options: ExecutorOptions, where: str) -> None:
 
 
 def _check_scheduler(scheduler: SchedulerLink, where: str) -> None:
-    if scheduler.url and not re.match(r"https?://[^/\s]+", scheduler.url):
-        raise ConfigError(f"{where}: scheduler.url: must be an http:// or https:// address, got {scheduler.url!r}")
+    for url in scheduler.addresses:
+        if not re.match(r"https?://[^/\s]+", url):
+            raise ConfigError(f"{where}: scheduler.url: must be an http:// or https:// address, got {url!r}")
+        if "," in url:
+            raise ConfigError(f'{where}: scheduler.url: several are a list, url = ["http://...", ...], got {url!r}')
     if scheduler.token and scheduler.token_file:
         raise ConfigError(f"{where}: scheduler.token: give either it or token_file, not both")
     if not scheduler.token.isascii() or any(sign.isspace() for sign in scheduler.token):

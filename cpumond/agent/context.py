@@ -115,4 +115,4 @@ class AgentContext:
     @property
     def keeps_samples(self) -> bool:
         """Whether the jobs' graphs can be looked at: on the page of this node, or on that of its scheduler."""
-        return self.config.web.samples > 0 and bool(self.config.web.listen or self.config.scheduler.url)
+        return self.config.web.samples > 0 and bool(self.config.web.listen or self.config.scheduler.addresses)

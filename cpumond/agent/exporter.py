@@ -301,6 +301,15 @@ def _scheduler_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
         yield CounterMetricFamily(
             "cpumond_scheduler_heartbeats_failed", "Attempts that failed.", value=link.stats.failed_total
         )
+        asked = "1 for the address of the scheduler that is asked now."
+        yield _label_all(GaugeMetricFamily, "cpumond_scheduler_address", asked, "url", {link.url: 1})
+        if link.term is not None:
+            yield GaugeMetricFamily("cpumond_scheduler_term", "Of the scheduler's last answer.", link.term)
+        yield CounterMetricFamily(
+            "cpumond_scheduler_terms_refused",
+            "Answers of a scheduler that had lost the lead.",
+            value=link.terms_refused,
+        )
     if assigned is None:
         return
     ended = {state: assigned.counters[state] for state in ("completed", "failed", "aborted", "lost")}

@@ -117,7 +117,7 @@ def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJob
 def _connect(agent: Agent) -> None:
     """Make the agent's host a node of its scheduler, if it has one. Raises ConfigError."""
     config, assigned = agent.config, agent.assigned
-    if not config.scheduler.url:
+    if not config.scheduler.addresses:
         return
     from cpumond.agent.jobs.requests import JobRequests
     from cpumond.agent.report.scheduler import SchedulerLink  # the HTTP client costs several MiB

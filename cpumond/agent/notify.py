@@ -138,9 +138,10 @@ def _describe_link(link: LinkView | None) -> list[str]:
     if link is None:
         return []
     trouble = _describe_trouble(link)
+    where = f"scheduler {link.url}" if link.term is None else f"scheduler {link.url} (term {link.term})"
     if trouble or not link.registered:
-        return [f"scheduler {link.url}: {trouble or 'not registered yet'}"]
-    return [f"scheduler {link.url}: tree {link.tree}"]
+        return [f"{where}: {trouble or 'not registered yet'}"]
+    return [f"{where}: tree {link.tree}"]
 
 
 def _describe_trouble(link: LinkView) -> str:

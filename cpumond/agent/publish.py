@@ -144,7 +144,8 @@ def _list_problems(context: AgentContext, link: LinkView | None) -> list[str]:
 def _view_link(context: AgentContext) -> LinkView | None:
     if context.link is None:
         return None
-    url, answer, stats = context.config.scheduler.url, context.link.registered, context.link.stats()
+    link = context.link
+    (url, term, refused), answer, stats = link.scheduler, link.registered, link.stats()
     if answer is None:
-        return LinkView(url, False, None, "", stats)
-    return LinkView(url, True, answer.tree, answer.warning, stats)
+        return LinkView(url, False, None, "", stats, term, refused)
+    return LinkView(url, True, answer.tree, answer.warning, stats, term, refused)

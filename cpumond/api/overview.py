@@ -100,10 +100,14 @@ def _operation_alerts(state: State) -> Iterator[Alert]:
 
 class Health(View, frozen=True):
     """``status``: ok, starting, stuck, or refusing (the store is gone); ``last_update_age_s`` null before the first
-    update."""
+    update. ``role``, ``leader`` (host:port, "" where it is not known) and ``term`` where several schedulers share a
+    store, else null."""
 
     status: Literal["ok", "starting", "stuck", "refusing"]
     last_update_age_s: float | None = None
+    role: Literal["leader", "standby"] | None = None
+    leader: str | None = None
+    term: int | None = None
 
 
 class Counts(View, frozen=True):

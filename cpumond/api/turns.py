@@ -57,3 +57,15 @@ class Turns:
                 self._begun += 1
         if self._begun:
             asyncio.get_running_loop().call_soon(self._next_turn)
+
+
+class BeginAtOnce:
+    """Lets no request wait: for answers that cost nothing."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "take_turn" in scope:
+            scope["take_turn"]()
+        await self._app(scope, receive, send)

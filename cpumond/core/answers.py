@@ -136,13 +136,19 @@ class ReporterStats(msgspec.Struct, frozen=True):
 
 
 class LinkView(msgspec.Struct, frozen=True):
-    """The node's registration: ``tree`` None when it is not registered, or fits no tree (``warning`` says so)."""
+    """The node's registration: ``tree`` None when it is not registered, or fits no tree (``warning`` says so).
+
+    ``url`` the scheduler that is asked now, ``term`` that of its last answer: None where it is alone on its store.
+    ``terms_refused``: answers of a scheduler that had lost the lead.
+    """
 
     url: str
     registered: bool
     tree: str | None
     warning: str
     stats: ReporterStats
+    term: int | None = None
+    terms_refused: int = 0
 
 
 class AssignedView(msgspec.Struct, frozen=True):

@@ -1,8 +1,8 @@
 """The term of a scheduler's answers: which of several schedulers on one store led when it answered.
 
 Each take-over begins a term, larger than all before it. Every answer of a leader has its term in the header
-``TERM_HEADER``; one without belongs to a scheduler that is alone on its store. Whoever has seen a term refuses answers of
-lower ones: they come from a scheduler that lost the lead and has not noticed.
+``TERM_HEADER``; one without belongs to a scheduler that is alone on its store. Whoever has seen a term refuses answers
+of lower ones: they come from a scheduler that lost the lead and has not noticed.
 """
 
 from __future__ import annotations

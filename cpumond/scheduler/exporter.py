@@ -26,6 +26,7 @@ from cpumond.scheduler.elements import (
     volume_capacity,
     volume_ratio,
 )
+from cpumond.scheduler.leading import Leading
 from cpumond.scheduler.model import to_vector
 from cpumond.scheduler.service import Scheduler
 
@@ -98,14 +99,54 @@ POOL_COUNTERS: PoolFamilies = {
 }
 
 
-class MetricsText:
-    """The metrics as text, made anew by ``encode`` only after an update."""
+class LeadMetrics:
+    """The families of one of several schedulers on one store, of its whole life; a standby has no others."""
 
-    def __init__(self, scheduler: Scheduler, max_pools: int) -> None:
+    def __init__(self, leading: Leading) -> None:
+        self._leading = leading
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+
+    def encode(self) -> bytes:
+        """The text of a standby's metrics."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        yield _version()
+        yield from self.collect_lead()
+
+    def collect_lead(self) -> Iterator[Metric]:
+        """The families that a leader has besides its own."""
+        leading, view = self._leading, self._leading.view()
+        for name, text, value in (
+            ("leads", "1 while this scheduler leads, 0 while it is a standby.", view.role == "leader"),
+            ("term", "The term of the present leader as far as it is known, else 0.", view.term),
+            ("lease_seconds", "How long this scheduler may lead without another renewal.", leading.left_s()),
+            ("lead_unknown", "1 while the store's engine does not answer who leads.", bool(view.error)),
+        ):
+            yield GaugeMetricFamily(f"cpumond_scheduler_{name}", text, float(value))
+        for name, text, count in (
+            ("reigns", "Times that this scheduler began to lead.", leading.reigns_total),
+            ("lost_leads", "Times that it lost the lead and went on as a standby.", leading.lost_total),
+            (
+                "arbiter_errors",
+                "Questions about the lead that the store's engine did not answer.",
+                leading.errors_total,
+            ),
+        ):
+            yield CounterMetricFamily(f"cpumond_scheduler_{name}", text, float(count))
+
+
+class MetricsText:
+    """The metrics as text, made anew by ``encode`` only after an update. ``lead``: of one of several schedulers."""
+
+    def __init__(self, scheduler: Scheduler, max_pools: int, lead: LeadMetrics | None = None) -> None:
         self._scheduler = scheduler
         self._max_pools = max_pools
         self._registry = CollectorRegistry()
-        self._registry.register(_Collector(scheduler))
+        self._registry.register(_Collector(scheduler, lead))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._made_at = -1
@@ -166,14 +207,21 @@ def escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
+def _version() -> InfoMetricFamily:
+    return InfoMetricFamily("cpumond_scheduler", "Version of the scheduler.", {"version": __version__})
+
+
 class _Collector:
     """The families of fixed size."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, lead: LeadMetrics | None) -> None:
         self._scheduler = scheduler
+        self._lead = lead
 
     def collect(self) -> Iterable[Metric]:
-        yield InfoMetricFamily("cpumond_scheduler", "Version of the scheduler.", {"version": __version__})
+        yield _version()
+        if self._lead is not None:
+            yield from self._lead.collect_lead()
         yield from self._trees(self._scheduler.state.trees.values())
         timings = self._scheduler.timings
         for name, text, value in (

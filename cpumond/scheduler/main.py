@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, NamedTuple
 
 import structlog
 import uvicorn
 from starlette.applications import Starlette
 
 from cpumond import __version__
-from cpumond.core.errors import ConfigError, CpumondError, from_os_error
+from cpumond.core.errors import ConfigError, UsageError, from_os_error
 from cpumond.core.log import configure_logging
 from cpumond.core.schema import normalise_table
+from cpumond.core.settings import parse_listen
 from cpumond.host.service import (
     ServiceManager,
     close_sockets,
@@ -29,14 +32,18 @@ from cpumond.host.service import (
 from cpumond.monitor.model import MonitorSettings
 from cpumond.scheduler.config import Api, SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.connection import KEEP_ALIVE_S, Connection, make_door
-from cpumond.scheduler.exporter import MetricsText
+from cpumond.scheduler.door import LeaderDoor
+from cpumond.scheduler.exporter import LeadMetrics, MetricsText
 from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.history.store import HistoryStore
+from cpumond.scheduler.lead import LeadView
+from cpumond.scheduler.leading import App, Leading
 from cpumond.scheduler.model import CommandError, Rules
-from cpumond.scheduler.notify import tell_manager
+from cpumond.scheduler.notify import Vitals, tell_manager, vitals_of, vitals_of_one
 from cpumond.scheduler.peer import LOCAL_USERS
 from cpumond.scheduler.resulting import MONITOR_DURATIONS
 from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.store import Arbiter, Store
 from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
 from cpumond.scheduler.tokens import Tokens, load_tokens
 
@@ -85,25 +92,54 @@ def read_monitor(raw: object) -> dict[str, object]:
 AppMaker = Callable[[Scheduler, Api, Tokens | None, Callable[[], bytes], str], Starlette]
 """The type of ``api.server.make_app``; ``api`` imports the scheduler, not the reverse."""
 
+StandbyMaker = Callable[[Callable[[], LeadView], str, Callable[[], bytes]], Starlette]
+"""The type of ``api.standby.make_standby_app``."""
 
-def run_scheduler(config_path: str | None, make_app: AppMaker, new_store: bool = False, time_scale: float = 1.0) -> int:
+ArbiterMaker = Callable[[str], Arbiter]
+"""Makes the arbiter of a conninfo."""
+
+
+class _Service(NamedTuple):
+    """What is served, and what runs beside the server."""
+
+    app: App
+    run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+    """Until the event; at once for one alone, when the last request is answered for one of several."""
+    ready: asyncio.Event
+    vitals: Vitals
+    leading: Leading | None = None
+
+
+def run_scheduler(
+    config_path: str | None,
+    make_app: AppMaker,
+    new_store: bool = False,
+    time_scale: float = 1.0,
+    make_standby: StandbyMaker | None = None,
+    make_arbiter: ArbiterMaker | None = None,
+) -> int:
     """``cpumond scheduler``: runs until SIGTERM or SIGINT. Raises CpumondError for what an operator can fix.
 
     ``new_store`` sets the present database and history aside and begins with empty ones. ``time_scale`` is for tests
-    only.
+    only. ``make_standby`` and ``make_arbiter`` are needed where several schedulers share a store.
     """
     config = load_scheduler_config(config_path)
     configure_logging(config.log.level, config.log.format)
     tokens = load_tokens(config.api.tokens_file) if config.api.tokens_file else None
-    path = os.path.join(config.state_dir, STORE_FILE)
+    is_shared = config.store.kind != "sqlite"
+    if is_shared and new_store:
+        raise UsageError(
+            "--new-store is for a database of this scheduler alone; empty a shared one with its own tools, while no "
+            "scheduler runs"
+        )
     try:
         os.makedirs(config.state_dir, mode=0o700, exist_ok=True)
     except OSError as error:
         raise from_os_error(error, f"make {config.state_dir}", "fix state_dir or run as its owner") from error
     if new_store:
         # The history belongs to the old store and goes, too. The store goes first: its lock tells whether it is in use.
-        for old in (path, os.path.join(config.state_dir, HISTORY_FILE)):
-            aside = set_aside(old)
+        for old in (STORE_FILE, HISTORY_FILE):
+            aside = set_aside(os.path.join(config.state_dir, old))
             if aside is not None:
                 log.warning("store_set_aside", path=aside)
     raise_descriptor_limit()
@@ -119,30 +155,101 @@ def run_scheduler(config_path: str | None, make_app: AppMaker, new_store: bool =
             advice=f"set [api] tokens_file, or leave [api] listen out: then only {LOCAL_USERS} may",
         )
     try:
-        # Opening a large store takes a while, and so does its copy before a new version migrates it.
-        manager.extend("opening the store")
-        is_new, was_used = not os.path.lexists(path), os.path.lexists(f"{path}.lock")
-        store = open_sqlite_store(path)
+        if is_shared:
+            assert make_standby is not None
+            assert make_arbiter is not None
+            arbiter = make_arbiter(config.store.conninfo)
+            service = _share(
+                config, tokens, arbiter, find_own_address(config.api, sockets), make_app, make_standby, time_scale
+            )
+            asyncio.run(_serve(service, sockets, config, manager, time_scale))
+        else:
+            _run_alone(config, tokens, sockets, manager, make_app, time_scale)
+    finally:
+        close_sockets(sockets)
+    return 0
+
+
+def _run_alone(
+    config: SchedulerConfig,
+    tokens: Tokens | None,
+    sockets: list[socket.socket],
+    manager: ServiceManager,
+    make_app: AppMaker,
+    time_scale: float,
+) -> None:
+    """With a store that no other scheduler uses."""
+    path = os.path.join(config.state_dir, STORE_FILE)
+    # Opening a large store takes a while, and so does its copy before a new version migrates it.
+    manager.extend("opening the store")
+    is_new, was_used = not os.path.lexists(path), os.path.lexists(f"{path}.lock")
+    store = open_sqlite_store(path)
+    try:
         if is_new:
             # Starting empty where a database was lost must not go unnoticed.
             (log.warning if was_used else log.info)("store_created", path=path, state_dir_was_used=was_used)
-    except CpumondError:
-        close_sockets(sockets)
-        raise
-    try:
         manager.extend("reading the store")
-        scheduler = Scheduler(make_rules(config), store, Clock(time_scale), config.fair_share_update_period_s)
-        if config.history.length_s:
-            manager.extend("reading the history")
-            scheduler.history = open_history(scheduler, config)
+        scheduler = _make_scheduler(config, store, time_scale, lambda: manager.extend("reading the history"))
         metrics = MetricsText(scheduler, config.metrics.max_pools)
         app = make_app(scheduler, config.api, tokens, metrics.encode, config.cluster_name)
-        asyncio.run(_serve(scheduler, app, sockets, config, manager))
+        service = _Service(app, scheduler.run, scheduler.ready, vitals_of(scheduler))
+        asyncio.run(_serve(service, sockets, config, manager, time_scale))
     finally:
         manager.extend("closing the store")
         close_sockets(sockets)
         store.close()
-    return 0
+
+
+def _make_scheduler(
+    config: SchedulerConfig, store: Store, time_scale: float, reads_history: Callable[[], None] = lambda: None
+) -> Scheduler:
+    scheduler = Scheduler(make_rules(config), store, Clock(time_scale), config.fair_share_update_period_s)
+    if config.history.length_s:
+        reads_history()
+        scheduler.history = open_history(scheduler, config)
+    return scheduler
+
+
+def _share(
+    config: SchedulerConfig,
+    tokens: Tokens | None,
+    arbiter: Arbiter,
+    address: str,
+    make_app: AppMaker,
+    make_standby: StandbyMaker,
+    time_scale: float,
+) -> _Service:
+    """With a store that several schedulers share, of which one leads."""
+
+    def open_reign(store: Store) -> tuple[Scheduler, App]:
+        scheduler = _make_scheduler(config, store, time_scale)
+        scheduler.lead = leading.view
+        metrics = MetricsText(scheduler, config.metrics.max_pools, lead_metrics)
+        return scheduler, make_app(scheduler, config.api, tokens, metrics.encode, config.cluster_name)
+
+    leading = Leading(arbiter, open_reign, address, config.store.lease_s)
+    lead_metrics = LeadMetrics(leading)
+    standby = make_standby(leading.view, address, lead_metrics.encode)
+    vitals = vitals_of_one(leading, config.fair_share_update_period_s / time_scale)
+    return _Service(LeaderDoor(leading, standby), leading.run, leading.ready, vitals, leading)
+
+
+def find_own_address(api: Api, sockets: list[socket.socket]) -> str:
+    """Where clients reach this scheduler, ``host:port``; "" where only ``[api] advertise`` could tell it."""
+    if api.advertise:
+        return api.advertise
+    host, _ = parse_listen(api.address, "api.listen")
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_unspecified:
+            log.warning(
+                "address_not_known",
+                error=f"[api] listen {api.listen!r} is every address of this host: a standby cannot tell clients where "
+                "this scheduler is while it leads",
+                advice='set [api] advertise = "HOST:PORT"',
+            )
+            return ""
+    port = sockets[0].getsockname()[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _Server(uvicorn.Server):
@@ -160,19 +267,19 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(
-    scheduler: Scheduler,
-    app: Starlette,
+    service: _Service,
     sockets: list[socket.socket],
     config: SchedulerConfig,
     manager: ServiceManager,
+    time_scale: float,
 ) -> None:
-    stopping = asyncio.Event()
+    stopping, answered = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     server = _Server(
         uvicorn.Config(
-            app,
+            service.app,
             http=type("DooredConnection", (Connection,), {"door": make_door()}),
             ws="none",
             lifespan="off",
@@ -187,8 +294,9 @@ async def _serve(
         )
     )
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(scheduler.run(stopping))
-        await asyncio.wait([running, asyncio.ensure_future(scheduler.ready.wait())], return_when="FIRST_COMPLETED")
+        # One of several leads until the last request is answered; another one leads as soon as it gives up.
+        running = tasks.create_task(service.run(stopping if service.leading is None else answered))
+        await asyncio.wait([running, asyncio.ensure_future(service.ready.wait())], return_when="FIRST_COMPLETED")
         serving = tasks.create_task(server.serve(sockets))
         host, port = sockets[0].getsockname()[:2]
         log.info(
@@ -197,12 +305,14 @@ async def _serve(
             listen=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             config=config.path or None,
             state=config.state_dir,
-            **({} if scheduler.clock.scale == 1.0 else {"time_scale_for_tests": scheduler.clock.scale}),
+            **({} if service.leading is None else service.leading.view()._asdict()),
+            **({} if time_scale == 1.0 else {"time_scale_for_tests": time_scale}),
         )
-        tasks.create_task(tell_manager(manager, scheduler, stopping))
+        tasks.create_task(tell_manager(manager, service.vitals, stopping))
         await stopping.wait()
         log.info("stopping")
         # From here on unfinished requests are cancelled, which is no error.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server.should_exit = True
         await serving
+        answered.set()

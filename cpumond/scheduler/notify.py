@@ -5,19 +5,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from cpumond.core.words import count
 
 if TYPE_CHECKING:
     from cpumond.host.service import ServiceManager
+    from cpumond.scheduler.leading import Leading
     from cpumond.scheduler.service import Scheduler
 
 STATUS_PERIOD_S = 10.0
 TROUBLE_S = 60.0
 
 
-async def tell_manager(manager: ServiceManager, scheduler: Scheduler, stopping: asyncio.Event) -> None:
+class Vitals(NamedTuple):
+    """What the service manager is told of. ``describe``: one line; ``pulse``: another value than before while all is
+    well, at least each ``period_s`` real seconds."""
+
+    describe: Callable[[], str]
+    pulse: Callable[[], object]
+    period_s: float
+
+
+def vitals_of(scheduler: Scheduler) -> Vitals:
+    """Of a scheduler alone on its store."""
+    period_s = scheduler.clock.real_s(scheduler.update_period_s)
+    return Vitals(partial(describe_status, scheduler), lambda: scheduler.timings.good_updates, period_s)
+
+
+def vitals_of_one(leading: Leading, period_s: float) -> Vitals:
+    """Of one of several schedulers; ``period_s``: real seconds between its updates while it leads."""
+    return Vitals(partial(describe_lead, leading), leading.pulse, max(period_s, leading.lead.look_s))
+
+
+async def tell_manager(manager: ServiceManager, vitals: Vitals, stopping: asyncio.Event) -> None:
     """READY at once, then WATCHDOG as long as good updates come, STATUS each STATUS_PERIOD_S, STOPPING at the end.
 
     A blocked event loop, an update that does not end or updates that all fail stop WATCHDOG, so that the service is
@@ -25,25 +48,35 @@ async def tell_manager(manager: ServiceManager, scheduler: Scheduler, stopping: 
     """
     if not manager.listens:
         return
-    manager.tell("READY=1", status=describe_status(scheduler))
+    manager.tell("READY=1", status=vitals.describe())
     clock = asyncio.get_running_loop().time
     ping_s = min(manager.watchdog_s / 3, STATUS_PERIOD_S)
-    period_s = scheduler.clock.real_s(scheduler.update_period_s)
-    seen, seen_s, told_s = 0, -math.inf, clock()
+    seen, seen_s, told_s = object(), -math.inf, clock()
     while not stopping.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), ping_s)
         now_s = clock()
-        if scheduler.timings.good_updates != seen:
-            seen, seen_s = scheduler.timings.good_updates, now_s
+        pulse = vitals.pulse()
+        if pulse != seen:
+            seen, seen_s = pulse, now_s
         # Updates may be further apart than the watchdog's timeout: one counts for a whole period.
-        lines = ["WATCHDOG=1"] if now_s - seen_s <= period_s else []
+        lines = ["WATCHDOG=1"] if now_s - seen_s <= vitals.period_s else []
         status = ""
         if now_s - told_s >= STATUS_PERIOD_S:
-            status, told_s = describe_status(scheduler), now_s
+            status, told_s = vitals.describe(), now_s
         if lines or status:
             manager.tell(*lines, status=status)
     manager.tell("STOPPING=1", status="answering the last requests")
+
+
+def describe_lead(leading: Leading) -> str:
+    """One line for ``systemctl status``: the role, and a leader's operations, jobs and nodes."""
+    view, reign = leading.view(), leading.reign
+    trouble = f"; the store's engine does not answer: {view.error}" if view.error else ""
+    if view.role == "leader" and reign is not None and reign.scheduler is not None:
+        return f"leads (term {view.term}); {describe_status(reign.scheduler)}{trouble}"
+    leader = f"{view.leader} leads (term {view.term})" if view.leader else "no leader is known"
+    return f"standby: {leader}{trouble}"
 
 
 def describe_status(scheduler: Scheduler) -> str:

@@ -38,6 +38,7 @@ from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.elements import Node, Tree
 from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.lead import LeadView
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
 from cpumond.scheduler.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.state.commands import Command, prepare
@@ -169,6 +170,8 @@ class Scheduler:
         self._mutations = deque((float(entry.get("at_s", 0.0)), key) for key, entry in self.remembered.items())
         self.history: History | None = None
         """None where no history is kept."""
+        self.lead: Callable[[], LeadView] | None = None
+        """Who leads; None where the store is of this scheduler alone."""
 
     async def execute(self, command: Command, user: str, remember: Callable[[Reply], Change] | None = None) -> Reply:
         """Carry out a command: checked as a whole, stored, applied. Raises CommandError or StoreError.
@@ -452,6 +455,11 @@ class Scheduler:
                     await asyncio.wait_for(stopping.wait(), max(due - loop.time(), 0.0))
         if self.history is not None:
             await self.history.close(self.clock.now())
+
+    async def close(self) -> None:
+        """Close the store, after the write that is under way; later ones are refused."""
+        async with self._writing:
+            await asyncio.to_thread(self.store.close)
 
     async def update_all(self) -> None:
         """Check the store's place, expire silent nodes, update each tree; one that fails does not stop the others."""

@@ -23,7 +23,7 @@ from cpumond.scheduler.settings.commands import CreateTree, SetDefaultTree, appl
 from cpumond.scheduler.settings.records import changed_records, load_config
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.store import Change, Store, StoreError
+from cpumond.scheduler.store import TERM, UNFINISHED, Change, Store, StoreError
 
 DEFAULT_TREE = "default"
 MUTATION = "mutation"
@@ -41,7 +41,9 @@ def load_state(
             tables.setdefault(kind, {})[key] = decode_json(value, dict[str, Any])
         except ContentError as error:
             raise _unreadable(kind, error) from None
-    if not tables:
+    if UNFINISHED in tables:
+        raise StoreError("the store holds a copy that was broken off: run `cpumond store copy` into it again")
+    if not tables.keys() - {TERM}:
         config = _make_default_tree(new_id)
         store.write(encode(Transaction(config=config), Config({})))
     else:

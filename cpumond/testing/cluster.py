@@ -22,6 +22,7 @@ import psutil
 
 from cpumond.core.errors import UnavailableError
 from cpumond.host.cgroup.mounts import read_mounts
+from cpumond.testing.postgresql import PostgresServer
 
 CLUSTER_PREFIX = "cpumond-cluster-"
 """Begins the name of a ``Cluster``'s top cgroup; the process id follows."""
@@ -69,6 +70,7 @@ class ClusterProcess:
         self._command = command
         self._environment = kept_environment
         self._process: subprocess.Popen[bytes] | None = None
+        self.is_paused = False
         self._log_offset = 0
         os.makedirs(self.directory, exist_ok=True)
 
@@ -127,11 +129,26 @@ class ClusterProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
-        self._process = None
+        self._process, self.is_paused = None, False
         return code
 
     def kill(self) -> None:
         self.stop(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """SIGSTOP: it does nothing until ``resume``, as on a host that hangs."""
+        os.kill(self.pid, signal.SIGSTOP)
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.is_paused = False
+        os.kill(self.pid, signal.SIGCONT)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended; a paused one runs."""
+        return self._process is not None and self._process.poll() is None
 
     def log(self, since: int = 0) -> str:
         """The log of all runs, from the byte ``since`` on."""
@@ -151,14 +168,16 @@ class ClusterProcess:
 
 
 class ClusterScheduler(ClusterProcess):
-    """The scheduler of a ``Cluster``. It keeps its port when it is started again."""
+    """A scheduler of a ``Cluster``. It keeps its port when it is started again. ``store``: the table of its
+    configuration."""
 
     def __init__(
-        self, directory: str, listen: str, extra: str, environment: Mapping[str, str], scale: float, token: str,
-        node_token: str,
+        self, directory: str, name: str, listen: str, extra: str, environment: Mapping[str, str], scale: float,
+        token: str, node_token: str,
     ) -> None:  # fmt: skip
-        super().__init__(directory, "scheduler", ["scheduler", "--time-scale", str(scale)], environment)
+        super().__init__(directory, name, ["scheduler", "--time-scale", str(scale)], environment)
         self.listen = listen
+        self.store: Mapping[str, str] = {}
         self._token = token
         self._node_token = node_token
         _write_extra(os.path.join(self.directory, "config.conf.d"), extra)
@@ -175,8 +194,9 @@ class ClusterScheduler(ClusterProcess):
                 f'state_dir = {json.dumps(os.path.join(self.directory, "state"))}\nfair_share_update_period = "100ms"\n'
                 "[min_spare_job_resources_on_node]\ncpu = 0.01\nmemory = 1048576\n"
                 f"[api]\nlisten = {json.dumps(self.listen)}\ntokens_file = {json.dumps(tokens_file)}\n"
-                '[log]\nformat = "json"\n'
+                '[log]\nformat = "json"\n[store]\n'
             )
+            file.writelines(f"{key} = {json.dumps(value)}\n" for key, value in self.store.items())
         super().launch()
 
     def wait_ready(self, timeout_s: float = 120.0) -> None:
@@ -236,7 +256,8 @@ class ClusterNode(ClusterProcess):
             },
             "monitor": {"mode": "reclaim", "min_cpu_limit": 0.05, **cluster.monitor},
             "scheduler": {
-                "url": cluster.url, "token": cluster.node_token, "heartbeat_period": cluster.heartbeat_period,
+                "url": cluster.urls if len(cluster.urls) > 1 else cluster.url,
+                "token": cluster.node_token, "heartbeat_period": cluster.heartbeat_period,
                 "retry_max": "1s", "tags": list(self._tags),
             },
             "resources": {"cpu": cluster.cpu, "memory": cluster.memory, "user_slots": cluster.user_slots},
@@ -288,16 +309,19 @@ class ClusterNode(ClusterProcess):
 
 
 class Cluster:
-    """One real ``cpumond scheduler`` and real ``cpumond agent``s on this machine, with real jobs in real cgroups.
+    """Real ``cpumond scheduler``s, of which one leads, and real ``cpumond agent``s on this machine, with real jobs
+    in real cgroups. Each agent is a node ``node-1``, ``node-2``... that offers ``cpu`` cores, ``memory`` bytes and
+    ``user_slots``, in cgroups below ``cgroup_prefix``; its files are in ``directory``. ``monitor`` are keys of the
+    agents' ``[monitor]`` (limits go down to 0.05 cores where it does not say otherwise), ``scheduler_config`` and
+    ``agent_config`` further TOML of any tables. ``tags`` are those of all nodes, or by node. The scheduler's time
+    runs ``real_time_scale`` times as fast. ``mountinfo`` is another one for a simulated kernel. With a ``token``
+    the scheduler takes no request without it (nodes have a ``node_token``); without one every user of the machine
+    may run jobs on the nodes, as root where root made them. With ``web`` each agent has a page at its ``web_url``.
+    Entering waits until all nodes are online; leaving ends all processes and jobs and removes all cgroups. Needs
+    the extra ``cpumond[scheduler]``.
 
-    Each agent is a node ``node-1``, ``node-2``... that offers ``cpu`` cores, ``memory`` bytes and ``user_slots``, in
-    cgroups below ``cgroup_prefix``; its files are in ``directory``. ``monitor`` are keys of the agents' ``[monitor]``
-    (limits go down to 0.05 cores where it does not say otherwise), ``scheduler_config`` and ``agent_config`` further
-    TOML of any tables. ``tags`` are those of all nodes, or by node. The scheduler's time runs ``real_time_scale`` times
-    as fast. ``mountinfo`` is another one for a simulated kernel. With a ``token`` the scheduler takes no request
-    without it (nodes have a ``node_token``); without one every user of the machine may run jobs on the nodes, as root
-    where root made them. With ``web`` each agent has a page at its ``web_url``. Entering waits until all nodes are
-    online; leaving ends all processes and jobs and removes all cgroups. Needs the extra ``cpumond[scheduler]``.
+    Where there are several ``schedulers``, they share a PostgreSQL server in a directory of its own and one leads, by a
+    lease of ``lease``: needs the extra ``cpumond[postgresql]`` and PostgreSQL. The first one is ``scheduler``.
     """
 
     def __init__(
@@ -306,7 +330,7 @@ class Cluster:
         scheduler_config: str = "", agent_config: str = "", tags: Sequence[str] | Mapping[str, Sequence[str]] = (),
         real_time_scale: float = 1.0, heartbeat_period: str = "200ms", listen: str = "127.0.0.1:0",
         cgroup_prefix: str = "", mountinfo: str = "/proc/self/mountinfo", token: str = "",
-        web: bool = False,
+        web: bool = False, schedulers: int = 1, lease: str = "10s",
     ) -> None:  # fmt: skip
         self.token = token
         self.node_token = secrets.token_hex(24) if token else ""
@@ -321,9 +345,18 @@ class Cluster:
         self.cgroup_prefix = cgroup_prefix or f"{CLUSTER_PREFIX}{os.getpid()}"
         self.mountinfo = mountinfo
         self.environment = _clean_environment()
-        self.scheduler = ClusterScheduler(
-            self.directory, listen, scheduler_config, self.environment, real_time_scale, token, self.node_token
-        )
+        self.schedulers = [
+            ClusterScheduler(
+                self.directory, name, listen if number == 1 else ANY_PORT, scheduler_config, self.environment,
+                real_time_scale, token, self.node_token,
+            )
+            for number in range(1, schedulers + 1)
+            for name in ("scheduler" if number == 1 else f"scheduler-{number}",)
+        ]  # fmt: skip
+        self.scheduler = self.schedulers[0]
+        self._asked, self._leader = list(self.schedulers), self.scheduler
+        self.lease = lease
+        self.database: PostgresServer | None = None
         names = [f"node-{number}" for number in range(1, nodes + 1)]
         self.nodes = [
             ClusterNode(self, name, tags.get(name, ()) if isinstance(tags, Mapping) else tags) for name in names
@@ -331,7 +364,15 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         try:
-            self.scheduler.start()
+            if len(self.schedulers) > 1:
+                self.database = PostgresServer().__enter__()
+            for scheduler in self.schedulers:
+                if self.database is not None:
+                    conninfo = self.database.conninfo()
+                    scheduler.store = {"kind": "postgresql", "conninfo": conninfo, "lease": self.lease}
+                scheduler.start()
+            if self.database is not None:
+                self.wait(self.find_leader, "a scheduler leads")
             for node in self.nodes:
                 node.launch()
             for node in self.nodes:
@@ -351,17 +392,19 @@ class Cluster:
 
     def close(self) -> None:
         """End every process and every job of the cluster, and remove its cgroups. Files stay where they are."""
-        for process in (*self.nodes, self.scheduler):
+        for process in (*self.nodes, *self.schedulers):
             process.kill()
         # First the jobs, while keepers reap them; then again, for a job that was just being started.
         remove_cgroups(self.cgroup_prefix, self.mountinfo)
         for node in self.nodes:
             node.close()
         remove_cgroups(self.cgroup_prefix, self.mountinfo)
+        if self.database is not None:
+            self.database.close()
 
     def check(self) -> None:
         """Raise UnavailableError if a process ended without ``stop`` or ``kill``."""
-        for process in (self.scheduler, *self.nodes):
+        for process in (*self.schedulers, *self.nodes):
             process.check()
 
     def leftovers(self) -> list[str]:
@@ -373,25 +416,50 @@ class Cluster:
     def url(self) -> str:
         return self.scheduler.url
 
+    @property
+    def urls(self) -> list[str]:
+        """The addresses of all schedulers."""
+        return [scheduler.url for scheduler in self.schedulers]
+
+    def find_leader(self) -> ClusterScheduler | None:
+        """The scheduler that says that it leads; None: no running one does. The only one always leads."""
+        if len(self.schedulers) == 1:
+            return self.scheduler
+        # The one that led the last time is asked first.
+        self._asked.sort(key=lambda each: each is not self._leader)
+        for scheduler in self._asked:
+            if scheduler.is_running and not scheduler.is_paused:
+                with contextlib.suppress(UnavailableError):
+                    if _request("GET", f"{scheduler.url}/readyz").get("role") == "leader":
+                        self._leader = scheduler
+                        return scheduler
+        return None
+
+    def _find_url(self) -> str:
+        leader = self.find_leader()
+        if leader is None:
+            raise UnavailableError("no scheduler leads")
+        return leader.url
+
     def describe_pages(self) -> str:
         """The addresses of the pages and the token for the scheduler's, a line each, for people."""
         pages = [
-            ("web page", f"{self.url}/"),
+            *(("web page", f"{url}/") for url in self.urls),
             *((f"page of {node.node_id}", node.web_url) for node in self.nodes),
             *((f"metrics, {node.node_id}", node.metrics_url) for node in self.nodes),
         ]
         lines = [f"  {name:<15}  {address}" for name, address in pages if address]
         if self.token:
-            lines.insert(1, f"  {'its token':<15}  {self.token}")
+            lines.insert(len(self.urls), f"  {'its token':<15}  {self.token}")
         return "\n".join(lines)
 
     def get(self, path: str) -> Any:
         """The JSON of a GET, for example ``/api/v1/status``. Raises UnavailableError with what the scheduler said."""
-        return _request("GET", f"{self.url}{path}", token=self.token)
+        return _request("GET", f"{self._find_url()}{path}", token=self.token)
 
     def post(self, path: str, body: object = None) -> Any:
         """The JSON of a POST. Raises UnavailableError with what the scheduler said."""
-        return _request("POST", f"{self.url}{path}", body, token=self.token)
+        return _request("POST", f"{self._find_url()}{path}", body, token=self.token)
 
     def create_pool(self, name: str, parent: str = "<Root>", **attributes: object) -> None:
         """Make a pool in the default tree, with the documents' attributes."""
@@ -425,7 +493,7 @@ class Cluster:
             if value:
                 return value
             if time.monotonic() > deadline_s:
-                logs = [f"{each.name}: {line}" for each in (self.scheduler, *self.nodes)
+                logs = [f"{each.name}: {line}" for each in (*self.schedulers, *self.nodes)
                         for line in each.log().splitlines()[-5:]]  # fmt: skip
                 raise TimeoutError(f"not within {timeout_s:g} s: {what}\n" + "\n".join(logs))
             _PAUSE.wait(0.05)

@@ -18,8 +18,8 @@ from waiting import wait_until
 
 from cpumond.agent.config import Report
 from cpumond.agent.report.http import MAX_ANSWER_BYTES, HttpReporter
-from cpumond.agent.report.mailbox import FIRST_RETRY_S
 from cpumond.cli.agent.receiver import make_stub_app
+from cpumond.core.route import FIRST_RETRY_S
 from cpumond.core.wire import Heartbeat, JobReport
 
 

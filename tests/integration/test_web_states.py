@@ -312,3 +312,33 @@ def test_facts_have_two_columns_and_controls_are_large_on_a_telephone(new_page, 
     turn_page(page, f"{scheduler.url}/", f"#/pools/default/{long}")
     columns = "[...document.querySelectorAll('.facts > div')].map(e => Math.round(e.getBoundingClientRect().left))"
     assert len(set(page.evaluate(columns))) == 2
+
+
+# ---- several schedulers
+
+
+def stand_by(page: Page, scheduler: SchedulerProcess, leader: str) -> None:
+    """Have the scheduler answer this page as a standby does, which names ``leader``, "" for none."""
+    error = {"error": f"standby: the scheduler at {leader} leads (term 3)", "code": 105, "attributes": {}}
+    headers = {"X-Cpumond-Leader": leader} if leader else {}
+    page.allow(r"503 GET .*/api/v1/")
+    page.route(f"{scheduler.url}/api/**", lambda route: route.fulfill(status=503, json=error, headers=headers))
+
+
+@pytest.mark.parametrize("leader", ["", "sched-2.example:9757", "//x/..:1"])
+def test_a_leader_that_the_browser_may_not_reach_is_named_alone(page, scheduler, leader):
+    stand_by(page, scheduler, leader)
+    page.clock.install()
+    page.goto(f"{scheduler.url}/#/pools")
+    told = page.locator("header .stale")
+    expect(told).to_contain_text(leader or "none leads at the moment")
+    links = told.get_by_role("link")
+    assert [link.get_attribute("href") for link in links.all()] == (
+        [f"http://{leader}/#/pools"] if leader.startswith("sched") else []
+    )
+    page.clock.run_for(20_000)
+    expect(told).to_contain_text("This scheduler stands by")
+    assert page.url == f"{scheduler.url}/#/pools"
+    page.unroute_all()
+    page.clock.run_for(5_000)
+    expect(page.locator(".live")).to_have_text("live")

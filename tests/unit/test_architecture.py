@@ -82,6 +82,7 @@ HOME = {
     "rich": {"cpumond.cli"},
     "grpc": {"cpumond.host.engine.cri"},
     "lark": {"cpumond.scheduler.settings.nodes_filter"},
+    "psycopg": {"cpumond.scheduler.store.postgresql", "cpumond.scheduler.store.postgresql_session"},
     "sqlite3": {"cpumond.scheduler.store", "cpumond.scheduler.history"},
     "yt": set(),  # its client is what tests run against us
     "starlette": {

@@ -23,10 +23,9 @@ import structlog
 from cpumond import __version__
 from cpumond.core.answers import ReporterStats
 from cpumond.core.errors import CpumondError
+from cpumond.core.route import backoff_s
+from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
 from cpumond.core.wire import Heartbeat
-
-FIRST_RETRY_S = 1.0
-"""Upper bound of the wait after the first failure in a row; it doubles with each further one."""
 
 _log = structlog.get_logger()
 
@@ -35,11 +34,15 @@ class Failure(msgspec.Struct, frozen=True):
     """Why an attempt failed, in a ``sentence``; of failures of the same ``kind`` only the first is logged.
 
     ``retry`` false: the heartbeat is dropped without a line of the log, and the next one is sent without a wait.
+    ``elsewhere``: another address, where there is one, may take it. ``pause_s``: how long to wait before the next
+    attempt; None: by the number of failures in a row.
     """
 
     kind: str
     sentence: str
     retry: bool = True
+    elsewhere: bool = False
+    pause_s: float | None = None
 
 
 class Again(msgspec.Struct, frozen=True):
@@ -50,12 +53,14 @@ AGAIN: Final = Again()
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer to a request; ``problem`` is why ``content`` is not all of it."""
+    """The answer to a request; ``problem`` is why ``content`` is not all of it. ``term``, ``leader``: its headers."""
 
     url: str
     status: int
     content: bytes
     problem: Exception | None = None
+    term: int | None = None
+    leader: str | None = None
 
     @property
     def is_good(self) -> bool:
@@ -136,7 +141,8 @@ class Mailbox:
                         break
             except httpx2.HTTPError as error:
                 problem = error
-        return Reply(str(url), response.status_code, bytes(content), problem)
+        term, leader = parse_term(response.headers.get(TERM_HEADER)), response.headers.get(LEADER_HEADER)
+        return Reply(str(url), response.status_code, bytes(content), problem, term, leader)
 
     def _has_newer(self) -> bool:
         """Whether a newer heartbeat than the one being delivered waits."""
@@ -155,7 +161,8 @@ class Mailbox:
                 pause_s = 0.0
                 continue
             failures = failures + 1 if result is not None and result.retry else 0
-            pause_s = backoff_s(failures, self._retry_max_s, self._rng)
+            told_s = None if result is None else result.pause_s
+            pause_s = backoff_s(failures, self._retry_max_s, self._rng) if told_s is None else told_s
         self._attempt_last()
         with suppress(OSError, httpx2.HTTPError):  # what it did not send is counted already
             self._client.close()
@@ -227,21 +234,14 @@ class Mailbox:
         self._stats = msgspec.structs.replace(self._stats, dropped_total=self._stats.dropped_total + 1)
 
 
-def backoff_s(failures: int, retry_max_s: float, rng: random.Random) -> float:
-    """Seconds to wait after ``failures`` (>= 0) failures in a row, in [0, retry_max_s]; 0 after none."""
-    if failures == 0:
-        return 0.0
-    return rng.uniform(0.0, min(retry_max_s, FIRST_RETRY_S * 2.0 ** min(failures - 1, 30)))
-
-
 def describe_exception(error: Exception, shown_url: str, timeout_s: float) -> Failure:
     """The failure of a request that was not made, or got no answer, or not all of it."""
     if isinstance(error, CpumondError):
         return Failure("token", str(error))
     if isinstance(error, httpx2.TimeoutException | TimeoutError):
-        return Failure("timeout", f"{shown_url}: no answer within {timeout_s:g} s")
+        return Failure("timeout", f"{shown_url}: no answer within {timeout_s:g} s", elsewhere=True)
     kind = type(error).__name__
-    return Failure(kind, f"{shown_url}: {str(error) or kind}")
+    return Failure(kind, f"{shown_url}: {str(error) or kind}", elsewhere=True)
 
 
 def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:

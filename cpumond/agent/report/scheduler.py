@@ -1,7 +1,8 @@
 """The link to ``cpumond scheduler``: the node registers, sends its heartbeats, and gets its orders in the answers.
 
 One thread and one request at a time, so an answer never overtakes a later one. Whatever goes wrong, the newest
-heartbeat is tried again; orders are in each answer until they are carried out, so a lost answer loses nothing.
+heartbeat is tried again; orders are in each answer until they are carried out, so a lost answer loses nothing. Of
+several addresses the one that leads is found (``core/route.py``), and what a lower term answers is not carried out.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import msgspec
 import structlog
 
 from cpumond.agent import config
-from cpumond.agent.report.mailbox import AGAIN, Again, Failure, Mailbox, Reply, backoff_s, describe_exception
+from cpumond.agent.report.mailbox import AGAIN, Again, Failure, Mailbox, Reply, describe_exception
 from cpumond.agent.report.token import check_token, read_token
 from cpumond.core.answers import ReporterStats
 from cpumond.core.base_url import parse_base_url
 from cpumond.core.decode import ContentError, decode_json
+from cpumond.core.route import Route, Terms, backoff_s, is_standby, standby_period_s
 from cpumond.core.wire import (
     Heartbeat,
     HeartbeatAnswer,
@@ -58,6 +60,7 @@ EARLIER_RUN: Final = NodeRegistration("earlier run", "earlier run", NodeResource
 
 REQUEST_ATTEMPTS: Final = 5
 REMEMBERED_REQUESTS: Final = 1000
+MAX_TOLD_TERMS: Final = 100
 
 _log = structlog.get_logger()
 _Message = TypeVar("_Message")
@@ -69,8 +72,20 @@ class _Refusal(msgspec.Struct):
     error: str
 
 
+class _StandbyError(Exception):
+    """The scheduler that was asked stands by; ``leader`` is whom it names."""
+
+    def __init__(self, sentence: str, leader: str | None) -> None:
+        super().__init__(sentence)
+        self.leader = leader
+
+
+class _TermError(Exception):
+    """The answer is of a lower term than one before."""
+
+
 class SchedulerLink(Mailbox):
-    """Registers the node at ``options.url`` and posts the newest heartbeat until the scheduler takes it.
+    """Registers the node at one of ``options.addresses`` and posts the newest heartbeat until the scheduler takes it.
 
     ``on_answer`` gets each accepted answer, once and in order, with the monotonic time in seconds at which its
     heartbeat was sent. ``read_log`` gives the end of a log that a user asked for, ``carry_out`` the reply to a request,
@@ -88,19 +103,30 @@ class SchedulerLink(Mailbox):
         carry_out: Callable[[JobRequest, float], JobReply | None],
         rng: random.Random | None = None,
     ) -> None:
-        self._base = parse_base_url(options.url, "scheduler.url", "scheduler.token_file", 9757)
-        given = options.token.encode("utf-8", "surrogatepass")
-        self._token = check_token(given, "scheduler.token") if given else ""
+        given = options.addresses or ("",)
+        addresses = [str(parse_base_url(url, "scheduler.url", "scheduler.token_file", 9757)) for url in given]
+        rng = rng or random.SystemRandom()
+        self._route = Route(addresses, options.retry_max_s, rng)
+        self._base = httpx2.URL(self._route.current)
+        token = options.token.encode("utf-8", "surrogatepass")
+        self._token = check_token(token, "scheduler.token") if token else ""
         self._options = options
         self._on_answer = on_answer
         self._read_log = read_log
         self._carry_out = carry_out
         self._lock = threading.Lock()
-        """For the next four; what follows them is used by the thread only."""
+        """For the next five; what follows them is used by the thread only."""
         self._wanted = registration
         self._known: NodeRegistration | None = None
         self._registered: RegistrationAnswer | None = None
         self._change_error = ""
+        self._scheduler: tuple[str, int | None, int] = (addresses[0], None, 0)
+        self._terms = Terms()
+        self._term: int | None = None
+        self._followed: tuple[str, int | None] | None = None
+        """Address and term of the last answer that was taken."""
+        self._told_terms: set[tuple[str, int | None]] = set()
+        self._asked_at_s = 0.0
         self._refused_change: NodeRegistration | None = None
         self._change_failures = 0
         self._change_at_s = 0.0
@@ -109,7 +135,7 @@ class SchedulerLink(Mailbox):
         self._told_dropped = self._told_broken = False
         self._attempts: dict[str, int] = {}
         """Request -> how often its answer was sent in vain; REQUEST_ATTEMPTS when it is done with."""
-        super().__init__("link", str(self._base), options.timeout_s, options.retry_max_s, rng)
+        super().__init__("link", addresses[0], options.timeout_s, options.retry_max_s, rng)
 
     def register(self, registration: NodeRegistration) -> None:
         """What the node offers changed: it is registered anew before the next heartbeat that is submitted.
@@ -132,7 +158,51 @@ class SchedulerLink(Mailbox):
         with self._lock:
             return self._registered
 
+    @property
+    def scheduler(self) -> tuple[str, int | None, int]:
+        """The address that is asked now, the term of its last answer, how many answers of lower terms were refused."""
+        with self._lock:
+            return self._scheduler
+
     def _deliver(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
+        leader: str | None = None
+        try:
+            result = self._exchange(heartbeat, timeout_s)
+        except _StandbyError as error:
+            leader, result = error.leader, Failure("standby", str(error))
+        except _TermError as error:
+            result = Failure("term refused", str(error), elsewhere=True)
+        except Exception as error:  # whatever it was, the next heartbeat must be tried
+            result = describe_exception(error, self._shown_url, timeout_s)
+        if isinstance(result, Again):
+            return result
+        if result is None or not result.retry:
+            self._route.taken()
+            self._follow()
+            return result
+        now_s = time.monotonic()
+        if result.kind == "standby":
+            period_s = standby_period_s(self._options.heartbeat_period_s)
+            pause_s = self._route.standby(leader, period_s, self._asked_at_s, now_s)
+        elif result.elsewhere:
+            pause_s = self._route.unanswered(self._asked_at_s, now_s)
+        else:
+            pause_s = self._route.refused(now_s)
+        self._base, self._shown_url = httpx2.URL(self._route.current), self._route.current
+        with self._lock:
+            self._scheduler = (self._shown_url.rstrip("/"), None, self._terms.refused_total)
+        return msgspec.structs.replace(result, pause_s=pause_s)
+
+    def _follow(self) -> None:
+        """The scheduler took what it was sent: others see which one it is, a change is a line of the log."""
+        url = self._shown_url.rstrip("/")
+        with self._lock:
+            self._scheduler = (url, self._term, self._terms.refused_total)
+        before, self._followed = self._followed, (url, self._term)
+        if before is not None and before != self._followed:
+            _tell(_log.info, "scheduler_changed", url=url, term=self._term, before=before[0], term_before=before[1])
+
+    def _exchange(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
         with self._lock:
             wanted, known = self._wanted, self._known
         is_due = known is None or wanted != self._refused_change or time.monotonic() >= self._change_at_s
@@ -276,25 +346,47 @@ class SchedulerLink(Mailbox):
         reply = self._post(self._url(path), body, headers, timeout_s, MAX_ANSWER_BYTES)
         if reply.problem is not None:
             raise reply.problem
+        if not self._terms.accept(reply.term):
+            raise _TermError(self._refuse_term(reply))
+        self._term = reply.term
+        if is_standby(reply.status, reply.leader, told := self._read_error(reply)):
+            raise _StandbyError(f"{reply.url}: answered {reply.status}: {told}", reply.leader)
         return reply
+
+    def _refuse_term(self, reply: Reply) -> str:
+        """Why the answer is not used; a line of the log, once for each address and term."""
+        sentence = (
+            f"{reply.url}: answered in term {reply.term}, but term {self._terms.highest} has begun: it lost the lead, "
+            "nothing of its answer is carried out"
+        )
+        if (self._shown_url, reply.term) not in self._told_terms and len(self._told_terms) < MAX_TOLD_TERMS:
+            self._told_terms.add((self._shown_url, reply.term))
+            advice = "if the schedulers were given an older state on purpose, restart this agent"
+            _tell(_log.warning, "term_refused", error=sentence, advice=advice)
+        return sentence
 
     def _url(self, path: str) -> httpx2.URL:
         return self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + path.encode())
 
     def _describe(self, reply: Reply) -> Failure:
         """A status that means no success, in the scheduler's own words where there are some."""
-        status = reply.status
-        told = ""
-        with suppress(ContentError):
-            told = self._show(decode_json(reply.content, _Refusal).error)
+        status, told = reply.status, self._read_error(reply)
         said = f"{reply.url}: answered {status}{f': {told}' if told else ''}"
         if status in (401, 403):
             return Failure("token refused", f"{said}; check scheduler.token and scheduler.token_file")
         if 300 <= status < 400:
-            return Failure("redirect", f"{said}; redirects are not followed, set scheduler.url to the final address")
+            advice = "redirects are not followed, set scheduler.url to the final address"
+            return Failure("redirect", f"{said}; {advice}", elsewhere=True)
         if not told:
             said += "; check that scheduler.url is the address of a cpumond scheduler"
-        return Failure(f"status {status}", said)
+        return Failure(f"status {status}", said, elsewhere=status == 404 or status >= 500)
+
+    def _read_error(self, reply: Reply) -> str:
+        """The scheduler's own words for a refusal; "" where there are none."""
+        if not reply.is_good:
+            with suppress(ContentError):
+                return self._show(decode_json(reply.content, _Refusal).error)
+        return ""
 
     def _show(self, text: str) -> str:
         """Text from outside, fit for a line of the log: printable, and without the token, which may be echoed."""
@@ -308,7 +400,7 @@ class SchedulerLink(Mailbox):
         except ContentError as error:
             said = f"{reply.url}: the answer cannot be understood: {self._show(str(error))}"
             advice = "check that scheduler.url is the address of a cpumond scheduler of this version"
-            return Failure("answer", f"{said}; {advice}")
+            return Failure("answer", f"{said}; {advice}", elsewhere=True)
 
 
 def _tell(log: Callable[..., object], event: str, **facts: object) -> None:

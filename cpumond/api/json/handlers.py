@@ -411,6 +411,13 @@ class JsonApi:
         return health if health.status == "ok" else Answer(health, 503)
 
     def _health(self) -> overview.Health:
+        health, lead = self._own_health(), self.scheduler.lead
+        if lead is None:
+            return health
+        seen = lead()
+        return msgspec.structs.replace(health, role=seen.role, leader=seen.leader, term=seen.term or None)
+
+    def _own_health(self) -> overview.Health:
         age_s = self.update_age_s()
         if not self.scheduler.ready.is_set():
             return overview.Health("starting", age_s)

@@ -180,20 +180,20 @@ class _Transport:
                 response = await handler(request, ids)
             except HttpError as refused:
                 code = UNAVAILABLE if refused.status == 503 else refused.code
-                response = _describe_error(YtError(str(refused), code), refused.status)
+                response = describe_yt_error(YtError(str(refused), code), refused.status)
                 response.headers.update(refused.headers)
             except CpumondError as error:
-                response = _describe_error(error)
+                response = describe_yt_error(error)
             except asyncio.CancelledError:
                 # The server ends; the client asks again, with the same mutation id.
-                response = _describe_error(YtError("the scheduler is ending; ask again", UNAVAILABLE), 503)
+                response = describe_yt_error(YtError("the scheduler is ending; ask again", UNAVAILABLE), 503)
             except ClientDisconnect:
                 return Response(status_code=400)
             except Exception:
                 log.exception(
                     "request_failed", path=request.url.path, correlation_id=ids.correlation_id, request_id=request_id
                 )
-                response = _describe_error(_internal_error(ids))
+                response = describe_yt_error(_internal_error(ids))
             response.headers["X-YT-Request-Id"] = request_id
             response.headers["X-YT-Proxy"] = PROXY_NAME
             response.headers["Cache-Control"] = "no-store"
@@ -442,7 +442,7 @@ def _internal_error(ids: _Ids) -> YtError:
     )
 
 
-def _describe_error(error: CpumondError, status: int | None = None) -> Response:
+def describe_yt_error(error: CpumondError, status: int | None = None) -> Response:
     """An error as a JSON body and three headers (section 7). The headers are cut where they would be too long."""
     value = error_value(error)
     bare = {**value, "attributes": {}, "inner_errors": []}

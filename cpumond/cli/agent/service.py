@@ -97,7 +97,7 @@ def check_config_command(file: str | None, config_path: str, as_json: bool) -> N
         click.echo(f"  {name} = {value}")
     executor = config.executor
     jobs = "runs no jobs" if executor.kind == "none" else f"runs jobs in {executor.place} ({executor.kind})"
-    click.echo(f"Scheduler: {config.scheduler.url or 'none'}; this host {jobs}.")
+    click.echo(f"Scheduler: {', '.join(config.scheduler.addresses) or 'none'}; this host {jobs}.")
     click.echo(f"Limits may be written {_describe_roots(config)}.")
     for warning in warnings:
         warn(warning)

@@ -8,7 +8,8 @@ import pwd
 import re
 import resource
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
@@ -235,14 +236,43 @@ def check_report(kind: str, url: str, connect: Callable[[str, int], str]) -> Fin
     return _check_address("report", url, connect, advice)
 
 
-def check_scheduler(url: str, connect: Callable[[str, int], str]) -> Finding:
-    """Whether the scheduler takes a connection; nothing is sent."""
-    if not url:
-        return Finding("scheduler", "ok", "none: this host is no node of a scheduler ([scheduler] url)")
+class _Ready(msgspec.Struct):
+    """The keys of the scheduler's ``/readyz`` that are read."""
+
+    role: str = ""
+    term: int | None = None
+
+
+def check_schedulers(
+    urls: Sequence[str], connect: Callable[[str, int], str], read: Callable[[str], str]
+) -> list[Finding]:
+    """Whether each scheduler takes a connection and, of several, which one leads."""
+    if not urls:
+        return [Finding("scheduler", "ok", "none: this host is no node of a scheduler ([scheduler] url)")]
     advice = (
         "start the scheduler or correct scheduler.url; jobs go on without it, and the node registers when it is back"
     )
-    return _check_address("scheduler", url, connect, advice)
+    findings = [_check_address("scheduler", url, connect, advice) for url in urls]
+    told = [_add_role(finding, url, read) for finding, url in zip(findings, urls, strict=True)]
+    if any(role == "leader" for _, role in told):
+        return [finding if role else msgspec.structs.replace(finding, level="warn") for finding, role in told]
+    findings = [finding for finding, _ in told]
+    if any(role for _, role in told):
+        text = f"none of {', '.join(urls)} leads: no heartbeat and no command is taken"
+        findings.append(Finding("scheduler", "fail", text, "see their logs: does their database answer?"))
+    return findings
+
+
+def _add_role(finding: Finding, url: str, read: Callable[[str], str]) -> tuple[Finding, str]:
+    """The finding about a scheduler's address with its role, and that role; "" where it is alone on its store."""
+    if finding.level == "ok":
+        with suppress(ContentError):
+            ready = decode_json(read(f"{url.rstrip('/')}/readyz"), _Ready)
+            if ready.role and ready.term is not None:
+                text = f"{finding.text}; {ready.role} in term {ready.term}"
+                return msgspec.structs.replace(finding, text=text), ready.role
+            return finding, ready.role
+    return finding, ""
 
 
 class _Access(msgspec.Struct):

@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import os
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -133,7 +133,7 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     look("leftovers", lambda: _examine_leftovers(config, hierarchies, seen))
     look("pause file", lambda: [checks.check_pause(config.runtime_dir)])
     look("report", lambda: [checks.check_report(config.report.kind, config.report.url, host.try_connect)])
-    look("scheduler", lambda: _examine_scheduler(config.scheduler.url))
+    look("scheduler", lambda: _examine_scheduler(config.scheduler.addresses))
     booted = os.path.isdir("/run/systemd/system")
     look("executor", lambda: checks.check_executor(config, booted, importlib.util.find_spec("dbus_fast") is not None))
     listen = config.metrics.listen
@@ -144,14 +144,17 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     return findings
 
 
-def _examine_scheduler(url: str) -> list[Finding]:
+def _examine_scheduler(urls: Sequence[str]) -> list[Finding]:
     from cpumond.scheduler.config import DEFAULT_LISTEN, DEFAULT_SCHEDULER_CONFIG_PATH, load_scheduler_config
 
-    findings = [
-        checks.check_scheduler(url, host.try_connect),
-        *checks.check_scheduler_access(url or f"http://{DEFAULT_LISTEN}", host.read_metrics),
+    findings = checks.check_schedulers(urls, host.try_connect, host.read_metrics)
+    is_open = [
+        finding
+        for url in urls or [f"http://{DEFAULT_LISTEN}"]
+        for finding in checks.check_scheduler_access(url, host.read_metrics)
     ]
-    if len(findings) == 1:
+    findings += is_open
+    if not is_open:
         # No open scheduler answers: would the one that is configured on this host be open?
         with suppress(CpumondError):
             own = load_scheduler_config(DEFAULT_SCHEDULER_CONFIG_PATH)

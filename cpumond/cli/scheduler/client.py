@@ -11,9 +11,11 @@ import errno
 import functools
 import math
 import os
+import random
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -34,11 +36,21 @@ from cpumond.core.errors import (
     UsageError,
     describe,
 )
+from cpumond.core.route import Route, Terms, is_standby, was_not_done
 from cpumond.core.settings import find_rights_of_others
+from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
+
+if TYPE_CHECKING:
+    import httpx2
 
 DEFAULT_SCHEDULER: Final = "http://127.0.0.1:9757"
 DEFAULT_TOKEN_FILE: Final = "~/.config/cpumond/token"  # noqa: S105 - a path
 TIMEOUT_S: Final = 30.0
+CONNECT_S: Final = 5.0
+PATIENCE_S: Final = 20.0
+"""Longer than another scheduler needs to lead after the one that did has stopped."""
+POLL_S: Final = 1.0
+RETRY_MAX_S: Final = 2.0
 MAX_TOKEN_CHARS: Final = 4096
 
 P = ParamSpec("P")
@@ -64,14 +76,40 @@ class _Warned(msgspec.Struct):
     warnings: list[str] = []
 
 
-class SchedulerClient:
-    """Speaks HTTP with one scheduler, one connection for each request. ``as_json``: answers are printed as JSON."""
+class _UnreachedError(UnavailableError):
+    """Nobody took a connection at ``url``: nothing was sent."""
 
-    def __init__(self, url: str, token: str = "", as_json: bool = False, timeout_s: float = TIMEOUT_S) -> None:
-        self.url = url
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"{url} ({reason})")
+
+
+class SchedulerClient:
+    """Speaks HTTP with a scheduler, one connection for each request. ``as_json``: answers are printed as JSON.
+
+    ``urls``: its address, or those of several of which one leads. That one is found; where none leads, because another
+    one is about to, requests wait for it up to ``patience_s`` seconds.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        token: str = "",
+        as_json: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._urls = [urls] if isinstance(urls, str) else urls
+        self._route = Route(self._urls, RETRY_MAX_S, random.SystemRandom())
+        self._terms = Terms()
         self.token = token
         self.as_json = as_json
         self.timeout_s = timeout_s
+        self.patience_s = patience_s
+
+    @property
+    def url(self) -> str:
+        """The address that is asked."""
+        return self._route.current
 
     def request(self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None) -> bytes:
         """The content of a successful answer to ``/api/v1`` + ``path``: JSON, but for logs.
@@ -83,34 +121,74 @@ class SchedulerClient:
     def exchange(
         self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None
     ) -> tuple[bytes, Mapping[str, str]]:
-        """As ``request``, and the headers of the answer by names in any case."""
+        """As ``request``, and the headers of the answer by names in any case.
+
+        A change is sent to another address only where the one before has certainly not made it.
+        """
+        content = None if body is None else _encode(body)
+        end_s, found_standby = time.monotonic() + self.patience_s, False
+        tried: dict[str, CpumondError] = {}
+        self._route.taken()  # what was found a request ago may not be so any more
+        while True:
+            url, began_at_s = self.url, time.monotonic()
+            try:
+                answer = self._send(url, method, path, content, query)
+            except UnavailableError as error:
+                if method != "GET" and not isinstance(error, _UnreachedError):
+                    raise
+                tried[url] = error
+                wait_s = self._route.unanswered(began_at_s, time.monotonic())
+            else:
+                if answer.is_success:
+                    return answer.content, answer.headers
+                leader, refusal = (
+                    answer.headers.get(LEADER_HEADER),
+                    _read_refusal(url, answer.status_code, answer.content),
+                )
+                is_safe = method == "GET" or was_not_done(str(refusal))
+                if not is_safe or not is_standby(answer.status_code, leader, str(refusal)):
+                    raise refusal
+                tried[url], found_standby = refusal, True
+                wait_s = self._route.standby(leader, POLL_S, began_at_s, time.monotonic())
+            is_over = time.monotonic() + wait_s >= end_s if found_standby else self.url in tried
+            if is_over:
+                raise _sum_up(tried)
+            time.sleep(wait_s)
+
+    def _send(
+        self, url: str, method: str, path: str, content: bytes | None, query: dict[str, Any] | None
+    ) -> httpx2.Response:
+        """One request and its answer, of whatever status. Raises UnavailableError."""
         import httpx2
 
-        content = None if body is None else _encode(body)
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
         # Certificates take longer to load than a request takes; without TLS they are not needed.
-        transport = httpx2.HTTPTransport(verify=self.url.startswith("https:"), trust_env=False)
+        transport = httpx2.HTTPTransport(verify=url.startswith("https:"), trust_env=False)
+        # Where there is another address, one whose host is gone is not waited for as long as for an answer.
+        connect_s = self.timeout_s if len(self._urls) == 1 else min(self.timeout_s, CONNECT_S)
+        timeout = httpx2.Timeout(self.timeout_s, connect=connect_s)
         try:
-            with httpx2.Client(transport=transport, timeout=self.timeout_s, trust_env=False) as client:
-                answer = client.request(
-                    method, f"{self.url}/api/v1{path}", content=content, headers=headers, params=query
-                )
+            with httpx2.Client(transport=transport, timeout=timeout, trust_env=False) as client:
+                answer = client.request(method, f"{url}/api/v1{path}", content=content, headers=headers, params=query)
+        except httpx2.ConnectTimeout:
+            raise _UnreachedError(url, f"no connection in {connect_s:g} s") from None
         except httpx2.TimeoutException:
             raise UnavailableError(
-                f"{self.url}: the scheduler did not answer in {self.timeout_s:g} s; see its log"
+                f"{url}: the scheduler did not answer in {self.timeout_s:g} s; see its log"
             ) from None
         except httpx2.ConnectError as error:
-            raise UnavailableError(
-                f"no scheduler answers on {self.url} ({_reason(error)}); start one with `cpumond scheduler`, or name "
-                "another one with --scheduler or CPUMOND_SCHEDULER"
-            ) from None
+            raise _UnreachedError(url, _reason(error)) from None
         except UnicodeEncodeError:
             raise UsageError("a word on the command line is no readable text (UTF-8); write it anew") from None
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
-            raise UnavailableError(f"{self.url}: the connection to the scheduler failed: {error}") from None
-        if answer.is_success:
-            return answer.content, answer.headers
-        raise _read_refusal(self.url, answer.status_code, answer.content)
+            raise UnavailableError(f"{url}: the connection to the scheduler failed: {error}") from None
+        term = parse_term(answer.headers.get(TERM_HEADER))
+        if not self._terms.accept(term):
+            raise UnavailableError(
+                f"{url}: answered in term {term}, but term {self._terms.highest} has begun: it lost the lead, what it "
+                "says is old; ask again"
+            )
+        return answer
 
     def get(self, path: str, kind: type[Kind], **query: Any) -> Kind:
         """The answer to GET as a value; None in ``query`` is left out."""
@@ -158,6 +236,19 @@ class SchedulerClient:
         return default
 
 
+def _sum_up(tried: Mapping[str, CpumondError]) -> CpumondError:
+    """What to tell of several addresses where none served: a standby's words before others'."""
+    told = sorted(
+        tried.values(), key=lambda error: (isinstance(error, _UnreachedError), isinstance(error, UnavailableError))
+    )
+    if not isinstance(told[0], _UnreachedError):
+        return told[0]
+    return UnavailableError(
+        f"no scheduler answers on {' or '.join(map(str, told))}; start one with `cpumond scheduler`, or name "
+        "another one with --scheduler or CPUMOND_SCHEDULER"
+    )
+
+
 def _encode(body: object) -> bytes:
     _refuse_infinite(body)
     try:
@@ -199,6 +290,11 @@ def _read_refusal(url: str, status: int, content: bytes) -> SchedulerRefusedErro
     elif status == 401:
         sentence += "; give one with --token, --token-file or CPUMOND_TOKEN"
     return SchedulerRefusedError(sentence, status)
+
+
+def read_urls(text: str) -> list[str]:
+    """The addresses of schedulers, separated by commas, each as ``read_url`` gives it. Raises UsageError."""
+    return [read_url(each.strip()) for each in text.split(",")]
 
 
 def read_url(text: str) -> str:
@@ -252,7 +348,7 @@ def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result
         envvar="CPUMOND_SCHEDULER",
         default=DEFAULT_SCHEDULER,
         show_default=True,
-        help="Address of the scheduler.",
+        help="Address of the scheduler; of several on one store all, separated by commas: the one that leads is found.",
     )
     @click.option(
         "--token",
@@ -268,7 +364,7 @@ def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result
     )
     @functools.wraps(command)
     def with_client(url: str, token: str | None, token_file: str | None, *args: P.args, **kwargs: P.kwargs) -> Result:
-        return command(SchedulerClient(read_url(url), read_token(token, token_file)), *args, **kwargs)
+        return command(SchedulerClient(read_urls(url), read_token(token, token_file)), *args, **kwargs)
 
     return with_client
 

@@ -6,9 +6,14 @@ A store knows nothing of what the records mean. One process writes it; readers n
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from cpumond.core.errors import CpumondError
+
+UNFINISHED: Final = "unfinished copy"
+"""The kind of a record that is there as long as a copy into this store is not done: no scheduler begins with it."""
+TERM: Final = "term"
+"""The kind of a record that keeps, in SQLite, the term of the database that was copied there."""
 
 
 class StoreError(CpumondError):
@@ -19,7 +24,11 @@ class StoreError(CpumondError):
 
 
 class FencedError(StoreError):
-    """Another scheduler leads, with a later term: nothing was written, and nothing of this term ever will be."""
+    """The term of this store is over: another scheduler leads, or it cannot be known whether the last changes were
+    made. Nothing of this term is written from now on.
+
+    Whoever gets this gives up the lead and what it has in memory, and reads the store again when it leads again.
+    """
 
 
 class Change(NamedTuple):
@@ -72,8 +81,8 @@ class Lease(NamedTuple):
 class Arbiter(Protocol):
     """Decides which of several schedulers on one store leads; each has an arbiter of its own.
 
-    Used from one thread at a time, which is never one that writes the store. Every method but ``close`` raises StoreError
-    when the store's engine does not answer within a few seconds, and may be called again after that.
+    Used from one thread at a time, never one that writes the store. Every method but ``close`` raises StoreError when
+    the store's engine does not answer within a few seconds, and may be called again after that.
     """
 
     def look(self) -> Lease | None:
@@ -93,12 +102,12 @@ class Arbiter(Protocol):
         ...
 
     def give_up(self, term: int) -> None:
-        """End the lease of this arbiter's own ``term`` now, for the next scheduler to take; nothing where it is taken."""
+        """End the lease of this arbiter's own ``term`` now, for the next scheduler; nothing where it is taken."""
         ...
 
     def open_store(self, term: int) -> Store:
-        """The store, for the holder of ``term``: every write checks in its own transaction that the term is the lease's,
-        and raises FencedError if not. An older schema is migrated."""
+        """The store, for the holder of ``term``: every write checks in its own transaction that the term is the
+        lease's, and raises FencedError if not. An older schema is migrated, which may take long: renew meanwhile."""
         ...
 
     def close(self) -> None:

@@ -11,8 +11,9 @@ export class Refusal extends Error {
   }
 }
 
-// `offsetMs`: how far the server's clock is ahead of the browser's.
-export const link = { lastAt: 0, failingSince: null, problem: "", offsetMs: 0 };
+// `offsetMs`: how far the server's clock is ahead of the browser's. `standby`: another scheduler leads, {leader: its
+// host:port or "", since}; null where this one does.
+export const link = { lastAt: 0, failingSince: null, problem: "", offsetMs: 0, standby: null };
 
 const SAME_CLOCK_MS = 2000;
 
@@ -66,6 +67,7 @@ export async function request(method, path, body, { signal, timeout = 20000, isT
   } catch {
     // The answer is cut off, or not JSON: the status says enough.
   }
+  readRole(path, response, value?.error ?? "");
   if (response.status >= 500 && response.status !== 503 && response.status !== 504) {
     link.failingSince ??= Date.now();
     link.problem = value?.error ?? `the server answered ${response.status}`;
@@ -84,6 +86,14 @@ export async function request(method, path, body, { signal, timeout = 20000, isT
 function readClock(text) {
   const offsetMs = Date.parse(text ?? "") + 500 - Date.now();
   if (Number.isFinite(offsetMs)) link.offsetMs = Math.abs(offsetMs) > SAME_CLOCK_MS ? offsetMs : 0;
+}
+
+// A standby answers 503 to all but what is about itself, and names the leader.
+function readRole(path, response, error) {
+  const leader = response.headers.get("X-Cpumond-Leader") ?? "";
+  if (response.status === 503 && (leader || error.startsWith("standby"))) {
+    if (link.standby?.leader !== leader) link.standby = { leader, since: Date.now() };
+  } else if (path.startsWith("/api/")) link.standby = null;
 }
 
 function answered() {

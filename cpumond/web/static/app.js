@@ -7,6 +7,7 @@ import { parse } from "./route.js";
 
 export const PERIOD_MS = 2000;
 const STALE_MS = 6000;
+const FOLLOW_MS = 5000;
 const THEMES = ["auto", "light", "dark"];
 
 // A page: {
@@ -208,15 +209,19 @@ class App {
     const text = failing ? [`No answer since ${time((since + link.offsetMs) / 1000)}`, silent(` (${duration((Date.now() - since) / 1000)})`),
       `: what you see is old. ${link.problem}.`]
       : stuck ? ["The scheduler answers, but computes nothing any more", silent(` (since ${duration(this.health.last_update_age_s)})`), ": shares are old."] : null;
+    const standby = !failing && link.standby;
+    const leader = standby ? addressOf(standby.leader) : null;
+    if (leader?.isNear && Date.now() - standby.since > FOLLOW_MS) location.replace(leader.href);
     const header = this.frame.querySelector("header.top");
     morph(header, h("header.top",
       h("a.brand", { href: "#/" }, this.options.name),
       h("nav", { "aria-label": "Pages" }, this.options.menu.map(([name, hash, part]) =>
         h("a", { href: hash, "aria-current": [].concat(part).includes(first) ? "page" : null }, name))),
-      h("span.live", { class: failing || stuck ? "bad" : "good" }, failing ? "stale" : stuck ? "stuck" : "live"),
+      h("span.live", { class: failing || stuck || standby ? "bad" : "good" },
+        failing ? "stale" : stuck ? "stuck" : standby ? "standby" : "live"),
       token() ? h("button.plain", { type: "button", onclick: () => { setToken(""); this.reload(); } }, "Forget token") : null,
       h("button.plain", { type: "button", onclick: () => { nextTheme(); this.drawFrame(); } }, `Theme: ${localStorage.getItem("cpumond-theme") ?? "auto"}`),
-      h("div.stale-wrap", { role: "status" }, text ? h("p.stale", text) : null)));
+      h("div.stale-wrap", { role: "status" }, text ? h("p.stale", text) : standby ? h("p.stale", tellStandby(standby, leader)) : null)));
   }
 
   askToken() {
@@ -243,6 +248,21 @@ class App {
     const dialog = openDialog("Token", form, []);
     input.focus();
   }
+}
+
+// Where the scheduler is that a standby names, {href, isNear: whether this browser is sure to reach it}; null where its
+// address is that of its own loopback. A page that came over the loopback may have come through a tunnel.
+function addressOf(leader) {
+  const host = /^(\[[0-9a-f:.]+\]|[a-z0-9._-]+):[0-9]{1,5}$/i.exec(leader)?.[1];
+  const isLocal = (name) => /^(localhost|127\.[0-9.]+|\[::1\])$/i.test(name);
+  if (!host || (isLocal(host) && !isLocal(location.hostname))) return null;
+  return { href: `${location.protocol}//${leader}/${location.hash}`, isNear: isLocal(host) === isLocal(location.hostname) };
+}
+
+function tellStandby(standby, leader) {
+  if (!standby.leader) return "This scheduler stands by, and none leads at the moment; this page asks again by itself.";
+  return ["This scheduler stands by; the one that leads is ", leader ? h("a", { href: leader.href }, standby.leader) : standby.leader,
+    leader?.isNear ? ". Its page is opened in a moment." : "."];
 }
 
 function complain(error) {

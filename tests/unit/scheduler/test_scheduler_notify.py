@@ -15,7 +15,7 @@ from cpumond.core.wire import NodeRegistration, NodeResources
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.host.service import ServiceManager
 from cpumond.scheduler.model import Rules
-from cpumond.scheduler.notify import describe_status, tell_manager
+from cpumond.scheduler.notify import describe_status, tell_manager, vitals_of
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.settings.commands import CreatePool, CreateTree
@@ -70,7 +70,9 @@ class Life:
     async def __aenter__(self) -> Life:
         self.running = asyncio.ensure_future(self.scheduler.run(self.stopping))
         await self.scheduler.ready.wait()
-        self.telling = asyncio.ensure_future(tell_manager(ServiceManager(os.environ), self.scheduler, self.stopping))
+        self.telling = asyncio.ensure_future(
+            tell_manager(ServiceManager(os.environ), vitals_of(self.scheduler), self.stopping)
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -18,10 +18,10 @@ from cpumond.agent.config import Report
 from cpumond.agent.report import REPORTERS, Reporter
 from cpumond.agent.report.http import describe_status, heartbeat_url
 from cpumond.agent.report.log import LogReporter
-from cpumond.agent.report.mailbox import FIRST_RETRY_S, backoff_s
 from cpumond.agent.report.token import read_token
 from cpumond.core.answers import ReporterStats
 from cpumond.core.errors import AccessError, ConfigError
+from cpumond.core.route import FIRST_RETRY_S, backoff_s
 from cpumond.core.wire import Heartbeat, JobReport
 
 

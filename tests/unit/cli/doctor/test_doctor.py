@@ -800,11 +800,45 @@ def executor_config(tmp_path: Path, text: str) -> AgentConfig:
 
 
 def test_a_node_of_a_scheduler_that_answers_or_not() -> None:
-    assert "no node of a scheduler" in doctor_checks.check_scheduler("", lambda *_: "").text
-    finding = doctor_checks.check_scheduler("http://h:9757", lambda host, port: f"{host} {port} refused")
+    def check(*urls: str, connect: Callable[[str, int], str] = lambda *_: "") -> list[doctor_checks.Finding]:
+        return doctor_checks.check_schedulers(urls, connect, lambda _: '{"status":"ok"}')
+
+    assert "no node of a scheduler" in check()[0].text
+    [finding] = check("http://h:9757", connect=lambda host, port: f"{host} {port} refused")
     assert (finding.level, "h 9757 refused" in finding.text) == ("fail", True)
-    assert doctor_checks.check_scheduler("https://h/x", lambda _, port: "" if port == 443 else "wrong").level == "ok"
-    assert doctor_checks.check_scheduler("http://h:99999999", lambda *_: "").level == "fail"
+    assert [each.level for each in check("https://h/x", connect=lambda _, port: "" if port == 443 else "no")] == ["ok"]
+    assert [each.level for each in check("http://h:99999999")] == ["fail"]
+    assert [
+        each.level for each in check("http://a", "http://b", connect=lambda host, _: "" if host == "a" else "no")
+    ] == ["ok", "fail"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "levels", "words"),
+    [
+        ({"a": ("leader", 7), "b": ("standby", 7)}, ["ok", "ok"], ["; leader in term 7", "; standby in term 7"]),
+        ({"a": None, "b": ("leader", 8)}, ["warn", "ok"], ["refused", "; leader in term 8"]),
+        (
+            {"a": ("standby", 8), "b": None},
+            ["ok", "fail", "fail"],
+            ["standby", "refused", "none of http://a, http://b"],
+        ),
+        ({"a": None, "b": None}, ["fail", "fail"], ["refused", "refused"]),
+    ],
+)
+def test_of_several_schedulers_one_leads(
+    answers: dict[str, tuple[str, int] | None], levels: list[str], words: list[str]
+) -> None:
+    def read(url: str) -> str:
+        role, term = answers[url.removeprefix("http://").removesuffix("/readyz")] or ("", 0)
+        return f'{{"status":"ok","role":"{role}","term":{term}}}'
+
+    def connect(host: str, port: int) -> str:
+        return "" if answers[host] else "refused"
+
+    findings = doctor_checks.check_schedulers([f"http://{host}" for host in answers], connect, read)
+    assert [finding.level for finding in findings] == levels
+    assert all(word in finding.text for word, finding in zip(words, findings, strict=True))
 
 
 def test_a_scheduler_that_lets_everybody_in_is_a_warning() -> None:

@@ -1,0 +1,37 @@
+"""``cpumond store copy``."""
+
+from __future__ import annotations
+
+import click
+
+from cpumond.cli.progress import Progress
+from cpumond.core.words import count
+
+
+@click.group("store")
+def store_command() -> None:
+    """The scheduler's state while no scheduler runs: copy."""
+
+
+@store_command.command(
+    "copy",
+    epilog="Example: cpumond store copy --from /var/lib/cpumond-scheduler/scheduler.db "
+    '--to "host=db1,db2 dbname=cpumond target_session_attrs=read-write"',
+)
+@click.option("--from", "source", metavar="STORE", required=True, help="The store to copy: PATH or conninfo.")
+@click.option("--to", "destination", metavar="STORE", required=True, help="An empty store: PATH or conninfo.")
+def copy(source: str, destination: str) -> None:
+    """Copy a scheduler's state between SQLite and PostgreSQL, either way, and compare what was written.
+
+    A store is the path of a SQLite database (state_dir/scheduler.db) or the conninfo of a PostgreSQL database: libpq's
+    key=value words or URL. Stop all schedulers on both first. The history is a file beside each scheduler and stays
+    there. The store that was copied is left as it is.
+    """
+    from cpumond.scheduler.store.copying import copy_store
+
+    progress = Progress()
+    try:
+        copied = copy_store(source, destination, progress.show)
+    finally:
+        progress.end()
+    click.echo(f"{count(copied.records, 'record')} copied and compared, sha256 {copied.checksum}")

@@ -1,0 +1,114 @@
+"""A scheduler's state copied from one store to another, and read back."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from cpumond.core.errors import RefusedError, UsageError
+from cpumond.core.words import count
+from cpumond.scheduler.store import TERM, UNFINISHED, Change, Store, StoreError
+from cpumond.scheduler.store.places import describe_place, is_conninfo, make_term, open_place
+
+BATCH_RECORDS = 1000
+BATCH_BYTES = 4 * 2**20
+
+Record = tuple[str, str, bytes]
+
+
+class Copied(NamedTuple):
+    """``checksum``: SHA-256 over all records, read back from the destination, in hex digits."""
+
+    records: int
+    checksum: str
+
+
+def copy_store(source: str, destination: str, show: Callable[[str], None] = lambda _: None) -> Copied:
+    """Copy all records of a store that no scheduler uses to an empty one; ``show`` is told how far it is.
+
+    A destination in which a copy was broken off is emptied first. The term goes along: in PostgreSQL the next leader's
+    is above it, SQLite keeps it for the way back. Raises UsageError, RefusedError: the destination holds something;
+    StoreError, ConfigError, UnavailableError.
+    """
+    if describe_place(source) == describe_place(destination):
+        raise UsageError("--from and --to: are the same store")
+    with contextlib.ExitStack() as stack:
+        store, term = open_place(source, is_new=False)
+        stack.callback(store.close)
+        if any(kind == UNFINISHED for kind, _, _ in store.load()):
+            raise RefusedError(f"{describe_place(source)}: holds a copy that was broken off; copy into it again first")
+        target, _ = open_place(destination, above=term)
+        stack.callback(target.close)
+        _make_empty(target, describe_place(destination))
+        target.write([Change(UNFINISHED, UNFINISHED, b"{}")])
+        expected = _Sum()
+        for batch in _batches(expected.pass_on(_records(store))):
+            target.write(batch)
+            show(f"{expected.count} records copied")
+        found = _Sum()
+        for _ in found.pass_on(_records(target)):
+            if found.count % BATCH_RECORDS == 0:
+                show(f"{found.count} of {expected.count} records compared")
+        if found.result != expected.result:
+            raise StoreError(
+                f"{describe_place(destination)}: what was read back is not what was written ({found.count} records of "
+                f"{expected.count}): look for errors of the disk in the system's log and copy again"
+            )
+        last = [Change(UNFINISHED, UNFINISHED, None)]
+        if not is_conninfo(destination) and term:
+            last.append(make_term(term))
+        target.write(last)
+    return expected.result
+
+
+def _make_empty(store: Store, where: str) -> None:
+    """Remove what a copy left that was broken off. Raises RefusedError: the store holds something else."""
+    places = [(kind, key) for kind, key, _ in store.load()]
+    if places and not any(kind == UNFINISHED for kind, _ in places):
+        raise RefusedError(
+            f"{where}: holds {count(len(places), 'record')}; only an empty store is copied into: give another one, or "
+            "begin it anew (SQLite: move the file away; PostgreSQL: DROP and CREATE the database)"
+        )
+    # The mark goes last: what is broken off again is recognised again.
+    rest = [Change(kind, key, None) for kind, key in places if kind != UNFINISHED]
+    for begin in range(0, len(rest), BATCH_RECORDS):
+        store.write(rest[begin : begin + BATCH_RECORDS])
+
+
+def _records(store: Store) -> Iterator[Record]:
+    return (record for record in store.load() if record[0] not in (TERM, UNFINISHED))
+
+
+class _Sum:
+    """Number and checksum of records, in their order."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._hash = hashlib.sha256()
+
+    def pass_on(self, records: Iterable[Record]) -> Iterator[Record]:
+        for kind, key, value in records:
+            self.count += 1
+            head = kind.encode(), key.encode()
+            self._hash.update(b"%d %d %d %b%b" % (len(head[0]), len(head[1]), len(value), *head))
+            self._hash.update(value)
+            yield kind, key, value
+
+    @property
+    def result(self) -> Copied:
+        return Copied(self.count, self._hash.hexdigest())
+
+
+def _batches(records: Iterable[Record]) -> Iterator[list[Change]]:
+    batch: list[Change] = []
+    size = 0
+    for record in records:
+        batch.append(Change(*record))
+        size += len(record[2])
+        if len(batch) == BATCH_RECORDS or size > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

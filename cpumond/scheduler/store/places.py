@@ -1,0 +1,76 @@
+"""Stores by what an operator calls them: the path of a SQLite database, or a PostgreSQL database's conninfo."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpumond.core.decode import ContentError, decode_json
+from cpumond.core.errors import ConfigError, UnavailableError
+from cpumond.core.term import MAX_TERM
+from cpumond.scheduler.store import TERM, Arbiter, Change, Store, StoreError
+from cpumond.scheduler.store.sqlite import open_sqlite_store
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def make_arbiter(conninfo: str) -> Arbiter:
+    """The arbiter of the schedulers on a PostgreSQL database. Raises ConfigError: psycopg is missing, or StoreError."""
+    arbiter: Arbiter = _import_postgresql().PostgresArbiter(conninfo)
+    return arbiter
+
+
+def is_conninfo(place: str) -> bool:
+    """Whether ``place`` is libpq's: ``key=value`` or a URL; a path that begins with / or . never is."""
+    return not place.startswith(("/", ".")) and ("=" in place or "://" in place)
+
+
+def describe_place(place: str) -> str:
+    """What messages call it: the path, or the database without its password. Raises ConfigError, StoreError."""
+    if is_conninfo(place):
+        return str(_import_postgresql().describe_database(place))
+    return os.path.realpath(place)
+
+
+def open_place(place: str, above: int = 0, is_new: bool = True) -> tuple[Store, int]:
+    """The store, held against schedulers, and the term to go on after; of PostgreSQL it is above ``above``.
+
+    ``is_new``: a missing SQLite database is made. Raises StoreError, ConfigError, UnavailableError.
+    """
+    if is_conninfo(place):
+        alone = _import_postgresql().AloneStore(place, above)
+        return alone, int(alone.term)
+    if not (is_new or os.path.lexists(place)):
+        raise UnavailableError(f"{place}: there is no database; give its path, state_dir/scheduler.db")
+    store = open_sqlite_store(place)
+    return store, read_term(store)
+
+
+def read_term(store: Store) -> int:
+    """The term that a SQLite database keeps, or 0. Raises StoreError."""
+    for kind, _, value in store.load():
+        if kind == TERM:
+            try:
+                term = decode_json(value, dict[str, int]).get(TERM, 0)
+            except ContentError as error:
+                raise StoreError(f"the store holds a {TERM} that this version cannot read: {error}") from None
+            return min(max(term, 0), MAX_TERM)
+    return 0
+
+
+def make_term(term: int) -> Change:
+    return Change(TERM, TERM, msgspec.json.encode({TERM: term}))
+
+
+def _import_postgresql() -> ModuleType:
+    try:
+        from cpumond.scheduler.store import postgresql
+    except ImportError as error:
+        raise ConfigError(
+            f"a store in PostgreSQL needs psycopg 3 ({error}): pip install 'cpumond[postgresql]', or Debian's "
+            "python3-psycopg"
+        ) from None
+    return postgresql

@@ -1,0 +1,449 @@
+"""The store in a PostgreSQL database, and the arbiter that decides which of several schedulers on it leads.
+
+Tables, in the first schema of the search path: ``cpumond_schema`` (the version), ``cpumond_lease`` (one row: term,
+leader, end of the lease by the database's clock; the same in every version) and ``cpumond_records``; beside them
+``cpumond_records_v<N>``, a copy from before a migration of schema N.
+
+Who leads holds the advisory lock LEAD in the session of its arbiter, which frees itself with the session; its stores
+hold WRITE, shared, by which their sessions are found. A write is one statement, which reads the term under a lock of
+its row: a take-over waits for the writes under way, and those that wait for it write nothing.
+
+A write that lost its connection may have been made or not. Its session is ended at the server, then it is repeated,
+which changes nothing where it was made. What is still not known after OUTCOME_S ends the reign: FencedError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import psycopg
+from psycopg.rows import TupleRow
+
+from cpumond.scheduler.store import Change, FencedError, Lease, StoreError
+from cpumond.scheduler.store.postgresql_session import (
+    Connection,
+    Session,
+    connect,
+    describe_database,
+    explain,
+    is_refusal,
+)
+
+ARBITER_TIMEOUT_S: Final = 4.0
+"""After this long a call of the arbiter is broken off, a new connection included."""
+STORE_TIMEOUT_S: Final = 10.0
+"""The same for one statement of the store."""
+OUTCOME_S: Final = 5.0
+"""How long a write that lost its connection is repeated."""
+PAUSE_S: Final = 0.1
+ALONE_LEASE_S: Final = 3600.0
+"""How long a copy that was stopped keeps schedulers away; one that was killed does not."""
+PAGE_RECORDS: Final = 2000
+LEAD: Final = 0x43504D4C
+WRITE: Final = 0x43504D57
+"""The first number of the advisory locks; the second is the lease table's, since other schemas have their own."""
+
+TABLE: Final = "'cpumond_lease'::regclass"
+HOLDERS: Final = (
+    "FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid() AND objsubid = 2 "  # noqa: S608
+    f"AND objid = {TABLE}::oid AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+TRY_LEAD: Final = f"SELECT pg_try_advisory_lock({LEAD}, {TABLE}::oid::int)"
+END_SESSIONS: Final = f"SELECT pg_terminate_backend(pid, 1000) {HOLDERS} AND classid::bigint = %s"
+END_SESSION: Final = (
+    "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE (pid, backend_start) = (%s, %s)"
+)
+LEASE: Final = (
+    "SELECT term, leader, extract(epoch FROM expires_at - clock_timestamp())::float8 FROM cpumond_lease WHERE id = 1"
+)
+IS_LED: Final = (
+    f"SELECT expires_at > clock_timestamp() AND EXISTS (SELECT {HOLDERS} AND classid::bigint = {LEAD}) "  # noqa: S608
+    "FROM cpumond_lease WHERE id = 1"
+)
+RENEW: Final = (
+    "UPDATE cpumond_lease SET expires_at = clock_timestamp() + make_interval(secs => %s) WHERE id = 1 AND term = %s"
+)
+WRITE_ALL: Final = """
+WITH fence AS MATERIALIZED (SELECT 1 AS held FROM cpumond_lease WHERE id = 1 AND term = %b FOR SHARE),
+removed AS (
+    DELETE FROM cpumond_records AS old USING fence, unnest(%b::bytea[], %b::bytea[]) AS gone (kind, key)
+    WHERE old.kind = gone.kind AND old.key = gone.key
+),
+put AS (
+    INSERT INTO cpumond_records (kind, key, value)
+    SELECT new.kind, new.key, new.value
+    FROM fence, unnest(%b::bytea[], %b::bytea[], %b::bytea[]) AS new (kind, key, value)
+    ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value
+)
+SELECT held FROM fence
+"""
+READ_FIRST: Final = "SELECT kind, key, value FROM cpumond_records ORDER BY kind, key LIMIT %(limit)b"
+READ_NEXT: Final = (
+    "SELECT kind, key, value FROM cpumond_records WHERE (kind, key) > (%(kind)b, %(key)b) "
+    "ORDER BY kind, key LIMIT %(limit)b"
+)
+
+Migration = Callable[[Connection], None]
+"""Changes a database of schema N to N + 1, inside a transaction of its caller."""
+
+
+def _create_records(connection: Connection) -> None:
+    """From nothing to schema 1. Names are bytes: text takes no NUL and has a locale's order."""
+    connection.execute(
+        "CREATE TABLE cpumond_records (kind bytea NOT NULL, key bytea NOT NULL, value bytea NOT NULL, "
+        "PRIMARY KEY (kind, key))"
+    )
+
+
+MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records,)
+"""The migration at N takes schema N to N + 1; 0 has no records. Their number is the newest schema."""
+
+
+class PostgresArbiter:
+    """The ``Arbiter`` on a PostgreSQL database; connects at its first call. Raises StoreError: a wrong ``conninfo``."""
+
+    def __init__(
+        self,
+        conninfo: str,
+        timeout_s: float = ARBITER_TIMEOUT_S,
+        migrations: Sequence[Migration] = MIGRATIONS,
+        above: int = 0,
+    ) -> None:
+        self.where = describe_database(conninfo)
+        self._conninfo = conninfo
+        self._timeout_s = timeout_s
+        self._migrations = migrations
+        self._session: Session | None = None
+        self._seen = above
+        """The highest term seen: a database that was put back to an earlier state does not give one twice."""
+        self._is_closed = False
+
+    def look(self) -> Lease | None:
+        """The lease; None before the first one. Raises StoreError."""
+        with self._ask("read the lease") as session:
+            return self._read(session)
+
+    def _read(self, session: Session, lock: str = "") -> Lease | None:
+        row = session.get(LEASE + lock)
+        if row is None:
+            raise StoreError(f"{self.where}: the lease is gone: somebody emptied cpumond_lease; restore a backup")
+        lease = Lease(*row)
+        self._seen = max(self._seen, lease.term)
+        return lease if lease.term else None
+
+    def take(self, leader: str, lease_s: float) -> Lease | None:
+        """Lead with the next term where nobody does; None: another leads. Raises StoreError."""
+        with self._ask("take the lead") as session:
+            if session.get(IS_LED) == (True,):
+                return None
+            with session.connection.transaction():
+                lease = self._read(session, " FOR UPDATE")
+                self._check_version(session)
+                if session.get(TRY_LEAD) != (True,):
+                    if lease is not None and lease.left_s > 0:
+                        return None
+                    self._force(session)
+                session.get(END_SESSIONS, (WRITE,))
+                term = self._seen + 1
+                session.connection.execute("UPDATE cpumond_lease SET term = %s, leader = %s", (term, leader))
+                session.connection.execute(RENEW, (lease_s, term))
+            session.leads = self._seen = term
+            return Lease(term, leader, lease_s)
+
+    def _check_version(self, session: Session) -> None:
+        """A newer schema is led by no older scheduler: it could not read it. Raises StoreError."""
+        version = _read_version(session)
+        newest = len(self._migrations)
+        if version > newest:
+            raise StoreError(
+                f"{self.where}: was written by a newer cpumond (schema {version}, this one reads up to {newest}); it "
+                f"was left as it is: install that version, or put back cpumond_records_v{newest} if it is there"
+            )
+
+    def _force(self, session: Session) -> None:
+        """Take the lock LEAD from a session that nobody uses any more. The caller holds the lease's row."""
+        session.get(END_SESSIONS, (LEAD,))
+        if session.get(TRY_LEAD) != (True,):
+            raise StoreError(f"{self.where}: the session of the scheduler that led before does not end; ask again")
+
+    def renew(self, term: int, lease_s: float) -> bool:
+        """Let the own lease end ``lease_s`` from now; False: it has been taken. Raises StoreError."""
+        with self._ask("renew the lease") as session:
+            if session.leads == term:
+                return session.connection.execute(RENEW, (lease_s, term)).rowcount == 1
+            # The session that led is lost. Who holds the lock still, while the term is ours and nobody can take it, is
+            # that session, of which the server has not noticed yet.
+            with session.connection.transaction():
+                lease = self._read(session, " FOR UPDATE")
+                if lease is None or lease.term != term:
+                    return False
+                if session.get(TRY_LEAD) != (True,):
+                    self._force(session)
+                session.connection.execute(RENEW, (lease_s, term))
+            session.leads = term
+            return True
+
+    def give_up(self, term: int) -> None:
+        """End the own lease; nothing where it was taken. Raises StoreError."""
+        with self._ask("give the lead up") as session:
+            session.connection.execute(RENEW, (0.0, term))
+            session.connection.execute("SELECT pg_advisory_unlock_all()")
+            session.leads = 0
+
+    def open_store(self, term: int) -> PostgresStore:
+        """The store for the holder of ``term``, migrated. Raises StoreError, FencedError: another leads."""
+        if self._is_closed:
+            raise StoreError(f"{self.where}: the arbiter was closed")
+        store = PostgresStore(self._conninfo, term)
+        try:
+            store.migrate(self._migrations)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @contextlib.contextmanager
+    def _ask(self, doing: str) -> Iterator[Session]:
+        """The session, made anew where there is none; an error of it ends it, and the lead that it holds."""
+        if self._is_closed:
+            raise StoreError(f"{self.where}: cannot {doing}: the arbiter was closed")
+        try:
+            if self._session is None:
+                self._session = connect(self._conninfo, self._timeout_s)
+            with self._session.limited():
+                yield self._session
+        except BaseException as error:
+            self._drop()
+            if isinstance(error, psycopg.Error):
+                raise explain(self.where, doing, error) from error
+            raise
+
+    def _drop(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def close(self) -> None:
+        """Let go of the lead and of the session; a second call does nothing."""
+        self._is_closed = True
+        if self._session is not None:
+            # The session outlives its connection for a moment.
+            with contextlib.suppress(psycopg.Error), self._session.limited():
+                self._session.connection.execute("SELECT pg_advisory_unlock_all()")
+        self._drop()
+
+
+def _read_version(session: Session) -> int:
+    row = session.get("SELECT version FROM cpumond_schema")
+    return int(row[0]) if row else 0
+
+
+class PostgresStore:
+    """The ``Store`` of the leader of ``term``. Made by ``PostgresArbiter.open_store``."""
+
+    def __init__(self, conninfo: str, term: int) -> None:
+        self.where = describe_database(conninfo)
+        self.lost_total = 0
+        self.term = term
+        self._conninfo = conninfo
+        self._session: Session | None = None
+        self._unfinished: tuple[int, object] | None = None
+        """Process and start of the session whose last write may be under way still."""
+        self._over = ""
+        """Why nothing more can be written in this term."""
+        self._is_closed = False
+
+    def migrate(self, migrations: Sequence[Migration]) -> None:
+        """Bring the tables to the newest schema; a copy of the records is made before. Raises StoreError."""
+        with self._use("migrate") as session:
+            version = _read_version(session)
+            for number, migration in enumerate(migrations[version:], version + 1):
+                if number == version + 1 > 1:
+                    self._copy_records(session, version)
+                with session.connection.transaction():
+                    session.connection.execute("SET LOCAL statement_timeout = 0")
+                    migration(session.connection)
+                    session.connection.execute("UPDATE cpumond_schema SET version = %s", (number,))
+                    # Last, since the leader cannot renew its lease while the row is locked.
+                    self._check_term(session, " FOR SHARE")
+            self._check_term(session)
+
+    @staticmethod
+    def _copy_records(session: Session, version: int) -> None:
+        name = f"cpumond_records_v{version}"
+        with session.connection.transaction():
+            session.connection.execute("SET LOCAL statement_timeout = 0")
+            session.connection.execute(f"DROP TABLE IF EXISTS {name}")
+            session.connection.execute(f"CREATE TABLE {name} AS TABLE cpumond_records")
+
+    def load(self) -> Iterator[tuple[str, str, bytes]]:
+        """All records, in order, a page at a time. Raises StoreError, FencedError: another scheduler leads."""
+        statement, place = READ_FIRST, {"limit": PAGE_RECORDS}
+        is_last = False
+        while not is_last:
+            with self._use("read") as session:
+                page = session.connection.execute(statement, place, binary=True).fetchall()
+                is_last = len(page) < PAGE_RECORDS
+                if is_last:
+                    # What another leader wrote meanwhile may be a part of what was read.
+                    self._check_term(session)
+            for kind, key, value in page:
+                yield kind.decode(), key.decode(), value
+            if not is_last:
+                kind, key, _ = page[-1]
+                statement, place = READ_NEXT, {"kind": kind, "key": key, "limit": PAGE_RECORDS}
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Make all changes or none; they are committed when this returns. Raises StoreError: nothing is changed;
+        FencedError: this term is over, or it is not known whether the changes were made."""
+        self._check_open()
+        last: dict[tuple[bytes, bytes], bytes | None] = {}
+        for change in changes:
+            try:
+                last[change.kind.encode(), change.key.encode()] = change.value
+            except UnicodeEncodeError as error:
+                raise StoreError(
+                    f"{self.where}: nothing was written: the kind or key {error.object!r} holds a lone surrogate, "
+                    "which no database can keep; give it another name"
+                ) from None
+        if not changes:
+            with self._use("read the lease") as session:
+                self._check_term(session)
+            return
+        removed = [place for place, value in last.items() if value is None]
+        put = [(*place, value) for place, value in last.items() if value is not None]
+        columns = [*_columns(removed, 2), *_columns(put, 3)]
+        row = self._write_for_sure([self.term, *columns])
+        if row is None:
+            with self._use("read the lease") as session:
+                self._check_term(session)
+            raise StoreError(f"{self.where}: nothing was written: the lease changed and is as before again; try again")
+
+    def _write_for_sure(self, parameters: list[object]) -> TupleRow | None:
+        """Write; a lost connection is followed by a repetition, until it is known what became of it."""
+        until: float | None = None
+        while True:
+            try:
+                session = self._connect()
+                self._unfinished = session.pid, session.started
+                try:
+                    with session.limited():
+                        row = session.get(WRITE_ALL, parameters)
+                except psycopg.Error as error:
+                    if is_refusal(error):
+                        self._unfinished = None
+                    else:
+                        until = until or time.monotonic() + OUTCOME_S
+                    raise
+                self._unfinished = None
+            except (psycopg.Error, StoreError) as error:
+                self._drop()
+                explained = error if isinstance(error, StoreError) else explain(self.where, "write", error)
+                if until is None:
+                    raise explained from error
+                if time.monotonic() > until:
+                    self._over = (
+                        f"{explained}; whether the last changes were written is not known: this scheduler gives up the "
+                        "lead and reads the database again"
+                    )
+                    raise FencedError(self._over) from error
+                time.sleep(PAUSE_S)
+            else:
+                return row
+
+    def _check_term(self, session: Session, lock: str = "") -> None:
+        row = session.get(LEASE + lock)
+        if row is None or row[0] != self.term:
+            other = f"{row[1] or 'another scheduler'} leads with term {row[0]}" if row else "the lease is gone"
+            self._over = f"{self.where}: {other}: nothing of term {self.term} is written any more"
+            raise FencedError(self._over)
+
+    @contextlib.contextmanager
+    def _use(self, doing: str) -> Iterator[Session]:
+        """A session for what leaves no question when it fails."""
+        self._check_open()
+        try:
+            session = self._connect()
+            with session.limited():
+                yield session
+        except psycopg.Error as error:
+            self._drop()
+            raise explain(self.where, doing, error) from error
+
+    def _connect(self) -> Session:
+        """The session, made anew where there is none, after the end of the one before. Raises psycopg.Error."""
+        if self._session is None:
+            session = connect(self._conninfo, STORE_TIMEOUT_S)
+            try:
+                with session.limited():
+                    session.get(f"SELECT pg_advisory_lock_shared({WRITE}, {TABLE}::oid::int)")
+                    self._end_unfinished(session)
+            except BaseException:
+                session.close()
+                raise
+            self._session = session
+        return self._session
+
+    def _end_unfinished(self, session: Session) -> None:
+        if self._unfinished and session.get(END_SESSION, self._unfinished) == (False,):
+            raise StoreError(f"{self.where}: the session of the last write does not end; try again")
+        self._unfinished = None
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreError(f"{self.where}: the store was closed; open it again")
+        if self._over:
+            raise FencedError(self._over)
+
+    def _drop(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def close(self) -> None:
+        """Release the store; a second call does nothing."""
+        self._is_closed = True
+        self._drop()
+
+
+def _columns(rows: Sequence[tuple[object, ...]], number: int) -> list[list[object]]:
+    return [[row[column] for row in rows] for column in range(number)]
+
+
+class AloneStore:
+    """The store for a program that is no scheduler, such as a copy: until it is closed it leads, as nobody, with a
+    term above ``above``.
+
+    Raises StoreError: in use by a scheduler, out of reach, of a newer version.
+    """
+
+    lost_total = 0
+
+    def __init__(self, conninfo: str, above: int = 0, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+        self._arbiter = PostgresArbiter(conninfo, migrations=migrations, above=above)
+        try:
+            self.term = self._check(self._arbiter.take("", ALONE_LEASE_S))
+            self._store = self._arbiter.open_store(self.term)
+        except BaseException:
+            self._arbiter.close()
+            raise
+
+    def _check(self, lease: Lease | None) -> int:
+        if lease is not None:
+            return lease.term
+        holder = self._arbiter.look()
+        by = f"the scheduler at {holder.leader}" if holder and holder.leader else "another program"
+        raise StoreError(f"{self._arbiter.where}: in use by {by}; stop all schedulers on it")
+
+    def load(self) -> Iterator[tuple[str, str, bytes]]:
+        return self._store.load()
+
+    def write(self, changes: Sequence[Change]) -> None:
+        self._store.write(changes)
+
+    def close(self) -> None:
+        self._store.close()
+        self._arbiter.close()

@@ -1,0 +1,158 @@
+"""Sessions on a PostgreSQL database: time-outs on everything, the lease's table, and errors as sentences."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import TupleRow
+
+from cpumond.scheduler.store import StoreError
+
+OLDEST_SERVER: Final = 140000
+"""PostgreSQL 14: the first whose pg_terminate_backend waits."""
+
+CONNECTION: Final = {
+    "connect_timeout": "3",
+    "tcp_user_timeout": "4000",
+    "keepalives_idle": "2",
+    "keepalives_interval": "1",
+    "keepalives_count": "3",
+    "application_name": "cpumond",
+}
+"""What a conninfo that says nothing else gets. ``connect_timeout`` is for each of its hosts."""
+
+CREATION: Final = 0x43504D43
+"""The advisory lock of those that make the first tables."""
+
+Connection = psycopg.Connection[TupleRow]
+
+
+def describe_database(conninfo: str) -> str:
+    """What messages call a database: hosts, ports and name, without its password. Raises StoreError."""
+    parts = _parse(conninfo)
+    host = parts.get("host") or parts.get("hostaddr") or parts.get("service") or "the default host"
+    port = f" port {parts['port']}" if "port" in parts else ""
+    return f"PostgreSQL at {host}{port}, database {parts.get('dbname', 'of the default name')}"
+
+
+def _parse(conninfo: str) -> dict[str, Any]:
+    try:
+        return conninfo_to_dict(conninfo)
+    except psycopg.Error:
+        # libpq's own words quote parts of the text, of the password, too.
+        raise StoreError(
+            "store.conninfo: libpq cannot read it: write it as "
+            '"host=db1,db2 dbname=cpumond user=cpumond target_session_attrs=read-write", values with spaces in single '
+            'quotes, or as "postgresql://user@db1,db2/cpumond"'
+        ) from None
+
+
+class Session:
+    """A connection whose calls end after ``timeout_s``, whatever the server, the network or this process does."""
+
+    def __init__(self, conninfo: str, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.leads = 0
+        """The term for which this session holds LEAD, or 0."""
+        self.connection: Connection = psycopg.connect(**{**CONNECTION, **_parse(conninfo)}, autocommit=True)
+        # A descriptor of its own: the connection's may be closed, and its number be another file's, when time is up.
+        self._socket = socket.socket(fileno=os.dup(self.connection.fileno()))
+        try:
+            with self.limited():
+                # The server gives up first: what it refuses is known not to be done.
+                milliseconds = str(int(timeout_s * 750))
+                (self.started,) = self.connection.execute(
+                    "SELECT backend_start, set_config('statement_timeout', %(ms)s, false), "
+                    "set_config('lock_timeout', %(ms)s, false), "
+                    "set_config('idle_in_transaction_session_timeout', %(ms)s, false) "
+                    "FROM pg_stat_activity WHERE pid = pg_backend_pid()",
+                    {"ms": milliseconds},
+                ).fetchone()[:1]  # type: ignore[index]  # the session itself is always there
+        except BaseException:
+            self.close()
+            raise
+        self.pid = self.connection.info.backend_pid
+
+    @contextlib.contextmanager
+    def limited(self) -> Iterator[None]:
+        """Break the connection off when the block takes longer than ``timeout_s``."""
+        timer = threading.Timer(self.timeout_s, self._cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _cut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def get(self, statement: str, parameters: Sequence[object] = (), binary: bool = False) -> TupleRow | None:
+        """The first row of the answer."""
+        return self.connection.execute(statement, parameters, binary=binary).fetchone()
+
+    def close(self) -> None:
+        self.connection.close()
+        self._socket.close()
+
+
+def connect(conninfo: str, timeout_s: float) -> Session:
+    """A session on a database that has the lease's table. Raises psycopg.Error, or StoreError."""
+    session = Session(conninfo, timeout_s)
+    try:
+        with session.limited():
+            _check_server(session.connection, conninfo)
+            if session.get("SELECT to_regclass('cpumond_lease')") == (None,):
+                _create(session.connection)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _check_server(connection: Connection, conninfo: str) -> None:
+    version = connection.info.server_version
+    if version < OLDEST_SERVER:
+        raise StoreError(
+            f"{describe_database(conninfo)}: is version {version // 10000}; "
+            f"{OLDEST_SERVER // 10000} or a later one is needed"
+        )
+
+
+def _create(connection: Connection) -> None:
+    """The tables that all versions share."""
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (CREATION,))
+        connection.execute("CREATE TABLE IF NOT EXISTS cpumond_schema (version integer NOT NULL)")
+        connection.execute("INSERT INTO cpumond_schema SELECT 0 WHERE NOT EXISTS (SELECT FROM cpumond_schema)")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS cpumond_lease (id integer PRIMARY KEY CHECK (id = 1), term bigint NOT NULL, "
+            "leader text NOT NULL, expires_at timestamptz NOT NULL)"
+        )
+        connection.execute("INSERT INTO cpumond_lease VALUES (1, 0, '', 'epoch') ON CONFLICT DO NOTHING")
+
+
+def is_refusal(error: psycopg.Error) -> bool:
+    """Whether the server says that the statement failed as a whole; all else leaves open whether it was done."""
+    return error.sqlstate is not None and error.diag.severity_nonlocalized == "ERROR"
+
+
+def explain(where: str, doing: str, error: psycopg.Error) -> StoreError:
+    # The first line is the sentence; further ones quote the statement.
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    advice = {
+        "42501": "grant the scheduler's role the rights to its schema, and use one role for all schedulers on it",
+        "25006": "add target_session_attrs=read-write to the conninfo, with all hosts",
+        "53100": "free space on the server's file system",
+        "28P01": "fix user and password (a passfile or PGPASSWORD keeps it out of the configuration)",
+        "3D000": "make the database, or fix dbname",
+    }.get(error.sqlstate or "", "look whether the server runs and can be reached, and into its log")
+    return StoreError(f"{where}: cannot {doing}: {lines[0] if lines else type(error).__name__}; {advice}")

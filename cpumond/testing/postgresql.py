@@ -1,0 +1,182 @@
+"""A PostgreSQL server of its own in a temporary directory, for tests and demonstrations."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from types import TracebackType
+
+from cpumond.core.errors import UnavailableError
+
+START_TIMEOUT_S = 60.0
+
+
+def find_postgresql() -> str | None:
+    """The directory of ``initdb`` and ``postgres``: from PATH, or where Debian keeps them; None: not installed."""
+    found = shutil.which("initdb")
+    if found is not None and os.path.exists(os.path.join(os.path.dirname(os.path.realpath(found)), "postgres")):
+        return os.path.dirname(os.path.realpath(found))
+    versions = glob.glob("/usr/lib/postgresql/*/bin/initdb")
+    return os.path.dirname(max(versions, key=lambda path: int(path.split("/")[-3]))) if versions else None
+
+
+class PostgresServer:
+    """A cluster made by ``initdb``, listening on a port of 127.0.0.1 and on a unix socket in its directory.
+
+    Root lets the user ``postgres`` run it, since PostgreSQL refuses root. Raises UnavailableError: not installed, or it
+    does not start.
+    """
+
+    def __init__(self, *options: str) -> None:
+        """``options``: lines of postgresql.conf."""
+        programs = find_postgresql()
+        if programs is None:
+            raise UnavailableError("PostgreSQL is not installed: install Debian's postgresql")
+        self.programs = programs
+        self._account: str | None = None
+        if os.geteuid() == 0:
+            self._account = "postgres"
+            try:
+                entry = pwd.getpwnam(self._account)
+            except KeyError:
+                raise UnavailableError("PostgreSQL does not run as root, and there is no user postgres") from None
+        self.directory = tempfile.mkdtemp(prefix="cpumond-pg-")
+        if self._account:
+            os.chown(self.directory, entry.pw_uid, entry.pw_gid)
+        self.data = os.path.join(self.directory, "data")
+        self.port = _pick_port()
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> PostgresServer:
+        try:
+            self.make()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def conninfo(self, database: str = "postgres", host: str = "127.0.0.1") -> str:
+        """libpq's words for a database of this server; its user is ``cpumond`` and needs no password."""
+        return f"host={host} port={self.port} dbname={database} user=cpumond"
+
+    def make(self) -> None:
+        """Make the files of an empty cluster."""
+        self.run("initdb", "-D", self.data, "-U", "cpumond", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        self.configure(
+            "listen_addresses = '127.0.0.1'",
+            f"port = {self.port}",
+            f"unix_socket_directories = '{self.directory}'",
+            "max_connections = 50",
+            "shared_buffers = 32MB",
+            *self._options,
+        )
+
+    def configure(self, *lines: str) -> None:
+        """Add lines to postgresql.conf; the last of a setting counts, from the next start or ``reload`` on."""
+        with open(os.path.join(self.data, "postgresql.conf"), "a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    def run(self, program: str, *arguments: str) -> str:
+        """The output of one of PostgreSQL's programs. Raises UnavailableError with its last words."""
+        done = subprocess.run(  # a program found above
+            [os.path.join(self.programs, program), *arguments],
+            user=self._account,
+            group=self._account,
+            extra_groups=[] if self._account else None,
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise UnavailableError(f"{program} failed: {done.stderr.strip()[-500:]}")
+        return done.stdout
+
+    def start(self) -> None:
+        """Start the server and wait until it takes connections."""
+        with open(os.path.join(self.directory, "log"), "ab") as log:
+            self._process = subprocess.Popen(
+                [os.path.join(self.programs, "postgres"), "-D", self.data],
+                user=self._account,
+                group=self._account,
+                extra_groups=[] if self._account else None,
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        status = os.path.join(self.data, "postmaster.pid")
+        until = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < until and self._process.poll() is None:
+            with contextlib.suppress(OSError), open(status, encoding="utf-8") as file:
+                lines = file.read().splitlines()
+                # The eighth line: what pg_ctl waits for.
+                if lines[0] == str(self._process.pid) and len(lines) > 7 and lines[7].strip() in {"ready", "standby"}:
+                    return
+            time.sleep(0.02)
+        with open(os.path.join(self.directory, "log"), encoding="utf-8", errors="replace") as file:
+            raise UnavailableError(f"PostgreSQL does not start: {file.read().strip()[-500:]}")
+
+    @property
+    def pid(self) -> int:
+        """The process that starts the others; 0: it does not run."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else 0
+
+    def reload(self) -> None:
+        """Take the configuration over."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGHUP)
+
+    def kill(self) -> None:
+        """SIGKILL to all of its processes at once, as a loss of power."""
+        if self._process is not None:
+            pids = [self._process.pid, *_list_children(self._process.pid)]
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.wait()
+
+    def stop(self) -> None:
+        """End the server, its sessions too."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._process = None
+
+    def close(self) -> None:
+        """End the server and remove its files."""
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _list_children(pid: int) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            return [int(each) for each in file.read().split()]
+    except OSError:
+        return []
+
+
+def _pick_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

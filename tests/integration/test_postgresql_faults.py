@@ -1,0 +1,437 @@
+"""The store on PostgreSQL when its sessions, server, network and scheduler fail."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from postgresql import Wire, open_pair, run_sql
+from waiting import PATIENCE, wait_until
+
+from cpumond.core.errors import CpumondError
+from cpumond.scheduler.store import Change, FencedError, Lease, Store, StoreError
+from cpumond.scheduler.store import postgresql as module
+from cpumond.scheduler.store.copying import copy_store
+from cpumond.scheduler.store.places import read_term
+from cpumond.scheduler.store.postgresql import MIGRATIONS, AloneStore, PostgresArbiter
+from cpumond.scheduler.store.postgresql_session import Connection
+from cpumond.scheduler.store.sqlite import open_sqlite_store
+from cpumond.testing.postgresql import PostgresServer
+
+LEASE_S = 2.0
+
+
+def content(store: Store) -> dict[str, bytes]:
+    return {key: value for _, key, value in store.load()}
+
+
+def take_when_free(arbiter: PostgresArbiter, lease_s: float = LEASE_S) -> tuple[Lease, float]:
+    """Ask for the lead as a standby does; the lease and how long that took."""
+    begun = time.monotonic()
+
+    def ask() -> Lease | None:
+        with contextlib.suppress(StoreError):
+            return arbiter.take("standby:1", lease_s)
+        return None
+
+    return wait_until(ask, "the lead is free"), time.monotonic() - begun
+
+
+# ---- writes whose outcome is not known
+
+
+@pytest.fixture
+def wire(postgresql: PostgresServer) -> Iterator[Wire]:
+    opened = Wire(postgresql.port)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def behind_wire(wire: Wire, database: str, postgresql: PostgresServer) -> str:
+    return database.replace(f"port={postgresql.port}", f"port={wire.port}")
+
+
+def test_a_write_whose_answer_is_lost_is_made_once_more(wire: Wire, behind_wire: str, database: str) -> None:
+    with contextlib.closing(AloneStore(behind_wire)) as store:
+        store.write([Change("k", "a", b"1"), Change("k", "b", b"1")])
+        before = wire.connections
+        wire.is_deaf = True
+        done = threading.Thread(target=store.write, args=([Change("k", "a", b"2"), Change("k", "b", None)],))
+        done.start()
+        wait_until(
+            lambda: run_sql(database, "SELECT 1 FROM cpumond_records WHERE value = '2'"),
+            "the server has made the write",
+        )
+        wire.is_deaf = False
+        wire.break_all()
+        done.join(20 * PATIENCE)
+        assert not done.is_alive()
+        assert wire.connections > before
+        assert content(store) == {"a": b"2"}
+
+
+def test_what_is_never_known_ends_the_term(
+    wire: Wire, behind_wire: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "OUTCOME_S", 0.5)
+    with contextlib.closing(AloneStore(behind_wire)) as store:
+        store.write([Change("k", "a", b"1")])
+        wire.is_cut = True
+        wire.break_all()
+        with pytest.raises(FencedError, match="whether the last changes were written is not known"):
+            store.write([Change("k", "a", b"2")])
+        wire.is_cut = False
+        with pytest.raises(FencedError, match="is not known"):
+            store.write([Change("k", "a", b"3")])
+        with pytest.raises(FencedError, match="is not known"):
+            list(store.load())
+
+
+def test_where_nothing_was_sent_nothing_is_unknown(wire: Wire, behind_wire: str) -> None:
+    with contextlib.closing(AloneStore(behind_wire)) as store:
+        wire.is_cut = True
+        wire.break_all()
+        for _ in range(2):
+            with pytest.raises(StoreError) as told:
+                list(store.load())
+            assert not isinstance(told.value, FencedError)
+        # The session is gone by now, so this one fails to connect.
+        with pytest.raises(StoreError) as told:
+            store.write([Change("k", "a", b"1")])
+        assert not isinstance(told.value, FencedError)
+        wire.is_cut = False
+        store.write([Change("k", "a", b"2")])
+        assert content(store) == {"a": b"2"}
+
+
+def test_what_the_server_refuses_changes_nothing_and_the_next_write_succeeds(database: str) -> None:
+    with contextlib.closing(AloneStore(database)) as store:
+        store.write([Change("k", "a", b"1")])
+        run_sql(database, "ALTER TABLE cpumond_records ADD CONSTRAINT small CHECK (length(value) < 10)")
+        with pytest.raises(StoreError, match=r'cannot write: .* violates check constraint "small"') as told:
+            store.write([Change("k", "a", b"2"), Change("k", "b", bytes(10))])
+        assert not isinstance(told.value, FencedError)
+        store.write([Change("k", "c", b"3")])
+        assert content(store) == {"a": b"1", "c": b"3"}
+
+
+def test_a_server_that_does_not_answer_is_given_up(wire: Wire, behind_wire: str) -> None:
+    with contextlib.closing(PostgresArbiter(behind_wire, timeout_s=1.0)) as arbiter:
+        assert arbiter.take("a:1", LEASE_S)
+        wire.is_deaf = True
+        begun = time.monotonic()
+        with pytest.raises(StoreError, match="cannot renew the lease"):
+            arbiter.renew(1, LEASE_S)
+        assert time.monotonic() - begun < 1.0 * PATIENCE * 2
+        wire.is_deaf = False
+        assert wait_until(lambda: arbiter.renew(1, LEASE_S))
+
+
+# ---- sessions that end, and a server that is killed, while somebody writes
+
+
+def test_sessions_ended_at_any_moment_lose_and_tear_nothing(database: str) -> None:
+    end = (
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    with contextlib.closing(PostgresArbiter(database)) as arbiter:
+        assert arbiter.take("a:1", 100.0)
+        with contextlib.closing(arbiter.open_store(1)) as store:
+            over = threading.Event()
+
+            def terminate() -> None:
+                while not over.wait(0.05):
+                    with contextlib.suppress(psycopg.Error):
+                        run_sql(database, end)
+
+            thread = threading.Thread(target=terminate)
+            thread.start()
+            try:
+                for number in range(1, 150):
+                    value = b"%d" % number
+                    store.write([Change("k", "a", value), Change("k", "b", value), Change("k", f"{number}", value)])
+            finally:
+                over.set()
+                thread.join()
+            held = wait_until(lambda: _read(store))
+    assert held["a"] == held["b"] == b"149"
+    assert len(held) == 151
+
+
+def _read(store: Store) -> dict[str, bytes]:
+    with contextlib.suppress(StoreError):
+        return content(store)
+    return {}
+
+
+def test_a_primary_that_is_killed_loses_no_confirmed_write_to_its_synchronous_standby() -> None:
+    with open_pair() as (primary, standby):
+        run_sql(primary.conninfo(), "CREATE DATABASE site")
+        conninfo = standby.conninfo_of_both("site")
+        with (
+            contextlib.closing(PostgresArbiter(conninfo)) as one,
+            contextlib.closing(PostgresArbiter(conninfo)) as other,
+        ):
+            assert one.take("a:1", 10.0)
+            store = one.open_store(1)
+            confirmed = 0
+
+            def write() -> None:
+                nonlocal confirmed
+                with contextlib.suppress(StoreError):
+                    while True:
+                        store.write([Change("k", "number", b"%d" % (confirmed + 1))])
+                        confirmed += 1
+
+            writer = threading.Thread(target=write)
+            writer.start()
+            wait_until(lambda: confirmed > 20, "some writes are confirmed")
+            primary.kill()
+            killed_at = time.monotonic()
+            standby.promote()
+            promoted_s = time.monotonic() - killed_at
+            # Of both, the standby is the one that asks.
+            lease, _ = take_when_free(other, 10.0)
+            led_s = time.monotonic() - killed_at
+            assert lease.term >= 2
+            writer.join(30 * PATIENCE)
+            assert not writer.is_alive()
+            with contextlib.closing(store), pytest.raises(FencedError):
+                store.write([Change("k", "number", b"old")])
+            with contextlib.closing(other.open_store(lease.term)) as new:
+                found = int(content(new)["number"])
+            # The write that was under way may be there or not.
+            assert confirmed <= found <= confirmed + 1
+            print(f"promoted after {promoted_s:.2f} s, led after {led_s:.2f} s; {confirmed} writes confirmed")
+            assert led_s < 10.0 * PATIENCE
+
+
+def test_nothing_is_confirmed_while_the_synchronous_standby_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STORE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(module, "OUTCOME_S", 1.0)
+    with (
+        open_pair() as (primary, standby),
+        contextlib.closing(PostgresArbiter(primary.conninfo(), timeout_s=1.0)) as arbiter,
+    ):
+        assert arbiter.take("a:1", LEASE_S)
+        with contextlib.closing(arbiter.open_store(1)) as store:
+            store.write([Change("k", "a", b"1")])
+            standby.stop()
+            with pytest.raises(FencedError, match="is not known"):
+                store.write([Change("k", "a", b"2")])
+            with pytest.raises(StoreError):
+                arbiter.renew(1, LEASE_S)
+            standby.start()
+        # The sessions that waited are let go, and the lead can be had again.
+        lease, _ = take_when_free(arbiter)
+        with contextlib.closing(arbiter.open_store(lease.term)) as store:
+            assert content(store)["a"] in {b"1", b"2"}
+
+
+# ---- a leader that is stopped, or cut off from the database
+
+LEADER = """
+import sys, time
+from cpumond.scheduler.store import Change, FencedError, StoreError
+from cpumond.scheduler.store.postgresql import PostgresArbiter
+
+arbiter = PostgresArbiter(sys.argv[1], timeout_s=2.0)
+lease_s = float(sys.argv[2])
+term = arbiter.take("leader:1", lease_s).term
+store = arbiter.open_store(term)
+store.write([Change("k", "a", b"1")])
+print("leads", flush=True)
+while True:
+    time.sleep(lease_s / 3)
+    try:
+        if not arbiter.renew(term, lease_s):
+            break
+    except StoreError as error:
+        print("error", error, flush=True)
+try:
+    store.write([Change("k", "a", b"old")])
+except FencedError as error:
+    print("fenced", error, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def run_leader(conninfo: str, *prefix: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that leads and renews its lease until it is taken, then tries to write."""
+    command = [*prefix, sys.executable, "-c", LEADER, conninfo, str(LEASE_S)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as leader:
+        try:
+            assert leader.stdout is not None
+            assert leader.stdout.readline() == "leads\n"
+            yield leader
+        finally:
+            leader.kill()
+
+
+def read_end(leader: subprocess.Popen[str]) -> str:
+    assert leader.stdout is not None
+    return leader.stdout.read().splitlines()[-1]
+
+
+def test_a_stopped_leader_is_followed_when_its_lease_ends_and_writes_nothing_more(database: str) -> None:
+    with contextlib.closing(PostgresArbiter(database)) as standby, run_leader(database) as leader:
+        leader.send_signal(signal.SIGSTOP)
+        lease, after_s = take_when_free(standby)
+        assert lease.term == 2
+        assert after_s < (LEASE_S + 5.0) * PATIENCE
+        with contextlib.closing(standby.open_store(2)) as store:
+            store.write([Change("k", "a", b"2")])
+            leader.send_signal(signal.SIGCONT)
+            assert read_end(leader).startswith("fenced")
+            assert content(store) == {"a": b"2"}
+        print(f"led {after_s:.2f} s after SIGSTOP, lease {LEASE_S:g} s")
+
+
+def test_a_killed_leader_is_followed_at_once(database: str) -> None:
+    with contextlib.closing(PostgresArbiter(database)) as standby, run_leader(database) as leader:
+        run_sql(database, "UPDATE cpumond_lease SET expires_at = now() + interval '1 day'")
+        leader.kill()
+        lease, after_s = take_when_free(standby)
+        assert lease.term == 2
+        print(f"led {after_s:.2f} s after SIGKILL")
+
+
+# ---- versions
+
+
+def add_colour(connection: Connection) -> None:
+    connection.execute("ALTER TABLE cpumond_records ADD COLUMN colour text")
+
+
+def break_half_way(connection: Connection) -> None:
+    connection.execute("DELETE FROM cpumond_records")
+    connection.execute("INSERT INTO nowhere VALUES (1)")
+
+
+NEWER = (*MIGRATIONS, add_colour)
+
+
+def test_an_older_schema_is_kept_and_migrated_and_a_newer_one_refused(database: str) -> None:
+    with contextlib.closing(AloneStore(database)) as store:
+        store.write([Change("k", "a", b"1")])
+    for _ in range(2):
+        with contextlib.closing(AloneStore(database, migrations=NEWER)) as store:
+            assert content(store) == {"a": b"1"}
+            store.write([Change("k", "b", b"2")])
+    assert run_sql(database, "SELECT version FROM cpumond_schema") == [(2,)]
+    assert run_sql(database, "SELECT key, value FROM cpumond_records_v1") == [(b"a", b"1")]
+    with pytest.raises(StoreError, match=r"newer cpumond \(schema 2, this one reads up to 1\).*cpumond_records_v1"):
+        AloneStore(database)
+    with contextlib.closing(AloneStore(database, migrations=NEWER)) as store:
+        assert content(store) == {"a": b"1", "b": b"2"}
+
+
+def test_a_migration_that_fails_changes_nothing(database: str) -> None:
+    with contextlib.closing(AloneStore(database)) as store:
+        store.write([Change("k", "a", b"1")])
+    with pytest.raises(StoreError, match='"nowhere" does not exist'):
+        AloneStore(database, migrations=(*NEWER, break_half_way))
+    # The step before it is a whole one.
+    assert run_sql(database, "SELECT version FROM cpumond_schema") == [(2,)]
+    with contextlib.closing(AloneStore(database, migrations=NEWER)) as store:
+        assert content(store) == {"a": b"1"}
+
+
+def test_a_pair_is_upgraded_one_after_the_other(database: str) -> None:
+    with (
+        contextlib.closing(PostgresArbiter(database)) as old_leader,
+        contextlib.closing(PostgresArbiter(database, migrations=NEWER)) as new_standby,
+        contextlib.closing(PostgresArbiter(database)) as old_standby,
+    ):
+        assert old_leader.take("a:1", LEASE_S)
+        store = old_leader.open_store(1)
+        store.write([Change("k", "a", b"1")])
+        # The standby was upgraded first: it waits, and changes nothing.
+        assert new_standby.take("b:1", LEASE_S) is None
+        store.write([Change("k", "b", b"2")])
+        store.close()
+        old_leader.give_up(1)
+        lease = new_standby.take("b:1", LEASE_S)
+        assert lease is not None
+        with contextlib.closing(new_standby.open_store(lease.term)) as migrated:
+            assert content(migrated) == {"a": b"1", "b": b"2"}
+            # Where the other one still is an older one, it stays a standby that knows the leader.
+            assert old_standby.take("a:1", LEASE_S) is None
+            seen = old_standby.look()
+            assert seen is not None
+            assert seen.leader == "b:1"
+        new_standby.give_up(lease.term)
+        with pytest.raises(StoreError, match="newer cpumond"):
+            old_standby.take("a:1", LEASE_S)
+
+
+# ---- what an operator gets wrong
+
+
+@pytest.mark.parametrize(
+    "conninfo",
+    [
+        "host=127.0.0.1 port=1 dbname=x user=cpumond password=geheim",
+        "postgresql://cpumond:geheim@127.0.0.1:1/x",
+        "host=127.0.0.1 password=ge heim geheim",
+        "postgresql://cpumond:geheim@127.0.0.1:1/x?nothing=1",
+        "host=127.0.0.1 password='geheim",
+    ],
+)
+def test_no_message_has_the_password(conninfo: str) -> None:
+    with pytest.raises(CpumondError) as told, contextlib.closing(PostgresArbiter(conninfo)) as arbiter:
+        arbiter.look()
+    assert "heim" not in f"{told.value!r}"
+    assert re.search("127.0.0.1|libpq cannot read it", str(told.value))
+
+
+def test_a_database_that_is_missing_or_without_rights(postgresql: PostgresServer, database: str) -> None:
+    with pytest.raises(StoreError, match="make the database, or fix dbname"):
+        AloneStore(postgresql.conninfo("nowhere"))
+    run_sql(database, "DROP ROLE IF EXISTS reader", "CREATE ROLE reader LOGIN")
+    with pytest.raises(StoreError, match="permission denied for schema public; grant the scheduler's role"):
+        AloneStore(database.replace("user=cpumond", "user=reader"))
+
+
+# ---- copies
+
+
+def test_a_state_goes_there_and_back_and_terms_only_rise(database: str, tmp_path: object) -> None:
+    first, second = f"{tmp_path}/first.db", f"{tmp_path}/second.db"
+    records = [Change("job", f"{number:05}", os.urandom(300)) for number in range(5000)]
+    with contextlib.closing(open_sqlite_store(first)) as store:
+        store.write(records)
+    run_sql(database, "SELECT 1")
+    there = copy_store(first, database)
+    for _ in range(3):
+        AloneStore(database).close()
+    back = copy_store(database, second)
+    assert back == there
+    with contextlib.closing(open_sqlite_store(second)) as store:
+        assert [Change(*record) for record in store.load() if record[0] == "job"] == records
+        term = read_term(store)
+        assert term >= 5
+    run_sql(database, "DROP TABLE cpumond_records, cpumond_lease, cpumond_schema")
+    copy_store(second, database)
+    with contextlib.closing(PostgresArbiter(database)) as arbiter:
+        lease = arbiter.take("a:1", LEASE_S)
+        assert lease is not None
+        assert lease.term > term
+
+
+def test_a_copy_waits_for_no_leader(database: str, tmp_path: object) -> None:
+    with contextlib.closing(PostgresArbiter(database)) as arbiter:
+        assert arbiter.take("a:1", LEASE_S)
+        with pytest.raises(StoreError, match="in use by the scheduler at a:1; stop all schedulers on it"):
+            copy_store(database, f"{tmp_path}/copy.db")

@@ -1,0 +1,55 @@
+"""The store on PostgreSQL and its arbiter, on a real server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from arbiter_contract import ArbiterContract
+from postgresql import make_database, run_sql
+from store_contract import Opener, StoreContract
+
+from cpumond.scheduler.store import Arbiter
+from cpumond.scheduler.store.postgresql import AloneStore, PostgresArbiter
+from cpumond.testing.postgresql import PostgresServer
+
+
+class TestStore(StoreContract):
+    @pytest.fixture
+    def make_opener(self, postgresql: PostgresServer) -> Callable[[], Opener]:
+        def make() -> Opener:
+            conninfo = make_database(postgresql)
+            return lambda: AloneStore(conninfo)
+
+        return make
+
+
+class PostgresRig:
+    lease_s = 1.0
+
+    def __init__(self, conninfo: str) -> None:
+        self.conninfo = conninfo
+
+    def make(self) -> PostgresArbiter:
+        return PostgresArbiter(self.conninfo)
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def end_sessions(self, arbiter: Arbiter) -> None:
+        assert isinstance(arbiter, PostgresArbiter)
+        assert arbiter._session is not None
+        run_sql(self.conninfo, f"SELECT pg_terminate_backend({arbiter._session.pid}, 5000)")
+
+    def end_store_sessions(self) -> None:
+        run_sql(
+            self.conninfo,
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'",
+        )
+
+
+class TestArbiter(ArbiterContract):
+    @pytest.fixture
+    def rig(self, database: str) -> PostgresRig:
+        return PostgresRig(database)

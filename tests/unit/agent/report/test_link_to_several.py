@@ -1,0 +1,186 @@
+"""The link to several schedulers of which one leads: which one is asked, and what is not carried out."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import structlog
+from played_server import Handler, PlayedServer, Turn, reply, serve, soon
+
+from cpumond.agent.config import SchedulerLink as LinkOptions
+from cpumond.agent.report.scheduler import SchedulerLink
+from cpumond.core.wire import (
+    Heartbeat,
+    HeartbeatAnswer,
+    JobLog,
+    JobReply,
+    NodeRegistration,
+    NodeResources,
+    RegistrationAnswer,
+    StopOrder,
+)
+
+NODES, HEARTBEATS = "/api/v1/nodes", "/api/v1/heartbeats"
+ACCEPTED = HeartbeatAnswer(True)
+STOP = HeartbeatAnswer(True, stop=[StopOrder("job-1", 1.0, "abort", "old orders")])
+LONG_S = 30.0
+
+
+def hang_up(handler: Handler) -> None:
+    handler.close_connection = True
+
+
+def answer_in(term: int | None, answer: HeartbeatAnswer = ACCEPTED, status: int = 200) -> Turn:
+    return reply(answer, status, *([("X-Cpumond-Term", str(term))] if term else []))
+
+
+def lead(term: int | None) -> Any:
+    """What a scheduler that leads answers as usual."""
+    registered = reply(RegistrationAnswer("node-1", "default", 1.0), 200, ("X-Cpumond-Term", str(term or "")))
+    return lambda path: registered if path == NODES else answer_in(term)
+
+
+def stand_by(leader: str = "") -> Any:
+    error = {"error": f"standby: the scheduler at {leader} leads (term 3)", "code": 105, "attributes": {}}
+    return lambda _: reply(error, 503, *([("X-Cpumond-Leader", leader)] if leader else []))
+
+
+def place(server: PlayedServer) -> str:
+    return server.url.removeprefix("http://")
+
+
+class Node:
+    def __init__(self, *urls: str, timeout_s: float = LONG_S) -> None:
+        self.answers: queue.Queue[HeartbeatAnswer] = queue.Queue()
+        self.link = SchedulerLink(
+            LinkOptions(url=list(urls), timeout_s=timeout_s, heartbeat_period_s=0.01),
+            NodeRegistration("node-1", "run-1", NodeResources(cpu=8.0)),
+            lambda answer, _: self.answers.put(answer),
+            lambda request: JobLog("node-1", request.request_id),
+            lambda request, _: JobReply("node-1", request.request_id),
+            soon(),
+        )
+
+    def beat(self, sequence: int) -> HeartbeatAnswer:
+        self.link.submit(Heartbeat("node-1", "run-1", sequence, 1.7e9, 8.0, []))
+        return self.answers.get(timeout=LONG_S)
+
+
+@contextmanager
+def linked(*urls: str, **options: float) -> Iterator[Node]:
+    node = Node(*urls, **options)
+    try:
+        yield node
+    finally:
+        node.link.close(LONG_S)
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[Any]]:
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[PlayedServer, PlayedServer]]:
+    with serve(lead(3)) as first, serve(lead(3)) as second:
+        yield first, second
+
+
+Pair = tuple[PlayedServer, PlayedServer]
+
+
+def events(logs: list[Any]) -> list[str]:
+    return [line["event"] for line in logs]
+
+
+def test_the_leader_that_a_standby_names_is_followed_and_kept_to(pair: Pair, logs: list[Any]):
+    first, second = pair
+    first.usual = stand_by(place(second))
+    with linked(first.url) as node:
+        for sequence in (1, 2, 3):
+            node.beat(sequence)
+        assert node.link.scheduler == (second.url, 3, 0)
+    assert ([request.path for request in first.requests], second.sequences) == ([NODES], [1, 2, 3])
+    assert events(logs) == ["link_failed", "node_registered", "link_recovered"]
+    assert f"standby: the scheduler at {place(second)} leads" in logs[0]["error"]
+
+
+def test_the_next_address_is_asked_when_the_leader_is_gone_and_the_node_stays_registered(pair: Pair, logs: list[Any]):
+    first, second = pair
+    second.usual = lead(4)
+    with linked(first.url, second.url) as node:
+        node.beat(1)
+        first.turns[HEARTBEATS] = [hang_up]
+        node.beat(2)
+        assert node.link.scheduler == (second.url, 4, 0)
+    assert [request.path for request in second.requests] == [HEARTBEATS]
+    [changed] = [line for line in logs if line["event"] == "scheduler_changed"]
+    assert changed == {
+        "event": "scheduler_changed", "log_level": "info", "url": second.url, "term": 4, "before": first.url,
+        "term_before": 3,
+    }  # fmt: skip
+
+
+def test_two_standbys_are_asked_until_one_leads(pair: Pair):
+    first, second = pair
+    first.usual, second.usual = stand_by(), stand_by(place(first))
+    second.turns[NODES] = [stand_by()(NODES)] * 3
+    second.usual = lead(9)
+    with linked(first.url, second.url) as node:
+        node.beat(1)
+        assert node.link.scheduler == (second.url, 9, 0)
+    assert node.link.stats().failed_total >= 6
+
+
+@pytest.mark.parametrize("status", [200, 409])
+def test_what_a_lower_term_answers_is_not_carried_out(pair: Pair, logs: list[Any], status: int):
+    first, second = pair
+    second.usual = lead(4)
+    with linked(first.url, second.url) as node:
+        first.turns[HEARTBEATS] = [stand_by(place(second))(HEARTBEATS)]
+        node.beat(1)
+        second.turns[HEARTBEATS] = [stand_by(place(first))(HEARTBEATS)]
+        old = STOP if status == 200 else HeartbeatAnswer(False, "not registered", register=True)
+        first.turns[HEARTBEATS] = [answer_in(3, old, status)] * 2
+        assert node.beat(2) == HeartbeatAnswer(True)
+        assert node.link.scheduler[:2] == (second.url, 4)
+        assert node.link.scheduler[2] >= 1
+    assert node.answers.empty()
+    assert [request.path for request in (*first.requests, *second.requests)].count(NODES) == 1
+    told = [line for line in logs if line["event"] == "term_refused"]
+    assert len(told) == 1
+    assert told[0]["log_level"] == "warning"
+    assert f"{first.url}/api/v1/heartbeats: answered in term 3, but term 4 has begun" in told[0]["error"]
+
+
+def test_an_answer_without_a_term_is_taken_as_it_is(pair: Pair):
+    first, _ = pair
+    with linked(first.url) as node:
+        node.beat(1)
+        first.turns[HEARTBEATS] = [answer_in(None, STOP)]
+        assert node.beat(2) == STOP
+        assert node.link.scheduler == (first.url, None, 0)
+
+
+def test_a_refusal_is_tried_again_where_it_was_given(pair: Pair):
+    first, second = pair
+    first.turns[NODES] = [reply({"error": "no such token", "code": 900, "attributes": {}}, 401)] * 3
+    with linked(first.url, second.url) as node:
+        node.beat(1)
+    assert second.requests == []
+    assert node.link.stats().failed_total == 3
+
+
+def test_a_scheduler_that_does_not_answer_in_time_is_left(pair: Pair):
+    first, second = pair
+    second.usual = lead(4)
+    with linked(first.url, second.url, timeout_s=0.3) as node:
+        node.beat(1)
+        first.turns[HEARTBEATS] = [lambda handler: handler.rfile.read(1)]
+        node.beat(2)
+        assert node.link.scheduler[0] == second.url

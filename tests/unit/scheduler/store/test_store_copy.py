@@ -1,0 +1,127 @@
+"""``cpumond store copy`` between SQLite databases; tests/integration has PostgreSQL."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cpumond.cli import cli
+from cpumond.core.errors import RefusedError, UnavailableError, UsageError
+from cpumond.scheduler.store import UNFINISHED, Change, StoreError, copying
+from cpumond.scheduler.store.copying import copy_store
+from cpumond.scheduler.store.places import is_conninfo, make_term, open_place, read_term
+from cpumond.scheduler.store.sqlite import open_sqlite_store
+
+RECORDS = [Change("job", f"{number:04}", bytes(range(256))) for number in range(2500)] + [Change("pool", "é\0", b"")]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    path = str(tmp_path / "source.db")
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        store.write(RECORDS)
+    return path
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    return str(tmp_path / "there" / "target.db")
+
+
+def read_all(path: str) -> list[Change]:
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        return [Change(*record) for record in store.load()]
+
+
+def test_all_records_are_there_and_nothing_else(source: str, target: str) -> None:
+    shown: list[str] = []
+    copied = copy_store(source, target, shown.append)
+    assert copied.records == len(RECORDS)
+    assert read_all(target) == RECORDS == read_all(source)
+    assert shown[0] == "1000 records copied"
+    assert shown[-1] == "2000 of 2501 records compared"
+
+
+def test_the_command_says_what_it_did(source: str, target: str) -> None:
+    done = CliRunner().invoke(cli, ["store", "copy", "--from", source, "--to", target], catch_exceptions=False)
+    assert done.output.startswith("2501 records copied and compared, sha256 ")
+
+
+def test_the_term_goes_along(source: str, target: str) -> None:
+    with contextlib.closing(open_sqlite_store(source)) as store:
+        store.write([make_term(7)])
+    assert copy_store(source, target).records == len(RECORDS)
+    with contextlib.closing(open_sqlite_store(target)) as store:
+        assert read_term(store) == 7
+
+
+def test_a_source_that_is_missing_is_not_made(target: str) -> None:
+    with pytest.raises(UnavailableError, match="there is no database"):
+        copy_store(f"{target}x", target)
+    assert not os.path.exists(f"{target}x")
+    assert not os.path.exists(target)
+
+
+def test_a_source_in_use(source: str, target: str) -> None:
+    with contextlib.closing(open_sqlite_store(source)), pytest.raises(StoreError, match="in use by process"):
+        copy_store(source, target)
+
+
+def test_a_destination_that_holds_something(source: str, target: str) -> None:
+    with contextlib.closing(open_sqlite_store(target)) as store:
+        store.write([Change("k", "a", b"1")])
+    with pytest.raises(RefusedError, match="holds 1 record; only an empty store"):
+        copy_store(source, target)
+    assert read_all(target) == [Change("k", "a", b"1")]
+
+
+def test_a_store_onto_itself(source: str) -> None:
+    with pytest.raises(UsageError, match="same store"):
+        copy_store(source, os.path.relpath(source))
+
+
+def test_a_copy_that_was_broken_off_is_no_source_and_is_begun_anew(source: str, target: str, tmp_path: Path) -> None:
+    def stop(text: str) -> None:
+        if "copied" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copy_store(source, target, stop)
+    held = read_all(target)
+    assert len(held) == 1001
+    assert held[-1].kind == UNFINISHED
+    with pytest.raises(RefusedError, match="holds a copy that was broken off"):
+        copy_store(target, str(tmp_path / "third.db"))
+    copy_store(source, target)
+    assert read_all(target) == RECORDS
+
+
+def test_what_is_read_back_differs(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = copying._records
+    monkeypatch.setattr(
+        copying, "_records", lambda store: (r for r in whole(store) if not (store.path == target and r[1] == "0003"))
+    )
+    with pytest.raises(StoreError, match=r"not what was written \(2500 records of 2501\)"):
+        copy_store(source, target)
+    assert UNFINISHED in {kind for kind, _, _ in read_all(target)}
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("host=a dbname=b", True), ("postgresql://a/b", True), ("service=x", True),
+        ("/var/a=b.db", False), ("./a=b", False), ("state/scheduler.db", False),
+    ],
+)  # fmt: skip
+def test_which_place_is_a_conninfo(place: str, expected: bool) -> None:
+    assert is_conninfo(place) is expected
+
+
+def test_without_psycopg_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cpumond.scheduler.store.postgresql", None)
+    with pytest.raises(Exception, match=r"needs psycopg 3 .*cpumond\[postgresql\]"):
+        open_place("dbname=x")
