@@ -404,6 +404,45 @@ def test_a_database_that_is_missing_or_without_rights(postgresql: PostgresServer
         AloneStore(database.replace("user=cpumond", "user=reader"))
 
 
+@pytest.mark.parametrize("encoding", ["UTF8", "SQL_ASCII"])
+def test_a_database_with_settings_of_its_own(postgresql: PostgresServer, encoding: str) -> None:
+    name = f"own_{encoding.lower()}"
+    run_sql(
+        postgresql.conninfo(),
+        f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0",
+        f"ALTER DATABASE {name} SET synchronous_commit = off",
+        f"ALTER DATABASE {name} SET default_transaction_isolation = serializable",
+        f"ALTER DATABASE {name} SET client_encoding = latin1",
+    )
+    conninfo = postgresql.conninfo(name)
+    with contextlib.closing(PostgresArbiter(conninfo)) as arbiter:
+        lease = arbiter.take("höst:1", LEASE_S)
+        assert lease is not None
+        assert arbiter.look() == (1, "höst:1", pytest.approx(LEASE_S, abs=LEASE_S))
+        with contextlib.closing(arbiter.open_store(1)) as store:
+            store.write([Change("k", "ö", b"1")])
+            assert content(store) == {"ö": b"1"}
+            assert store._session is not None
+            for setting, expected in (
+                ("synchronous_commit", "on"),
+                ("default_transaction_isolation", "read committed"),
+            ):
+                assert store._session.get(f"SELECT current_setting('{setting}')") == (expected,)
+
+
+def test_schedulers_in_two_schemas_of_a_database_do_not_meet(database: str) -> None:
+    run_sql(database, "CREATE SCHEMA one", "CREATE SCHEMA two")
+    places = [f"{database} options='-c search_path={schema}'" for schema in ("one", "two")]
+    with (
+        contextlib.closing(AloneStore(places[0])) as one,
+        contextlib.closing(AloneStore(places[1])) as two,
+    ):
+        one.write([Change("k", "a", b"1")])
+        two.write([Change("k", "b", b"2")])
+        assert content(one) == {"a": b"1"}
+        assert content(two) == {"b": b"2"}
+
+
 # ---- copies
 
 
