@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from postgresql import Wire, open_pair, run_sql
+from postgresql import Wire, make_schema, open_pair, run_sql
 from waiting import PATIENCE, wait_until
 
 from cpumond.core.errors import CpumondError
@@ -401,6 +401,8 @@ def test_a_database_that_is_missing_or_without_rights(postgresql: PostgresServer
         AloneStore(postgresql.conninfo("nowhere"))
     run_sql(database, "DROP ROLE IF EXISTS reader", "CREATE ROLE reader LOGIN")
     with pytest.raises(StoreError, match="permission denied for schema public; grant the scheduler's role"):
+        AloneStore(postgresql.conninfo().replace("user=cpumond", "user=reader"))
+    with pytest.raises(StoreError, match="no schema has been selected to create in; make the schema"):
         AloneStore(database.replace("user=cpumond", "user=reader"))
 
 
@@ -430,12 +432,10 @@ def test_a_database_with_settings_of_its_own(postgresql: PostgresServer, encodin
                 assert store._session.get(f"SELECT current_setting('{setting}')") == (expected,)
 
 
-def test_schedulers_in_two_schemas_of_a_database_do_not_meet(database: str) -> None:
-    run_sql(database, "CREATE SCHEMA one", "CREATE SCHEMA two")
-    places = [f"{database} options='-c search_path={schema}'" for schema in ("one", "two")]
+def test_schedulers_in_two_schemas_of_a_database_do_not_meet(postgresql: PostgresServer) -> None:
     with (
-        contextlib.closing(AloneStore(places[0])) as one,
-        contextlib.closing(AloneStore(places[1])) as two,
+        contextlib.closing(AloneStore(make_schema(postgresql))) as one,
+        contextlib.closing(AloneStore(make_schema(postgresql))) as two,
     ):
         one.write([Change("k", "a", b"1")])
         two.write([Change("k", "b", b"2")])

@@ -156,6 +156,7 @@ def explain(where: str, doing: str, error: psycopg.Error) -> StoreError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     advice = {
         "42501": "grant the scheduler's role the rights to its schema, and use one role for all schedulers on it",
+        "3F000": "make the schema of the search path, and grant the scheduler's role its use",
         "25006": "add target_session_attrs=read-write to the conninfo, with all hosts",
         "53100": "free space on the server's file system",
     }.get(error.sqlstate or "", "look whether the server runs and can be reached, and into its log")
