@@ -90,7 +90,7 @@ def open_pair() -> Iterator[tuple[PostgresServer, Standby]]:
         primary = PostgresServer().__enter__()
     except UnavailableError as error:
         pytest.skip(f"needs PostgreSQL: {error}")
-    with primary, Standby(primary) as standby:
+    with contextlib.closing(primary), Standby(primary) as standby:
         standby.hold_commits()
         yield primary, standby
 

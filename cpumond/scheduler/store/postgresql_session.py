@@ -152,7 +152,8 @@ def explain(where: str, doing: str, error: psycopg.Error) -> StoreError:
         "42501": "grant the scheduler's role the rights to its schema, and use one role for all schedulers on it",
         "25006": "add target_session_attrs=read-write to the conninfo, with all hosts",
         "53100": "free space on the server's file system",
-        "28P01": "fix user and password (a passfile or PGPASSWORD keeps it out of the configuration)",
-        "3D000": "make the database, or fix dbname",
     }.get(error.sqlstate or "", "look whether the server runs and can be reached, and into its log")
+    if error.sqlstate is None and "FATAL" in str(error):
+        # libpq tells no code of what refuses a connection.
+        advice = "fix dbname, user and password, or the server's pg_hba.conf"
     return StoreError(f"{where}: cannot {doing}: {lines[0] if lines else type(error).__name__}; {advice}")
