@@ -17,8 +17,8 @@ PURE = (
     *(
         f"scheduler.{name}"
         for name in (
-            "model", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead", "history.model",
-            "history.collector", "history.series", "history.report", "history.chunks",
+            "model", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead",
+            "history.model", "history.collector", "history.series", "history.report", "history.chunks",
         )
     ),
 )  # fmt: skip
