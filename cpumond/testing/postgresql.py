@@ -41,15 +41,18 @@ class PostgresServer:
         if programs is None:
             raise UnavailableError("PostgreSQL is not installed: install Debian's postgresql")
         self.programs = programs
-        self._account: str | None = None
+        self.prefix: tuple[str, ...] = ()
+        """What the server is started with, in a network namespace, say."""
+        self._as_owner: tuple[str, ...] = ()
+        entry = None
         if os.geteuid() == 0:
-            self._account = "postgres"
+            self._as_owner = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
             try:
-                entry = pwd.getpwnam(self._account)
+                entry = pwd.getpwnam("postgres")
             except KeyError:
                 raise UnavailableError("PostgreSQL does not run as root, and there is no user postgres") from None
         self.directory = tempfile.mkdtemp(prefix="cpumond-pg-")
-        if self._account:
+        if entry is not None:
             os.chown(self.directory, entry.pw_uid, entry.pw_gid)
         self.data = os.path.join(self.directory, "data")
         self.port = _pick_port()
@@ -94,10 +97,7 @@ class PostgresServer:
     def run(self, program: str, *arguments: str) -> str:
         """The output of one of PostgreSQL's programs. Raises UnavailableError with its last words."""
         done = subprocess.run(  # a program found above
-            [os.path.join(self.programs, program), *arguments],
-            user=self._account,
-            group=self._account,
-            extra_groups=[] if self._account else None,
+            [*self._as_owner, os.path.join(self.programs, program), *arguments],
             cwd=self.directory,
             capture_output=True,
             text=True,
@@ -111,10 +111,7 @@ class PostgresServer:
         """Start the server and wait until it takes connections."""
         with open(os.path.join(self.directory, "log"), "ab") as log:
             self._process = subprocess.Popen(
-                [os.path.join(self.programs, "postgres"), "-D", self.data],
-                user=self._account,
-                group=self._account,
-                extra_groups=[] if self._account else None,
+                [*self.prefix, *self._as_owner, os.path.join(self.programs, "postgres"), "-D", self.data],
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -152,10 +149,10 @@ class PostgresServer:
                     os.kill(pid, signal.SIGKILL)
             self._process.wait()
 
-    def stop(self) -> None:
-        """End the server, its sessions too."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
+    def stop(self, number: signal.Signals = signal.SIGINT) -> None:
+        """End the server, its sessions too; SIGQUIT: without writing its memory out."""
+        if self.pid and self._process is not None:
+            self._process.send_signal(number)
             try:
                 self._process.wait(20)
             except subprocess.TimeoutExpired:
@@ -163,8 +160,11 @@ class PostgresServer:
         self._process = None
 
     def close(self) -> None:
-        """End the server and remove its files."""
-        self.stop()
+        """End the server and remove its files, and the segment of shared memory that one leaves that was killed."""
+        self.stop(signal.SIGQUIT)
+        with contextlib.suppress(OSError, IndexError), open(f"{self.data}/postmaster.pid", encoding="utf-8") as file:
+            segment = file.read().splitlines()[6].split()[1]
+            subprocess.run(["ipcrm", "-m", segment], check=False, capture_output=True)  # noqa: S607
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -17,6 +17,7 @@ MOST_CORES, MOST_OF_CAPACITY, LATE_S = 1024.0, 16.0, 60.0
 """A job used, or was held back on, at most MOST_CORES cores, or MOST_OF_CAPACITY times its node's where that is more; a
 report is at most LATE_S late."""
 NO_CPU_TIMES = cpu_times(CpuUse())
+USUAL_MODE = "reclaim"
 GIVEN_UP: frozenset[JobState] = frozenset({"aborted", "lost"})
 """Ends of jobs that their nodes may still have: what a node reports of such a job later is taken over."""
 
@@ -73,16 +74,33 @@ def list_counters(told: CpuUse) -> dict[str, Any]:
 
 def take_report(job: Job, report: JobReport, now: float) -> None:
     """Take over a heartbeat's report of a live job: usage of active ones, CPU time of stopping ones, too (1.7, 1.8)."""
+    if report == job.report:
+        return
     report = drop_implausible(report, job.node, job.start_time, now)
     times = cpu_times(report)
     if job.began_at is None:
         # The node's clock may differ; the start of a job that was taken over comes from its node.
         job.began_at = now if report.start_time is None else min(max(report.start_time, job.ordered_at), now)
-    job.report = _keep_known(job.report, report, times)
+    before, job.report = job.report, _keep_known(job.report, report, times)
+    _share_text(job, before.cgroup)
     count_cpu_time(job, times)
     if job.is_active:
         job.state = "running"
         change_usage(job, reported_usage(job.limits, report))
+
+
+def _share_text(job: Job, cgroup: str) -> None:
+    """Keep one copy of the texts of a job's report: each was decoded anew, and they are most of its memory."""
+    report = job.report
+    for name, value in (
+        ("job_id", job.id),
+        ("operation_id", job.element.operation.id),
+        ("task", job.task.name),
+        ("mode", USUAL_MODE),
+        ("cgroup", cgroup),
+    ):
+        if getattr(report, name) == value:
+            msgspec.structs.force_setattr(report, name, value)
 
 
 def reported_usage(limits: Vector, report: JobReport) -> Vector:
