@@ -181,6 +181,13 @@ def check(config: SchedulerConfig) -> None:
             "api.tokens_file anybody could run operations and change pools: set api.tokens_file to a file made with "
             'lines "user:sha256-hex", or listen on 127.0.0.1'
         )
+    if config.api.advertise:
+        where = f"{config.where}: api.advertise"
+        advertised, port = parse_listen(config.api.advertise, where)
+        if not port or advertised in ("0.0.0.0", "::"):  # noqa: S104 - refused, not listened on
+            raise ConfigError(
+                f"{where}: {config.api.advertise!r} is no address that a client could ask: name this host"
+            )
     store = config.store
     if store.kind == "postgresql" and not store.conninfo:
         raise ConfigError(

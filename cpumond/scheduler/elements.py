@@ -151,7 +151,7 @@ class OperationElement(Element):
 class Operation:
     """An operation: its record, what it still needs, its elements by tree."""
 
-    __slots__ = ("record", "needed", "elements", "active", "order_sizes")
+    __slots__ = ("record", "needed", "elements", "active", "order_sizes", "_orders")
 
     def __init__(self, record: OperationRecord) -> None:
         self.record = record
@@ -163,6 +163,14 @@ class Operation:
         those is replaced only after its end, if the operation goes on then."""
         self.order_sizes: dict[str, int] = {}
         """Task -> about how many bytes of JSON the order of one of its jobs takes, once one was made."""
+        self._orders: dict[str, tuple[Task, Vector]] = {}
+
+    def order_of(self, task: Task) -> Vector:
+        """``task.resources``, one object for all jobs of the task: each would take as much as its job."""
+        known = self._orders.get(task.name)
+        if known is None or known[0] is not task:
+            known = self._orders[task.name] = task, task.resources
+        return known[1]
 
     @property
     def active_job_count(self) -> int:
@@ -200,9 +208,9 @@ class Job:
         self.element = element
         self.task = task
         self.node = node
-        self.limits: Vector = task.resources
+        self.limits: Vector = element.operation.order_of(task)
         """What it ordered."""
-        self.usage: Vector = task.resources
+        self.usage: Vector = self.limits
         """What it may use now: its cpu is ``current_cpu_limit``."""
         self.state: JobState = "starting"
         self.start_time = start_time

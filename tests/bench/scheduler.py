@@ -9,7 +9,7 @@ With ``--starve N`` N per cent of the operations come when the cluster is full: 
 same cluster is measured with a starvation time-out that is far off and with one that is over, in turns.
 
     python tests/bench/scheduler.py [--nodes 1000] [--jobs 20] [--pools 1000] [--operations 10000] [--seconds 15]
-        [--rounds 5] [--starve 35] [--check]
+        [--rounds 5] [--starve 35] [--store postgresql] [--check]
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+
+from cpumond.testing.postgresql import PostgresServer
 
 CONNECTIONS = 8
 FAR_MS = 86_400_000
@@ -371,17 +373,24 @@ def main() -> None:
     parser.add_argument(
         "--starve", type=int, default=0, metavar="PERCENT", help="of operations that find the cluster full"
     )
+    parser.add_argument("--store", choices=["sqlite", "postgresql"], default="sqlite", help="one of its own, here")
     parser.add_argument("--check", action="store_true", help="exit code 1 when a ratio is out of its bound")
     arguments = parser.parse_args()
     if not 0 <= arguments.starve < 100 or arguments.rounds < 1:
         parser.error("--starve is 0 to 99 per cent, --rounds at least 1")
-    with tempfile.TemporaryDirectory() as folder, socket.socket(proto=socket.IPPROTO_TCP) as floor_socket:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        floor_socket = stack.enter_context(socket.socket(proto=socket.IPPROTO_TCP))
+        store = ""
+        if arguments.store == "postgresql":
+            server = stack.enter_context(PostgresServer())
+            store = f'[store]\nkind = "postgresql"\nconninfo = "{server.conninfo()}"\n'
         floor_socket.bind(("127.0.0.1", 0))
         floor_socket.listen(64)
         config = Path(folder) / "scheduler.toml"
         config.write_text(
             f'state_dir = "{folder}/state"\nmax_operation_count = 100000\n[api]\nlisten = "127.0.0.1:0"\n'
-            'rate_limit = 0\n[log]\nlevel = "info"\nformat = "json"\n'
+            f'rate_limit = 0\n{store}[log]\nlevel = "info"\nformat = "json"\n'
         )
         log = (Path(folder) / "log").open("w+")
         fd = floor_socket.fileno()

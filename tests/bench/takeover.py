@@ -60,11 +60,11 @@ class Pair:
             with open(place / f"{name}.log", "wb") as log:
                 self.processes[f"http://127.0.0.1:{port}"] = subprocess.Popen(command, stdout=log, stderr=log)
 
-    async def find_leader(self) -> str:
-        """The address of the one that leads, as soon as one does."""
+    async def find_leader(self, but: str = "") -> str:
+        """The address of the one that leads, as soon as one ``but`` this one does."""
         while True:
-            for url, process in self.processes.items():
-                if process.poll() is not None:
+            for url in self.processes:
+                if url == but:
                     continue
                 try:
                     _, _, content = await asyncio.wait_for(Connection(url).ask("GET", "/readyz", b""), TIMEOUT_S)
@@ -111,7 +111,8 @@ class Connection:
 
 
 class Node:
-    """A node without jobs. ``requests``: when it sent one to whom, ``taken``: when who took a heartbeat, in which term."""
+    """A node without jobs. ``requests``: when it sent one to whom; ``taken``: when who took a heartbeat, in which
+    term."""
 
     def __init__(self, number: int, urls: list[str], period_s: float) -> None:
         self.id = f"node-{number}"
@@ -192,7 +193,7 @@ async def take_over(pair: Pair, nodes: list[Node], fault: str, period_s: float, 
     await asyncio.sleep(SETTLE_S)
     process, fault_at_s = pair.processes[old], time.monotonic()
     process.send_signal(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
-    new = await pair.find_leader()
+    new = await pair.find_leader(but=old)
     led_s = time.monotonic() - fault_at_s
     await asyncio.sleep(BACK_S + lease_s)
     back = sorted(

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from closed_loop import Proxy
+from postgresql import run_sql
+from scheduler_process import PlayedNode, SchedulerProcess
 from takeover import LEASE_S, Pair, kill_the_leader, stop_the_leader, two_schedulers
+from waiting import wait_until
 
 from cpumond.core.errors import UnavailableError
+from cpumond.scheduler.store.postgresql import HOLDERS, LEAD
+from cpumond.testing import Cluster
+from cpumond.testing.cluster import ClusterScheduler
 from cpumond.testing.postgresql import PostgresServer
 
 pytestmark = pytest.mark.cgroup
@@ -17,11 +27,15 @@ STOPPED_S = LEASE_S + 5.0
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def needs_postgresql() -> None:
     try:
         PostgresServer().close()
     except UnavailableError as error:
         pytest.skip(f"needs PostgreSQL: {error}")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, needs_postgresql: None) -> Iterator[Pair]:
     with two_schedulers(tmp_path_factory.mktemp("pair")) as made:
         yield made
 
@@ -36,3 +50,65 @@ def test_a_stopped_leader_is_replaced_and_answers_nothing_when_it_goes_on(pair: 
         took_s, answered_s = stop_the_leader(pair)
         assert took_s < STOPPED_S
         assert answered_s < 1.0
+
+
+def client_of(scheduler: ClusterScheduler, directory: Path) -> SchedulerProcess:
+    """Requests to one scheduler of a cluster, whichever leads."""
+    client = SchedulerProcess(directory)
+    client.address = scheduler.listen
+    return client
+
+
+def test_a_leader_whose_session_is_ended_starts_nothing_more_and_agents_refuse_its_term(
+    tmp_path: Path, needs_postgresql: None
+):
+    # A leader looks into its store with each update, and would notice by that at once.
+    cluster = Cluster(tmp_path, 1, schedulers=2, lease="90s", scheduler_config='fair_share_update_period = "8s"')
+    target = [cluster.scheduler]
+    drop_in = tmp_path / "node-1/conf.d/proxy.toml"
+    with Proxy(lambda: target[0].listen) as proxy:
+        drop_in.parent.mkdir(parents=True, exist_ok=True)
+        drop_in.write_text(f'[scheduler]\nurl = "{proxy.url}"', encoding="utf-8")
+
+        def switch_to(scheduler: ClusterScheduler) -> None:
+            proxy.mode, target[0] = "refuse", scheduler
+            threading.Event().wait(0.1)
+            proxy.mode = "pass"
+            heard = len(proxy.heartbeats())
+            wait_until(lambda: len(proxy.heartbeats()) > heard + 1, "the agent reports there")
+
+        with cluster, contextlib.ExitStack() as stack:
+            old, new = (
+                stack.enter_context(contextlib.closing(client_of(scheduler, tmp_path)))
+                for scheduler in cluster.schedulers
+            )
+            late = PlayedNode(old, "late", cpu=100.0)
+            late.register()
+            old.create_pool("p")
+            operation = old.start_operation("p", cpu=50.0)
+            old.wait_updates(1)
+            assert cluster.database is not None
+            conninfo = cluster.database.conninfo()
+            end = f"SELECT pg_terminate_backend(pid) {HOLDERS} AND classid::bigint = {LEAD}"
+            assert run_sql(conninfo, end) == [(True,)]
+            wait_until(lambda: new.request("GET", "status").status_code == 200, "the other scheduler leads")
+
+            switch_to(cluster.schedulers[1])
+            switch_to(cluster.schedulers[0])
+            agent = cluster.nodes[0]
+            refused = wait_until(lambda: agent.log_events("term_refused"), "the agent refuses an answer")
+            assert "term" in refused[0]["error"]
+
+            # It has an operation to start and a node for it, but whatever it decides it has to store first.
+            assert old.get("status")["version"]
+            answers = [late.send() for _ in range(3)]
+            assert not any(answer.json().get("start") for answer in answers), [each.text for each in answers]
+            assert answers[-1].status_code == 503
+            wait_until(
+                lambda: old.request("GET", "status").headers.get("x-cpumond-leader") == cluster.schedulers[1].listen,
+                "it names the one that leads",
+            )
+
+            late.scheduler = new
+            started = wait_until(lambda: late.beat()["start"], "the one that leads starts it")
+            assert [order["operation_id"] for order in started] == [operation]

@@ -325,22 +325,6 @@ def stand_by(page: Page, scheduler: SchedulerProcess, leader: str) -> None:
     page.route(f"{scheduler.url}/api/**", lambda route: route.fulfill(status=503, json=error, headers=headers))
 
 
-def test_the_page_of_a_standby_says_so_and_goes_to_the_leader(page, scheduler, own):
-    own.start()
-    own.create_pool("only-here")
-    stand_by(page, scheduler, own.url.removeprefix("http://"))
-    page.clock.install()
-    page.goto(f"{scheduler.url}/#/pools/default")
-    told = page.locator("header .stale")
-    expect(told).to_contain_text("This scheduler stands by; the one that leads is")
-    assert told.get_by_role("link").get_attribute("href") == f"{own.url}/#/pools/default"
-    expect(page.locator(".live")).to_have_text("standby")
-    page.clock.run_for(7_000)
-    expect(page.get_by_text("only-here")).to_be_visible()
-    assert page.url == f"{own.url}/#/pools/default"
-    expect(page.locator(".live")).to_have_text("live")
-
-
 @pytest.mark.parametrize("leader", ["", "sched-2.example:9757", "//x/..:1"])
 def test_a_leader_that_the_browser_may_not_reach_is_named_alone(page, scheduler, leader):
     stand_by(page, scheduler, leader)

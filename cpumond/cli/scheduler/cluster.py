@@ -27,10 +27,20 @@ if TYPE_CHECKING:
 @click.option(
     "--listen", metavar="HOST:PORT", default="127.0.0.1:0", help="The scheduler's address.  [default: a free port]"
 )
+@click.option(
+    "--schedulers",
+    "scheduler_count",
+    type=click.IntRange(1, 9),
+    default=1,
+    show_default=True,
+    help="Several share a PostgreSQL server that is started for them; one leads.",
+)
 @click.option("--keep", is_flag=True, help="Keep the files: configurations, logs, the scheduler's database.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when all nodes are online, and no more.")
-def cluster_command(node_count: int, cpu_cores: float | None, listen: str, keep: bool, as_json: bool) -> None:
-    """Run a scheduler and some agents with real jobs on this machine, until Ctrl-C.
+def cluster_command(
+    node_count: int, cpu_cores: float | None, listen: str, scheduler_count: int, keep: bool, as_json: bool
+) -> None:
+    """Run a scheduler, or several, and some agents with real jobs on this machine, until Ctrl-C.
 
     Each agent is a node with cgroups of its own. At the end every process, job and cgroup of it is removed.
     """
@@ -43,7 +53,7 @@ def cluster_command(node_count: int, cpu_cores: float | None, listen: str, keep:
         place = choose_place(CLUSTER_PREFIX)
         directory = make_directory(CLUSTER_PREFIX)
         cluster = Cluster(directory, node_count, cpu=cpu, listen=listen, cgroup_prefix=place.prefix,
-                          token=secrets.token_hex(24), web=True)  # fmt: skip
+                          token=secrets.token_hex(24), web=True, schedulers=scheduler_count)  # fmt: skip
         try:
             with cluster:
                 _show(cluster, keep, as_json)
@@ -64,16 +74,21 @@ def _show(cluster: Cluster, keep: bool, as_json: bool) -> None:
         told = {
             "scheduler": cluster.url, "web": f"{cluster.url}/", "token": cluster.token,
             "scheduler_pid": cluster.scheduler.pid,
+            "schedulers": {scheduler.url: scheduler.pid for scheduler in cluster.schedulers},
             "directory": cluster.directory, "nodes": nodes,
         }  # fmt: skip
         click.echo(msgspec.json.encode(told))
         return
+    if len(cluster.schedulers) == 1:
+        schedulers = f"A scheduler on {cluster.url}"
+    else:
+        schedulers = f"{len(cluster.schedulers)} schedulers on {', '.join(cluster.urls)}, of which one leads,"
     click.echo(
-        f"A scheduler on {cluster.url} and {len(cluster.nodes)} nodes of {cluster.cpu:g} cores each.\n"
+        f"{schedulers} and {len(cluster.nodes)} nodes of {cluster.cpu:g} cores each.\n"
         f"Logs and configurations are in {cluster.directory}. In a browser:\n\n"
         f"{cluster.describe_pages()}\n\n"
         "In another terminal:\n\n"
-        f"  export CPUMOND_SCHEDULER={cluster.url}\n"
+        f"  export CPUMOND_SCHEDULER={','.join(cluster.urls)}\n"
         f"  export YT_PROXY={address}\n"
         f"  export CPUMOND_TOKEN={cluster.token} YT_TOKEN={cluster.token}\n"
         "  cpumond operation start --pool research --job-count 2 --cpu-limit 0.2 -- sleep 60\n"
@@ -81,6 +96,9 @@ def _show(cluster: Cluster, keep: bool, as_json: bool) -> None:
     )
     for node in cluster.nodes:
         click.echo(f"  cpumond top --config {node.config_path}      # the agent of {node.node_id}")
+    if len(cluster.schedulers) > 1:
+        leader = cluster.find_leader() or cluster.scheduler
+        click.echo(f"  kill -9 {leader.pid}{' ' * 36}# the scheduler that leads, {leader.url}; another one takes over")
     click.echo(f"\nCtrl-C ends it and removes everything{', but the files in that directory' if keep else ''}.")
 
 

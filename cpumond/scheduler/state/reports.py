@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, TypeVar
 
 import msgspec
@@ -73,16 +74,33 @@ def list_counters(told: CpuUse) -> dict[str, Any]:
 
 def take_report(job: Job, report: JobReport, now: float) -> None:
     """Take over a heartbeat's report of a live job: usage of active ones, CPU time of stopping ones, too (1.7, 1.8)."""
+    if report == job.report:
+        return
     report = drop_implausible(report, job.node, job.start_time, now)
     times = cpu_times(report)
     if job.began_at is None:
         # The node's clock may differ; the start of a job that was taken over comes from its node.
         job.began_at = now if report.start_time is None else min(max(report.start_time, job.ordered_at), now)
-    job.report = _keep_known(job.report, report, times)
+    before, job.report = job.report, _keep_known(job.report, report, times)
+    _share_text(job, before.cgroup)
     count_cpu_time(job, times)
     if job.is_active:
         job.state = "running"
         change_usage(job, reported_usage(job.limits, report))
+
+
+def _share_text(job: Job, cgroup: str) -> None:
+    """Keep one copy of the texts of a job's report: each was decoded anew, and they are most of its memory."""
+    report = job.report
+    for name, value in (
+        ("job_id", job.id),
+        ("operation_id", job.element.operation.id),
+        ("task", job.task.name),
+        ("mode", sys.intern(report.mode)),
+        ("cgroup", cgroup),
+    ):
+        if getattr(report, name) == value:
+            msgspec.structs.force_setattr(report, name, value)
 
 
 def reported_usage(limits: Vector, report: JobReport) -> Vector:

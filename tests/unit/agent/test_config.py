@@ -675,6 +675,9 @@ def test_the_executors_place_is_managed(text: str, root: str, roots: list[str]) 
         ("[executor]\nmax_log_bytes = 10", "executor.max_log_bytes"),
         ('[executor]\nkinds = "none"', "did you mean 'kind'"),
         ('[scheduler]\nurl = "localhost:9757"', "scheduler.url: must be an http:// or https:// address"),
+        ('[scheduler]\nurl = ["http://a", ""]', "scheduler.url: must be an http:// or https:// address, got ''"),
+        ('[scheduler]\nurl = "http://a,http://b"', "scheduler.url: several are a list"),
+        ("[scheduler]\nurl = 3", "scheduler.url: must be a text or a list of texts, got 3"),
         ('[scheduler]\ntoken = "a"\ntoken_file = "b"', "either it or token_file"),
         ('[scheduler]\ntoken = "a b"', "scheduler.token: must be visible ASCII"),
         ('[scheduler]\nheartbeat_period = "0s"', "scheduler.heartbeat_period"),
@@ -712,6 +715,14 @@ def test_a_wrong_token_is_not_shown() -> None:
 def test_jobs_are_kept_beside_the_state() -> None:
     assert load('state_dir = "/x/y"').executor.jobs_dir == "/x/y-jobs"
     assert load('state_dir = "/x/y"\n[executor]\njobs_dir = "/z"').executor.jobs_dir == "/z"
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [("", ()), ('"http://a"', ("http://a",)), ('["http://a", "https://b/c"]', ("http://a", "https://b/c")), ("[]", ())],
+)
+def test_a_scheduler_may_be_at_several_addresses(text: str, addresses: tuple[str, ...]) -> None:
+    assert load(f"[scheduler]\nurl = {text}" if text else "").scheduler.addresses == addresses
 
 
 def test_durations_of_the_node_have_the_documents_names() -> None:

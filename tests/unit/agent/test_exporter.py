@@ -283,7 +283,7 @@ def test_what_the_agent_counts(name, labels, expected):
 
 def make_assigned_snapshot() -> TickSnapshot:
     """A tick of a node of a scheduler, with everything that only such a node has."""
-    link = LinkView("http://head:9757", True, "default", "", ReporterStats(41, 42, 43))
+    link = LinkView("http://head:9757", True, "default", "", ReporterStats(41, 42, 43), 7, 44)
     counters = {"completed": 1, "failed": 2, "aborted": 3, "lost": 4, "overdraft": 5}
     return make_snapshot(
         make_job(), link=link, assigned=AssignedView("none", {"running": 6}, counters, (1, 0), 0.5, "")
@@ -296,6 +296,9 @@ def make_assigned_snapshot() -> TickSnapshot:
         ("cpumond_scheduler_registered", {}, 1),
         ("cpumond_scheduler_heartbeats_total", {}, 41),
         ("cpumond_scheduler_heartbeats_failed_total", {}, 42),
+        ("cpumond_scheduler_address", {"url": "http://head:9757"}, 1),
+        ("cpumond_scheduler_term", {}, 7),
+        ("cpumond_scheduler_terms_refused_total", {}, 44),
         ("cpumond_assigned_jobs", {"state": "running"}, 6),
         ("cpumond_assigned_jobs_ended_total", {"state": "lost"}, 4),
         ("cpumond_overdraft_aborts_total", {}, 5),

@@ -274,8 +274,11 @@ def test_modes_are_counted_when_there_are_several(make_node: Callable[..., FakeN
 class LinkedNode:
     """The scheduler's end of the agent, as far as the line of state reads it."""
 
-    def __init__(self, answer: RegistrationAnswer | None, warning: str = "", error: str = "") -> None:
+    def __init__(
+        self, answer: RegistrationAnswer | None, warning: str = "", error: str = "", term: int | None = None
+    ) -> None:
         self.registered, self.warning, self.error = answer, warning, error
+        self.scheduler = ("http://s:9757", term, 0)
 
     def stats(self) -> ReporterStats:
         return ReporterStats(last_error=self.error)
@@ -284,19 +287,17 @@ class LinkedNode:
 @pytest.mark.parametrize(
     ("link", "expected"),
     [
-        (LinkedNode(None), "not registered yet"),
-        (LinkedNode(RegistrationAnswer("node", "default", 1.0)), "tree default"),
-        (LinkedNode(RegistrationAnswer("node", None, 1.0, warning="no tree fits")), "no tree fits"),
-        (LinkedNode(None, error="connection refused"), "connection refused"),
+        (LinkedNode(None), ": not registered yet"),
+        (LinkedNode(RegistrationAnswer("node", "default", 1.0)), ": tree default"),
+        (LinkedNode(RegistrationAnswer("node", "default", 1.0), term=7), " (term 7): tree default"),
+        (LinkedNode(RegistrationAnswer("node", None, 1.0, warning="no tree fits")), ": no tree fits"),
+        (LinkedNode(None, error="connection refused"), ": connection refused"),
     ],
 )
 def test_the_scheduler_is_in_the_line(node: FakeNode, link: Any, expected: str):
-    node.agent.config = msgspec.structs.replace(
-        node.agent.config, scheduler=msgspec.structs.replace(node.agent.config.scheduler, url="http://s:9757")
-    )
     node.agent.link = link
     node.agent.snapshot = None
-    assert describe_status(node.agent).endswith(f"; scheduler http://s:9757: {expected}")
+    assert describe_status(node.agent).endswith(f"; scheduler http://s:9757{expected}")
     node.agent.link = None
 
 

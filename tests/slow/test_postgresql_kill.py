@@ -1,0 +1,81 @@
+"""The store on PostgreSQL under SIGKILL of the server and of its sessions at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+from postgresql import run_sql
+
+from cpumond.core.errors import UnavailableError
+from cpumond.scheduler.store import Change, FencedError, StoreError
+from cpumond.scheduler.store.postgresql import PostgresArbiter, PostgresStore
+from cpumond.testing.postgresql import PostgresServer
+
+ROUNDS = 40
+SLOTS = 10
+END_ALL = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename = 'cpumond'"
+
+
+def write_until(store: PostgresStore, number: int, over: threading.Event) -> tuple[int, bool]:
+    """Batches of equal slots until one is refused or the time is over: the last acknowledged one, and whether what
+    became of the next one is not known."""
+    while not over.is_set():
+        value = b"%d " % (number + 1) + bytes(random.randrange(20) ** 3)
+        try:
+            store.write([Change("slot", str(slot), value) for slot in range(SLOTS)])
+        except FencedError:
+            return number, True
+        except StoreError:
+            return number, False
+        number += 1
+    return number, False
+
+
+def test_a_killed_server_loses_nothing_that_was_acknowledged() -> None:
+    try:
+        server = PostgresServer("restart_after_crash = off").__enter__()
+    except UnavailableError as error:
+        pytest.skip(f"needs PostgreSQL: {error}")
+    rng = random.Random()
+    acknowledged = unknown = fenced = 0
+    with contextlib.closing(server):
+        for _ in range(ROUNDS):
+            with contextlib.closing(PostgresArbiter(server.conninfo())) as arbiter:
+                lease = arbiter.take("a:1", 60.0)
+                assert lease is not None
+                with contextlib.closing(arbiter.open_store(lease.term)) as store:
+                    slots = {value.split(b" ")[0] for _, _, value in store.load()}
+                    assert len(slots) <= 1, "a part of a batch"
+                    last = int(slots.pop()) if slots else 0
+                    assert acknowledged <= last <= acknowledged + unknown
+                    over = threading.Event()
+                    result: list[tuple[int, bool]] = []
+                    writer = threading.Thread(target=lambda: result.append(write_until(store, last, over)))  # noqa: B023
+                    writer.start()
+                    time.sleep(rng.random() * 0.3)
+                    session = store._session
+                    if rng.random() < 0.5 and session is not None:
+                        # The server ends itself when one of its processes was killed.
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(session.pid, signal.SIGKILL)
+                    else:
+                        run_sql(server.conninfo(), END_ALL)
+                        time.sleep(rng.random() * 0.1)
+                        server.kill()
+                    server.kill()
+                    if rng.random() < 0.5:
+                        server.start()
+                    over.set()
+                    writer.join()
+                    acknowledged, is_unknown = result[0]
+                    unknown = int(is_unknown)
+                    fenced += unknown
+            if not server.pid:
+                server.start()
+    print(f"{ROUNDS} kills, {acknowledged} batches, {fenced} of unknown outcome")
