@@ -8,16 +8,18 @@ from cpumond.cli.progress import Progress
 from cpumond.core.words import count
 
 
-@click.group("store")
+EXAMPLE = (
+    "Example: cpumond store copy --from /var/lib/cpumond-scheduler/scheduler.db "
+    '--to "host=db1,db2 dbname=cpumond target_session_attrs=read-write"'
+)
+
+
+@click.group("store", epilog=EXAMPLE)
 def store_command() -> None:
     """The scheduler's state while no scheduler runs: copy."""
 
 
-@store_command.command(
-    "copy",
-    epilog="Example: cpumond store copy --from /var/lib/cpumond-scheduler/scheduler.db "
-    '--to "host=db1,db2 dbname=cpumond target_session_attrs=read-write"',
-)
+@store_command.command("copy", epilog=EXAMPLE)
 @click.option("--from", "source", metavar="STORE", required=True, help="The store to copy: PATH or conninfo.")
 @click.option("--to", "destination", metavar="STORE", required=True, help="An empty store: PATH or conninfo.")
 def copy(source: str, destination: str) -> None:
