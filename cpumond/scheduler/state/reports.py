@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +17,7 @@ MOST_CORES, MOST_OF_CAPACITY, LATE_S = 1024.0, 16.0, 60.0
 """A job used, or was held back on, at most MOST_CORES cores, or MOST_OF_CAPACITY times its node's where that is more; a
 report is at most LATE_S late."""
 NO_CPU_TIMES = cpu_times(CpuUse())
+USUAL_MODE = "reclaim"
 GIVEN_UP: frozenset[JobState] = frozenset({"aborted", "lost"})
 """Ends of jobs that their nodes may still have: what a node reports of such a job later is taken over."""
 
@@ -96,7 +96,7 @@ def _share_text(job: Job, cgroup: str) -> None:
         ("job_id", job.id),
         ("operation_id", job.element.operation.id),
         ("task", job.task.name),
-        ("mode", sys.intern(report.mode)),
+        ("mode", USUAL_MODE),
         ("cgroup", cgroup),
     ):
         if getattr(report, name) == value:
