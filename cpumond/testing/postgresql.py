@@ -109,9 +109,13 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start the server and wait until it takes connections."""
+        command = [*self.prefix, *self._as_owner]
+        if self._as_owner or shutil.which("setpriv"):
+            # It ends with this process, however that ends.
+            command += ["setpriv", "--pdeathsig=INT"]
         with open(os.path.join(self.directory, "log"), "ab") as log:
             self._process = subprocess.Popen(
-                [*self.prefix, *self._as_owner, os.path.join(self.programs, "postgres"), "-D", self.data],
+                [*command, os.path.join(self.programs, "postgres"), "-D", self.data],
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
