@@ -85,6 +85,7 @@ def forget_stops(_: World) -> Iterator[None]:
 @contextlib.contextmanager
 def take_any_term(world: World) -> Iterator[None]:
     """Agents and users take answers of lower terms, from leaders that do not look at their clock."""
+    world.ledger.sees_terms = False
     with mock.patch.object(Terms, "accept", lambda *_: True), _lead_for_ever():
         yield
 

@@ -55,6 +55,7 @@ class Outcome:
     violation: str
     simulated_s: float
     real_s: float
+    """Of one core."""
     checks: int
     events: int
     counts: dict[str, int]
@@ -226,7 +227,7 @@ def run_seed(seed: int, options: Options = Options(), prepare: Callable[[World],
 
 
 def _live(seed: int, options: Options, prepare: Callable[[World], AbstractContextManager[None]] | None) -> Outcome:
-    begun = time.perf_counter()
+    begun = time.process_time()
     with tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None) as directory:
         world = World(seed, options, directory)
         violation = ""
@@ -239,7 +240,7 @@ def _live(seed: int, options: Options, prepare: Callable[[World], AbstractContex
                 loop.kill()
     ledger = world.ledger
     return Outcome(
-        seed, violation, world.events.now, time.perf_counter() - begun, ledger.checks, world.events.count,
+        seed, violation, world.events.now, time.process_time() - begun, ledger.checks, world.events.count,
         ledger.counts, world.faults.counts, ledger.trace, ledger.told,
     )  # fmt: skip
 
