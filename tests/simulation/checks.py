@@ -47,6 +47,8 @@ class Ledger:
         """Operations with a job that was given up: its work may be done twice if it was not lost after all."""
         self.completed_stopped: dict[str, int] = {}
         """Operation -> jobs that completed after they were told to stop, and so were replaced perhaps."""
+        self.sees_terms = True
+        """Whether a write of a lower term is itself a violation; off to see whether what follows from it is found."""
         self.keeps_notes = False
         self.told: list[str] = []
         self.ever_started: dict[str, str] = {}
@@ -61,7 +63,12 @@ class Ledger:
         """By pool; each user's pool only gets heavier."""
         self.job_states: dict[str, str] = {}
         """As stored."""
+        self.used_terms: dict[str, int] = {}
+        """Run of an agent -> the highest term of an answer that it used."""
+        self.leases: dict[int, float] = {}
+        """Term -> when its lease ends if it is not renewed, in the world's time."""
         database.on_write = self.written
+        database.on_lease = self._leased
 
     def note(self, what: str, *facts: Any) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -123,10 +130,11 @@ class Ledger:
                 continue
             self.check(job_id in self.job_states, f"the end of job {job_id} was acknowledged and is not stored")
 
-    def took_term(self, host: Host, term: int | None, before: int | None) -> None:
+    def took_term(self, host: Host, incarnation: str, term: int | None) -> None:
         """An agent uses an answer."""
-        later = before is not None and (term is None or term < before)
-        self.check(not later, f"{host.name} used an answer of term {term} after one of {before}")
+        before = self.used_terms.get(incarnation, 0)
+        self.check((term or 0) >= before, f"{host.name} used an answer of term {term} after one of {before}")
+        self.used_terms[incarnation] = max(term or 0, before)
 
     # --- clients
 
@@ -166,7 +174,7 @@ class Ledger:
 
     def written(self, changes: Sequence[Change], term: int) -> None:
         self.note("written", term, [(kind, key) for kind, key, _ in changes])
-        self.check(term == self.database.term, f"term {term} wrote while {self.database.term} led")
+        self.check(not self.sees_terms or term == self.database.term, f"term {term} wrote while {self.database.term} led")
         for kind, key, value in changes:
             if kind == "operation":
                 self._operation_written(key, value)
@@ -200,7 +208,16 @@ class Ledger:
                 now is not None and now.completed >= counts.completed, f"operation {key}: completed jobs were uncounted"
             )
 
+    def _leased(self, term: int, lease_s: float) -> None:
+        self.leases[term] = self.events.now + lease_s
+
     # --- schedulers
+
+    def replied(self, address: str, term: int | None) -> None:
+        """A scheduler sends an answer; a standby's has no term."""
+        if term is not None and self.sees_terms:
+            is_led = self.events.now <= self.leases[term]
+            self.check(is_led, f"{address} answers in term {term}, {self.events.now - self.leases[term]:.3f} s too late")
 
     def loaded(self, process: Any, term: int, scheduler: Scheduler) -> None:
         """A reign begins with what is stored."""

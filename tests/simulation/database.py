@@ -46,6 +46,8 @@ class Database:
         """What happens to a commit: nothing (""), the connection is "lost" and made anew, or it cannot be made anew and
         the commit took effect never ("gone before"), at once ("gone after") or, if nobody ends its session, later."""
         self.later: Callable[[Session | None, Sequence[Change], int], None] = lambda *_: None
+        self.on_lease: Callable[[int, float], None] = lambda *_: None
+        """Told of each lease: its term and its seconds."""
         self.on_write: Callable[[Sequence[Change], int], None] = lambda *_: None
         self.checks_fence = True
         self._numbers = 0
@@ -181,6 +183,7 @@ class SimArbiter:
         database.lock = session
         database.term += 1
         database.leader, database.expires_at = leader, database.now() + lease_s
+        database.on_lease(database.term, lease_s)
         return Lease(database.term, leader, lease_s)
 
     def renew(self, term: int, lease_s: float) -> bool:
@@ -189,6 +192,7 @@ class SimArbiter:
             return False
         database.lock = session
         database.expires_at = database.now() + lease_s
+        database.on_lease(term, lease_s)
         return True
 
     def give_up(self, term: int) -> None:

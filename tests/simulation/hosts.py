@@ -334,12 +334,11 @@ class Agent:
         body = msgspec.json.encode(message)
         reply = await self.network.ask(self.loop, address, path, {}, body, self.options.timeout_s)
         term = parse_term(reply.headers.get(TERM_HEADER))
-        before = self.terms.highest
         if not self.terms.accept(term):
             return "elsewhere", None, b""
         leader = reply.headers.get(LEADER_HEADER)
         if reply.status in (200, 409):
-            self.host.watch.took_term(self.host, term, before)
+            self.host.watch.took_term(self.host, self.incarnation, term)
             return "taken", None, reply.body
         error = msgspec.json.decode(reply.body)["error"]
         if is_standby(reply.status, leader, error):

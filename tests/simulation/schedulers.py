@@ -14,6 +14,7 @@ from simulation.network import Network, Reply
 from cpumond.api.yt.replies import ReplyCache, export_reply
 from cpumond.api.yt.values import YtError
 from cpumond.core.errors import CpumondError
+from cpumond.core.term import TERM_HEADER, parse_term
 from cpumond.core.wire import Heartbeat, NodeRegistration
 from cpumond.scheduler.door import REFUSAL, LeaderDoor, describe_standby, standby_headers
 from cpumond.scheduler.leading import App, Leading, Receive, Scope, Send
@@ -159,6 +160,7 @@ class SchedulerProcess:
             return {"type": "http.request", "body": body}
 
         await self.door({"type": "http", "path": path, "headers": headers}, receive, send)
+        self.watch.replied(self.address, parse_term(told.get(TERM_HEADER)))
         return Reply(status, told, content)
 
     async def _standby(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,6 +11,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +55,7 @@ class Outcome:
     violation: str
     simulated_s: float
     real_s: float
+    """Of one core."""
     checks: int
     events: int
     counts: dict[str, int]
@@ -218,20 +220,18 @@ class World:
             raise Violated(f"after {now:.3f} s, {now - self.options.faults_until_s:g} s without faults: {problems}")
 
 
-def run_seed(seed: int, options: Options = Options(), prepare: Callable[[World], None] | None = None) -> Outcome:  # noqa: B008
-    """Live through one seed. ``prepare``: changes the world before it begins, for mutations."""
+def run_seed(seed: int, options: Options = Options(), prepare: Callable[[World], AbstractContextManager[None]] | None = None) -> Outcome:  # noqa: B008
+    """Live through one seed. ``prepare``: changes the world for as long as it lives."""
     with _quiet():
         return _live(seed, options, prepare)
 
 
-def _live(seed: int, options: Options, prepare: Callable[[World], None] | None) -> Outcome:
-    begun = time.perf_counter()
+def _live(seed: int, options: Options, prepare: Callable[[World], AbstractContextManager[None]] | None) -> Outcome:
+    begun = time.process_time()
     with tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None) as directory:
         world = World(seed, options, directory)
         violation = ""
-        with played_disks(world.events):
-            if prepare is not None:
-                prepare(world)
+        with played_disks(world.events), prepare(world) if prepare is not None else contextlib.nullcontext():
             try:
                 world.run()
             except Violated as error:
@@ -240,7 +240,7 @@ def _live(seed: int, options: Options, prepare: Callable[[World], None] | None) 
                 loop.kill()
     ledger = world.ledger
     return Outcome(
-        seed, violation, world.events.now, time.perf_counter() - begun, ledger.checks, world.events.count,
+        seed, violation, world.events.now, time.process_time() - begun, ledger.checks, world.events.count,
         ledger.counts, world.faults.counts, ledger.trace, ledger.told,
     )  # fmt: skip
 
