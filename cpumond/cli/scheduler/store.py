@@ -7,7 +7,6 @@ import click
 from cpumond.cli.progress import Progress
 from cpumond.core.words import count
 
-
 EXAMPLE = (
     "Example: cpumond store copy --from /var/lib/cpumond-scheduler/scheduler.db "
     '--to "host=db1,db2 dbname=cpumond target_session_attrs=read-write"'
