@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import cpumond.scheduler.store
 from cpumond.cli import cli
 from cpumond.core.errors import RefusedError, UnavailableError, UsageError
 from cpumond.scheduler.model import Rules
@@ -124,7 +126,9 @@ def test_which_place_is_a_conninfo(place: str, expected: bool) -> None:
 
 
 def test_without_psycopg_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "cpumond.scheduler.store.postgresql", None)
+    # Another test may have imported it.
+    monkeypatch.setitem(sys.modules, "cpumond.scheduler.store.postgresql", None)
+    monkeypatch.delattr(cpumond.scheduler.store, "postgresql", raising=False)
     with pytest.raises(Exception, match=r"needs psycopg 3 .*cpumond\[postgresql\]"):
         open_place("dbname=x")
 
