@@ -295,6 +295,19 @@ def test_a_scheduler_that_has_lost_the_lead_answers_no_heartbeat_with_starts(sto
     run(work())
 
 
+def test_a_node_is_told_a_period_only_when_the_scheduler_is_busy(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        node = ServedNode(scheduler)
+        await node.register()
+        assert (await node.beat()).period_s is None
+        scheduler.state.period_s = 2.5
+        assert (await node.beat()).period_s == 2.5
+        assert (await scheduler.register(node.registration())).heartbeat_period_s == 2.5
+
+    run(work())
+
+
 def test_starts_of_heartbeats_that_wait_for_the_store_share_one_write(store):
     async def work() -> None:
         scheduler = make_scheduler(store)
