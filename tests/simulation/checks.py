@@ -149,7 +149,8 @@ class Ledger:
             return
         record = self.operations.get(operation_id)
         self.check(
-            record is not None, f"{type(command).__name__} of {operation_id} was acknowledged, the operation is not stored"
+            record is not None,
+            f"{type(command).__name__} of {operation_id} was acknowledged, the operation is not stored",
         )
         if isinstance(command, StartOperation):
             self.acknowledged_starts[operation_id] = None
@@ -174,7 +175,9 @@ class Ledger:
 
     def written(self, changes: Sequence[Change], term: int) -> None:
         self.note("written", term, [(kind, key) for kind, key, _ in changes])
-        self.check(not self.sees_terms or term == self.database.term, f"term {term} wrote while {self.database.term} led")
+        self.check(
+            not self.sees_terms or term == self.database.term, f"term {term} wrote while {self.database.term} led"
+        )
         for kind, key, value in changes:
             if kind == "operation":
                 self._operation_written(key, value)
@@ -217,7 +220,9 @@ class Ledger:
         """A scheduler sends an answer; a standby's has no term."""
         if term is not None and self.sees_terms:
             is_led = self.events.now <= self.leases[term]
-            self.check(is_led, f"{address} answers in term {term}, {self.events.now - self.leases[term]:.3f} s too late")
+            self.check(
+                is_led, f"{address} answers in term {term}, {self.events.now - self.leases[term]:.3f} s too late"
+            )
 
     def loaded(self, process: Any, term: int, scheduler: Scheduler) -> None:
         """A reign begins with what is stored."""

@@ -106,7 +106,9 @@ class Host:
         if process is not None and not process.is_stopping:
             process.is_stopping = True
             if process.heeds_sigterm:
-                self.events.world_loop.call_later(self.events.rng.uniform(0.01, 2.0), self._end, process, self.boot, None, 15)
+                self.events.world_loop.call_later(
+                    self.events.rng.uniform(0.01, 2.0), self._end, process, self.boot, None, 15
+                )
 
     def kill(self, job_id: str) -> None:
         self.starting.pop(job_id, None)

@@ -220,7 +220,9 @@ class World:
             raise Violated(f"after {now:.3f} s, {now - self.options.faults_until_s:g} s without faults: {problems}")
 
 
-def run_seed(seed: int, options: Options = Options(), prepare: Callable[[World], AbstractContextManager[None]] | None = None) -> Outcome:  # noqa: B008
+def run_seed(
+    seed: int, options: Options = Options(), prepare: Callable[[World], AbstractContextManager[None]] | None = None
+) -> Outcome:  # noqa: B008
     """Live through one seed. ``prepare``: changes the world for as long as it lives."""
     with _quiet():
         return _live(seed, options, prepare)
@@ -249,9 +251,7 @@ def _live(seed: int, options: Options, prepare: Callable[[World], AbstractContex
 def _quiet() -> Iterator[None]:
     """No log, no garbage collection in between: it takes more time than all that is simulated."""
     before = structlog.get_config()
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(50), cache_logger_on_first_use=False
-    )
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50), cache_logger_on_first_use=False)
     collect, service._collect = service._collect, lambda _: None
     garbage, leading.gc = leading.gc, types.SimpleNamespace(collect=lambda: 0)  # type: ignore[assignment]
     was_enabled = gc.isenabled()
