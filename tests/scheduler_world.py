@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from cpumond.core.difference import Differences
 from cpumond.core.wire import (
     CPU_COUNTERS,
     FinishedJob,
@@ -102,6 +103,7 @@ class PlayedNode:
     stopping: dict[str, StopOrder] = field(default_factory=dict)
     finished: dict[str, FinishedJob] = field(default_factory=dict)
     foreign: list[JobReport] = field(default_factory=list)
+    differences: Differences = field(default_factory=Differences)
     heard: HeartbeatAnswer | None = None
     """The last answer."""
 
@@ -155,8 +157,14 @@ class PlayedNode:
         )
 
     def beat(self) -> HeartbeatAnswer:
-        """One heartbeat and what follows from its answer."""
-        answer = self.world.hear(self.heartbeat())
+        """One heartbeat and what follows from its answer; a difference where the last one was taken."""
+        heartbeat = self.heartbeat()
+        answer = self.world.hear(self.differences.make(heartbeat))
+        if answer.full:
+            answer = self.world.hear(self.differences.make(heartbeat))
+            assert not answer.full
+        if answer.accepted:
+            self.differences.taken(heartbeat, answer)
         self.heard = answer
         if answer.accepted and not self.deaf:
             self.obey(answer)
@@ -415,7 +423,7 @@ class World:
         receipt = self.state.receive(heartbeat, self.now)
         self._forget()
         if not receipt.accepted:
-            return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register)
+            return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register, full=receipt.full)
         if not receipt.transaction.is_empty:
             self.carry_out(self.state.recount(receipt.transaction, self.now))
         self.state.schedule(heartbeat.node_id, self.now, self.new_id)

@@ -27,8 +27,8 @@ class Publisher:
         """The node's full state to the reporter and the scheduler: when something changed, else in their periods."""
         context = self.context
         link, assigned = context.link, context.assigned
+        period_s = self.beat_period_s
         report = context.report_due or now_s >= self._report_at_s
-        period_s = context.config.scheduler.heartbeat_period_s
         # A tick shortly before the heartbeat is due sends it.
         due = now_s >= self.beat_at_s - EARLY_BEAT * period_s
         beat = link is not None and (context.report_due or context.beat_due or due)
@@ -44,6 +44,12 @@ class Publisher:
         # A node that does not know which jobs it has must be silent: "none" would have them started elsewhere.
         if link is not None and beat and (assigned is None or assigned.knows_jobs):
             link.submit(heartbeat)
+
+    @property
+    def beat_period_s(self) -> float:
+        """The configured period, or the longer one that a busy scheduler asks for."""
+        link = self.context.link
+        return max(self.context.config.scheduler.heartbeat_period_s, 0.0 if link is None else link.period_s)
 
     def make_heartbeat(self) -> Heartbeat:
         context, assigned = self.context, self.context.assigned

@@ -163,7 +163,7 @@ class TickLoop(AgentContext):
         except Exception:
             # Like a bad tick: counted, and the monitor goes on.
             self.totals.errors += 1
-            self.publisher.beat_at_s = now_s + self.config.scheduler.heartbeat_period_s
+            self.publisher.beat_at_s = now_s + self.publisher.beat_period_s
             log.exception("assigned_jobs_failed")
 
     def _update_assigned(self, assigned: AssignedJobs, now_s: float) -> None:

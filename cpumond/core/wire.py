@@ -140,6 +140,19 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finished_jobs: Annotated[list[FinishedJob], msgspec.Meta(max_length=MAX_HEARTBEAT_JOBS)] = []
 
 
+class NodeHeartbeat(Heartbeat, frozen=True, forbid_unknown_fields=True):
+    """A heartbeat as a scheduler reads it: the full state, or with ``base`` what changed since the last accepted one.
+
+    ``base``: the sequence of that one. ``jobs`` are then those that are new or changed, ``gone`` the ids of those that
+    live no more, ``job_count`` how many live. Only to a scheduler whose last answer said ``differences``; one that does
+    not know the base, or counts otherwise, drops it and asks for the ``full`` state.
+    """
+
+    base: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    gone: Annotated[list[_Name], msgspec.Meta(max_length=MAX_HEARTBEAT_JOBS)] = []
+    job_count: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
 class NodeResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a node offers to jobs. ``memory`` in bytes, ``network`` in any unit that the tasks use, too."""
 
@@ -272,6 +285,8 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True):
 
     ``register``: the node must register again. ``acknowledged``: the finished jobs that need not be repeated.
     ``logs``: logs that a client waits to read. ``requests``: what a client waits to know or to have done.
+    ``differences``: the next heartbeat may be one (``NodeHeartbeat``). ``full``: the difference was dropped, the full
+    state is wanted at once. ``period_s``: how often heartbeats shall come, null as the node likes.
     """
 
     accepted: bool
@@ -282,6 +297,9 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True):
     acknowledged: list[str] = []
     logs: list[LogRequest] = []
     requests: list[JobRequest] = []
+    differences: bool = False
+    full: bool = False
+    period_s: float | None = None
 
 
 def schema_of(message: type[msgspec.Struct], title: str) -> dict[str, Any]:

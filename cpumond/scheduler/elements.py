@@ -277,7 +277,7 @@ class Node:
     __slots__ = (
         "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
         "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
-        "overcommit_count", "unwanted", "replaced", "skipped_searches", "key_hash", "matched_trees",
+        "overcommit_count", "unwanted", "replaced", "skipped_searches", "key_hash", "matched_trees", "strangers",
     )  # fmt: skip
 
     def __init__(self, node_id: str) -> None:
@@ -302,6 +302,8 @@ class Node:
         """Usage of the active jobs."""
         self.foreign_usage: Vector = ZERO
         """Usage that the node reports of other jobs: not the scheduler's, or not taken over and told to stop."""
+        self.strangers: dict[str, JobReport] = {}
+        """The last reports of those jobs, by id."""
         self.last_preemptive_attempt: float | None = None
         self.skipped_searches = 0
         """How many searches the next preemptive attempt skips, since this one made them; 0 when none is left (6.6)."""

@@ -40,6 +40,7 @@ from cpumond.scheduler.elements import Node, Tree
 from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.lead import LeadView
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
+from cpumond.scheduler.pace import look_s, next_period_s
 from cpumond.scheduler.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
@@ -273,7 +274,7 @@ class Scheduler:
         return RegistrationAnswer(
             node_id=node.id,
             tree=node.tree,
-            heartbeat_period_s=self.state.rules.heartbeat_period_s,
+            heartbeat_period_s=self.state.period_s,
             warning="" if node.tree else "no tree's nodes_filter fits the node's tags; it gets no work",
         )
 
@@ -295,7 +296,7 @@ class Scheduler:
         receipt = state.receive(heartbeat, self.clock.now())
         if not receipt.accepted:
             self.timings.dropped_heartbeats += 1
-            return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register)
+            return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register, full=receipt.full)
         if not receipt.transaction.is_empty:
             await self._end_jobs(receipt.transaction)
         if heartbeat.node_id not in state.nodes:
@@ -438,6 +439,7 @@ class Scheduler:
         loop = asyncio.get_running_loop()
         due = loop.time()
         collected, collections = due, 0
+        looked, worked_s = due, time.thread_time()
         with _manual_garbage_collection():
             while not stopping.is_set():
                 await self.update_all()
@@ -445,6 +447,12 @@ class Scheduler:
                 if self.history is not None:
                     self.history.take_if_due(self.clock.now())
                 now = loop.time()
+                if now - looked > look_s(self.state.period_s):
+                    load, worked_s = (time.thread_time() - worked_s) / (now - looked), time.thread_time()
+                    looked, rules = now, self.state.rules
+                    self.state.period_s = next_period_s(
+                        self.state.period_s, load, rules.heartbeat_period_s, rules.node_heartbeat_timeout_s
+                    )
                 if now - collected > COLLECT_PERIOD_S:
                     collected, collections = now, collections + 1
                     _collect(collections)

@@ -109,9 +109,13 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start the server and wait until it takes connections."""
+        command = [*self.prefix, *self._as_owner]
+        if self._as_owner or shutil.which("setpriv"):
+            # It ends with this process, however that ends.
+            command += ["setpriv", "--pdeathsig=INT"]
         with open(os.path.join(self.directory, "log"), "ab") as log:
             self._process = subprocess.Popen(
-                [*self.prefix, *self._as_owner, os.path.join(self.programs, "postgres"), "-D", self.data],
+                [*command, os.path.join(self.programs, "postgres"), "-D", self.data],
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -149,10 +153,10 @@ class PostgresServer:
                     os.kill(pid, signal.SIGKILL)
             self._process.wait()
 
-    def stop(self) -> None:
-        """End the server, its sessions too."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
+    def stop(self, number: signal.Signals = signal.SIGINT) -> None:
+        """End the server, its sessions too; SIGQUIT: without writing its memory out."""
+        if self.pid and self._process is not None:
+            self._process.send_signal(number)
             try:
                 self._process.wait(20)
             except subprocess.TimeoutExpired:
@@ -160,8 +164,11 @@ class PostgresServer:
         self._process = None
 
     def close(self) -> None:
-        """End the server and remove its files."""
-        self.stop()
+        """End the server and remove its files, and the segment of shared memory that one leaves that was killed."""
+        self.stop(signal.SIGQUIT)
+        with contextlib.suppress(OSError, IndexError), open(f"{self.data}/postmaster.pid", encoding="utf-8") as file:
+            segment = file.read().splitlines()[6].split()[1]
+            subprocess.run(["ipcrm", "-m", segment], check=False, capture_output=True)  # noqa: S607
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from postgresql import Wire, open_pair, run_sql
+from postgresql import Wire, make_schema, open_pair, run_sql
 from waiting import PATIENCE, wait_until
 
 from cpumond.core.errors import CpumondError
@@ -401,7 +401,46 @@ def test_a_database_that_is_missing_or_without_rights(postgresql: PostgresServer
         AloneStore(postgresql.conninfo("nowhere"))
     run_sql(database, "DROP ROLE IF EXISTS reader", "CREATE ROLE reader LOGIN")
     with pytest.raises(StoreError, match="permission denied for schema public; grant the scheduler's role"):
+        AloneStore(postgresql.conninfo().replace("user=cpumond", "user=reader"))
+    with pytest.raises(StoreError, match="no schema has been selected to create in; make the schema"):
         AloneStore(database.replace("user=cpumond", "user=reader"))
+
+
+@pytest.mark.parametrize("encoding", ["UTF8", "SQL_ASCII"])
+def test_a_database_with_settings_of_its_own(postgresql: PostgresServer, encoding: str) -> None:
+    name = f"own_{encoding.lower()}"
+    run_sql(
+        postgresql.conninfo(),
+        f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0",
+        f"ALTER DATABASE {name} SET synchronous_commit = off",
+        f"ALTER DATABASE {name} SET default_transaction_isolation = serializable",
+        f"ALTER DATABASE {name} SET client_encoding = latin1",
+    )
+    conninfo = postgresql.conninfo(name)
+    with contextlib.closing(PostgresArbiter(conninfo)) as arbiter:
+        lease = arbiter.take("höst:1", LEASE_S)
+        assert lease is not None
+        assert arbiter.look() == (1, "höst:1", pytest.approx(LEASE_S, abs=LEASE_S))
+        with contextlib.closing(arbiter.open_store(1)) as store:
+            store.write([Change("k", "ö", b"1")])
+            assert content(store) == {"ö": b"1"}
+            assert store._session is not None
+            for setting, expected in (
+                ("synchronous_commit", "on"),
+                ("default_transaction_isolation", "read committed"),
+            ):
+                assert store._session.get(f"SELECT current_setting('{setting}')") == (expected,)
+
+
+def test_schedulers_in_two_schemas_of_a_database_do_not_meet(postgresql: PostgresServer) -> None:
+    with (
+        contextlib.closing(AloneStore(make_schema(postgresql))) as one,
+        contextlib.closing(AloneStore(make_schema(postgresql))) as two,
+    ):
+        one.write([Change("k", "a", b"1")])
+        two.write([Change("k", "b", b"2")])
+        assert content(one) == {"a": b"1"}
+        assert content(two) == {"b": b"2"}
 
 
 # ---- copies

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from arbiter_contract import ArbiterContract
-from postgresql import make_database, run_sql
+from postgresql import make_schema, run_sql
 from store_contract import Opener, StoreContract
 
 from cpumond.scheduler.store import Arbiter
@@ -19,7 +19,7 @@ class TestStore(StoreContract):
     @pytest.fixture
     def make_opener(self, postgresql: PostgresServer) -> Callable[[], Opener]:
         def make() -> Opener:
-            conninfo = make_database(postgresql)
+            conninfo = make_schema(postgresql)
             return lambda: AloneStore(conninfo)
 
         return make

@@ -17,8 +17,8 @@ PURE = (
     *(
         f"scheduler.{name}"
         for name in (
-            "model", "elements", "operations", "resulting", "settings", "decide", "state", "why", "history.model",
-            "history.collector", "history.series", "history.report", "history.chunks",
+            "model", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead",
+            "history.model", "history.collector", "history.series", "history.report", "history.chunks",
         )
     ),
 )  # fmt: skip
@@ -31,6 +31,7 @@ VALUE_MODULES = {
 MORE_FOR = {
     "cpumond.core.errors": {"os"},  # os.strerror, the system's words for an errno
     "cpumond.scheduler.history.chunks": {"zlib"},
+    "cpumond.scheduler.lead": {"cpumond.scheduler.store"},  # the value Lease
     "cpumond.scheduler.state.spec_room": {"sys"},  # sys.getsizeof
     "cpumond.core.measures": {"sys"},  # sys.float_info
     "cpumond.core.words": {"datetime"},  # times as people read them

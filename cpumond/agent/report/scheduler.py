@@ -24,6 +24,7 @@ from cpumond.agent.report.token import check_token, read_token
 from cpumond.core.answers import ReporterStats
 from cpumond.core.base_url import parse_base_url
 from cpumond.core.decode import ContentError, decode_json
+from cpumond.core.difference import Differences
 from cpumond.core.route import Route, Terms, backoff_s, is_standby, standby_period_s
 from cpumond.core.wire import (
     Heartbeat,
@@ -61,6 +62,10 @@ EARLIER_RUN: Final = NodeRegistration("earlier run", "earlier run", NodeResource
 REQUEST_ATTEMPTS: Final = 5
 REMEMBERED_REQUESTS: Final = 1000
 MAX_TOLD_TERMS: Final = 100
+
+MAX_TOLD_PERIOD_S: Final = 10.0
+"""A busy scheduler may ask for heartbeats as rare as this, not rarer: the time until a node counts as silent is its own
+setting, 60 s by default."""
 
 _log = structlog.get_logger()
 _Message = TypeVar("_Message")
@@ -126,6 +131,8 @@ class SchedulerLink(Mailbox):
         self._followed: tuple[str, int | None] | None = None
         """Address and term of the last answer that was taken."""
         self._told_terms: set[tuple[str, int | None]] = set()
+        self._period_s = 0.0
+        self._differences = Differences()
         self._asked_at_s = 0.0
         self._refused_change: NodeRegistration | None = None
         self._change_failures = 0
@@ -159,6 +166,12 @@ class SchedulerLink(Mailbox):
             return self._registered
 
     @property
+    def period_s(self) -> float:
+        """Seconds between heartbeats as the scheduler wants it, at most ``MAX_TOLD_PERIOD_S``; 0 when it does not."""
+        with self._lock:
+            return self._period_s
+
+    @property
     def scheduler(self) -> tuple[str, int | None, int]:
         """The address that is asked now, the term of its last answer, how many answers of lower terms were refused."""
         with self._lock:
@@ -182,7 +195,7 @@ class SchedulerLink(Mailbox):
             return result
         now_s = time.monotonic()
         if result.kind == "standby":
-            period_s = standby_period_s(self._options.heartbeat_period_s)
+            period_s = standby_period_s(max(self._options.heartbeat_period_s, self._period_s))
             pause_s = self._route.standby(leader, period_s, self._asked_at_s, now_s)
         elif result.elsewhere:
             pause_s = self._route.unanswered(self._asked_at_s, now_s)
@@ -222,7 +235,8 @@ class SchedulerLink(Mailbox):
 
     def _send(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
         sent_at_s = time.monotonic()
-        reply = self._ask(HEARTBEATS, msgspec.json.encode(heartbeat), timeout_s)
+        told = self._differences.make(heartbeat)
+        reply = self._ask(HEARTBEATS, msgspec.json.encode(told), timeout_s)
         if not reply.is_good and reply.status != 409:
             return self._describe(reply)
         answer = self._decode(reply, HeartbeatAnswer)
@@ -232,9 +246,14 @@ class SchedulerLink(Mailbox):
             return self._obey_demand(reply, answer.reason)
         if not reply.is_good:
             return self._describe(reply)
+        if answer.full and not answer.accepted and told is not heartbeat:
+            return AGAIN
         if not answer.accepted:
             return self._give_up(f"{reply.url}: the heartbeat was dropped: {self._show(answer.reason)}")
         self._taken_since_demand, self._told_dropped = True, False
+        self._differences.taken(heartbeat, answer)
+        with self._lock:
+            self._period_s = min(answer.period_s or 0.0, MAX_TOLD_PERIOD_S)
         self._hand_over(answer, sent_at_s)
         if (answer.requests or answer.logs) and not self._is_closing():
             # Requests, which a user waits for, go before logs, which may be long.

@@ -14,11 +14,11 @@ import msgspec
 from cpumond.api import node_views, overview, pool_views, tables, views
 from cpumond.core.wire import (
     MAX_LOG_BYTES,
-    Heartbeat,
     HeartbeatAnswer,
     JobLog,
     JobReply,
     LogStream,
+    NodeHeartbeat,
     NodeRegistration,
     RegistrationAnswer,
 )
@@ -284,7 +284,7 @@ class Endpoint:
     @property
     def is_of_nodes(self) -> bool:
         """Whether it is for agents."""
-        return self.body in (Heartbeat, NodeRegistration, JobLog, JobReply)
+        return self.body in (NodeHeartbeat, NodeRegistration, JobLog, JobReply)
 
     @property
     def statuses(self) -> dict[int, Any]:
@@ -398,7 +398,7 @@ ENDPOINTS: Final = (
     Endpoint("GET", PREFIX + "/nodes/{node}", "get_node", "One node with its jobs", node_views.NodeDetails),
     Endpoint(
         "POST", PREFIX + "/heartbeats", "heartbeat", "The state of a node; 409: it must register again",
-        HeartbeatAnswer, Heartbeat, others={409: HeartbeatAnswer},
+        HeartbeatAnswer, NodeHeartbeat, others={409: HeartbeatAnswer},
     ),
     Endpoint(
         "POST", PREFIX + "/logs", "take_job_log", "A log that the answer to a heartbeat asked for", views.Taken, JobLog,

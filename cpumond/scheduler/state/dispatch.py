@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cpumond.core.wire import FinishedJob, Heartbeat, HeartbeatAnswer, JobOrder, JobReport, StopOrder, cpu_times
+from cpumond.core.wire import (
+    FinishedJob,
+    Heartbeat,
+    HeartbeatAnswer,
+    JobOrder,
+    JobReport,
+    NodeHeartbeat,
+    StopOrder,
+    cpu_times,
+)
 from cpumond.fairshare.resources import ZERO, add
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide import preemption, preemption_record, starvation
@@ -50,6 +59,7 @@ class Receipt:
     accepted: bool
     reason: str = ""
     register: bool = False
+    full: bool = False
     transaction: Transaction = NOTHING
     acknowledged: list[str] = field(default_factory=list)
 
@@ -67,36 +77,37 @@ class Dispatch(Registration):
             return Receipt(False, reason, register=True)
         if heartbeat.sequence <= node.sequence:
             return Receipt(False, f"sequence {heartbeat.sequence} is not newer than {node.sequence}")
+        told = _merge(node, heartbeat)
+        if told is None:
+            return Receipt(False, f"the heartbeat that it differs from is not {node.sequence}, the last one", full=True)
+        reports, reported = told
         if node.sequence < 0:
             self._meet(node, heartbeat, now)
         node.sequence, node.last_seen = heartbeat.sequence, now
         self._awaited.pop(node.id, None)
         node.is_online, node.lost_since = True, None
-        reported: set[str] = set()
-        too_long: dict[str, Job] = {}
         foreign = ZERO
-        for report in heartbeat.jobs:
+        node.strangers = {}
+        for report in reports:
             job = node.jobs.get(report.job_id) or node.stopping.get(report.job_id)
             if job is not None:
-                reported.add(job.id)
                 take_report(job, report, now)
-                if job.task.job_time_limit is not None and job.is_active and is_over(job.task, job.began_at, now):
-                    too_long[job.id] = job
             elif report.from_scheduler:
-                reported.add(report.job_id)
                 # A stopping job is not taken over: it would count as work that goes on. Unless it has run too long:
                 # then its replacement must wait for its end.
                 task = self._task_of(report)
                 is_too_long = is_over(task, report.start_time, now)
                 if (report.stopping and not is_too_long) or not self._adopt(node, report, now):
+                    node.strangers[report.job_id] = report
                     foreign = add(foreign, reported_usage(ZERO if task is None else task.resources, report))
-                elif is_too_long:
-                    too_long[report.job_id] = self.jobs[report.job_id]
             else:
+                node.strangers[report.job_id] = report
                 foreign = add(foreign, reported_usage(ZERO, report))
         node.foreign_usage = foreign
-        for job in too_long.values():
-            self._stop(job, "aborted", tell_too_long(job.task), now, fails=True)
+        limited = [job for job in node.jobs.values() if job.task.job_time_limit is not None and job.id in reported]
+        for job in limited:
+            if is_over(job.task, job.began_at, now):
+                self._stop(job, "aborted", tell_too_long(job.task), now, fails=True)
         ended, acknowledged = self._find_ended(node, heartbeat, reported, now)
         _note_overcommit(node, now)
         transaction = NOTHING
@@ -175,7 +186,7 @@ class Dispatch(Registration):
     def _is_overdue(self, job: Job, now: float) -> bool:
         """Whether a job that its node never reported is given up, which the node itself does before (6.7)."""
         timeout_s = self.rules.waiting_job_timeout_s
-        sent_timeout_s = timeout_s + START_GRACE_PERIODS * self.rules.heartbeat_period_s
+        sent_timeout_s = timeout_s + START_GRACE_PERIODS * self.period_s
         if job.first_sent_at is None:
             return now - job.ordered_at > max(UNSENT_TIMEOUTS * timeout_s, sent_timeout_s)
         return now - job.first_sent_at > sent_timeout_s
@@ -411,7 +422,12 @@ class Dispatch(Registration):
         stop += node.unwanted.values()
         node.unwanted.clear()
         return HeartbeatAnswer(
-            accepted=True, start=self._make_orders(node, now), stop=stop, acknowledged=receipt.acknowledged
+            accepted=True,
+            start=self._make_orders(node, now),
+            stop=stop,
+            acknowledged=receipt.acknowledged,
+            differences=True,
+            period_s=self.period_s,
         )
 
     def _make_orders(self, node: Node, now: float) -> list[JobOrder]:
@@ -480,6 +496,24 @@ def _may_preempt(element: OperationElement, level: preemption.TargetPriority) ->
     """Whether an operation of ``_targets`` still wants jobs in the tree and has not got its share meanwhile."""
     is_there = element.tree.operations.get(element.name) is element
     return is_there and wants_jobs(element) and starvation.still_starves(element, level)
+
+
+def _merge(node: Node, heartbeat: Heartbeat) -> tuple[list[JobReport], set[str]] | None:
+    """The reports to take in, and the ids of all jobs that the node has; None for a difference that does not fit.
+
+    A difference leaves out jobs that are as before; of these, the ones that are not known here are looked at each time.
+    """
+    reports, reported = heartbeat.jobs, {report.job_id for report in heartbeat.jobs}
+    if not isinstance(heartbeat, NodeHeartbeat) or heartbeat.base is None:
+        return reports, reported
+    if heartbeat.base != node.sequence:
+        return None
+    gone = set(heartbeat.gone)
+    strangers = [each for job_id, each in node.strangers.items() if job_id not in reported and job_id not in gone]
+    same = {job.id for jobs in (node.jobs, node.stopping) for job in jobs.values() if job.was_reported}
+    same.update(each.job_id for each in strangers)
+    reported |= same - gone
+    return ([*reports, *strangers], reported) if len(reported) == heartbeat.job_count else None
 
 
 def _note_overcommit(node: Node, now: float) -> None:

@@ -81,6 +81,8 @@ class Tables:
         """Operations that left a tree; a history replaces this deque by one that has room, and empties it."""
         self.sequence = 0
         self.job_sequence = 0
+        self.period_s = rules.heartbeat_period_s
+        """How often nodes are told to send heartbeats."""
         self._makers: dict[str, SnapshotMaker] = {}
         self._orders: dict[str, ServiceOrder] = {}
         self._starving: dict[str, preemption.Targets] = {}

@@ -32,8 +32,8 @@ from cpumond.scheduler.store.postgresql_session import (
     is_refusal,
 )
 
-ARBITER_TIMEOUT_S: Final = 4.0
-"""After this long a call of the arbiter is broken off, a new connection included."""
+ARBITER_TIMEOUT_S: Final = 3.0
+"""After this long a call of the arbiter is broken off; a new connection has its own time besides."""
 STORE_TIMEOUT_S: Final = 10.0
 """The same for one statement of the store."""
 OUTCOME_S: Final = 5.0
@@ -446,4 +446,6 @@ class AloneStore:
 
     def close(self) -> None:
         self._store.close()
+        with contextlib.suppress(StoreError):
+            self._arbiter.give_up(self.term)
         self._arbiter.close()

@@ -19,15 +19,26 @@ OLDEST_SERVER: Final = 140000
 """PostgreSQL 14: the first whose pg_terminate_backend waits."""
 
 CONNECTION: Final = {
-    "connect_timeout": "3",
-    "tcp_user_timeout": "4000",
+    "connect_timeout": "2",
+    "tcp_user_timeout": "3000",
     "keepalives_idle": "2",
     "keepalives_interval": "1",
     "keepalives_count": "3",
     "application_name": "cpumond",
+    "client_encoding": "UTF8",
 }
 """What a conninfo that says nothing else gets. ``connect_timeout`` is for each of its hosts."""
 
+SETTINGS: Final = """
+SELECT backend_start,
+    set_config('statement_timeout', %(ms)s, false),
+    set_config('lock_timeout', %(ms)s, false),
+    set_config('idle_in_transaction_session_timeout', %(ms)s, false),
+    set_config('default_transaction_isolation', 'read committed', false),
+    set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)
+FROM pg_stat_activity WHERE pid = pg_backend_pid()
+"""
+"""Beside the time-outs: what a database may have been told to do otherwise, and the store relies on."""
 CREATION: Final = 0x43504D43
 """The advisory lock of those that make the first tables."""
 
@@ -67,14 +78,9 @@ class Session:
         try:
             with self.limited():
                 # The server gives up first: what it refuses is known not to be done.
-                milliseconds = str(int(timeout_s * 750))
-                (self.started,) = self.connection.execute(
-                    "SELECT backend_start, set_config('statement_timeout', %(ms)s, false), "
-                    "set_config('lock_timeout', %(ms)s, false), "
-                    "set_config('idle_in_transaction_session_timeout', %(ms)s, false) "
-                    "FROM pg_stat_activity WHERE pid = pg_backend_pid()",
-                    {"ms": milliseconds},
-                ).fetchone()[:1]  # type: ignore[index]  # the session itself is always there
+                row = self.connection.execute(SETTINGS, {"ms": str(int(timeout_s * 750))}).fetchone()
+                assert row is not None
+                self.started = row[0]
         except BaseException:
             self.close()
             raise
@@ -150,6 +156,7 @@ def explain(where: str, doing: str, error: psycopg.Error) -> StoreError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     advice = {
         "42501": "grant the scheduler's role the rights to its schema, and use one role for all schedulers on it",
+        "3F000": "make the schema of the search path, and grant the scheduler's role its use",
         "25006": "add target_session_attrs=read-write to the conninfo, with all hosts",
         "53100": "free space on the server's file system",
     }.get(error.sqlstate or "", "look whether the server runs and can be reached, and into its log")

@@ -26,6 +26,8 @@ class PlayedLink:
     def __init__(self) -> None:
         self.heartbeats: list[Heartbeat] = []
         self.registered: RegistrationAnswer | None = RegistrationAnswer("n", "default", 1.0)
+        self.period_s = 0.0
+        self.scheduler: tuple[str, int | None, int] = ("http://h", None, 0)
 
     def submit(self, heartbeat: Heartbeat) -> None:
         self.heartbeats.append(heartbeat)
@@ -106,6 +108,20 @@ def test_heartbeats_keep_their_period_whatever_the_ticks(node: Node) -> None:
         node.clock.advance(0.1)
         node.serve()
     assert 9 <= len(node.link.heartbeats) - before <= 11
+
+
+def test_a_busy_scheduler_gets_fewer_heartbeats_but_what_changes_at_once(node: Node) -> None:
+    node.link.period_s = 5.0
+    node.serve()
+    before = len(node.link.heartbeats)
+    for _ in range(100):
+        node.clock.advance(0.1)
+        node.serve()
+    assert 1 <= len(node.link.heartbeats) - before <= 3
+    before = len(node.link.heartbeats)
+    node.agent.beat_due = True
+    node.serve()
+    assert len(node.link.heartbeats) == before + 1
 
 
 def test_nothing_to_tell_is_no_heartbeat(node: Node) -> None:

@@ -156,6 +156,18 @@ def test_check_takes_a_configuration_that_was_put_together() -> None:
         check(config)
 
 
+@pytest.mark.parametrize("address", ["a", "a:", "a:0", "0.0.0.0:9757", "[::]:9757"])
+def test_an_address_that_no_client_could_ask_is_not_advertised(address: str) -> None:
+    assert "api.advertise: " in refused(f'[api]\nadvertise = "{address}"')
+
+
+def test_a_shared_store_needs_its_database_and_one_alone_has_none() -> None:
+    assert "store.conninfo: is needed" in refused('[store]\nkind = "postgresql"')
+    assert 'store.conninfo: is for store.kind = "postgresql"' in refused('[store]\nconninfo = "host=db"')
+    shared = load('[api]\nadvertise = "a:9757"\n[store]\nkind = "postgresql"\nconninfo = "host=db"\nlease = "500ms"')
+    assert (shared.store.lease_s, shared.api.advertise) == (0.5, "a:9757")
+
+
 # ---- files
 
 

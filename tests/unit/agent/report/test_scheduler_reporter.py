@@ -18,7 +18,7 @@ from played_server import Handler, PlayedServer, Turn, not_before_close, reply, 
 
 from cpumond.agent.config import SchedulerLink as LinkOptions
 from cpumond.agent.report import scheduler as link_module
-from cpumond.agent.report.scheduler import MAX_ANSWER_BYTES, SchedulerLink
+from cpumond.agent.report.scheduler import MAX_ANSWER_BYTES, MAX_TOLD_PERIOD_S, SchedulerLink
 from cpumond.core.errors import ConfigError
 from cpumond.core.wire import (
     Heartbeat,
@@ -181,6 +181,54 @@ def test_the_node_registers_before_its_first_heartbeat_and_gets_its_orders(serve
     assert stats.last_success_at_s is not None
     assert logs == [{"event": "node_registered", "log_level": "info", "tree": "default", "warning": "", "reason": ""}]
     assert node.answers.empty()
+
+
+DIFFERENCES = HeartbeatAnswer(True, differences=True)
+
+
+def test_what_changed_is_sent_to_a_scheduler_that_takes_it_and_all_of_it_where_it_asks(server: PlayedServer):
+    full = HeartbeatAnswer(False, "not the last one", full=True)
+    server.turns[HEARTBEATS] = [reply(each) for each in (DIFFERENCES, DIFFERENCES, full, ACCEPTED)]
+    with linked(server.url) as node:
+        for sequence in range(1, 5):
+            node.beat(sequence)
+    assert [(sent["sequence"], sent.get("base"), len(sent["jobs"])) for sent in server.sent()] == [
+        (1, None, 1),
+        (2, 1, 0),
+        (3, 2, 0),
+        (3, None, 1),
+        (4, None, 1),
+    ]
+    assert server.sent()[1]["job_count"] == 1
+
+
+def test_after_an_answer_that_was_lost_all_of_it_is_sent(server: PlayedServer):
+    server.turns[HEARTBEATS] = [reply(DIFFERENCES), refuse(500, "no"), reply(DIFFERENCES)]
+    with linked(server.url) as node:
+        node.beat(1)
+        node.beat(2)
+    assert [(sent["sequence"], sent.get("base")) for sent in server.sent()] == [(1, None), (2, 1), (2, None)]
+
+
+def test_a_scheduler_that_asks_again_and_again_for_all_of_it_is_no_endless_loop(server: PlayedServer, logs: list[Any]):
+    full = HeartbeatAnswer(False, "not the last one", full=True)
+    server.turns[HEARTBEATS] = [reply(full), reply(ACCEPTED)]
+    with linked(server.url) as node:
+        node.link.submit(make_heartbeat(1))
+        while "heartbeat_dropped" not in events(logs):
+            time.sleep(0.005)
+        node.beat(2)
+    assert len(server.sent()) == 2
+
+
+def test_a_busy_scheduler_tells_how_often_it_wants_heartbeats(server: PlayedServer):
+    server.turns[HEARTBEATS] = [reply(HeartbeatAnswer(True, period_s=period)) for period in (3.0, 1000.0, None)]
+    with linked(server.url) as node:
+        seen = [node.link.period_s]
+        for sequence in range(1, 4):
+            node.beat(sequence)
+            seen.append(node.link.period_s)
+    assert seen == [0.0, 3.0, MAX_TOLD_PERIOD_S, 0.0]
 
 
 def test_a_node_that_fits_no_tree_is_told_so_in_the_log(server: PlayedServer, logs: list[Any]):

@@ -1,0 +1,55 @@
+"""Heartbeats that tell what changed since the last one that was taken; pure.
+
+A difference saves bytes and the work to read them: most jobs of a node are as they were a second ago. The full state
+goes first, again every FULL_EVERY heartbeats, and whenever an answer did not come or did not take the one before.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cpumond.core.wire import Heartbeat, HeartbeatAnswer, JobReport, NodeHeartbeat
+
+FULL_EVERY: Final = 60
+
+
+class Differences:
+    """What is sent to one scheduler after another; used by one thread."""
+
+    def __init__(self) -> None:
+        self._base: Heartbeat | None = None
+        self._jobs: dict[str, JobReport] = {}
+        """The jobs of ``_base``."""
+        self._count = 0
+
+    def make(self, heartbeat: Heartbeat) -> Heartbeat:
+        """What to send for ``heartbeat``: itself, or its difference to the last one that was taken.
+
+        What is made next is full unless ``taken`` is called before.
+        """
+        base, self._base = self._base, None
+        if base is None or self._count >= FULL_EVERY or heartbeat.incarnation != base.incarnation:
+            self._count = 0
+            return heartbeat
+        before = self._jobs
+        self._count += 1
+        return NodeHeartbeat(
+            heartbeat.node_id,
+            heartbeat.incarnation,
+            heartbeat.sequence,
+            heartbeat.sent_at,
+            heartbeat.cpu_capacity,
+            [report for report in heartbeat.jobs if before.get(report.job_id) != report],
+            finished_jobs=heartbeat.finished_jobs,
+            base=base.sequence,
+            gone=list(before.keys() - {report.job_id for report in heartbeat.jobs}),
+            job_count=len(heartbeat.jobs),
+        )
+
+    def taken(self, heartbeat: Heartbeat, answer: HeartbeatAnswer) -> None:
+        """``heartbeat``, the full one, was accepted, as it is or as a difference."""
+        if answer.differences:
+            jobs = {report.job_id: report for report in heartbeat.jobs}
+            # Two of one id cannot be told apart by a difference.
+            if len(jobs) == len(heartbeat.jobs):
+                self._base, self._jobs = heartbeat, jobs

@@ -1,0 +1,29 @@
+"""How often nodes shall send heartbeats, by how busy the scheduler is with them; pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BUSY: Final = 0.5
+CALM: Final = 0.3
+"""Shares of its time that the loop's thread works: above BUSY periods grow, below CALM they shrink. An update takes
+the interpreter for a part of the rest."""
+MOST_S: Final = 10.0
+TIMEOUT_SHARE: Final = 0.25
+"""The longest period, also as a share of ``node_heartbeat_timeout``."""
+SHRINK: Final = 0.8
+LOOK_S: Final = 5.0
+
+
+def next_period_s(period_s: float, load: float, least_s: float, timeout_s: float) -> float:
+    """The period to tell nodes from now on; ``load`` is the share since the last call, at least ``look_s`` ago."""
+    if load > BUSY:
+        period_s *= min(load / BUSY, 2.0)
+    elif load < CALM:
+        period_s *= SHRINK
+    return max(min(period_s, MOST_S, timeout_s * TIMEOUT_SHARE), least_s)
+
+
+def look_s(period_s: float) -> float:
+    """Seconds until the load is looked at again: all nodes have heard of ``period_s`` and kept it for a while."""
+    return max(LOOK_S, 2.5 * period_s)
