@@ -10,10 +10,10 @@ import tempfile
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import structlog
 from simulation.checks import Ledger, Violated
@@ -30,6 +30,7 @@ from cpumond.scheduler.store import Change
 
 MEMORY = "/dev/shm"
 CHECK_S = 10.0
+HEARD_S = 12.0
 ABORT_S = 40.0
 """So long before the end all operations that are left are ended by their users; nothing may be left over then."""
 
@@ -142,7 +143,7 @@ class World:
         if options.has_faults:
             self.faults.start()
         later(CHECK_S, self._look)
-        for second in range(5):
+        for second in range(0, 15, 2):
             later(options.seconds - ABORT_S - 1.0 - second, self._look_for_idle)
         later(options.seconds - ABORT_S, self._abort_all)
 
@@ -194,14 +195,14 @@ class World:
         state = leaders[0].scheduler.state  # type: ignore[union-attr]
         ledger.check_state(leaders[0].scheduler)  # type: ignore[arg-type]
         if self.idle:
-            problems.append(f"operations that could run on a node waited for 5 s: {sorted(self.idle)}")
+            problems.append(f"operations that could run on a node waited for 14 s: {sorted(self.idle)}")
         for client in self.clients:
             if not client.is_done:
                 problems.append(f"{client.name} still waits for its command")
         for host in self.hosts:
             agent = host.agent
-            if agent is None or now - agent.taken_at_s > 5.0:
-                problems.append(f"{host.name} has not been heard for 5 s")
+            if agent is None or now - agent.taken_at_s > HEARD_S:
+                problems.append(f"{host.name} has not been heard for {HEARD_S:g} s")
             elif agent.assigned.problem:
                 problems.append(f"{host.name} offers nothing: {agent.assigned.problem}")
             if agent is not None:
@@ -220,20 +221,23 @@ class World:
             raise Violated(f"after {now:.3f} s, {now - self.options.faults_until_s:g} s without faults: {problems}")
 
 
-def run_seed(
-    seed: int, options: Options = Options(), prepare: Callable[[World], AbstractContextManager[None]] | None = None
-) -> Outcome:  # noqa: B008
+def run_seed(seed: int, options: Options = Options(), prepare: Preparation | None = None) -> Outcome:
     """Live through one seed. ``prepare``: changes the world for as long as it lives."""
     with _quiet():
         return _live(seed, options, prepare)
 
 
-def _live(seed: int, options: Options, prepare: Callable[[World], AbstractContextManager[None]] | None) -> Outcome:
+def _live(seed: int, options: Options, prepare: Preparation | None) -> Outcome:
     begun = time.process_time()
     with tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None) as directory:
         world = World(seed, options, directory)
         violation = ""
-        with played_disks(world.events), prepare(world) if prepare is not None else contextlib.nullcontext():
+        busy = types.SimpleNamespace(**{**vars(time), "thread_time": lambda: world.events.now * world.mood.load})
+        with (
+            played_disks(world.events),
+            mock.patch.object(service, "time", busy),
+            prepare(world) if prepare is not None else contextlib.nullcontext(),
+        ):
             try:
                 world.run()
             except Violated as error:
