@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ GIVEN_UP = ("aborted", "lost")
 FITS = 1e-6
 
 
-class Violated(AssertionError):
+class ViolationError(AssertionError):
     """A law does not hold; the message says when, which and where."""
 
 
@@ -79,7 +80,7 @@ class Ledger:
     def check(self, holds: bool, law: str) -> None:
         self.checks += 1
         if not holds:
-            raise_later(self.events, Violated(f"after {self.events.now:.3f} s: {law}"))
+            raise_later(self.events, ViolationError(f"after {self.events.now:.3f} s: {law}"))
 
     # --- hosts
 
@@ -263,13 +264,11 @@ class Ledger:
             )
 
 
-def raise_later(events: Events, error: Violated) -> None:
+def raise_later(events: Events, error: ViolationError) -> None:
     """Violations are found in the middle of other code, which must not catch them."""
     if events.violation is None:
         events.violation = error
 
 
 def hash_text(text: str) -> int:
-    import zlib
-
     return zlib.crc32(text.encode())

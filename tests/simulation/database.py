@@ -1,7 +1,7 @@
 """A database engine in memory, with sessions, a lease and a clock of its own: what PostgreSQL is to the schedulers.
 
-``SimStore`` and ``SimArbiter`` keep the contracts of ``Store`` and ``Arbiter``. They are called in virtual threads: each
-call is carried out at one moment, and says by ``charge`` how long it took. ``Database.checks_fence`` is off for a mutation.
+``SimStore`` and ``SimArbiter`` keep the contracts of ``Store`` and ``Arbiter``. They are called in virtual threads: a
+call is carried out at one moment, and says by ``charge`` how long it took. ``checks_fence`` is off for a mutation.
 """
 
 from __future__ import annotations

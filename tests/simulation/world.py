@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import structlog
-from simulation.checks import Ledger, Violated
+from simulation.checks import Ledger, ViolationError
 from simulation.clients import Client
 from simulation.database import Database, Session
 from simulation.events import Events
@@ -174,7 +174,7 @@ class World:
             client.abort_all()
 
     def run(self) -> None:
-        """Raises Violated."""
+        """Raises ViolationError."""
         self.start()
         events, step = self.events, 1.0
         while events.now < self.options.seconds:
@@ -182,23 +182,21 @@ class World:
             if events.violation is not None:
                 raise events.violation
             if events.problems:
-                raise Violated(f"after {events.now:.3f} s: an exception: {events.problems[0]}")
+                raise ViolationError(f"after {events.now:.3f} s: an exception: {events.problems[0]}")
         self.check_end()
 
     def check_end(self) -> None:
-        """Liveness: the faults have been over for long. Raises Violated."""
+        """Liveness: the faults have been over for long. Raises ViolationError."""
         problems: list[str] = []
         now, ledger = self.events.now, self.ledger
         leaders = [each for each in self.schedulers if each is not None and each.scheduler is not None]
         if len(leaders) != 1:
-            raise Violated(f"after {now:.3f} s: {len(leaders)} schedulers lead")
+            raise ViolationError(f"after {now:.3f} s: {len(leaders)} schedulers lead")
         state = leaders[0].scheduler.state  # type: ignore[union-attr]
         ledger.check_state(leaders[0].scheduler)  # type: ignore[arg-type]
         if self.idle:
             problems.append(f"operations that could run on a node waited for 14 s: {sorted(self.idle)}")
-        for client in self.clients:
-            if not client.is_done:
-                problems.append(f"{client.name} still waits for its command")
+        problems += [f"{each.name} still waits for its command" for each in self.clients if not each.is_done]
         for host in self.hosts:
             agent = host.agent
             if agent is None or now - agent.taken_at_s > HEARD_S:
@@ -207,8 +205,8 @@ class World:
                 problems.append(f"{host.name} offers nothing: {agent.assigned.problem}")
             if agent is not None:
                 known = set(agent.assigned.jobs)
-                for job_id in sorted(known - set(state.jobs)):
-                    problems.append(f"{host.name} still has job {job_id}, which no scheduler knows")
+                left = sorted(known - set(state.jobs))
+                problems += [f"{host.name} still has job {job_id}, which no scheduler knows" for job_id in left]
         for job_id, (host, process) in ledger.living.items():
             if job_id not in state.jobs:
                 problems.append(f"job {job_id} of {process.operation_id} runs on {host.name}, nobody knows it")
@@ -218,7 +216,12 @@ class World:
                 f"suspended {operation.record.suspended}, needs {operation.needed}, has {operation.active}"
             )
         if problems:
-            raise Violated(f"after {now:.3f} s, {now - self.options.faults_until_s:g} s without faults: {problems}")
+            raise ViolationError(
+                f"after {now:.3f} s, {now - self.options.faults_until_s:g} s without faults: {problems}"
+            )
+
+
+Preparation = Callable[[World], AbstractContextManager[None]]
 
 
 def run_seed(seed: int, options: Options = Options(), prepare: Preparation | None = None) -> Outcome:
@@ -240,7 +243,7 @@ def _live(seed: int, options: Options, prepare: Preparation | None) -> Outcome:
         ):
             try:
                 world.run()
-            except Violated as error:
+            except ViolationError as error:
                 violation = str(error)
             for loop in world.events.loops:
                 loop.kill()
