@@ -1,4 +1,4 @@
-"""Hosts that run jobs: what survives an agent (processes, files), and the agent there with the real ``AssignedJobs``."""
+"""Hosts that run jobs: what survives an agent (processes, files), and the agent with the real ``AssignedJobs``."""
 
 from __future__ import annotations
 
