@@ -43,7 +43,8 @@ def main() -> int:
         totals.update({"fault: " + name: count for name, count in outcome.faults.items()})
         print(
             f"seed {seed}: {outcome.simulated_s:.0f} s in {outcome.real_s:.2f} s, {outcome.speed:.0f} times real time, "
-            f"{outcome.events} events, {outcome.checks} checks, trace {outcome.trace:08x}: {outcome.violation or 'good'}",
+            f"{outcome.events} events, {outcome.checks} checks, trace {outcome.trace:08x}: "
+            f"{outcome.violation or 'good'}",
             flush=True,
         )
         if given.verbose:

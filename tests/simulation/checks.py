@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ GIVEN_UP = ("aborted", "lost")
 FITS = 1e-6
 
 
-class Violated(AssertionError):
+class ViolationError(AssertionError):
     """A law does not hold; the message says when, which and where."""
 
 
@@ -79,7 +80,7 @@ class Ledger:
     def check(self, holds: bool, law: str) -> None:
         self.checks += 1
         if not holds:
-            raise_later(self.events, Violated(f"after {self.events.now:.3f} s: {law}"))
+            raise_later(self.events, ViolationError(f"after {self.events.now:.3f} s: {law}"))
 
     # --- hosts
 
@@ -149,7 +150,8 @@ class Ledger:
             return
         record = self.operations.get(operation_id)
         self.check(
-            record is not None, f"{type(command).__name__} of {operation_id} was acknowledged, the operation is not stored"
+            record is not None,
+            f"{type(command).__name__} of {operation_id} was acknowledged, the operation is not stored",
         )
         if isinstance(command, StartOperation):
             self.acknowledged_starts[operation_id] = None
@@ -174,7 +176,9 @@ class Ledger:
 
     def written(self, changes: Sequence[Change], term: int) -> None:
         self.note("written", term, [(kind, key) for kind, key, _ in changes])
-        self.check(not self.sees_terms or term == self.database.term, f"term {term} wrote while {self.database.term} led")
+        self.check(
+            not self.sees_terms or term == self.database.term, f"term {term} wrote while {self.database.term} led"
+        )
         for kind, key, value in changes:
             if kind == "operation":
                 self._operation_written(key, value)
@@ -217,7 +221,9 @@ class Ledger:
         """A scheduler sends an answer; a standby's has no term."""
         if term is not None and self.sees_terms:
             is_led = self.events.now <= self.leases[term]
-            self.check(is_led, f"{address} answers in term {term}, {self.events.now - self.leases[term]:.3f} s too late")
+            self.check(
+                is_led, f"{address} answers in term {term}, {self.events.now - self.leases[term]:.3f} s too late"
+            )
 
     def loaded(self, process: Any, term: int, scheduler: Scheduler) -> None:
         """A reign begins with what is stored."""
@@ -258,13 +264,11 @@ class Ledger:
             )
 
 
-def raise_later(events: Events, error: Violated) -> None:
+def raise_later(events: Events, error: ViolationError) -> None:
     """Violations are found in the middle of other code, which must not catch them."""
     if events.violation is None:
         events.violation = error
 
 
 def hash_text(text: str) -> int:
-    import zlib
-
     return zlib.crc32(text.encode())

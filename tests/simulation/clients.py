@@ -19,7 +19,6 @@ from cpumond.scheduler.operations import (
     StartOperation,
     SuspendOperation,
 )
-
 from cpumond.scheduler.settings.commands import ChangePool, CreatePool, Edit
 from cpumond.scheduler.state.commands import Command
 

@@ -1,7 +1,7 @@
 """A database engine in memory, with sessions, a lease and a clock of its own: what PostgreSQL is to the schedulers.
 
-``SimStore`` and ``SimArbiter`` keep the contracts of ``Store`` and ``Arbiter``. They are called in virtual threads: each
-call is carried out at one moment, and says by ``charge`` how long it took. ``Database.checks_fence`` is off for a mutation.
+``SimStore`` and ``SimArbiter`` keep the contracts of ``Store`` and ``Arbiter``. They are called in virtual threads: a
+call is carried out at one moment, and says by ``charge`` how long it took. ``checks_fence`` is off for a mutation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Session:
 class Database:
     """The engine. ``now``: its wall clock, ``charge`` takes the seconds a call lasts."""
 
-    def __init__(self, now: Callable[[], float] = lambda: 0.0, charge: Callable[[float], None] = lambda _: None) -> None:
+    def __init__(
+        self, now: Callable[[], float] = lambda: 0.0, charge: Callable[[float], None] = lambda _: None
+    ) -> None:
         self.records: dict[tuple[str, str], bytes] = {}
         self.term = 0
         self.leader = ""

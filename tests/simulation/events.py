@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import heapq
 import random
+import traceback
 from asyncio import events as asyncio_events
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -23,10 +24,6 @@ SLOW_THREADS = 0.02
 
 class Killed(BaseException):
     """The process that is running was killed at this very place."""
-
-
-class Stuck(Exception):
-    """Nothing will ever happen again, or for ever at one moment: a mistake of the simulation, or a loop without end."""
 
 
 class Events:
@@ -97,7 +94,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self.is_dead:
             return
         self.is_dead = True
-        self._left = [task for task in asyncio.all_tasks(self)]
+        self._left = list(asyncio.all_tasks(self))
         for task in self._left:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         for told in self.on_kill:
@@ -188,11 +185,5 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self.is_dead or isinstance(context.get("exception"), Killed):
             return
         error = context.get("exception")
-        told = "".join(traceback_of(error)) if error is not None else ""
+        told = "".join(traceback.format_exception(error)) if error is not None else ""
         self.events.problems.append(f"{self.name}: {context.get('message')}\n{told}")
-
-
-def traceback_of(error: BaseException) -> list[str]:
-    import traceback
-
-    return traceback.format_exception(error)

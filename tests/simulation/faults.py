@@ -28,6 +28,8 @@ class Mood:
     command_every_s: float
     """Of one user."""
     job_s: tuple[float, ...]
+    load: float
+    """How busy a leader is: above a half of its time nodes are told to send less often."""
     steers: float
     """Which share of commands changes operations instead of starting one."""
 
@@ -38,6 +40,7 @@ class Mood:
             lasts_s=rng.choice(((0.3, 2.0), (0.3, 2.0, 8.0, 15.0, 30.0), (5.0, 12.0, 25.0))),
             command_every_s=rng.choice((0.7, 3.0, 6.0)),
             job_s=rng.choice(((0.05, 1.0, 3.0), (0.05, 1.0, 3.0, 8.0, 20.0), (15.0, 30.0))),
+            load=rng.choice((0.1, 0.1, 0.4, 0.7)),
             steers=rng.choice((0.2, 0.5, 0.8)),
         )
 

@@ -1,4 +1,4 @@
-"""Hosts that run jobs: what survives an agent (processes, files), and the agent on it with the real ``AssignedJobs``."""
+"""Hosts that run jobs: what survives an agent (processes, files), and the agent with the real ``AssignedJobs``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from cpumond.agent.jobs import assigned as assigned_module
 from cpumond.agent.jobs import files
 from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.job import Usage
-from cpumond.core.route import Route, Terms, is_standby
+from cpumond.agent.report.scheduler import MAX_TOLD_PERIOD_S
+from cpumond.core.difference import Differences
+from cpumond.core.route import Route, Terms, is_standby, standby_period_s
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
 from cpumond.core.wire import Heartbeat, HeartbeatAnswer, NodeRegistration, NodeResources
 from cpumond.host.executor.model import Ended, Event, ExecutorError, Launch, Started
@@ -106,7 +108,9 @@ class Host:
         if process is not None and not process.is_stopping:
             process.is_stopping = True
             if process.heeds_sigterm:
-                self.events.world_loop.call_later(self.events.rng.uniform(0.01, 2.0), self._end, process, self.boot, None, 15)
+                self.events.world_loop.call_later(
+                    self.events.rng.uniform(0.01, 2.0), self._end, process, self.boot, None, 15
+                )
 
     def kill(self, job_id: str) -> None:
         self.starting.pop(job_id, None)
@@ -227,6 +231,8 @@ class Agent:
         self.sequence = 0
         self.terms = Terms()
         self.route = Route([f"http://{address}" for address in options.addresses], options.retry_max_s, self.rng)
+        self.differences = Differences()
+        self.period_s = 0.0
         self._taken_since_demand = True
         self.registered: NodeRegistration | None = None
         self.wanted = self._registration()
@@ -262,7 +268,7 @@ class Agent:
             due = assigned.advance(now, lambda: (NO_USAGE, 0.0))
             due |= assigned.adjust(now, lambda: (NO_USAGE, 0.0))
             if due or now >= beat_at_s:
-                beat_at_s = now + self.options.period_s
+                beat_at_s = now + max(self.options.period_s, self.period_s)
                 if assigned.knows_jobs:
                     self.sequence += 1
                     self.pending = Heartbeat(
@@ -294,7 +300,8 @@ class Agent:
                 self.route.taken()
                 continue
             if verdict == "standby":
-                pause_s = self.route.standby(leader, self.options.period_s, began_at_s, now)
+                period_s = standby_period_s(max(self.options.period_s, self.period_s))
+                pause_s = self.route.standby(leader, period_s, began_at_s, now)
             elif verdict == "elsewhere":
                 pause_s = self.route.unanswered(began_at_s, now)
             elif verdict == "refused":
@@ -312,12 +319,16 @@ class Agent:
             if verdict == "taken":
                 self.registered, verdict = wanted, "again"
             return verdict, leader
-        sent_at_s = self.events.now
-        verdict, leader, body = await self._ask("/api/v1/heartbeats", heartbeat)
+        sent_at_s, told = self.events.now, self.differences.make(heartbeat)
+        verdict, leader, body = await self._ask("/api/v1/heartbeats", told)
         if verdict != "taken":
             return verdict, leader
         answer = msgspec.json.decode(body, type=HeartbeatAnswer)
+        if answer.full and not answer.accepted and told is not heartbeat:
+            return "again", None
         if answer.accepted:
+            self.differences.taken(heartbeat, answer)
+            self.period_s = min(answer.period_s or 0.0, MAX_TOLD_PERIOD_S)
             self.taken_at_s = self.events.now
             self.host.watch.answered(self.host, answer)
             self.answers.append((answer, sent_at_s))

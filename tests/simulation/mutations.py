@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from simulation.database import SimStore
+
 from cpumond.core.route import Terms
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.lead import Lead
@@ -32,7 +34,7 @@ def drop_the_fence(world: World) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lead_for_ever() -> Iterator[None]:
-    with mock.patch.object(Lead, "may_answer", lambda self, term, now_s: self.is_own and self.term == term):
+    with mock.patch.object(Lead, "may_answer", lambda self, term, _: self.is_own and self.term == term):
         yield
 
 
@@ -86,14 +88,13 @@ def forget_stops(_: World) -> Iterator[None]:
 def take_any_term(world: World) -> Iterator[None]:
     """Agents and users take answers of lower terms, from leaders that do not look at their clock."""
     world.ledger.sees_terms = False
-    with mock.patch.object(Terms, "accept", lambda *_: True), _lead_for_ever():
+    with mock.patch.object(Terms, "accept", return_value=True), _lead_for_ever():
         yield
 
 
 @contextlib.contextmanager
 def guess_the_outcome(world: World) -> Iterator[None]:
     """A write whose outcome is not known counts as refused, and the reign goes on."""
-    from simulation.database import SimStore
 
     def refuse(self: SimStore) -> None:
         self._session = None

@@ -15,7 +15,7 @@ from cpumond.api.yt.replies import ReplyCache, export_reply
 from cpumond.api.yt.values import YtError
 from cpumond.core.errors import CpumondError
 from cpumond.core.term import TERM_HEADER, parse_term
-from cpumond.core.wire import Heartbeat, NodeRegistration
+from cpumond.core.wire import NodeHeartbeat, NodeRegistration
 from cpumond.scheduler.door import REFUSAL, LeaderDoor, describe_standby, standby_headers
 from cpumond.scheduler.leading import App, Leading, Receive, Scope, Send
 from cpumond.scheduler.model import Rules
@@ -70,7 +70,7 @@ class ReignApp:
     async def _answer(self, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
         try:
             if path.endswith("/heartbeats"):
-                answer = await self.scheduler.heartbeat(msgspec.json.decode(body, type=Heartbeat))
+                answer = await self.scheduler.heartbeat(msgspec.json.decode(body, type=NodeHeartbeat))
                 return self._reply(409 if answer.register else 200, answer)
             if path.endswith("/nodes"):
                 return self._reply(200, await self.scheduler.register(msgspec.json.decode(body, type=NodeRegistration)))

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import structlog
-from simulation.checks import Ledger, Violated
+from simulation.checks import Ledger, ViolationError
 from simulation.clients import Client
 from simulation.database import Database, Session
 from simulation.events import Events
@@ -30,6 +31,7 @@ from cpumond.scheduler.store import Change
 
 MEMORY = "/dev/shm"
 CHECK_S = 10.0
+HEARD_S = 12.0
 ABORT_S = 40.0
 """So long before the end all operations that are left are ended by their users; nothing may be left over then."""
 
@@ -142,7 +144,7 @@ class World:
         if options.has_faults:
             self.faults.start()
         later(CHECK_S, self._look)
-        for second in range(5):
+        for second in range(0, 15, 2):
             later(options.seconds - ABORT_S - 1.0 - second, self._look_for_idle)
         later(options.seconds - ABORT_S, self._abort_all)
 
@@ -173,7 +175,7 @@ class World:
             client.abort_all()
 
     def run(self) -> None:
-        """Raises Violated."""
+        """Raises ViolationError."""
         self.start()
         events, step = self.events, 1.0
         while events.now < self.options.seconds:
@@ -181,33 +183,31 @@ class World:
             if events.violation is not None:
                 raise events.violation
             if events.problems:
-                raise Violated(f"after {events.now:.3f} s: an exception: {events.problems[0]}")
+                raise ViolationError(f"after {events.now:.3f} s: an exception: {events.problems[0]}")
         self.check_end()
 
     def check_end(self) -> None:
-        """Liveness: the faults have been over for long. Raises Violated."""
+        """Liveness: the faults have been over for long. Raises ViolationError."""
         problems: list[str] = []
         now, ledger = self.events.now, self.ledger
         leaders = [each for each in self.schedulers if each is not None and each.scheduler is not None]
         if len(leaders) != 1:
-            raise Violated(f"after {now:.3f} s: {len(leaders)} schedulers lead")
+            raise ViolationError(f"after {now:.3f} s: {len(leaders)} schedulers lead")
         state = leaders[0].scheduler.state  # type: ignore[union-attr]
         ledger.check_state(leaders[0].scheduler)  # type: ignore[arg-type]
         if self.idle:
-            problems.append(f"operations that could run on a node waited for 5 s: {sorted(self.idle)}")
-        for client in self.clients:
-            if not client.is_done:
-                problems.append(f"{client.name} still waits for its command")
+            problems.append(f"operations that could run on a node waited for 14 s: {sorted(self.idle)}")
+        problems += [f"{each.name} still waits for its command" for each in self.clients if not each.is_done]
         for host in self.hosts:
             agent = host.agent
-            if agent is None or now - agent.taken_at_s > 5.0:
-                problems.append(f"{host.name} has not been heard for 5 s")
+            if agent is None or now - agent.taken_at_s > HEARD_S:
+                problems.append(f"{host.name} has not been heard for {HEARD_S:g} s")
             elif agent.assigned.problem:
                 problems.append(f"{host.name} offers nothing: {agent.assigned.problem}")
             if agent is not None:
                 known = set(agent.assigned.jobs)
-                for job_id in sorted(known - set(state.jobs)):
-                    problems.append(f"{host.name} still has job {job_id}, which no scheduler knows")
+                left = sorted(known - set(state.jobs))
+                problems += [f"{host.name} still has job {job_id}, which no scheduler knows" for job_id in left]
         for job_id, (host, process) in ledger.living.items():
             if job_id not in state.jobs:
                 problems.append(f"job {job_id} of {process.operation_id} runs on {host.name}, nobody knows it")
@@ -217,24 +217,34 @@ class World:
                 f"suspended {operation.record.suspended}, needs {operation.needed}, has {operation.active}"
             )
         if problems:
-            raise Violated(f"after {now:.3f} s, {now - self.options.faults_until_s:g} s without faults: {problems}")
+            raise ViolationError(
+                f"after {now:.3f} s, {now - self.options.faults_until_s:g} s without faults: {problems}"
+            )
 
 
-def run_seed(seed: int, options: Options = Options(), prepare: Callable[[World], AbstractContextManager[None]] | None = None) -> Outcome:  # noqa: B008
+Preparation = Callable[[World], AbstractContextManager[None]]
+
+
+def run_seed(seed: int, options: Options = Options(), prepare: Preparation | None = None) -> Outcome:
     """Live through one seed. ``prepare``: changes the world for as long as it lives."""
     with _quiet():
         return _live(seed, options, prepare)
 
 
-def _live(seed: int, options: Options, prepare: Callable[[World], AbstractContextManager[None]] | None) -> Outcome:
+def _live(seed: int, options: Options, prepare: Preparation | None) -> Outcome:
     begun = time.process_time()
     with tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None) as directory:
         world = World(seed, options, directory)
         violation = ""
-        with played_disks(world.events), prepare(world) if prepare is not None else contextlib.nullcontext():
+        busy = types.SimpleNamespace(**{**vars(time), "thread_time": lambda: world.events.now * world.mood.load})
+        with (
+            played_disks(world.events),
+            mock.patch.object(service, "time", busy),
+            prepare(world) if prepare is not None else contextlib.nullcontext(),
+        ):
             try:
                 world.run()
-            except Violated as error:
+            except ViolationError as error:
                 violation = str(error)
             for loop in world.events.loops:
                 loop.kill()
@@ -249,9 +259,7 @@ def _live(seed: int, options: Options, prepare: Callable[[World], AbstractContex
 def _quiet() -> Iterator[None]:
     """No log, no garbage collection in between: it takes more time than all that is simulated."""
     before = structlog.get_config()
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(50), cache_logger_on_first_use=False
-    )
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50), cache_logger_on_first_use=False)
     collect, service._collect = service._collect, lambda _: None
     garbage, leading.gc = leading.gc, types.SimpleNamespace(collect=lambda: 0)  # type: ignore[assignment]
     was_enabled = gc.isenabled()
