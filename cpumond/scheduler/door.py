@@ -60,7 +60,8 @@ def describe_standby(view: LeadView, address: str, refusal: str = "") -> str:
         return f"standby: the scheduler at {view.leader} leads (term {view.term})"
     if view.error:
         return f"standby: who leads is not known, the store does not answer: {view.error}"
-    return "standby: no scheduler leads at this moment; ask again"
+    # Where it leads from an address that it does not tell, too.
+    return "standby: no leader is known here; ask again, or the other schedulers"
 
 
 def standby_headers(view: LeadView, address: str) -> dict[str, str]:

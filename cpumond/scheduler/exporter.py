@@ -122,7 +122,7 @@ class LeadMetrics:
         leading, view = self._leading, self._leading.view()
         for name, text, value in (
             ("leads", "1 while this scheduler leads, 0 while it is a standby.", view.role == "leader"),
-            ("term", "The term of the present leader as far as it is known, else 0.", view.term),
+            ("lead_term", "The term of the present leader as far as it is known, else 0.", view.term),
             ("lease_seconds", "How long this scheduler may lead without another renewal.", leading.left_s()),
             ("lead_unknown", "1 while the store's engine does not answer who leads.", bool(view.error)),
         ):

@@ -75,6 +75,10 @@ class Lead:
         """Whether an answer of ``term`` may go out at this moment."""
         return self.is_own and self.term == term and now_s < self.until_s
 
+    def find_leader(self, now_s: float) -> str:
+        """The address of another scheduler that leads as far as is known: what was heard a lease ago tells nothing."""
+        return self.leader if not self.is_own and now_s - self.heard_s < self.lease_s else ""
+
     def find_step(self, now_s: float) -> Step:
         """What has to be done at this moment."""
         if self.is_own and now_s >= self.until_s:

@@ -135,7 +135,7 @@ class Leading:
         lead = self.lead
         if self.find_reign() is not None:
             return LeadView("leader", lead.term, self.address, lead.error)
-        return LeadView("standby", lead.term, "" if lead.is_own else lead.leader, lead.error)
+        return LeadView("standby", lead.term, lead.find_leader(self._now()), lead.error)
 
     def left_s(self) -> float:
         """Seconds in which this process may answer without another renewal; 0 for a standby."""

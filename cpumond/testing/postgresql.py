@@ -109,9 +109,13 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start the server and wait until it takes connections."""
+        command = [*self.prefix, *self._as_owner]
+        if self._as_owner or shutil.which("setpriv"):
+            # It ends with this process, however that ends.
+            command += ["setpriv", "--pdeathsig=INT"]
         with open(os.path.join(self.directory, "log"), "ab") as log:
             self._process = subprocess.Popen(
-                [*self.prefix, *self._as_owner, os.path.join(self.programs, "postgres"), "-D", self.data],
+                [*command, os.path.join(self.programs, "postgres"), "-D", self.data],
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -124,7 +128,7 @@ class PostgresServer:
             with contextlib.suppress(OSError), open(status, encoding="utf-8") as file:
                 lines = file.read().splitlines()
                 # The eighth line: what pg_ctl waits for.
-                if lines[0] == str(self._process.pid) and len(lines) > 7 and lines[7].strip() in {"ready", "standby"}:
+                if len(lines) > 7 and lines[0] == str(self._process.pid) and lines[7].strip() in {"ready", "standby"}:
                     return
             time.sleep(0.02)
         with open(os.path.join(self.directory, "log"), encoding="utf-8", errors="replace") as file:

@@ -416,7 +416,7 @@ def main() -> None:
             [sys.executable, "-m", "cpumond", "scheduler", "--config", str(config)], stdout=log, stderr=log
         )
         try:
-            port = wait_for_port(Path(folder) / "log", scheduler)
+            port = wait_for_port(Path(folder) / "log", scheduler, "leads" if store else "started")
             good = asyncio.run(bench(arguments, port, scheduler.pid, floor_socket.getsockname()[1]))
         finally:
             for process in (scheduler, floor):
@@ -426,11 +426,12 @@ def main() -> None:
         raise SystemExit(1)
 
 
-def wait_for_port(log: Path, process: subprocess.Popen[bytes]) -> int:
-    """The port in the line that says it listens."""
+def wait_for_port(log: Path, process: subprocess.Popen[bytes], event: str) -> int:
+    """The port in the line that says it listens, when the log has the event after which it answers."""
     while process.poll() is None:
-        found = re.search(r'"listen":\s*"[^"]*:(\d+)"', log.read_text())
-        if found is not None:
+        text = log.read_text()
+        found = re.search(r'"listen":\s*"[^"]*:(\d+)"', text)
+        if found is not None and f'"event":"{event}"' in text.replace(" ", ""):
             return int(found[1])
         time.sleep(0.05)
     raise SystemExit(f"the scheduler ended: {log.read_text()}")

@@ -62,7 +62,12 @@ class Standby(PostgresServer):
             "pg_basebackup", "-h", "127.0.0.1", "-p", str(self.primary.port), "-U", "cpumond", "-D", self.data, "-R",
             "-c", "fast", "--no-sync",
         )  # fmt: skip
-        self.configure(f"port = {self.port}", f"unix_socket_directories = '{self.directory}'")
+        self.configure(
+            f"port = {self.port}",
+            f"unix_socket_directories = '{self.directory}'",
+            # A standby that lost its primary is promoted when this is over, 5 s by default.
+            "wal_retrieve_retry_interval = '200ms'",
+        )
 
     def hold_commits(self) -> None:
         """From now on a commit of the primary is confirmed when it is here, too."""

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from waiting import is_over, wait_until
 from cpumond.core.errors import UnavailableError
 from cpumond.host.cgroup.mounts import Hierarchies, read_mounts
 from cpumond.testing import CLUSTER_PREFIX, Cluster
+from cpumond.testing.postgresql import PostgresServer
 
 pytestmark = pytest.mark.cgroup
 
@@ -310,3 +312,26 @@ def test_what_a_killed_command_leaves_goes_with_the_next(hierarchies: Hierarchie
         assert list_cgroups(command.process.pid) == []
         after.end()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_schedulers_one_leads_and_the_other_when_it_is_killed(hierarchies: Hierarchies) -> None:
+    try:
+        PostgresServer().close()
+    except UnavailableError as error:
+        pytest.skip(f"needs PostgreSQL: {error}")
+    # PostgreSQL's own account has to get into its directory.
+    with Command(Path(tempfile.gettempdir()), "--schedulers", "2", "--json") as command:
+        told = json.loads(command.read_line())
+        first, second = told["schedulers"]
+        addresses = f"{first},{second}"
+        operation = operate(
+            addresses, told["token"], "start", "--pool", "p", "--cpu-limit", "0.1", "--", "sleep", "1000"
+        )
+        leader = next(url for url in (first, second) if httpx2.get(f"{url}/readyz").json()["role"] == "leader")
+        os.kill(told["schedulers"][leader], signal.SIGKILL)
+        assert operation in operate(addresses, told["token"], "list")
+        other = second if leader == first else first
+        assert httpx2.get(f"{other}/readyz").json()["role"] == "leader"
+        command.end()
+    assert not os.path.exists(told["directory"])
+    assert list_cgroups(command.process.pid) == []

@@ -11,7 +11,7 @@ from takeover import LEASE_S, Pair, kill_the_leader, stop_the_leader, two_schedu
 from cpumond.core.errors import UnavailableError
 from cpumond.testing.postgresql import PostgresServer
 
-pytestmark = pytest.mark.cgroup
+pytestmark = [pytest.mark.cgroup, pytest.mark.timeout(3000)]
 
 ROUNDS = 50
 

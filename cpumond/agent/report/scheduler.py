@@ -195,7 +195,7 @@ class SchedulerLink(Mailbox):
             return result
         now_s = time.monotonic()
         if result.kind == "standby":
-            period_s = standby_period_s(self._options.heartbeat_period_s)
+            period_s = standby_period_s(max(self._options.heartbeat_period_s, self._period_s))
             pause_s = self._route.standby(leader, period_s, self._asked_at_s, now_s)
         elif result.elsewhere:
             pause_s = self._route.unanswered(self._asked_at_s, now_s)

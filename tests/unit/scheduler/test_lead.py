@@ -78,7 +78,8 @@ def test_a_failed_renewal_is_tried_again_soon_and_the_lease_goes_on():
 
 def test_a_standby_that_is_not_answered_keeps_what_it_knew():
     lead = Lead(LEASE_S).seen(Lease(3, "a:1", 5.0), 100.0).failed("no answer", 101.0)
-    assert (lead.term, lead.leader, lead.error) == (3, "a:1", "no answer")
+    assert (lead.term, lead.find_leader(109.9), lead.error) == (3, "a:1", "no answer")
+    assert lead.find_leader(110.0) == ""
     assert lead.find_step(102.0) is Step.TAKE
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import cpumond.scheduler.store
 from cpumond.cli import cli
 from cpumond.core.errors import RefusedError, UnavailableError, UsageError
+from cpumond.scheduler.model import Rules
 from cpumond.scheduler.store import UNFINISHED, Change, StoreError, copying
 from cpumond.scheduler.store.copying import copy_store
 from cpumond.scheduler.store.places import is_conninfo, make_term, open_place, read_term
 from cpumond.scheduler.store.sqlite import open_sqlite_store
+from cpumond.scheduler.stored import load_state
 
 RECORDS = [Change("job", f"{number:04}", bytes(range(256))) for number in range(2500)] + [Change("pool", "é\0", b"")]
 
@@ -122,6 +126,23 @@ def test_which_place_is_a_conninfo(place: str, expected: bool) -> None:
 
 
 def test_without_psycopg_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "cpumond.scheduler.store.postgresql", None)
+    # Another test may have imported it.
+    monkeypatch.setitem(sys.modules, "cpumond.scheduler.store.postgresql", None)
+    monkeypatch.delattr(cpumond.scheduler.store, "postgresql", raising=False)
     with pytest.raises(Exception, match=r"needs psycopg 3 .*cpumond\[postgresql\]"):
         open_place("dbname=x")
+
+
+def test_a_scheduler_does_not_begin_with_half_a_copy(target: str) -> None:
+    with contextlib.closing(open_sqlite_store(target)) as store:
+        store.write([Change(UNFINISHED, UNFINISHED, b"{}")])
+        with pytest.raises(StoreError, match="a copy that was broken off: run `cpumond store copy` into it again"):
+            load_state(store, Rules(), 0.0, lambda: "id")
+
+
+def test_a_store_with_a_term_alone_is_an_empty_one(target: str) -> None:
+    with contextlib.closing(open_sqlite_store(target)) as store:
+        store.write([make_term(3)])
+        state, _ = load_state(store, Rules(), 0.0, lambda: "id")
+        assert list(state.trees) == ["default"]
+        assert read_term(store) == 3
