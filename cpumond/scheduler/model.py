@@ -387,8 +387,11 @@ UNTOLD_STARTS: Final = ("system", "untold_starts")
 """Kind and key of a record that says: jobs may run whose starts are not stored, since an older version started them."""
 
 
-class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A job that was started and has not ended, as it is stored before its order is in any answer. ``id`` the job's."""
+class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A job that was started and has not ended, as it is stored before its order is in any answer. ``id`` the job's.
+
+    ``stopped``: the kind of its preemption record where it was told to stop and others may do its work.
+    """
 
     id: str
     operation_id: str
@@ -397,6 +400,9 @@ class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node_id: str
     start_time: float
     sequence: int
+    stopped: Literal["", "preempted", "limit_violated", "overcommit", "graceful", "aborted"] = ""
+    why: str = ""
+    fails: bool = False
 
 
 class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -221,6 +221,8 @@ class Scheduler:
         if changes:
             await self._write(changes)
         self.state.apply(change, self.clock.now())
+        if change.abort_jobs_of:
+            await self._store_starts()  # that they are told to stop
         for name in [name for name in self.updates if self.updates[name].tree is not self.state.trees.get(name)]:
             del self.updates[name]
         expired = self.state.take_expired()

@@ -126,7 +126,10 @@ class Dispatch(Registration):
                 job.first_sent_at = now
         for report in heartbeat.jobs:
             known = node.jobs.get(report.job_id)
-            if report.stopping and known is not None and not known.was_reported:
+            if report.stopping and known is None and (stopped := node.stopping.get(report.job_id)) is not None:
+                if not stopped.was_reported and not stopped.is_failing:
+                    del node.stopping[stopped.id], self.jobs[stopped.id]
+            elif report.stopping and known is not None and not known.was_reported:
                 end_job(known)
                 del self.jobs[known.id]
                 self._unstored.pop(known.id, None)
@@ -291,33 +294,35 @@ class Dispatch(Registration):
         job.first_sent_at = now
         job.counted = list(NO_CPU_TIMES)
         self._start(job)
+        if record.stopped:
+            told = preemption_record.make_record(job, record.stopped, "", now)
+            told = msgspec.structs.replace(told, why=record.why)
+            self._stop(job, record.stopped, record.why, now, told, record.fails)
+            del self._unstored_stops[job.id]
 
     def waits_for_store(self, node_id: str) -> bool:
         """Whether jobs of the node must be stored before an answer may order them."""
         return not all(job.is_stored for job in self.nodes[node_id].jobs.values())
 
     def starts_to_store(self) -> list[StartRecord]:
-        """What is to be stored, then told to ``note_stored``, of jobs that were started since."""
+        """What is to be stored, then told to ``note_stored``: jobs that were started since, and those that were told to
+        stop, whose work they may do."""
         self._unstored = {job.id: job for job in self._unstored.values() if job.is_active}
-        return [
-            StartRecord(
-                id=job.id,
-                operation_id=job.element.operation.id,
-                task=job.task.name,
-                tree=job.element.tree.name,
-                node_id=job.node.id,
-                start_time=job.start_time,
-                sequence=job.sequence,
-            )
-            for job in self._unstored.values()
-        ]
+        stops = {job.id: job for job in self._unstored_stops.values() if self.jobs.get(job.id) is job}
+        self._unstored_stops = stops
+        return [_start_record(job) for job in (*self._unstored.values(), *stops.values())]
 
     def note_stored(self, starts: Iterable[StartRecord]) -> None:
         """These are stored now."""
         for record in starts:
+            if record.stopped:
+                self._unstored_stops.pop(record.id, None)
+                continue
             job = self._unstored.pop(record.id, None)
             if job is not None:
                 job.is_stored = True
+                if not job.is_active and self.jobs.get(job.id) is job:
+                    self._unstored_stops[job.id] = job
 
     def _stop_unknown(self, node: Node, report: JobReport, why: str) -> None:
         # Made anew after each heartbeat that reports the job as not stopping; nothing else remembers the order.
@@ -469,6 +474,22 @@ class Dispatch(Registration):
             interruptible=task.interruptible,
             working_directory=task.working_directory,
         )
+
+
+def _start_record(job: Job) -> StartRecord:
+    stop = job.stop
+    return StartRecord(
+        id=job.id,
+        operation_id=job.element.operation.id,
+        task=job.task.name,
+        tree=job.element.tree.name,
+        node_id=job.node.id,
+        start_time=job.start_time,
+        sequence=job.sequence,
+        stopped="" if stop is None else stop.record.kind,
+        why="" if stop is None else stop.record.why,
+        fails=stop is not None and stop.fails,
+    )
 
 
 def _may_preempt(element: OperationElement, level: preemption.TargetPriority) -> bool:

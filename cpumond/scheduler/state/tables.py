@@ -97,6 +97,8 @@ class Tables:
         self._expired: dict[tuple[str, str], None] = {}
         self._unstored: dict[str, Job] = {}
         """Jobs whose start is not stored yet; some of them may have ended."""
+        self._unstored_stops: dict[str, Job] = {}
+        """Jobs whose start is stored, but not yet that they were told to stop: no replacement is stored before that."""
         self._has_untold_starts = False
         self._awaited: dict[str, None] = {}
         self._await_until = 0.0
@@ -512,6 +514,8 @@ class Tables:
             job.element.operation.active[job.task.name] += 1
         job.state = "stopping"
         job.node.stopping[job.id] = job
+        if job.is_stored:
+            self._unstored_stops[job.id] = job
         renew_needed(job)
         if kind != "aborted":
             self.preemptions.append(record)

@@ -1,0 +1,274 @@
+"""What must hold: at each step (safety), and once the faults have ended (liveness)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from scheduler_world import assert_consistent
+from simulation.database import Database
+from simulation.events import Events
+from simulation.hosts import Host, Process
+
+from cpumond.core.wire import HeartbeatAnswer
+from cpumond.host.executor.model import Ended
+from cpumond.scheduler.elements import Job
+from cpumond.scheduler.model import FINISHED_OPERATION_STATES, OperationRecord
+from cpumond.scheduler.operations import AbortOperation, CompleteOperation, StartOperation, SuspendOperation
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.settings.commands import ChangePool, CreatePool
+from cpumond.scheduler.state.commands import Command
+from cpumond.scheduler.store import Change
+
+GIVEN_UP = ("aborted", "lost")
+FITS = 1e-6
+
+
+class ViolationError(AssertionError):
+    """A law does not hold; the message says when, which and where."""
+
+
+class Ledger:
+    """What was promised and what happened, seen from outside of all parts."""
+
+    def __init__(self, events: Events, database: Database) -> None:
+        self.events = events
+        self.database = database
+        self.checks = 0
+        self.counts: dict[str, int] = {}
+        self.trace = 0
+        """A number that is another one as soon as anything is told in another order."""
+        self.stopped: dict[str, None] = {}
+        """Jobs that a scheduler decided to stop: others may do their work from then on."""
+        self.aborted: dict[str, None] = {}
+        """Jobs whose end a user asked for, and was promised."""
+        self.given_up: dict[str, None] = {}
+        """Operations with a job that was given up: its work may be done twice if it was not lost after all."""
+        self.completed_stopped: dict[str, int] = {}
+        """Operation -> jobs that completed after they were told to stop, and so were replaced perhaps."""
+        self.sees_terms = True
+        """Whether a write of a lower term is itself a violation; off to see whether what follows from it is found."""
+        self.keeps_notes = False
+        self.told: list[str] = []
+        self.ever_started: dict[str, str] = {}
+        """Job -> host."""
+        self.living: dict[str, tuple[Host, Process]] = {}
+        self.operations: dict[str, OperationRecord] = {}
+        """As stored."""
+        self.acknowledged_starts: dict[str, None] = {}
+        self.acknowledged_ends: dict[str, None] = {}
+        self.weights: dict[str, float] = {}
+        self.acknowledged_weights: dict[str, float] = {}
+        """By pool; each user's pool only gets heavier."""
+        self.job_states: dict[str, str] = {}
+        """As stored."""
+        self.used_terms: dict[str, int] = {}
+        """Run of an agent -> the highest term of an answer that it used."""
+        self.leases: dict[int, float] = {}
+        """Term -> when its lease ends if it is not renewed, in the world's time."""
+        database.on_write = self.written
+        database.on_lease = self._leased
+
+    def note(self, what: str, *facts: Any) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+        if self.keeps_notes:
+            self.told.append(f"{self.events.now:.3f} {what} {' '.join(map(str, facts))}")
+        self.trace = hash_text(f"{self.trace} {self.events.now:.9f} {what} {facts}")
+
+    def check(self, holds: bool, law: str) -> None:
+        self.checks += 1
+        if not holds:
+            raise_later(self.events, ViolationError(f"after {self.events.now:.3f} s: {law}"))
+
+    # --- hosts
+
+    def started(self, host: Host, process: Process) -> None:
+        job_id = process.launch.job_id
+        self.note("started", host.name, job_id)
+        before = self.ever_started.get(job_id)
+        self.check(before is None, f"job {job_id} was started on {host.name}, and on {before} before")
+        self.ever_started[job_id] = host.name
+        self.living[job_id] = host, process
+        cores = sum(each.launch.cpu_limit for each in host.processes.values())
+        self.check(cores <= host.cpu + FITS, f"{host.name} runs jobs of {cores} cores and has {host.cpu}")
+        self._check_work(process.operation_id)
+
+    def _check_work(self, operation_id: str) -> None:
+        """No more jobs of an operation do its work at one time than it has: those that are told to stop, and those that
+        were given up because their node was silent, do it no more."""
+        record = self.operations.get(operation_id)
+        self.check(record is not None, f"a job of operation {operation_id} runs, which is not stored")
+        if record is None or record.state in FINISHED_OPERATION_STATES:
+            return
+        doing = [
+            job_id
+            for job_id, (host, process) in self.living.items()
+            if process.operation_id == operation_id
+            and not process.is_stopping
+            and self.job_states.get(job_id) not in GIVEN_UP
+            and job_id not in self.stopped
+        ]
+        task = record.tasks[0]
+        completed = record.counts[task.name].completed if task.name in record.counts else 0
+        completed -= self.completed_stopped.get(operation_id, 0)
+        self.check(
+            len(doing) + completed <= task.job_count,
+            f"operation {operation_id} has {task.job_count} jobs, {completed} completed and {doing} running",
+        )
+
+    def ended(self, host: Host, process: Process, ended: Ended | None) -> None:
+        self.note("ended", host.name, process.launch.job_id)
+        self.living.pop(process.launch.job_id, None)
+
+    def answered(self, host: Host, answer: HeartbeatAnswer) -> None:
+        """An agent got an answer that it will carry out."""
+        self.note("heartbeats", host.name, len(answer.start))
+        for job_id in answer.acknowledged:
+            finished = host.agent.assigned.jobs.get(job_id) if host.agent is not None else None
+            if finished is None or finished.order.operation_id not in self.operations:
+                continue
+            self.check(job_id in self.job_states, f"the end of job {job_id} was acknowledged and is not stored")
+
+    def took_term(self, host: Host, incarnation: str, term: int | None) -> None:
+        """An agent uses an answer."""
+        before = self.used_terms.get(incarnation, 0)
+        self.check((term or 0) >= before, f"{host.name} used an answer of term {term} after one of {before}")
+        self.used_terms[incarnation] = max(term or 0, before)
+
+    # --- clients
+
+    def acknowledged(self, command: Command, operation_id: str) -> None:
+        self.note("acknowledged", type(command).__name__, operation_id)
+        if isinstance(command, ChangePool | CreatePool):
+            name = command.pool if isinstance(command, ChangePool) else command.name
+            least = float(command.edits[0].value) if isinstance(command, ChangePool) else 0.0
+            stored = self.weights.get(name)
+            self.check(stored is not None and stored >= least, f"a change of pool {name} was acknowledged, not stored")
+            self.acknowledged_weights[name] = least
+            return
+        record = self.operations.get(operation_id)
+        self.check(
+            record is not None,
+            f"{type(command).__name__} of {operation_id} was acknowledged, the operation is not stored",
+        )
+        if isinstance(command, StartOperation):
+            self.acknowledged_starts[operation_id] = None
+        elif isinstance(command, SuspendOperation) and command.abort_running_jobs:
+            # Of what runs now, nothing may go on.
+            for job_id, (_, process) in self.living.items():
+                if process.operation_id == operation_id and job_id in self.stopped:
+                    self.aborted[job_id] = None
+        elif isinstance(command, AbortOperation | CompleteOperation) and record is not None:
+            self.acknowledged_ends[operation_id] = None
+            self.check(record.is_finished, f"the end of operation {operation_id} was acknowledged and is not stored")
+
+    def refused(self, command: Command, body: bytes) -> None:
+        self.note("refused", type(command).__name__)
+        is_full = b"Limit for the number of" in body
+        self.check(not isinstance(command, StartOperation) or is_full, f"a start was refused: {body.decode()}")
+
+    def gave_up(self, command: Command) -> None:
+        self.note("gave up", type(command).__name__)
+
+    # --- the database
+
+    def written(self, changes: Sequence[Change], term: int) -> None:
+        self.note("written", term, [(kind, key) for kind, key, _ in changes])
+        self.check(
+            not self.sees_terms or term == self.database.term, f"term {term} wrote while {self.database.term} led"
+        )
+        for kind, key, value in changes:
+            if kind == "operation":
+                self._operation_written(key, value)
+            elif kind == "pool" and value is not None:
+                pool = msgspec.json.decode(value)
+                weight = pool["attributes"].get("weight") or 0.0
+                self.check(weight >= self.weights.get(pool["name"], 0.0), f"an older pool {pool['name']} was stored")
+                self.weights[pool["name"]] = weight
+            elif kind == "job" and value is not None:
+                job = msgspec.json.decode(value)
+                self.job_states[key] = job["state"]
+                operation_id = job["operation_id"]
+                if job["state"] in GIVEN_UP:
+                    self.given_up[operation_id] = None
+                elif job["state"] == "completed" and key in self.stopped:
+                    self.given_up[operation_id] = None
+                    self.completed_stopped[operation_id] = self.completed_stopped.get(operation_id, 0) + 1
+
+    def _operation_written(self, key: str, value: bytes | None) -> None:
+        before = self.operations.get(key)
+        if value is None:
+            self.check(False, f"operation {key} was removed")
+            return
+        after = self.operations[key] = msgspec.json.decode(value, type=OperationRecord)
+        if before is None:
+            return
+        self.check(not before.is_finished or after.is_finished, f"operation {key} had ended and goes on")
+        for name, counts in before.counts.items():
+            now = after.counts.get(name)
+            self.check(
+                now is not None and now.completed >= counts.completed, f"operation {key}: completed jobs were uncounted"
+            )
+
+    def _leased(self, term: int, lease_s: float) -> None:
+        self.leases[term] = self.events.now + lease_s
+
+    # --- schedulers
+
+    def replied(self, address: str, term: int | None) -> None:
+        """A scheduler sends an answer; a standby's has no term."""
+        if term is not None and self.sees_terms:
+            is_led = self.events.now <= self.leases[term]
+            self.check(
+                is_led, f"{address} answers in term {term}, {self.events.now - self.leases[term]:.3f} s too late"
+            )
+
+    def loaded(self, process: Any, term: int, scheduler: Scheduler) -> None:
+        """A reign begins with what is stored."""
+        self.note("reigns", process.address, term)
+        state = scheduler.state
+        stop = state._stop
+
+        def note_stop(job: Job, *facts: Any, **more: Any) -> None:
+            self.stopped[job.id] = None
+            stop(job, *facts, **more)
+
+        state._stop = note_stop  # type: ignore[method-assign]
+        for operation_id in self.acknowledged_starts:
+            known = operation_id in state.operations or operation_id in state.finished
+            self.check(known, f"operation {operation_id} was acknowledged, and term {term} does not know it")
+        pools = state.trees["default"].pools
+        for name, weight in self.acknowledged_weights.items():
+            known = name in pools and (pools[name].settings.weight or 0.0) >= weight
+            self.check(known, f"a change of pool {name} was acknowledged, and term {term} does not know it")
+        for operation_id in self.acknowledged_ends:
+            self.check(operation_id not in state.operations, f"operation {operation_id} was ended, and is alive again")
+
+    def check_state(self, scheduler: Scheduler) -> None:
+        for job_id in self.aborted:
+            job = scheduler.state.jobs.get(job_id)
+            self.check(job is None or not job.is_active, f"job {job_id} was to be aborted, and goes on")
+        try:
+            assert_consistent(scheduler.state)
+        except AssertionError as error:
+            self.check(False, f"a state is not consistent: {error}")
+        for operation in scheduler.state.operations.values():
+            task = operation.record.tasks[0]
+            completed = operation.record.counts[task.name].completed if task.name in operation.record.counts else 0
+            self.check(
+                operation.active_job_count + completed <= task.job_count or operation.id in self.given_up,
+                f"operation {operation.id} has {task.job_count} jobs, {completed} completed and "
+                f"{operation.active_job_count} active",
+            )
+
+
+def raise_later(events: Events, error: ViolationError) -> None:
+    """Violations are found in the middle of other code, which must not catch them."""
+    if events.violation is None:
+        events.violation = error
+
+
+def hash_text(text: str) -> int:
+    return zlib.crc32(text.encode())

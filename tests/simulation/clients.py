@@ -1,0 +1,129 @@
+"""Users: operations are started, changed and ended, each command repeated until it is acknowledged or refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from simulation.events import Events, VirtualLoop
+from simulation.faults import Mood
+from simulation.network import Network
+
+from cpumond.core.route import Route, Terms, is_standby
+from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
+from cpumond.scheduler.operations import (
+    AbortOperation,
+    CompleteOperation,
+    ResumeOperation,
+    StartOperation,
+    SuspendOperation,
+)
+from cpumond.scheduler.settings.commands import ChangePool, CreatePool, Edit
+from cpumond.scheduler.state.commands import Command
+
+GIVE_UP_S = 120.0
+
+
+class Client:
+    """One user at a time: a command, then a pause."""
+
+    def __init__(
+        self, events: Events, network: Network, addresses: tuple[str, ...], number: int, mood: Mood,
+        until_s: float, watch: Any,
+    ) -> None:  # fmt: skip
+        self.events = events
+        self.rng = events.rng
+        self.network = network
+        self.name = f"client{number}"
+        self.mood = mood
+        self.until_s = until_s
+        self.watch = watch
+        self.pool = f"pool{number}"
+        self.weight = 1.0
+        self.mine: list[str] = []
+        self.suspended: list[str] = []
+        self.sent = 0
+        self.terms = Terms()
+        self.route = Route([f"http://{address}" for address in addresses], 5.0, self.rng)
+        self.started: list[str] = []
+        self.is_done = False
+        self._ending = asyncio.Event()
+        self.loop = VirtualLoop(events, self.name, self)
+        self.loop.start(self._main())
+
+    async def _main(self) -> None:
+        guarantee = {"strong_guarantee_resources": {"cpu": 2.0}} if self.rng.random() < 0.5 else {}
+        await self._do(CreatePool("default", self.pool, attributes=guarantee, ignore_existing=True))
+        while self.events.now < self.until_s:
+            await asyncio.sleep(self.rng.expovariate(1.0 / self.mood.command_every_s))
+            await self._do(self._choose())
+        for operation_id in self.suspended:
+            await self._do(ResumeOperation(operation_id))
+        await self._ending.wait()
+        for operation_id in self.started:
+            await self._do(AbortOperation(operation_id))
+        self.is_done = True
+
+    def abort_all(self) -> None:
+        """End what is left of all operations, as soon as what is being done is done."""
+        self.loop.call_soon(self._ending.set)
+
+    def _choose(self) -> Command:
+        rng, roll = self.rng, self.rng.random()
+        if rng.random() < 0.1:
+            self.weight += 0.125
+            return ChangePool("default", self.pool, (Edit(("weight",), self.weight),))
+        if roll < self.mood.steers and self.suspended and rng.random() < 0.5:
+            return ResumeOperation(self.suspended.pop())
+        if roll < self.mood.steers and self.mine:
+            operation_id = self.mine.pop(rng.randrange(len(self.mine)))
+            if rng.random() < 0.5:
+                self.suspended.append(operation_id)
+                self.mine.append(operation_id)
+                return SuspendOperation(operation_id, abort_running_jobs=rng.random() < 0.6)
+            return AbortOperation(operation_id) if rng.random() < 0.7 else CompleteOperation(operation_id)
+        seconds = rng.choice(self.mood.job_s)
+        task = {
+            "job_count": rng.choice((1, 1, 2, 3, 8)), "cpu_limit": rng.choice((0.5, 1.0, 2.0)),
+            "command": ["run", f"{rng.uniform(0.5, 1.5) * seconds:.3f}", "0" if rng.random() < 0.97 else "1"],
+            "interruptible": rng.random() < 0.3,
+        }  # fmt: skip
+        spec: dict[str, Any] = {"tasks": {"t": task}, "pool": self.pool, "max_failed_job_count": 5}
+        return StartOperation(spec)
+
+    async def _do(self, command: Command) -> None:
+        """Repeat the command under one mutation id until it is known what became of it."""
+        self.sent += 1
+        mutation_id = f"{self.name}-{self.sent}"
+        body = msgspec.json.encode(command)
+        path = "/api/v1/pools" if isinstance(command, ChangePool | CreatePool) else "/api/v1/commands"
+        began = self.events.now
+        while self.events.now < began + GIVE_UP_S:
+            asked_at_s, address = self.events.now, self.route.current.removeprefix("http://")
+            try:
+                reply = await self.network.ask(self.loop, address, path, {"mutation": mutation_id}, body, 5.0)
+            except (TimeoutError, ConnectionError):
+                await asyncio.sleep(self.route.unanswered(asked_at_s, self.events.now))
+                continue
+            leader = reply.headers.get(LEADER_HEADER)
+            if not self.terms.accept(parse_term(reply.headers.get(TERM_HEADER))):
+                pause_s = self.route.unanswered(asked_at_s, self.events.now)
+            elif reply.status == 200:
+                self.route.taken()
+                operation_id = msgspec.json.decode(reply.body)["id"] or getattr(command, "operation_id", "")
+                self.watch.acknowledged(command, operation_id)
+                if isinstance(command, StartOperation):
+                    self.mine.append(operation_id)
+                    self.started.append(operation_id)
+                return
+            elif reply.status == 422:
+                self.route.taken()
+                self.watch.refused(command, reply.body)
+                return
+            elif is_standby(reply.status, leader, msgspec.json.decode(reply.body)["error"]):
+                pause_s = self.route.standby(leader, 1.0, asked_at_s, self.events.now)
+            else:
+                pause_s = self.route.unanswered(asked_at_s, self.events.now)
+            await asyncio.sleep(pause_s)
+        self.watch.gave_up(command)

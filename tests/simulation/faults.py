@@ -1,0 +1,311 @@
+"""What goes wrong: each fault strikes, lasts for a while, and is mended."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simulation.hosts import Host
+    from simulation.schedulers import SchedulerProcess
+    from simulation.world import World
+
+Undo = Callable[[], None]
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Mood:
+    """What is different from world to world, so that each kind of trouble has worlds where little else happens."""
+
+    fault_every_s: float
+    lasts_s: tuple[float, ...]
+    command_every_s: float
+    """Of one user."""
+    job_s: tuple[float, ...]
+    load: float
+    """How busy a leader is: above a half of its time nodes are told to send less often."""
+    steers: float
+    """Which share of commands changes operations instead of starting one."""
+
+    @staticmethod
+    def draw(rng: random.Random) -> Mood:
+        return Mood(
+            fault_every_s=rng.choice((2.0, 5.0, 12.0)),
+            lasts_s=rng.choice(((0.3, 2.0), (0.3, 2.0, 8.0, 15.0, 30.0), (5.0, 12.0, 25.0))),
+            command_every_s=rng.choice((0.7, 3.0, 6.0)),
+            job_s=rng.choice(((0.05, 1.0, 3.0), (0.05, 1.0, 3.0, 8.0, 20.0), (15.0, 30.0))),
+            load=rng.choice((0.1, 0.1, 0.4, 0.7)),
+            steers=rng.choice((0.2, 0.5, 0.8)),
+        )
+
+
+class Faults:
+    """Draws faults until the world's ``faults_until_s``; all are mended then."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.events = world.events
+        self.rng = world.events.rng
+        self.counts: dict[str, int] = {}
+        self._open: dict[int, Undo] = {}
+        self._number = 0
+        self.kinds: dict[str, tuple[float, Callable[[], Undo]]] = {
+            "scheduler killed": (2.0, self._kill_scheduler),
+            "scheduler stopped": (2.0, self._stop_scheduler),
+            "scheduler ended": (2.0, self._end_scheduler),
+            "leader killed": (3.0, self._kill_leader),
+            "leader stopped": (3.0, self._stop_leader),
+            "agent killed": (3.0, self._kill_agent),
+            "agent killed at a write": (2.0, self._crash_agent),
+            "agent stopped": (2.0, self._stop_agent),
+            "host started anew": (1.0, self._reboot),
+            "host's disk full": (1.0, self._fill_disk),
+            "executor broken": (0.5, self._break_executor),
+            "clock stepped": (2.0, self._step_clock),
+            "database's sessions ended": (2.0, self._end_sessions),
+            "commits broken": (2.0, self._break_commits),
+            "database down": (1.0, self._stop_database),
+            "database full": (1.0, self._fill_database),
+            "database cut off": (2.0, self._cut_database),
+            "leader cut off the database": (2.0, self._cut_leader),
+            "node cut off": (2.0, self._cut_node),
+            "scheduler cut off nodes": (1.0, self._cut_scheduler),
+            "messages lost": (2.0, self._lose),
+            "messages repeated": (1.0, self._repeat),
+            "messages slow": (2.0, self._slow),
+        }
+
+    def start(self) -> None:
+        self._weights = [weight * self.rng.choice((0.0, 0.0, 1.0, 4.0)) for weight, _ in self.kinds.values()]
+        if any(self._weights):
+            self._wait()
+        self.events.world_loop.call_at(self.world.options.faults_until_s, self._end)
+
+    def _wait(self) -> None:
+        delay_s = self.rng.expovariate(1.0 / self.world.mood.fault_every_s)
+        self.events.world_loop.call_later(delay_s, self._strike)
+
+    def _strike(self) -> None:
+        if self.events.now >= self.world.options.faults_until_s:
+            return
+        name = self.rng.choices(list(self.kinds), self._weights)[0]
+        self.counts[name] = self.counts.get(name, 0) + 1
+        undo = self.kinds[name][1]()
+        lasts_s = self.rng.choice(self.world.mood.lasts_s) * self.rng.uniform(0.5, 1.5)
+        self.world.ledger.note("fault", name, f"{lasts_s:.1f} s")
+        self._number += 1
+        self._open[self._number] = undo
+        self.events.world_loop.call_later(lasts_s, self._mend, self._number)
+        self._wait()
+
+    def _mend(self, number: int) -> None:
+        undo = self._open.pop(number, None)
+        if undo is not None:
+            undo()
+
+    def _end(self) -> None:
+        for number in list(self._open):
+            self._mend(number)
+        self.world.network.heal()
+        for number in range(2):
+            self.world.start_scheduler(number)
+        for host in self.world.hosts:
+            host.crash_at_write = 0
+            host.start_agent(self.world.make_agent)
+
+    # --- schedulers
+
+    def _pick_leader(self) -> int:
+        leading = [number for number, each in enumerate(self.world.schedulers) if each is not None and each.scheduler]
+        return leading[0] if leading else self.rng.randrange(2)
+
+    def _kill(self, number: int) -> Undo:
+        process = self.world.schedulers[number]
+        if process is not None:
+            process.loop.kill()
+        return lambda: self.world.start_scheduler(number)
+
+    def _end_scheduler(self) -> Undo:
+        number = self.rng.randrange(2)
+        process = self.world.schedulers[number]
+        if process is not None:
+            process.loop.call_soon(process.stopping.set)
+        return lambda: self.world.start_scheduler(number)
+
+    def _stop(self, number: int) -> Undo:
+        process: SchedulerProcess | None = self.world.schedulers[number]
+        if process is None:
+            return _nothing
+        process.loop.stop_process()
+        return process.loop.continue_process
+
+    def _kill_scheduler(self) -> Undo:
+        return self._kill(self.rng.randrange(2))
+
+    def _stop_scheduler(self) -> Undo:
+        return self._stop(self.rng.randrange(2))
+
+    def _kill_leader(self) -> Undo:
+        return self._kill(self._pick_leader())
+
+    def _stop_leader(self) -> Undo:
+        return self._stop(self._pick_leader())
+
+    # --- hosts
+
+    def _pick_host(self) -> Host:
+        return self.rng.choice(self.world.hosts)
+
+    def _revive(self, host: Host) -> Undo:
+        return lambda: host.start_agent(self.world.make_agent)
+
+    def _kill_agent(self) -> Undo:
+        host = self._pick_host()
+        host.kill_agent()
+        return self._revive(host)
+
+    def _crash_agent(self) -> Undo:
+        host = self._pick_host()
+        host.crash_at_write = self.rng.randint(1, 12)
+        return self._revive(host)
+
+    def _stop_agent(self) -> Undo:
+        agent = self._pick_host().agent
+        if agent is None:
+            return _nothing
+        agent.loop.stop_process()
+        return agent.loop.continue_process
+
+    def _reboot(self) -> Undo:
+        host = self._pick_host()
+        host.reboot()
+        return self._revive(host)
+
+    def _fill_disk(self) -> Undo:
+        host = self._pick_host()
+        host.is_full = True
+
+        def undo() -> None:
+            host.is_full = False
+
+        return undo
+
+    def _break_executor(self) -> Undo:
+        host = self._pick_host()
+        if host.executor is not None:
+            host.executor.is_broken = True
+        executor = host.executor
+
+        def undo() -> None:
+            if executor is not None:
+                executor.is_broken = False
+
+        return undo
+
+    def _step_clock(self) -> Undo:
+        step_s = self.rng.choice((-1.0, 1.0)) * self.rng.choice((0.5, 5.0, 30.0))
+        kind = self.rng.randrange(3)
+        if kind == 0:
+            self._pick_host().wall_offset_s += step_s
+        elif kind == 1:
+            self.rng.choice(self.world.machines).wall_offset_s += step_s
+        else:
+            self.world.database_offset_s += step_s
+        return _nothing
+
+    # --- the database
+
+    def _end_sessions(self) -> Undo:
+        self.world.database.end_all()
+        return _nothing
+
+    def _break_commits(self) -> Undo:
+        self.world.database.breaks_commit = self._draw_break
+
+        def undo() -> None:
+            self.world.database.breaks_commit = lambda: ""
+
+        return undo
+
+    def _draw_break(self) -> str:
+        return self.rng.choice(("", "", "", "", "lost", "lost", "gone before", "gone after", "gone late"))
+
+    def _stop_database(self) -> Undo:
+        database = self.world.database
+        database.end_all()
+        database.is_down = True
+
+        def undo() -> None:
+            database.is_down = False
+
+        return undo
+
+    def _fill_database(self) -> Undo:
+        database = self.world.database
+        database.is_full = True
+
+        def undo() -> None:
+            database.is_full = False
+
+        return undo
+
+    # --- the network
+
+    def _cut(self, *pairs: tuple[str, str]) -> Undo:
+        cut = self.world.network.cut
+        ways = [way for a, b in pairs for way in ((a, b), (b, a))]
+        if self.rng.random() < 0.3:
+            ways = ways[:: self.rng.choice((1, 2))]  # one direction only, perhaps
+        cut |= set(ways)
+
+        def undo() -> None:
+            cut.difference_update(ways)
+
+        return undo
+
+    def _cut_database(self) -> Undo:
+        return self._cut((self.rng.choice(("s1", "s2")), "db"))
+
+    def _cut_leader(self) -> Undo:
+        return self._cut((self.world.machines[self._pick_leader()].name, "db"))
+
+    def _cut_node(self) -> Undo:
+        name = self._pick_host().name
+        return self._cut(*((name, machine.name) for machine in self.world.machines))
+
+    def _cut_scheduler(self) -> Undo:
+        name = self.rng.choice(("s1", "s2"))
+        return self._cut(*((name, host.name) for host in self.world.hosts))
+
+    def _lose(self) -> Undo:
+        network = self.world.network
+        network.lost = self.rng.choice((0.01, 0.1, 0.3))
+
+        def undo() -> None:
+            network.lost = 0.0
+
+        return undo
+
+    def _repeat(self) -> Undo:
+        network = self.world.network
+        network.repeated = self.rng.choice((0.05, 0.5))
+
+        def undo() -> None:
+            network.repeated = 0.0
+
+        return undo
+
+    def _slow(self) -> Undo:
+        network = self.world.network
+        network.mean_s, network.slow_s = self.rng.choice(((0.05, 2.0), (0.3, 4.0), (1.0, 8.0)))
+
+        def undo() -> None:
+            network.mean_s, network.slow_s = 0.001, 0.3
+
+        return undo

@@ -1,0 +1,115 @@
+"""Mistakes made on purpose: each must be found by some seeds, or the simulation sees nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from simulation.database import SimStore
+
+from cpumond.core.route import Terms
+from cpumond.scheduler.elements import Job
+from cpumond.scheduler.lead import Lead
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.state import State
+from cpumond.scheduler.store import Change, StoreError
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+Mutation = Callable[["World"], AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def drop_the_fence(world: World) -> Iterator[None]:
+    """Writes do not check their term, and a write of a lower one is not seen as such: only what it does."""
+    world.database.checks_fence = world.ledger.sees_terms = False
+    with _lead_for_ever():
+        yield
+
+
+@contextlib.contextmanager
+def _lead_for_ever() -> Iterator[None]:
+    with mock.patch.object(Lead, "may_answer", lambda self, term, _: self.is_own and self.term == term):
+        yield
+
+
+@contextlib.contextmanager
+def forget_the_clock(_: World) -> Iterator[None]:
+    """A leader answers and writes after its lease has ended by its own clock, until it is told."""
+    with _lead_for_ever():
+        yield
+
+
+@contextlib.contextmanager
+def acknowledge_before_the_write(_: World) -> Iterator[None]:
+    """Changes are applied, and commands answered, while they are being written."""
+    write = Scheduler._write
+
+    async def begin(self: Scheduler, changes: Sequence[Change]) -> None:
+        task = asyncio.ensure_future(write(self, changes))
+        task.add_done_callback(lambda done: done.exception())
+
+    with mock.patch.object(Scheduler, "_write", begin):
+        yield
+
+
+@contextlib.contextmanager
+def start_without_asking(_: World) -> Iterator[None]:
+    """Starts of jobs are not stored before an answer has them."""
+    start = State._start
+
+    def start_now(self: State, job: Job) -> None:
+        job.is_stored = True
+        start(self, job)
+
+    with mock.patch.object(State, "_start", start_now):
+        yield
+
+
+@contextlib.contextmanager
+def forget_stops(_: World) -> Iterator[None]:
+    """That a job was told to stop is not stored with its replacement."""
+    stop = State._stop
+
+    def stop_only(self: State, job: Job, *facts: Any, **more: Any) -> None:
+        stop(self, job, *facts, **more)
+        self._unstored_stops.clear()
+
+    with mock.patch.object(State, "_stop", stop_only):
+        yield
+
+
+@contextlib.contextmanager
+def take_any_term(world: World) -> Iterator[None]:
+    """Agents and users take answers of lower terms, from leaders that do not look at their clock."""
+    world.ledger.sees_terms = False
+    with mock.patch.object(Terms, "accept", return_value=True), _lead_for_ever():
+        yield
+
+
+@contextlib.contextmanager
+def guess_the_outcome(world: World) -> Iterator[None]:
+    """A write whose outcome is not known counts as refused, and the reign goes on."""
+
+    def refuse(self: SimStore) -> None:
+        self._session = None
+        raise StoreError("the connection was lost")
+
+    with mock.patch.object(SimStore, "_give_up", refuse):
+        yield
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "fence": drop_the_fence,
+    "clock": forget_the_clock,
+    "acknowledge": acknowledge_before_the_write,
+    "start": start_without_asking,
+    "stop": forget_stops,
+    "term": take_any_term,
+    "outcome": guess_the_outcome,
+}
