@@ -59,7 +59,8 @@ def describe_standby(view: LeadView, address: str, refusal: str = "") -> str:
     if view.leader and view.leader != address:
         return f"standby: the scheduler at {view.leader} leads (term {view.term})"
     if view.error:
-        return f"standby: who leads is not known, the store does not answer: {view.error}"
+        # Why stands in the log: whoever asks may be anybody.
+        return "standby: who leads is not known, the store does not answer; see this scheduler's log"
     # Where it leads from an address that it does not tell, too.
     return "standby: no leader is known here; ask again, or the other schedulers"
 

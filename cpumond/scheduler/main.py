@@ -44,6 +44,7 @@ from cpumond.scheduler.peer import LOCAL_USERS
 from cpumond.scheduler.resulting import MONITOR_DURATIONS
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store import Arbiter, Store
+from cpumond.scheduler.store.places import make_arbiter
 from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
 from cpumond.scheduler.tokens import Tokens, load_tokens
 
@@ -95,9 +96,6 @@ AppMaker = Callable[[Scheduler, Api, Tokens | None, Callable[[], bytes], str], S
 StandbyMaker = Callable[[Callable[[], LeadView], str, Callable[[], bytes]], Starlette]
 """The type of ``api.standby.make_standby_app``."""
 
-ArbiterMaker = Callable[[str], Arbiter]
-"""Makes the arbiter of a conninfo."""
-
 
 class _Service(NamedTuple):
     """What is served, and what runs beside the server."""
@@ -116,12 +114,11 @@ def run_scheduler(
     new_store: bool = False,
     time_scale: float = 1.0,
     make_standby: StandbyMaker | None = None,
-    make_arbiter: ArbiterMaker | None = None,
 ) -> int:
     """``cpumond scheduler``: runs until SIGTERM or SIGINT. Raises CpumondError for what an operator can fix.
 
     ``new_store`` sets the present database and history aside and begins with empty ones. ``time_scale`` is for tests
-    only. ``make_standby`` and ``make_arbiter`` are needed where several schedulers share a store.
+    only. ``make_standby`` is needed where several schedulers share a store.
     """
     config = load_scheduler_config(config_path)
     configure_logging(config.log.level, config.log.format)
@@ -157,7 +154,6 @@ def run_scheduler(
     try:
         if is_shared:
             assert make_standby is not None
-            assert make_arbiter is not None
             arbiter = make_arbiter(config.store.conninfo)
             service = _share(
                 config, tokens, arbiter, find_own_address(config.api, sockets), make_app, make_standby, time_scale

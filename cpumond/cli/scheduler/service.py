@@ -9,7 +9,6 @@ import click
 
 from cpumond.core.errors import ConfigError, UsageError
 from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH
-from cpumond.scheduler.store import Arbiter, StoreError
 
 
 @click.command("scheduler", epilog="Example: cpumond scheduler --config /etc/cpumond/scheduler.toml")
@@ -38,19 +37,4 @@ def scheduler_command(config_path: str | None, new_store: bool, time_scale: floa
         raise ConfigError(
             f"the scheduler needs more than the agent ({error.name} is missing): pip install 'cpumond[scheduler]'"
         ) from None
-    return run_scheduler(config_path, make_app, new_store, time_scale, make_standby_app, _make_arbiter)
-
-
-def _make_arbiter(conninfo: str) -> Arbiter:
-    try:
-        from cpumond.scheduler.store.postgresql import PostgresArbiter
-    except ImportError as error:
-        raise ConfigError(
-            f"store.kind = \"postgresql\" needs psycopg 3 and libpq ({error}): pip install 'cpumond[postgresql]', or "
-            "Debian's package python3-psycopg"
-        ) from None
-    try:
-        return PostgresArbiter(conninfo)
-    except StoreError as error:
-        # Not a matter of time: the next try would read the same.
-        raise ConfigError(str(error)) from None
+    return run_scheduler(config_path, make_app, new_store, time_scale, make_standby_app)

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 
 def make_arbiter(conninfo: str) -> Arbiter:
-    """The arbiter of the schedulers on a PostgreSQL database. Raises ConfigError: psycopg is missing, or StoreError."""
-    arbiter: Arbiter = _import_postgresql().PostgresArbiter(conninfo)
+    """The arbiter of the schedulers on a PostgreSQL database. Raises ConfigError: psycopg is missing, or ``conninfo``
+    cannot be read."""
+    postgresql = _import_postgresql()
+    try:
+        arbiter: Arbiter = postgresql.PostgresArbiter(conninfo)
+    except StoreError as error:
+        raise ConfigError(str(error)) from None
     return arbiter
 
 
