@@ -18,7 +18,7 @@ from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import FINISHED_OPERATION_STATES, OperationRecord
 from cpumond.scheduler.operations import AbortOperation, CompleteOperation, StartOperation, SuspendOperation
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.settings.commands import ChangePool, CreatePool
+from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.store import Change
 
@@ -141,6 +141,8 @@ class Ledger:
 
     def acknowledged(self, command: Command, operation_id: str) -> None:
         self.note("acknowledged", type(command).__name__, operation_id)
+        if isinstance(command, ChangeTree):
+            return
         if isinstance(command, ChangePool | CreatePool):
             name = command.pool if isinstance(command, ChangePool) else command.name
             least = float(command.edits[0].value) if isinstance(command, ChangePool) else 0.0

@@ -19,7 +19,7 @@ from cpumond.scheduler.operations import (
     StartOperation,
     SuspendOperation,
 )
-from cpumond.scheduler.settings.commands import ChangePool, CreatePool, Edit
+from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool, Edit
 from cpumond.scheduler.state.commands import Command
 
 GIVE_UP_S = 120.0
@@ -54,6 +54,9 @@ class Client:
 
     async def _main(self) -> None:
         guarantee = {"strong_guarantee_resources": {"cpu": 2.0}} if self.rng.random() < 0.5 else {}
+        if self.name == "client0" and self.mood.tree:
+            edits = tuple(Edit((name,), value) for name, value in self.mood.tree.items())
+            await self._do(ChangeTree("default", edits))
         await self._do(CreatePool("default", self.pool, attributes=guarantee, ignore_existing=True))
         while self.events.now < self.until_s:
             await asyncio.sleep(self.rng.expovariate(1.0 / self.mood.command_every_s))
@@ -88,6 +91,7 @@ class Client:
             "job_count": rng.choice((1, 1, 2, 3, 8)), "cpu_limit": rng.choice((0.5, 1.0, 2.0)),
             "command": ["run", f"{rng.uniform(0.5, 1.5) * seconds:.3f}", "0" if rng.random() < 0.97 else "1"],
             "interruptible": rng.random() < 0.3,
+            **({"job_time_limit": 10_000.0} if rng.random() < 0.1 else {}),
         }  # fmt: skip
         spec: dict[str, Any] = {"tasks": {"t": task}, "pool": self.pool, "max_failed_job_count": 5}
         return StartOperation(spec)
@@ -97,7 +101,7 @@ class Client:
         self.sent += 1
         mutation_id = f"{self.name}-{self.sent}"
         body = msgspec.json.encode(command)
-        path = "/api/v1/pools" if isinstance(command, ChangePool | CreatePool) else "/api/v1/commands"
+        path = "/api/v1/pools" if isinstance(command, ChangePool | ChangeTree | CreatePool) else "/api/v1/commands"
         began = self.events.now
         while self.events.now < began + GIVE_UP_S:
             asked_at_s, address = self.events.now, self.route.current.removeprefix("http://")

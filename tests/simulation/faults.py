@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simulation.hosts import Host
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 Undo = Callable[[], None]
+
+GIVES_UP_SOON = {"node_reconnection_timeout": 25_000.0}
+PREEMPTS_SOON = {
+    "fair_share_starvation_timeout": 2000.0, "max_unpreemptible_running_job_count": 0,
+    "preemptive_scheduling_backoff": 500.0, "job_preemption_timeout": 3000.0, "enable_aggressive_starvation": True,
+}  # fmt: skip
 
 
 def _nothing() -> None:
@@ -28,6 +34,8 @@ class Mood:
     command_every_s: float
     """Of one user."""
     job_s: tuple[float, ...]
+    tree: Mapping[str, Any]
+    """Options of the tree, where they are not the defaults: preemption soon, nodes given up soon."""
     load: float
     """How busy a leader is: above a half of its time nodes are told to send less often."""
     steers: float
@@ -40,6 +48,7 @@ class Mood:
             lasts_s=rng.choice(((0.3, 2.0), (0.3, 2.0, 8.0, 15.0, 30.0), (5.0, 12.0, 25.0))),
             command_every_s=rng.choice((0.7, 3.0, 6.0)),
             job_s=rng.choice(((0.05, 1.0, 3.0), (0.05, 1.0, 3.0, 8.0, 20.0), (15.0, 30.0))),
+            tree=rng.choice(({}, GIVES_UP_SOON, PREEMPTS_SOON, {**GIVES_UP_SOON, **PREEMPTS_SOON})),
             load=rng.choice((0.1, 0.1, 0.4, 0.7)),
             steers=rng.choice((0.2, 0.5, 0.8)),
         )
