@@ -160,8 +160,8 @@ def test_a_write_that_is_under_way_at_the_server_is_ended_before_it_is_repeated(
         is_there = f"SELECT 1 FROM pg_stat_activity WHERE pid = {session.pid}"  # noqa: S608
         with held_write(database, store, Change("k", "a", b"1")):
             wire.break_all()
-            # Else it might be made later, over a newer one.
-            wait_until(lambda: not run_sql(database, is_there), "its session is ended", 5.0)
+            # Else it might be made later, over a newer one. Its own time-out comes after 7.5 s.
+            wait_until(lambda: not run_sql(database, is_there), "its session is ended", 2.0)
         assert content(store) == {"a": b"1"}
 
 
