@@ -6,10 +6,11 @@ server libraries that reads the same bodies and answers nothing. Seconds depend 
 there, so the figures to compare are ratios of slices that follow one another, their median over all rounds.
 
 With ``--starve N`` N per cent of the operations come when the cluster is full: they have a fair share and no job. The
-same cluster is measured with a starvation time-out that is far off and with one that is over, in turns.
+same cluster is measured with a starvation time-out that is far off and with one that is over, in turns. ``--changed``:
+of how many per cent of its jobs a node reports other figures than before; ``--differences``: it reports those alone.
 
     python tests/bench/scheduler.py [--nodes 1000] [--jobs 20] [--pools 1000] [--operations 10000] [--seconds 15]
-        [--rounds 5] [--starve 35] [--store postgresql] [--check]
+        [--rounds 5] [--starve 35] [--changed 100] [--differences] [--store postgresql] [--check]
 """
 
 from __future__ import annotations
@@ -97,27 +98,39 @@ async def spread(connections: list[Connection], work: list[tuple[str, bytes]]) -
 
 
 class Nodes:
-    """Nodes that report what they were told to run, stop what they are told to stop, and say so once."""
+    """Nodes that report what they were told to run, stop what they are told to stop, and say so once.
 
-    def __init__(self, count: int, cores: float) -> None:
+    Of ``changed`` of a node's jobs (a share) each heartbeat tells another usage; with ``differences`` of those alone.
+    """
+
+    def __init__(self, count: int, cores: float, changed: float = 1.0, differences: bool = False) -> None:
         self.cores = cores
+        self.changed = changed
+        self.differences = differences
+        self.bases = [0] * count
+        """The sequence of the last heartbeat that was taken, 0 when jobs came or went since."""
         self.sequences = [0] * count
         self.jobs: list[dict[str, str]] = [{} for _ in range(count)]
-        """Node -> job -> its report, as JSON."""
+        """Node -> job -> the beginning of its report, as JSON; its usage follows."""
         self.finished: list[list[dict[str, str]]] = [[] for _ in range(count)]
-        self.tails = [""] * count
-        for node in range(count):
-            self._write(node)
 
     def heartbeat(self, node: int) -> bytes:
-        self.sequences[node] += 1
-        head = f'{{"node_id":"node-{node}","incarnation":"bench","sequence":{self.sequences[node]},"sent_at":0.0,'
-        return (head + self.tails[node]).encode()
+        self.sequences[node] = sequence = self.sequences[node] + 1
+        head = f'{{"node_id":"node-{node}","incarnation":"bench","sequence":{sequence},"sent_at":0.0,'
+        jobs, base, tail = list(self.jobs[node].values()), self.bases[node], ""
+        changed = round(len(jobs) * self.changed)
+        if self.differences and base:
+            jobs, tail = jobs[:changed], f',"base":{base},"job_count":{len(jobs)}'
+        said = ",".join(f"{job}{0.5 + (sequence % 9 if n < changed else 0) / 20}}}" for n, job in enumerate(jobs))
+        finished = json.dumps(self.finished[node])
+        return f'{head}"cpu_capacity":{self.cores},"jobs":[{said}],"finished_jobs":{finished}{tail}}}'.encode()
 
     def obey(self, node: int, answer: bytes) -> int:
         """How many jobs it starts."""
         if b'"start":[]' in answer and b'"stop":[]' in answer and not self.finished[node]:
+            self.bases[node] = self.sequences[node]
             return 0
+        self.bases[node] = 0
         told = json.loads(answer)
         assert told["accepted"], told
         jobs = self.jobs[node]
@@ -125,7 +138,7 @@ class Nodes:
         for order in told["stop"]:
             stopped = jobs.pop(order["job_id"], None)
             if stopped is not None:
-                report = json.loads(stopped)
+                report = json.loads(f"{stopped}0.5}}")
                 ended = {name: report[name] for name in ("job_id", "operation_id", "task")}
                 self.finished[node].append({**ended, "state": "aborted"})
         for order in told["start"]:
@@ -136,15 +149,10 @@ class Nodes:
                 "from_scheduler": True,
                 "cpu_limit": order["cpu_limit"],
                 "current_cpu_limit": order["cpu_limit"],
-                "smoothed_cpu_usage": 0.5,
             }
-            jobs.setdefault(order["job_id"], json.dumps(report, separators=(",", ":")))
-        self._write(node)
+            text = json.dumps(report, separators=(",", ":"))
+            jobs.setdefault(order["job_id"], f'{text[:-1]},"smoothed_cpu_usage":')
         return len(told["start"])
-
-    def _write(self, node: int) -> None:
-        jobs, finished = ",".join(self.jobs[node].values()), json.dumps(self.finished[node])
-        self.tails[node] = f'"cpu_capacity":{self.cores},"jobs":[{jobs}],"finished_jobs":{finished}}}'
 
 
 async def measure(
@@ -274,7 +282,8 @@ async def fill(connections: list[Connection], nodes: Nodes, batches: int, second
 
 async def bench(arguments: argparse.Namespace, port: int, pid: int, floor_port: int) -> bool:
     """Whether all ratios are within their bounds."""
-    nodes = Nodes(arguments.nodes, float(arguments.jobs))
+    nodes = Nodes(arguments.nodes, float(arguments.jobs), arguments.changed / 100, arguments.differences)
+    empty_mib = memory_mib(pid)
     slice_s = arguments.seconds / arguments.rounds
     late = arguments.operations * arguments.starve // 100
     modes = ["bare", "calm", "starving"] if late else ["bare", "calm"]
@@ -320,7 +329,11 @@ async def bench(arguments: argparse.Namespace, port: int, pid: int, floor_port: 
         before = await read_metrics(port)
         await asyncio.sleep(slice_s)
         idle_s = update_time(before, await read_metrics(port))
-        print(f"time of an update when nothing comes in: {idle_s:.3f} s; resident memory {memory_mib(pid):.0f} MiB")
+        mib, jobs = memory_mib(pid), sum(map(len, nodes.jobs))
+        print(
+            f"time of an update when nothing comes in: {idle_s:.3f} s; resident memory {mib:.0f} MiB, "
+            f"{empty_mib:.0f} MiB when empty, {(mib - empty_mib) * 1024 / max(jobs, 1):.2f} KiB for each of {jobs} jobs"
+        )
         good = show_ratio("heartbeats/s, calm to bare", rates["calm"], rates["bare"], at_least=0.25)
         if late:
             good &= show_ratio("heartbeats/s, starving to calm", rates["starving"], rates["calm"], at_least=0.7)
@@ -373,6 +386,10 @@ def main() -> None:
     parser.add_argument(
         "--starve", type=int, default=0, metavar="PERCENT", help="of operations that find the cluster full"
     )
+    parser.add_argument(
+        "--changed", type=int, default=100, metavar="PERCENT", help="of a node's jobs, from heartbeat to heartbeat"
+    )
+    parser.add_argument("--differences", action="store_true", help="heartbeats tell what changed alone")
     parser.add_argument("--store", choices=["sqlite", "postgresql"], default="sqlite", help="one of its own, here")
     parser.add_argument("--check", action="store_true", help="exit code 1 when a ratio is out of its bound")
     arguments = parser.parse_args()

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from postgresql import make_database
+from commands_through_takeovers import run_commands, shared_schedulers
+from postgresql import make_schema
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 from waiting import wait_until
 
@@ -22,7 +23,7 @@ def pair(
     tmp_path_factory: pytest.TempPathFactory, postgresql: PostgresServer
 ) -> Iterator[tuple[SchedulerProcess, SchedulerProcess]]:
     """The leader, with a node and a pool, and the standby."""
-    conninfo = make_database(postgresql)
+    conninfo = make_schema(postgresql)
     made = [SchedulerProcess(tmp_path_factory.mktemp(name)) for name in ("leader", "standby")]
     try:
         for scheduler in made:
@@ -93,3 +94,9 @@ def test_the_page_of_a_real_standby_goes_to_the_leader(pair: Pair, page: Any):
     page.clock.run_for(7_000)
     sync_api.expect(page.get_by_text("only-here")).to_be_visible()
     assert page.url == f"{leader.url}/#/pools/default"
+
+
+def test_no_acknowledged_command_is_lost_with_the_leader_and_none_is_done_twice(database: str, tmp_path: Path):
+    with shared_schedulers(tmp_path, database) as schedulers:
+        acknowledged, _ = run_commands(schedulers, 3)
+    assert acknowledged > 20

@@ -91,16 +91,21 @@ def take_report(job: Job, report: JobReport, now: float) -> None:
 
 def _share_text(job: Job, cgroup: str) -> None:
     """Keep one copy of the texts of a job's report: each was decoded anew, and they are most of its memory."""
-    report = job.report
-    for name, value in (
-        ("job_id", job.id),
-        ("operation_id", job.element.operation.id),
-        ("task", job.task.name),
-        ("mode", USUAL_MODE),
-        ("cgroup", cgroup),
-    ):
-        if getattr(report, name) == value:
-            msgspec.structs.force_setattr(report, name, value)
+    # Called for each changed job of each heartbeat: no loop.
+    report, operation_id, task = job.report, job.element.operation.id, job.task.name
+    if report.job_id == job.id:
+        _replace(report, "job_id", job.id)
+    if report.operation_id == operation_id:
+        _replace(report, "operation_id", operation_id)
+    if report.task == task:
+        _replace(report, "task", task)
+    if report.mode == USUAL_MODE:
+        _replace(report, "mode", USUAL_MODE)
+    if report.cgroup == cgroup:
+        _replace(report, "cgroup", cgroup)
+
+
+_replace = msgspec.structs.force_setattr
 
 
 def reported_usage(limits: Vector, report: JobReport) -> Vector:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from cpumond.agent.config import parse_layer
-from cpumond.scheduler.config import SchedulerConfig
-from cpumond.scheduler.main import make_rules, read_monitor
+from cpumond.scheduler.config import Api, SchedulerConfig
+from cpumond.scheduler.main import find_own_address, make_rules, read_monitor
 from cpumond.scheduler.model import CommandError
 
 
@@ -26,3 +28,19 @@ def test_decisions_read_what_was_configured():
     rules = make_rules(SchedulerConfig(max_operation_count=7, waiting_job_timeout_s=3.0))
     assert (rules.max_operation_count, rules.waiting_job_timeout_s) == (7, 3.0)
     assert rules.spare == (1.0, 1.0, 0.0, 268_435_456.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "address"),
+    [
+        ("127.0.0.1:0", "", "127.0.0.1:{port}"),
+        ("localhost:0", "", "localhost:{port}"),
+        ("", "", "127.0.0.1:{port}"),
+        ("0.0.0.0:0", "", ""),
+        ("0.0.0.0:0", "head:9757", "head:9757"),
+    ],
+)
+def test_the_address_that_clients_are_told(listen: str, advertise: str, address: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+        assert find_own_address(Api(listen=listen, advertise=advertise), [sock]) == address.format(port=port)

@@ -167,13 +167,23 @@ def test_an_answer_without_a_term_is_taken_as_it_is(pair: Pair):
         assert node.link.scheduler == (first.url, None, 0)
 
 
-def test_a_refusal_is_tried_again_where_it_was_given(pair: Pair):
+@pytest.mark.parametrize("status", [400, 401, 413])
+def test_a_refusal_is_tried_again_where_it_was_given(pair: Pair, status: int):
     first, second = pair
-    first.turns[NODES] = [reply({"error": "no such token", "code": 900, "attributes": {}}, 401)] * 3
+    first.turns[NODES] = [reply({"error": "not so", "code": 900, "attributes": {}}, status)] * 3
     with linked(first.url, second.url) as node:
         node.beat(1)
     assert second.requests == []
     assert node.link.stats().failed_total == 3
+
+
+@pytest.mark.parametrize("status", [404, 500, 502])
+def test_an_address_that_is_no_scheduler_or_fails_is_left(pair: Pair, status: int):
+    first, second = pair
+    first.usual = lambda _: reply(b"<html>", status)
+    with linked(first.url, second.url) as node:
+        node.beat(1)
+        assert node.link.scheduler[0] == second.url
 
 
 def test_a_scheduler_that_does_not_answer_in_time_is_left(pair: Pair):
