@@ -403,7 +403,10 @@ class Scheduler:
 
     async def _commit_ended(self) -> None:
         async with self._changing:
-            ended, self._ended, self._ending = self._ended, [], None
+            waiting, self._ended, self._ending = self._ended, [], None
+            # What is given up with a node that came back is dropped, not what that node itself has told since.
+            now = self.clock.now()
+            ended = [self.state.recount(change, now) if change.removed_nodes else change for change in waiting]
             jobs = tuple(job for change in ended for job in change.jobs)
             gone = tuple(node_id for change in ended for node_id in change.removed_nodes)
             # Other changes may have been made to these operations meanwhile.

@@ -119,6 +119,9 @@ class World:
 
     def start_scheduler(self, number: int) -> None:
         known = self.schedulers[number]
+        if known is not None and known.stopping.is_set() and not known.loop.is_dead:
+            self.events.world_loop.call_later(1.0, self.start_scheduler, number)  # it is ending
+            return
         if known is None or known.loop.is_dead:
             self.schedulers[number] = SchedulerProcess(
                 self.machines[number], self.addresses[number], self.database, self.network, self.ledger,

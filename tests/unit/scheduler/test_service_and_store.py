@@ -184,6 +184,28 @@ def test_jobs_that_end_while_the_store_is_busy_share_the_next_write(store):
     run(work())
 
 
+def test_an_end_that_comes_with_a_node_that_is_being_given_up_counts(store):
+    async def work() -> None:
+        clock = StillClock()
+        scheduler = make_scheduler(store, clock)
+        node = ServedNode(scheduler)
+        await node.register()
+        reply = await scheduler.execute(start(), "ann")
+        await scheduler.update_all()
+        await node.beat()
+        await node.beat()
+        node.finish(next(iter(node.jobs)))
+        clock.at += 1000.0
+        gone = scheduler.state.expire(clock.at)
+        assert gone.removed_nodes == ("n1",)
+        _, answer = await asyncio.gather(scheduler._end_jobs(gone), node.beat())
+        assert len(answer.acknowledged) == 1
+        counts = scheduler.state.find_record(reply.id).counts["t"]
+        assert (counts.completed, counts.lost) == (1, 0)
+
+    run(work())
+
+
 def test_a_node_is_told_a_period_only_when_the_scheduler_is_busy(store):
     async def work() -> None:
         scheduler = make_scheduler(store)
