@@ -94,7 +94,8 @@ def read_offline_options() -> str:
 def gather_wheels(folder: Path) -> None:
     """All that pip needs in the image, for its Python."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
-    wanted = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["scheduler"]]
+    optional = project["project"]["optional-dependencies"]
+    wanted = [*project["project"]["dependencies"], *optional["scheduler"], *optional["postgresql"]]
     pip("wheel", "--no-deps", f"--wheel-dir={folder}", *(each for each in wanted if each.startswith(SOURCE_ONLY)))
     guest = [f"--python-version={GUEST_PYTHON}", "--only-binary=:all:", f"--find-links={folder}"]
     pip("download", f"--dest={folder}", *guest, *wanted, *project["build-system"]["requires"], "wheel")

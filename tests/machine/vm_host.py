@@ -21,7 +21,7 @@ from guest_host import HERE, REPOSITORY, Facts, install_dependencies, install_pa
 from turns import stopped_clock
 
 VM = HERE / "vm.sh"
-EXTRAS = ("scheduler",)
+EXTRAS = ("scheduler", "postgresql")
 TOOLS = ("pytest>=8.2", "pytest-timeout>=2.3", "pyyaml>=6.0")
 SLOWNESS = 6.0
 """What is waited for is waited for so many times as long, where the processor is emulated."""
