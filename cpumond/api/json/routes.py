@@ -28,7 +28,7 @@ from cpumond.api.json.openapi import ENDPOINTS, PREFIX, Endpoint
 from cpumond.api.yt.formats import has_too_many_values
 from cpumond.api.yt.values import MAX_VALUES
 from cpumond.core.errors import CpumondError
-from cpumond.core.wire import MAX_HEARTBEAT_BYTES, MAX_LOG_BYTES, MAX_REPLY_BYTES, Heartbeat, JobLog, JobReply
+from cpumond.core.wire import MAX_HEARTBEAT_BYTES, MAX_LOG_BYTES, MAX_REPLY_BYTES, JobLog, JobReply, NodeHeartbeat
 from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.model import (
     ACCESS_DENIED,
@@ -54,7 +54,7 @@ log = structlog.get_logger("cpumond.api")
 MIN_BODY: Final = {
     JobLog: 4 * MAX_LOG_BYTES // 3 + 65_536,
     JobReply: MAX_REPLY_BYTES + 65_536,
-    Heartbeat: MAX_HEARTBEAT_BYTES,
+    NodeHeartbeat: MAX_HEARTBEAT_BYTES,
 }
 """Bytes of the longest log (in base64), reply and heartbeat, whatever [api] max_body allows others."""
 

@@ -134,7 +134,9 @@ def test_a_standby_says_who_leads():
         assert ready.status_code == 200
         assert (ready.json()["role"], ready.json()["leader"], ready.json()["term"]) == ("standby", OTHER, 2)
         assert (await world.get("/healthz")).status_code == 200
-        assert "cpumond_scheduler_leads 0.0" in (await world.get("/metrics")).text
+        metrics = (await world.get("/metrics")).text
+        for name, value in (("leads", 0), ("lead_unknown", 0), ("lost_leads_total", 1)):
+            assert f"cpumond_scheduler_{name} {value}.0" in metrics
         assert (await world.get("/")).status_code == 200
         yt = await world.get("/api/v4/get")
         assert (yt.status_code, yt.headers["x-yt-response-code"]) == (503, "105")
