@@ -315,7 +315,7 @@ class Dispatch(Registration):
         return [_start_record(job) for job in (*self._unstored.values(), *stops.values())]
 
     def stops_to_store(self, operation_id: str) -> list[StartRecord]:
-        """An operation's stored jobs as they are once all are told to stop, for the write of the command that does it."""
+        """An operation's stored jobs as they are once told to stop, for the write of the command that does it."""
         elements = self.operations[operation_id].elements.values()
         jobs = [job for element in elements for job in element.jobs.values() if job.is_stored]
         return [msgspec.structs.replace(_start_record(job), stopped="aborted", why=ABORTED) for job in jobs]
