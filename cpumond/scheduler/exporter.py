@@ -242,6 +242,8 @@ class _Collector:
             yield CounterMetricFamily(f"cpumond_scheduler_{name}", text, float(value))
         yield GaugeMetricFamily("cpumond_scheduler_last_update_seconds", "Length of the last update.", timings.update_s)
         state = self._scheduler.state
+        text = "How often nodes are told to send heartbeats: the usual period, or a longer one under load."
+        yield GaugeMetricFamily("cpumond_scheduler_heartbeat_period_seconds", text, state.period_s)
         pending = sum(operation.record.state == "pending" for operation in state.operations.values())
         operations = GaugeMetricFamily("cpumond_scheduler_operations", "Live operations.", labels=["state"])
         operations.add_metric(["pending"], pending)

@@ -128,7 +128,7 @@ class PostgresServer:
             with contextlib.suppress(OSError), open(status, encoding="utf-8") as file:
                 lines = file.read().splitlines()
                 # The eighth line: what pg_ctl waits for.
-                if lines[0] == str(self._process.pid) and len(lines) > 7 and lines[7].strip() in {"ready", "standby"}:
+                if len(lines) > 7 and lines[0] == str(self._process.pid) and lines[7].strip() in {"ready", "standby"}:
                     return
             time.sleep(0.02)
         with open(os.path.join(self.directory, "log"), encoding="utf-8", errors="replace") as file:

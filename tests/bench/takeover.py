@@ -140,7 +140,9 @@ class Node:
         """Send what is due; seconds to the next attempt, None when the heartbeat was taken."""
         url, began_at_s, status, headers, content = self._route.current, time.monotonic(), 0, dict[str, str](), b""
         try:
-            status, headers, content = await asyncio.wait_for(self._send(url), TIMEOUT_S)
+            # Not wait_for, which may swallow a cancellation.
+            async with asyncio.timeout(TIMEOUT_S):
+                status, headers, content = await self._send(url)
         except (OSError, EOFError, TimeoutError):
             self._connection.close()
         now_s, leader = time.monotonic(), headers.get(LEADER_HEADER)

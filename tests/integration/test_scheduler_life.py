@@ -61,6 +61,21 @@ def test_a_config_with_an_unknown_key_is_refused(scheduler):
     assert not scheduler.state_dir.exists()
 
 
+def test_a_database_that_no_try_would_find(scheduler: SchedulerProcess):
+    scheduler.write_config('[store]\nkind = "postgresql"\nconninfo = "nonsense password=hidden"')
+    code, said = scheduler.refuse()
+    assert code == 78
+    assert "conninfo" in said
+    assert "hidden" not in said
+
+
+def test_a_shared_database_is_not_begun_anew(scheduler: SchedulerProcess):
+    scheduler.write_config('[store]\nkind = "postgresql"\nconninfo = "host=127.0.0.1 port=1"')
+    code, said = scheduler.refuse("--new-store")
+    assert code == 64
+    assert "shared" in said
+
+
 def test_a_config_that_is_not_there_is_refused(scheduler):
     code, said = scheduler.refuse()
     assert code == 78

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from waiting import wait_until
 
 from cpumond.core.errors import UnavailableError
 from cpumond.scheduler.store.postgresql import HOLDERS, LEAD
-from cpumond.testing import Cluster
+from cpumond.testing import CLUSTER_PREFIX, Cluster
 from cpumond.testing.cluster import ClusterScheduler
 from cpumond.testing.postgresql import PostgresServer
 
@@ -63,7 +64,10 @@ def test_a_leader_whose_session_is_ended_starts_nothing_more_and_agents_refuse_i
     tmp_path: Path, needs_postgresql: None
 ):
     # A leader looks into its store with each update, and would notice by that at once.
-    cluster = Cluster(tmp_path, 1, schedulers=2, lease="90s", scheduler_config='fair_share_update_period = "8s"')
+    cluster = Cluster(
+        tmp_path, 1, schedulers=2, lease="90s", scheduler_config='fair_share_update_period = "8s"',
+        cgroup_prefix=f"{CLUSTER_PREFIX}{os.getpid()}-session",  # the pair's jobs live in the usual place
+    )  # fmt: skip
     target = [cluster.scheduler]
     drop_in = tmp_path / "node-1/conf.d/proxy.toml"
     with Proxy(lambda: target[0].listen) as proxy:

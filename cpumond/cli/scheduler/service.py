@@ -9,7 +9,7 @@ import click
 
 from cpumond.core.errors import ConfigError, UsageError
 from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH
-from cpumond.scheduler.store import Arbiter
+from cpumond.scheduler.store import Arbiter, StoreError
 
 
 @click.command("scheduler", epilog="Example: cpumond scheduler --config /etc/cpumond/scheduler.toml")
@@ -49,4 +49,8 @@ def _make_arbiter(conninfo: str) -> Arbiter:
             f"store.kind = \"postgresql\" needs psycopg 3 and libpq ({error}): pip install 'cpumond[postgresql]', or "
             "Debian's package python3-psycopg"
         ) from None
-    return PostgresArbiter(conninfo)
+    try:
+        return PostgresArbiter(conninfo)
+    except StoreError as error:
+        # Not a matter of time: the next try would read the same.
+        raise ConfigError(str(error)) from None

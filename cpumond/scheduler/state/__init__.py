@@ -137,6 +137,8 @@ class State(Dispatch):
             self._install_config(change.config, now)
         for node in change.nodes:
             self._install_node(node, now)
+        if change.nodes:
+            self._sum_totals()
         for ended in change.jobs:
             self._install_job(ended)
         for record in change.operations:
@@ -166,6 +168,7 @@ class State(Dispatch):
             self._install_node(node, now)
             if has_untold_starts:
                 self._awaited[node.id] = None
+        self._sum_totals()
         self._has_untold_starts = has_untold_starts
         self._await_until = now + self.rules.node_heartbeat_timeout_s
         for record in stored_operations:

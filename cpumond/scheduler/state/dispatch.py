@@ -435,7 +435,7 @@ class Dispatch(Registration):
             stop=stop,
             acknowledged=receipt.acknowledged,
             differences=True,
-            period_s=self.period_s,
+            period_s=self.period_s if self.period_s > self.rules.heartbeat_period_s else None,
         )
 
     def _make_orders(self, node: Node, now: float) -> list[JobOrder]:

@@ -426,6 +426,7 @@ class Tables:
         return [name for name, found in self._filters.items() if found.matches(tags)]
 
     def _install_node(self, record: NodeRecord, now: float) -> None:
+        """Install one node; the caller calls ``_sum_totals`` after the last one."""
         node = self.nodes.get(record.id)
         if node is None:
             node = self.nodes[record.id] = Node(record.id)
@@ -442,6 +443,8 @@ class Tables:
         node.capacity = to_vector(record.capacity, 0.0)
         node.last_seen, node.is_online, node.lost_since = now, True, None
         self._assign(node, now)
+
+    def _sum_totals(self) -> None:
         for tree in self.trees.values():
             _sum_total(tree)
 

@@ -76,7 +76,8 @@ function notices(a) {
 function tellScheduler(a) {
   if (!a.scheduler) return "No scheduler is configured.";
   const where = a.scheduler.registered ? `in tree ${a.scheduler.tree ?? "(none)"}` : "not registered";
-  const text = `Node of ${a.scheduler.url}: ${where}`;
+  const term = a.scheduler.term ? ` (term ${a.scheduler.term})` : "";
+  const text = `Node of ${a.scheduler.url}${term}: ${where}`;
   if (!a.executor) return `${text}, runs no jobs of it ([executor] kind).`;
   const states = Object.entries(a.executor.states ?? {}).filter(([, value]) => value).map(([name, value]) => `${value} ${name}`);
   return `${text}; its jobs here: ${states.join(", ") || "none now"}.`;

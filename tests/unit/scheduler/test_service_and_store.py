@@ -6,51 +6,21 @@ import asyncio
 import gc
 import itertools
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 from scheduler_world import ServedNode, StillClock
+from watched_store import Watched, make_scheduler, run, start
 
 from cpumond.scheduler import service
 from cpumond.scheduler.exporter import MetricsText
 from cpumond.scheduler.model import CommandError, Rules
-from cpumond.scheduler.operations import AbortOperation, StartOperation
+from cpumond.scheduler.operations import AbortOperation
 from cpumond.scheduler.service import Clock, Scheduler, make_id
 from cpumond.scheduler.settings.commands import ChangePool, CreatePool, CreateTree, Edit, MovePool, RemoveTree
-from cpumond.scheduler.store import Change, FencedError, StoreError
-from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
-
-
-class Watched:
-    """A store that can be told to refuse, and that tells what it is about to write."""
-
-    def __init__(self, store: SqliteStore) -> None:
-        self.store = store
-        self.refusing = False
-        self.lost_total = 0
-        self.seen: list[Sequence[Change]] = []
-        self.before: Callable[[], None] = lambda: None
-
-    def load(self) -> Any:
-        return self.store.load()
-
-    def write(self, changes: Sequence[Change]) -> None:
-        self.before()
-        if self.refusing:
-            raise StoreError("the disk is full")
-        if changes:
-            self.seen.append(changes)
-        self.store.write(changes)
-        self.lost_total = self.store.lost_total
-
-    def close(self) -> None:
-        self.store.close()
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 200))
+from cpumond.scheduler.store import Change, StoreError
+from cpumond.scheduler.store.sqlite import open_sqlite_store
 
 
 @pytest.fixture
@@ -58,15 +28,6 @@ def store(tmp_path):
     store = Watched(open_sqlite_store(str(tmp_path / "scheduler.db")))
     yield store
     store.close()
-
-
-def make_scheduler(store: Watched, clock: Clock | None = None) -> Scheduler:
-    counter = itertools.count(1)
-    return Scheduler(Rules(), store, clock or StillClock(), new_id=lambda: f"{next(counter):x}-{len(store.seen):x}-0-1")
-
-
-def start(jobs: int = 2, pool: str = "p", **options: Any) -> StartOperation:
-    return StartOperation({"pool": pool, "tasks": {"t": {"job_count": jobs, "command": "true"}}, **options})
 
 
 def test_an_empty_store_gets_one_tree_that_is_the_default(store):
@@ -245,155 +206,15 @@ def test_an_end_that_comes_with_a_node_that_is_being_given_up_counts(store):
     run(work())
 
 
-def starts_in(store: Watched) -> set[str]:
-    return {key for kind, key, _ in store.load() if kind == "start"}
-
-
-def test_a_start_is_stored_before_an_answer_has_it_and_goes_with_its_end(store):
+def test_a_node_is_told_a_period_only_when_the_scheduler_is_busy(store):
     async def work() -> None:
         scheduler = make_scheduler(store)
         node = ServedNode(scheduler)
         await node.register()
-        reply = await scheduler.execute(start(), "ann")
-        await scheduler.update_all()
-        seen: list[set[str]] = []
-        store.before = lambda: seen.append(set(node.jobs))
-        answer = await node.beat()
-        assert seen == [set()]
-        assert starts_in(store) == {order.job_id for order in answer.start} == set(node.jobs)
-        await node.beat()
-        for job in list(node.jobs):
-            node.finish(job)
-        await node.beat()
-        assert starts_in(store) == set()
-        assert scheduler.state.find_record(reply.id).state == "completed"
-
-    run(work())
-
-
-def test_a_start_that_the_store_refuses_is_in_no_answer_and_everything_else_is(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        node = ServedNode(scheduler)
-        await node.register()
-        first = await scheduler.execute(start(jobs=1), "ann")
-        await scheduler.update_all()
-        await node.beat()
-        await node.beat()
-        (job,) = node.jobs
-        await scheduler.execute(start(jobs=1), "ann")
-        await scheduler.execute(AbortOperation(first.id), "root")
-        await scheduler.update_all()
-        store.refusing = True
-        for _ in range(3):
-            answer = await scheduler.heartbeat(node.heartbeat())
-            assert (answer.accepted, answer.start, [each.job_id for each in answer.stop]) == (True, [], [job])
-        assert starts_in(store) == {job}
-        # Killed now, the next run knows of no other job: nobody has been told to start one.
-        assert set(make_scheduler(store).state.jobs) == set()
-        store.refusing = False
-        (order,) = (await node.beat()).start
-        assert order.job_id in starts_in(store)
-
-    run(work())
-
-
-def test_a_scheduler_that_has_lost_the_lead_answers_no_heartbeat_with_starts(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        node = ServedNode(scheduler)
-        await node.register()
-        await scheduler.execute(start(jobs=1), "ann")
-        await scheduler.update_all()
-
-        def fence() -> None:
-            raise FencedError("another scheduler leads")
-
-        store.before = fence
-        for _ in range(2):
-            with pytest.raises(FencedError):
-                await node.beat()
-
-    run(work())
-
-
-def test_starts_of_heartbeats_that_wait_for_the_store_share_one_write(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        nodes = [ServedNode(scheduler, name=f"n{n}") for n in range(50)]
-        for node in nodes:
-            await node.register()
-        await scheduler.execute(start(jobs=200), "ann")
-        await scheduler.update_all()
-        before = len(store.seen)
-        await asyncio.gather(*(node.beat() for node in nodes))
-        assert all(node.jobs for node in nodes)
-        assert len(store.seen) - before <= 3
-        assert starts_in(store) == {job for node in nodes for job in node.jobs}
-
-    run(work())
-
-
-def test_what_ends_while_its_start_is_stored_is_ordered_by_no_answer(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        node = ServedNode(scheduler)
-        await node.register()
-        reply = await scheduler.execute(start(jobs=1), "ann")
-        await scheduler.update_all()
-        loop, released = asyncio.get_running_loop(), asyncio.Event()
-        writing = asyncio.Event()
-
-        def wait() -> None:
-            store.before = lambda: None
-            loop.call_soon_threadsafe(writing.set)
-            asyncio.run_coroutine_threadsafe(released.wait(), loop).result(30)
-
-        store.before = wait
-        beat = asyncio.ensure_future(node.beat())
-        await writing.wait()
-        abort = asyncio.ensure_future(scheduler.execute(AbortOperation(reply.id), "root"))
-        later = asyncio.ensure_future(scheduler.heartbeat(node.heartbeat()))
-        await asyncio.sleep(0)
-        released.set()
-        await abort
-        await later
-        assert (await beat).accepted
-        await node.beat()
-        await node.beat()
-        assert (node.jobs, starts_in(store)) == ({}, set())
-
-    run(work())
-
-
-def test_an_agent_that_was_replaced_while_its_heartbeat_waited_gets_no_orders(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        node = ServedNode(scheduler)
-        await node.register()
-        await scheduler.execute(start(jobs=1), "ann")
-        await scheduler.update_all()
-        loop, released = asyncio.get_running_loop(), asyncio.Event()
-        writing = asyncio.Event()
-
-        def wait() -> None:
-            store.before = lambda: None
-            loop.call_soon_threadsafe(writing.set)
-            asyncio.run_coroutine_threadsafe(released.wait(), loop).result(30)
-
-        new = msgspec.structs.replace(node.registration(), incarnation="i2")
-        store.before = wait
-        replaced = asyncio.ensure_future(scheduler.register(new))
-        await writing.wait()
-        beat = asyncio.ensure_future(scheduler.heartbeat(node.heartbeat()))
-        await asyncio.sleep(0)
-        released.set()
-        await replaced
-        answer = await beat
-        assert (answer.accepted, answer.register, answer.start) == (False, True, [])
-        node.incarnation = "i2"
-        node.sequence = 0
-        assert len((await node.beat()).start) == 1
+        assert (await node.beat()).period_s is None
+        scheduler.state.period_s = 2.5
+        assert (await node.beat()).period_s == 2.5
+        assert (await scheduler.register(node.registration())).heartbeat_period_s == 2.5
 
     run(work())
 

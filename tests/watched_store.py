@@ -1,0 +1,55 @@
+"""A scheduler without sockets on a store that can be told to refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from scheduler_world import StillClock
+
+from cpumond.scheduler.model import Rules
+from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.store import Change, StoreError
+from cpumond.scheduler.store.sqlite import SqliteStore
+
+
+class Watched:
+    """A store that can be told to refuse, and that tells what it is about to write."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self.store = store
+        self.refusing = False
+        self.lost_total = 0
+        self.seen: list[Sequence[Change]] = []
+        self.before: Callable[[], None] = lambda: None
+
+    def load(self) -> Any:
+        return self.store.load()
+
+    def write(self, changes: Sequence[Change]) -> None:
+        self.before()
+        if self.refusing:
+            raise StoreError("the disk is full")
+        if changes:
+            self.seen.append(changes)
+        self.store.write(changes)
+        self.lost_total = self.store.lost_total
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 200))
+
+
+def make_scheduler(store: Watched, clock: Clock | None = None) -> Scheduler:
+    counter = itertools.count(1)
+    return Scheduler(Rules(), store, clock or StillClock(), new_id=lambda: f"{next(counter):x}-{len(store.seen):x}-0-1")
+
+
+def start(jobs: int = 2, pool: str = "p", **options: Any) -> StartOperation:
+    return StartOperation({"pool": pool, "tasks": {"t": {"job_count": jobs, "command": "true"}}, **options})
