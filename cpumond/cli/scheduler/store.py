@@ -8,7 +8,7 @@ from cpumond.cli.progress import Progress
 from cpumond.core.words import count
 
 
-@click.group("store")
+@click.group("store", epilog="Example: cpumond store copy --from scheduler.db --to dbname=cpumond")
 def store_command() -> None:
     """The scheduler's state while no scheduler runs: copy."""
 
