@@ -137,6 +137,65 @@ def test_a_server_that_does_not_answer_is_given_up(wire: Wire, behind_wire: str)
         assert wait_until(lambda: arbiter.renew(1, LEASE_S))
 
 
+@contextlib.contextmanager
+def held_write(database: str, store: Store, change: Change) -> Iterator[None]:
+    """A write that has read the term and waits for its row as long as the block lasts, and is over after that."""
+    thread = threading.Thread(target=store.write, args=([change],))
+    with psycopg.connect(database) as other:
+        other.execute("INSERT INTO cpumond_records VALUES (%b, %b, '')", (change.kind.encode(), change.key.encode()))
+        thread.start()
+        wait_until(lambda: run_sql(database, "SELECT 1 FROM pg_locks WHERE NOT granted"), "the write waits", 5.0)
+        yield
+        other.rollback()
+    thread.join(30 * PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_a_write_that_is_under_way_at_the_server_is_ended_before_it_is_repeated(
+    wire: Wire, behind_wire: str, database: str
+) -> None:
+    with contextlib.closing(AloneStore(behind_wire)) as store:
+        session = store._store._session
+        assert session is not None
+        is_there = f"SELECT 1 FROM pg_stat_activity WHERE pid = {session.pid}"  # noqa: S608
+        with held_write(database, store, Change("k", "a", b"1")):
+            wire.break_all()
+            # Else it might be made later, over a newer one. Its own time-out comes after 7.5 s.
+            wait_until(lambda: not run_sql(database, is_there), "its session is ended", 2.0)
+        assert content(store) == {"a": b"1"}
+
+
+def test_a_take_over_waits_for_a_write_under_way_even_if_its_session_cannot_be_ended(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "END_SESSIONS", "SELECT %s")
+    with (
+        contextlib.closing(PostgresArbiter(database)) as one,
+        contextlib.closing(PostgresArbiter(database, timeout_s=1.0)) as other,
+    ):
+        assert one.take("a:1", LEASE_S)
+        one.give_up(1)
+        with (
+            contextlib.closing(one.open_store(1)) as store,
+            held_write(database, store, Change("k", "a", b"1")),
+            pytest.raises(StoreError, match="cannot take the lead: canceling statement"),
+        ):
+            other.take("b:1", LEASE_S)
+        lease = other.take("b:1", LEASE_S)
+        assert lease is not None
+        with contextlib.closing(other.open_store(lease.term)) as store:
+            assert content(store) == {"a": b"1"}
+
+
+def test_of_two_that_find_the_lead_free_one_leads(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Both have looked before either took it.
+    monkeypatch.setattr(module, "IS_LED", "SELECT false")
+    with contextlib.closing(PostgresArbiter(database)) as one, contextlib.closing(PostgresArbiter(database)) as other:
+        assert one.take("a:1", 60.0)
+        assert other.take("b:1", 60.0) is None
+        assert one.renew(1, 60.0)
+
+
 # ---- sessions that end, and a server that is killed, while somebody writes
 
 
@@ -290,6 +349,8 @@ def test_a_stopped_leader_is_followed_when_its_lease_ends_and_writes_nothing_mor
         lease, after_s = take_when_free(standby)
         assert lease.term == 2
         assert after_s < (LEASE_S + 5.0) * PATIENCE
+        left = "SELECT 1 FROM pg_locks WHERE mode = 'ShareLock' AND objid = 'cpumond_lease'::regclass"
+        assert run_sql(database, left) == [], "sessions of the stopped leader's store"
         with contextlib.closing(standby.open_store(2)) as store:
             store.write([Change("k", "a", b"2")])
             leader.send_signal(signal.SIGCONT)
