@@ -219,10 +219,8 @@ class Scheduler:
         """Store, then apply. A store that refuses leaves everything as it was."""
         changes = [*encode(change, self.state.config), *also]
         if changes:
-            await self._write(changes)
+            await self._write(changes, change.abort_jobs_of)
         self.state.apply(change, self.clock.now())
-        if change.abort_jobs_of:
-            await self._store_starts()  # that they are told to stop
         for name in [name for name in self.updates if self.updates[name].tree is not self.state.trees.get(name)]:
             del self.updates[name]
         expired = self.state.take_expired()
@@ -230,9 +228,12 @@ class Scheduler:
             with contextlib.suppress(StoreError):  # they are deleted at the next start, or the one after
                 await self._write([Change(kind, key, None) for kind, key in expired])
 
-    async def _write(self, changes: Sequence[Change]) -> None:
+    async def _write(self, changes: Sequence[Change], aborts_jobs_of: str = "") -> None:
         # A store is used by one thread at a time; volumes are written without holding up changes for long.
         async with self._writing:
+            if aborts_jobs_of:
+                # Whoever takes over must find the order with its reason; now no start is being stored.
+                changes = [*changes, *encode_starts(self.state.stops_to_store(aborts_jobs_of))]
             await self._write_now(changes)
 
     async def _write_now(self, changes: Sequence[Change]) -> None:

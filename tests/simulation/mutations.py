@@ -14,6 +14,7 @@ from simulation.database import SimStore
 from cpumond.core.route import Terms
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.lead import Lead
+from cpumond.scheduler.model import StartRecord
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.state import State
 from cpumond.scheduler.store import Change, StoreError
@@ -50,8 +51,8 @@ def acknowledge_before_the_write(_: World) -> Iterator[None]:
     """Changes are applied, and commands answered, while they are being written."""
     write = Scheduler._write
 
-    async def begin(self: Scheduler, changes: Sequence[Change]) -> None:
-        task = asyncio.ensure_future(write(self, changes))
+    async def begin(self: Scheduler, changes: Sequence[Change], aborts_jobs_of: str = "") -> None:
+        task = asyncio.ensure_future(write(self, changes, aborts_jobs_of))
         task.add_done_callback(lambda done: done.exception())
 
     with mock.patch.object(Scheduler, "_write", begin):
@@ -80,7 +81,10 @@ def forget_stops(_: World) -> Iterator[None]:
         stop(self, job, *facts, **more)
         self._unstored_stops.clear()
 
-    with mock.patch.object(State, "_stop", stop_only):
+    def store_none(*_: Any) -> list[StartRecord]:
+        return []
+
+    with mock.patch.object(State, "_stop", stop_only), mock.patch.object(State, "stops_to_store", store_none):
         yield
 
 

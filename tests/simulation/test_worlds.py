@@ -18,6 +18,7 @@ FOUND: dict[str, int] = {
     "a replaced job and its replacement were both work in hand after a take-over": 12,
     "jobs that a user had aborted went on after a take-over": 1,
     "an end that came with a node's return, while the node was given up, was acknowledged and not stored": 70,
+    "a command that was stored without the stops it orders was acknowledged when it was repeated": 145,
 }
 """What was found once, in words, and the seed that found it."""
 

@@ -48,6 +48,8 @@ START_GRACE_PERIODS = 2.0
 MAX_ORDERS = 200
 MAX_ORDER_BYTES = 1_048_576
 """Jobs to start in one answer: how many, and how much JSON unless it is only one. Agents refuse huge answers."""
+ABORTED = "aborted: the operation was suspended with abort_running_jobs"
+"""The reason of a job that its operation's suspension ends, as in its preemption record."""
 UNSENT_TIMEOUTS = 10.0
 """So many times waiting_job_timeout may a job wait for an answer that has room for its order."""
 
@@ -311,6 +313,12 @@ class Dispatch(Registration):
         stops = {job.id: job for job in self._unstored_stops.values() if self.jobs.get(job.id) is job}
         self._unstored_stops = stops
         return [_start_record(job) for job in (*self._unstored.values(), *stops.values())]
+
+    def stops_to_store(self, operation_id: str) -> list[StartRecord]:
+        """An operation's stored jobs as they are once told to stop, for the write of the command that does it."""
+        elements = self.operations[operation_id].elements.values()
+        jobs = [job for element in elements for job in element.jobs.values() if job.is_stored]
+        return [msgspec.structs.replace(_start_record(job), stopped="aborted", why=ABORTED) for job in jobs]
 
     def note_stored(self, starts: Iterable[StartRecord]) -> None:
         """These are stored now."""

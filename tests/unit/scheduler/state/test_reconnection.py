@@ -372,6 +372,19 @@ def test_a_job_that_is_being_stopped_over_a_restart_of_the_scheduler_ends_as_its
     assert world.operation(operation).needed == {"t": 1}
 
 
+def test_a_stop_that_no_node_has_heard_is_given_again_after_a_restart(world):
+    node = world.node("n1", cpu=1)
+    operation = run(world)
+    world.suspend(operation, abort_running_jobs=True)
+    world.store_starts()
+    world.restart()
+    assert world.jobs_of(operation) == []
+    (order,) = node.beat().stop
+    assert order.why == "aborted: the operation was suspended with abort_running_jobs"
+    node.beat()
+    assert not node.jobs
+
+
 # --- two agents with one node id
 
 
