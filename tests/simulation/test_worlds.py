@@ -41,7 +41,7 @@ def test_what_was_found_once(seed: int) -> None:
 def test_fifty_hosts(seed: int) -> None:
     outcome = run_seed(seed, Options(hosts=50, clients=6))
     check(outcome)
-    assert outcome.counts["heartbeats"] > 5000
+    assert outcome.counts["heartbeats"] > 1000
 
 
 def test_a_world_without_faults_has_one_reign_and_loses_nothing() -> None:

@@ -258,6 +258,9 @@ def _live(seed: int, options: Options, prepare: Preparation | None) -> Outcome:
     )  # fmt: skip
 
 
+ROUNDS = 10
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No log, no garbage collection in between: it takes more time than all that is simulated."""
@@ -274,7 +277,10 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         with warnings.catch_warnings(action="ignore"):
-            gc.collect()
+            # What a coroutine's end wakes up is thrown away by the next round only.
+            for _ in range(ROUNDS):
+                if not gc.collect():
+                    break
         sys.unraisablehook = told
         structlog.configure(**before)
         service._collect, leading.gc = collect, garbage
