@@ -252,13 +252,13 @@ def _live(seed: int, options: Options, prepare: Preparation | None) -> Outcome:
             for loop in world.events.loops:
                 loop.kill()
     ledger = world.ledger
-    return Outcome(
+    outcome = Outcome(
         seed, violation, world.events.now, time.process_time() - begun, ledger.checks, world.events.count,
         ledger.counts, world.faults.counts, ledger.trace, ledger.told,
     )  # fmt: skip
-
-
-ROUNDS = 10
+    for loop in world.events.loops:
+        loop.discard()
+    return outcome
 
 
 @contextlib.contextmanager
@@ -277,10 +277,7 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         with warnings.catch_warnings(action="ignore"):
-            # What a coroutine's end wakes up is thrown away by the next round only.
-            for _ in range(ROUNDS):
-                if not gc.collect():
-                    break
+            gc.collect()
         sys.unraisablehook = told
         structlog.configure(**before)
         service._collect, leading.gc = collect, garbage
