@@ -47,7 +47,7 @@ class Ledger:
         self.given_up: dict[str, None] = {}
         """Operations with a job that was given up: its work may be done twice if it was not lost after all."""
         self.completed_stopped: dict[str, int] = {}
-        """Operation -> jobs that completed after they were told to stop, and so were replaced perhaps."""
+        """Operation -> jobs that completed after they were told to stop or given up, and so were replaced perhaps."""
         self.sees_terms = True
         """Whether a write of a lower term is itself a violation; off to see whether what follows from it is found."""
         self.keeps_notes = False
@@ -191,11 +191,12 @@ class Ledger:
                 self.weights[pool["name"]] = weight
             elif kind == "job" and value is not None:
                 job = msgspec.json.decode(value)
+                was_given_up = self.job_states.get(key) in GIVEN_UP
                 self.job_states[key] = job["state"]
                 operation_id = job["operation_id"]
                 if job["state"] in GIVEN_UP:
                     self.given_up[operation_id] = None
-                elif job["state"] == "completed" and key in self.stopped:
+                elif job["state"] == "completed" and (key in self.stopped or was_given_up):
                     self.given_up[operation_id] = None
                     self.completed_stopped[operation_id] = self.completed_stopped.get(operation_id, 0) + 1
 
@@ -248,8 +249,9 @@ class Ledger:
         for operation_id in self.acknowledged_ends:
             self.check(operation_id not in state.operations, f"operation {operation_id} was ended, and is alive again")
 
-    def check_state(self, scheduler: Scheduler) -> None:
-        for job_id in self.aborted:
+    def check_state(self, scheduler: Scheduler, term: int) -> None:
+        # One whose session was ended does not know yet what was asked of the next one; its answers are of no use.
+        for job_id in self.aborted if term == self.database.term else ():
             job = scheduler.state.jobs.get(job_id)
             self.check(job is None or not job.is_active, f"job {job_id} was to be aborted, and goes on")
         try:

@@ -19,6 +19,7 @@ FOUND: dict[str, int] = {
     "jobs that a user had aborted went on after a take-over": 1,
     "an end that came with a node's return, while the node was given up, was acknowledged and not stored": 70,
     "a command that was stored without the stops it orders was acknowledged when it was repeated": 145,
+    "a node whose starts had failed, while one more was on its way and went well, never offered anything again": 10727,
 }
 """What was found once, in words, and the seed that found it."""
 

@@ -154,7 +154,7 @@ class World:
     def _look(self) -> None:
         for process in self.schedulers:
             if process is not None and not process.loop.is_dead and process.scheduler is not None:
-                self.ledger.check_state(process.scheduler)
+                self.ledger.check_state(process.scheduler, process.leading.lead.term)
         self.events.world_loop.call_later(CHECK_S, self._look)
 
     def _look_for_idle(self) -> None:
@@ -197,7 +197,7 @@ class World:
         if len(leaders) != 1:
             raise ViolationError(f"after {now:.3f} s: {len(leaders)} schedulers lead")
         state = leaders[0].scheduler.state  # type: ignore[union-attr]
-        ledger.check_state(leaders[0].scheduler)  # type: ignore[arg-type]
+        ledger.check_state(leaders[0].scheduler, leaders[0].leading.lead.term)  # type: ignore[arg-type]
         if self.idle:
             problems.append(f"operations that could run on a node waited for 14 s: {sorted(self.idle)}")
         problems += [f"{each.name} still waits for its command" for each in self.clients if not each.is_done]

@@ -349,6 +349,9 @@ class AssignedJobs:
             self._finish(job, *job.classify_end(event), event)
 
     def _take_start(self, job: AssignedJob, event: Started) -> None:
+        if self._broken_starts >= BROKEN_STARTS and self.is_ready:
+            # This one was on its way when those before it failed.
+            self._set_problem("")
         self._broken_starts = 0
         self.counters["started"] += 1
         took_s = self.clock.monotonic_s() - job.sent_at_s
