@@ -168,7 +168,9 @@ class World:
                     continue
                 for host in self.hosts:
                     agent = host.agent
-                    used = sum(each.order.cpu_limit for each in agent.assigned.jobs.values()) if agent else host.cpu
+                    if agent is None or agent.assigned.problem:  # the latter lasts up to a minute longer than its fault
+                        continue
+                    used = sum(each.order.cpu_limit for each in agent.assigned.jobs.values())
                     if host.cpu - used >= task.cpu_limit:
                         waits.add((operation.id, host.name))
         self.idle = waits if self.idle is None else self.idle & waits
