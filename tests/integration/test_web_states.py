@@ -226,7 +226,7 @@ def test_a_browser_whose_clock_is_wrong_shows_the_times_of_the_server(page, sche
     scheduler.post(f"operations/{operation}/abort", {})
 
 
-def test_a_history_that_is_turned_off_is_said_and_not_asked_for(page, own):
+def test_a_history_that_is_turned_off_is_said_and_not_asked_for(own, page):  # it is closed before the server
     own.write_config('[history]\nlength = "0s"\n')
     own.start()
     asked: list[str] = []
