@@ -81,7 +81,7 @@ def make_app(
     return app
 
 
-def find_user(request: Request, tokens: Tokens | None, asks_kernel: bool = False) -> str:
+def find_user(request: Request, tokens: Tokens | None, asks_kernel: bool = False) -> User:
     """The user of a request: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``.
 
     Without tokens by the uid of the connecting process (``asks_kernel``), else OPEN_ACCESS_USER. An administrator may
@@ -99,7 +99,10 @@ def find_user(request: Request, tokens: Tokens | None, asks_kernel: bool = False
         )
     if other and other != user.name and not user.admin:
         raise CommandError(f"Authentication failed: {user.name} may not act for {other}", AUTHENTICATION)
-    return other or user.name
+    if not other or other == user.name:
+        return user
+    # Where everybody may do everything, so may everybody in any name.
+    return User(other, admin=user is OPEN_ACCESS_USER, origin=user.origin, acting=user.name)
 
 
 def find_node(request: Request, tokens: Tokens | None, asks_kernel: bool = False) -> User:

@@ -47,7 +47,7 @@ from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import Change, FencedError, Store, StoreError
 from cpumond.scheduler.stored import MUTATION, encode, encode_starts, load_state
-from cpumond.scheduler.tokens import hash_token
+from cpumond.scheduler.tokens import User, hash_token
 
 T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
@@ -174,18 +174,23 @@ class Scheduler:
         self.lead: Callable[[], LeadView] | None = None
         """Who leads; None where the store is of this scheduler alone."""
 
-    async def execute(self, command: Command, user: str, remember: Callable[[Reply], Change] | None = None) -> Reply:
+    async def execute(
+        self, command: Command, user: User | str, remember: Callable[[Reply], Change] | None = None
+    ) -> Reply:
         """Carry out a command: checked as a whole, stored, applied. Raises CommandError or StoreError.
+
+        ``user`` as text is one that may do everything.
 
         The record that ``remember`` makes is stored in the same write, for a client that repeats the command;
         it is of kind MUTATION and kept for MUTATION_AGE_S.
         """
-        return await _to_the_end(self._execute(command, user, remember))
+        actor = user if isinstance(user, User) else User(user, admin=True)
+        return await _to_the_end(self._execute(command, actor, remember))
 
-    async def _execute(self, command: Command, user: str, remember: Callable[[Reply], Change] | None) -> Reply:
+    async def _execute(self, command: Command, user: User, remember: Callable[[Reply], Change] | None) -> Reply:
         async with self._changing:
             try:
-                change = prepare(self.state, command, user, self.clock.now(), self.new_id)
+                change = prepare(self.state, command, user.name, self.clock.now(), self.new_id)
             except CpumondError:
                 self.timings.refused_commands += 1
                 raise
@@ -194,7 +199,7 @@ class Scheduler:
             self.timings.commands += 1
             log.info(
                 "command",
-                user=user,
+                user=user.name,
                 command=type(command).__name__,
                 id=change.id or None,
                 warnings=change.warnings or None,

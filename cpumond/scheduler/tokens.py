@@ -37,7 +37,8 @@ _HASH = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The sender of a request. A user may do all but be a node; an ``admin`` may also act in another user's name.
+    """The sender of a request. What a user may do is decided by the access lists of pools; an ``admin`` may do all, and
+    act in another user's name.
 
     ``node``: may register nodes and send for them, and nothing else; ``pattern``: which node_ids, "" = any.
     """
@@ -46,6 +47,16 @@ class User:
     admin: bool = False
     node: bool = False
     pattern: str = ""
+    groups: frozenset[str] = frozenset()
+    token_id: str = ""
+    """The first digits of the hash of its token, by which lists and the audit log name the token; "" without one."""
+    origin: str = ""
+    """Where the request came from and how its user is known, for the audit log."""
+    acting: str = ""
+    """The administrator who acts in this user's name; "" for nobody."""
+    needs_entry: bool = False
+    """Whether a pool without any access list is closed to this user: one who could ask nothing before there were access
+    lists gains nothing by their absence."""
 
     def may_be(self, node_id: str) -> bool:
         """Whether a node's token is valid for this node_id."""
@@ -55,6 +66,10 @@ class User:
     def is_bound(self) -> bool:
         """Whether a node's token is valid for one node_id alone."""
         return bool(self.pattern) and not any(sign in self.pattern for sign in "*?[")
+
+
+NOBODY: Final = User("")
+"""The sender of a request that is answered without asking who sent it."""
 
 
 class Tokens:

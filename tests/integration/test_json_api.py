@@ -26,6 +26,7 @@ from cpumond.host.service import open_tcp_sockets
 from cpumond.scheduler.model import AUTHENTICATION, CommandError, Rules
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
+from cpumond.scheduler.tokens import User
 
 PERIOD_S = 0.02
 T = TypeVar("T")
@@ -66,10 +67,10 @@ class LiveScheduler:
         self.loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         self.scheduler = Scheduler(self._rules, self._store, Clock(), update_period_s=PERIOD_S)
 
-        def authenticate(request: Request) -> str:
+        def authenticate(request: Request) -> User:
             if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
                 raise CommandError("a token is needed: Authorization: Bearer TOKEN", AUTHENTICATION)
-            return request.headers.get("x-yt-user-name", "tester")
+            return User(request.headers.get("x-yt-user-name", "tester"), admin=True)
 
         app = Starlette(routes=make_json_routes(self.scheduler, authenticate, self._max_body))
         config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", access_log=False)

@@ -38,6 +38,7 @@ from cpumond.api.yt.values import Attributed, Uint, YtError
 from cpumond.api.yt.ypath import YPath, parse_ypath
 from cpumond.api.yt.yson import read_yson, write_yson
 from cpumond.core.errors import CpumondError, UnavailableError
+from cpumond.scheduler.tokens import User
 
 
 @dataclass
@@ -223,14 +224,14 @@ class LateError(CpumondError):
     code = 900
 
 
-def authenticate(request: Request) -> str:
+def authenticate(request: Request) -> User:
     given = request.headers.get("authorization", "")
     if given in ("", "OAuth good"):
-        return "root"
+        return User("root")
     if given == "OAuth other":
-        return "other"
+        return User("other")
     if given.startswith("OAuth user-"):
-        return given.removeprefix("OAuth ")
+        return User(given.removeprefix("OAuth "))
     if given == "OAuth late":
         raise LateError("the token is too old")
     raise YtError("the token is not known", 900)

@@ -76,7 +76,7 @@ class Call:
     """One request, read and checked."""
 
     path: Mapping[str, str]
-    user: str
+    user: User
     body: Any
     query: Any
     node: User | None = None
@@ -185,7 +185,7 @@ class JsonApi:
         scheduler = self.scheduler
         async with self._plan_lock:
             now = self.now()
-            change = try_command(scheduler.state, call.body, call.user, now)
+            change = try_command(scheduler.state, call.body, call.user.name, now)
             if isinstance(change, Plan):
                 return change
             material = collect(scheduler.state)
@@ -246,7 +246,7 @@ class JsonApi:
         self, call: Call, kind: RequestKind, cpu_limit: float | None = None, ttl_s: float | None = None
     ) -> dict[str, Any]:
         operation, job = call.path["operation"], call.path["job"]
-        return await self.scheduler.ask_job(operation, job, kind, cpu_limit, ttl_s, call.user)
+        return await self.scheduler.ask_job(operation, job, kind, cpu_limit, ttl_s, call.user.name)
 
     async def explain_operation(self, call: Call) -> OperationAnswer:
         record = self.find_operation(call)
@@ -282,7 +282,7 @@ class JsonApi:
     async def get_me(self, call: Call) -> overview.Me:
         scheduler = self.scheduler
         return overview.Me(
-            user=call.user,
+            user=call.user.name,
             needs_token=self.needs_token,
             is_open=self.is_open,
             version=__version__,

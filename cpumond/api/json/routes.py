@@ -46,7 +46,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.store import StoreError
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.tokens import NOBODY, User
 from cpumond.web import accepts_gzip, matches_etag
 
 log = structlog.get_logger("cpumond.api")
@@ -72,7 +72,7 @@ STATUS_OF_CODE: Final = {
 }
 """Codes of refusals -> HTTP status; others are 422."""
 
-Authenticate = Callable[[Request], str]
+Authenticate = Callable[[Request], User]
 AuthenticateNode = Callable[[Request], User]
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
@@ -157,7 +157,7 @@ class _Served:
 
     async def _answer(self, request: Request) -> Response:
         endpoint = self.endpoint
-        user, node = "", None
+        user, node = NOBODY, None
         if not endpoint.is_public:
             if endpoint.is_change:
                 _check_origin(request)
@@ -165,12 +165,12 @@ class _Served:
                 node = self.authenticate_node(request)
             else:
                 user = self.authenticate(request)
-                self.count_request(user)
+                self.count_request(user.name)
         query = _read_query(request, endpoint)
         names = {key: str(name).replace(SLASH, "/") for key, name in request.path_params.items()}
         if self.decoder is None:
             return await self._act(request, Call(names, user, None, query, node))
-        with self.bodies.hold(user, endpoint.is_of_nodes) as held:
+        with self.bodies.hold(user.name, endpoint.is_of_nodes) as held:
             data = await held.read(request, self.max_body)
             await held.work_on(data)
             body = _decode(data, self.decoder, endpoint)

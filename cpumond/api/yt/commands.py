@@ -114,8 +114,10 @@ class YtBackend:
 
         def remember(reply: Reply) -> Change:
             answer = {key: reply.id} if key else {}
-            entry = export_reply(request.user, str(mutation_id), request.command, self.scheduler.clock.now(), answer)
-            return Change(MUTATION, f"{request.user} {mutation_id}", msgspec.json.encode(entry))
+            entry = export_reply(
+                request.user.name, str(mutation_id), request.command, self.scheduler.clock.now(), answer
+            )
+            return Change(MUTATION, f"{request.user.name} {mutation_id}", msgspec.json.encode(entry))
 
         is_kept = isinstance(mutation_id, str)
         reply = await self.scheduler.execute(command, request.user, remember if is_kept else None)

@@ -16,6 +16,7 @@ from cpumond.api.yt.formats import Format, read_value
 from cpumond.api.yt.values import ParseError, YtError, quote_text, strip_attributes
 from cpumond.api.yt.ypath import YPath, parse_ypath
 from cpumond.api.yt.yson import read_yson
+from cpumond.scheduler.tokens import User
 
 MAX_QUERY_FIELDS = 100
 _PIECE = re.compile(r"x-yt-parameters-?(\d{1,4})")
@@ -30,7 +31,7 @@ class YtRequest:
     command: str
     parameters: dict[str, Any]
     value: Any
-    user: str
+    user: User
     correlation_id: str
 
 

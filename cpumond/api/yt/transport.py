@@ -51,6 +51,7 @@ from cpumond.core.errors import CpumondError
 from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, TOO_MANY_REQUESTS
 from cpumond.scheduler.state.spec_room import weigh as weigh_value
+from cpumond.scheduler.tokens import User
 
 log = structlog.get_logger("cpumond.api")
 
@@ -120,7 +121,7 @@ COMMANDS = {
 
 def make_yt_routes(
     backend: Backend,
-    authenticate: Callable[[Request], str],
+    authenticate: Callable[[Request], User],
     limits: YtLimits,
     replies: ReplyCache,
     bodies: Bodies | None = None,
@@ -136,7 +137,7 @@ def make_yt_routes(
         "/api/v4/{command}": transport.handle(transport.run),
         "/api/{rest:path}": transport.handle(transport.refuse_version),
         "/auth/whoami": tell(
-            lambda request: _json({"login": authenticate(request), "realm": PROXY_NAME}), "GET", "POST"
+            lambda request: _json({"login": authenticate(request).name, "realm": PROXY_NAME}), "GET", "POST"
         ),
         "/hosts": tell(lambda request: _json([request.headers.get("host") or request.url.netloc]), "GET"),
         "/version": tell(lambda _: Response(version, media_type="text/plain"), "GET"),
@@ -160,7 +161,7 @@ Handler = Callable[[Request, _Ids], Awaitable[Response]]
 @dataclass(eq=False)
 class _Transport:
     _backend: Backend
-    _authenticate: Callable[[Request], str]
+    _authenticate: Callable[[Request], User]
     _limits: YtLimits
     _replies: ReplyCache
     _bodies: Bodies
@@ -222,9 +223,9 @@ class _Transport:
         if command is None:
             raise HttpError(404, _describe_unknown(name))
         user = self._authenticate(request)
-        self._rates.take(user)
+        self._rates.take(user.name)
         _check_method(request, command)
-        with self._bodies.hold(user) as held:
+        with self._bodies.hold(user.name) as held:
             body = await held.read(request, self._limits.max_body_bytes, _is_packed(request))
             text = gather_parameters(request)
             texts = (body, text, request.scope["query_string"])
@@ -236,12 +237,16 @@ class _Transport:
             return await self._answer(request, command, user, ids, *read)
 
     async def _answer(
-        self, request: Request, command: Command, user: str, ids: _Ids, parameters: dict[str, Any], value: Any
+        self, request: Request, command: Command, user: User, ids: _Ids, parameters: dict[str, Any], value: Any
     ) -> Response:
         form = None if command.is_binary else _find_format(request, parameters, is_input=False)
         wanted = YtRequest(command.name, parameters, value, user, ids.correlation_id)
         log.debug(
-            "yt_command", command=command.name, user=user, correlation_id=ids.correlation_id, request_id=ids.request_id
+            "yt_command",
+            command=command.name,
+            user=user.name,
+            correlation_id=ids.correlation_id,
+            request_id=ids.request_id,
         )
         if form is None:
             return Response(await self._execute(wanted), headers={"Content-Type": "application/octet-stream"})
@@ -282,7 +287,7 @@ class _Transport:
             return await self._call(request)
         if not isinstance(mutation_id, str) or not _ID.fullmatch(mutation_id):
             raise YtError(f"mutation_id: {quote_text(mutation_id)} is not an id; make a new one for every command")
-        return await self._replies.run(request.user, mutation_id, request.command, lambda: self._call(request))
+        return await self._replies.run(request.user.name, mutation_id, request.command, lambda: self._call(request))
 
     async def _call(self, request: YtRequest) -> Any:
         """One command, run now."""
@@ -303,7 +308,7 @@ class _Transport:
                 f"execute_batch: {len(requests)} requests are more than the limit of "
                 f"{self._limits.max_batch_requests}; send them in several batches"
             )
-        self._rates.charge(request.user, float(len(requests)))
+        self._rates.charge(request.user.name, float(len(requests)))
         results: list[dict[str, Any]] = []
         total_bytes = 0
         for index, item in enumerate(requests):

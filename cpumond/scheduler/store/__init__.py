@@ -39,6 +39,17 @@ class Change(NamedTuple):
     value: bytes | None
 
 
+class Entry(NamedTuple):
+    """A line of the store's log, which is only added to. ``at``: seconds since 1970.
+
+    ``subjects``: what it is about, by which it is found, for example "user:alice"; ``value`` the store does not read.
+    """
+
+    at: float
+    subjects: tuple[str, ...]
+    value: bytes
+
+
 UNTOLD_STARTS = ("system", "untold_starts")
 """Kind and key of a record that says: jobs may run whose starts are not stored, since an older version started them."""
 
@@ -59,13 +70,26 @@ class Store(Protocol):
         """
         ...
 
-    def write(self, changes: Sequence[Change]) -> None:
-        """Make all changes in their order, or none: a later change of the same record wins.
+    def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
+        """Make all changes in their order and add ``entries`` to the log, or nothing of it: a later change of the same
+        record wins.
 
         They survive the end of the process and a loss of power once this returns. Raises StoreError: nothing is changed
         then and the next write may succeed. A process that is killed during a write leaves the whole batch or nothing
         of it. An empty batch only checks, and restores, the store's place, where the next process looks for it.
         """
+        ...
+
+    def read_log(
+        self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
+    ) -> list[tuple[int, Entry]]:
+        """The newest ``limit`` entries about all of ``subjects``, numbered lower than ``before`` and not older than
+        ``since``, the newest first. Numbers rise, with gaps. Raises StoreError."""
+        ...
+
+    def cut_log(self, until: float, max_bytes: int) -> int:
+        """Drop the entries of before ``until``, then the oldest while the log takes more than ``max_bytes``; how many
+        went. Raises StoreError."""
         ...
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from cpumond.scheduler.model import Rules
 from cpumond.scheduler.operations import AbortOperation, StartOperation
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
+from cpumond.scheduler.tokens import User
 
 
 @pytest.fixture
@@ -40,12 +41,12 @@ async def start(api: JsonApi, title: str) -> str:
 
 
 async def search(api: JsonApi, text: str) -> list[str]:
-    found: OperationList = await api.list_operations(Call({}, "me", None, OperationsQuery(search=text)))
+    found: OperationList = await api.list_operations(Call({}, User("me"), None, OperationsQuery(search=text)))
     return [each.id for each in found.operations]
 
 
 async def read_table(api: JsonApi) -> dict[str, Any]:
-    made: Made = await api.get_pool_table(Call({"tree": "default"}, "me", None, Query()))
+    made: Made = await api.get_pool_table(Call({"tree": "default"}, User("me"), None, Query()))
     table: dict[str, Any] = msgspec.json.decode(made.content)
     return table
 

@@ -22,6 +22,7 @@ from cpumond.api.yt.yson import write_yson
 from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
+from cpumond.scheduler.tokens import User
 
 ORCHID = "//sys/scheduler/orchid/scheduler"
 DEFAULT = f"{ORCHID}/pool_trees/default"
@@ -38,7 +39,7 @@ class Client:
         self.backend = YtBackend(scheduler, "test-cluster", "1.2.3")
 
     async def __call__(self, command, *, value=None, by="ann", **parameters):
-        request = YtRequest(command, parameters, value, by, "1-2-3-4")
+        request = YtRequest(command, parameters, value, User(by, admin=True), "1-2-3-4")
         answer = await self.backend(request)
         write_yson(answer)  # whatever it is, it can be sent
         return answer
