@@ -1,4 +1,4 @@
-"""Who may do what on trees, pools and operations (semantics.md 12): access lists as values, and what they allow. Pure."""
+"""Who may do what on trees, pools and operations (semantics.md 12): access lists and what they allow. Pure."""
 
 from __future__ import annotations
 
