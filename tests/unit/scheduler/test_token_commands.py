@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from cpumond.scheduler.model import ACCESS_DENIED, RESOLVE, CommandError, Rules
-from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.scheduler.token_commands import (
     MAX_OWN,
@@ -190,25 +191,19 @@ def test_the_scheduler_has_a_bounded_number_of_tokens() -> None:
 # ---- the store
 
 
-async def test_tokens_outlive_a_restart_and_the_store_has_hashes_alone(tmp_path: Path) -> None:
+def test_tokens_outlive_a_restart_and_the_store_has_hashes_alone(tmp_path: Path) -> None:
     store = open_sqlite_store(str(tmp_path / "db"))
-    scheduler = Scheduler(Rules(), store, clock=_Clock())
-    reply = await scheduler.execute(CreateToken(hash_token("secret-1"), "alice", groups=("ml",), note="ci"), ADMIN)
-    other = await scheduler.execute(CreateToken(hash_token("secret-2"), "bob"), ADMIN)
-    await scheduler.execute(RevokeToken(other.id), ADMIN)
-    before = list(scheduler.state.tokens)
-    again = Scheduler(Rules(), store, clock=_Clock())
-    assert list(again.state.tokens) == before
-    assert known(again.state.tokens, "secret-1") == User("alice", groups=frozenset({"ml"}), token_id=reply.id)
+    scheduler = Scheduler(Rules(), store, Clock())
+
+    async def make() -> str:
+        made = await scheduler.execute(CreateToken(hash_token("secret-1"), "alice", groups=("ml",), note="ci"), ADMIN)
+        other = await scheduler.execute(CreateToken(hash_token("secret-2"), "bob"), ADMIN)
+        await scheduler.execute(RevokeToken(other.id), ADMIN)
+        return made.id
+
+    token_id = asyncio.run(make())
+    again = Scheduler(Rules(), store, Clock())
+    assert list(again.state.tokens) == list(scheduler.state.tokens)
+    assert known(again.state.tokens, "secret-1") == User("alice", groups=frozenset({"ml"}), token_id=token_id)
     assert not any(b"secret" in value for _, _, value in store.load())
     store.close()
-
-
-class _Clock:
-    scale = 1.0
-
-    def now(self) -> float:
-        return 100.0
-
-    def real_s(self, scheduler_s: float) -> float:
-        return scheduler_s
