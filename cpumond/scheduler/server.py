@@ -19,7 +19,7 @@ BACKLOG: Final = 1024
 ACCEPTED_AT_ONCE: Final = 64
 HANDSHAKE_S: Final = 10.0
 TLS_BUFFER_BYTES: Final = 32_768
-"""What a TLS connection reads at a time; it takes this much memory as long as it lives, and Python's are 256 KiB."""
+"""What a TLS connection reads at a time; it takes this much memory as long as it lives. Python's own are 256 KiB."""
 
 
 def make_config(app: Any) -> uvicorn.Config:
@@ -38,6 +38,35 @@ def make_config(app: Any) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=3,
     )
+
+
+class BoundedTls(sslproto.SSLProtocol):
+    """TLS of one connection. It counts what the client has not read yet beneath the encryption, too, and reads not much
+    ahead of what the application takes: else the bounds of ``host.connections`` would not hold."""
+
+    max_size = TLS_BUFFER_BYTES
+
+    def connection_made(self, transport: Any) -> None:
+        transport.set_write_buffer_limits(high=0)
+        super().connection_made(transport)
+        own: Any = super()
+        own._set_read_buffer_limits(high=TLS_BUFFER_BYTES)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        beneath: Any = self._transport
+        super().connection_lost(exc)
+        if beneath is not None:
+            beneath._read_ready_cb = None  # it refers to its transport, as in ``Bounded.connection_lost``
+
+    def _set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        # Each byte counts; with a limit of 0 an empty buffer would be full.
+        own: Any = super()
+        own._set_write_buffer_limits(1, 0)
+
+    def _get_write_buffer_size(self) -> int:
+        own: Any = super()
+        beneath: Any = self._transport
+        return int(own._get_write_buffer_size()) + (0 if beneath is None else int(beneath.get_write_buffer_size()))
 
 
 class TooManyHandshakesError(Exception):
@@ -65,7 +94,7 @@ class Server(uvicorn.Server):
             elif self._context is None:
                 server = await loop.create_server(self._make_connection, sock=sock, backlog=ACCEPTED_AT_ONCE)
             else:
-                sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
+                sslproto.SSLProtocol = BoundedTls  # type: ignore[misc]  # what the event loop makes
                 server = await loop.create_server(
                     self._make_tls_connection, sock=sock, backlog=ACCEPTED_AT_ONCE, ssl=self._context,
                     ssl_handshake_timeout=HANDSHAKE_S,

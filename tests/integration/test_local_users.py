@@ -89,8 +89,8 @@ def test_every_account_is_known_by_its_uid_at_the_configured_socket(place: Path)
 
 
 @needs_root
-def test_the_socket_that_systemds_unit_makes_is_for_root_alone(
-    place: Path,
+def test_the_socket_of_systemds_unit_is_for_root_alone(
+    place: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(place))
