@@ -16,7 +16,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cpumond.core.settings import is_loopback
+from cpumond.core.settings import is_loopback, parse_listen
 from cpumond.scheduler.config import PROXY_AT_SOCKET, Api
 from cpumond.scheduler.identities import Identities
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
@@ -54,7 +54,7 @@ class Gate:
     @property
     def needs_token(self) -> bool:
         """Whether requests over TCP need a token."""
-        return bool(self.settings.tokens_file)
+        return bool(self.settings.tokens_file) or not is_loopback(parse_listen(self.settings.address, "api.listen")[0])
 
     def needs_account(self, scope: Mapping[str, Any]) -> bool:
         """Whether the kernel's word on who connected may be needed, see ``KnowAccounts``."""
