@@ -23,7 +23,7 @@ from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
 from cpumond.scheduler.peer import LOCAL_USERS, Accounts
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.tokens import User, hash_token
-from cpumond.scheduler.users import ID_DIGITS, find_wrong_name
+from cpumond.scheduler.users import find_wrong_name
 
 OPEN_ACCESS_USER: Final = User("root", admin=True)
 """The user of every request where no authentication is configured: any client may do everything."""
@@ -136,7 +136,7 @@ class Gate:
         tokens = self.identities.tokens
         configured = None if tokens is None else tokens.find(digest)
         if configured is not None:
-            return replace(configured, token_id=digest[:ID_DIGITS])
+            return configured
         found = self._scheduler.state.tokens.find(digest)
         if found is None:
             return None
