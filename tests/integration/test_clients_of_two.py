@@ -22,12 +22,13 @@ from cpumond.testing.postgresql import PostgresServer
 def pair(
     tmp_path_factory: pytest.TempPathFactory, postgresql: PostgresServer
 ) -> Iterator[tuple[SchedulerProcess, SchedulerProcess]]:
-    """The leader, with a node and a pool, and the standby."""
+    """The leader, with a node and a pool, and the standby. The lead stays where it is, however busy this host is."""
     conninfo = make_schema(postgresql)
+    store = f'[store]\nkind = "postgresql"\nconninfo = "{conninfo}"\nlease = "300s"'
     made = [SchedulerProcess(tmp_path_factory.mktemp(name)) for name in ("leader", "standby")]
     try:
         for scheduler in made:
-            scheduler.write_config(f'[store]\nkind = "postgresql"\nconninfo = "{conninfo}"')
+            scheduler.write_config(store)
             scheduler.start()
             if scheduler is made[0]:
                 wait_until(lambda: read_role(made[0]) == "leader", "the first one leads")
