@@ -17,7 +17,6 @@ from waiting import wait_until
 
 from cpumond.testing.postgresql import PostgresServer
 
-
 Pair = tuple[SchedulerProcess, SchedulerProcess]
 
 
