@@ -85,7 +85,7 @@ function makeEntry(entry) {
   const form = new Form([
     [key("action"), "Action", "a denial wins", "select:allow,deny", entry.action],
     [key("subjects"), "Whom", "users and groups; everyone, owner", "names", entry.subjects],
-    [key("inheritance_mode"), "Where", "here, or in the pools below", `select:${Object.keys(MODES).join(",")}`, modeOf(entry)],
+    [key("inheritance_mode"), "Where", "object_only: not in the pools below; descendants_only: only there", `select:${Object.keys(MODES).join(",")}`, modeOf(entry)],
     [key("permissions"), "What", "administer includes all others", `checks:${PERMISSIONS.join(",")}`, entry.permissions],
   ], () => {});
   form.key = key;

@@ -35,7 +35,7 @@ export async function readEvents(about) {
 
 // `rights`: what readRights() gave.
 export function eventsSection({ value, error, about }, rights, app) {
-  return h("section.part", { key: "events", "aria-labelledby": "events-title" },
+  return h("section.part.events", { key: "events", "aria-labelledby": "events-title" },
     h("div.heading", h("h2", { id: "events-title" }, "Events"), h("a", { href: to("events", known(about)) }, "more filters")),
     h("div.filters", selectFilter("kind", "Kind", kindChoices(), app)),
     error && error.status !== 0 ? h("p.error", { role: "alert" }, error.message) : null,
@@ -87,7 +87,8 @@ function about(event) {
 
 export function what(event) {
   return h("span.sentence", event.text, event.undoes ? h("span.muted", ` (takes back ${event.undoes})`) : null,
-    event.changes?.length ? h("ul.changes", event.changes.map((change, index) => h("li", { key: index }, changeText(change)))) : null);
+    event.changes?.length ? h("ul.changes", event.changes.map((change, index) => h("li", { key: index }, changeText(change)))) : null,
+    event.plan ? h("div.muted", `Shown before: ${event.plan}`) : null);
 }
 
 function changeText({ pool, attribute, old, new: now }) {
@@ -119,5 +120,5 @@ function undoColumn(rights, app) {
   const isOffered = (event) => event.kind === "command" && event.changes?.length > 0
     && mayOn(rights, event.tree, event.pool, "write", "modify_children", "administer");
   return { title: h("span.hidden-text", "Undo"), cell: (event) => (isOffered(event)
-    ? h("button.plain", { type: "button", "aria-label": `Undo change ${event.number}`, onclick: () => openUndo(event, app) }, "Undo") : "") };
+    ? h("button.small", { type: "button", "aria-label": `Undo change ${event.number}`, onclick: () => openUndo(event, app) }, "Undo") : "") };
 }

@@ -11,11 +11,8 @@ const SPANS = { "3600": "last hour", "86400": "last day", "604800": "last week" 
 
 const AUDIT_COLUMNS = [
   ...FIRST_COLUMNS,
-  { title: "Who", cell: who },
-  { title: "From where", cell: (event) => h("span.sentence", event.origin || "–") },
-  { title: "What", cell: what },
-  { title: "Why it was allowed or refused", cell: (event) => h("span.sentence", event.refused || event.allowed_by || "–") },
-  { title: "Plan that was shown", cell: (event) => h("span.long", { title: event.plan || null }, event.plan || "–") },
+  { title: "Who, from where", cell: (event) => h("span.origin", h("strong", who(event)), h("div.muted", event.origin)) },
+  { title: "What, and why it was allowed or refused", cell: (event) => [what(event), h("div.muted.because", event.refused || event.allowed_by)] },
 ];
 
 const page = (path, title, text, kinds, columns) => ({

@@ -34,7 +34,7 @@ const columns = (app) => [
   { title: "State", cell: (t) => badge(...stateOf(t)) },
   { title: "Note", cell: (t) => h("span.long", { title: t.note || null }, t.note || "–") },
   { title: h("span.hidden-text", "Revoke"), cell: (t) => (stateOf(t)[1] === "good"
-    ? h("button.plain", { type: "button", "aria-label": `Revoke token ${t.id}`, onclick: () => openRevoke(t, app) }, "Revoke") : "") },
+    ? h("button.small", { type: "button", "aria-label": `Revoke token ${t.id}`, onclick: () => openRevoke(t, app) }, "Revoke") : "") },
 ];
 
 function stateOf(token) {
