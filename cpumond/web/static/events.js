@@ -19,11 +19,13 @@ const SHORT_ID = 17;
 // kind -> [words, tone]
 const KINDS = {
   command: ["command"], refused: ["refused", "bad"],
-  node_registered: ["node registered", "good"], node_lost: ["node lost", "bad"], node_returned: ["node returned", "good"],
+  node_registered: ["node registered", "good"], node_silent: ["node silent", "warn"], node_lost: ["node lost", "bad"], node_returned: ["node returned", "good"],
   preemption: ["preemption", "warn"], operation_failed: ["operation failed", "bad"], limit_contested: ["limit contested", "warn"],
   take_over: ["take-over", "warn"], started: ["started"], reload: ["reload"],
 };
-export const kindChoices = (...kinds) => (kinds.length ? kinds : Object.keys(KINDS)).map((kind) => [kind, KINDS[kind][0]]);
+// Refusals are in the audit log alone.
+const TOLD = Object.keys(KINDS).filter((kind) => kind !== "refused");
+export const kindChoices = (kinds = TOLD) => kinds.map((kind) => [kind, KINDS[kind][0]]);
 
 // An answer of /events for a part of a page: `about` is {tree, pool, node, operation}. {value, error, about}; asked for as
 // the address says.

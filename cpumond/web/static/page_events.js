@@ -38,4 +38,4 @@ const page = (path, title, text, kinds, columns) => ({
 
 export const events = page("/events", "Events", "What changed, the newest first.", kindChoices());
 export const audit = page("/audit", "Audit log", "Each command and each refusal. Administrators see all; others their own, and those on pools whose access list they may change.",
-  kindChoices("command", "refused"), AUDIT_COLUMNS);
+  kindChoices(["command", "refused"]), AUDIT_COLUMNS);

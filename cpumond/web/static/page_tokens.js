@@ -4,7 +4,10 @@ import { get, path, send } from "./api.js";
 import { h, openDialog } from "./dom.js";
 import { during, Form, FORM } from "./forms.js";
 import { time } from "./format.js";
+import { guarded } from "./rights.js";
 import { badge, facts, table } from "./table.js";
+
+const DAY_S = 86400;
 
 export const tokens = {
   title: () => "Tokens",
@@ -15,11 +18,12 @@ export const tokens = {
   },
   view({ me, list }, _, app) {
     return [
-      h("div.heading", h("h1", "Tokens"), h("div.actions", h("button.primary", { type: "button", onclick: () => openNew(me, app) }, "New token"))),
+      h("div.heading", h("h1", "Tokens"), h("div.actions", guarded("New token", () => openNew(me, app),
+        { tone: "primary", reason: me.is_open ? "Everybody on this machine may do everything here: tokens are made where it is known who makes them." : "" }))),
       h("section.card", { "aria-label": "You" }, facts([
         ["You are", me.user], ["Groups", (me.groups ?? []).join(", ") || "none"], ["Administrator", me.is_admin ? "yes: may do everything" : "no"],
       ])),
-      table({ caption: "Tokens", rows: list, rowKey: (token) => token.id, empty: "None was made with this page or cpumond token create.", columns: columns(app) }),
+      table({ caption: "Tokens", rows: list, rowKey: (token) => token.id, empty: "There is none: here or with cpumond token create one is made.", columns: columns(app) }),
     ];
   },
 };
@@ -29,17 +33,17 @@ const columns = (app) => [
   { title: "User", cell: (t) => t.user },
   { title: "Role", cell: (t) => (t.pattern ? `${t.role} ${t.pattern}` : t.role) },
   { title: "Groups", cell: (t) => (t.groups ?? []).join(", ") || "–" },
-  { title: "Made", cell: (t) => `${time(t.created_at)}${t.created_by && t.created_by !== t.user ? ` by ${t.created_by}` : ""}` },
-  { title: "Expires", cell: (t) => (t.expires_at ? time(t.expires_at) : "never") },
+  { title: "Made", cell: (t) => (t.source === "file" ? "in tokens_file" : `${time(t.created_at)}${t.created_by === t.user ? "" : ` by ${t.created_by}`}`) },
+  { title: "Expires", cell: (t) => (t.expires_at === null ? "never" : time(t.expires_at)) },
   { title: "State", cell: (t) => badge(...stateOf(t)) },
   { title: "Note", cell: (t) => h("span.long", { title: t.note || null }, t.note || "–") },
-  { title: h("span.hidden-text", "Revoke"), cell: (t) => (stateOf(t)[1] === "good"
+  { title: h("span.hidden-text", "Revoke"), cell: (t) => (t.source === "store" && t.revoked_at === null
     ? h("button.small", { type: "button", "aria-label": `Revoke token ${t.id}`, onclick: () => openRevoke(t, app) }, "Revoke") : "") },
 ];
 
-function stateOf(token) {
-  if (token.revoked_at) return [`revoked ${time(token.revoked_at)}`, "bad"];
-  return token.expires_at && token.expires_at * 1000 < Date.now() ? ["expired", "warn"] : ["valid", "good"];
+function stateOf({ state, revoked_at: at, revoked_by: by, made_with: parent }) {
+  if (state === "revoked") return [`revoked ${time(at)} by ${by}`, "bad"];
+  return state === "orphaned" ? [`its maker, ${parent}, is not valid`, "bad"] : [state, state === "valid" ? "good" : "warn"];
 }
 
 function openNew(me, app) {
@@ -48,7 +52,7 @@ function openNew(me, app) {
     ...(me.is_admin ? [["role", "Role", "what it is good for", "select:user,admin,node,proxy", "user"],
       ["pattern", "Nodes", "of a node's token: which node ids; empty: any", "text", ""]] : []),
     ["groups", "Groups", "with commas", "names", []],
-    ["expires", "Expires after", "such as 90d or 12h; empty: never", "text", "90d"],
+    ["expires_s", "Expires after days", "empty: never", "number", 90],
     ["note", "Note", "what it is for", "text", ""],
   ], () => {});
   const go = h("button.primary", { type: "submit", form: FORM }, "Create");
@@ -57,10 +61,13 @@ function openNew(me, app) {
   async function create() {
     form.clear();
     const keys = [...form.inputs.keys()].filter((key) => form.value(key) !== null);
-    const done = await during(dialog, form, () => send("POST", "/tokens", Object.fromEntries(keys.map((key) => [key, form.value(key)]))));
+    const body = Object.fromEntries(keys.map((key) => [key, form.value(key)]));
+    if (typeof body.expires_s === "number") body.expires_s *= DAY_S;
+    const done = await during(dialog, form, () => send("POST", "/tokens", body));
     if (done === null) return;
     const close = h("button.primary", { type: "button", onclick: () => dialog.close() }, "I have it");
-    dialog.querySelector(".dialog-body").replaceChildren(h("p", "This is the token. It is shown only now, and kept nowhere: copy it."), h("code.secret", done.token));
+    dialog.querySelector(".dialog-body").replaceChildren(h("p", "This is the token. It is shown only now, and kept nowhere: copy it."), h("code.secret", done.token),
+      ...done.warnings.map((warning) => h("p.note", warning)));
     dialog.querySelector("footer").replaceChildren(close);
     close.focus();
     app.reload();
