@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change, find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.undo import Undo
 from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import prepare
@@ -139,10 +141,11 @@ def collect(state: State) -> Material:
     )
 
 
-def try_command(state: State, command: ConfigCommand, user: str, now: float) -> Transaction | Plan:
+def try_command(state: State, command: ConfigCommand | Undo, user: str, now: float) -> Transaction | Plan:
     """The change that a command would make, or the plan that says why it is refused. Changes nothing."""
+    numbers = itertools.count(1)
     try:
-        return prepare(state, command, user, now, lambda: "planned")
+        return prepare(state, command, user, now, lambda: f"planned-{next(numbers)}")
     except CommandError as error:
         return Plan(accepted=False, refusal=str(error), code=error.code, attributes=dict(error.attributes))
 
