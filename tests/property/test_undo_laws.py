@@ -75,9 +75,8 @@ def test_what_was_changed_since_is_not_overwritten(commands: list[ConfigCommand]
     changes, now = kept(made[number], made[number + 1]), made[-1]
     try:
         back = undo(now, changes).config
-    except CommandError as error:
+    except CommandError:
         event("refused")
-        assert "\n" not in str(error)
         return
     event("taken back" if changes else "nothing to take back")
     # It differs in nothing but what was asked for, and can be taken back in turn.

@@ -57,7 +57,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened, as it is stored. ``at``: seconds since 1970.
 
     ``text`` is a sentence. ``user`` asked, ``acting`` is the administrator who asked in that name, ``origin`` where it
-    came from and how the user was known. ``request``: the command's fields without secrets. ``plan``: what the user was
+    came from and how the user was known. ``command``: the type of the command, or how jobs were preempted. ``request``:
+    the command's fields without secrets. ``plan``: what the user was
     shown before. ``allowed_by``: the sentence of the verdict. ``undoes``: the number of the event that it takes back.
     """
 

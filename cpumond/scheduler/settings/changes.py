@@ -41,8 +41,8 @@ def split_path(attribute: str) -> tuple[str, ...]:
 def describe_change(old: Config, new: Config, *, exact: bool = False) -> list[ConfigChange]:
     """Everything that differs, trees by name, each one's options before its pools.
 
-    ``exact``: so that it can be taken back to the last empty dictionary: one that comes or goes is told as a whole, where
-    people are told its keys.
+    ``exact``: so that it can be taken back to the last empty dictionary: one that comes or goes is told as a whole,
+    where people are told its keys.
     """
     compare = _exact_changes if exact else _attribute_changes
     changes: list[ConfigChange] = []

@@ -18,6 +18,7 @@ from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit, is_same, read_pool, read_tree
 from cpumond.scheduler.settings.changes import ConfigChange, split_path, with_parent
 from cpumond.scheduler.settings.commands import ConfigCommand, Outcome, with_pools
+from cpumond.scheduler.settings.validation import DEFAULT_NAME_PATTERN
 from cpumond.scheduler.settings.values import shown
 
 
@@ -51,7 +52,7 @@ def apply(
     *,
     new_id: Callable[[], str],
     nodes: Mapping[str, Collection[str]],
-    name_pattern: str = commands.DEFAULT_NAME_PATTERN,
+    name_pattern: str = DEFAULT_NAME_PATTERN,
 ) -> Outcome:
     """As ``commands.apply``. Trees and pools that come back have new ids. Raises ChangedSinceError, CommandError."""
     made = Outcome(_reverse(config, undo.changes, new_id), "")

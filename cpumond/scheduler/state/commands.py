@@ -73,11 +73,11 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
 def _prepare_config(state: State, command: ConfigCommand | undo.Undo, new_id: Callable[[], str]) -> Transaction:
     # A node that fits several trees already must not block the command that may end that.
     nodes = {node.id: node.tags for node in state.nodes.values() if not node.matched_trees}
-    rules = {"new_id": new_id, "nodes": nodes, "name_pattern": state.rules.pool_name_regex}
+    pattern = state.rules.pool_name_regex
     if isinstance(command, undo.Undo):
-        outcome = undo.apply(state.config, command, **rules)
+        outcome = undo.apply(state.config, command, new_id=new_id, nodes=nodes, name_pattern=pattern)
     else:
-        outcome = commands.apply(state.config, command, **rules)
+        outcome = commands.apply(state.config, command, new_id=new_id, nodes=nodes, name_pattern=pattern)
     check_config(state.config, outcome.config, state.config_bytes)
     for name, tree in outcome.config.trees.items():
         living = state.trees.get(name)

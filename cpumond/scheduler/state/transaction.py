@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationRecord
+from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class Transaction:
     jobs: tuple[JobRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     removed_nodes: tuple[str, ...] = ()
+    lost_nodes: tuple[LostNode, ...] = ()
+    """What stays to be seen of ``removed_nodes``."""
     id: str = ""
     warnings: tuple[str, ...] = ()
     abort_jobs_of: str = ""
