@@ -42,6 +42,7 @@ from cpumond.scheduler.lead import LeadView
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
 from cpumond.scheduler.pace import look_s, next_period_s
 from cpumond.scheduler.questions import Answer, NodeQuestions, Question
+from cpumond.scheduler.required import check
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import Transaction
@@ -179,7 +180,7 @@ class Scheduler:
     ) -> Reply:
         """Carry out a command: checked as a whole, stored, applied. Raises CommandError or StoreError.
 
-        ``user`` as text is one that may do everything.
+        ``user`` as text is one that may do everything. What a user may not do is refused before anything else.
 
         The record that ``remember`` makes is stored in the same write, for a client that repeats the command;
         it is of kind MUTATION and kept for MUTATION_AGE_S.
@@ -190,6 +191,7 @@ class Scheduler:
     async def _execute(self, command: Command, user: User, remember: Callable[[Reply], Change] | None) -> Reply:
         async with self._changing:
             try:
+                allowed_by = check(self.state, command, user)
                 change = prepare(self.state, command, user.name, self.clock.now(), self.new_id)
             except CpumondError:
                 self.timings.refused_commands += 1
@@ -203,6 +205,7 @@ class Scheduler:
                 command=type(command).__name__,
                 id=change.id or None,
                 warnings=change.warnings or None,
+                allowed_by=allowed_by,
                 **_describe(command),
             )
             await self._settle()

@@ -68,9 +68,9 @@ def load_state(
 
 
 def _make_default_tree(new_id: Callable[[], str]) -> Config:
-    """One tree with an empty filter, the default one."""
+    """One tree with an empty filter, the default one; closed until an administrator says who may do what (12.4)."""
     config = Config({})
-    for command in (CreateTree(DEFAULT_TREE), SetDefaultTree(DEFAULT_TREE)):
+    for command in (CreateTree(DEFAULT_TREE, {"acl_required": True}), SetDefaultTree(DEFAULT_TREE)):
         config = apply(config, command, new_id=new_id, nodes={}).config
     return config
 

@@ -17,7 +17,8 @@ PURE = (
     *(
         f"scheduler.{name}"
         for name in (
-            "model", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead",
+            "model", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead", "rights",
+            "access", "required",
             "history.model", "history.collector", "history.series", "history.report", "history.chunks",
         )
     ),
@@ -32,6 +33,10 @@ MORE_FOR = {
     "cpumond.core.errors": {"os"},  # os.strerror, the system's words for an errno
     "cpumond.scheduler.history.chunks": {"zlib"},
     "cpumond.scheduler.lead": {"cpumond.scheduler.store"},  # the value Lease
+    **{
+        f"cpumond.scheduler.{name}": {"cpumond.scheduler.tokens"}  # the value User
+        for name in ("rights", "access", "required")
+    },
     "cpumond.scheduler.state.spec_room": {"sys"},  # sys.getsizeof
     "cpumond.core.measures": {"sys"},  # sys.float_info
     "cpumond.core.words": {"datetime"},  # times as people read them

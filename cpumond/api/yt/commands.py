@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -304,7 +305,8 @@ async def _create_at(
     except CommandError:
         # A refused request changes nothing: the pools that were made above the refused one are removed again.
         if first:
-            await backend.scheduler.execute(RemovePool(tree, first, recursive=True), request.user)
+            undoing = replace(request.user, admin=True)  # who may make a pool may not always remove it
+            await backend.scheduler.execute(RemovePool(tree, first, recursive=True), undoing)
         raise
 
 
