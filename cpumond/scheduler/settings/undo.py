@@ -62,7 +62,8 @@ def apply(
 def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand]:
     """The commands that would take back ``changes`` one by one, for the question who may do that.
 
-    What comes back or goes with a pool or tree is left out.
+    What comes back below a pool is made where that pool is; what goes with a pool, or comes and goes with a tree, is
+    left out.
     """
     found: list[ConfigCommand] = []
     changes = list(changes)
@@ -84,12 +85,15 @@ def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand
         if not pool:
             create = change.new is None
             found.append(commands.CreateTree(tree, given) if create else commands.RemoveTree(tree, recursive=True))
-        elif (tree, "") not in whole and (tree, given["parent_name"]) not in whole:
-            if change.new is None:
-                rest = {name: value for name, value in given.items() if name != "parent_name"}
-                found.append(commands.CreatePool(tree, pool, given["parent_name"], rest))
-            else:
-                found.append(commands.RemovePool(tree, pool, recursive=True))
+        elif (tree, "") in whole:
+            continue
+        elif change.new is None:
+            parent, rest = given["parent_name"], {key: value for key, value in given.items() if key != "parent_name"}
+            while (above := whole.get((tree, parent))) is not None and above.new is None:
+                parent = above.old["parent_name"]
+            found.append(commands.CreatePool(tree, pool, parent, rest))
+        elif (tree, given["parent_name"]) not in whole:
+            found.append(commands.RemovePool(tree, pool, recursive=True))
     for (tree, pool), place in places.items():
         edits.setdefault((tree, pool), []).extend(Edit((name,), value) for name, value in place.items())
     for (tree, pool), made in edits.items():
