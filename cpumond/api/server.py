@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cpumond.api.bodies import Bodies
 from cpumond.api.json.routes import describe_error, make_json_routes
+from cpumond.api.refusals import tell_refused_request
 from cpumond.api.turns import Turns
 from cpumond.api.yt.commands import YtBackend
 from cpumond.api.yt.replies import Rates, ReplyCache, YtLimits
@@ -70,7 +71,14 @@ def make_app(
                 is_open=tokens is None and not settings.asks_kernel,
                 bodies=bodies,
             ),
-            *make_yt_routes(YtBackend(scheduler, cluster_name), authenticate, limits, replies, bodies),
+            *make_yt_routes(
+                YtBackend(scheduler, cluster_name),
+                authenticate,
+                limits,
+                replies,
+                bodies,
+                partial(tell_refused_request, scheduler),
+            ),
             # Without token and host check: these are the package's files, without data.
             *make_web_routes("scheduler.html"),
         ],

@@ -102,7 +102,8 @@ class EventLog:
     async def tell_refused(self, told: Told) -> None:
         """Write a refusal at once; one of too many, or the same again, is only counted and told later."""
         event, now = told.event, self._now()
-        user = event.user if event.user in self._refused or len(self._refused) < MAX_USERS else ""
+        user = event.user or (f"node {event.node}" if event.node else "")
+        user = user if user in self._refused or len(self._refused) < MAX_USERS else ""
         known = self._refused.setdefault(user, _Refused())
         known.left, known.at = min(known.left + (now - known.at) * PER_S, BURST), now
         if known.left < 1.0 or (event.text == known.last and now - known.last_at < REPEAT_S):

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from cpumond import __version__
 from cpumond.api import node_views, overview, pool_views, tables, views
 from cpumond.api.json import openapi
+from cpumond.api.json.events import EventHandlers
 from cpumond.api.updated_tree import UpdatedTree
 from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attributes
 from cpumond.core.wire import RequestKind
@@ -30,11 +31,13 @@ from cpumond.scheduler.model import NO_SUCH_JOB, RESOLVE, CommandError, Config, 
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.settings.undo import ChangedSinceError, UndoChange
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
+from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.tokens import User
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
-from cpumond.scheduler.why.plan import Plan, collect, make_plan, try_command
+from cpumond.scheduler.why.plan import Plan, collect, make_plan, refused_plan, try_command
 
 READY_PERIODS: Final = 5
 """Update periods without an update after which the scheduler is called stuck."""
@@ -81,6 +84,8 @@ class Call:
     query: Any
     node: User | None = None
     """The user of a node's request, where the endpoint is for nodes."""
+    plan: str = ""
+    """What the user was shown before, as the client tells it in the header X-Cpumond-Plan."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -102,7 +107,7 @@ async def compress(content: bytes) -> bytes:
     return await asyncio.to_thread(gzip.compress, content, GZIP_LEVEL, mtime=0)
 
 
-class JsonApi:
+class JsonApi(EventHandlers):
     """The functions of the table, by their names."""
 
     def __init__(
@@ -129,7 +134,7 @@ class JsonApi:
 
     async def _execute(self, make: Callable[[JsonApi, Call], Command], call: Call) -> views.Done:
         command = make(self, call)
-        reply = await self.scheduler.execute(command, call.user)
+        reply = await self.scheduler.execute(command, call.user, plan=call.plan)
         return views.Done(getattr(command, "operation_id", reply.id), list(reply.warnings))
 
     async def _show(self, show: Callable[[JsonApi, Call], Any], call: Call) -> Any:
@@ -185,12 +190,22 @@ class JsonApi:
         scheduler = self.scheduler
         async with self._plan_lock:
             now = self.now()
-            change = try_command(scheduler.state, call.body, call.user.name, now)
+            change = await self._try_command(call, now)
             if isinstance(change, Plan):
                 return change
             material = collect(scheduler.state)
             previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
             return await asyncio.to_thread(make_plan, material, change, now, previous, everything=call.query.everything)
+
+    async def _try_command(self, call: Call, now: float) -> Transaction | Plan:
+        log, command = self.scheduler.event_log, call.body
+        try:
+            command = await log.resolve(command) if isinstance(command, UndoChange) else command
+            return try_command(self.state, command, call.user.name, now)
+        except ChangedSinceError as refusal:
+            return refused_plan(await log.explain(command, refusal))
+        except CommandError as refusal:
+            return refused_plan(refusal)
 
     async def list_operations(self, call: Call) -> views.OperationList:
         query: openapi.OperationsQuery = call.query
@@ -246,7 +261,7 @@ class JsonApi:
         self, call: Call, kind: RequestKind, cpu_limit: float | None = None, ttl_s: float | None = None
     ) -> dict[str, Any]:
         operation, job = call.path["operation"], call.path["job"]
-        return await self.scheduler.ask_job(operation, job, kind, cpu_limit, ttl_s, call.user.name)
+        return await self.scheduler.ask_job(operation, job, kind, cpu_limit, ttl_s, call.user)
 
     async def explain_operation(self, call: Call) -> OperationAnswer:
         record = self.find_operation(call)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from cpumond.api import node_views, overview, pool_views, tables, views
+from cpumond.api import event_views, node_views, overview, pool_views, tables, views
 from cpumond.core.wire import (
     MAX_LOG_BYTES,
     HeartbeatAnswer,
@@ -22,8 +22,10 @@ from cpumond.core.wire import (
     NodeRegistration,
     RegistrationAnswer,
 )
+from cpumond.scheduler.events import EventKind
 from cpumond.scheduler.history.model import HistoryView, ReportView
 from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.why.operation import OperationAnswer
 from cpumond.scheduler.why.plan import Plan
 
@@ -243,6 +245,22 @@ class ReportQuery(Query, frozen=True):
     top: Annotated[int, msgspec.Meta(ge=0, le=MAX_PAGE)] = 100
 
 
+class EventsQuery(Query, frozen=True):
+    """Filters; those not given let everything through. ``pool`` (of the default tree without ``tree``) includes those
+    below. ``before``: only events of lower numbers, 0 for all; ``since_s``: only of that many last seconds, 0 for all.
+    """
+
+    limit: _Limit = 50
+    before: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    since_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] = 0.0
+    kind: EventKind | Literal[""] = ""
+    user: _Text = ""
+    tree: _Text = ""
+    pool: _Text = ""
+    node: _Text = ""
+    operation: _Text = ""
+
+
 class PreemptionsQuery(Query, frozen=True):
     """``operation`` and ``pool`` may be those of the job that was stopped, or of the one it was stopped for."""
 
@@ -344,7 +362,23 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "POST", PREFIX + "/plan", "make_plan", "What a change would do to everybody's shares; nothing is changed",
-        Plan, ConfigCommand, PlanQuery,
+        Plan, ConfigCommand | UndoChange, PlanQuery,
+    ),
+    Endpoint(
+        "GET", PREFIX + "/events", "list_events", "What happened, the newest first", event_views.EventList,
+        query=EventsQuery, refusals=(404,),
+    ),
+    Endpoint(
+        "GET", PREFIX + "/audit", "list_audit",
+        "Who did what, the newest first: all of it for administrators, for others what is their own or of their pools",
+        event_views.AuditList, query=EventsQuery, refusals=(404,),
+    ),
+    Endpoint(
+        "GET", PREFIX + "/annotations", "list_annotations", "What happened, as Grafana reads it",
+        list[event_views.Annotation], query=EventsQuery, refusals=(404,),
+    ),
+    _command(
+        "POST", PREFIX + "/events/{number}/undo", "undo_change", "Take back what an event changed in trees and pools"
     ),
     Endpoint(
         "GET", PREFIX + "/operations", "list_operations", "Operations, the newest first if not sorted otherwise",

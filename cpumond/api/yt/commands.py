@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from cpumond.api.refusals import tell_refusal
 from cpumond.api.updated_tree import look_once
 from cpumond.api.views import list_jobs, list_records, order_of_start
 from cpumond.api.yt import orchid
@@ -42,6 +43,7 @@ from cpumond.api.yt.parameters import (
 from cpumond.api.yt.replies import export_reply
 from cpumond.api.yt.values import Attributed, YtError, quote_text, strip_attributes
 from cpumond.api.yt.ypath import YPath
+from cpumond.core.errors import CpumondError
 from cpumond.core.wire import MAX_LOG_BYTES
 from cpumond.scheduler import operations
 from cpumond.scheduler.elements import Job
@@ -98,6 +100,14 @@ class YtBackend:
         self.cypress = Cypress(scheduler, cluster_name, *version)
 
     async def __call__(self, request: YtRequest) -> Any:
+        try:
+            return await self._answer(request)
+        except CpumondError as error:
+            # Told here, since a batch keeps the refusals of its requests to itself.
+            await tell_refusal(self.scheduler, request.user, f"yt {request.command}", error)
+            raise
+
+    async def _answer(self, request: YtRequest) -> Any:
         handler, change = _HANDLERS.get(request.command), _CHANGES.get(request.command)
         if handler is not None:
             return await handler(self, request)

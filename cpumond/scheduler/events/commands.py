@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
+from cpumond.core.wire import JobRequest
 from cpumond.core.words import count
 from cpumond.fairshare.validate import printable, quoted
 from cpumond.scheduler import operations
-from cpumond.scheduler.elements import Tree
+from cpumond.scheduler.elements import Job, Tree
 from cpumond.scheduler.events import Event, EventChange, EventKind, Subjects, Told
 from cpumond.scheduler.model import ROOT_POOL, CommandError, OperationRecord
 from cpumond.scheduler.settings import commands
@@ -99,6 +100,19 @@ def tell_request(name: str, asked: Asked, text: str, now: float, kind: EventKind
         term=asked.term,
         **facts,
     )
+
+
+def tell_pin(trees: Mapping[str, Tree], job: Job, request: JobRequest, asked: Asked, now: float) -> Told:
+    """A pin, or its end, that the job's node has carried out."""
+    limit = "all that it may have" if request.cpu_limit is None else f"{request.cpu_limit:g} cores"
+    how = f"pinned job {printable(job.id)} to {limit}" if request.kind == "pin" else f"unpinned job {printable(job.id)}"
+    element = job.element
+    event = tell_request(
+        request.kind, asked, f"{how} on node {quoted(job.node.id)}", now, job=job.id, node=job.node.id,
+        operation=element.name, tree=element.tree.name, pool=element.options.pool,
+        request={"cpu_limit": request.cpu_limit, "ttl_s": request.ttl_s} if request.kind == "pin" else {},
+    )  # fmt: skip
+    return Subjects(event).add_pools(trees, [(event.tree, event.pool)]).tell()
 
 
 def tell_user(user: User) -> str:

@@ -9,18 +9,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from cpumond.core.wire import NodeRegistration
 from cpumond.core.words import count
 from cpumond.fairshare.validate import printable, quoted
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.events import Event, Subjects, Told
 from cpumond.scheduler.events.commands import name_operation
 from cpumond.scheduler.events.noticed import tell_returned
-from cpumond.scheduler.model import NodeRecord, OperationRecord, PreemptionRecord
+from cpumond.scheduler.model import CommandError, NodeRecord, OperationRecord, PreemptionRecord
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import Transaction
 
 MAX_NODES: Final = 100
 """Nodes that one event about preemptions can be found by."""
+
+
+def tell_start(now: float, version: str, term: int) -> Event:
+    """The scheduler has read its state and begins with updates; ``term``: in which it leads, 0 where it is alone."""
+    if term:
+        text = f"this scheduler, version {version}, leads in term {term}"
+        return Event(at=now, kind="take_over", text=text, term=term)
+    return Event(at=now, kind="started", text=f"the scheduler, version {version}, started")
+
+
+def tell_refused_node(registration: NodeRegistration, refusal: CommandError, now: float) -> Told:
+    """A node that may not register."""
+    text = f"node {quoted(registration.node_id)} may not register: {refusal}"
+    event = Event(
+        at=now, kind="refused", text=text, node=registration.node_id, command="register_node", refused=str(refusal)
+    )
+    return Subjects(event).tell()
 
 
 def tell_change(state: State, change: Transaction, now: float) -> Iterator[Told]:

@@ -141,13 +141,15 @@ def collect(state: State) -> Material:
     )
 
 
-def try_command(state: State, command: ConfigCommand | Undo, user: str, now: float) -> Transaction | Plan:
-    """The change that a command would make, or the plan that says why it is refused. Changes nothing."""
+def try_command(state: State, command: ConfigCommand | Undo, user: str, now: float) -> Transaction:
+    """The change that a command would make. Changes nothing. Raises CommandError."""
     numbers = itertools.count(1)
-    try:
-        return prepare(state, command, user, now, lambda: f"planned-{next(numbers)}")
-    except CommandError as error:
-        return Plan(accepted=False, refusal=str(error), code=error.code, attributes=dict(error.attributes))
+    return prepare(state, command, user, now, lambda: f"planned-{next(numbers)}")
+
+
+def refused_plan(refusal: CommandError) -> Plan:
+    """The plan of a command that is refused."""
+    return Plan(accepted=False, refusal=str(refusal), code=refusal.code, attributes=dict(refusal.attributes))
 
 
 def make_plan(
