@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cpumond.fairshare.validate import quoted
@@ -23,6 +23,8 @@ class Rights:
         self.user = user
         self._accesses: dict[tuple[str, str], Access] = {}
         self._verdicts: dict[tuple[str, str, Permission], Verdict] = {}
+        self._denying: set[str] | None = None
+        """Trees with an entry that denies to read."""
 
     def access_to(self, tree: str, pool: str = ROOT_POOL) -> Access:
         """What decides about an explicit pool, or the tree itself for ``<Root>``; both exist."""
@@ -67,17 +69,19 @@ class Rights:
                 parent = options.pool.partition(SUBPOOL_DELIMITER)[0]
                 yield name, next((each for each in (options.pool, parent) if each in tree.pools), ROOT_POOL)
 
-    def readable(self, records: Iterable[OperationRecord]) -> list[OperationRecord]:
+    def readable(self, records: list[OperationRecord]) -> list[OperationRecord]:
         """Those of the operations that the user may read; quick where no entry denies that."""
-        if self.user.admin:
-            return list(records)
-        deny = {name for name, tree in self.state.config.trees.items() if _denies_reading(tree)}
-        if not deny:
-            return [each for each in records if not each.acl or self.may_read(each)]
-        return [each for each in records if not (each.acl or deny & each.trees.keys()) or self.may_read(each)]
+        return records if self.user.admin else [each for each in records if self.may_read(each)]
 
     def may_read(self, record: OperationRecord) -> bool:
         """Whether the user may know of an operation at all."""
+        if self.user.admin:
+            return True
+        if self._denying is None:
+            # Almost always there is none, and then nobody has to look at each of very many operations.
+            self._denying = {name for name, tree in self.state.config.trees.items() if _denies_reading(tree)}
+        if not record.acl and self._denying.isdisjoint(record.trees):
+            return True
         return self.on_operation(record, "read").allowed
 
     def may_read_secrets(self, record: OperationRecord) -> bool:

@@ -12,8 +12,9 @@ PURE = (
     "core.answers", "core.errors", "core.measures", "core.wire", "core.words", "monitor", "fairshare",
     "host.cgroup.parse", "host.cgroup.settings", "host.systemd.properties",
     "agent.explanation", "agent.limits.hold", "agent.limits.judge",
-    "api.figures", "api.node_views", "api.overview", "api.pool_views", "api.tables", "api.updated_tree", "api.views",
-    "api.yt.lazy", "api.yt.orchid", "api.yt.orchid_attributes", "api.yt.values", "api.yt.ypath",
+    "api.figures", "api.node_views", "api.overview", "api.permissions", "api.pool_views", "api.tables",
+    "api.updated_tree", "api.views", "api.yt.lazy", "api.yt.orchid", "api.yt.orchid_attributes", "api.yt.values",
+    "api.yt.ypath",
     *(
         f"scheduler.{name}"
         for name in (
@@ -35,7 +36,7 @@ MORE_FOR = {
     "cpumond.scheduler.lead": {"cpumond.scheduler.store"},  # the value Lease
     **{
         f"cpumond.scheduler.{name}": {"cpumond.scheduler.tokens"}  # the value User
-        for name in ("rights", "access", "required")
+        for name in ("rights", "access", "required", "why.plan")
     },
     "cpumond.scheduler.state.spec_room": {"sys"},  # sys.getsizeof
     "cpumond.core.measures": {"sys"},  # sys.float_info

@@ -55,9 +55,7 @@ class EventHandlers:
         reply = await self.scheduler.execute(UndoChange(_read_number(call)), call.user, plan=call.plan)
         return views.Done(reply.id, list(reply.warnings))
 
-    async def _find(
-        self, what: str, call: Call, show: Callable[[int, Event], V]
-    ) -> tuple[list[V], int | None]:
+    async def _find(self, what: str, call: Call, show: Callable[[int, Event], V]) -> tuple[list[V], int | None]:
         query: openapi.EventsQuery = call.query
         subjects = [what, *self._read_subjects(query)]
         since = self.scheduler.clock.now() - query.since_s if query.since_s else 0.0

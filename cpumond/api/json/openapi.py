@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from cpumond.api import event_views, node_views, overview, pool_views, tables, views
+from cpumond.api import event_views, node_views, overview, permissions, pool_views, tables, views
 from cpumond.core.wire import (
     MAX_LOG_BYTES,
     HeartbeatAnswer,
@@ -261,6 +261,20 @@ class EventsQuery(Query, frozen=True):
     operation: _Text = ""
 
 
+class CanQuery(Query, frozen=True):
+    """``object``: a pool of ``tree`` ("": the default one), tree:NAME, an operation's id or *alias, or a path.
+
+    ``action``: a permission, or a word of the command line. ``user`` "": the asker; ``groups``: of another user, with
+    commas.
+    """
+
+    action: _Name
+    object: _Name
+    user: _Text = ""
+    tree: _Text = ""
+    groups: _Text = ""
+
+
 class PreemptionsQuery(Query, frozen=True):
     """``operation`` and ``pool`` may be those of the job that was stopped, or of the one it was stopped for."""
 
@@ -348,6 +362,9 @@ ENDPOINTS: Final = (
         tables.PoolTable, has_etag=True,
     ),
     _command("POST", _TREE + "/pools", "create_pool", "Make a pool", CreatePoolBody, status=201),
+    Endpoint(
+        "GET", _TREE + "/rights", "list_rights", "What the asker may do to each pool of a tree", permissions.PoolRights
+    ),
     Endpoint("GET", _POOL, "get_pool", "One pool, <Root> for the root", pool_views.PoolView),
     Endpoint(
         "GET", _POOL + "/orchid", "get_pool_orchid", "All that the scheduler computes of it, by the documents' names",
@@ -456,6 +473,10 @@ ENDPOINTS: Final = (
     Endpoint("GET", PREFIX + "/alerts", "list_alerts", "What needs an operator", overview.AlertList),
     Endpoint("GET", PREFIX + "/status", "get_status", "The scheduler at a glance", overview.Status),
     Endpoint("GET", PREFIX + "/me", "get_me", "Who asks, and which scheduler", overview.Me),
+    Endpoint(
+        "GET", PREFIX + "/can", "can", "Whether a user may do something, and by what", permissions.Can, query=CanQuery,
+        refusals=(404,),
+    ),
     Endpoint("GET", PREFIX + "/overview", "get_overview", "Status, alerts and trees in numbers", overview.Overview),
     Endpoint("GET", PREFIX + "/openapi.json", "get_openapi", "This document", dict[str, Any], is_public=True),
     Endpoint("GET", "/healthz", "healthz", "Whether the process answers", overview.Health, is_public=True),
