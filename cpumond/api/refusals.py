@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from starlette.requests import Request
@@ -10,6 +11,7 @@ from cpumond.core.errors import CpumondError
 from cpumond.scheduler.event_log import is_denied
 from cpumond.scheduler.events import Subjects
 from cpumond.scheduler.events.commands import Asked, tell_request
+from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.tokens import User
 
@@ -43,5 +45,8 @@ async def tell_refused_request(scheduler: Scheduler, request: Request, error: Ex
     names = {
         name: str(request.path_params.get(name, ""))[:1000] for name in ("tree", "pool", "node", "operation", "job")
     }
+    if names["operation"]:
+        with contextlib.suppress(CommandError):
+            names["operation"] = scheduler.state.find_record(names["operation"]).id
     path = request.url.path[:1000]
     await tell_refusal(scheduler, user, f"{request.method} {path}", error, **names)

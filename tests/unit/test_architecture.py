@@ -12,14 +12,14 @@ PURE = (
     "core.answers", "core.errors", "core.measures", "core.wire", "core.words", "monitor", "fairshare",
     "host.cgroup.parse", "host.cgroup.settings", "host.systemd.properties",
     "agent.explanation", "agent.limits.hold", "agent.limits.judge",
-    "api.figures", "api.node_views", "api.overview", "api.permissions", "api.pool_views", "api.tables",
-    "api.updated_tree", "api.views", "api.yt.lazy", "api.yt.orchid", "api.yt.orchid_attributes", "api.yt.values",
-    "api.yt.ypath",
+    "api.event_views", "api.figures", "api.node_views", "api.overview", "api.permissions", "api.pool_views",
+    "api.tables", "api.updated_tree", "api.views", "api.yt.lazy", "api.yt.orchid", "api.yt.orchid_attributes",
+    "api.yt.values", "api.yt.ypath",
     *(
         f"scheduler.{name}"
         for name in (
             "model", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead", "rights",
-            "access", "required",
+            "access", "required", "events",
             "history.model", "history.collector", "history.series", "history.report", "history.chunks",
         )
     ),
@@ -36,7 +36,7 @@ MORE_FOR = {
     "cpumond.scheduler.lead": {"cpumond.scheduler.store"},  # the value Lease
     **{
         f"cpumond.scheduler.{name}": {"cpumond.scheduler.tokens"}  # the value User
-        for name in ("rights", "access", "required", "why.plan")
+        for name in ("rights", "access", "required", "why.plan", "events.commands")
     },
     "cpumond.scheduler.state.spec_room": {"sys"},  # sys.getsizeof
     "cpumond.core.measures": {"sys"},  # sys.float_info

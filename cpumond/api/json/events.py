@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from cpumond.api import event_views, views
 from cpumond.api.json import openapi
+from cpumond.api.json.call import Call
 from cpumond.scheduler.access import Rights, explicit_pool
 from cpumond.scheduler.events import AUDIT, TIMELINE, Event
 from cpumond.scheduler.model import ACCESS_DENIED, ROOT_POOL, CommandError
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.tokens import User
-
-if TYPE_CHECKING:
-    from cpumond.api.json.handlers import Call
 
 V = TypeVar("V")
 MAX_PAGES: Final = 20

@@ -7,7 +7,7 @@ import dataclasses
 import gzip
 import itertools
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -17,6 +17,7 @@ from starlette.responses import Response
 from cpumond import __version__
 from cpumond.api import node_views, overview, permissions, pool_views, tables, views
 from cpumond.api.json import openapi
+from cpumond.api.json.call import Call
 from cpumond.api.json.events import EventHandlers
 from cpumond.api.updated_tree import UpdatedTree
 from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attributes
@@ -86,20 +87,6 @@ class Made:
     content: bytes
     compressed: bytes
     etag: str
-
-
-@dataclasses.dataclass(slots=True)
-class Call:
-    """One request, read and checked."""
-
-    path: Mapping[str, str]
-    user: User
-    body: Any
-    query: Any
-    node: User | None = None
-    """The user of a node's request, where the endpoint is for nodes."""
-    plan: str = ""
-    """What the user was shown before, as the client tells it in the header X-Cpumond-Plan."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -23,8 +23,9 @@ from starlette.types import Receive, Scope, Send
 
 from cpumond.api import views
 from cpumond.api.bodies import Bodies, HttpError
+from cpumond.api.json.call import Call
 from cpumond.api.json.events import read_plan
-from cpumond.api.json.handlers import Answer, Call, Handler, JsonApi, Made, Requests, compress, encode
+from cpumond.api.json.handlers import Answer, Handler, JsonApi, Made, Requests, compress, encode
 from cpumond.api.json.openapi import ENDPOINTS, PREFIX, Endpoint
 from cpumond.api.refusals import tell_refused_request
 from cpumond.api.yt.formats import has_too_many_values

@@ -46,7 +46,7 @@ from cpumond.api.yt.replies import export_reply
 from cpumond.api.yt.values import Attributed, YtError, quote_text, strip_attributes
 from cpumond.api.yt.ypath import YPath
 from cpumond.core.errors import CpumondError
-from cpumond.core.wire import MAX_LOG_BYTES
+from cpumond.core.wire import MAX_LOG_BYTES, MAX_NAME
 from cpumond.scheduler import operations
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Job
@@ -112,7 +112,8 @@ class YtBackend:
             return await seen._answer(request)
         except CpumondError as error:
             # Told here, since a batch keeps the refusals of its requests to itself.
-            await tell_refusal(self.scheduler, request.user, f"yt {request.command}", error)
+            operation = str(strip_attributes(request.parameters.get("operation_id", "")))[:MAX_NAME]
+            await tell_refusal(self.scheduler, request.user, f"yt {request.command}", error, operation=operation)
             raise
 
     async def _answer(self, request: YtRequest) -> Any:
