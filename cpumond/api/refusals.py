@@ -13,7 +13,7 @@ from cpumond.scheduler.events import Subjects
 from cpumond.scheduler.events.commands import Asked, tell_request
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 
 async def tell_refusal(scheduler: Scheduler, user: User, what: str, error: Exception, **facts: Any) -> None:

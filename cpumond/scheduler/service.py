@@ -55,6 +55,7 @@ from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import Change, Entry, FencedError, Store, StoreError
 from cpumond.scheduler.stored import MUTATION, encode, encode_starts, load_state
+from cpumond.scheduler.token_commands import TokenCommand, decide_token, prepare_token
 from cpumond.scheduler.tokens import NOBODY, User, hash_token
 
 T = TypeVar("T")
@@ -184,7 +185,7 @@ class Scheduler:
 
     async def execute(
         self,
-        command: Command | UndoChange,
+        command: Command | TokenCommand | UndoChange,
         user: User | str,
         remember: Callable[[Reply], Change] | None = None,
         plan: str = "",
@@ -201,7 +202,7 @@ class Scheduler:
         return await _to_the_end(self._execute(command, Asked(actor, plan, term=self.term), remember))
 
     async def _execute(
-        self, asked_for: Command | UndoChange, asked: Asked, remember: Callable[[Reply], Change] | None
+        self, asked_for: Command | TokenCommand | UndoChange, asked: Asked, remember: Callable[[Reply], Change] | None
     ) -> Reply:
         try:
             command = await self.event_log.resolve(asked_for) if isinstance(asked_for, UndoChange) else asked_for
@@ -217,10 +218,17 @@ class Scheduler:
                 raise await self.event_log.explain(command, error) from None
             raise
 
-    async def _carry_out(self, command: Command, asked: Asked, remember: Callable[[Reply], Change] | None) -> Reply:
+    async def _carry_out(
+        self, command: Command | TokenCommand, asked: Asked, remember: Callable[[Reply], Change] | None
+    ) -> Reply:
         now = self.clock.now()
-        asked = replace(asked, allowed_by=check(self.state, command, asked.user))
-        change = prepare(self.state, command, asked.user.name, now, self.new_id)
+        if isinstance(command, TokenCommand):
+            allowed_by = decide_token(self.state.tokens, command, asked.user).because
+            change = prepare_token(self.state.tokens, command, asked.user, now)
+        else:
+            allowed_by = check(self.state, command, asked.user)
+            change = prepare(self.state, command, asked.user.name, now, self.new_id)
+        asked = replace(asked, allowed_by=allowed_by)
         told = tell_command(self.state, command, asked, change, now)
         reply = Reply(change.id, change.warnings)
         await self._commit(change, [] if remember is None else self._remember(remember(reply)), [told])

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 
 @dataclasses.dataclass(slots=True)

@@ -13,7 +13,7 @@ from cpumond.scheduler.events import AUDIT, TIMELINE, Event
 from cpumond.scheduler.model import ACCESS_DENIED, ROOT_POOL, CommandError
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.undo import UndoChange
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 V = TypeVar("V")
 MAX_PAGES: Final = 20

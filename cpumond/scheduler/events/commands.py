@@ -26,7 +26,8 @@ from cpumond.scheduler.settings.values import shown
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.token_commands import CreateToken, TokenCommand
+from cpumond.scheduler.users import User
 
 MAX_SHOWN: Final = 300
 """Characters of a value in a request."""
@@ -51,8 +52,10 @@ class Asked:
     term: int = 0
 
 
-def tell_command(state: State, command: Command, asked: Asked, change: Transaction, now: float) -> Told:
+def tell_command(state: State, command: Command | TokenCommand, asked: Asked, change: Transaction, now: float) -> Told:
     """A command that is about to be stored with ``change``; ``state`` is the one before it."""
+    if isinstance(command, TokenCommand):
+        return _tell_token(command, asked, change, now)
     if isinstance(command, operations.OperationCommand):
         record = change.operations[0] if change.operations else None
         return _tell_operation(state, command, asked, record, now)
@@ -72,7 +75,11 @@ def tell_command(state: State, command: Command, asked: Asked, change: Transacti
 
 
 def tell_refused(
-    trees: Mapping[str, Tree], command: Command | UndoChange, asked: Asked, refusal: CommandError, now: float
+    trees: Mapping[str, Tree],
+    command: Command | TokenCommand | UndoChange,
+    asked: Asked,
+    refusal: CommandError,
+    now: float,
 ) -> Told:
     """A command that was refused for want of rights."""
     event = _begin(command, asked, now, f"was refused {_name_of(command)}: {refusal}", "refused")
@@ -164,7 +171,7 @@ def _begin(command: Any, asked: Asked, now: float, text: str, kind: EventKind = 
     return tell_request(type(command).__name__, asked, text, now, kind, request=list_fields(command))
 
 
-def _is_of_tree(command: Command | UndoChange) -> bool:
+def _is_of_tree(command: AnyCommand) -> bool:
     return isinstance(command, commands.CreateTree | commands.ChangeTree | commands.RemoveTree)
 
 
@@ -192,6 +199,18 @@ def _places_of(changes: Iterable[ConfigChange]) -> Iterator[tuple[str, str]]:
                 yield each.tree, value
             elif not each.attribute and each.pool and value is not None:
                 yield each.tree, value["parent_name"]
+
+
+def _tell_token(command: TokenCommand, asked: Asked, change: Transaction, now: float) -> Told:
+    """A token is named by its id, the beginning of its hash."""
+    users = [record.user for record in change.tokens]
+    of_user = f" of {printable(users[0])}" if users else ""
+    if isinstance(command, CreateToken):
+        text = f'made the token {change.id}{of_user} with role "{command.role}"'
+    else:
+        text = f"revoked the token {change.id}{of_user}"
+    told = Subjects(_begin(command, asked, now, text)).tell()
+    return Told(told.event, tuple(dict.fromkeys((*told.subjects, *(f"user:{name}" for name in users)))))
 
 
 # --- sentences about configurations

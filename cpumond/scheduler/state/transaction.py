@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord
+from cpumond.scheduler.token_records import TokenRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,9 @@ class Transaction:
     removed_nodes: tuple[str, ...] = ()
     lost_nodes: tuple[LostNode, ...] = ()
     """What stays to be seen of ``removed_nodes``."""
+    tokens: tuple[TokenRecord, ...] = ()
+    forgotten_tokens: tuple[str, ...] = ()
+    """The hashes of tokens that are not valid any more."""
     id: str = ""
     warnings: tuple[str, ...] = ()
     abort_jobs_of: str = ""
@@ -29,7 +33,13 @@ class Transaction:
     @property
     def is_empty(self) -> bool:
         return self.config is None and not (
-            self.operations or self.jobs or self.nodes or self.removed_nodes or self.abort_jobs_of
+            self.operations
+            or self.jobs
+            or self.nodes
+            or self.removed_nodes
+            or self.tokens
+            or self.forgotten_tokens
+            or self.abort_jobs_of
         )
 
 
