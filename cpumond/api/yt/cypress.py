@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from msgspec import to_builtins
-
 from cpumond import __version__
+from cpumond.api.permissions import show_acl
 from cpumond.api.yt import orchid
 from cpumond.api.yt.lazy import MISSING, Description, Lazy, fixed, iso_time, materialise
 from cpumond.api.yt.values import Attributed, YtError, quote_text
@@ -245,11 +244,9 @@ class PoolParent(CypressNode):
         settings = self.item.settings
         return {
             **super().system(),
-            "acl": lambda: to_builtins(settings.acl or ()),
+            "acl": lambda: show_acl(settings.acl),
             "inherit_acl": lambda: settings.inherit_acl,
-            "effective_acl": lambda: [
-                to_builtins(standing.entry) for standing in read_access(self.tree, self.pool_name).entries
-            ],
+            "effective_acl": lambda: show_acl(each.entry for each in read_access(self.tree, self.pool_name).entries),
         }
 
     def names(self) -> Iterable[str]:
