@@ -44,6 +44,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show."),
     "can": ("scheduler.rights", "Whether a user may do something on the running scheduler, and by what."),
+    "token": ("scheduler.tokens", "Tokens of users, nodes and proxies: create, list, revoke."),
     "report": (
         "scheduler.report",
         "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON, HTML.",

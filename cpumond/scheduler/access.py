@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cpumond.fairshare.validate import quoted
 from cpumond.scheduler.model import ROOT_POOL, SUBPOOL_DELIMITER, OperationRecord, PoolConfig, TreeConfig
 from cpumond.scheduler.rights import OWNED, Access, AccessEntry, Permission, Standing, Verdict, judge
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 if TYPE_CHECKING:
     from cpumond.scheduler.elements import PoolElement

@@ -26,7 +26,7 @@ from cpumond.scheduler.model import (
 from cpumond.scheduler.rights import Permission, Verdict, list_administrators
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import CONFIG, Edit, canonical_path, edit, read_pool
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 if TYPE_CHECKING:
     from cpumond.scheduler.state import State

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 Permission = Literal["read", "use", "modify_children", "write", "administer", "manage", "read_secrets"]
 """``use``: start operations in a pool; ``modify_children``: make, remove and move pools in it; ``write``: its options;

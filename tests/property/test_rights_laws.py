@@ -23,7 +23,7 @@ from cpumond.scheduler.settings.commands import (
     RemovePool,
     TransferPoolResources,
 )
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 many = examples(150)
 

@@ -17,6 +17,8 @@ from starlette.responses import Response
 from cpumond import __version__
 from cpumond.api import node_views, overview, permissions, pool_views, tables, views
 from cpumond.api.json import openapi
+from cpumond.api.json.tokens import FileTokens, TokenApi
+from cpumond.api.token_views import NewToken
 from cpumond.api.updated_tree import UpdatedTree
 from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attributes
 from cpumond.core.wire import RequestKind
@@ -43,7 +45,7 @@ from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
 from cpumond.scheduler.why.plan import Plan, collect, make_plan, try_command
 
@@ -120,9 +122,15 @@ class JsonApi:
     """The functions of the table, by their names."""
 
     def __init__(
-        self, scheduler: Scheduler, cluster_name: str = "", needs_token: bool = False, is_open: bool = False
+        self,
+        scheduler: Scheduler,
+        cluster_name: str = "",
+        needs_token: bool = False,
+        is_open: bool = False,
+        file_tokens: FileTokens = tuple,
     ) -> None:
         self.scheduler = scheduler
+        self.tokens = TokenApi(scheduler, is_open, file_tokens)
         self.cluster_name = cluster_name
         self.needs_token = needs_token
         self.is_open = is_open
@@ -314,13 +322,19 @@ class JsonApi:
             return None
 
     async def register_node(self, call: Call) -> Any:
-        # Without tokens every user that gets here may do everything.
-        may_replace = not self.needs_token or (call.node is not None and call.node.is_bound)
+        # An administrator is none whose token fits other nodes, too.
+        may_replace = call.node is None or call.node.admin or call.node.is_bound
         return await self.scheduler.register(call.body, may_replace)
 
     async def heartbeat(self, call: Call) -> Any:
         answer = await self.scheduler.heartbeat(call.body)
         return Answer(answer, 409) if answer.register else answer
+
+    async def create_token(self, call: Call) -> NewToken:
+        return await self.tokens.create(call.user, call.body)
+
+    async def revoke_token(self, call: Call) -> views.Done:
+        return await self.tokens.revoke(call.user, call.path["token"])
 
     async def get_me(self, call: Call) -> overview.Me:
         scheduler = self.scheduler
@@ -560,6 +574,7 @@ _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
     "get_node": lambda api, c: node_views.show_node_details(
         node_views.find_node(api.state, c.path["node"]), api.now(), api.rights(c)
     ),
+    "list_tokens": lambda api, c: api.tokens.list(c.user),
     "take_job_log": lambda api, c: views.Taken(api.scheduler.logs.take(c.body)),
     "take_job_reply": lambda api, c: views.Taken(api.scheduler.requests.take(c.body)),
     "list_preemptions": lambda api, c: node_views.show_preemptions(

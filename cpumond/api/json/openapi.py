@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from cpumond.api import node_views, overview, permissions, pool_views, tables, views
+from cpumond.api.token_views import NewToken, TokenList
 from cpumond.core.wire import (
     MAX_LOG_BYTES,
     HeartbeatAnswer,
@@ -24,6 +25,8 @@ from cpumond.core.wire import (
 )
 from cpumond.scheduler.history.model import HistoryView, ReportView
 from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.token_commands import MAX_NOTE, Life
+from cpumond.scheduler.users import MAX_NAME, Role
 from cpumond.scheduler.why.operation import OperationAnswer
 from cpumond.scheduler.why.plan import Plan
 
@@ -161,6 +164,22 @@ class PinBody(Body, frozen=True):
 
     cpu_limit: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
     ttl_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
+
+
+class TokenBody(Body, frozen=True):
+    """A token to make. ``user`` "": the asking one. ``role``: "user" may do what access lists allow, "admin" all;
+    "node" registers nodes whose node_id fits ``pattern`` ("": any); "proxy" names the users for whom it sends.
+
+    ``groups``: those of its user besides what the configuration says. ``expires_s``: seconds from now, null for no end.
+    Who is no administrator makes tokens of the own name, for role "user" and groups that the user is in.
+    """
+
+    user: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
+    role: Role = "user"
+    pattern: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    groups: Annotated[list[Annotated[str, msgspec.Meta(max_length=MAX_NAME)]], msgspec.Meta(max_length=100)] = []
+    expires_s: Life | None = None
+    note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE)] = ""
 
 
 class ParametersBody(Body, frozen=True):
@@ -438,6 +457,14 @@ ENDPOINTS: Final = (
     ),
     Endpoint("GET", PREFIX + "/alerts", "list_alerts", "What needs an operator", overview.AlertList),
     Endpoint("GET", PREFIX + "/status", "get_status", "The scheduler at a glance", overview.Status),
+    Endpoint("GET", PREFIX + "/tokens", "list_tokens", "Tokens: the own, of an administrator all", TokenList),
+    Endpoint(
+        "POST", PREFIX + "/tokens", "create_token", "Make a token; it is told once", NewToken, TokenBody, status=201,
+        needs_body=False,
+    ),
+    Endpoint(
+        "DELETE", PREFIX + "/tokens/{token}", "revoke_token", "Refuse a token from now on, by its id", views.Done,
+    ),
     Endpoint("GET", PREFIX + "/me", "get_me", "Who asks, and which scheduler", overview.Me),
     Endpoint(
         "GET", PREFIX + "/can", "can", "Whether a user may do something, and by what", permissions.Can, query=CanQuery,

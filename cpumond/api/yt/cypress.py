@@ -29,7 +29,7 @@ from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.attributes import Edit, canonical_name, is_option, read_attribute
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand, SetDefaultTree
 from cpumond.scheduler.settings.values import REMOVE
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 Edits = tuple[Edit, ...]
 

@@ -15,6 +15,7 @@ import os
 import shutil
 import sqlite3
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, Final
@@ -24,7 +25,9 @@ import structlog
 
 from cpumond.core.errors import describe
 from cpumond.scheduler.model import UNTOLD_STARTS
-from cpumond.scheduler.store import Change, StoreError
+from cpumond.scheduler.store import Change, Entry, StoreError
+from cpumond.scheduler.store.entries import LogEnd, make_rows
+from cpumond.scheduler.store.sqlite_log import LogReader, add_rows, create_log, cut_rows, find_end
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -46,6 +49,15 @@ MAX_LOGS: Final = 2**24
 """A log starts anew fewer times than this before the file is removed, which the end of a scheduler does."""
 WAL_KEPT_BYTES: Final = 64 * 2**20
 """The size that the log is cut to after a checkpoint."""
+
+LOG_SCHEMA: Final = 3
+TABLES: Final = {
+    "records": "kind key value crc",
+    "log": "number position at subjects value crc",
+    "log_subjects": "subject number",
+    "log_cut": "number",
+}
+"""The columns of each table; all but the first are there since LOG_SCHEMA."""
 
 COMPANIONS: Final = ("-wal", "-shm", "-journal")
 DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
@@ -69,7 +81,7 @@ def _note_untold_starts(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", row)
 
 
-MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, _note_untold_starts)
+MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, _note_untold_starts, create_log)
 """The migration at N takes schema N to N + 1; 0 is an empty file. Their number is the newest schema."""
 
 
@@ -92,7 +104,7 @@ def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -
             undo.callback(connection.close)
             _prepare(connection)
             _migrate(connection, path, migrations)
-            _check_table(connection, path)
+            _check_tables(connection, path)
         undo.pop_all()
     return SqliteStore(path, connection, lock)
 
@@ -131,6 +143,10 @@ class SqliteStore:
         self._lock: int | None = lock
         self.lost_total = 0
         self._files = identify_files(self.path)
+        self._end: LogEnd | None = None
+        """Where the log goes on, once that was asked for."""
+        self._reader: LogReader | None = None
+        self._reading = threading.Lock()
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         """All records, in order, each checked against its checksum. Raises StoreError."""
@@ -145,24 +161,26 @@ class SqliteStore:
                     raise _damaged(self.path, f"the record {kind!r} {key!r} does not match its checksum")
                 yield kind, key, value
 
-    def write(self, changes: Sequence[Change]) -> None:
-        """Make all changes or none, on disk when this returns. Raises StoreError.
+    def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
+        """Make all changes and add all entries, or nothing of it; on disk when this returns. Raises StoreError.
 
         Files that were removed meanwhile are first written anew with all records.
         """
         self._check_open()
         self._stay_in_place()
-        if not changes:
+        if not (changes or entries):
             return
+        end = self._find_end() if entries else LogEnd()
         last = {(change.kind, change.key): change.value for change in changes}
         try:
             removed = [place for place, value in last.items() if value is None]
             put = [(*place, value, _checksum(*place, value)) for place, value in last.items() if value is not None]
             for kind, key in removed:
                 _checksum(kind, key, b"")
+            rows, end = make_rows(entries, end)
         except UnicodeEncodeError as error:
             raise StoreError(
-                f"{self.path}: nothing was written: the kind or key {error.object!r} holds a lone surrogate, "
+                f"{self.path}: nothing was written: the name {error.object!r} holds a lone surrogate, "
                 "which no file can keep; give it another name"
             ) from None
         with _explained(self.path, "write"), transaction(self._connection):
@@ -170,9 +188,43 @@ class SqliteStore:
                 self._connection.executemany("DELETE FROM records WHERE kind = ? AND key = ?", removed)
             if put:
                 self._connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", put)
+            if rows:
+                add_rows(self._connection, rows)
+        if rows:
+            self._end = end
         # It may have been removed during the write. If it cannot be restored now, the next write tries again.
         with contextlib.suppress(StoreError):
             self._stay_in_place()
+
+    def _find_end(self) -> LogEnd:
+        if self._end is None:
+            with _explained(self.path, "read the log"):
+                self._end = find_end(self._connection)
+        return self._end
+
+    def read_log(
+        self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
+    ) -> list[tuple[int, Entry]]:
+        """The newest entries, through a connection of its own. Raises StoreError."""
+        with self._reading:
+            self._check_open()
+            with _explained(self.path, "read the log"):
+                if self._reader is None:
+                    self._reader = LogReader(connect(self.path, "ro"), self.path)
+                return self._reader.read(subjects, before, since, limit)
+
+    def cut_log(self, until: float, max_bytes: int) -> int:
+        """Drop the oldest entries, some of them with each call. Raises StoreError."""
+        self._check_open()
+        end = self._find_end()
+        with _explained(self.path, "cut the log"), transaction(self._connection):
+            return cut_rows(self._connection, end, until, max_bytes)
+
+    def _stop_reading(self) -> None:
+        with self._reading:
+            if self._reader is not None:
+                self._reader.connection.close()
+                self._reader = None
 
     def _stay_in_place(self) -> None:
         """Restore database and lock if they are not where the next process looks for them.
@@ -201,12 +253,13 @@ class SqliteStore:
         log.error("store_lost", path=self.path, advice="find out who removed it; it was written anew, nothing is lost")
 
     def _write_anew(self) -> None:
+        self._stop_reading()
         put_back(self._connection, self.path)
         # Closing removes the log by its name, so it comes before there is a new log.
         self._connection.close()
         self._connection = connect(self.path)
         _prepare(self._connection)
-        _check_table(self._connection, self.path)
+        _check_tables(self._connection, self.path)
         self._files = identify_files(self.path)
 
     def _check_open(self) -> None:
@@ -219,6 +272,8 @@ class SqliteStore:
             return
         lock, self._lock = self._lock, None
         try:
+            # The connection that writes goes last: it copies the log into the database.
+            self._stop_reading()
             self._connection.close()
         finally:
             os.close(lock)
@@ -426,10 +481,13 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
 
 
-def _check_table(connection: sqlite3.Connection, path: str) -> None:
-    columns = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info('records') ORDER BY cid")]
-    if columns != ["kind", "key", "value", "crc"]:
-        raise _damaged(path, f"its table of records has the columns {columns}" if columns else "it has no records")
+def _check_tables(connection: sqlite3.Connection, path: str) -> None:
+    is_older = read_number(connection, "user_version") < LOG_SCHEMA
+    for table, expected in itertools.islice(TABLES.items(), 1 if is_older else None):
+        found = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?) ORDER BY cid", (table,))]
+        if found != expected.split():
+            what = f"its table of {table} has the columns {found}" if found else f"it has no table {table}"
+            raise _damaged(path, what)
 
 
 def _apply(connection: sqlite3.Connection, version: int, migrations: Sequence[Migration]) -> None:

@@ -33,7 +33,7 @@ from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import SAME_SHARE, SHOWN_RECORDS, Amounts
 
 MAX_SETTLE_ROUNDS: Final = 100

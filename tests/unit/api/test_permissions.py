@@ -25,7 +25,7 @@ from cpumond.api.yt.ypath import parse_ypath
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 ADMIN, ANN, BOB = User("root", admin=True), User("ann"), User("bob")
 NOBODY = User("spy")

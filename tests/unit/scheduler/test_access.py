@@ -11,7 +11,7 @@ from cpumond.scheduler.access import Rights, read_access
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.rights import Permission
 from cpumond.scheduler.settings.commands import RemovePool, RemoveTree
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 
 def entry(subject: str, *permissions: str, action: str = "allow", **more: str) -> dict[str, Any]:

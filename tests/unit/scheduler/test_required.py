@@ -34,7 +34,7 @@ from cpumond.scheduler.settings.commands import (
     TransferPoolResources,
 )
 from cpumond.scheduler.state.commands import Command
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 ANN = User("ann")
 TASKS = {"t": {"job_count": 1}}

@@ -16,7 +16,7 @@ from cpumond.scheduler.rights import (
     judge,
     list_administrators,
 )
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 ANN = User("ann", groups=frozenset({"ml"}))
 LOCAL = User("ann", needs_entry=True)
