@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,7 +22,7 @@ from cpumond.scheduler.model import (
     Task,
 )
 from cpumond.scheduler.required import Need, list_needs
-from cpumond.scheduler.rights import OWNED, PERMISSIONS, Permission, Verdict
+from cpumond.scheduler.rights import OWNED, PERMISSIONS, AccessEntry, Permission, Verdict
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.values import FIELD
 from cpumond.scheduler.state import State
@@ -210,6 +210,12 @@ def list_permissions(rights: Rights, pool: PoolElement) -> list[Permission]:
     """What the asker may do to a pool."""
     name = explicit_pool(pool)
     return [each for each in POOL_PERMISSIONS if rights.on_pool(pool.tree.name, name, each).allowed]
+
+
+def show_acl(entries: Iterable[AccessEntry] | None) -> list[dict[str, Any]]:
+    """An access list as plain values."""
+    found: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(list(entries or ())))
+    return found
 
 
 def hide_secrets(record: OperationRecord) -> OperationRecord:

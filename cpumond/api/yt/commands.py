@@ -77,7 +77,7 @@ from cpumond.scheduler.settings.values import REMOVE
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.stored import MUTATION
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 MAX_EDITS: Final = 1000
 MAX_LISTED_OPERATIONS: Final = 1000
