@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from cpumond.api.figures import Amounts, View, make_view
 from cpumond.api.views import JobView, show_living_job
 from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Node
 from cpumond.scheduler.history.collector import used_now
 from cpumond.scheduler.model import RESOLVE, CommandError, PreemptionRecord, to_amounts
@@ -59,8 +60,10 @@ class NodeList(View, frozen=True):
     total: int
 
 
-def show_node_details(node: Node, now: float) -> NodeDetails:
-    return _show(NodeDetails, node, now, jobs=[show_living_job(job) for job in node.all_jobs()])
+def show_node_details(node: Node, now: float, rights: Rights | None = None) -> NodeDetails:
+    """A node with those of its jobs whose operations may be read."""
+    jobs = [job for job in node.all_jobs() if rights is None or rights.may_read(job.element.operation.record)]
+    return _show(NodeDetails, node, now, jobs=[show_living_job(job) for job in jobs])
 
 
 def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
@@ -114,8 +117,10 @@ class PreemptionList(View, frozen=True):
     counts: dict[str, int]
 
 
-def show_preemptions(state: State, *, limit: int, operation: str = "", pool: str = "") -> PreemptionList:
-    """Preemptions of or for an operation, in or for a pool."""
+def show_preemptions(
+    state: State, *, limit: int, operation: str = "", pool: str = "", rights: Rights | None = None
+) -> PreemptionList:
+    """Preemptions of or for an operation, in or for a pool; of operations that may be read."""
     chosen: list[PreemptionRecord] = []
     for record in reversed(state.preemptions):
         if len(chosen) >= limit:
@@ -123,6 +128,9 @@ def show_preemptions(state: State, *, limit: int, operation: str = "", pool: str
         if operation and operation not in (record.operation_id, record.preemptor_operation_id):
             continue
         if pool and pool not in (record.pool, record.preemptor_pool):
+            continue
+        victim = state.record_of(record.operation_id)
+        if rights is not None and victim is not None and not rights.may_read(victim):
             continue
         chosen.append(record)
     counts: dict[str, int] = {}

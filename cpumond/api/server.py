@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 from urllib.parse import unquote
 
@@ -17,31 +16,27 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cpumond.api.bodies import Bodies
+from cpumond.api.identity import Gate, KnowAccounts
 from cpumond.api.json.routes import describe_error, make_json_routes
 from cpumond.api.turns import Turns
 from cpumond.api.yt.commands import YtBackend
 from cpumond.api.yt.replies import Rates, ReplyCache, YtLimits
 from cpumond.api.yt.transport import make_yt_routes
-from cpumond.core.settings import is_loopback
 from cpumond.scheduler.config import Api
-from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
-from cpumond.scheduler.peer import LOCAL_USERS
+from cpumond.scheduler.identities import Identities
+from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.peer import Accounts
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.tokens import Tokens, User
 from cpumond.web import make_web_routes
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OPEN_ACCESS_USER: Final = User("root", admin=True)
-"""The user of every request where no authentication is configured: any client may do everything."""
-
-USER_NAME = re.compile(r"[-_a-zA-Z0-9.@]{1,100}")
 
 
 def make_app(
-    scheduler: Scheduler, settings: Api, tokens: Tokens | None, metrics: Callable[[], bytes], cluster_name: str
+    scheduler: Scheduler, settings: Api, identities: Identities, metrics: Callable[[], bytes], cluster_name: str
 ) -> Starlette:
-    """The application. ``tokens`` None: none are asked for, which is for the loopback address only."""
-    authenticate = partial(find_user, tokens=tokens, asks_kernel=settings.asks_kernel)
+    """The application; ``identities`` is who is known by the configuration."""
+    gate = Gate(settings, identities, scheduler)
 
     async def read_metrics(_: Request) -> Response:
         return Response(metrics(), headers={"content-type": METRICS_TYPE})
@@ -60,89 +55,31 @@ def make_app(
             Route("/metrics", read_metrics),
             *make_json_routes(
                 scheduler,
-                authenticate,
+                gate.find_user,
                 settings.max_body,
                 settings.max_depth,
                 Rates(limits).take,
-                authenticate_node=partial(find_node, tokens=tokens, asks_kernel=settings.asks_kernel),
+                authenticate_node=gate.find_node,
                 cluster_name=cluster_name,
-                needs_token=tokens is not None,
-                is_open=tokens is None and not settings.asks_kernel,
+                needs_token=gate.needs_token,
+                is_open=gate.is_open,
+                file_tokens=lambda: identities.tokens or (),
                 bodies=bodies,
             ),
-            *make_yt_routes(YtBackend(scheduler, cluster_name), authenticate, limits, replies, bodies),
+            *make_yt_routes(YtBackend(scheduler, cluster_name), gate.find_user, limits, replies, bodies),
             # Without token and host check: these are the package's files, without data.
             *make_web_routes("scheduler.html"),
         ],
-        middleware=[Middleware(Turns), Middleware(DataHeaders), Middleware(SlashesInNames)],
+        middleware=[
+            Middleware(Turns),
+            Middleware(DataHeaders),
+            Middleware(SlashesInNames),
+            Middleware(KnowAccounts, gate=gate, accounts=Accounts()),
+        ],
         exception_handlers={HTTPException: describe_error, CommandError: describe_error},
     )
     app.router.redirect_slashes = False
     return app
-
-
-def find_user(request: Request, tokens: Tokens | None, asks_kernel: bool = False) -> User:
-    """The user of a request: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``.
-
-    Without tokens by the uid of the connecting process (``asks_kernel``), else OPEN_ACCESS_USER. An administrator may
-    act for another user (``X-YT-User-Name``). Raises CommandError.
-    """
-    other = request.headers.get("x-yt-user-name", "")
-    if other and not USER_NAME.fullmatch(other):
-        raise CommandError("X-YT-User-Name: expected a name of letters, digits and -_.@", AUTHENTICATION)
-    user = _identify(request, tokens, asks_kernel)
-    if user.node:
-        raise CommandError(
-            f"the token of {user.name} is a node's: it registers nodes and sends their heartbeats; use a user's token "
-            "for everything else",
-            ACCESS_DENIED,
-        )
-    if other and other != user.name and not user.admin:
-        raise CommandError(f"Authentication failed: {user.name} may not act for {other}", AUTHENTICATION)
-    if not other or other == user.name:
-        return user
-    # Where everybody may do everything, so may everybody in any name.
-    return User(other, admin=user is OPEN_ACCESS_USER, origin=user.origin, acting=user.name)
-
-
-def find_node(request: Request, tokens: Tokens | None, asks_kernel: bool = False) -> User:
-    """The user of a node's request: by a node's token; without tokens any that may do all. Raises CommandError."""
-    user = _identify(request, tokens, asks_kernel)
-    if tokens is not None and not user.node:
-        raise CommandError(
-            f"the token of {user.name} is a user's, and nodes have tokens of their own: add a line "
-            '"NAME:sha256-hex:node:NODE_ID" to the scheduler\'s [api] tokens_file, and give the agent that token '
-            "([scheduler] token_file)",
-            ACCESS_DENIED,
-        )
-    return user
-
-
-def _identify(request: Request, tokens: Tokens | None, asks_kernel: bool) -> User:
-    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-        # Browsers send this header with what a page of another site asks for.
-        raise CommandError("pages of other sites may not ask for this", ACCESS_DENIED)
-    if tokens is None:
-        host = request.url.hostname or ""
-        if "host" in request.headers and not is_loopback(host):
-            # DNS rebinding: a page of another site whose name resolves to this machine must not pass for a local user.
-            raise CommandError(f"without tokens requests are for 127.0.0.1 or localhost, not {host!r}", ACCESS_DENIED)
-        if not asks_kernel:
-            return OPEN_ACCESS_USER
-        found: User | str = request.scope["find_local_user"]()
-        if isinstance(found, User):
-            return found
-        raise CommandError(
-            f"without [api] tokens_file only {LOCAL_USERS} may use this scheduler, and {found}; ask as one of them, or "
-            "have its tokens_file name you",
-            ACCESS_DENIED,
-        )
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    user = tokens.user_of(token.strip()) if scheme.lower() in ("oauth", "bearer") else None
-    if user is None:
-        what = "the token is not known" if token else "a token is needed: Authorization: OAuth TOKEN"
-        raise CommandError(f"Authentication failed: {what}", AUTHENTICATION)
-    return user
 
 
 DATA_HEADERS: Final = (

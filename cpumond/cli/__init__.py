@@ -43,6 +43,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "Operations: start, list, show, why, jobs, set, abort, suspend, resume, complete.",
     ),
     "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show."),
+    "token": ("scheduler.tokens", "Tokens of users, nodes and proxies: create, list, revoke."),
     "report": (
         "scheduler.report",
         "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON, HTML.",

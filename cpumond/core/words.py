@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from cpumond.core.measures import format_cores
 
@@ -45,6 +45,11 @@ def show_left(seconds: float) -> str:
 def show_time(at: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     """Local date and time of seconds since 1970."""
     return datetime.fromtimestamp(min(at, LAST_DAY)).astimezone().strftime(form)
+
+
+def show_utc(at: float) -> str:
+    """Date and time in UTC of seconds since 1970, for what is read elsewhere than where it was written."""
+    return datetime.fromtimestamp(min(at, LAST_DAY), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def count(number: int, one: str, many: str = "") -> str:

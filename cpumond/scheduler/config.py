@@ -6,6 +6,7 @@ agent's ``conf.d`` may be in the same place. Trees and pools are no part of it, 
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from typing import Annotated, Any, Literal
@@ -18,9 +19,11 @@ from cpumond.core.measures import DURATION
 from cpumond.core.schema import normalise_table
 from cpumond.core.settings import Log, is_loopback, parse_listen, read_layers
 from cpumond.core.wire import MAX_NAME
+from cpumond.scheduler.users import find_wrong_name
 
 DEFAULT_SCHEDULER_CONFIG_PATH = "/etc/cpumond/scheduler.toml"
 DEFAULT_LISTEN = "127.0.0.1:9757"
+PROXY_AT_SOCKET = "unix"
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 Wait = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0, extra=DURATION)]
@@ -39,12 +42,18 @@ class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """``[api]``: where requests come in and how much of them; ``max_body`` bytes, ``rate_limit`` 1/s for each user.
 
     ``listen`` "": ``DEFAULT_LISTEN``, where without ``tokens_file`` the kernel says who connects. ``advertise``: the
-    address, host:port, that a standby tells clients while this scheduler leads; "": ``listen``.
+    address, host:port, that a standby tells clients while this scheduler leads; "": ``listen``. ``socket``: a unix
+    socket for the accounts of this machine. ``certificate``, ``key``: files, for TLS at ``listen``. ``trusted_proxy``:
+    where a proxy may send from that names the users; PROXY_AT_SOCKET is the unix socket.
     """
 
     listen: str = ""
     advertise: str = ""
     tokens_file: str = ""
+    socket: str = ""
+    certificate: str = ""
+    key: str = ""
+    trusted_proxy: tuple[str, ...] = ()
     max_body: Annotated[int, msgspec.Meta(ge=1024, le=2**30)] = 1_048_576
     max_depth: Annotated[int, msgspec.Meta(ge=8, le=200)] = 64
     rate_limit: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 1000.0
@@ -55,13 +64,18 @@ class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def asks_kernel(self) -> bool:
-        """Whether root and the scheduler's own account alone are answered, without tokens."""
-        return not (self.listen or self.tokens_file)
+        """Whether who connects to a loopback address without a token is known by the kernel's word."""
+        return not (self.tokens_file or self.is_open)
+
+    @property
+    def knows_accounts(self) -> bool:
+        """Whether the kernel's word is taken for every account of this machine, not for ``LOCAL_USERS`` alone."""
+        return bool(self.socket)
 
     @property
     def is_open(self) -> bool:
         """Whether every user of this machine may do everything."""
-        return bool(self.listen) and not self.tokens_file
+        return bool(self.listen) and not (self.tokens_file or self.socket or self.trusted_proxy)
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,6 +139,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     store: StoreSettings = StoreSettings()
     metrics: PoolMetrics = PoolMetrics()
     history: History = History()
+    groups: dict[str, tuple[str, ...]] = {}
+    """Group -> its users, in whatever way they are known."""
     log: Log = Log()
     path: str = ""
 
@@ -151,17 +167,27 @@ def parse_scheduler_config_text(text: str, path: str) -> dict[str, Any]:
         raw = decode_toml(text)
     except ContentError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    return normalise_table(raw, SchedulerConfig, path, "", hidden=frozenset({"path"}))
+    table = normalise_table(raw, SchedulerConfig, path, "", hidden=frozenset({"path"}))
+    for group, users in table.get("groups", {}).items():
+        where = f"{path}: groups.{group}"
+        if not isinstance(users, list) or not all(isinstance(user, str) for user in users):
+            raise ConfigError(f'{where}: must be a list of users, such as ["alice", "bob"]')
+        for name, what in ((group, "name of a group"), *((user, "user") for user in users)):
+            if problem := find_wrong_name(name):
+                raise ConfigError(f"{where}: {name[:MAX_NAME]!r} is no {what}: {problem}")
+    return table
 
 
 def finish_scheduler_config(merged: dict[str, Any], path: str) -> SchedulerConfig:
     """The frozen configuration from merged, checked tables, after the rules between keys. Raises ConfigError."""
     config = msgspec.convert({**merged, "path": path}, SchedulerConfig)
-    tokens_file = config.api.tokens_file
+    paths = {name: getattr(config.api, name) for name in ("tokens_file", "socket", "certificate", "key")}
     config = msgspec.structs.replace(
         config,
         state_dir=os.path.abspath(config.state_dir),
-        api=msgspec.structs.replace(config.api, tokens_file=os.path.abspath(tokens_file) if tokens_file else ""),
+        api=msgspec.structs.replace(
+            config.api, **{name: os.path.abspath(path) if path else "" for name, path in paths.items()}
+        ),
     )
     check(config)
     return config
@@ -175,12 +201,26 @@ def check(config: SchedulerConfig) -> None:
         except (re.error, OverflowError, RecursionError) as error:
             raise ConfigError(f"{config.where}: {key}: is not a regular expression: {error}") from None
     host, _ = parse_listen(config.api.address, f"{config.where}: api.listen")
-    if not config.api.tokens_file and not is_loopback(host):
+    if not (config.api.tokens_file or config.api.socket) and not is_loopback(host):
         raise ConfigError(
             f"{config.where}: api.listen: {config.api.listen!r} can be reached from other machines, and without "
             "api.tokens_file anybody could run operations and change pools: set api.tokens_file to a file made with "
-            'lines "user:sha256-hex", or listen on 127.0.0.1'
+            'lines "user:sha256-hex", or api.socket, where root makes tokens with `cpumond token create`, or listen '
+            "on 127.0.0.1"
         )
+    if bool(config.api.certificate) != bool(config.api.key):
+        missing = "key" if config.api.certificate else "certificate"
+        raise ConfigError(f"{config.where}: api.{missing}: is missing; TLS needs both api.certificate and api.key")
+    for address in config.api.trusted_proxy:
+        if address == PROXY_AT_SOCKET:
+            continue
+        try:
+            ipaddress.ip_network(address)
+        except ValueError as error:
+            raise ConfigError(
+                f"{config.where}: api.trusted_proxy: {address!r} is no address: {error}; expected such as "
+                f'"127.0.0.1", "10.1.2.0/24" or "{PROXY_AT_SOCKET}"'
+            ) from None
     if config.api.advertise:
         where = f"{config.where}: api.advertise"
         advertised, port = parse_listen(config.api.advertise, where)

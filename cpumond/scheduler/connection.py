@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from cpumond.host.connections import Bounded, Door
-from cpumond.scheduler.peer import find_local_user
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.peer import find_peer_uid
 
 MAX_CONNECTIONS: Final = 10_000
 MAX_HELD_BYTES: Final = 64 * 2**20
@@ -51,7 +52,14 @@ class Connection(Bounded, HttpToolsProtocol):
     _has_turn = False
     """Whether the application has begun with the request of ``_running``."""
     _refusal = ""
-    _local_user: User | str | None = None
+    _is_at_socket = False
+    _peer_uid: int | None = None
+    _has_peer_uid = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        self._is_at_socket = connection is not None and connection.family == socket.AF_UNIX
 
     def data_received(self, data: bytes) -> None:
         if self._refusal:
@@ -98,14 +106,17 @@ class Connection(Bounded, HttpToolsProtocol):
             self._refuse(f"more than {MAX_PIPELINED} requests were sent before the answer to the first one")
         self._in_head, self._head_bytes = True, 0
         super().on_message_begin()
-        self.scope["find_local_user"] = self._find_local_user
+        self.scope["find_peer_uid"] = self._find_peer_uid
+        self.scope["is_at_socket"] = self._is_at_socket
         self.scope["take_turn"] = self.take_turn
 
-    def _find_local_user(self) -> User | str:
-        """The user at the other end, looked up when first asked for, and once."""
-        if self._local_user is None:
-            self._local_user = find_local_user(self.transport.get_extra_info("socket"))
-        return self._local_user
+    def _find_peer_uid(self) -> int | None:
+        """The uid at the other end, looked up when first asked for, and once; None if not known."""
+        if not self._has_peer_uid:
+            connection = self.transport.get_extra_info("socket")
+            self._peer_uid = None if connection is None else find_peer_uid(connection)
+            self._has_peer_uid = True
+        return self._peer_uid
 
     def on_headers_complete(self) -> None:
         if len(self.headers) > MAX_HEADERS:

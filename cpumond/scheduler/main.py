@@ -36,6 +36,7 @@ from cpumond.scheduler.door import LeaderDoor
 from cpumond.scheduler.exporter import LeadMetrics, MetricsText
 from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.history.store import HistoryStore
+from cpumond.scheduler.identities import Identities, load_identities
 from cpumond.scheduler.lead import LeadView
 from cpumond.scheduler.leading import App, Leading
 from cpumond.scheduler.model import CommandError, Rules
@@ -46,7 +47,6 @@ from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store import Arbiter, Store
 from cpumond.scheduler.store.places import make_arbiter
 from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
-from cpumond.scheduler.tokens import Tokens, load_tokens
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -90,7 +90,7 @@ def read_monitor(raw: object) -> dict[str, object]:
     return {key: value * 1e3 if key in MONITOR_DURATIONS else value for key, value in layer.items()}
 
 
-AppMaker = Callable[[Scheduler, Api, Tokens | None, Callable[[], bytes], str], Starlette]
+AppMaker = Callable[[Scheduler, Api, Identities, Callable[[], bytes], str], Starlette]
 """The type of ``api.server.make_app``; ``api`` imports the scheduler, not the reverse."""
 
 StandbyMaker = Callable[[Callable[[], LeadView], str, Callable[[], bytes]], Starlette]
@@ -122,7 +122,7 @@ def run_scheduler(
     """
     config = load_scheduler_config(config_path)
     configure_logging(config.log.level, config.log.format)
-    tokens = load_tokens(config.api.tokens_file) if config.api.tokens_file else None
+    identities = load_identities(config)
     is_shared = config.store.kind != "sqlite"
     if is_shared and new_store:
         raise UsageError(
@@ -156,11 +156,11 @@ def run_scheduler(
             assert make_standby is not None
             arbiter = make_arbiter(config.store.conninfo)
             service = _share(
-                config, tokens, arbiter, find_own_address(config.api, sockets), make_app, make_standby, time_scale
+                config, identities, arbiter, find_own_address(config.api, sockets), make_app, make_standby, time_scale
             )
             asyncio.run(_serve(service, sockets, config, manager, time_scale))
         else:
-            _run_alone(config, tokens, sockets, manager, make_app, time_scale)
+            _run_alone(config, identities, sockets, manager, make_app, time_scale)
     finally:
         close_sockets(sockets)
     return 0
@@ -168,7 +168,7 @@ def run_scheduler(
 
 def _run_alone(
     config: SchedulerConfig,
-    tokens: Tokens | None,
+    identities: Identities,
     sockets: list[socket.socket],
     manager: ServiceManager,
     make_app: AppMaker,
@@ -187,7 +187,7 @@ def _run_alone(
         manager.extend("reading the store")
         scheduler = _make_scheduler(config, store, time_scale, lambda: manager.extend("reading the history"))
         metrics = MetricsText(scheduler, config.metrics.max_pools)
-        app = make_app(scheduler, config.api, tokens, metrics.encode, config.cluster_name)
+        app = make_app(scheduler, config.api, identities, metrics.encode, config.cluster_name)
         service = _Service(app, scheduler.run, scheduler.ready, vitals_of(scheduler))
         asyncio.run(_serve(service, sockets, config, manager, time_scale))
     finally:
@@ -208,7 +208,7 @@ def _make_scheduler(
 
 def _share(
     config: SchedulerConfig,
-    tokens: Tokens | None,
+    identities: Identities,
     arbiter: Arbiter,
     address: str,
     make_app: AppMaker,
@@ -221,7 +221,7 @@ def _share(
         scheduler = _make_scheduler(config, store, time_scale)
         scheduler.lead = leading.view
         metrics = MetricsText(scheduler, config.metrics.max_pools, lead_metrics)
-        return scheduler, make_app(scheduler, config.api, tokens, metrics.encode, config.cluster_name)
+        return scheduler, make_app(scheduler, config.api, identities, metrics.encode, config.cluster_name)
 
     leading = Leading(arbiter, open_reign, address, config.store.lease_s)
     lead_metrics = LeadMetrics(leading)

@@ -1,15 +1,20 @@
-"""Which user is at the other end of a TCP connection over loopback, as SO_PEERCRED tells for unix sockets."""
+"""Which account is at the other end of a unix socket, or of a TCP connection over loopback."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
+import grp
 import os
 import pwd
 import socket
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import MAX_NAME, User, find_wrong_name
 
 OVERFLOW_UID: Final = 65534
 """Shown for every uid that our user namespace does not map; also the account "nobody", which many programs share."""
@@ -23,27 +28,82 @@ _ANY_COOKIE: Final = b"\xff" * 8
 LOCAL_USERS: Final = "root and the account that it runs as"
 
 
-def find_local_user(connection: socket.socket | None) -> User | str:
-    """The user that connected, if one of ``LOCAL_USERS``, who may do everything; else a text that says who it is."""
-    uid = None if connection is None else find_peer_uid(connection)
-    if uid is None:
-        return "it cannot be told who this is"
+KNOWN_S: Final = 60.0
+"""How long what the account database said is believed."""
+LOOK_UP_S: Final = 5.0
+MAX_KNOWN: Final = 10_000
+
+
+class Accounts:
+    """The users that uids stand for, by the account database, which is asked in a thread and answers some day."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[float, User | str]] = {}
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def find(self, uid: int | None) -> User | str:
+        """The user with this uid, or a text that says why there is none.
+
+        ``LOCAL_USERS`` may do everything; others are in the groups of their accounts, and may do what access lists
+        name them for.
+        """
+        if uid is None:
+            return "it cannot be told who this is"
+        if uid == OVERFLOW_UID:
+            return f"this is {_name_of(uid)} (uid {uid}), which many programs share"
+        if uid in (0, os.geteuid()):
+            return User(_name_of(uid), admin=True, origin=f"uid {uid}")
+        known_until, user = self._known.get(uid, (0.0, ""))
+        if time.monotonic() < known_until:
+            return user
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "accounts")
+        try:
+            found = asyncio.get_running_loop().run_in_executor(self._thread, _look_up, uid)
+            user = await asyncio.wait_for(found, LOOK_UP_S)
+        except (TimeoutError, OSError):
+            return f"the account database does not answer for uid {uid}"
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[uid] = time.monotonic() + KNOWN_S, user
+        return user
+
+
+def _name_of(uid: int) -> str:
     try:
-        name = pwd.getpwuid(uid).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        name = str(uid)
-    if uid in (0, os.geteuid()) and uid != OVERFLOW_UID:
-        return User(name, admin=True)
-    return f"this is {name} (uid {uid})"
+        return str(uid)
+
+
+def _look_up(uid: int) -> User | str:
+    """The account with its groups. Raises OSError."""
+    try:
+        account = pwd.getpwuid(uid)
+    except KeyError:
+        return f"this is {uid} (uid {uid})"
+    if find_wrong_name(account.pw_name):
+        return f"this is {account.pw_name[:MAX_NAME]!r} (uid {uid})"
+    groups = set()
+    for gid in os.getgrouplist(account.pw_name, account.pw_gid):
+        with contextlib.suppress(KeyError):
+            groups.add(grp.getgrgid(gid).gr_name)
+    # A group of the account's own, which most accounts have, is no more than its name.
+    return User(account.pw_name, groups=frozenset(groups - {account.pw_name}), needs_entry=True, origin=f"uid {uid}")
 
 
 def find_peer_uid(connection: socket.socket) -> int | None:
-    """The uid that opened the other end of a TCP connection over IPv4 on this machine; None if not known.
+    """The uid that opened the other end of a unix socket, or of a TCP connection over IPv4 on this machine; None if not
+    known.
 
-    A closed end has no owner any more: a uid counts only if the connection is established before and after the lookup,
-    so that a later socket of another user is not taken for the closed one.
+    A closed end of TCP has no owner any more: a uid counts only if the connection is established before and after the
+    lookup, so that a later socket of another user is not taken for the closed one.
     """
     try:
+        if connection.family == socket.AF_UNIX:
+            # Of the moment at which it connected.
+            packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("=iII"))
+            return int(struct.unpack("=iII", packed)[1])
         if connection.family != socket.AF_INET or not _is_established(connection):
             return None
         ends = (*connection.getpeername(), *connection.getsockname())

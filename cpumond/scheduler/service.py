@@ -42,11 +42,13 @@ from cpumond.scheduler.lead import LeadView
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
 from cpumond.scheduler.pace import look_s, next_period_s
 from cpumond.scheduler.questions import Answer, NodeQuestions, Question
+from cpumond.scheduler.required import check
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import Change, FencedError, Store, StoreError
 from cpumond.scheduler.stored import MUTATION, encode, encode_starts, load_state
+from cpumond.scheduler.token_commands import TokenCommand, decide_token, prepare_token
 from cpumond.scheduler.tokens import User, hash_token
 
 T = TypeVar("T")
@@ -175,11 +177,11 @@ class Scheduler:
         """Who leads; None where the store is of this scheduler alone."""
 
     async def execute(
-        self, command: Command, user: User | str, remember: Callable[[Reply], Change] | None = None
+        self, command: Command | TokenCommand, user: User | str, remember: Callable[[Reply], Change] | None = None
     ) -> Reply:
         """Carry out a command: checked as a whole, stored, applied. Raises CommandError or StoreError.
 
-        ``user`` as text is one that may do everything.
+        ``user`` as text is one that may do everything. What a user may not do is refused before anything else.
 
         The record that ``remember`` makes is stored in the same write, for a client that repeats the command;
         it is of kind MUTATION and kept for MUTATION_AGE_S.
@@ -187,10 +189,17 @@ class Scheduler:
         actor = user if isinstance(user, User) else User(user, admin=True)
         return await _to_the_end(self._execute(command, actor, remember))
 
-    async def _execute(self, command: Command, user: User, remember: Callable[[Reply], Change] | None) -> Reply:
+    async def _execute(
+        self, command: Command | TokenCommand, user: User, remember: Callable[[Reply], Change] | None
+    ) -> Reply:
         async with self._changing:
             try:
-                change = prepare(self.state, command, user.name, self.clock.now(), self.new_id)
+                if isinstance(command, TokenCommand):
+                    allowed_by = decide_token(self.state.tokens, command, user).because
+                    change = prepare_token(self.state.tokens, command, user, self.clock.now())
+                else:
+                    allowed_by = check(self.state, command, user)
+                    change = prepare(self.state, command, user.name, self.clock.now(), self.new_id)
             except CpumondError:
                 self.timings.refused_commands += 1
                 raise
@@ -200,9 +209,12 @@ class Scheduler:
             log.info(
                 "command",
                 user=user.name,
+                acting=user.acting or None,
+                origin=user.origin or None,
                 command=type(command).__name__,
                 id=change.id or None,
                 warnings=change.warnings or None,
+                allowed_by=allowed_by,
                 **_describe(command),
             )
             await self._settle()
@@ -529,18 +541,19 @@ class Scheduler:
             kept.stored = progress
 
 
-def _describe(command: Command) -> dict[str, Any]:
+def _describe(command: Command | TokenCommand) -> dict[str, Any]:
     """The fields of a command for a log line, long ones cut; of an operation's specification only its pool."""
     try:
         fields = msgspec.to_builtins(command, str_keys=True)
     except (TypeError, ValueError, RecursionError):
         return {}  # the command was carried out; its log line does without them
-    for name in ("command", "type"):
+    for name in ("command", "type", "hash"):
         fields.pop(name, None)
     spec = fields.pop("spec", None)
     if isinstance(spec, dict):
         fields["pool"] = spec.get("pool")
-    return {f"about_{name}" if name in ("id", "event") else name: _shown(value) for name, value in fields.items()}
+    taken = ("id", "event", "user")
+    return {f"about_{name}" if name in taken else name: _shown(value) for name, value in fields.items()}
 
 
 def _shown(value: Any) -> Any:

@@ -24,6 +24,7 @@ from cpumond.scheduler.settings.records import changed_records, load_config
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import TERM, UNFINISHED, Change, Store, StoreError
+from cpumond.scheduler.token_records import TokenRecord
 
 DEFAULT_TREE = "default"
 MUTATION = "mutation"
@@ -57,7 +58,8 @@ def load_state(
     jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
     kind, key = UNTOLD_STARTS
     starts = sorted(read("start", StartRecord), key=lambda record: record.sequence)
-    state.load(records, jobs, read("node", NodeRecord), now, starts, key in tables.get(kind, {}))
+    tokens = sorted(read("token", TokenRecord), key=lambda record: record.created_at)
+    state.load(records, jobs, read("node", NodeRecord), now, starts, key in tables.get(kind, {}), tokens)
     for name, progress in tables.get("progress", {}).items():
         if name in state.trees:
             state.restore_progress(state.trees[name], progress)
@@ -66,9 +68,9 @@ def load_state(
 
 
 def _make_default_tree(new_id: Callable[[], str]) -> Config:
-    """One tree with an empty filter, the default one."""
+    """One tree with an empty filter, the default one; closed until an administrator says who may do what (12.4)."""
     config = Config({})
-    for command in (CreateTree(DEFAULT_TREE), SetDefaultTree(DEFAULT_TREE)):
+    for command in (CreateTree(DEFAULT_TREE, {"acl_required": True}), SetDefaultTree(DEFAULT_TREE)):
         config = apply(config, command, new_id=new_id, nodes={}).config
     return config
 
@@ -99,6 +101,8 @@ def encode(change: Transaction, config: Config) -> list[Change]:
     changes += [Change("start", record.id, None) for record in change.jobs]
     changes += [Change("node", record.id, _dump(record)) for record in change.nodes]
     changes += [Change("node", node_id, None) for node_id in change.removed_nodes]
+    changes += [Change("token", digest, None) for digest in change.forgotten_tokens]
+    changes += [Change("token", record.hash, _dump(record)) for record in change.tokens]
     return changes
 
 

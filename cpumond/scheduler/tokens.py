@@ -1,99 +1,68 @@
 """Which user a request comes from: a file of tokens, of which only the hashes are kept (yt_protocol.md 9).
 
-A line is ``user:sha256-hex[:admin|user|node[:PATTERN]]``; a user may have several tokens. The token of a node registers
-the node_ids that PATTERN matches as a whole (``*``, ``?`` and ``[...]`` as in file names, upper and lower case differ),
-any where there is none. Blank lines and lines that begin with ``#`` are left out. Tokens are long and random
-(``make_token``), so that one round of SHA-256 is enough.
+A line is ``user:sha256-hex[:admin|user|proxy|node[:PATTERN]]``; a user may have several tokens. The token of a node
+registers the node_ids that PATTERN matches as a whole (``*``, ``?`` and ``[...]`` as in file names, upper and lower
+case differ), any where there is none. Blank lines and lines that begin with ``#`` are left out. Tokens are long and
+random (``make_token``), so that one round of SHA-256 is enough.
 """
 
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import hashlib
-import hmac
 import os
 import re
 import secrets
 import stat
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from cpumond.core.errors import AccessError, ConfigError, describe
 from cpumond.core.settings import find_rights_of_others
+from cpumond.scheduler.users import ID_DIGITS, MAX_NAME, ROLES
+from cpumond.scheduler.users import NOBODY as NOBODY
+from cpumond.scheduler.users import User as User
 
 MAX_FILE_BYTES: Final = 16 * 2**20
-MAX_USER: Final = 256
-"""Characters of a user's name."""
-
 TOKEN_BYTES: Final = 32
 ADMIN: Final = "admin"
 NODE: Final = "node"
-ROLES: Final = (ADMIN, "user", NODE)
+PROXY: Final = "proxy"
 MAX_PATTERN: Final = 4096
 _OR_ROLES: Final = " or ".join(map(repr, ROLES))
 _HASH = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class User:
-    """The sender of a request. What a user may do is decided by the access lists of pools; an ``admin`` may do all, and
-    act in another user's name.
-
-    ``node``: may register nodes and send for them, and nothing else; ``pattern``: which node_ids, "" = any.
-    """
-
-    name: str
-    admin: bool = False
-    node: bool = False
-    pattern: str = ""
-    groups: frozenset[str] = frozenset()
-    token_id: str = ""
-    """The first digits of the hash of its token, by which lists and the audit log name the token; "" without one."""
-    origin: str = ""
-    """Where the request came from and how its user is known, for the audit log."""
-    acting: str = ""
-    """The administrator who acts in this user's name; "" for nobody."""
-    needs_entry: bool = False
-    """Whether a pool without any access list is closed to this user: one who could ask nothing before there were access
-    lists gains nothing by their absence."""
-
-    def may_be(self, node_id: str) -> bool:
-        """Whether a node's token is valid for this node_id."""
-        return not self.pattern or fnmatch.fnmatchcase(node_id, self.pattern)
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether a node's token is valid for one node_id alone."""
-        return bool(self.pattern) and not any(sign in self.pattern for sign in "*?[")
-
-
-NOBODY: Final = User("")
-"""The sender of a request that is answered without asking who sent it."""
-
-
 class Tokens:
     """The users of a file by the hashes of their tokens; immutable."""
 
-    __slots__ = ("_users",)
+    __slots__ = ("_ids", "_users")
 
-    def __init__(self, users: tuple[tuple[str, User], ...] = ()) -> None:
-        self._users = tuple((digest.encode("ascii"), user) for digest, user in users)
+    def __init__(self, users: Mapping[str, User] | None = None) -> None:
+        self._users = dict(users or {})
+        self._ids = {digest[:ID_DIGITS]: user for digest, user in self._users.items()}
 
     def __len__(self) -> int:
         return len(self._users)
 
-    def user_of(self, token: str) -> User | None:
-        """The user of ``token``, None for one that is not in the file.
+    def __iter__(self) -> Iterator[tuple[str, User]]:
+        """The ids of all tokens, and their users."""
+        return iter(self._ids.items())
 
-        All hashes are compared, each in constant time: how long it takes tells nothing about any of them.
+    def __contains__(self, token_id: str) -> bool:
+        return token_id in self._ids
+
+    def find(self, digest: str) -> User | None:
+        """The user of the token with this hash, None for one that is not in the file.
+
+        How long the look-up takes tells no more than a part of a stored hash, and whoever knows all of it has no token:
+        nobody finds a text for a hash, nor for its first digits faster than by trying.
         """
-        shown = hash_token(token).encode("ascii")
-        found: User | None = None
-        for digest, user in self._users:
-            if hmac.compare_digest(digest, shown):
-                found = user
-        return found
+        return self._users.get(digest)
+
+    def user_of(self, token: str) -> User | None:
+        """The user of ``token``, None for one that is not in the file."""
+        return self.find(hash_token(token))
 
 
 def hash_token(token: str) -> str:
@@ -137,7 +106,7 @@ def load_tokens(path: str) -> Tokens:
 
 def parse_tokens(text: str, where: str) -> Tokens:
     """The tokens of a file's text; messages call it ``where``. Raises ConfigError with the number of the line."""
-    users: list[tuple[str, User]] = []
+    users: dict[str, User] = {}
     lines: dict[str, int] = {}
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         entry = line.strip()
@@ -150,19 +119,19 @@ def parse_tokens(text: str, where: str) -> Tokens:
                 "a token belongs to one line: make another one"
             )
         lines[digest] = number
-        users.append((digest, user))
-    return Tokens(tuple(users))
+        users[digest] = user
+    return Tokens(users)
 
 
 def _parse_line(entry: str, where: str) -> tuple[str, User]:
     parts = [part.strip() for part in entry.split(":", 3)]
     if len(parts) < 2:
         raise ConfigError(
-            f'{where}: expected "user:sha256-hex" or "user:sha256-hex:admin|user|node", got 1 part between colons'
+            f'{where}: expected "user:sha256-hex" or "user:sha256-hex:admin|user|proxy|node", got 1 part between colons'
         )
     name, digest, *marks = parts
-    if not name or len(name) > MAX_USER or not name.isprintable():
-        raise ConfigError(f"{where}: expected a user of 1 to {MAX_USER} printable characters before the first colon")
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise ConfigError(f"{where}: expected a user of 1 to {MAX_NAME} printable characters before the first colon")
     if not _HASH.fullmatch(digest):
         raise ConfigError(
             f"{where}: expected 64 hexadecimal digits, the SHA-256 of the token, after the user, "
@@ -182,7 +151,7 @@ def _parse_line(entry: str, where: str) -> tuple[str, User]:
             f"{where}: expected a pattern of node_ids, 1 to {MAX_PATTERN} printable characters, after {NODE + ':'!r}; "
             "leave the colon out for any node_id"
         )
-    return digest.lower(), User(name, admin=role == ADMIN, node=role == NODE, pattern=pattern)
+    return digest.lower(), User(name, admin=role == ADMIN, node=role == NODE, proxy=role == PROXY, pattern=pattern)
 
 
 def _check_file(path: str, status: os.stat_result) -> None:

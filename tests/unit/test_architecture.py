@@ -12,12 +12,14 @@ PURE = (
     "core.answers", "core.errors", "core.measures", "core.wire", "core.words", "monitor", "fairshare",
     "host.cgroup.parse", "host.cgroup.settings", "host.systemd.properties",
     "agent.explanation", "agent.limits.hold", "agent.limits.judge",
-    "api.figures", "api.node_views", "api.overview", "api.pool_views", "api.tables", "api.updated_tree", "api.views",
-    "api.yt.lazy", "api.yt.orchid", "api.yt.orchid_attributes", "api.yt.values", "api.yt.ypath",
+    "api.figures", "api.node_views", "api.overview", "api.permissions", "api.pool_views", "api.tables",
+    "api.token_views", "api.updated_tree", "api.views", "api.yt.lazy", "api.yt.orchid", "api.yt.orchid_attributes",
+    "api.yt.values", "api.yt.ypath",
     *(
         f"scheduler.{name}"
         for name in (
-            "model", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead",
+            "model", "users", "rights", "access", "required", "token_records", "token_commands", "elements",
+            "operations", "resulting", "settings", "decide", "state", "why", "lead",
             "history.model", "history.collector", "history.series", "history.report", "history.chunks",
         )
     ),
@@ -33,6 +35,7 @@ MORE_FOR = {
     "cpumond.scheduler.history.chunks": {"zlib"},
     "cpumond.scheduler.lead": {"cpumond.scheduler.store"},  # the value Lease
     "cpumond.scheduler.state.spec_room": {"sys"},  # sys.getsizeof
+    "cpumond.scheduler.users": {"fnmatch"},  # patterns of names
     "cpumond.core.measures": {"sys"},  # sys.float_info
     "cpumond.core.words": {"datetime"},  # times as people read them
     # suggestions for misspelt names

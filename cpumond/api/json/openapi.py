@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from cpumond.api import node_views, overview, pool_views, tables, views
+from cpumond.api import node_views, overview, permissions, pool_views, tables, views
+from cpumond.api.token_views import NewToken, TokenList
 from cpumond.core.wire import (
     MAX_LOG_BYTES,
     HeartbeatAnswer,
@@ -24,6 +25,8 @@ from cpumond.core.wire import (
 )
 from cpumond.scheduler.history.model import HistoryView, ReportView
 from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.token_commands import MAX_NOTE, Life
+from cpumond.scheduler.users import MAX_NAME, Role
 from cpumond.scheduler.why.operation import OperationAnswer
 from cpumond.scheduler.why.plan import Plan
 
@@ -163,6 +166,22 @@ class PinBody(Body, frozen=True):
     ttl_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
 
 
+class TokenBody(Body, frozen=True):
+    """A token to make. ``user`` "": the asking one. ``role``: "user" may do what access lists allow, "admin" all;
+    "node" registers nodes whose node_id fits ``pattern`` ("": any); "proxy" names the users for whom it sends.
+
+    ``groups``: those of its user besides what the configuration says. ``expires_s``: seconds from now, null for no end.
+    Who is no administrator makes tokens of the own name, for role "user" and groups that the user is in.
+    """
+
+    user: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
+    role: Role = "user"
+    pattern: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    groups: Annotated[list[Annotated[str, msgspec.Meta(max_length=MAX_NAME)]], msgspec.Meta(max_length=100)] = []
+    expires_s: Life | None = None
+    note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE)] = ""
+
+
 class ParametersBody(Body, frozen=True):
     """``pool``, ``weight``, ``resource_limits`` and others, for all of its trees or each."""
 
@@ -241,6 +260,20 @@ class ReportQuery(Query, frozen=True):
     since_s: _Since = 86_400.0
     tree: _Text = ""
     top: Annotated[int, msgspec.Meta(ge=0, le=MAX_PAGE)] = 100
+
+
+class CanQuery(Query, frozen=True):
+    """``object``: a pool of ``tree`` ("": the default one), tree:NAME, an operation's id or *alias, or a path.
+
+    ``action``: a permission, or a word of the command line. ``user`` "": the asker; ``groups``: of another user, with
+    commas.
+    """
+
+    action: _Name
+    object: _Name
+    user: _Text = ""
+    tree: _Text = ""
+    groups: _Text = ""
 
 
 class PreemptionsQuery(Query, frozen=True):
@@ -330,6 +363,9 @@ ENDPOINTS: Final = (
         tables.PoolTable, has_etag=True,
     ),
     _command("POST", _TREE + "/pools", "create_pool", "Make a pool", CreatePoolBody, status=201),
+    Endpoint(
+        "GET", _TREE + "/rights", "list_rights", "What the asker may do to each pool of a tree", permissions.PoolRights
+    ),
     Endpoint("GET", _POOL, "get_pool", "One pool, <Root> for the root", pool_views.PoolView),
     Endpoint(
         "GET", _POOL + "/orchid", "get_pool_orchid", "All that the scheduler computes of it, by the documents' names",
@@ -421,7 +457,19 @@ ENDPOINTS: Final = (
     ),
     Endpoint("GET", PREFIX + "/alerts", "list_alerts", "What needs an operator", overview.AlertList),
     Endpoint("GET", PREFIX + "/status", "get_status", "The scheduler at a glance", overview.Status),
+    Endpoint("GET", PREFIX + "/tokens", "list_tokens", "Tokens: the own, of an administrator all", TokenList),
+    Endpoint(
+        "POST", PREFIX + "/tokens", "create_token", "Make a token; it is told once", NewToken, TokenBody, status=201,
+        needs_body=False,
+    ),
+    Endpoint(
+        "DELETE", PREFIX + "/tokens/{token}", "revoke_token", "Refuse a token from now on, by its id", views.Done,
+    ),
     Endpoint("GET", PREFIX + "/me", "get_me", "Who asks, and which scheduler", overview.Me),
+    Endpoint(
+        "GET", PREFIX + "/can", "can", "Whether a user may do something, and by what", permissions.Can, query=CanQuery,
+        refusals=(404,),
+    ),
     Endpoint("GET", PREFIX + "/overview", "get_overview", "Status, alerts and trees in numbers", overview.Overview),
     Endpoint("GET", PREFIX + "/openapi.json", "get_openapi", "This document", dict[str, Any], is_public=True),
     Endpoint("GET", "/healthz", "healthz", "Whether the process answers", overview.Health, is_public=True),

@@ -25,6 +25,7 @@ from cpumond.api import views
 from cpumond.api.bodies import Bodies, HttpError
 from cpumond.api.json.handlers import Answer, Call, Handler, JsonApi, Made, Requests, compress, encode
 from cpumond.api.json.openapi import ENDPOINTS, PREFIX, Endpoint
+from cpumond.api.json.tokens import FileTokens
 from cpumond.api.yt.formats import has_too_many_values
 from cpumond.api.yt.values import MAX_VALUES
 from cpumond.core.errors import CpumondError
@@ -96,15 +97,17 @@ def make_json_routes(
     cluster_name: str = "",
     needs_token: bool = False,
     is_open: bool = False,
+    file_tokens: FileTokens = tuple,
 ) -> list[Route]:
     """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
 
     ``authenticate`` names the user of a request, ``authenticate_node`` that of a node's; both raise CommandError.
     ``max_body``: bytes of a request's body; ``max_depth``: how deep its values may be nested. ``count`` is called with
     the user of each request and raises CommandError when there are too many; nodes' requests are not counted.
-    ``cluster_name``, ``needs_token``, ``is_open``: what ``/me`` tells.
+    ``cluster_name``, ``needs_token``, ``is_open``: what ``/me`` tells; ``file_tokens``: ids and users of the tokens in
+    the configured file.
     """
-    service = JsonApi(scheduler, cluster_name, needs_token, is_open)
+    service = JsonApi(scheduler, cluster_name, needs_token, is_open, file_tokens)
     bodies = bodies or Bodies()
     by_path: dict[str, dict[str, _Served]] = {}
     for endpoint in ENDPOINTS:

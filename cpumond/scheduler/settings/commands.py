@@ -238,8 +238,17 @@ def _create_tree(context: _Context, command: CreateTree) -> Outcome:
     with _at(f"pool tree {quoted(command.name)}"):
         attributes, spelled, warnings = normalise("tree", command.attributes)
         settings = read_tree(attributes)
+        default = config.trees.get(config.default_tree)
+        if default is not None and default.settings.acl_required and not _says(attributes, "acl_required"):
+            # A further tree is not open where the first one is closed.
+            attributes = {**attributes, "acl_required": True}
+            settings = read_tree(attributes)
     tree = TreeConfig(context.new_id(), command.name, attributes, settings, spelled)
     return Outcome(_with_tree(config, tree), tree.id, _about(tree.name, "", warnings))
+
+
+def _says(attributes: Mapping[str, Any], option: str) -> bool:
+    return option in attributes or option in attributes.get("config", {})
 
 
 def _change_tree(context: _Context, command: ChangeTree) -> Outcome:

@@ -33,6 +33,7 @@ from cpumond.scheduler.model import (
 from cpumond.scheduler.state.dispatch import Dispatch
 from cpumond.scheduler.state.reports import job_record, overrules
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
+from cpumond.scheduler.token_records import TokenRecord
 
 
 class State(Dispatch):
@@ -149,6 +150,10 @@ class State(Dispatch):
                 self._stop(job, "aborted", "the operation was suspended with abort_running_jobs", now)
         for node_id in change.removed_nodes:
             self._remove_node(self.nodes.pop(node_id))
+        for digest in change.forgotten_tokens:
+            self.tokens.drop(digest)
+        for token in change.tokens:
+            self.tokens.put(token)
 
     def load(
         self,
@@ -158,6 +163,7 @@ class State(Dispatch):
         now: float,
         starts: Iterable[StartRecord] = (),
         has_untold_starts: bool = False,
+        tokens: Iterable[TokenRecord] = (),
     ) -> None:
         """Take over what an earlier run stored, besides the configuration.
 
@@ -181,6 +187,8 @@ class State(Dispatch):
                 self._expired["job", job.id] = None
         for start in starts:
             self._resume(start, now)
+        for token in tokens:
+            self.tokens.put(token)
 
     def make_snapshot(self, tree: Tree) -> Snapshot:
         """The tree as a fair-share update reads it."""

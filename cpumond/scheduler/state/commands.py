@@ -212,6 +212,7 @@ def _prepare_start(
         **{name: getattr(asked, name) for name in OperationFacts.__struct_fields__},
         spec=command.spec,
         parents=parents,
+        acl=asked.acl,
     )
     told += find_idle_monitor_options(asked.job_cpu_monitor)
     told += placement.find_too_large(asked.tasks, placement.node_capacities(state.trees[name] for name in chosen))
@@ -220,7 +221,7 @@ def _prepare_start(
 
 
 def _prepare_update(state: State, record: OperationRecord, parameters: Mapping[str, Any]) -> Transaction:
-    given = operations.read_parameters(parameters)
+    given, acl = operations.read_parameters(parameters), operations.read_changed_acl(parameters)
     stray = [tree for tree in given if tree and tree not in record.trees]
     if stray:
         raise CommandError(f'Operation {record.id} does not run in tree "{stray[0]}"')
@@ -243,7 +244,7 @@ def _prepare_update(state: State, record: OperationRecord, parameters: Mapping[s
             parents = with_parent(msgspec.structs.replace(record, parents=parents), name, choice.pool, tree.config)
         trees[name] = msgspec.structs.replace(options, **changes)
         told += _check_options(tree, choice, trees[name])
-    changed = msgspec.structs.replace(record, trees=trees, parents=parents)
+    changed = msgspec.structs.replace(record, trees=trees, parents=parents, acl=record.acl if acl is None else acl)
     return Transaction(operations=(changed,), warnings=tuple(told))
 
 

@@ -47,6 +47,7 @@ from cpumond.scheduler.model import (
 from cpumond.scheduler.settings import preemption_rules
 from cpumond.scheduler.settings.nodes_filter import NodesFilter, parse_nodes_filter
 from cpumond.scheduler.state.spec_room import SpecRoom, weigh_change
+from cpumond.scheduler.token_records import TokenTable
 
 KEPT_PREEMPTIONS = 10_000
 KEPT_INCARNATIONS = 8
@@ -69,6 +70,7 @@ class Tables:
         """Operation -> its finished jobs by id, as long as the operation is known."""
         self.spec_room = SpecRoom(rules.max_specification_memory)
         self.config_bytes = 0
+        self.tokens = TokenTable()
         self.nodes: dict[str, Node] = {}
         self.jobs: dict[str, Job] = {}
         """Active and stopping jobs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationRecord
+from cpumond.scheduler.token_records import TokenRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,9 @@ class Transaction:
     jobs: tuple[JobRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     removed_nodes: tuple[str, ...] = ()
+    tokens: tuple[TokenRecord, ...] = ()
+    forgotten_tokens: tuple[str, ...] = ()
+    """The hashes of tokens that are not valid any more."""
     id: str = ""
     warnings: tuple[str, ...] = ()
     abort_jobs_of: str = ""
@@ -27,7 +31,13 @@ class Transaction:
     @property
     def is_empty(self) -> bool:
         return self.config is None and not (
-            self.operations or self.jobs or self.nodes or self.removed_nodes or self.abort_jobs_of
+            self.operations
+            or self.jobs
+            or self.nodes
+            or self.removed_nodes
+            or self.tokens
+            or self.forgotten_tokens
+            or self.abort_jobs_of
         )
 
 

@@ -26,12 +26,14 @@ from cpumond.scheduler.model import (
     TreeConfig,
     to_amounts,
 )
+from cpumond.scheduler.required import check
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change, find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.state.transaction import Transaction
+from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import SAME_SHARE, SHOWN_RECORDS, Amounts
 
 MAX_SETTLE_ROUNDS: Final = 100
@@ -139,10 +141,11 @@ def collect(state: State) -> Material:
     )
 
 
-def try_command(state: State, command: ConfigCommand, user: str, now: float) -> Transaction | Plan:
+def try_command(state: State, command: ConfigCommand, user: User, now: float) -> Transaction | Plan:
     """The change that a command would make, or the plan that says why it is refused. Changes nothing."""
     try:
-        return prepare(state, command, user, now, lambda: "planned")
+        check(state, command, user)
+        return prepare(state, command, user.name, now, lambda: "planned")
     except CommandError as error:
         return Plan(accepted=False, refusal=str(error), code=error.code, attributes=dict(error.attributes))
 

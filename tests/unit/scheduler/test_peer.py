@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import grp
 import os
+import pwd
 import socket
 import struct
 from collections.abc import Iterator
@@ -11,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from cpumond.scheduler import peer
-from cpumond.scheduler.peer import OVERFLOW_UID, find_local_user, find_peer_uid
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.peer import OVERFLOW_UID, Accounts, find_peer_uid
+from cpumond.scheduler.users import User
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be somebody else")
 
@@ -55,7 +58,6 @@ def test_who_connected_is_known() -> None:
 def test_another_account_is_not_taken_for_root() -> None:
     with connected(4711) as (_, connection):
         assert find_peer_uid(connection) == 4711
-        assert find_local_user(connection) == "this is 4711 (uid 4711)"
 
 
 @needs_root
@@ -73,7 +75,6 @@ def test_one_that_left_is_nobody() -> None:
             client.sendall(b"GET / HTTP/1.1\r\n\r\n")
             leave(client)
             assert find_peer_uid(connection) is None
-            assert find_local_user(connection) == "it cannot be told who this is"
 
 
 @needs_root
@@ -88,25 +89,77 @@ def test_one_that_leaves_during_the_look_is_nobody(monkeypatch: pytest.MonkeyPat
         assert find_peer_uid(connection) is None
 
 
-def test_root_and_the_own_account_may_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    with connected() as (_, connection):
-        for uid, name in ((0, "root"), (4711, "4711")):
-            monkeypatch.setattr(peer, "_ask_kernel", lambda *_, found=uid: found)
-            monkeypatch.setattr(peer.os, "geteuid", lambda: 4711)
-            assert find_local_user(connection) == User(name, admin=True)
-
-
-def test_an_account_that_many_share_is_not_the_own_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with connected() as (_, connection):
-        monkeypatch.setattr(peer, "_ask_kernel", lambda *_: OVERFLOW_UID)
-        monkeypatch.setattr(peer.os, "geteuid", lambda: OVERFLOW_UID)
-        assert isinstance(find_local_user(connection), str)
+@needs_root
+def test_a_unix_socket_knows_its_peer_as_it_was_when_it_connected() -> None:
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        path = f"\0cpumond-test-{os.getpid()}"
+        server.bind(path)
+        server.listen()
+        os.seteuid(4711)
+        try:
+            client.connect(path)
+        finally:
+            os.seteuid(0)
+        with server.accept()[0] as connection:
+            assert find_peer_uid(connection) == 4711
 
 
 def test_other_sockets_have_no_such_peer() -> None:
-    one, other = socket.socketpair()
-    with one, other:
-        assert find_peer_uid(one) is None
     with socket.socket() as alone:
         assert find_peer_uid(alone) is None
-    assert find_local_user(None) == "it cannot be told who this is"
+
+
+# ---- which account that is
+
+
+def find(uid: int | None) -> User | str:
+    return asyncio.run(Accounts().find(uid))
+
+
+def test_root_and_the_own_account_may_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer.os, "geteuid", lambda: 4711)
+    assert find(0) == User("root", admin=True, origin="uid 0")
+    assert find(4711) == User("4711", admin=True, origin="uid 4711")
+
+
+def test_an_account_that_many_share_is_not_the_own_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer.os, "geteuid", lambda: OVERFLOW_UID)
+    assert "which many programs share" in str(find(OVERFLOW_UID))
+
+
+def test_others_are_in_the_groups_of_their_account_and_need_an_entry() -> None:
+    account = next(each for each in pwd.getpwall() if each.pw_uid not in (0, os.geteuid(), OVERFLOW_UID))
+    groups = {grp.getgrgid(gid).gr_name for gid in os.getgrouplist(account.pw_name, account.pw_gid)}
+    assert find(account.pw_uid) == User(
+        account.pw_name, groups=frozenset(groups - {account.pw_name}), needs_entry=True, origin=f"uid {account.pw_uid}"
+    )
+
+
+def test_a_uid_without_an_account_is_no_user() -> None:
+    assert find(4712) == "this is 4712 (uid 4712)"
+    assert find(None) == "it cannot be told who this is"
+
+
+def test_what_the_account_database_said_is_believed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def look_up(uid: int) -> User | str:
+        asked.append(uid)
+        return User("alice")
+
+    monkeypatch.setattr(peer, "_look_up", look_up)
+
+    async def ask() -> None:
+        accounts = Accounts()
+        assert [await accounts.find(uid) for uid in (4712, 4712, 4713)] == [User("alice")] * 3
+
+    asyncio.run(ask())
+    assert asked == [4712, 4713]
+
+
+def test_a_database_that_fails_is_told_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(uid: int) -> User | str:
+        raise OSError("not there")
+
+    monkeypatch.setattr(peer, "_look_up", fail)
+    assert find(4712) == "the account database does not answer for uid 4712"

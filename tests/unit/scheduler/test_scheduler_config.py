@@ -238,7 +238,8 @@ def test_every_key_of_the_code_is_in_the_file_with_its_default(section: str, str
             continue
         assert field.encode_name in table, f"{field.encode_name} is missing in [{section}] of config/scheduler.toml"
         if not isinstance(field.default, msgspec.Struct):
-            assert table[field.encode_name] == field.default, field.encode_name
+            default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+            assert table[field.encode_name] == default, field.encode_name
 
 
 def test_every_key_of_the_file_has_a_line_that_explains_it() -> None:

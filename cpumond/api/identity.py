@@ -1,0 +1,250 @@
+"""Who sends a request: a user with a token, an account of this machine, or whom a trusted proxy names.
+
+A token is looked for first, in the configured file and in the store. Without one the kernel's word counts: at the unix
+socket, and over loopback where no file of tokens is configured. A proxy shows a token of its own and comes from an
+address that is configured for it; headers that name a user are believed of no one else.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cpumond.core.settings import is_loopback
+from cpumond.scheduler.config import PROXY_AT_SOCKET, Api
+from cpumond.scheduler.identities import Identities
+from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
+from cpumond.scheduler.peer import LOCAL_USERS, Accounts
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.tokens import User, hash_token
+from cpumond.scheduler.users import ID_DIGITS, find_wrong_name
+
+OPEN_ACCESS_USER: Final = User("root", admin=True)
+"""The user of every request where no authentication is configured: any client may do everything."""
+
+USER_NAME: Final = re.compile(r"[-_a-zA-Z0-9.@]{1,100}")
+
+PROXY_TOKEN: Final = "x-cpumond-proxy-token"  # noqa: S105 - the name of a header
+REMOTE_USER: Final = "x-remote-user"
+REMOTE_GROUPS: Final = "x-remote-groups"
+MAX_GROUPS: Final = 1000
+
+
+class Gate:
+    """Tells who sends a request. ``identities``: who is known by the configuration, besides the store's tokens."""
+
+    def __init__(self, settings: Api, identities: Identities, scheduler: Scheduler) -> None:
+        self.settings = settings
+        self.identities = identities
+        self._scheduler = scheduler
+        self._proxies = [ipaddress.ip_network(each) for each in settings.trusted_proxy if each != PROXY_AT_SOCKET]
+        self._has_proxy_at_socket = PROXY_AT_SOCKET in settings.trusted_proxy
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody who reaches the address may do everything."""
+        return self.settings.is_open
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether requests over TCP need a token."""
+        return bool(self.settings.tokens_file)
+
+    def needs_account(self, scope: Mapping[str, Any]) -> bool:
+        """Whether the kernel's word on who connected may be needed, see ``KnowAccounts``."""
+        if is_at_socket(scope):
+            return True
+        client = scope.get("client")
+        return self.settings.asks_kernel and client is not None and is_loopback(client[0])
+
+    def find_user(self, request: Request) -> User:
+        """The user of a request: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``, or as above.
+
+        An administrator may act for another user (``X-YT-User-Name``). Raises CommandError.
+        """
+        other = request.headers.get("x-yt-user-name", "")
+        if other and not USER_NAME.fullmatch(other):
+            raise CommandError("X-YT-User-Name: expected a name of letters, digits and -_.@", AUTHENTICATION)
+        user = self._identify(request)
+        if user.node:
+            raise CommandError(
+                f"the token of {user.name} is a node's: it registers nodes and sends their heartbeats; use a user's "
+                "token for everything else",
+                ACCESS_DENIED,
+            )
+        user = replace(user, groups=user.groups | self.identities.groups_of(user.name))
+        if not other or other == user.name:
+            return user
+        if not user.admin:
+            raise CommandError(f"Authentication failed: {user.name} may not act for {other}", AUTHENTICATION)
+        # Where everybody may do everything, so may everybody in any name.
+        return User(
+            other,
+            admin=self.is_open and not user.token_id,
+            groups=self.identities.groups_of(other),
+            origin=user.origin,
+            acting=user.name,
+        )
+
+    def find_node(self, request: Request) -> User:
+        """The sender of a node's request: by a node's token, or an administrator who is known without a token.
+
+        Raises CommandError.
+        """
+        user = self._identify(request)
+        if not (user.node or (user.admin and not user.token_id)):
+            whose = f"the token of {user.name} is a user's" if user.token_id else f"this is {user.name}"
+            raise CommandError(
+                f"{whose}, and nodes have tokens of their own: add a line "
+                '"NAME:sha256-hex:node:NODE_ID" to the scheduler\'s [api] tokens_file, or make one with '
+                "`cpumond token create NAME --role node`, and give the agent that token ([scheduler] token_file)",
+                ACCESS_DENIED,
+            )
+        return user
+
+    def _identify(self, request: Request) -> User:
+        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            # Browsers send this header with what a page of another site asks for.
+            raise CommandError("pages of other sites may not ask for this", ACCESS_DENIED)
+        if PROXY_TOKEN in request.headers:
+            return self._find_proxied(request)
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        token = token.strip()
+        user = self._user_of(token) if scheme.lower() in ("oauth", "bearer") else None
+        if user is not None:
+            if user.proxy:
+                raise CommandError(
+                    f"the token of {user.name} is a proxy's: it is sent as X-Cpumond-Proxy-Token, with the user whom "
+                    "the proxy knows in X-Remote-User",
+                    ACCESS_DENIED,
+                )
+            return user if user.node else replace(user, origin=f"{_place(request)}, token {user.token_id}")
+        if self.needs_account(request.scope) or self.is_open:
+            return self._find_local(request)
+        what = "the token is not known" if token else "a token is needed: Authorization: OAuth TOKEN"
+        raise CommandError(f"Authentication failed: {what}", AUTHENTICATION)
+
+    def _user_of(self, token: str) -> User | None:
+        """The user of a token, None for one that is not known. Raises CommandError for one that has ended."""
+        digest = hash_token(token)
+        tokens = self.identities.tokens
+        configured = None if tokens is None else tokens.find(digest)
+        if configured is not None:
+            return replace(configured, token_id=digest[:ID_DIGITS])
+        found = self._scheduler.state.tokens.find(digest)
+        if found is None:
+            return None
+        record, user = found
+        end = record.find_end(self._scheduler.clock.now())
+        if not end and record.made_with and not self._is_valid(record.made_with):
+            end = f"was made with the token {record.made_with}, which is not valid any more"
+        if end:
+            raise CommandError(f"Authentication failed: the token {record.id} {end}; use another one", AUTHENTICATION)
+        return user
+
+    def _is_valid(self, token_id: str) -> bool:
+        tokens = self.identities.tokens
+        if tokens is not None and token_id in tokens:
+            return True
+        record = self._scheduler.state.tokens.find_id(token_id)
+        return record is not None and not record.find_end(self._scheduler.clock.now())
+
+    def _find_local(self, request: Request) -> User:
+        """The account of this machine that sends a request. Raises CommandError."""
+        if REMOTE_USER in request.headers:
+            raise CommandError(
+                "X-Remote-User is believed of a proxy alone, which is in [api] trusted_proxy and shows its token as "
+                "X-Cpumond-Proxy-Token",
+                AUTHENTICATION,
+            )
+        host = request.url.hostname or ""
+        is_socket = is_at_socket(request.scope)
+        if "host" in request.headers and not is_loopback(host) and not is_socket:
+            # DNS rebinding: a page of another site whose name resolves to this machine must not pass for a local user.
+            raise CommandError(f"without tokens requests are for 127.0.0.1 or localhost, not {host!r}", ACCESS_DENIED)
+        if self.is_open and not is_socket:
+            return replace(OPEN_ACCESS_USER, origin=_place(request))
+        found: User | str = request.scope["local_user"]
+        if isinstance(found, User) and (found.admin or self.settings.knows_accounts):
+            return replace(found, origin=f"{_place(request)}, {found.origin}")
+        who = found if isinstance(found, str) else f"this is {found.name} ({found.origin})"
+        if is_socket:
+            text = (
+                f"without a token only {LOCAL_USERS} may use this socket, and {who}; show a token, or have "
+                "[api] socket set, which is for every account"
+            )
+        else:
+            text = (
+                f"without [api] tokens_file only {LOCAL_USERS} may use this scheduler, and {who}; ask as one of them, "
+                "or have its tokens_file name you"
+            )
+        raise CommandError(text, ACCESS_DENIED)
+
+    def _find_proxied(self, request: Request) -> User:
+        """The user whom a trusted proxy names. Raises CommandError."""
+        place = _place(request)
+        if not self._is_proxy_place(request):
+            raise CommandError(
+                f"Authentication failed: {place} is not in [api] trusted_proxy, and a proxy's token is good for what "
+                "is sent from there alone",
+                AUTHENTICATION,
+            )
+        proxy = self._user_of(request.headers[PROXY_TOKEN].strip())
+        if proxy is None or not proxy.proxy:
+            raise CommandError(
+                "Authentication failed: X-Cpumond-Proxy-Token is no token of a proxy; make one with `cpumond token "
+                "create NAME --role proxy`",
+                AUTHENTICATION,
+            )
+        # A second one is what the client sent and the proxy did not replace.
+        names, listed = request.headers.getlist(REMOTE_USER), request.headers.getlist(REMOTE_GROUPS)
+        if len(names) != 1 or len(listed) > 1 or not USER_NAME.fullmatch(names[0]) or find_wrong_name(names[0]):
+            raise CommandError(
+                "Authentication failed: the proxy names no user: expected one X-Remote-User of letters, digits and "
+                "-_.@, and at most one X-Remote-Groups",
+                AUTHENTICATION,
+            )
+        told = "".join(listed).split(",", MAX_GROUPS)[:MAX_GROUPS]
+        groups = frozenset(group for each in told if not find_wrong_name(group := each.strip()))
+        return User(names[0], groups=groups, needs_entry=True, origin=f"proxy {place} ({proxy.name})")
+
+    def _is_proxy_place(self, request: Request) -> bool:
+        if is_at_socket(request.scope):
+            return self._has_proxy_at_socket
+        if request.client is None:
+            return False
+        address = ipaddress.ip_address(request.client.host)
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return any((mapped or address) in network for network in self._proxies)
+
+
+class KnowAccounts:
+    """Puts into the scope of a request the account that connected, or a text on who it is (``local_user``), where the
+    gate may need it: the account database may be far away, and the event loop does not wait for it."""
+
+    def __init__(self, app: ASGIApp, gate: Gate, accounts: Accounts) -> None:
+        self._app = app
+        self._gate = gate
+        self._accounts = accounts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._gate.needs_account(scope):
+            scope["local_user"] = await self._accounts.find(scope["find_peer_uid"]())
+        await self._app(scope, receive, send)
+
+
+def is_at_socket(scope: Mapping[str, Any]) -> bool:
+    """Whether a request came in at the unix socket."""
+    return bool(scope.get("is_at_socket", False))
+
+
+def _place(request: Request) -> str:
+    if is_at_socket(request.scope):
+        return "unix socket"
+    return request.client.host if request.client is not None else "an unknown address"

@@ -1,0 +1,81 @@
+"""Tokens as they are shown: never a token or a whole hash. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from cpumond.api.figures import View
+from cpumond.scheduler.token_records import TokenRecord, TokenTable
+from cpumond.scheduler.users import Role, User
+
+
+class TokenView(View, frozen=True):
+    """A token by its id. Times are seconds since 1970, null where there is none.
+
+    ``state``: whether it is valid, and if not, why; ``orphaned``: what it was made with (``made_with``) is not.
+    ``source``: the store, or the scheduler's file of tokens, of which no more is known than what stands there.
+    """
+
+    id: str
+    user: str
+    role: Role
+    state: Literal["valid", "expired", "revoked", "orphaned"]
+    source: Literal["store", "file"]
+    pattern: str = ""
+    groups: tuple[str, ...] = ()
+    note: str = ""
+    created_at: float | None = None
+    created_by: str = ""
+    made_with: str = ""
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    revoked_by: str = ""
+
+
+class TokenList(View, frozen=True):
+    """The tokens of the asking user, of an administrator all: those of the file first, then the oldest."""
+
+    tokens: list[TokenView]
+
+
+class NewToken(View, frozen=True):
+    """A token that was made. ``token`` is told this once and is not kept anywhere."""
+
+    id: str
+    token: str
+    user: str
+    role: Role
+    expires_at: float | None
+    warnings: list[str]
+
+
+def show_tokens(table: TokenTable, of_file: Iterable[tuple[str, User]], user: User, now: float) -> TokenList:
+    """Those that the user may see."""
+    in_file = dict(of_file)
+    shown = [
+        TokenView(token_id, each.name, _role_of(each), "valid", "file", each.pattern)
+        for token_id, each in in_file.items()
+        if user.admin or each.name == user.name
+    ]
+    shown += [_show(each, table, in_file, now) for each in table if user.admin or each.user == user.name]
+    return TokenList(shown)
+
+
+def _show(record: TokenRecord, table: TokenTable, in_file: dict[str, User], now: float) -> TokenView:
+    state: Literal["valid", "expired", "revoked", "orphaned"] = "valid"
+    if record.revoked_at is not None:
+        state = "revoked"
+    elif record.find_end(now):
+        state = "expired"
+    elif record.made_with and record.made_with not in in_file:
+        maker = table.find_id(record.made_with)
+        state = "orphaned" if maker is None or maker.find_end(now) else "valid"
+    return TokenView(
+        record.id, record.user, record.role, state, "store", record.pattern, record.groups, record.note,
+        record.created_at, record.created_by, record.made_with, record.expires_at, record.revoked_at, record.revoked_by,
+    )  # fmt: skip
+
+
+def _role_of(user: User) -> Role:
+    return "admin" if user.admin else "node" if user.node else "proxy" if user.proxy else "user"

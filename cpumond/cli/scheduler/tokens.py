@@ -1,0 +1,98 @@
+"""The command ``token``: who may ask the scheduler, by tokens that are made and revoked while it runs."""
+
+from __future__ import annotations
+
+import click
+
+from cpumond.api.token_views import NewToken, TokenList, TokenView
+from cpumond.cli.options import DurationType, quote_name
+from cpumond.cli.render.tables import Cell, warn
+from cpumond.cli.scheduler.client import SchedulerClient, print_table, scheduler_options
+from cpumond.core.words import show_name, show_time
+from cpumond.scheduler.token_commands import MAX_LIFE_S, MIN_LIFE_S
+from cpumond.scheduler.users import ROLES
+
+
+@click.group("token", epilog="Example: cpumond token create alice --expires 90d")
+def token_command() -> None:
+    """Tokens of users, nodes and proxies: make, list, revoke. They hold at once, also in a running scheduler.
+
+    An administrator makes and revokes any, others their own: for their own name and with no more rights than they have.
+    The scheduler keeps hashes alone.
+    """
+
+
+@token_command.command("create", epilog="Example: cpumond token create n17 --role node --node-pattern n17 >token")
+@click.argument("user", required=False, default="")
+@click.option(
+    "--role", type=click.Choice(ROLES), default="user", show_default=True,
+    help="user: what access lists allow; admin: all; node: registers nodes; proxy: names the users it sends for.",
+)  # fmt: skip
+@click.option("--group", "groups", metavar="GROUP", multiple=True, help="The user is in this group; may be repeated.")
+@click.option(
+    "--expires", "expires_s", metavar="DURATION", type=DurationType(MIN_LIFE_S, MAX_LIFE_S),
+    help="How long it is valid, such as 90d; default: until it is revoked.",
+)  # fmt: skip
+@click.option("--node-pattern", "pattern", default="", metavar="PATTERN", help="node_ids, such as n17 or rack1-*.")
+@click.option("--note", default="", metavar="TEXT", help="What it is for, as lists show it.")
+@scheduler_options
+def token_create_command(
+    client: SchedulerClient,
+    user: str,
+    role: str,
+    groups: tuple[str, ...],
+    expires_s: float | None,
+    pattern: str,
+    note: str,
+) -> None:
+    """Make a token of USER (default: of yourself) and print it. It is shown this once."""
+    body = {"user": user, "role": role, "groups": groups, "expires_s": expires_s, "pattern": pattern, "note": note}
+    content = client.request("POST", "/tokens", body)
+    made = client.decode(content, NewToken)
+    end = "until it is revoked" if made.expires_at is None else f"until {show_time(made.expires_at)}"
+    client.tell_done(content, made.token)
+    if not client.as_json:
+        click.echo(f"token {made.id} of {show_name(made.user)}, role {made.role}, valid {end}", err=True)
+
+
+@token_command.command("list", epilog="Example: cpumond token list --user alice")
+@click.option("--user", metavar="USER", help="Those of this user.")
+@click.option("--all", "shows_all", is_flag=True, help="Also those that are not valid any more.")
+@scheduler_options
+def token_list_command(client: SchedulerClient, user: str | None, shows_all: bool) -> None:
+    """One line per token: your own, of an administrator all. The tokens themselves are not kept."""
+    found = client.show("/tokens", TokenList).tokens
+    shown = [each for each in found if user in (None, each.user) and (shows_all or each.state == "valid")]
+    if not shown:
+        click.echo("no token; make one with `cpumond token create`")
+        return
+    headings = ("id", "user", "role", "state", "expires", "made", "by", "groups", "node_ids", "note")
+    print_table(headings, [_token_row(each) for each in shown])
+    hidden = sum(each.state != "valid" for each in found) if not shows_all else 0
+    if hidden:
+        warn(f"{hidden} that are not valid any more are not shown; --all shows them")
+
+
+def _token_row(token: TokenView) -> list[Cell]:
+    ended = f"revoked {show_time(token.revoked_at)}" if token.revoked_at is not None else token.state
+    return [
+        token.id,
+        show_name(token.user),
+        token.role,
+        (ended, "" if token.state == "valid" else "red"),
+        "" if token.expires_at is None else show_time(token.expires_at),
+        "tokens_file" if token.created_at is None else show_time(token.created_at),
+        show_name(token.created_by),
+        show_name(", ".join(token.groups)),
+        show_name(token.pattern),
+        show_name(token.note),
+    ]
+
+
+@token_command.command("revoke", epilog="Example: cpumond token revoke 1f2e3d4c5b6a")
+@click.argument("tokens", metavar="ID...", nargs=-1, required=True)
+@scheduler_options
+def token_revoke_command(client: SchedulerClient, tokens: tuple[str, ...]) -> None:
+    """Refuse tokens from now on, by their ids; those that were made with them end, too."""
+    for token in tokens:
+        client.change(f"token {show_name(token)} revoked", "DELETE", f"/tokens/{quote_name(token)}")

@@ -1,0 +1,150 @@
+"""Tokens that are made, listed and revoked while the scheduler runs, with the command line and over HTTP."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
+from test_access import start_with_tokens
+
+
+def run(scheduler: SchedulerProcess, token: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """A command line with a token."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cpumond", *arguments],
+        env={**clean_environment(), "CPUMOND_SCHEDULER": scheduler.url, "CPUMOND_TOKEN": token, "COLUMNS": "200"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, f"{arguments}: {done.returncode} {done.stdout} {done.stderr}"
+    return done
+
+
+def list_ids(scheduler: SchedulerProcess, token: str) -> list[str]:
+    return [each["id"] for each in json.loads(run(scheduler, token, "token", "list", "--json").stdout)["tokens"]]
+
+
+def ask(scheduler: SchedulerProcess, token: str, method: str, path: str, body: Any = None) -> tuple[int, str]:
+    scheduler.use_token(token)
+    answer = scheduler.request(method, path, body)
+    return answer.status_code, answer.text
+
+
+def test_the_life_of_a_token(scheduler: SchedulerProcess) -> None:
+    start_with_tokens(scheduler, "admin", "user")
+    done = run(scheduler, "admin", "token", "create", "alice", "--group", "ml", "--expires", "90d", "--note", "laptop")
+    token = done.stdout.strip()
+    assert len(token) == 43
+    assert "of alice, role user, valid until 20" in done.stderr
+    assert ask(scheduler, token, "GET", "me")[0] == 200
+    scheduler.use_token(token)
+    assert scheduler.get("me")["user"] == "alice"
+    [mine] = list_ids(scheduler, token)
+    listed = run(scheduler, "admin", "token", "list").stdout
+    assert mine in listed
+    assert "laptop" in listed
+    assert "tokens_file" in listed, "those of the file are there, too"
+
+    # It is known after a restart, and neither log nor database has it.
+    scheduler.kill()
+    scheduler.start()
+    assert ask(scheduler, token, "GET", "me")[0] == 200
+    assert token not in scheduler.log()
+    files = list(scheduler.state_dir.iterdir())
+    assert not any(token.encode() in path.read_bytes() for path in files if path.is_file())
+
+    run(scheduler, "admin", "token", "revoke", mine)
+    status, text = ask(scheduler, token, "GET", "me")
+    assert status == 401
+    assert f"the token {mine} was revoked on 20" in text
+    assert "no token" in run(scheduler, "admin", "token", "list", "--user", "alice").stdout
+    assert "revoked 20" in run(scheduler, "admin", "token", "list", "--all").stdout
+    assert "was revoked on" in run(scheduler, "admin", "token", "revoke", mine).stderr
+    [record] = [each for each in scheduler.events("command") if each["command"] == "CreateToken"]
+    assert (record["user"], record["about_user"], record["id"]) == ("me", "alice", mine)
+    assert "token" in record["origin"]
+    assert "hash" not in record
+
+
+def test_a_user_makes_own_tokens_alone(scheduler: SchedulerProcess) -> None:
+    start_with_tokens(scheduler, "admin", "user")
+    carols = run(scheduler, "admin", "token", "create", "carol").stdout.strip()
+    second = run(scheduler, carols, "token", "create", "--note", "ci").stdout.strip()
+    assert len(list_ids(scheduler, carols)) == len(list_ids(scheduler, second)) == 2
+    mes = next(each for each in list_ids(scheduler, "admin") if each not in list_ids(scheduler, carols))
+    for arguments, words in (
+        (("create", "me"), "carol may make tokens of carol alone"),
+        (("create", "--role", "admin"), 'only an administrator may make a token of role "admin"'),
+        (("create", "--role", "node"), 'only an administrator may make a token of role "node"'),
+        (("create", "--group", "ml"), "carol is not in group 'ml'"),
+        (("revoke", mes), "carol has no token"),
+        (("revoke", "0123456789ab"), "carol has no token"),
+    ):
+        assert words in run(scheduler, carols, "token", *arguments, code=77).stderr
+    assert "and it makes none" in run(scheduler, second, "token", "create", code=77).stderr
+    first = json.loads(run(scheduler, carols, "token", "list", "--json").stdout)["tokens"][0]["id"]
+    run(scheduler, second, "token", "revoke", first)
+    for token in (carols, second):
+        assert ask(scheduler, token, "GET", "me")[0] == 401
+    assert (
+        "stands in the scheduler's [api] tokens_file" in run(scheduler, "admin", "token", "revoke", mes, code=78).stderr
+    )
+
+
+def test_a_token_for_a_node(scheduler: SchedulerProcess) -> None:
+    start_with_tokens(scheduler, "admin")
+    arguments = ("token", "create", "rack1", "--role", "node", "--node-pattern", "n1", "--json")
+    made = json.loads(run(scheduler, "admin", *arguments).stdout)
+    assert (made["role"], made["expires_at"]) == ("node", None)
+    scheduler.use_token(made["token"])
+    node = PlayedNode(scheduler, "n1")
+    node.register()
+    assert node.send().status_code == 200
+    assert PlayedNode(scheduler, "n2").send().status_code == 403
+    assert "is a node's" in ask(scheduler, made["token"], "GET", "tokens")[1]
+    run(scheduler, "admin", "token", "revoke", made["id"])
+    scheduler.use_token(made["token"])
+    answer = node.send()
+    assert answer.status_code == 401
+    assert f"the token {made['id']} was revoked" in answer.text
+
+
+def test_a_token_that_expires(scheduler: SchedulerProcess) -> None:
+    start_with_tokens(scheduler, "admin")
+    token = run(scheduler, "admin", "token", "create", "alice", "--expires", "60s").stdout.strip()
+    assert ask(scheduler, token, "GET", "me")[0] == 200
+    scheduler.kill()
+    scheduler.start("--time-scale", "1000")
+    status, text = 200, ""
+    while status == 200:
+        status, text = ask(scheduler, token, "GET", "me")
+    assert status == 401
+    assert "expired on 20" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"user": "everyone"}, "access lists have a meaning of their own for it"),
+        ({"user": "a", "pattern": "n*"}, "has a pattern of node_ids"),
+        ({"user": "a", "role": "king"}, "role"),
+        ({"user": "a", "expires_s": 0.1}, "expires_s"),
+        ({"user": "a", "hash": "0" * 64}, "'hash' is unknown"),
+    ],
+)
+def test_what_is_refused_changes_nothing(scheduler: SchedulerProcess, body: dict[str, Any], words: str) -> None:
+    start_with_tokens(scheduler, "admin")
+    status, text = ask(scheduler, "admin", "POST", "tokens", body)
+    assert status == 422
+    assert words in text
+    assert len(scheduler.get("tokens")["tokens"]) == 1
+
+
+def test_an_open_address_makes_none(scheduler: SchedulerProcess) -> None:
+    scheduler.start()
+    status, text = ask(scheduler, "", "POST", "tokens", {"user": "me"})
+    assert status == 403
+    assert "tokens are made where it is known who makes them" in text

@@ -1,0 +1,265 @@
+"""Who sends a request: by tokens of the file and of the store, by the kernel's word, by a trusted proxy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from cpumond.api.identity import Gate
+from cpumond.scheduler.config import Api
+from cpumond.scheduler.identities import Identities
+from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError, Rules
+from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.store.sqlite import open_sqlite_store
+from cpumond.scheduler.token_commands import CreateToken, RevokeToken
+from cpumond.scheduler.tokens import hash_token, parse_tokens
+from cpumond.scheduler.users import User
+
+FILE = "".join(
+    f"{line}\n"
+    for line in (
+        f"alice:{hash_token('alices')}", f"ops:{hash_token('ops')}:admin", f"n1:{hash_token('node')}:node:n1",
+        f"nginx:{hash_token('nginx')}:proxy",
+    )
+)  # fmt: skip
+PROXY = {"x_cpumond_proxy_token": "nginx", "x_remote_user": "dora"}
+ADMIN = User("root", admin=True)
+ALICE = User("alice", groups=frozenset({"staff"}), needs_entry=True, origin="uid 1000")
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[Scheduler]:
+    store = open_sqlite_store(str(tmp_path / "db"))
+    yield Scheduler(Rules(), store, Clock())
+    store.close()
+
+
+def make_gate(scheduler: Scheduler, tokens: str | None = None, groups: Any = None, **api: Any) -> Gate:
+    """``tokens``: the text of the file of tokens."""
+    known = None if tokens is None else parse_tokens(tokens, "tokens")
+    return Gate(Api(tokens_file="" if tokens is None else "tokens", **api), Identities(known, groups), scheduler)
+
+
+def make_request(
+    token: str = "", place: str = "10.0.0.7", account: User | str = "it cannot be told who this is", **headers: str
+) -> Request:
+    """A request from an address, "unix" for the socket; ``account``: the kernel's word."""
+    named = {"host": "127.0.0.1:9757", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    if token:
+        named["authorization"] = f"Bearer {token}"
+    scope = {
+        "type": "http", "method": "GET", "path": "/", "query_string": b"", "scheme": "http",
+        "client": None if place == "unix" else (place, 1234), "is_at_socket": place == "unix", "local_user": account,
+        "headers": [(name.encode(), value.encode()) for name, value in named.items()],
+    }  # fmt: skip
+    return Request(scope)
+
+
+def refuse(gate: Gate, request: Request, code: int = AUTHENTICATION) -> str:
+    with pytest.raises(CommandError) as caught:
+        gate.find_user(request)
+    assert caught.value.code == code
+    return str(caught.value)
+
+
+# ---- tokens
+
+
+def test_a_token_of_the_file(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler, FILE, {"ml": ("alice", "bob"), "web": ("bob",)})
+    token_id = hash_token("alices")[:12]
+    assert gate.find_user(make_request("alices")) == User(
+        "alice", groups=frozenset({"ml"}), token_id=token_id, origin=f"10.0.0.7, token {token_id}"
+    )
+    assert "the token is not known" in refuse(gate, make_request("other"))
+    assert "a token is needed" in refuse(gate, make_request())
+
+
+def test_a_token_of_the_store_until_it_is_revoked(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler, FILE, {"web": ("carol",)})
+
+    async def use() -> None:
+        made = await scheduler.execute(CreateToken(hash_token("carols"), "carol", groups=("ml",)), ADMIN)
+        user = gate.find_user(make_request("carols"))
+        assert (user.name, user.groups, user.token_id) == ("carol", {"ml", "web"}, made.id)
+        await scheduler.execute(RevokeToken(made.id), ADMIN)
+        assert f"the token {made.id} was revoked on 20" in refuse(gate, make_request("carols"))
+
+    asyncio.run(use())
+
+
+def test_a_token_of_the_store_until_it_expires(scheduler: Scheduler) -> None:
+    async def make() -> None:
+        await scheduler.execute(CreateToken(hash_token("carols"), "carol", expires_s=60.0), ADMIN)
+
+    asyncio.run(make())
+    gate = make_gate(scheduler, FILE)
+    assert gate.find_user(make_request("carols")).name == "carol"
+    now = scheduler.clock.now()
+    scheduler.clock = type("Later", (Clock,), {"now": lambda _: now + 61.0})()
+    assert "expired on 20" in refuse(gate, make_request("carols"))
+
+
+def test_a_token_ends_with_the_one_it_was_made_with(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler, FILE)
+
+    async def use() -> None:
+        first = await scheduler.execute(CreateToken(hash_token("first"), "carol"), ADMIN)
+        await scheduler.execute(CreateToken(hash_token("second"), "carol"), gate.find_user(make_request("first")))
+        await scheduler.execute(CreateToken(hash_token("third"), "alice"), gate.find_user(make_request("alices")))
+        assert gate.find_user(make_request("second")).name == "carol"
+        assert gate.find_user(make_request("third")).name == "alice"
+        await scheduler.execute(RevokeToken(first.id), ADMIN)
+        assert f"was made with the token {first.id}, which is not valid any more" in refuse(
+            gate, make_request("second")
+        )
+        gate.identities.take_over(Identities(parse_tokens("", "tokens")))
+        assert "which is not valid any more" in refuse(gate, make_request("third")), "its line is gone from the file"
+
+    asyncio.run(use())
+
+
+def test_roles(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler, FILE)
+    assert "is a node's" in refuse(gate, make_request("node"), ACCESS_DENIED)
+    assert "is a proxy's" in refuse(gate, make_request("nginx"), ACCESS_DENIED)
+    assert gate.find_node(make_request("node")).pattern == "n1"
+    for token in ("alices", "ops"):
+        with pytest.raises(CommandError, match="nodes have tokens of their own"):
+            gate.find_node(make_request(token))
+
+
+def test_an_administrator_acts_for_others_without_being_more_than_they(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler, FILE, {"ml": ("bob",), "web": ("ops",)})
+    user = gate.find_user(make_request("ops", x_yt_user_name="bob"))
+    assert (user.name, user.admin, user.acting, user.groups) == ("bob", False, "ops", {"ml"})
+    assert "alice may not act for bob" in refuse(gate, make_request("alices", x_yt_user_name="bob"))
+    assert gate.find_user(make_request("alices", x_yt_user_name="alice")).name == "alice"
+
+
+# ---- the kernel's word
+
+
+def test_without_a_file_of_tokens_the_kernels_word_counts_on_this_machine(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler)
+    root = User("root", admin=True, origin="uid 0")
+    assert gate.find_user(make_request(place="127.0.0.1", account=root)) == User(
+        "root", admin=True, origin="127.0.0.1, uid 0"
+    )
+    assert "this is alice (uid 1000)" in refuse(gate, make_request(place="127.0.0.1", account=ALICE), ACCESS_DENIED)
+    assert "a token is needed" in refuse(gate, make_request(place="10.0.0.7", account=root))
+    other = make_request(place="127.0.0.1", account=root, host="evil.example")
+    assert "not 'evil.example'" in refuse(gate, other, ACCESS_DENIED)
+    assert gate.find_node(make_request(place="127.0.0.1", account=root)).admin
+
+
+def test_a_token_goes_before_the_kernels_word_and_an_unknown_one_does_not_hide_it(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler)
+    root = User("root", admin=True, origin="uid 0")
+
+    async def make() -> str:
+        return (await scheduler.execute(CreateToken(hash_token("carols"), "carol"), ADMIN)).id
+
+    token_id = asyncio.run(make())
+    assert gate.find_user(make_request("carols", "127.0.0.1", root)).name == "carol"
+    assert gate.find_user(make_request("carols", "10.0.0.7")).origin == f"10.0.0.7, token {token_id}"
+    assert gate.find_user(make_request("unknown", "127.0.0.1", root)).name == "root"
+
+
+@pytest.mark.parametrize("tokens", [None, FILE])
+def test_the_socket_is_for_every_account_where_it_is_configured(scheduler: Scheduler, tokens: str | None) -> None:
+    gate = make_gate(scheduler, tokens, {"ml": ("alice",)}, socket="/run/s")
+    user = gate.find_user(make_request(place="unix", account=ALICE))
+    assert (user.name, user.groups, user.admin, user.needs_entry) == ("alice", {"staff", "ml"}, False, True)
+    assert user.origin == "unix socket, uid 1000"
+    with pytest.raises(CommandError, match="this is alice, and nodes have tokens of their own"):
+        gate.find_node(make_request(place="unix", account=ALICE))
+    over_tcp = make_request(place="127.0.0.1", account=ALICE)
+    if tokens is None:
+        assert gate.find_user(over_tcp).name == "alice"
+    else:
+        assert "a token is needed" in refuse(gate, over_tcp)
+    assert "cannot be told" in refuse(gate, make_request(place="unix"), ACCESS_DENIED)
+
+
+def test_the_units_socket_is_for_root(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler, FILE)
+    assert gate.find_user(make_request(place="unix", account=User("root", admin=True, origin="uid 0"))).admin
+    assert "may use this socket, and this is alice (uid 1000)" in refuse(
+        gate, make_request(place="unix", account=ALICE), ACCESS_DENIED
+    )
+    assert gate.find_user(make_request("alices", "unix", ALICE)).name == "alice"
+
+
+def test_an_address_that_is_open(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler, listen="127.0.0.1:1")
+    assert gate.is_open
+    assert gate.find_user(make_request(place="127.0.0.1")) == User("root", admin=True, origin="127.0.0.1")
+    other = gate.find_user(make_request(place="127.0.0.1", x_yt_user_name="bob"))
+    assert (other.name, other.admin, other.acting) == ("bob", True, "root")
+    for more in ({"socket": "/run/s"}, {"trusted_proxy": ("127.0.0.1",)}):
+        closed = make_gate(scheduler, listen="127.0.0.1:1", **more)
+        assert not closed.is_open
+        assert "cannot be told" in refuse(closed, make_request(place="127.0.0.1"), ACCESS_DENIED)
+
+
+# ---- a proxy
+
+
+@pytest.mark.parametrize(
+    ("place", "trusted"), [("127.0.0.1", "127.0.0.1"), ("10.1.2.3", "10.1.2.0/24"), ("::1", "::1"), ("unix", "unix")]
+)
+def test_a_proxy_names_its_users(scheduler: Scheduler, place: str, trusted: str) -> None:
+    gate = make_gate(scheduler, FILE, {"ml": ("dora",)}, trusted_proxy=(trusted,))
+    user = gate.find_user(make_request(place=place, x_remote_groups="web, data team,,owner", **PROXY))
+    where = "unix socket" if place == "unix" else place
+    assert user == User(
+        "dora", groups=frozenset({"ml", "web", "data team"}), needs_entry=True, origin=f"proxy {where} (nginx)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"place": "10.0.0.8"}, "10.0.0.8 is not in [api] trusted_proxy"),
+        ({"place": "unix"}, "unix socket is not in [api] trusted_proxy"),
+        ({"x_cpumond_proxy_token": "other"}, "is no token of a proxy"),
+        ({"x_cpumond_proxy_token": "ops"}, "is no token of a proxy"),
+        ({"x_cpumond_proxy_token": ""}, "is no token of a proxy"),
+        ({"x_remote_user": ""}, "the proxy names no user"),
+        ({"x_remote_user": "(null)"}, "the proxy names no user"),
+        ({"x_remote_user": "everyone"}, "the proxy names no user"),
+        ({"x_yt_user_name": "root"}, "dora may not act for root"),
+    ],
+)
+def test_who_is_not_believed(scheduler: Scheduler, more: dict[str, str], why: str) -> None:
+    gate = make_gate(scheduler, FILE, trusted_proxy=("10.0.0.7",))
+    assert why in refuse(gate, make_request(**{**PROXY, **more}))
+
+
+def test_a_header_that_a_client_added_is_seen(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler, FILE, trusted_proxy=("10.0.0.7",))
+    request = make_request(**PROXY)
+    request.scope["headers"].append((b"x-remote-user", b"root"))
+    assert "the proxy names no user" in refuse(gate, request)
+
+
+def test_a_local_user_passes_for_no_proxy(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler, None, trusted_proxy=("127.0.0.1",), socket="/run/s")
+    for place in ("127.0.0.1", "unix"):
+        forged = make_request(place=place, account=ALICE, x_remote_user="root")
+        assert "X-Remote-User is believed of a proxy alone" in refuse(gate, forged)
+    # A proxy that lost its token must not make everybody the account that it runs as.
+    forwarded = make_request(place="127.0.0.1", account=User("root", admin=True), x_remote_user="dora")
+    assert "X-Remote-User is believed of a proxy alone" in refuse(gate, forwarded)
+
+
+def test_with_an_own_token_the_header_says_nothing(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler, FILE, trusted_proxy=("10.0.0.7",))
+    assert gate.find_user(make_request("alices", x_remote_user="root")).name == "alice"
+    assert "a token is needed" in refuse(gate, make_request(x_remote_user="root"))
