@@ -39,7 +39,7 @@ export function accessSection(holder, tree, pool, app) {
 }
 
 function inheritedEntries(holder) {
-  return (holder.inherited_acl ?? []).map(({ where, ...entry }) => ({ entry, from: where }));
+  return (holder.inherited_acl ?? []).map(({ where, entry }) => ({ entry, from: where }));
 }
 
 // Entries are changed, added and removed, and kept together by one button.

@@ -20,10 +20,10 @@ const page = (path, title, text, kinds, columns) => ({
   async load(_, { signal, query: chosen }) {
     const asked = Object.fromEntries(NAMES.map((name) => [name, chosen.get(name)]));
     const since = Object.hasOwn(SPANS, chosen.get("since")) ? chosen.get("since") : null;
-    const [{ events }, rights] = await Promise.all([get(`${path}${query({ ...asked, since_s: since, limit: PAGE })}`, { signal }), readRights()]);
-    return { events, rights };
+    const [found, rights] = await Promise.all([get(`${path}${query({ ...asked, since_s: since, limit: PAGE })}`, { signal }), readRights()]);
+    return { found, rights };
   },
-  view({ events, rights }, _, app) {
+  view({ found, rights }, _, app) {
     return [
       h("h1", title), h("p.muted.plain-text", text),
       h("div.filters", { role: "search", "aria-label": `Filter the ${title.toLowerCase()}` },
@@ -31,7 +31,7 @@ const page = (path, title, text, kinds, columns) => ({
         textFilter("tree", "Tree", "name of a tree", app), textFilter("pool", "Pool", "and the pools below it", app),
         textFilter("node", "Node", "id of a node", app), textFilter("operation", "Operation", "id of an operation", app),
         textFilter("user", "User", "name of a user", app)),
-      eventsTable(events, rights, app, columns),
+      eventsTable(found, rights, app, columns),
     ];
   },
 });
