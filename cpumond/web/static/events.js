@@ -89,7 +89,8 @@ function about(event) {
 
 export function what(event) {
   return h("span.sentence", event.text, event.undoes ? h("span.muted", ` (takes back ${event.undoes})`) : null,
-    event.changes.length ? h("ul.changes", event.changes.map((change, index) => h("li", { key: index }, changeText(change)))) : null,
+    event.changes.length ? h("details", h("summary.muted", "before and after"),
+      h("ul.changes", event.changes.map((change, index) => h("li", { key: index }, changeText(change))))) : null,
     event.plan ? h("div.muted", `Shown before: ${event.plan}`) : null);
 }
 

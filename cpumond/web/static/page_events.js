@@ -12,7 +12,7 @@ const SPANS = { "3600": "last hour", "86400": "last day", "604800": "last week" 
 const AUDIT_COLUMNS = [
   ...FIRST_COLUMNS,
   { title: "Who, from where", cell: (event) => h("span.origin", h("strong", who(event)), h("div.muted", event.origin)) },
-  { title: "What, and why it was allowed or refused", cell: (event) => [what(event), h("div.muted.because", event.refused || event.allowed_by)] },
+  { title: "What, and why it was allowed or refused", cell: (event) => [what(event), event.allowed_by ? h("div.muted.because", event.allowed_by) : null] },
 ];
 
 const page = (path, title, text, kinds, columns) => ({
