@@ -95,7 +95,7 @@ def make_json_routes(
     max_depth: int = 64,
     count: Callable[[str], None] = lambda _: None,
     *,
-    authenticate_node: AuthenticateNode = lambda _: User("", node=True),
+    authenticate_node: AuthenticateNode = lambda _: User("", admin=True, node=True),
     bodies: Bodies | None = None,
     cluster_name: str = "",
     needs_token: bool = False,
