@@ -55,6 +55,8 @@ class Site:
         path.write_text("".join(lines))
         self.scheduler.write_config('node_heartbeat_timeout = "1s"', api=f'tokens_file = "{path}"')
         self.scheduler.start()
+        self.job = self.operation = ""
+        self.names = (f"new-{number}" for number in itertools.count(1))
         self.clients = {
             role: httpx2.Client(
                 base_url=self.scheduler.url, trust_env=False, timeout=60.0,
@@ -62,10 +64,11 @@ class Site:
             )
             for role in ROLES
         }  # fmt: skip
-        self.names = (f"new-{number}" for number in itertools.count(1))
+
+    def prepare(self) -> None:
+        """Make the pools, and an operation of whose jobs one runs."""
         for name, parent in (("team", "<Root>"), (POOL, "team"), (OTHER, "team")):
             self.make_pool(name, parent)
-        self.job = ""
         self.operation = self.start()
         self.run_a_job()
 
@@ -147,6 +150,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     made = Site(tmp_path_factory.mktemp("table"))
     try:
+        made.prepare()
         yield made
     finally:
         made.close()
