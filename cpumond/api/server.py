@@ -64,9 +64,12 @@ def make_app(
                 needs_token=gate.needs_token,
                 is_open=gate.is_open,
                 file_tokens=lambda: identities.tokens or (),
+                find_known=gate.find_known,
                 bodies=bodies,
             ),
-            *make_yt_routes(YtBackend(scheduler, cluster_name), gate.find_user, limits, replies, bodies),
+            *make_yt_routes(
+                YtBackend(scheduler, cluster_name, find_known=gate.find_known), gate.find_user, limits, replies, bodies
+            ),
             # Without token and host check: these are the package's files, without data.
             *make_web_routes("scheduler.html"),
         ],
