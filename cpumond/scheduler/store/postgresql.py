@@ -25,14 +25,15 @@ from psycopg.rows import TupleRow
 
 from cpumond.scheduler.store import Change, Entry, FencedError, Lease, StoreError
 from cpumond.scheduler.store.entries import LogEnd, make_rows
+from cpumond.scheduler.store.log_search import search
 from cpumond.scheduler.store.postgresql_log import (
     ADD,
     CUT,
+    LogReader,
     create_log,
     find_end,
     list_columns,
     list_cut,
-    read_entries,
 )
 from cpumond.scheduler.store.postgresql_session import (
     Connection,
@@ -377,7 +378,7 @@ class PostgresStore:
                 if self._reader is None:
                     self._reader = connect(self._conninfo, STORE_TIMEOUT_S)
                 with self._reader.limited():
-                    return read_entries(self._reader, subjects, before, since, limit)
+                    return search(LogReader(self._reader), subjects, before, since, limit)
             except psycopg.Error as error:
                 self._drop_reader()
                 raise explain(self.where, "read the log", error) from error

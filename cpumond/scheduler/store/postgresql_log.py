@@ -45,36 +45,16 @@ PLACES: Final = "SELECT number, position, at, subjects FROM cpumond_log"
 LAST: Final = "SELECT number, position, length(subjects), length(value) FROM cpumond_log ORDER BY number DESC LIMIT 1"
 # OFFSET 0: not by way of the lowest numbers, of which the first that is new enough may be far away.
 LOWEST: Final = "SELECT min(number) FROM (SELECT number FROM cpumond_log WHERE at >= %b OFFSET 0) AS recent"
+FIRST: Final = "SELECT min(number) FROM cpumond_log_subjects WHERE subject = %b"
+LIST_ALL: Final = "SELECT number FROM cpumond_log WHERE number < %b AND number >= %b ORDER BY number DESC LIMIT %b"
+LIST_ABOUT: Final = (
+    "SELECT number FROM cpumond_log_subjects WHERE subject = %b AND number < %b AND number >= %b "
+    "ORDER BY number DESC LIMIT %b"
+)
+CHOOSE: Final = "SELECT number FROM cpumond_log_subjects WHERE subject = %b AND number = ANY(%b::bigint[])"
 READ: Final = (
-    "SELECT number, at, subjects, value FROM cpumond_log "
-    "WHERE number < %(before)b AND number >= %(lowest)b AND at >= %(since)b ORDER BY number DESC LIMIT %(limit)b"
+    "SELECT number, at, subjects, value FROM cpumond_log WHERE number = ANY(%b::bigint[]) ORDER BY number DESC"
 )
-# Each subject in turn goes down to the highest number that all others may have: as many steps as the rarest has,
-# whatever the planner knows of them.
-FIND: Final = """
-WITH RECURSIVE step (highest, agreed, turn, hit) AS (
-    SELECT %(before)b::bigint - 1, 0, 0, NULL::bigint
-    UNION ALL
-    SELECT
-        CASE WHEN now.agreed = cardinality(%(names)b::bytea[]) THEN now.number - 1 ELSE now.number END,
-        CASE WHEN now.agreed = cardinality(%(names)b::bytea[]) THEN 0 ELSE now.agreed END,
-        (step.turn + 1) %% cardinality(%(names)b::bytea[]),
-        CASE WHEN now.agreed = cardinality(%(names)b::bytea[]) THEN now.number END
-    FROM step CROSS JOIN LATERAL (
-        SELECT found.number, CASE WHEN found.number = step.highest THEN step.agreed + 1 ELSE 1 END AS agreed
-        FROM (
-            SELECT max(number) AS number FROM cpumond_log_subjects
-            WHERE subject = (%(names)b::bytea[])[step.turn + 1] AND number <= step.highest
-        ) AS found
-    ) AS now
-    WHERE now.number >= %(lowest)b
-)
-SELECT entry.number, entry.at, entry.subjects, entry.value
-FROM step CROSS JOIN LATERAL (SELECT * FROM cpumond_log WHERE number = step.hit OFFSET 0) AS entry
-WHERE entry.at >= %(since)b LIMIT %(limit)b
-"""
-NO_NUMBER: Final = 2**62
-"""Above all numbers."""
 
 
 def create_log(connection: Connection) -> None:
@@ -132,22 +112,34 @@ def list_cut(session: Session, end: LogEnd, until: float, max_bytes: int) -> lis
     return [list(numbers), [name for name, _ in names], [number for _, number in names]]
 
 
-def read_entries(
-    session: Session, subjects: Sequence[str], before: int | None, since: float, limit: int
-) -> list[tuple[int, Entry]]:
-    """See ``Store.read_log``. Raises psycopg.Error."""
-    lowest = 0
-    if since > 0.0:
-        row = session.get(LOWEST, (since,))
-        if row is None or row[0] is None:
-            return []
-        lowest = row[0]
-    place = {
-        "before": NO_NUMBER if before is None else min(before, NO_NUMBER),
-        "lowest": lowest,
-        "since": since,
-        "limit": min(max(limit, 0), NO_NUMBER),
-        "names": [subject.encode() for subject in dict.fromkeys(subjects)],
-    }
-    found = session.connection.execute(FIND if subjects else READ, place, binary=True)
-    return [(number, Entry(at, list_subjects(listed), value)) for number, at, listed, value in found]
+class LogReader:
+    """What ``search`` asks, through ``session``. Raises psycopg.Error."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def find_lowest(self, since: float) -> int | None:
+        return self._get(LOWEST, since)
+
+    def find_first(self, subject: str) -> int | None:
+        return self._get(FIRST, subject.encode())
+
+    def _get(self, query: str, value: object) -> int | None:
+        row = self._session.get(query, (value,))
+        return row[0] if row else None
+
+    def list_numbers(self, subject: str | None, below: int, lowest: int, limit: int) -> list[int]:
+        """See ``LogIndex``, as all the others."""
+        if subject is None:
+            return self._list(LIST_ALL, below, lowest, limit)
+        return self._list(LIST_ABOUT, subject.encode(), below, lowest, limit)
+
+    def choose_about(self, subject: str, numbers: Sequence[int]) -> list[int]:
+        return self._list(CHOOSE, subject.encode(), list(numbers))
+
+    def _list(self, query: str, *values: object) -> list[int]:
+        return [number for (number,) in self._session.connection.execute(query, values, binary=True)]
+
+    def read_entries(self, numbers: Sequence[int]) -> list[tuple[int, Entry]]:
+        rows = self._session.connection.execute(READ, (list(numbers),), binary=True)
+        return [(number, Entry(at, list_subjects(listed), value)) for number, at, listed, value in rows]
