@@ -165,6 +165,8 @@ class Route:
             given = urlsplit(address)
             if (given.hostname, given.port or _PORTS.get(given.scheme)) == (host, port):
                 return address
+        if parts.scheme not in _PORTS:
+            return None  # by a unix socket it is not told how the leader's address is asked
         return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
