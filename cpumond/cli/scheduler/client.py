@@ -105,6 +105,8 @@ class SchedulerClient:
         self.as_json = as_json
         self.timeout_s = timeout_s
         self.patience_s = patience_s
+        self.plan_shown = ""
+        """What the user was shown of the change that is asked for next, for the audit log."""
 
     @property
     def url(self) -> str:
@@ -162,6 +164,8 @@ class SchedulerClient:
         import httpx2
 
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
+        if self.plan_shown:
+            headers["x-cpumond-plan"] = self.plan_shown
         # Certificates take longer to load than a request takes; without TLS they are not needed.
         transport = httpx2.HTTPTransport(verify=url.startswith("https:"), trust_env=False)
         # Where there is another address, one whose host is gone is not waited for as long as for an answer.
