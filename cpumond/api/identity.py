@@ -71,7 +71,8 @@ class Gate:
         other = request.headers.get("x-yt-user-name", "")
         if other and not USER_NAME.fullmatch(other):
             raise CommandError("X-YT-User-Name: expected a name of letters, digits and -_.@", AUTHENTICATION)
-        user = request.state.user = self._identify(request)
+        # The audit log names the user of a request that is refused, too.
+        request.state.user = user = self._identify(request)
         if user.node:
             raise CommandError(
                 f"the token of {user.name} is a node's: it registers nodes and sends their heartbeats; use a user's "
@@ -110,9 +111,7 @@ class Gate:
 
         Raises CommandError.
         """
-        user = self._identify(request)
-        if not user.node:
-            request.state.user = user
+        request.state.user = user = self._identify(request)
         if not (user.node or (user.admin and not user.token_id)):
             whose = f"the token of {user.name} is a user's" if user.token_id else f"this is {user.name}"
             raise CommandError(

@@ -112,6 +112,8 @@ class SchedulerClient:
         self.timeout_s = timeout_s
         self.patience_s = patience_s
         self.ca_file = ca_file
+        self.plan_shown = ""
+        """What the user was shown of the change that is asked for next, for the audit log."""
 
     @property
     def url(self) -> str:
@@ -169,6 +171,8 @@ class SchedulerClient:
         import httpx2
 
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
+        if self.plan_shown:
+            headers["x-cpumond-plan"] = self.plan_shown
         # Certificates take longer to load than a request takes; without TLS they are not needed.
         verify = make_client_context(self.ca_file, "--ca-file") if url.startswith("https:") else False
         place = url.removeprefix(UNIX) if url.startswith(UNIX) else None

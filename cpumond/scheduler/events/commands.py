@@ -42,6 +42,9 @@ SECRET: Final = frozenset({"token", "digest", "hash", "secret", "password", "env
 """Fields that no request is told with."""
 
 
+AnyCommand = Command | TokenCommand | UndoChange
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request: its user, the plan that the user was shown before, the sentence of the verdict that allowed it."""
@@ -75,11 +78,7 @@ def tell_command(state: State, command: Command | TokenCommand, asked: Asked, ch
 
 
 def tell_refused(
-    trees: Mapping[str, Tree],
-    command: Command | TokenCommand | UndoChange,
-    asked: Asked,
-    refusal: CommandError,
-    now: float,
+    trees: Mapping[str, Tree], command: AnyCommand, asked: Asked, refusal: CommandError, now: float
 ) -> Told:
     """A command that was refused for want of rights."""
     event = _begin(command, asked, now, f"was refused {_name_of(command)}: {refusal}", "refused")
