@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -223,6 +223,12 @@ def list_permissions(rights: Rights, pool: PoolElement) -> list[Permission]:
     """What the asker may do to a pool."""
     name = explicit_pool(pool)
     return [each for each in POOL_PERMISSIONS if rights.on_pool(pool.tree.name, name, each).allowed]
+
+
+def show_acl(entries: Iterable[AccessEntry] | None) -> list[dict[str, Any]]:
+    """An access list as plain values."""
+    found: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(list(entries or ())))
+    return found
 
 
 def hide_secrets(record: OperationRecord) -> OperationRecord:

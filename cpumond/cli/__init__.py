@@ -43,6 +43,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "Operations: start, list, show, why, jobs, set, abort, suspend, resume, complete.",
     ),
     "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show."),
+    "can": ("scheduler.rights", "Whether a user may do something on the running scheduler, and by what."),
     "token": ("scheduler.tokens", "Tokens of users, nodes and proxies: create, list, revoke."),
     "report": (
         "scheduler.report",

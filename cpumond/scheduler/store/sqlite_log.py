@@ -14,18 +14,16 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-import msgspec
 import structlog
 
 from cpumond.scheduler.store import Entry
-from cpumond.scheduler.store.entries import CUT_ENTRIES, LogEnd, Place, Row, choose_cut, measure
+from cpumond.scheduler.store.entries import CUT_ENTRIES, LogEnd, Place, Row, choose_cut, list_subjects, measure
 
 log = structlog.get_logger("cpumond.scheduler")
 
 HEAD: Final = struct.Struct(">qqd")
 NO_NUMBER: Final = 2**62
 """Above all numbers."""
-SUBJECTS: Final = msgspec.json.Decoder(tuple[str, ...])
 PLACES: Final = "SELECT number, CAST(position AS INTEGER), CAST(at AS REAL) FROM log"
 
 
@@ -52,22 +50,22 @@ def find_end(connection: sqlite3.Connection) -> LogEnd:
     """Where the next entry goes. Raises sqlite3.Error."""
     (cut,) = connection.execute("SELECT ifnull(max(number), 0) FROM log_cut").fetchone()
     row = connection.execute(
-        "SELECT number, CAST(position AS INTEGER), subjects, CAST(value AS BLOB) FROM log ORDER BY number DESC LIMIT 1"
+        "SELECT number, CAST(position AS INTEGER), length(subjects), length(value) FROM log "
+        "ORDER BY number DESC LIMIT 1"
     ).fetchone()
     if row is None:
         return LogEnd(cut)
     number, position, subjects, value = row
-    return LogEnd(max(number, cut), position + measure(map(str.encode, _list_subjects(subjects)), value))
+    return LogEnd(max(number, cut), position + measure(subjects, value))
 
 
 def add_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
     """Raises sqlite3.Error."""
-    for number, position, at, subjects, value in rows:
-        names = [subject.decode() for subject in subjects]
-        listed = msgspec.json.encode(names)
+    for number, position, at, listed, value, subjects in rows:
         crc = _checksum(number, position, at, listed, value)
         connection.execute("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?)", (number, position, at, listed, value, crc))
-        connection.executemany("INSERT OR REPLACE INTO log_subjects VALUES (?, ?)", [(name, number) for name in names])
+        names = [(name, number) for name in subjects]
+        connection.executemany("INSERT OR REPLACE INTO log_subjects VALUES (?, ?)", names)
 
 
 class LogReader:
@@ -128,7 +126,7 @@ class LogReader:
             position, at, subjects, value, crc = row
             is_sound = tuple(map(type, row[:-1])) == (int, float, bytes, bytes)
             if is_sound and crc == _checksum(number, position, at, subjects, value):
-                return number, Entry(at, SUBJECTS.decode(subjects), value)
+                return number, Entry(at, list_subjects(subjects), value)
         if number not in self._told:
             self._told.add(number)
             what = "is not there" if row is None else "does not match its checksum"
@@ -157,20 +155,12 @@ def cut_rows(connection: sqlite3.Connection, end: LogEnd, until: float, max_byte
         (subjects,) = connection.execute("SELECT subjects FROM log WHERE number = ?", (number,)).fetchone()
         connection.executemany(
             "DELETE FROM log_subjects WHERE subject = ? AND number = ?",
-            [(name, number) for name in _list_subjects(subjects)],
+            [(name, number) for name in list_subjects(subjects)],
         )
         connection.execute("DELETE FROM log WHERE number = ?", (number,))
     if numbers:
         connection.execute("UPDATE log_cut SET number = max(number, ?)", (max(numbers),))
     return len(numbers)
-
-
-def _list_subjects(listed: object) -> tuple[str, ...]:
-    """None of an entry that is damaged."""
-    try:
-        return SUBJECTS.decode(listed) if isinstance(listed, bytes) else ()
-    except msgspec.MsgspecError:
-        return ()
 
 
 def _checksum(number: int, position: int, at: float, subjects: bytes, value: bytes) -> int:
