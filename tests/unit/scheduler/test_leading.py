@@ -261,3 +261,21 @@ def test_a_mistake_in_a_reign_ends_the_process():
         assert world.arbiter.is_closed
 
     asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_a_mistake_of_the_arbiter_ends_the_process_and_is_not_repeated_again_and_again():
+    async def whole() -> None:
+        world = World()
+        calls: list[object] = []
+
+        def take(*arguments: object) -> None:
+            calls.append(arguments)
+            raise OSError("too many open files")
+
+        world.arbiter.take = take  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="too many"):
+            await world.leading.run(world.stopping)
+        assert len(calls) == 1
+        assert world.arbiter.is_closed
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
