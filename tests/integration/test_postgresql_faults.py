@@ -187,6 +187,25 @@ def test_a_take_over_waits_for_a_write_under_way_even_if_its_session_cannot_be_e
             assert content(store) == {"a": b"1"}
 
 
+def test_a_slow_write_of_the_leader_does_not_cost_the_lead(database: str) -> None:
+    with (
+        contextlib.closing(PostgresArbiter(database, timeout_s=1.0)) as one,
+        contextlib.closing(PostgresArbiter(database)) as other,
+    ):
+        assert one.take("a:1", 60.0)
+        with contextlib.closing(one.open_store(1)) as store, held_write(database, store, Change("k", "a", b"1")):
+            with pytest.raises(StoreError, match="cannot renew the lease: canceling statement"):
+                one.renew(1, 60.0)
+            assert other.take("b:1", 60.0) is None
+        assert other.take("b:1", 60.0) is None
+        assert one.renew(1, 60.0)
+        # Whoever gives the lead up lets go of it, whatever the server says.
+        with contextlib.closing(one.open_store(1)) as store, held_write(database, store, Change("k", "b", b"1")):
+            with pytest.raises(StoreError, match="cannot give the lead up"):
+                one.give_up(1)
+        assert other.take("b:1", 60.0)
+
+
 def test_of_two_that_find_the_lead_free_one_leads(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Both have looked before either took it.
     monkeypatch.setattr(module, "IS_LED", "SELECT false")

@@ -171,7 +171,7 @@ class PostgresArbiter:
 
     def renew(self, term: int, lease_s: float) -> bool:
         """Let the own lease end ``lease_s`` from now; False: it has been taken. Raises StoreError."""
-        with self._ask("renew the lease") as session:
+        with self._ask("renew the lease", keeps_lead=True) as session:
             if session.leads == term:
                 return session.connection.execute(RENEW, (lease_s, term)).rowcount == 1
             # The session that led is lost. Who holds the lock still, while the term is ours and nobody can take it, is
@@ -206,8 +206,12 @@ class PostgresArbiter:
         return store
 
     @contextlib.contextmanager
-    def _ask(self, doing: str) -> Iterator[Session]:
-        """The session, made anew where there is none; an error of it ends it, and the lead that it holds."""
+    def _ask(self, doing: str, keeps_lead: bool = False) -> Iterator[Session]:
+        """The session, made anew where there is none; an error of it ends it, and the lead that it holds.
+
+        ``keeps_lead``: not where the server does no more than refuse, as behind a write of the leader's own that takes
+        long: another scheduler would lead before the lease is over.
+        """
         if self._is_closed:
             raise StoreError(f"{self.where}: cannot {doing}: the arbiter was closed")
         try:
@@ -216,7 +220,9 @@ class PostgresArbiter:
             with self._session.limited():
                 yield self._session
         except BaseException as error:
-            self._drop()
+            leads = self._session is not None and self._session.leads > 0
+            if not (keeps_lead and leads and isinstance(error, psycopg.Error) and is_refusal(error)):
+                self._drop()
             if isinstance(error, psycopg.Error):
                 raise explain(self.where, doing, error) from error
             raise
