@@ -14,6 +14,7 @@ from played_arbiter import Engine
 from starlette.responses import PlainTextResponse
 
 from cpumond.api.standby import make_standby_app
+from cpumond.core.route import LOST_LEAD, was_not_done
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER
 from cpumond.scheduler.door import LeaderDoor
 from cpumond.scheduler.exporter import LeadMetrics
@@ -195,7 +196,8 @@ def test_an_answer_that_is_ready_after_the_lease_is_none():
         world.on_request = pause
         answer = await world.get()
         assert answer.status_code == 503
-        assert "not known" in answer.json()["error"]
+        assert answer.json()["error"] == LOST_LEAD
+        assert not was_not_done(LOST_LEAD)
         assert TERM_HEADER not in answer.headers
 
     play(work)
