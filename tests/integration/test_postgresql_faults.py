@@ -394,6 +394,10 @@ def add_colour(connection: Connection) -> None:
     connection.execute("ALTER TABLE cpumond_records ADD COLUMN colour text")
 
 
+def take_long(connection: Connection) -> None:
+    connection.execute("SELECT pg_sleep(1)")
+
+
 def break_half_way(connection: Connection) -> None:
     connection.execute("DELETE FROM cpumond_records")
     connection.execute("INSERT INTO nowhere VALUES (1)")
@@ -415,6 +419,15 @@ def test_an_older_schema_is_kept_and_migrated_and_a_newer_one_refused(database: 
         AloneStore(database)
     with contextlib.closing(AloneStore(database, migrations=NEWER)) as store:
         assert content(store) == {"a": b"1", "b": b"2"}
+
+
+def test_a_migration_may_take_longer_than_any_other_statement(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STORE_TIMEOUT_S", 0.5)
+    with contextlib.closing(AloneStore(database, migrations=(*MIGRATIONS, take_long))) as store:
+        assert content(store) == {}
+    assert run_sql(database, "SELECT version FROM cpumond_schema") == [(2,)]
 
 
 def test_a_migration_that_fails_changes_nothing(database: str) -> None:

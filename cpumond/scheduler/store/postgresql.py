@@ -264,7 +264,7 @@ class PostgresStore:
 
     def migrate(self, migrations: Sequence[Migration]) -> None:
         """Bring the tables to the newest schema; a copy of the records is made before. Raises StoreError."""
-        with self._use("migrate") as session:
+        with self._use("migrate", is_limited=False) as session:
             version = _read_version(session)
             for number, migration in enumerate(migrations[version:], version + 1):
                 if number == version + 1 > 1:
@@ -368,12 +368,12 @@ class PostgresStore:
             raise FencedError(self._over)
 
     @contextlib.contextmanager
-    def _use(self, doing: str) -> Iterator[Session]:
-        """A session for what leaves no question when it fails."""
+    def _use(self, doing: str, is_limited: bool = True) -> Iterator[Session]:
+        """A session for what leaves no question when it fails. Without ``is_limited`` it may take as long as it does."""
         self._check_open()
         try:
             session = self._connect()
-            with session.limited():
+            with session.limited() if is_limited else contextlib.nullcontext():
                 yield session
         except psycopg.Error as error:
             self._drop()
