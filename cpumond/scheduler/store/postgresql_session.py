@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,10 @@ from psycopg.rows import TupleRow
 
 from cpumond.scheduler.store import StoreError
 
+OLDEST_CLIENT: Final = [3, 1, 13]
+"""The first psycopg whose ``connect_timeout`` is for each host: others never get past a first one that hangs."""
+if [int(number) for number in re.findall(r"\d+", psycopg.__version__)[:3]] < OLDEST_CLIENT:
+    raise ImportError(f"found {psycopg.__version__}")
 OLDEST_SERVER: Final = 140000
 """PostgreSQL 14: the first whose pg_terminate_backend waits."""
 
