@@ -209,9 +209,12 @@ def test_a_slow_write_of_the_leader_does_not_cost_the_lead(database: str) -> Non
         assert other.take("b:1", 60.0) is None
         assert one.renew(1, 60.0)
         # Whoever gives the lead up lets go of it, whatever the server says.
-        with contextlib.closing(one.open_store(1)) as store, held_write(database, store, Change("k", "b", b"1")):
-            with pytest.raises(StoreError, match="cannot give the lead up"):
-                one.give_up(1)
+        with (
+            contextlib.closing(one.open_store(1)) as store,
+            held_write(database, store, Change("k", "b", b"1")),
+            pytest.raises(StoreError, match="cannot give the lead up"),
+        ):
+            one.give_up(1)
         assert other.take("b:1", 60.0)
 
 
@@ -430,9 +433,7 @@ def test_an_older_schema_is_kept_and_migrated_and_a_newer_one_refused(database: 
         assert content(store) == {"a": b"1", "b": b"2"}
 
 
-def test_a_migration_may_take_longer_than_any_other_statement(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_migration_may_take_longer_than_any_other_statement(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STORE_TIMEOUT_S", 0.5)
     with contextlib.closing(AloneStore(database, migrations=(*MIGRATIONS, take_long))) as store:
         assert content(store) == {}

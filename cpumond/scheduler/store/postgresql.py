@@ -369,7 +369,7 @@ class PostgresStore:
 
     @contextlib.contextmanager
     def _use(self, doing: str, is_limited: bool = True) -> Iterator[Session]:
-        """A session for what leaves no question when it fails. Without ``is_limited`` it may take as long as it does."""
+        """A session for what leaves no question when it fails. Without ``is_limited`` it may take long."""
         self._check_open()
         try:
             session = self._connect()
