@@ -518,6 +518,7 @@ def test_a_database_with_settings_of_its_own(postgresql: PostgresServer, encodin
         f"ALTER DATABASE {name} SET synchronous_commit = off",
         f"ALTER DATABASE {name} SET default_transaction_isolation = serializable",
         f"ALTER DATABASE {name} SET client_encoding = latin1",
+        f"ALTER DATABASE {name} SET datestyle = German",
     )
     conninfo = postgresql.conninfo(name)
     with contextlib.closing(PostgresArbiter(conninfo)) as arbiter:

@@ -54,7 +54,8 @@ HOLDERS: Final = (
 TRY_LEAD: Final = f"SELECT pg_try_advisory_lock({LEAD}, {TABLE}::oid::int)"
 END_SESSIONS: Final = f"SELECT pg_terminate_backend(pid, 1000) {HOLDERS} AND classid::bigint = %s"
 END_SESSION: Final = (
-    "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE (pid, backend_start) = (%s, %s)"
+    "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity "
+    "WHERE (pid, extract(epoch FROM backend_start)::text) = (%s, %s)"
 )
 LEASE: Final = (
     "SELECT term, leader, extract(epoch FROM expires_at - clock_timestamp())::float8 FROM cpumond_lease WHERE id = 1"
@@ -256,7 +257,7 @@ class PostgresStore:
         self.term = term
         self._conninfo = conninfo
         self._session: Session | None = None
-        self._unfinished: tuple[int, object] | None = None
+        self._unfinished: tuple[int, str] | None = None
         """Process and start of the session whose last write may be under way still."""
         self._over = ""
         """Why nothing more can be written in this term."""

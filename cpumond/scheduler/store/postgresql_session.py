@@ -35,7 +35,7 @@ CONNECTION: Final = {
 """What a conninfo that says nothing else gets. ``connect_timeout`` is for each of its hosts."""
 
 SETTINGS: Final = """
-SELECT backend_start,
+SELECT extract(epoch FROM backend_start)::text,
     set_config('statement_timeout', %(ms)s, false),
     set_config('lock_timeout', %(ms)s, false),
     set_config('idle_in_transaction_session_timeout', %(ms)s, false),
@@ -43,7 +43,8 @@ SELECT backend_start,
     set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)
 FROM pg_stat_activity WHERE pid = pg_backend_pid()
 """
-"""Beside the time-outs: what a database may have been told to do otherwise, and the store relies on."""
+"""Beside the time-outs: what a database may have been told to do otherwise, and the store relies on. A number as text
+is the same whatever it was told about dates."""
 CREATION: Final = 0x43504D43
 """The advisory lock of those that make the first tables."""
 
