@@ -138,12 +138,14 @@ def test_a_server_that_does_not_answer_is_given_up(wire: Wire, behind_wire: str)
         assert wait_until(lambda: arbiter.renew(1, LEASE_S))
 
 
-def test_a_host_that_takes_connections_and_does_not_answer_is_passed_over(postgresql: PostgresServer) -> None:
+def test_a_host_that_takes_connections_and_does_not_answer_is_passed_over(
+    postgresql: PostgresServer, database: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hangs:
         ports = f"{hangs.getsockname()[1]},{postgresql.port}"
-        conninfo = f"host=127.0.0.1,127.0.0.1 port={ports} dbname=postgres user=cpumond target_session_attrs=read-write"
-        with contextlib.closing(PostgresArbiter(f"{conninfo} options='-c search_path=public'")) as arbiter:
-            arbiter.look()
+        conninfo = f"{database} host=127.0.0.1,127.0.0.1 port={ports} target_session_attrs=read-write"
+        with contextlib.closing(PostgresArbiter(conninfo)) as arbiter:
+            assert arbiter.look() is None
 
 
 @contextlib.contextmanager
