@@ -521,6 +521,7 @@ def test_a_database_with_settings_of_its_own(postgresql: PostgresServer, encodin
         f"ALTER DATABASE {name} SET default_transaction_isolation = serializable",
         f"ALTER DATABASE {name} SET client_encoding = latin1",
         f"ALTER DATABASE {name} SET datestyle = German",
+        f"ALTER DATABASE {name} SET idle_session_timeout = '1min'",
     )
     conninfo = postgresql.conninfo(name)
     with contextlib.closing(PostgresArbiter(conninfo)) as arbiter:
@@ -534,6 +535,7 @@ def test_a_database_with_settings_of_its_own(postgresql: PostgresServer, encodin
             for setting, expected in (
                 ("synchronous_commit", "on"),
                 ("default_transaction_isolation", "read committed"),
+                ("idle_session_timeout", "0"),
             ):
                 assert store._session.get(f"SELECT current_setting('{setting}')") == (expected,)
 

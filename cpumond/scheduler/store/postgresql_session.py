@@ -39,6 +39,7 @@ SELECT extract(epoch FROM backend_start)::text,
     set_config('statement_timeout', %(ms)s, false),
     set_config('lock_timeout', %(ms)s, false),
     set_config('idle_in_transaction_session_timeout', %(ms)s, false),
+    set_config('idle_session_timeout', '0', false),
     set_config('default_transaction_isolation', 'read committed', false),
     set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)
 FROM pg_stat_activity WHERE pid = pg_backend_pid()
@@ -82,6 +83,7 @@ class Session:
         # A descriptor of its own: the connection's may be closed, and its number be another file's, when time is up.
         self._socket = socket.socket(fileno=os.dup(self.connection.fileno()))
         try:
+            _check_server(self.connection, conninfo)
             with self.limited():
                 # The server gives up first: what it refuses is known not to be done.
                 row = self.connection.execute(SETTINGS, {"ms": str(int(timeout_s * 750))}).fetchone()
@@ -121,7 +123,6 @@ def connect(conninfo: str, timeout_s: float) -> Session:
     session = Session(conninfo, timeout_s)
     try:
         with session.limited():
-            _check_server(session.connection, conninfo)
             if session.get("SELECT to_regclass('cpumond_lease')") == (None,):
                 _create(session.connection)
     except BaseException:
