@@ -39,10 +39,6 @@ class Change(NamedTuple):
     value: bytes | None
 
 
-UNTOLD_STARTS = ("system", "untold_starts")
-"""Kind and key of a record that says: jobs may run whose starts are not stored, since an older version started them."""
-
-
 class Store(Protocol):
     """Records of one scheduler. Any backend keeps the contract of ``test_store_contract.py``.
 
