@@ -36,7 +36,7 @@ from cpumond.core.errors import (
     UsageError,
     describe,
 )
-from cpumond.core.route import Route, Terms, is_standby, was_not_done
+from cpumond.core.route import LOST_LEAD, Route, Terms, is_standby, was_not_done
 from cpumond.core.settings import find_rights_of_others
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
 from cpumond.core.tls import describe_tls_error, make_client_context
@@ -155,7 +155,8 @@ class SchedulerClient:
                     _read_refusal(url, answer.status_code, answer.content),
                 )
                 is_safe = method == "GET" or was_not_done(str(refusal))
-                if not is_safe or not is_standby(answer.status_code, leader, str(refusal)):
+                stands_by = is_standby(answer.status_code, leader, str(refusal)) or str(refusal) == LOST_LEAD
+                if not is_safe or not stands_by:
                     raise refusal
                 tried[url], found_standby = refusal, True
                 wait_s = self._route.standby(leader, POLL_S, began_at_s, time.monotonic())
