@@ -78,11 +78,11 @@ export function who({ user, acting }) {
 function about(event) {
   const short = (id) => (id.length > SHORT_ID ? `${id.slice(0, SHORT_ID - 1)}…` : id);
   const links = [
-    event.tree ? h("a", { key: "pool", href: event.pool ? to("pools", event.tree, event.pool) : to("pools", event.tree, ROOT) },
+    event.tree ? h("a.long", { key: "pool", href: event.pool ? to("pools", event.tree, event.pool) : to("pools", event.tree, ROOT) },
       event.pool ? `pool ${event.pool}` : `tree ${event.tree}`) : null,
     event.operation ? h("a", { key: "operation", href: to("operations", event.operation), title: event.operation }, `operation ${short(event.operation)}`) : null,
     event.operation && event.job ? h("a", { key: "job", href: to("operations", event.operation, "jobs", event.job), title: event.job }, `job ${short(event.job)}`) : null,
-    event.node ? h("a", { key: "node", href: to("nodes", event.node) }, `node ${event.node}`) : null,
+    event.node ? h("a.long", { key: "node", href: to("nodes", event.node) }, `node ${event.node}`) : null,
   ].filter(Boolean);
   return links.length ? links.flatMap((link, index) => (index ? [", ", link] : [link])) : "–";
 }
