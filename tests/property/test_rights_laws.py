@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from examples import examples
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 from scheduler_world import TREE, World
 
 from cpumond.scheduler.access import Rights, read_access
-from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig
-from cpumond.scheduler.required import check
+from cpumond.scheduler.model import ROOT_POOL, CommandError, PoolConfig, TreeConfig
+from cpumond.scheduler.required import check, decide
 from cpumond.scheduler.rights import PERMISSIONS, Permission
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.commands import (
@@ -22,10 +23,11 @@ from cpumond.scheduler.settings.commands import (
     MovePool,
     RemovePool,
     TransferPoolResources,
+    apply,
 )
 from cpumond.scheduler.users import User
 
-many = examples(150)
+many = examples(100)
 
 PLACES = {"a": ROOT_POOL, "b": "a", "c": "b", "d": "a", "z": ROOT_POOL}
 """Pool -> its parent."""
@@ -183,106 +185,130 @@ def test_inherit_acl_false_cuts(world, pool, acl):
 
 # --- commands
 
-
-def edits(names: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[tuple[Edit, ...]]:
-    return names.map(lambda given: tuple(Edit((name,), value) for name, value in given.items()))
-
-
-ANY = st.sampled_from([*"abcdz"])
-VALUES = st.fixed_dictionaries(
-    {},
-    optional={
-        "acl": st.none() | st.lists(ENTRIES, max_size=2),
-        "inherit_acl": st.none() | st.booleans(),
-        "owner": st.sampled_from(["ann", "bob", "cat"]),
-        "weight": st.sampled_from([None, 1, 3]),
-        "strong_guarantee_resources": st.sampled_from([None, {"cpu": 1}, {"cpu": 3}, {"cpu": 9}]),
-        "max_operation_count": st.sampled_from([None, 3, 20]),
-        "mode": st.just("fair_share"),
-    },
+FEW: st.SearchStrategy[list[str]] = st.lists(
+    st.sampled_from(["modify_children", "write", "write", "administer"]), min_size=1, max_size=2, unique=True
 )
-COMMANDS: st.SearchStrategy[ConfigCommand] = st.one_of(
-    st.builds(ChangePool, st.just(TREE), ANY, edits(VALUES)),
-    st.builds(ChangePool, st.just(TREE), ANY, edits(st.fixed_dictionaries({"parent_name": st.sampled_from(POOLS)}))),
-    st.builds(ChangeTree, st.just(TREE), edits(ACCESS)),
-    st.builds(CreatePool, st.just(TREE), st.sampled_from("nm"), st.sampled_from(POOLS), VALUES),
-    st.builds(MovePool, st.just(TREE), ANY, st.sampled_from(POOLS), st.sampled_from("abn")),
-    st.builds(RemovePool, st.just(TREE), ANY, st.booleans()),
-    st.builds(TransferPoolResources, st.just(TREE), ANY, ANY, st.just({"strong_guarantee_resources": {"cpu": 1}})),
+"""What a list gives ann, who has no other rights."""
+
+
+@st.composite
+def teams(draw: st.DrawFn) -> World:
+    """A closed tree in which ann may do something here and there."""
+    world = World(acl_required=True)
+    given = {name: draw(st.just([]) | st.just([]) | FEW) for name in POOLS}
+    given["a"] = given["a"] or draw(FEW)
+    for name, parent in PLACES.items():
+        cpu = {"strong_guarantee_resources": {"cpu": {"a": 8, "b": 4, "c": 2, "d": 2, "z": 8}[name]}}
+        world.create_pool(name, parent, **cpu)
+    for name, permissions in given.items():
+        if permissions:
+            set_list(world, name, [{"action": "allow", "subjects": ["ann"], "permissions": permissions}])
+    return world
+
+
+VALUES: tuple[dict[str, Any], ...] = (
+    {"acl": []},
+    {"acl": None},
+    {"inherit_acl": False},
+    {"owner": "ann"},
+    {"weight": 3},
+    {"strong_guarantee_resources": {"cpu": 1}},
+    {"strong_guarantee_resources": {"cpu": 3}},
+    {"strong_guarantee_resources": {"cpu": 9}},
+    {"mode": "fair_share"},
 )
 
 
-def carry_out(world: World, command: ConfigCommand, user: User) -> bool:
-    """Whether the user may, and it is no mistake."""
-    try:
-        check(world.state, command, user)
-        world.do(command, user.name)
-    except CommandError:
-        return False
-    return True
+def put(values: dict[str, Any]) -> tuple[Edit, ...]:
+    return tuple(Edit((name,), value) for name, value in values.items())
 
 
-def lists_of(config: Config) -> dict[str, Any]:
+def every_command() -> list[ConfigCommand]:
+    made: list[ConfigCommand] = [ChangeTree(TREE, put(values)) for values in (*VALUES[:4], {"acl_required": False})]
+    for pool in PLACES:
+        made += [ChangePool(TREE, pool, put(values)) for values in VALUES]
+        made += [ChangePool(TREE, pool, put({"parent_name": parent})) for parent in POOLS]
+        made += [MovePool(TREE, pool, parent, name) for parent in POOLS for name in (pool, "n")]
+        made += [RemovePool(TREE, pool, is_recursive) for is_recursive in (False, True)]
+        given = {"strong_guarantee_resources": {"cpu": 1}}
+        made += [TransferPoolResources(TREE, pool, other, given) for other in PLACES]
+    for parent in POOLS:
+        made += [CreatePool(TREE, "n", parent, values) for values in ({}, *VALUES)]
+    return made
+
+
+COMMANDS = every_command()
+
+
+def allowed_changes(world: World, user: User) -> Iterator[tuple[ConfigCommand, TreeConfig]]:
+    """Each command that the user may carry out, and the tree after it; nothing is changed."""
+    config = world.state.config
+    for command in COMMANDS:
+        try:
+            check(world.state, command, user)
+            outcome = apply(config, command, new_id=lambda: "made", nodes={})
+        except CommandError:
+            continue
+        event(type(command).__name__)
+        yield command, outcome.config.trees[TREE]
+
+
+def lists_of(tree: TreeConfig) -> dict[str, tuple[str, list[Any]]]:
     """Id -> name, and what the object's own attributes say of rights."""
-    tree = config.trees[TREE]
     named = ("acl", "inherit_acl", "owner", "acl_required")
-    return {
-        item.id: (name, [getattr(item.settings, each, None) for each in named])
-        for name, item in ((ROOT_POOL, tree), *tree.pools.items())
-    }
+    items: list[tuple[str, TreeConfig | PoolConfig]] = [(ROOT_POOL, tree), *tree.pools.items()]
+    return {item.id: (name, [getattr(item.settings, each, None) for each in named]) for name, item in items}
 
 
 @many
-@given(worlds(), st.lists(st.tuples(COMMANDS, st.sampled_from(USERS)), min_size=1, max_size=4))
-def test_nobody_changes_a_list_that_it_does_not_administer(world, steps):
-    for command, user in steps:
-        may = Rights(world.state, user)
-        before, old = lists_of(world.state.config), world.state.config.trees[TREE]
-        counted = {pool.id: counting(old, name) for name, pool in old.pools.items()}
-        administered = {name for name in (ROOT_POOL, *old.pools) if may.on_pool(TREE, name, "administer").allowed}
-        if not carry_out(world, command, user):
-            continue
-        event(type(command).__name__)
-        after, new = lists_of(world.state.config), world.state.config.trees[TREE]
+@given(teams())
+def test_nobody_changes_a_list_that_it_does_not_administer(world):
+    rights, old = Rights(world.state, USERS[0]), world.state.config.trees[TREE]
+    administered = {name for name in POOLS if rights.on_pool(TREE, name, "administer").allowed}
+    before = lists_of(old)
+    counted = {pool.id: counting(old, name) for name, pool in old.pools.items()}
+    for command, new in allowed_changes(world, USERS[0]):
+        after = lists_of(new)
         changed = {before[key][0] for key in before if key in after and before[key][1] != after[key][1]}
-        assert changed <= administered
+        assert changed <= administered, command
         gone = {name for key, (name, rights) in before.items() if key not in after and rights[0] is not None}
-        assert gone <= administered
+        assert gone <= administered, command
         made = [pool for key, (pool, rights) in after.items() if key not in before and rights[:3] != [None, True, ""]]
-        assert all(new.pools[name].parent in administered for name in made)
+        assert all(new.pools[name].parent in administered for name in made), command
         # Nor what counts for it, unless it is inherited from one that the user does administer.
         for name, pool in new.pools.items():
             if pool.id in counted and counting(new, name) != counted[pool.id]:
                 was = next(each for each in old.pools.values() if each.id == pool.id)
-                assert administered & {was.name, *above(old, was.name)}
+                assert administered & {was.name, *above(old, was.name)}, command
 
 
-def above(tree: Any, name: str) -> list[str]:
+def above(tree: TreeConfig, name: str) -> list[str]:
     return [] if name == ROOT_POOL else [tree.pools[name].parent, *above(tree, tree.pools[name].parent)]
 
 
-def counting(tree: Any, pool: str) -> Any:
+def counting(tree: TreeConfig, pool: str) -> Any:
     access = read_access(tree, pool)
     return [each.entry for each in access.entries], access.is_open, access.owner
 
 
 @many
-@given(worlds(), st.lists(st.tuples(COMMANDS, st.sampled_from(USERS)), min_size=1, max_size=4))
-def test_nobody_gives_a_pool_more_of_what_its_own_parent_has(world, steps):
-    for command, user in steps:
-        may, old = Rights(world.state, user), world.state.config.trees[TREE]
-        may_write = {name for name in (ROOT_POOL, *old.pools) if may.on_pool(TREE, name, "write").allowed}
-        before = {pool.id: pool for pool in old.pools.values()}
-        if not carry_out(world, command, user):
-            continue
-        for pool in world.state.config.trees[TREE].pools.values():
+@given(teams())
+def test_nobody_gives_a_pool_more_of_what_its_parent_has(world):
+    rights, old = Rights(world.state, USERS[0]), world.state.config.trees[TREE]
+    may_write = {name for name in POOLS if rights.on_pool(TREE, name, "write").allowed}
+    before = {pool.id: pool for pool in old.pools.values()}
+    for command, new in allowed_changes(world, USERS[0]):
+        for pool in new.pools.values():
             was = before.get(pool.id)
-            cores, weight = given_to(pool)
             had = (0.0, 1.0) if was is None else given_to(was)
-            if cores > had[0] or weight > had[1]:
-                event("given more")
-                parent = pool.parent if was is None else was.parent
-                assert parent in may_write
+            if any(now > then for now, then in zip(given_to(pool), had, strict=True)):
+                assert (pool if was is None else was).parent in may_write, command
+            elif was is not None and parent_id(new, pool) != parent_id(old, was):
+                assert pool.parent in may_write, command  # where its guarantee comes from now
+
+
+def parent_id(tree: TreeConfig, pool: PoolConfig) -> str:
+    return tree.id if pool.parent == ROOT_POOL else tree.pools[pool.parent].id
 
 
 def given_to(pool: PoolConfig) -> tuple[float, float]:
@@ -299,4 +325,5 @@ def test_the_own_guarantee_may_be_lowered_and_not_raised(cores, on_parent):
     world.create_pool("b", "a", strong_guarantee_resources={"cpu": 6})
     world.set_pool("a" if on_parent else "b", acl=[{"action": "allow", "subjects": ["ann"], "permissions": ["write"]}])
     command = ChangePool(TREE, "b", (Edit(("strong_guarantee_resources", "cpu"), cores),))
-    assert carry_out(world, command, USERS[0]) == (on_parent or cores <= 6)
+    allowed = all(verdict.allowed for verdict in decide(world.state, command, USERS[0]))
+    assert allowed == (on_parent or cores <= 6)
