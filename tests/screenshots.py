@@ -114,7 +114,7 @@ class Stage:
             "operation-specification": f"{where}?tab=specification",
             "operation-waiting": f"#/operations/{self.ids['waiting']}?tab=why",
             "job": f"{where}/jobs/{job['id']}", "nodes": "#/nodes", "node": f"#/nodes/{job['node_id']}",
-            "preemptions": "#/preemptions",
+            "preemptions": "#/preemptions", "events": "#/events",
         }  # fmt: skip
         return {
             **{name: (url, place) for name, place in scheduler.items()},

@@ -12,7 +12,7 @@ from scheduler_world import StillClock
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.service import Clock, Scheduler
-from cpumond.scheduler.store import Change, StoreError
+from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.sqlite import SqliteStore
 
 
@@ -24,19 +24,29 @@ class Watched:
         self.refusing = False
         self.lost_total = 0
         self.seen: list[Sequence[Change]] = []
+        self.entries: list[Entry] = []
         self.before: Callable[[], None] = lambda: None
 
     def load(self) -> Any:
         return self.store.load()
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
         self.before()
         if self.refusing:
             raise StoreError("the disk is full")
         if changes:
             self.seen.append(changes)
-        self.store.write(changes)
+        self.entries += entries
+        self.store.write(changes, entries)
         self.lost_total = self.store.lost_total
+
+    def read_log(self, subjects: Sequence[str] = (), **bounds: Any) -> list[tuple[int, Entry]]:
+        return self.store.read_log(subjects, **bounds)
+
+    def cut_log(self, until: float, max_bytes: int) -> int:
+        if self.refusing:
+            raise StoreError("the disk is full")
+        return self.store.cut_log(until, max_bytes)
 
     def close(self) -> None:
         self.store.close()

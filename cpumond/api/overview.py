@@ -10,6 +10,7 @@ from cpumond.api.figures import View
 from cpumond.api.tables import CoreSums
 from cpumond.core.words import count
 from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, greatest, subtract
+from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.placement import find_stuck_tasks
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.history.model import HistoryStatus
@@ -38,9 +39,10 @@ class AlertList(View, frozen=True):
     alerts: list[Alert]
 
 
-def find_alerts(state: State, now: float, service: Sequence[Alert] = ()) -> AlertList:
-    """What is odd in the state; ``service`` is what the running service adds of itself."""
-    found = [*service, *_node_alerts(state, now), *_operation_alerts(state)]
+def find_alerts(state: State, now: float, service: Sequence[Alert] = (), rights: Rights | None = None) -> AlertList:
+    """What is odd in the state; ``service`` is what the running service adds of itself. Nothing is told of operations
+    that ``rights`` do not allow to read."""
+    found = [*service, *_node_alerts(state, now), *_operation_alerts(state, rights)]
     for tree in state.trees.values():
         found += _tree_alerts(tree)
     if not state.config.default_tree:
@@ -89,9 +91,9 @@ def _node_alerts(state: State, now: float) -> Iterator[Alert]:
             yield Alert("node_overcommitted", "warning", node.id, message)
 
 
-def _operation_alerts(state: State) -> Iterator[Alert]:
+def _operation_alerts(state: State, rights: Rights | None) -> Iterator[Alert]:
     nodes: dict[tuple[str, ...], frozenset[Vector]] = {}
-    live = state.operations.values()
+    live = (each for each in state.operations.values() if rights is None or rights.may_read(each.record))
     stuck = ((each.id, sentences) for each in live if (sentences := find_stuck_tasks(each, nodes)))
     for operation_id, sentences in itertools.islice(stuck, MOST_OPERATION_ALERTS):
         message = f"operation {operation_id}: {'; '.join(sentences)}"
@@ -183,6 +185,8 @@ class Me(View, frozen=True):
     """Who asks, and whom. ``is_open``: everybody who reaches the address may do everything."""
 
     user: str
+    groups: list[str]
+    is_admin: bool
     needs_token: bool
     is_open: bool
     version: str

@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from cpumond.api.figures import Amounts, View, absolute, make_view, show_shares
+from cpumond.api.permissions import InheritedEntry, show_inherited, show_may_of_pool
+from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import PoolElement, SchedulingStatus, StarvationStatus, Tree
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Mode, to_amounts
-from cpumond.scheduler.state import State
 
 
 class TreeView(View, frozen=True):
-    """A pool tree. ``attributes`` as they were set; ``errors`` are what its last update worked around."""
+    """A pool tree. ``attributes`` as they were set; ``errors`` are what its last update worked around.
+
+    ``may``: permission (use, modify_children, write, administer) -> "" where the asker has it, else why not.
+    """
 
     name: str
     id: str
@@ -34,6 +38,7 @@ class TreeView(View, frozen=True):
     online_node_count: int
     update_count: int
     errors: list[str]
+    may: dict[str, str]
 
 
 class TreeList(View, frozen=True):
@@ -85,6 +90,10 @@ class PoolView(View, frozen=True):
     ordered_cpu_seconds: float
     throttled_cpu_seconds: float
     late_cpu_seconds: float
+    may: dict[str, str]
+    """As of a tree; empty in lists, GET .../rights has it for all pools."""
+    inherited_acl: list[InheritedEntry]
+    """What counts besides the own ``acl``; empty in lists."""
 
 
 class PoolList(View, frozen=True):
@@ -94,9 +103,9 @@ class PoolList(View, frozen=True):
     pools: list[PoolView]
 
 
-def show_tree(state: State, tree: Tree) -> TreeView:
+def show_tree(rights: Rights, tree: Tree) -> TreeView:
     """A tree with its totals and counts."""
-    root = tree.root
+    root, state = tree.root, rights.state
     return make_view(
         TreeView,
         root,
@@ -113,11 +122,13 @@ def show_tree(state: State, tree: Tree) -> TreeView:
         online_node_count=sum(node.is_online for node in tree.nodes.values()),
         update_count=tree.update_count,
         errors=list(tree.errors),
+        may=show_may_of_pool(rights, root),
     )
 
 
-def show_trees(state: State) -> TreeList:
-    return TreeList(state.config.default_tree, [show_tree(state, tree) for tree in state.trees.values()])
+def show_trees(rights: Rights) -> TreeList:
+    state = rights.state
+    return TreeList(state.config.default_tree, [show_tree(rights, tree) for tree in state.trees.values()])
 
 
 def find_pool(tree: Tree, name: str) -> PoolElement:
@@ -130,7 +141,8 @@ def find_pool(tree: Tree, name: str) -> PoolElement:
     return pool
 
 
-def show_pool(pool: PoolElement, now: float) -> PoolView:
+def show_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> PoolView:
+    """A pool; without ``rights`` nothing is said of what may be done to it."""
     return make_view(
         PoolView,
         pool,
@@ -143,6 +155,8 @@ def show_pool(pool: PoolElement, now: float) -> PoolView:
         children=sorted(pool.children),
         strong_guarantee=to_amounts(absolute(pool.strong_guarantee_share, pool.tree.total)),
         volume=to_amounts(pool.volume),
+        may={} if rights is None else show_may_of_pool(rights, pool),
+        inherited_acl=[] if rights is None else show_inherited(rights, pool),
         **show_shares(pool, now),
     )
 

@@ -13,8 +13,10 @@ from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar
 
 from cpumond.api.figures import Amounts, View, make_view, show_shares
+from cpumond.api.permissions import hide_secrets, show_may_of_operation
 from cpumond.core.wire import CPU_COUNTERS, JobFigures, cpu_times
 from cpumond.scheduler import resulting
+from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.placement import find_stuck_tasks, satisfaction
 from cpumond.scheduler.decide.snapshot import operation_weight
 from cpumond.scheduler.decide.victims import sort_jobs
@@ -40,6 +42,7 @@ from cpumond.scheduler.model import (
     PreemptionRecord,
     Task,
 )
+from cpumond.scheduler.rights import AccessEntry
 from cpumond.scheduler.state import State
 
 V = TypeVar("V", bound="OperationView")
@@ -105,6 +108,9 @@ class OperationView(View, frozen=True):
 class OperationDetails(OperationView, frozen=True):
     """An operation with what its user asked for. ``spec`` as given; ``alerts``: sentences about what cannot be.
 
+    ``may``: permission -> "" where the asker has it, else why not. Without ``read_secrets`` the environment is left out
+    of ``tasks`` and ``spec``, where ``environment_hidden`` stands for it. ``acl``: the operation's own access list.
+
     ``cpu_seconds`` and the counters below it are of all its jobs that are known, of earlier runs of the scheduler,
     too; those in ``trees`` count from the start of this one.
     """
@@ -117,6 +123,8 @@ class OperationDetails(OperationView, frozen=True):
     time_limit: float | None
     job_cpu_monitor: dict[str, Any]
     spec: dict[str, Any]
+    acl: list[AccessEntry]
+    may: dict[str, str]
     alerts: list[str]
     cpu_seconds: float
     reclaimed_cpu_seconds: float
@@ -176,8 +184,11 @@ class JobList(View, frozen=True):
     total: int
 
 
-def show_operation_details(state: State, record: OperationRecord, now: float) -> OperationDetails:
-    """An operation with its tasks and specification."""
+def show_operation_details(rights: Rights, record: OperationRecord, now: float) -> OperationDetails:
+    """An operation with its tasks and specification, as one sees it who may read it."""
+    state, may = rights.state, show_may_of_operation(rights, record)
+    if may["read_secrets"]:
+        record = hide_secrets(record)
     times = [cpu_times(job.report) for job in living_jobs(state, record.id)]
     times += [cpu_times(job) for job in state.finished_jobs.get(record.id, {}).values()]
     used: dict[str, Any] = {name: sum((known[n] or 0.0 for known in times), 0.0) for n, name in enumerate(CPU_COUNTERS)}
@@ -188,6 +199,8 @@ def show_operation_details(state: State, record: OperationRecord, now: float) ->
         now,
         _find_places(state, [record]),
         tasks=list(record.tasks),
+        acl=list(record.acl),
+        may=may,
         alerts=[] if record.id not in state.operations else find_stuck_tasks(state.operations[record.id]),
         **used,
     )
@@ -248,9 +261,11 @@ OperationOrder = Literal["start_time", "state", "user", "title", "jobs", "usage"
 def show_operations(
     state: State, now: float, *, limit: int, offset: int = 0, operation_state: str = "", user: str = "", tree: str = "",
     pool: str = "", search: str = "", sort: OperationOrder = "start_time", descending: bool = True,
-    texts: SearchTexts | None = None,
+    texts: SearchTexts | None = None, rights: Rights | None = None,
 ) -> OperationList:  # fmt: skip
     """Live and finished operations that fit all filters ("" lets all through); equal ones: the last started first.
+
+    ``rights``: whose they are that the asker may read; None for all.
 
     ``search`` is looked for in id, title, alias, user and names of pools, whatever the case; ``texts`` may know them.
     """
@@ -258,7 +273,7 @@ def show_operations(
     texts = SearchTexts() if texts is None else texts
     chosen = [
         record
-        for record in list_records(state)
+        for record in list_records(state, rights)
         if (not operation_state or record.state == operation_state)
         and (not user or record.user == user)
         and (not tree or tree in record.trees)
@@ -281,9 +296,10 @@ def _is_in(record: OperationRecord, tree: str, pool: str) -> bool:
     return False
 
 
-def list_records(state: State) -> list[OperationRecord]:
-    """The records of all operations, those of live ones first."""
-    return [*(operation.record for operation in state.operations.values()), *state.finished.values()]
+def list_records(state: State, rights: Rights | None = None) -> list[OperationRecord]:
+    """The records of all operations that may be read, those of live ones first."""
+    records = [*(operation.record for operation in state.operations.values()), *state.finished.values()]
+    return records if rights is None else rights.readable(records)
 
 
 class SearchTexts:

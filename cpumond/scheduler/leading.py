@@ -21,7 +21,7 @@ import structlog
 
 from cpumond.scheduler.lead import Lead, LeadView, Step
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.store import Arbiter, Change, FencedError, Store, StoreError
+from cpumond.scheduler.store import Arbiter, Change, Entry, FencedError, Store, StoreError
 
 T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
@@ -53,16 +53,31 @@ class FencedStore:
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         return self._store.load()
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
         """As ``Store``; raises FencedError, too, when the lease has ended by this host's own clock."""
+        with self._fenced():
+            self._store.write(changes, entries)
+        self.lost_total = self._store.lost_total
+
+    def read_log(
+        self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
+    ) -> list[tuple[int, Entry]]:
+        return self._store.read_log(subjects, before=before, since=since, limit=limit)
+
+    def cut_log(self, until: float, max_bytes: int) -> int:
+        """As ``write``."""
+        with self._fenced():
+            return self._store.cut_log(until, max_bytes)
+
+    @contextlib.contextmanager
+    def _fenced(self) -> Iterator[None]:
         if not self._may_write():
             raise FencedError("this scheduler does not lead any more: nothing was written; ask the one that does")
         try:
-            self._store.write(changes)
+            yield
         except FencedError as error:
             self._lost(error)
             raise
-        self.lost_total = self._store.lost_total
 
     def close(self) -> None:
         self._store.close()
@@ -185,15 +200,14 @@ class Leading:
                 self.lost_total += 1
                 await self._end_reign()
                 return
-        asks = self._asking is not None and not self._asking.done()
-        if step in (Step.TAKE, Step.RENEW) and not asks:
+        if self._asking is not None and self._asking.done():
+            asked, self._asking = self._asking, None
+            asked.result()  # the same
+        if step in (Step.TAKE, Step.RENEW) and self._asking is None:
             self._asking = asyncio.ensure_future(self._take() if step is Step.TAKE else self._renew())
             self._asking.add_done_callback(self._wake)
-            asks = True
-        elif self._asking is not None and not asks:
-            self._asking.result()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), self.lead.wait_s(now_s, asks))
+            await asyncio.wait_for(self._woken.wait(), self.lead.wait_s(now_s, self._asking is not None))
 
     async def _take(self) -> None:
         before, sent_s = self.lead, self._now()

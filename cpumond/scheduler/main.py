@@ -44,6 +44,7 @@ from cpumond.scheduler.notify import Vitals, tell_manager, vitals_of, vitals_of_
 from cpumond.scheduler.peer import LOCAL_USERS
 from cpumond.scheduler.reload import Reload
 from cpumond.scheduler.resulting import MONITOR_DURATIONS
+from cpumond.scheduler.retention import LogRetention
 from cpumond.scheduler.server import BACKLOG, Server, make_config
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store import Arbiter, Store
@@ -228,6 +229,7 @@ def _make_scheduler(
     config: SchedulerConfig, store: Store, time_scale: float, reads_history: Callable[[], None] = lambda: None
 ) -> Scheduler:
     scheduler = Scheduler(make_rules(config), store, Clock(time_scale), config.fair_share_update_period_s)
+    scheduler.retention = LogRetention(config.audit.keep_s, config.audit.max_size)
     if config.history.length_s:
         reads_history()
         scheduler.history = open_history(scheduler, config)

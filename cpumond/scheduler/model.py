@@ -19,6 +19,7 @@ import msgspec
 from cpumond.core.errors import CpumondError
 from cpumond.core.wire import CpuUse
 from cpumond.fairshare.resources import RESOURCES, Vector
+from cpumond.scheduler.rights import AccessEntry
 
 ROOT_POOL: Final = "<Root>"
 """Name of a tree's root as the documents print it."""
@@ -69,6 +70,8 @@ _Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
 _Amounts = dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=1e30)]]
 _Weight = Annotated[float, msgspec.Meta(ge=0.0, le=2.0**26)]
 _Multiplier = Annotated[float, msgspec.Meta(ge=1.0, le=10.0)]
+AccessList = tuple[AccessEntry, ...] | None
+"""Of a pool or tree (12.1). None: it has no access list, which differs from an empty one."""
 DEFAULT_FIFO_SORT: Final[tuple[FifoSortParameter, ...]] = ("weight", "start_time")
 
 
@@ -124,6 +127,9 @@ class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     integral_guarantees: IntegralGuarantees = IntegralGuarantees()
     resource_limits_overcommit_tolerance: _Amounts = {}
     allow_children_guarantees: bool = True
+    acl: AccessList = None
+    inherit_acl: bool = True
+    owner: str = ""
 
 
 class TreeIntegralGuarantees(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -186,6 +192,12 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     max_preemptions_per_minute: _Count | None = None
     """For the whole tree; None for no bound."""
     fifo_pool_scheduling_order: Literal["fifo", "satisfaction"] = "fifo"
+    acl: AccessList = None
+    inherit_acl: bool = True
+    """Without an effect: there is nothing above a tree."""
+    owner: str = ""
+    acl_required: bool = False
+    """Whether what has no access list on the way to the tree is closed to all but administrators."""
 
 
 NO_POOL_SETTINGS: Final = PoolSettings()
@@ -345,6 +357,8 @@ class OperationRecord(OperationFacts, frozen=True, forbid_unknown_fields=True, o
     """As the user gave it."""
     parents: dict[str, str] = {}
     """Tree -> the removed pool that its ephemeral pool, which is not named after it, is still in (2.9)."""
+    acl: tuple[AccessEntry, ...] = ()
+    """Its own access list, beside those of its pools (12.3)."""
 
     @property
     def is_finished(self) -> bool:
@@ -429,6 +443,19 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     @property
     def task_name(self) -> str:
         return self.task
+
+
+class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A node that was given up, shown for a while: ``jobs`` are those that it had. Times are seconds since 1970."""
+
+    id: str
+    address: str
+    tags: tuple[str, ...]
+    capacity: dict[str, float]
+    tree: str
+    last_seen: float
+    lost_at: float
+    jobs: tuple[JobRecord, ...] = ()
 
 
 def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:

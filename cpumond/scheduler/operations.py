@@ -22,6 +22,8 @@ from cpumond.scheduler.model import (
     OperationTreeOptions,
     Task,
 )
+from cpumond.scheduler.rights import OPERATION_PERMISSIONS, AccessEntry
+from cpumond.scheduler.settings.access_lists import read_acl
 from cpumond.scheduler.settings.values import FIELD, fields_of, name_field, normalise_value
 
 DEFAULT_MEMORY_LIMIT = 0
@@ -50,8 +52,9 @@ ALIASES: Final = {
     "exec_time_limit": "job_time_limit",
 }
 
-RIGHTS: Final = ("acl", "owners", "aco_name")
-"""Options about access rights: refused, since nothing enforces them."""
+ACL: Final = "acl"
+UNENFORCED: Final = ("owners", "aco_name")
+"""Options about access rights that are refused, since nothing enforces them."""
 
 
 class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="command", omit_defaults=True):
@@ -113,12 +116,14 @@ class Specification(OperationFacts, frozen=True):
     tasks: tuple[Task, ...]
     trees: tuple[str, ...] | None
     options: dict[str, dict[str, Any]]
+    acl: tuple[AccessEntry, ...]
 
 
 KNOWN: Final = frozenset(
     {
         "tasks", "pool", "pool_trees", "scheduling_options_per_pool_tree", "title", "alias", "preemption_mode",
         "is_gang", "max_failed_job_count", "job_cpu_monitor", "annotations", "description", "started_by", "time_limit",
+        "acl",
     }
 )  # fmt: skip
 """Keys at the root of a specification that have an effect or that clients add by themselves."""
@@ -130,7 +135,34 @@ TASK_OPTIONS: Final = frozenset(Task.__struct_fields__) - {"name", "spec"}
 def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]]) -> Specification:
     """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``. Raises CommandError."""
     table = _normalise(spec, "spec")
-    _refuse_rights(table, "spec")
+    _refuse_unenforced(table, "spec")
+    trees, options = _read_places(table)
+    monitor = table.get("job_cpu_monitor", {})
+    return Specification(
+        tasks=_read_tasks(table),
+        trees=trees,
+        options=options,
+        title=_text(table.get("title", ""), "spec/title", MAX_TEXT),
+        alias=_text(table.get("alias", ""), "spec/alias", 1000),
+        preemption_mode=_choice(table.get("preemption_mode", "normal"), "spec/preemption_mode"),
+        is_gang=_flag(table.get("is_gang", False), "spec/is_gang"),
+        max_failed_job_count=_integer(table.get("max_failed_job_count", 10), "spec/max_failed_job_count", 0, 10**9),
+        time_limit=_read_time_limit(table.get("time_limit"), "spec/time_limit"),
+        job_cpu_monitor=_read_monitor(monitor, read_monitor) if monitor else {},
+        acl=_read_acl(table, "spec"),
+    )
+
+
+Places = tuple[tuple[str, ...] | None, dict[str, dict[str, Any]]]
+"""``trees`` and ``options`` of a Specification."""
+
+
+def read_places(spec: Mapping[str, Any]) -> Places:
+    """Where a specification wants its operation: the part of ``read_spec`` that is about trees and pools."""
+    return _read_places(_normalise(spec, "spec"))
+
+
+def _read_places(table: Mapping[str, Any]) -> Places:
     shared, per_tree = _read_options("spec", table), _read_per_tree(table, "spec")
     trees = table.get("pool_trees")
     if trees is not None:
@@ -145,19 +177,7 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
             raise _refuse("spec/scheduling_options_per_pool_tree", what)
     elif per_tree:
         trees = tuple(per_tree)
-    monitor = table.get("job_cpu_monitor", {})
-    return Specification(
-        tasks=_read_tasks(table),
-        trees=trees,
-        options={"": shared, **per_tree},
-        title=_text(table.get("title", ""), "spec/title", MAX_TEXT),
-        alias=_text(table.get("alias", ""), "spec/alias", 1000),
-        preemption_mode=_choice(table.get("preemption_mode", "normal"), "spec/preemption_mode"),
-        is_gang=_flag(table.get("is_gang", False), "spec/is_gang"),
-        max_failed_job_count=_integer(table.get("max_failed_job_count", 10), "spec/max_failed_job_count", 0, 10**9),
-        time_limit=_read_time_limit(table.get("time_limit"), "spec/time_limit"),
-        job_cpu_monitor=_read_monitor(monitor, read_monitor) if monitor else {},
-    )
+    return trees, {"": shared, **per_tree}
 
 
 def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,11 +213,19 @@ def canonical(key: object) -> str:
     return ALIASES.get(name, name)
 
 
-def _refuse_rights(table: Mapping[str, Any], where: str) -> None:
-    for name in RIGHTS:
+def _refuse_unenforced(table: Mapping[str, Any], where: str) -> None:
+    for name in UNENFORCED:
         if table.get(name):
-            what = "rights of single operations are not supported yet and would not be enforced; leave it out"
-            raise _refuse(f"{where}/{name}", f"{what}. Who has a token of role admin or user may change operations")
+            raise _refuse(f"{where}/{name}", "would not be enforced; name who may read or manage the operation in acl")
+
+
+def _read_acl(table: Mapping[str, Any], where: str) -> tuple[AccessEntry, ...]:
+    place, given = f"{where}/{ACL}", table.get(ACL)
+    try:
+        given = read_acl([] if given is None else given, place, OPERATION_PERMISSIONS)
+    except CommandError as error:
+        raise name_field(error, _field_of(str(error.attributes.get(FIELD, place)))) from None
+    return msgspec.convert(given, tuple[AccessEntry, ...])
 
 
 def _read_time_limit(value: object, where: str) -> float | None:
@@ -431,10 +459,16 @@ def tree_options(given: Mapping[str, Mapping[str, Any]], tree: str, pool: str) -
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """``update_operation_parameters``: options by tree, "" for all trees. Raises CommandError."""
     table = _normalise(parameters, "parameters")
-    _refuse_rights(table, "parameters")
-    given = {name: value for name, value in table.items() if name not in RIGHTS}
-    _refuse_unknown(given, TREE_OPTIONS | {"pool", "scheduling_options_per_pool_tree"}, "parameters")
+    _refuse_unenforced(table, "parameters")
+    given = {name: value for name, value in table.items() if name not in UNENFORCED}
+    _refuse_unknown(given, TREE_OPTIONS | {"pool", "scheduling_options_per_pool_tree", ACL}, "parameters")
     return {"": _read_options("parameters", table), **_read_per_tree(table, "parameters")}
+
+
+def read_changed_acl(parameters: Mapping[str, Any]) -> tuple[AccessEntry, ...] | None:
+    """The access list that ``update_operation_parameters`` gives an operation, None where it gives none."""
+    table = _normalise(parameters, "parameters")
+    return _read_acl(table, "parameters") if ACL in table else None
 
 
 def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str, int]:

@@ -112,7 +112,7 @@ def test_every_page_opens_with_one_heading_and_a_title(page, site):
         titles[name] = page.title()
     assert titles["operation"] == "Moving usage \u2013 cpumond"
     assert titles["integral pool"] == "Pool bursts \u2013 cpumond"
-    assert len(set(titles.values())) >= len(titles) - 4  # the tabs of one operation have its title
+    assert len(set(titles.values())) >= len(titles) - 5  # the tabs of one operation have its title
     for name, where in site.agent_addresses().items():
         site.open_agent(page, where)
         assert page.locator("h1").count() == 1, name
@@ -366,6 +366,8 @@ def hostile_pages(site: Site) -> dict[str, tuple[str, ...]]:
         f"{mine}?tab=specification&specification=provided": (json.dumps(HOSTILE, ensure_ascii=False)[1:-1],),
         f"{mine}/jobs/{job['id']}": (HOSTILE, LONG, MARKUP),
         f"#/operations/{ids['aborted']}": (HOSTILE, LONG),
+        f"#/events?pool={encode(MARKUP)}": (MARKUP,),
+        f"#/audit?pool={encode(MARKUP)}": (MARKUP,),
         "#/preemptions": (PRESSED, f'pool "{PRESSED}" uses more'),
         "#/nodes": (NODE, PLAIN_HOSTILE, LONG),
         f"#/nodes/{encode(NODE)}": (NODE, PLAIN_HOSTILE, LONG, *(job["id"] for job in node["jobs"])),

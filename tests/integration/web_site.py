@@ -110,6 +110,10 @@ class Site:
             "nodes": "#/nodes",
             "node": f"#/nodes/{encode(self.job['node_id'])}",
             "preemptions": "#/preemptions",
+            "what happened to it": f"{moving}{tab}events",
+            "events": "#/events",
+            "audit log": "#/audit",
+            "tokens": "#/tokens",
         }
 
     def job_address(self) -> str:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from cpumond.scheduler.store import Change, FencedError, Lease, StoreError
+from memory_log import MemoryLog
+
+from cpumond.scheduler.store import Change, Entry, FencedError, Lease, StoreError
+from cpumond.scheduler.store.entries import Row
 
 TIMEOUT_S = 3.0
 """How long a client waits for an engine that cannot be reached."""
@@ -34,6 +37,7 @@ class Database:
         self, now: Callable[[], float] = lambda: 0.0, charge: Callable[[float], None] = lambda _: None
     ) -> None:
         self.records: dict[tuple[str, str], bytes] = {}
+        self.log = MemoryLog()
         self.term = 0
         self.leader = ""
         self.expires_at = 0.0
@@ -47,7 +51,7 @@ class Database:
         self.breaks_commit: Callable[[], str] = lambda: ""
         """What happens to a commit: nothing (""), the connection is "lost" and made anew, or it cannot be made anew and
         the commit took effect never ("gone before"), at once ("gone after") or, if nobody ends its session, later."""
-        self.later: Callable[[Session | None, Sequence[Change], int], None] = lambda *_: None
+        self.later: Callable[[Session | None, Sequence[Change], Sequence[Row], int], None] = lambda *_: None
         self.on_lease: Callable[[int, float], None] = lambda *_: None
         """Told of each lease: its term and its seconds."""
         self.on_write: Callable[[Sequence[Change], int], None] = lambda *_: None
@@ -85,7 +89,8 @@ class Database:
         for session in [each for each in self.sessions.values() if each.owner is owner]:
             self.end(session)
 
-    def commit(self, changes: Sequence[Change]) -> None:
+    def commit(self, changes: Sequence[Change], rows: Sequence[Row] = ()) -> None:
+        self.log.add(rows)
         for kind, key, value in changes:
             if value is None:
                 self.records.pop((kind, key), None)
@@ -120,28 +125,42 @@ class SimStore:
         self._use()
         return iter([(*place, self.database.records[place]) for place in sorted(self.database.records)])
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
         self._use()
         database = self.database
-        for kind, key, _ in changes:
-            if any("\ud800" <= sign <= "\udfff" for sign in kind + key):
-                raise StoreError("a name holds a lone surrogate, which cannot be stored")
-        if changes and database.is_full:
+        try:
+            rows = database.log.make(entries)
+            for kind, key, _ in changes:
+                f"{kind}{key}".encode()
+        except UnicodeEncodeError:
+            raise StoreError("a name holds a lone surrogate, which cannot be stored") from None
+        if (changes or rows) and database.is_full:
             raise StoreError("the database's disk is full; free space")
-        fate = database.breaks_commit() if changes else ""
+        fate = database.breaks_commit() if changes or rows else ""
         if fate in ("gone before", "gone late"):
             if fate == "gone late":
-                database.later(self._session, changes, self.term)
+                database.later(self._session, changes, rows, self.term)
             self._give_up()
         database.on_write(changes, self.term)
-        database.commit(changes)
+        database.commit(changes, rows)
         if fate == "lost":
             # The connection was lost and made anew, the old session ended, the write repeated.
+            database.commit(changes, rows)
             database.end(self._session)
             self._session = None
             database.charge(1.0)
         elif fate == "gone after":
             self._give_up()
+
+    def read_log(
+        self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
+    ) -> list[tuple[int, Entry]]:
+        self._use()
+        return self.database.log.read(subjects, before=before, since=since, limit=limit)
+
+    def cut_log(self, until: float, max_bytes: int) -> int:
+        self._use()
+        return self.database.log.cut(until, max_bytes)
 
     def _give_up(self) -> None:
         """What became of the write cannot be found out: the reign is over."""

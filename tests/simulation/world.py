@@ -28,6 +28,7 @@ from simulation.schedulers import Machine, SchedulerProcess
 
 from cpumond.scheduler import leading, service
 from cpumond.scheduler.store import Change
+from cpumond.scheduler.store.entries import Row
 
 MEMORY = "/dev/shm"
 CHECK_S = 10.0
@@ -106,13 +107,13 @@ class World:
     def _can_reach(self, owner: Any) -> bool:
         return owner is None or self.network.can_pass(owner.machine.name, "db")
 
-    def _commit_later(self, session: Session | None, changes: Sequence[Change], term: int) -> None:
+    def _commit_later(self, session: Session | None, changes: Sequence[Change], rows: Sequence[Row], term: int) -> None:
         """A commit under way on a connection that its client has lost."""
 
         def commit() -> None:
             if session is not None and session.is_alive:
                 self.ledger.written(changes, term)
-                self.database.commit(changes)
+                self.database.commit(changes, rows)
                 self.database.end(session)
 
         self.events.world_loop.call_later(self.events.rng.uniform(0.0, 3.0), commit)

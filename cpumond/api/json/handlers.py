@@ -7,7 +7,7 @@ import dataclasses
 import gzip
 import itertools
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -15,8 +15,11 @@ import msgspec
 from starlette.responses import Response
 
 from cpumond import __version__
-from cpumond.api import node_views, overview, pool_views, tables, views
+from cpumond.api import node_views, overview, permissions, pool_views, tables, views
 from cpumond.api.json import openapi
+from cpumond.api.json.call import Call
+from cpumond.api.json.document import make_document
+from cpumond.api.json.events import EventHandlers
 from cpumond.api.json.tokens import FileTokens, TokenApi
 from cpumond.api.token_views import NewToken
 from cpumond.api.updated_tree import UpdatedTree
@@ -24,19 +27,32 @@ from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attribut
 from cpumond.core.wire import RequestKind
 from cpumond.fairshare.explain import Explanation, explain
 from cpumond.scheduler import operations
+from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.snapshot import GUARANTEE_PREFIX, OPERATION_PREFIX
 from cpumond.scheduler.elements import PoolElement, Tree
-from cpumond.scheduler.history.model import HistoryView, ReportView
+from cpumond.scheduler.history.model import HistoryView, ReportTree, ReportView
 from cpumond.scheduler.history.recorder import History
-from cpumond.scheduler.model import NO_SUCH_JOB, RESOLVE, CommandError, Config, OperationRecord, TreeConfig
+from cpumond.scheduler.model import (
+    ACCESS_DENIED,
+    NO_SUCH_JOB,
+    RESOLVE,
+    CommandError,
+    Config,
+    OperationRecord,
+    TreeConfig,
+)
+from cpumond.scheduler.required import check_operation
+from cpumond.scheduler.rights import Permission
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.settings.undo import ChangedSinceError, UndoChange
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
+from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
-from cpumond.scheduler.why.plan import Plan, collect, make_plan, try_command
+from cpumond.scheduler.why.plan import Plan, collect, make_plan, refused_plan, try_command
 
 READY_PERIODS: Final = 5
 """Update periods without an update after which the scheduler is called stuck."""
@@ -49,6 +65,9 @@ ALERT_S: Final = 600.0
 GZIP_LEVEL: Final = 4
 THREAD_BYTES: Final = 65_536
 """Answers from this size on are compressed in a thread: in the event loop they would hold up heartbeats."""
+
+LOOKED_UP_AT_ONCE: Final = 200
+"""Pools whose access lists are looked up before something else has its turn."""
 
 SUMMED_AT_ONCE: Final = 1000
 """Operations whose jobs are added up, or names made ready for a search, before something else has its turn."""
@@ -74,18 +93,6 @@ class Made:
 
 
 @dataclasses.dataclass(slots=True)
-class Call:
-    """One request, read and checked."""
-
-    path: Mapping[str, str]
-    user: User
-    body: Any
-    query: Any
-    node: User | None = None
-    """The user of a node's request, where the endpoint is for nodes."""
-
-
-@dataclasses.dataclass(slots=True)
 class Requests:
     """How often an endpoint was asked, and the seconds that its answers took in all and at most."""
 
@@ -104,7 +111,7 @@ async def compress(content: bytes) -> bytes:
     return await asyncio.to_thread(gzip.compress, content, GZIP_LEVEL, mtime=0)
 
 
-class JsonApi:
+class JsonApi(EventHandlers):
     """The functions of the table, by their names."""
 
     def __init__(
@@ -114,8 +121,10 @@ class JsonApi:
         needs_token: bool = False,
         is_open: bool = False,
         file_tokens: FileTokens = tuple,
+        find_known: Callable[[str], User] = User,
     ) -> None:
         self.scheduler = scheduler
+        self.find_known = find_known
         self.tokens = TokenApi(scheduler, is_open, file_tokens)
         self.cluster_name = cluster_name
         self.needs_token = needs_token
@@ -137,7 +146,7 @@ class JsonApi:
 
     async def _execute(self, make: Callable[[JsonApi, Call], Command], call: Call) -> views.Done:
         command = make(self, call)
-        reply = await self.scheduler.execute(command, call.user)
+        reply = await self.scheduler.execute(command, call.user, plan=call.plan)
         return views.Done(getattr(command, "operation_id", reply.id), list(reply.warnings))
 
     async def _show(self, show: Callable[[JsonApi, Call], Any], call: Call) -> Any:
@@ -158,9 +167,15 @@ class JsonApi:
         """The pool in the path. Raises CommandError."""
         return pool_views.find_pool(self.find_tree(call), call.path["pool"])
 
-    def find_operation(self, call: Call) -> OperationRecord:
-        """The operation in the path, by id or alias. Raises CommandError."""
-        return self.state.find_record(call.path["operation"])
+    def rights(self, call: Call) -> Rights:
+        """What the asker may do."""
+        return Rights(self.state, call.user)
+
+    def find_operation(self, call: Call, permission: Permission = "read") -> OperationRecord:
+        """The operation in the path, by id or alias. Raises CommandError, also where the asker has no such right."""
+        record = self.state.find_record(call.path["operation"])
+        check_operation(self.rights(call), record, permission)
+        return record
 
     async def get_pool_table(self, call: Call) -> Made:
         tree = self.find_tree(call)
@@ -189,16 +204,49 @@ class JsonApi:
         kept = self.scheduler.updates.get(tree.name)
         return UpdatedTree(tree, None if kept is None else kept.result)
 
+    async def list_rights(self, call: Call) -> permissions.PoolRights:
+        tree = self.find_tree(call)
+        rights, found = self.rights(call), {}
+        for number, pool in enumerate([tree.root, *tree.pools.values()], 1):
+            found[pool.name] = permissions.list_permissions(rights, pool)
+            if number % LOOKED_UP_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return permissions.PoolRights(tree.name, found)
+
+    async def can(self, call: Call) -> permissions.Can:
+        query: openapi.CanQuery = call.query
+        target = permissions.find_target(self.state, query.object, query.tree)
+        asker, groups = call.user, frozenset(filter(None, query.groups.split(",")))
+        name = query.user or asker.name
+        user = asker
+        if name != asker.name or groups:
+            if not asker.admin:
+                permissions.check_question(self.rights(call), target, name)
+            known = self.find_known(name)
+            user = dataclasses.replace(known, groups=known.groups | groups)
+        verdict = permissions.judge_action(self.state, Rights(self.state, user), query.action, target)
+        return permissions.Can(verdict.allowed, verdict.because)
+
     async def make_plan(self, call: Call) -> Plan:
         scheduler = self.scheduler
         async with self._plan_lock:
             now = self.now()
-            change = try_command(scheduler.state, call.body, call.user.name, now)
+            change = await self._try_command(call, now)
             if isinstance(change, Plan):
                 return change
             material = collect(scheduler.state)
             previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
             return await asyncio.to_thread(make_plan, material, change, now, previous, everything=call.query.everything)
+
+    async def _try_command(self, call: Call, now: float) -> Transaction | Plan:
+        log, command = self.scheduler.event_log, call.body
+        try:
+            command = await log.resolve(command) if isinstance(command, UndoChange) else command
+            return try_command(self.state, command, call.user, now)
+        except ChangedSinceError as refusal:
+            return refused_plan(await log.explain(command, refusal))
+        except CommandError as refusal:
+            return refused_plan(refusal)
 
     async def list_operations(self, call: Call) -> views.OperationList:
         query: openapi.OperationsQuery = call.query
@@ -207,7 +255,7 @@ class JsonApi:
         return views.show_operations(
             self.state, self.now(), limit=query.limit, offset=query.offset, operation_state=query.state,
             user=query.user, tree=query.tree, pool=query.pool, search=query.search, sort=query.sort,
-            descending=query.descending == "true", texts=self._texts,
+            descending=query.descending == "true", texts=self._texts, rights=self.rights(call),
         )  # fmt: skip
 
     async def _read_texts(self) -> None:
@@ -228,7 +276,8 @@ class JsonApi:
 
     async def get_job_log(self, call: Call) -> Response:
         query: openapi.LogQuery = call.query
-        found = await self.scheduler.read_log(call.path["operation"], call.path["job"], query.stream, query.tail)
+        operation = self.find_operation(call, "read_secrets").id
+        found = await self.scheduler.read_log(operation, call.path["job"], query.stream, query.tail)
         # Whatever a job wrote, no browser may take it for a page.
         headers = {openapi.TOTAL_BYTES: str(found.total_bytes), "X-Content-Type-Options": "nosniff"}
         return Response(found.content, headers={**headers, "content-type": openapi.TEXT})
@@ -253,8 +302,8 @@ class JsonApi:
     async def _ask_job(
         self, call: Call, kind: RequestKind, cpu_limit: float | None = None, ttl_s: float | None = None
     ) -> dict[str, Any]:
-        operation, job = call.path["operation"], call.path["job"]
-        return await self.scheduler.ask_job(operation, job, kind, cpu_limit, ttl_s, call.user.name)
+        operation, job = self.find_operation(call, "read" if kind == "explain" else "manage").id, call.path["job"]
+        return await self.scheduler.ask_job(operation, job, kind, cpu_limit, ttl_s, call.user)
 
     async def explain_operation(self, call: Call) -> OperationAnswer:
         record = self.find_operation(call)
@@ -297,6 +346,8 @@ class JsonApi:
         scheduler = self.scheduler
         return overview.Me(
             user=call.user.name,
+            groups=sorted(call.user.groups),
+            is_admin=call.user.admin,
             needs_token=self.needs_token,
             is_open=self.is_open,
             version=__version__,
@@ -328,29 +379,40 @@ class JsonApi:
             query = msgspec.structs.replace(query, tree=default)
         tree, name, refusal = query.tree, query.name, None
         try:
-            tree, name = self._find_series(query)
+            tree, name = self._find_series(query, self.rights(call))
         except CommandError as error:
+            if error.code == ACCESS_DENIED:
+                raise
             refusal = error
         found = await history.read(query.kind, tree, name, now - query.since_s, now, query.max_points)
         if refusal is not None and not found.times:
             raise refusal
         return found
 
-    def _find_series(self, query: openapi.HistoryQuery) -> tuple[str, str]:
+    def _find_series(self, query: openapi.HistoryQuery, rights: Rights) -> tuple[str, str]:
         """The tree and the name by which the history knows it. Raises CommandError for what does not exist now."""
         state, tree, name = self.state, query.tree, query.name
         if query.kind == "pool":
             return tree, pool_views.find_pool(state.find_tree(tree), name).name
         if query.kind == "operation":
             record = state.find_record(name)
+            check_operation(rights, record, "read")
             if tree and tree not in record.trees:
                 raise CommandError(f"Operation {record.id} does not run in tree {tree!r}", RESOLVE)
             return tree, record.id
         if query.kind == "node":
             return "", node_views.find_node(state, name).id
-        if name not in state.jobs and not any(name in jobs for jobs in state.finished_jobs.values()):
-            raise CommandError(f"No such job {name}", NO_SUCH_JOB)
+        check_operation(rights, self._find_operation_of(name), "read")
         return "", name
+
+    def _find_operation_of(self, job_id: str) -> OperationRecord:
+        living = self.state.jobs.get(job_id)
+        if living is not None:
+            return living.element.operation.record
+        for operation_id, jobs in self.state.finished_jobs.items():
+            if job_id in jobs:
+                return self.state.find_record(operation_id)
+        raise CommandError(f"No such job {job_id}", NO_SUCH_JOB)
 
     async def make_report(self, call: Call) -> ReportView:
         query: openapi.ReportQuery = call.query
@@ -358,7 +420,18 @@ class JsonApi:
         found = await self._history().report(now - query.since_s, now, query.tree or None, query.top)
         if query.tree and not found.trees:
             self.state.find_tree(query.tree)
-        return found
+        rights = self.rights(call)
+        return msgspec.structs.replace(found, trees=[self._readable_part(tree, rights) for tree in found.trees])
+
+    def _readable_part(self, tree: ReportTree, rights: Rights) -> ReportTree:
+        """A tree of a report without the operations that the asker may not read."""
+        records = [self.state.record_of(row.name) for row in tree.operations]
+        hidden = [record is not None and not rights.may_read(record) for record in records]
+        if not any(hidden):
+            return tree
+        kept = [row for row, is_hidden in zip(tree.operations, hidden, strict=True) if not is_hidden]
+        left_out = tree.left_out_operations + sum(hidden)
+        return msgspec.structs.replace(tree, operations=kept, left_out_operations=left_out)
 
     def _history(self) -> History:
         history = self.scheduler.history
@@ -366,8 +439,8 @@ class JsonApi:
             raise CommandError("history is turned off: [history] length = 0", RESOLVE)
         return history
 
-    async def list_alerts(self, _: Call) -> overview.AlertList:
-        return overview.find_alerts(self.state, self.now(), list(self._own_alerts()))
+    async def list_alerts(self, call: Call) -> overview.AlertList:
+        return overview.find_alerts(self.state, self.now(), list(self._own_alerts()), self.rights(call))
 
     def _own_alerts(self) -> Iterator[overview.Alert]:
         timings = self.scheduler.timings
@@ -416,7 +489,7 @@ class JsonApi:
 
     async def get_openapi(self, _: Call) -> Made:
         if self._document is None:
-            content = encode(openapi.make_document(__version__))
+            content = encode(make_document(__version__))
             self._document = Made(content, await compress(content), f'W/"{__version__}-{zlib.crc32(content):x}"')
         return self._document
 
@@ -488,13 +561,13 @@ _COMMANDS: Final[dict[str, Callable[[JsonApi, Call], Command]]] = {
 """Endpoints that carry out one command of the scheduler."""
 
 _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
-    "list_trees": lambda api, _: pool_views.show_trees(api.state),
-    "get_tree": lambda api, c: pool_views.show_tree(api.state, api.find_tree(c)),
+    "list_trees": lambda api, c: pool_views.show_trees(api.rights(c)),
+    "get_tree": lambda api, c: pool_views.show_tree(api.rights(c), api.find_tree(c)),
     "list_pools": lambda api, c: pool_views.show_pools(api.find_tree(c), api.now()),
-    "get_pool": lambda api, c: pool_views.show_pool(api.find_pool(c), api.now()),
+    "get_pool": lambda api, c: pool_views.show_pool(api.find_pool(c), api.now(), api.rights(c)),
     "get_pool_orchid": lambda api, c: pool_attributes(api.look_at(api.find_tree(c)), api.find_pool(c)).to_dict(),
-    "get_operation": lambda api, c: views.show_operation_details(api.state, api.find_operation(c), api.now()),
-    "get_specification": lambda api, c: views.show_specification(api.state, api.find_operation(c)),
+    "get_operation": lambda api, c: views.show_operation_details(api.rights(c), api.find_operation(c), api.now()),
+    "get_specification": lambda api, c: views.show_specification(api.state, api.find_operation(c, "read_secrets")),
     "list_jobs": lambda api, c: views.show_jobs(
         api.state, api.find_operation(c), limit=c.query.limit, offset=c.query.offset, job_state=c.query.state,
         node_id=c.query.node,
@@ -505,13 +578,13 @@ _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
         online=c.query.online == "true" if c.query.online else None,
     ),
     "get_node": lambda api, c: node_views.show_node_details(
-        node_views.find_node(api.state, c.path["node"]), api.now()
+        node_views.find_node(api.state, c.path["node"]), api.now(), api.rights(c)
     ),
     "list_tokens": lambda api, c: api.tokens.list(c.user),
     "take_job_log": lambda api, c: views.Taken(api.scheduler.logs.take(c.body)),
     "take_job_reply": lambda api, c: views.Taken(api.scheduler.requests.take(c.body)),
     "list_preemptions": lambda api, c: node_views.show_preemptions(
-        api.state, limit=c.query.limit, operation=c.query.operation, pool=c.query.pool
+        api.state, limit=c.query.limit, operation=c.query.operation, pool=c.query.pool, rights=api.rights(c)
     ),
     "healthz": lambda api, _: overview.Health("ok", api.update_age_s()),
 }  # fmt: skip

@@ -6,12 +6,16 @@ scheduler, and is the only thing that waits.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
+from cpumond.api.permissions import Target, check_question, find_path_target, judge_action
+from cpumond.api.refusals import tell_refusal
 from cpumond.api.updated_tree import look_once
 from cpumond.api.views import list_jobs, list_records, order_of_start
 from cpumond.api.yt import orchid
@@ -26,6 +30,7 @@ from cpumond.api.yt.cypress import (
     Turn,
     show_in_pieces,
 )
+from cpumond.api.yt.filters import count_operations, operation_tests
 from cpumond.api.yt.lazy import MISSING, Lazy, materialise
 from cpumond.api.yt.parameters import (
     YtRequest,
@@ -35,14 +40,15 @@ from cpumond.api.yt.parameters import (
     get_path,
     get_table,
     get_text,
-    get_time,
     plain,
 )
 from cpumond.api.yt.replies import export_reply
 from cpumond.api.yt.values import Attributed, YtError, quote_text, strip_attributes
 from cpumond.api.yt.ypath import YPath
-from cpumond.core.wire import MAX_LOG_BYTES
+from cpumond.core.errors import CpumondError
+from cpumond.core.wire import MAX_LOG_BYTES, MAX_NAME
 from cpumond.scheduler import operations
+from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import (
     ALREADY_EXISTS,
@@ -55,6 +61,8 @@ from cpumond.scheduler.model import (
     JobRecord,
     OperationRecord,
 )
+from cpumond.scheduler.required import check_operation
+from cpumond.scheduler.rights import Permission
 from cpumond.scheduler.service import Reply, Scheduler
 from cpumond.scheduler.settings.attributes import Edit, canonical_name
 from cpumond.scheduler.settings.commands import (
@@ -69,6 +77,7 @@ from cpumond.scheduler.settings.values import REMOVE
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.stored import MUTATION
+from cpumond.scheduler.users import User
 
 MAX_EDITS: Final = 1000
 MAX_LISTED_OPERATIONS: Final = 1000
@@ -92,17 +101,37 @@ class YtBackend:
     Raises YtError and CommandError for what is refused, StoreError when a change cannot be stored.
     """
 
-    def __init__(self, scheduler: Scheduler, cluster_name: str, *version: str) -> None:
+    def __init__(
+        self, scheduler: Scheduler, cluster_name: str, *version: str, find_known: Callable[[str], User] = User
+    ) -> None:
         self.scheduler = scheduler
+        self.find_known = find_known
         self.cypress = Cypress(scheduler, cluster_name, *version)
 
     async def __call__(self, request: YtRequest) -> Any:
+        seen = copy.copy(self)
+        seen.cypress = self.cypress.seen_by(request.user)
+        try:
+            return await seen._answer(request)
+        except CpumondError as error:
+            # Told here, since a batch keeps the refusals of its requests to itself.
+            operation = str(strip_attributes(request.parameters.get("operation_id", "")))[:MAX_NAME]
+            await tell_refusal(self.scheduler, request.user, f"yt {request.command}", error, operation=operation)
+            raise
+
+    async def _answer(self, request: YtRequest) -> Any:
         handler, change = _HANDLERS.get(request.command), _CHANGES.get(request.command)
         if handler is not None:
             return await handler(self, request)
         if change is None:
             raise YtError(f"Command {quote_text(request.command)} is not offered")
         return await self.execute(change(self, request), request)
+
+    def find_record(self, request: YtRequest, permission: Permission = "read") -> OperationRecord:
+        """The operation that a request names. Raises CommandError, also where its user has no such right."""
+        record = self.scheduler.state.find_record(_operation_id(request))
+        check_operation(Rights(self.scheduler.state, request.user), record, permission)
+        return record
 
     async def execute(self, command: Command, request: YtRequest, key: str = "") -> dict[str, str]:
         """Carry out a command of the scheduler; returns the request's answer, ``{key: id}``, or ``{}`` without a key.
@@ -304,7 +333,8 @@ async def _create_at(
     except CommandError:
         # A refused request changes nothing: the pools that were made above the refused one are removed again.
         if first:
-            await backend.scheduler.execute(RemovePool(tree, first, recursive=True), request.user)
+            undoing = replace(request.user, admin=True)  # who may make a pool may not always remove it
+            await backend.scheduler.execute(RemovePool(tree, first, recursive=True), undoing)
         raise
 
 
@@ -341,9 +371,13 @@ async def _start(backend: YtBackend, request: YtRequest) -> Any:
 
 
 async def _get_operation(backend: YtBackend, request: YtRequest) -> Any:
-    record = backend.scheduler.state.find_record(_operation_id(request))
-    info = orchid.operation_info(backend.scheduler.state, record, look_once(backend.cypress.results()))
-    return await _pick(info, get_names(request, "attributes"), Turn())
+    names = get_names(request, "attributes")
+    # Who asks for all attributes gets the specification without the secrets, who asks for it is told.
+    wants_secrets = not SPECIFICATIONS.isdisjoint(names or ())
+    record = backend.find_record(request, "read_secrets" if wants_secrets else "read")
+    results = look_once(backend.cypress.results())
+    info = orchid.operation_info(backend.scheduler.state, record, results, backend.cypress.rights())
+    return await _pick(info, names, Turn())
 
 
 async def _pick(info: Lazy, names: Iterable[str] | None, turn: Turn) -> dict[str, Any]:
@@ -358,11 +392,12 @@ async def _pick(info: Lazy, names: Iterable[str] | None, turn: Turn) -> dict[str
 
 async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
     state = backend.scheduler.state
-    tests = _operation_tests(request)
+    tests = operation_tests(request)
     chosen: list[OperationRecord] = []
     almost: dict[str, list[OperationRecord]] = {name: [] for name in tests}
     """Filter -> the operations that it alone leaves out."""
-    for record in list_records(state):
+    rights = Rights(state, request.user)
+    for record in list_records(state, rights):
         failing = [name for name, test in tests.items() if not test(record)]
         if not failing:
             chosen.append(record)
@@ -382,73 +417,20 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
             "bytes; list fewer (limit), or leave them out of the attributes"
         )
     turn = Turn()
-    described = [await _pick(orchid.operation_info(state, record, view), attributes, turn) for record in shown]
+    without = [name for name in attributes if name not in SPECIFICATIONS]
+    described = []
+    for record in shown:
+        names = without if specs and not rights.may_read_secrets(record) else attributes
+        described.append(await _pick(orchid.operation_info(state, record, view, rights), names, turn))
     answer: dict[str, Any] = {"operations": described, "incomplete": len(chosen) > limit}
     if strip_attributes(request.parameters.get("include_counters", True)) is not False:
-        answer.update(_count_operations(chosen, almost))
+        answer.update(count_operations(chosen, almost))
     return answer
-
-
-Test = Callable[[OperationRecord], bool]
-
-
-def _operation_tests(request: YtRequest) -> dict[str, Test]:
-    """The filters of the request, by the dimension that each is about."""
-    since, until, cursor = (get_time(request, name) for name in ("from_time", "to_time", "cursor_time"))
-    direction = get_text(request, "cursor_direction", "past")
-    if direction not in ("past", "future"):
-        raise YtError(f'list_operations: cursor_direction is "past" or "future", not {quote_text(direction)}')
-    state, user, kind = get_text(request, "state", ""), get_text(request, "user", ""), get_text(request, "type", "")
-    pool, tree = get_text(request, "pool", ""), get_text(request, "pool_tree", "")
-    text = get_text(request, "filter", "").lower()
-    with_failed = plain(request.parameters.get("with_failed_jobs"))
-
-    def is_in_time(record: OperationRecord) -> bool:
-        at = record.start_time
-        if cursor is not None and not (at < cursor if direction == "past" else at > cursor):
-            return False
-        return (since is None or at >= since) and (until is None or at <= until)
-
-    def has_text(record: OperationRecord) -> bool:
-        texts = (record.id, record.title, record.alias, record.user, record.type, record.state)
-        return any(text in part.lower() for part in (*texts, *_pools(record)))
-
-    return {
-        "time": is_in_time,
-        "filter": lambda record: not text or has_text(record),
-        "tree": lambda record: not tree or tree in record.trees,
-        "pool": lambda record: not pool or pool in _pools(record, tree),
-        "user": lambda record: not user or record.user == user,
-        "type": lambda record: not kind or record.type == kind,
-        "state": lambda record: not state or record.state == state,
-        "failed": lambda record: not isinstance(with_failed, bool) or _has_failed(record) is with_failed,
-    }
-
-
-def _pools(record: OperationRecord, tree: str = "") -> list[str]:
-    return [options.pool for name, options in record.trees.items() if not tree or name == tree]
-
-
-def _has_failed(record: OperationRecord) -> bool:
-    return any(counts.failed for counts in record.counts.values())
-
-
-def _count_operations(
-    chosen: Sequence[OperationRecord], almost: Mapping[str, Sequence[OperationRecord]]
-) -> dict[str, Any]:
-    """How many operations there are of each kind, with all filters but the one that is about it."""
-    return {
-        "pool_counts": dict(Counter(pool for record in (*chosen, *almost["pool"]) for pool in set(_pools(record)))),
-        "user_counts": dict(Counter(record.user for record in (*chosen, *almost["user"]))),
-        "state_counts": dict(Counter(record.state for record in (*chosen, *almost["state"]))),
-        "type_counts": dict(Counter(record.type for record in (*chosen, *almost["type"]))),
-        "failed_jobs_count": sum(map(_has_failed, (*chosen, *almost["failed"]))),
-    }
 
 
 async def _list_jobs(backend: YtBackend, request: YtRequest) -> Any:
     state = backend.scheduler.state
-    record = state.find_record(_operation_id(request))
+    record = backend.find_record(request)
     wanted = get_text(request, "job_state", "") or get_text(request, "state", "")
     task, address = get_text(request, "task_name", ""), get_text(request, "address", "")
 
@@ -490,6 +472,8 @@ async def _get_job(backend: YtBackend, request: YtRequest) -> Any:
         job = state.finished_jobs.get(_operation_id(request), {}).get(job_id)
     if job is None:
         raise YtError(f"No such job {job_id}", NO_SUCH_JOB)
+    operation = job.element.operation.id if isinstance(job, Job) else job.operation_id
+    check_operation(Rights(state, request.user), state.find_record(operation), "read")
     info = orchid.job_info(job, _address(backend, job))
     names = get_names(request, "attributes")
     return info if names is None else {name: info[name] for name in names if name in info}
@@ -508,6 +492,8 @@ async def _get_job_stderr(backend: YtBackend, request: YtRequest) -> bytes:
     live = backend.scheduler.state.jobs.get(job_id)
     named = any(request.parameters.get(name) is not None for name in ("operation_id", "operation_alias"))
     operation = live.element.operation.id if live is not None and not named else _operation_id(request)
+    state = backend.scheduler.state
+    check_operation(Rights(state, request.user), state.find_record(operation), "read_secrets")
     try:
         return (await backend.scheduler.read_log(operation, job_id, "stderr", MAX_LOG_BYTES)).content
     except CommandError as error:
@@ -525,9 +511,24 @@ async def _get_features(_: YtBackend, __: YtRequest) -> Any:
 
 
 async def _check_permission(backend: YtBackend, request: YtRequest) -> Any:
-    """Every user with a token may do everything."""
-    backend.cypress.resolve(get_path(request).node)
-    return {"action": "allow"}
+    path = get_path(request).node
+    backend.cypress.resolve(path)
+    return _show_verdict(backend, request, find_path_target(backend.scheduler.state, path))
+
+
+async def _check_operation_permission(backend: YtBackend, request: YtRequest) -> Any:
+    record = backend.scheduler.state.find_record(_operation_id(request))
+    return _show_verdict(backend, request, Target(operation=record))
+
+
+def _show_verdict(backend: YtBackend, request: YtRequest, target: Target) -> dict[str, Any]:
+    """The answer about any user."""
+    name, state = get_text(request, "user"), backend.scheduler.state
+    user = request.user if name == request.user.name else backend.find_known(name)
+    if user is not request.user and not request.user.admin:
+        check_question(Rights(state, request.user), target, name)
+    verdict = judge_action(state, Rights(state, user), get_text(request, "permission"), target)
+    return {"action": "allow" if verdict.allowed else "deny", "because": verdict.because}
 
 
 _HANDLERS: Final[dict[str, Callable[[YtBackend, YtRequest], Awaitable[Any]]]] = {
@@ -546,6 +547,7 @@ _HANDLERS: Final[dict[str, Callable[[YtBackend, YtRequest], Awaitable[Any]]]] = 
     "get_job": _get_job,
     "get_job_stderr": _get_job_stderr,
     "check_permission": _check_permission,
+    "check_operation_permission": _check_operation_permission,
     "get_version": _get_version,
     "get_supported_features": _get_features,
 }

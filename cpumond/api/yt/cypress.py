@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,18 +15,21 @@ from functools import partial
 from typing import Any, Final
 
 from cpumond import __version__
+from cpumond.api.permissions import show_acl
 from cpumond.api.yt import orchid
 from cpumond.api.yt.lazy import MISSING, Description, Lazy, fixed, iso_time, materialise
 from cpumond.api.yt.values import Attributed, YtError, quote_text
 from cpumond.api.yt.ypath import YPath, escape_literal
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.validate import nearest
+from cpumond.scheduler.access import Rights, read_access
 from cpumond.scheduler.elements import Node
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.attributes import Edit, canonical_name, is_option, read_attribute
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand, SetDefaultTree
 from cpumond.scheduler.settings.values import REMOVE
+from cpumond.scheduler.users import User
 
 Edits = tuple[Edit, ...]
 
@@ -236,6 +240,15 @@ class PoolParent(CypressNode):
     def read_stored(self, keys: Sequence[str]) -> Any:
         return _read_option(self.item, keys)
 
+    def system(self) -> dict[str, Callable[[], Any]]:
+        settings = self.item.settings
+        return {
+            **super().system(),
+            "acl": lambda: show_acl(settings.acl),
+            "inherit_acl": lambda: settings.inherit_acl,
+            "effective_acl": lambda: show_acl(each.entry for each in read_access(self.tree, self.pool_name).entries),
+        }
+
     def names(self) -> Iterable[str]:
         return self.backend.children_of(self.tree).get(self.pool_name, ())
 
@@ -409,7 +422,20 @@ class Cypress:
         self.cluster_name = cluster_name
         self.version = version
         self.started = iso_time(scheduler.started_at)
-        self._children: tuple[TreeConfig, dict[str, list[str]]] | None = None
+        self.user: User | None = None
+        """Who asks; None for one who may see everything."""
+        self._children: list[tuple[TreeConfig, dict[str, list[str]]]] = []
+        """At most one; what ``seen_by`` gives shares it."""
+
+    def seen_by(self, user: User) -> Cypress:
+        """The same, with what this user may see."""
+        seen = copy.copy(self)
+        seen.user = user
+        return seen
+
+    def rights(self) -> Rights | None:
+        """Of who asks; None for one who may see everything."""
+        return None if self.user is None else Rights(self.scheduler.state, self.user)
 
     @property
     def config(self) -> Config:
@@ -421,12 +447,12 @@ class Cypress:
 
     def children_of(self, tree: TreeConfig) -> Mapping[str, Sequence[str]]:
         """Pool -> names of its children; remembered for the tree that was last asked for."""
-        if self._children is None or self._children[0] is not tree:
+        if not self._children or self._children[0][0] is not tree:
             children: dict[str, list[str]] = {}
             for pool in tree.pools.values():
                 children.setdefault(pool.parent, []).append(pool.name)
-            self._children = (tree, children)
-        return self._children[1]
+            self._children[:] = [(tree, children)]
+        return self._children[0][1]
 
     def _root(self) -> CypressNode:
         named = {"cluster_name": self.cluster_name}
@@ -445,7 +471,7 @@ class Cypress:
     def _orchid(self, path: str, name: str) -> CypressNode:
         service = {"name": "scheduler", "version": self.version, "start_time": self.started}
         parts: dict[str, Callable[[], Any]] = {
-            "scheduler": lambda: orchid.scheduler_orchid(self.scheduler.state, self.results()),
+            "scheduler": lambda: orchid.scheduler_orchid(self.scheduler.state, self.results(), self.rights()),
             "service": lambda: service,
         }
         document = Document(self, path, name, fixed(parts))

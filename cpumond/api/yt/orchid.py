@@ -7,12 +7,13 @@ state changes while a large one is being read, what it gives is of different mom
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
+from cpumond.api.permissions import hide_secrets, show_acl
 from cpumond.api.updated_tree import LookAt, Results, UpdatedTree, look_once
 from cpumond.api.views import count_jobs
 from cpumond.api.yt.lazy import MISSING, Lazy, Table, amounts, fixed, iso_time, table
@@ -21,8 +22,9 @@ from cpumond.core.wire import JobReport
 from cpumond.fairshare.folding import fold_weight
 from cpumond.fairshare.resources import ZERO, add, greatest, positive_part, subtract
 from cpumond.scheduler import operations, resulting
+from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide import admission, placement
-from cpumond.scheduler.elements import Job, Node, Operation, PoolElement, Tree
+from cpumond.scheduler.elements import Job, Node, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import (
     ROOT_POOL,
     SUBPOOL_DELIMITER,
@@ -47,9 +49,14 @@ def _by_pool(tree: Tree, show: Callable[[PoolElement], Any]) -> Lazy:
     return Lazy(lambda: (ROOT_POOL, *tree.pools), find, lambda name: f'Pool tree "{tree.name}" has no pool "{name}"')
 
 
-def tree_orchid(view: UpdatedTree) -> Lazy:
+def tree_orchid(view: UpdatedTree, rights: Rights | None = None) -> Lazy:
     """``pool_trees/<tree>``: pools, operations, and what the tree as a whole has (5.1)."""
     tree = view.tree
+
+    def readable(elements: Mapping[str, OperationElement]) -> Mapping[str, OperationElement]:
+        if rights is None or rights.user.admin:
+            return elements
+        return {name: each for name, each in elements.items() if rights.may_read(each.operation.record)}
 
     show_pool, show_operation = partial(pool_attributes, view), partial(operation_attributes, view)
 
@@ -57,8 +64,8 @@ def tree_orchid(view: UpdatedTree) -> Lazy:
         {
             "pools": lambda: _by_pool(tree, show_pool),
             "child_pools_by_pool": lambda: _by_pool(tree, lambda pool: table(pool.children, show_pool)),
-            "operations": lambda: table(tree.operations, show_operation),
-            "operations_by_pool": lambda: _by_pool(tree, lambda pool: table(pool.operations, show_operation)),
+            "operations": lambda: table(readable(tree.operations), show_operation),
+            "operations_by_pool": lambda: _by_pool(tree, lambda pool: table(readable(pool.operations), show_operation)),
             "config": lambda: _tree_options(tree),
             "resource_usage": lambda: amounts(tree.root.usage),
             "resource_limits": lambda: amounts(tree.total),
@@ -118,7 +125,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         parts = {name: getattr(value, name) for name in value.__struct_fields__}
         return {name: _plain(part) for name, part in parts.items() if part is not None}
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(part) for part in value] if isinstance(value, tuple) else value
 
 
 def _ephemeral_pools(tree: Tree) -> dict[str, list[str]]:
@@ -189,9 +196,14 @@ def _brief_spec(record: OperationRecord) -> dict[str, Any]:
     return {name: value for name, value in brief.items() if value}
 
 
-def operation_info(state: State, record: OperationRecord, look_at: LookAt) -> Lazy:
-    """An operation, live or finished: what ``get_operation`` answers (yt_protocol.md 10)."""
+def operation_info(state: State, record: OperationRecord, look_at: LookAt, rights: Rights | None = None) -> Lazy:
+    """An operation, live or finished: what ``get_operation`` answers (yt_protocol.md 10).
+
+    It shows no environment to one whose ``rights`` do not allow to read it.
+    """
     live = state.operations.get(record.id)
+    if rights is not None and not rights.may_read_secrets(record):
+        record = hide_secrets(record)
 
     def per_tree() -> Lazy:
         return table(live.elements if live is not None else {}, lambda e: operation_attributes(look_at(e.tree), e))
@@ -224,6 +236,7 @@ def operation_info(state: State, record: OperationRecord, look_at: LookAt) -> La
             "runtime_parameters": lambda: {
                 "scheduling_options_per_pool_tree": _options_per_tree(record),
                 "owners": [],
+                "acl": show_acl(record.acl),
             },
             "brief_progress": lambda: {"jobs": job_counts(record, live)},
             "progress": progress,
@@ -319,34 +332,45 @@ def nodes_by_address(state: State) -> dict[str, Node]:
     return found
 
 
-def _operations(state: State, look_at: LookAt) -> Lazy:
+def _operations(state: State, look_at: LookAt, rights: Rights | None) -> Lazy:
+    def is_hidden(record: OperationRecord) -> bool:
+        return rights is not None and not rights.may_read(record)
+
     def find(operation_id: str) -> Any:
-        live = state.operations.get(operation_id)
-        record = live.record if live is not None else state.finished.get(operation_id)
-        return MISSING if record is None else operation_info(state, record, look_at)
+        record = state.record_of(operation_id)
+        is_missing = record is None or is_hidden(record)
+        return MISSING if is_missing or record is None else operation_info(state, record, look_at, rights)
 
-    return Table(lambda: list(state.operations), find, lambda name: f"No such operation {name}")
+    def names() -> list[str]:
+        return [name for name, each in state.operations.items() if not is_hidden(each.record)]
+
+    return Table(names, find, lambda name: f"No such operation {name}")
 
 
-def scheduler_orchid(state: State, results: Results) -> Lazy:
-    """Everything below ``//sys/scheduler/orchid/scheduler`` (5.1)."""
+def scheduler_orchid(state: State, results: Results, rights: Rights | None = None) -> Lazy:
+    """Everything below ``//sys/scheduler/orchid/scheduler`` (5.1) that ``rights`` allow to read; None for all."""
 
     look_at = look_once(results)
 
     def preemptions() -> list[dict[str, Any]]:
         recent = list(state.preemptions)[-SHOWN_PREEMPTIONS:]
-        return [_preemption(record) for record in reversed(recent)]
+        victims = ((record, state.record_of(record.operation_id)) for record in reversed(recent))
+        return [
+            _preemption(record)
+            for record, victim in victims
+            if rights is None or victim is None or rights.may_read(victim)
+        ]
 
     return fixed(
         {
-            "pool_trees": lambda: table(state.trees, lambda tree: tree_orchid(look_at(tree))),
+            "pool_trees": lambda: table(state.trees, lambda tree: tree_orchid(look_at(tree), rights)),
             "scheduling_info_per_pool_tree": lambda: table(
-                state.trees, lambda tree: fixed({"fair_share_info": lambda: tree_orchid(look_at(tree))})
+                state.trees, lambda tree: fixed({"fair_share_info": lambda: tree_orchid(look_at(tree), rights)})
             ),
             "default_pool_tree": lambda: state.config.default_tree,
             "default_fair_share_tree": lambda: state.config.default_tree,
             "user_to_ephemeral_pools": lambda: {name: _ephemeral_pools(tree) for name, tree in state.trees.items()},
-            "operations": lambda: _operations(state, look_at),
+            "operations": lambda: _operations(state, look_at, rights),
             "nodes": lambda: table(nodes_by_address(state), node_info),
             "preemptions": preemptions,
         },

@@ -36,7 +36,7 @@ from cpumond.core.errors import (
     UsageError,
     describe,
 )
-from cpumond.core.route import Route, Terms, is_standby, was_not_done
+from cpumond.core.route import LOST_LEAD, Route, Terms, is_standby, was_not_done
 from cpumond.core.settings import find_rights_of_others
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
 from cpumond.core.tls import describe_tls_error, make_client_context
@@ -112,6 +112,8 @@ class SchedulerClient:
         self.timeout_s = timeout_s
         self.patience_s = patience_s
         self.ca_file = ca_file
+        self.plan_shown = ""
+        """What the user was shown of the change that is asked for next, for the audit log."""
 
     @property
     def url(self) -> str:
@@ -153,7 +155,8 @@ class SchedulerClient:
                     _read_refusal(url, answer.status_code, answer.content),
                 )
                 is_safe = method == "GET" or was_not_done(str(refusal))
-                if not is_safe or not is_standby(answer.status_code, leader, str(refusal)):
+                stands_by = is_standby(answer.status_code, leader, str(refusal)) or str(refusal) == LOST_LEAD
+                if not is_safe or not stands_by:
                     raise refusal
                 tried[url], found_standby = refusal, True
                 wait_s = self._route.standby(leader, POLL_S, began_at_s, time.monotonic())
@@ -169,6 +172,8 @@ class SchedulerClient:
         import httpx2
 
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
+        if self.plan_shown:
+            headers["x-cpumond-plan"] = self.plan_shown
         # Certificates take longer to load than a request takes; without TLS they are not needed.
         verify = make_client_context(self.ca_file, "--ca-file") if url.startswith("https:") else False
         place = url.removeprefix(UNIX) if url.startswith(UNIX) else None

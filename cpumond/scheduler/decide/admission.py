@@ -85,6 +85,15 @@ def choose_pool(tree: Tree, wanted: str, user: str, rules: Rules, moved: Operati
     return PoolChoice(name, parent, None)
 
 
+def find_place(tree: Tree, wanted: str, user: str) -> PoolElement:
+    """The pool that ``choose_pool`` would choose, or where it would make one; also where it would refuse."""
+    name = wanted or user
+    known = tree.root if name == ROOT_POOL else tree.pools.get(name)
+    if known is None and SUBPOOL_DELIMITER in name:
+        known = tree.pools.get(name.partition(SUBPOOL_DELIMITER)[0])
+    return default_parent(tree) if known is None else known
+
+
 def _immediate(name: str) -> CommandError:
     return CommandError(
         f'Starting operations immediately in pool "{name}" is forbidden; start them in one of its sub-pools'

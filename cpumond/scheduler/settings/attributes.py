@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from cpumond.scheduler.model import RESOLVE, CommandError, PoolConfig, PoolSettings, TreeConfig, TreeSettings
+from cpumond.scheduler.settings.access_lists import edit_acl, read_acl
 from cpumond.scheduler.settings.values import (
     FIELD,
     MAX_DEPTH,
@@ -44,6 +45,7 @@ MIN_WEIGHT: Final = 2.0**-26
 """The least weight; a smaller one, 0 included, is replaced by it (0.3 no. 4)."""
 
 CONFIG: Final = "config"
+ACL: Final = "acl"
 MAX_NAME_LENGTH: Final = 256
 
 MAX_CUSTOM_ATTRIBUTES: Final = 200
@@ -84,13 +86,10 @@ ALIASES: Final[Mapping[Kind, Mapping[str, str]]] = {
 
 RESERVED: Final = frozenset({
     "id", "type", "name", "parent_name", "parent_id", "key", "path", "full_path", "count", "pool_tree", "tree",
-    "is_root", "builtin", "ephemeral", "account", "resource_usage", "ref_counter", "life_stage", "revision",
-    "attribute_revision", "content_revision", "creation_time", "modification_time", "access_time",
+    "effective_acl", "is_root", "builtin", "ephemeral", "account", "resource_usage", "ref_counter", "life_stage",
+    "revision", "attribute_revision", "content_revision", "creation_time", "modification_time", "access_time",
 })  # fmt: skip
 """Attributes that every pool and tree has without having been given them."""
-
-RIGHTS: Final = frozenset({"acl", "inherit_acl"})
-"""Attributes about access rights: refused, since nothing enforces them."""
 
 _STRUCTS: Final[Mapping[Kind, type[msgspec.Struct]]] = {"pool": PoolSettings, "tree": TreeSettings}
 
@@ -302,12 +301,9 @@ class _Editor:
             self.given.pop(key, None)
             return result
         if value is REMOVE and name not in result:
-            if field is not None:
+            if field is not None and name != ACL:
                 _edited({}, field, path[1:], REMOVE, where)
             return result
-        if value is not REMOVE and name.replace("-", "_") in RIGHTS:
-            what = "rights are not supported yet and would not be enforced, so they are not kept; leave it out"
-            raise refuse(where, f"{what}. Who may change something is a matter of tokens ([api] tokens_file)")
         if field is None:
             result[name] = _edit_custom(result.get(name), path[1:], value, where, recursive)
             if len(result) > 2 * MAX_CUSTOM_ATTRIBUTES + len(_FIELDS[self.kind]):
@@ -319,7 +315,9 @@ class _Editor:
         if value is not REMOVE:
             self._note_spelling(key, name, path, where, is_set=name in result)
         if len(path) == 1:
-            result[name] = normalise_value(value, field, where)
+            result[name] = read_acl(value, where) if name == ACL else normalise_value(value, field, where)
+        elif name == ACL:
+            result[name] = edit_acl(result.get(name, ()), path[1:], value, where)
         else:
             result[name] = _edited(result.get(name, {}), field, path[1:], value, where)
         self._warn_about_value(place, name, where, result[name])

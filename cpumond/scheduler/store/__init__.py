@@ -43,22 +43,21 @@ class Entry(NamedTuple):
     """A line of the store's log, which is only added to. ``at``: seconds since 1970.
 
     ``subjects``: what it is about, by which it is found, for example "user:alice"; ``value`` the store does not read.
+    ``number``: what a copy gives it, above all that are there; 0: the next one.
     """
 
     at: float
     subjects: tuple[str, ...]
     value: bytes
-
-
-UNTOLD_STARTS = ("system", "untold_starts")
-"""Kind and key of a record that says: jobs may run whose starts are not stored, since an older version started them."""
+    number: int = 0
 
 
 class Store(Protocol):
-    """Records of one scheduler. Any backend keeps the contract of ``test_store_contract.py``.
+    """Records and the log of one scheduler. Any backend keeps the contract of ``tests/store_contract.py``.
 
-    Kinds and keys are any text without lone surrogates, values any bytes. Used from one thread at a time, not always
-    the one that opened it. ``lost_total``: how often another program removed the store, and it was written anew.
+    Kinds, keys and subjects are any text without lone surrogates, values any bytes. Used from one thread at a time, not
+    always the one that opened it, but for ``read_log``. ``lost_total``: how often another program removed the store,
+    and it was written anew.
     """
 
     lost_total: int
@@ -84,12 +83,16 @@ class Store(Protocol):
         self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
     ) -> list[tuple[int, Entry]]:
         """The newest ``limit`` entries about all of ``subjects``, numbered lower than ``before`` and not older than
-        ``since``, the newest first. Numbers rise, with gaps. Raises StoreError."""
+        ``since``, the newest first, each with its number. Numbers rise, with gaps; none is given twice.
+
+        May be called from any thread at any time, and waits for no write. Entries that are damaged are left out, and
+        told in the program's log. Raises StoreError.
+        """
         ...
 
     def cut_log(self, until: float, max_bytes: int) -> int:
-        """Drop the entries of before ``until``, then the oldest while the log takes more than ``max_bytes``; how many
-        went. Raises StoreError."""
+        """Drop entries of before ``until``, and the oldest as long as the log takes more than ``max_bytes``; how many
+        went: a bounded number with each call, 0 when there is nothing left to drop. Raises StoreError."""
         ...
 
     def close(self) -> None:

@@ -12,19 +12,21 @@ import contextlib
 import fcntl
 import itertools
 import os
-import shutil
 import sqlite3
-import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO, Final
+from typing import Final
 from urllib.parse import quote
 
 import structlog
 
 from cpumond.core.errors import describe
 from cpumond.scheduler.model import UNTOLD_STARTS
-from cpumond.scheduler.store import Change, StoreError
+from cpumond.scheduler.store import Change, Entry, StoreError
+from cpumond.scheduler.store.entries import LogEnd, make_rows
+from cpumond.scheduler.store.sqlite_log import LogReader, add_rows, create_log, cut_rows, find_end
+from cpumond.scheduler.store.sqlite_wal import tell_of_dropped_writes
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -36,16 +38,17 @@ HEADER_BYTES: Final = 100
 BUSY_TIMEOUT_S: Final = 1.0
 """How long a write waits for a foreign program (a backup, an operator's shell) that holds the database."""
 
-WAL_HEADER: Final = struct.Struct(">8I")
-"""Magic number, version, size of a page, number of the checkpoint, two salts, two checksums."""
-WAL_FRAME: Final = struct.Struct(">6I")
-"""Page, size of the database in pages after a commit or 0, two salts, two checksums; the page follows."""
-WAL_INDEX: Final = struct.Struct("=3I2BHI")
-"""The beginning of ``PATH-shm``: its last number is that of the last frame."""
-MAX_LOGS: Final = 2**24
-"""A log starts anew fewer times than this before the file is removed, which the end of a scheduler does."""
 WAL_KEPT_BYTES: Final = 64 * 2**20
 """The size that the log is cut to after a checkpoint."""
+
+LOG_SCHEMA: Final = 3
+TABLES: Final = {
+    "records": "kind key value crc",
+    "log": "number position at subjects value crc",
+    "log_subjects": "subject number",
+    "log_cut": "number",
+}
+"""The columns of each table; all but the first are there since LOG_SCHEMA."""
 
 COMPANIONS: Final = ("-wal", "-shm", "-journal")
 DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
@@ -69,7 +72,7 @@ def _note_untold_starts(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", row)
 
 
-MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, _note_untold_starts)
+MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, _note_untold_starts, create_log)
 """The migration at N takes schema N to N + 1; 0 is an empty file. Their number is the newest schema."""
 
 
@@ -92,7 +95,7 @@ def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -
             undo.callback(connection.close)
             _prepare(connection)
             _migrate(connection, path, migrations)
-            _check_table(connection, path)
+            _check_tables(connection, path)
         undo.pop_all()
     return SqliteStore(path, connection, lock)
 
@@ -131,6 +134,10 @@ class SqliteStore:
         self._lock: int | None = lock
         self.lost_total = 0
         self._files = identify_files(self.path)
+        self._end: LogEnd | None = None
+        """Where the log goes on, once that was asked for."""
+        self._reader: LogReader | None = None
+        self._reading = threading.Lock()
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         """All records, in order, each checked against its checksum. Raises StoreError."""
@@ -145,24 +152,26 @@ class SqliteStore:
                     raise _damaged(self.path, f"the record {kind!r} {key!r} does not match its checksum")
                 yield kind, key, value
 
-    def write(self, changes: Sequence[Change]) -> None:
-        """Make all changes or none, on disk when this returns. Raises StoreError.
+    def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
+        """Make all changes and add all entries, or nothing of it; on disk when this returns. Raises StoreError.
 
         Files that were removed meanwhile are first written anew with all records.
         """
         self._check_open()
         self._stay_in_place()
-        if not changes:
+        if not (changes or entries):
             return
+        end = self._find_end() if entries else LogEnd()
         last = {(change.kind, change.key): change.value for change in changes}
         try:
             removed = [place for place, value in last.items() if value is None]
             put = [(*place, value, _checksum(*place, value)) for place, value in last.items() if value is not None]
             for kind, key in removed:
                 _checksum(kind, key, b"")
+            rows, end = make_rows(entries, end)
         except UnicodeEncodeError as error:
             raise StoreError(
-                f"{self.path}: nothing was written: the kind or key {error.object!r} holds a lone surrogate, "
+                f"{self.path}: nothing was written: the name {error.object!r} holds a lone surrogate, "
                 "which no file can keep; give it another name"
             ) from None
         with _explained(self.path, "write"), transaction(self._connection):
@@ -170,9 +179,43 @@ class SqliteStore:
                 self._connection.executemany("DELETE FROM records WHERE kind = ? AND key = ?", removed)
             if put:
                 self._connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", put)
+            if rows:
+                add_rows(self._connection, rows)
+        if rows:
+            self._end = end
         # It may have been removed during the write. If it cannot be restored now, the next write tries again.
         with contextlib.suppress(StoreError):
             self._stay_in_place()
+
+    def _find_end(self) -> LogEnd:
+        if self._end is None:
+            with _explained(self.path, "read the log"):
+                self._end = find_end(self._connection)
+        return self._end
+
+    def read_log(
+        self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
+    ) -> list[tuple[int, Entry]]:
+        """The newest entries, through a connection of its own. Raises StoreError."""
+        with self._reading:
+            self._check_open()
+            with _explained(self.path, "read the log"):
+                if self._reader is None:
+                    self._reader = LogReader(connect(self.path, "ro"), self.path)
+                return self._reader.read(subjects, before, since, limit)
+
+    def cut_log(self, until: float, max_bytes: int) -> int:
+        """Drop the oldest entries, some of them with each call. Raises StoreError."""
+        self._check_open()
+        end = self._find_end()
+        with _explained(self.path, "cut the log"), transaction(self._connection):
+            return cut_rows(self._connection, end, until, max_bytes)
+
+    def _stop_reading(self) -> None:
+        with self._reading:
+            if self._reader is not None:
+                self._reader.connection.close()
+                self._reader = None
 
     def _stay_in_place(self) -> None:
         """Restore database and lock if they are not where the next process looks for them.
@@ -201,12 +244,13 @@ class SqliteStore:
         log.error("store_lost", path=self.path, advice="find out who removed it; it was written anew, nothing is lost")
 
     def _write_anew(self) -> None:
+        self._stop_reading()
         put_back(self._connection, self.path)
         # Closing removes the log by its name, so it comes before there is a new log.
         self._connection.close()
         self._connection = connect(self.path)
         _prepare(self._connection)
-        _check_table(self._connection, self.path)
+        _check_tables(self._connection, self.path)
         self._files = identify_files(self.path)
 
     def _check_open(self) -> None:
@@ -219,6 +263,8 @@ class SqliteStore:
             return
         lock, self._lock = self._lock, None
         try:
+            # The connection that writes goes last: it copies the log into the database.
+            self._stop_reading()
             self._connection.close()
         finally:
             os.close(lock)
@@ -325,7 +371,7 @@ def _inspect(path: str, newest: int) -> None:
                 raise _damaged(path, " ".join(str(verdict).split()))
         if version < 1:
             raise _damaged(path, f"it says that it is of schema {version}")
-        _tell_of_dropped_writes(path)
+        tell_of_dropped_writes(path)
 
 
 def _pick_mode(path: str) -> str:
@@ -357,68 +403,6 @@ def _migrate(connection: sqlite3.Connection, path: str, migrations: Sequence[Mig
     _apply(connection, version, migrations)
 
 
-def _tell_of_dropped_writes(path: str) -> None:
-    """Report, and keep a copy, where SQLite will not read its whole write-ahead log: it silently drops what comes after
-    the first frame with a wrong checksum.
-
-    A connection that has read something must be open: SQLite has then noted in the log's index which frame is the last
-    valid one. That connection must be closed before the one that writes is opened: closing the index here releases all
-    locks of this process on it, and another program would take the index for an unused one.
-    """
-    wal = f"{path}-wal"
-    if not os.path.lexists(wal) or not os.path.getsize(wal):
-        return
-    with open(f"{path}-shm", "rb") as file:
-        index = file.read(WAL_INDEX.size)
-    taken = WAL_INDEX.unpack(index)[-1] if len(index) == WAL_INDEX.size else 0
-    with open(wal, "rb") as file:
-        dropped, is_tail = _count_dropped(file, taken)
-    if not dropped:
-        return
-    aside = next(name for number in itertools.count(1) if not os.path.lexists(name := f"{wal}.damaged-{number}"))
-    try:
-        shutil.copyfile(wal, aside)
-        os.chmod(aside, 0o600)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(aside)
-        aside = f"none: {describe(error)}"
-    if is_tail:
-        advice = (
-            "nothing to do after a kill, a loss of power or a full disk: the last write was cut off, unacknowledged"
-        )
-        log.warning("store_log_cut", path=wal, taken_frames=taken, dropped_frames=dropped, copy=aside, advice=advice)
-    else:
-        advice = "the log is damaged in the middle: the newest changes are gone; look at the disk"
-        log.error("store_log_damaged", path=wal, taken_frames=taken, dropped_frames=dropped, copy=aside, advice=advice)
-
-
-def _count_dropped(file: BinaryIO, taken: int) -> tuple[int, bool]:
-    """How many frames of a log come after the ``taken`` ones and are neither left from an older log nor of a write that
-    was not committed; and whether that is only the very last frame, as after a loss of power.
-
-    See "Database File Format" of SQLite, 4.
-    """
-    size = os.fstat(file.fileno()).st_size
-    head = file.read(WAL_HEADER.size)
-    if len(head) < WAL_HEADER.size:
-        return (1 if head else 0), False
-    _, _, page_bytes, _, *salts, _, _ = WAL_HEADER.unpack(head)
-    if not 512 <= page_bytes <= 65536:
-        return 1, False
-    frame_bytes = WAL_FRAME.size + page_bytes
-    frames, rest = divmod(size - WAL_HEADER.size, frame_bytes)
-    dropped = [frames] if rest else []
-    for number in range(taken, frames):
-        file.seek(WAL_HEADER.size + number * frame_bytes)
-        _, pages, *found = WAL_FRAME.unpack(file.read(WAL_FRAME.size))
-        # A new log overwrites the old one from the start, with the first salt one higher; the old one's end is left.
-        is_older = 0 < (salts[0] - found[0]) & 0xFFFFFFFF < MAX_LOGS and any(found)
-        if pages if found[:2] == salts else not is_older:
-            dropped.append(number)
-    return len(dropped), len(dropped) == 1 and dropped[0] >= frames - 1 and taken > 0
-
-
 def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -426,10 +410,13 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
 
 
-def _check_table(connection: sqlite3.Connection, path: str) -> None:
-    columns = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info('records') ORDER BY cid")]
-    if columns != ["kind", "key", "value", "crc"]:
-        raise _damaged(path, f"its table of records has the columns {columns}" if columns else "it has no records")
+def _check_tables(connection: sqlite3.Connection, path: str) -> None:
+    is_older = read_number(connection, "user_version") < LOG_SCHEMA
+    for table, expected in itertools.islice(TABLES.items(), 1 if is_older else None):
+        found = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?) ORDER BY cid", (table,))]
+        if found != expected.split():
+            what = f"its table of {table} has the columns {found}" if found else f"it has no table {table}"
+            raise _damaged(path, what)
 
 
 def _apply(connection: sqlite3.Connection, version: int, migrations: Sequence[Migration]) -> None:

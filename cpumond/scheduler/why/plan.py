@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +27,15 @@ from cpumond.scheduler.model import (
     TreeConfig,
     to_amounts,
 )
+from cpumond.scheduler.required import check
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change, find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.undo import ChangedSinceError, Undo
 from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.state.transaction import Transaction
+from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import SAME_SHARE, SHOWN_RECORDS, Amounts
 
 MAX_SETTLE_ROUNDS: Final = 100
@@ -139,12 +143,24 @@ def collect(state: State) -> Material:
     )
 
 
-def try_command(state: State, command: ConfigCommand, user: str, now: float) -> Transaction | Plan:
-    """The change that a command would make, or the plan that says why it is refused. Changes nothing."""
+def try_command(state: State, command: ConfigCommand | Undo, user: User, now: float) -> Transaction | Plan:
+    """The change that a command would make, or the plan that says why it is refused. Changes nothing.
+
+    Raises ChangedSinceError, about which the log knows more.
+    """
+    numbers = itertools.count(1)
     try:
-        return prepare(state, command, user, now, lambda: "planned")
+        check(state, command, user)
+        return prepare(state, command, user.name, now, lambda: f"planned-{next(numbers)}")
+    except ChangedSinceError:
+        raise
     except CommandError as error:
-        return Plan(accepted=False, refusal=str(error), code=error.code, attributes=dict(error.attributes))
+        return refused_plan(error)
+
+
+def refused_plan(refusal: CommandError) -> Plan:
+    """The plan of a command that is refused."""
+    return Plan(accepted=False, refusal=str(refusal), code=refusal.code, attributes=dict(refusal.attributes))
 
 
 def make_plan(

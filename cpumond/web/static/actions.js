@@ -1,16 +1,14 @@
 // What a user can do: make and change pools, start, suspend and abort operations, hold a job's limit.
-// Nothing is checked here: the scheduler checks, and its sentence is shown beside the field that it is about.
 
 import { path, query, Refusal, send } from "./api.js";
 import { h, morph, openDialog } from "./dom.js";
 import { cores } from "./format.js";
+import { during, Form, FORM, readJson, tell } from "./forms.js";
+import { firstWith, guarded, mayOn, ROOT } from "./rights.js";
 import { table } from "./table.js";
 import { to } from "./route.js";
 
-const ROOT = "<Root>";
-const FORM = "action"; // the id of the form in a dialog, of which there is one at a time
-
-// [path of the option, label, hint, kind]; kind: number, text, select:a,b, flag
+// [path of the option, label, hint, kind as Form has it]
 const POOL_FIELDS = [
   [["weight"], "Weight", "how much it counts among its siblings; empty: the default, 1", "number"],
   [["mode"], "Mode", "fair_share: operations share; fifo: one after the other", "select:fair_share,fifo"],
@@ -28,141 +26,33 @@ const POOL_FIELDS = [
   [["create_ephemeral_subpools"], "A sub-pool for each user", "create_ephemeral_subpools", "flag"],
 ];
 
-// --- forms -----------------------------------------------------------------------------------------------------------
-
-class Form {
-  // fields: [key, label, hint, kind, value]; the key is the option's path with slashes.
-  constructor(fields, onchange) {
-    this.inputs = new Map();
-    this.errors = new Map();
-    this.general = h("p.error", { role: "alert" });
-    this.element = h("div.fields", fields.map(([key, label, hint, kind, value]) => {
-      const id = `field-${key.replaceAll("/", "-")}`;
-      const shared = { id, name: key, "aria-describedby": `${id}-hint ${id}-error`, oninput: onchange };
-      const input = makeInput(kind, value, shared);
-      const error = h("span.error", { id: `${id}-error`, role: "alert" });
-      this.inputs.set(key, [input, kind]);
-      this.errors.set(key, error);
-      return h("div.field", { class: kind === "lines" ? "wide" : "" }, h("label", { for: id }, label), input,
-        h("span.hint", { id: `${id}-hint` }, hint), error);
-    }));
-  }
-
-  // The value of a field: null when it is empty; text that is no number is sent as it is, and the scheduler refuses it.
-  value(key) {
-    const [input, kind] = this.inputs.get(key);
-    if (kind === "flag") return input.checked;
-    const text = kind === "lines" ? input.value : input.value.trim();
-    if (text === "") return null;
-    if (kind !== "number") return text;
-    const number = Number(text);
-    return Number.isFinite(number) ? number : text;
-  }
-
-  clear() {
-    this.general.textContent = "";
-    for (const [key, [input]] of this.inputs) {
-      input.removeAttribute("aria-invalid");
-      this.errors.get(key).textContent = "";
-    }
-  }
-
-  // Shows a refusal beside the field that it is about, or below all fields.
-  refuse(message, field) {
-    this.clear();
-    const key = this.find(message, field);
-    if (key === null) {
-      this.general.textContent = message;
-      return;
-    }
-    const [input] = this.inputs.get(key);
-    input.setAttribute("aria-invalid", "true");
-    this.errors.get(key).textContent = message;
-    input.focus();
-  }
-
-  find(message, field) {
-    const keys = [...this.inputs.keys()];
-    for (const wanted of [field, ...(message.match(/[a-z_]+(?:\/[a-z_]+)*/g) ?? [])]) {
-      if (!wanted) continue;
-      const exact = keys.find((key) => key === wanted) ?? keys.find((key) => key.startsWith(`${wanted}/`))
-        ?? keys.find((key) => wanted.startsWith(`${key}/`) || wanted.endsWith(`/${key}`));
-      if (exact !== undefined) return exact;
-    }
-    return null;
-  }
-}
-
-function makeInput(kind, value, shared) {
-  if (kind === "flag") return h("input", { type: "checkbox", checked: value === true, ...shared });
-  if (kind === "lines") return h("textarea", { value: value ?? "", spellcheck: "false", ...shared });
-  if (kind.startsWith("select:")) {
-    const options = kind.slice(7).split(",");
-    return h("select", { ...shared, value: value ?? options[0] }, options.map((name) => h("option", { value: name }, name)));
-  }
-  const isNumber = kind === "number";
-  return h("input", { type: "text", inputmode: isNumber ? "decimal" : null, autocomplete: "off", value: value === null || value === undefined ? "" : String(value), ...shared });
-}
-
 function at(attributes, where) {
   return where.reduce((value, name) => value?.[name] ?? value?.[name.replaceAll("_", "-")], attributes) ?? null;
 }
 
 const keyOf = (where) => where.join("/");
 
-function readJson(text, what) {
-  if (!text) return {};
-  let value;
-  try {
-    value = JSON.parse(text);
-  } catch (error) {
-    throw new Refusal(422, { error: `${what} is not JSON: ${error.message}` });
-  }
-  if (typeof value !== "object" || value === null || Array.isArray(value)) {
-    throw new Refusal(422, { error: `${what} must be a JSON object, such as {"weight": 2}` });
-  }
-  return value;
-}
-
-// Runs `work` with all buttons disabled; a refusal is shown in the form.
-async function during(dialog, form, work) {
-  const buttons = [...dialog.querySelectorAll("button")].filter((button) => !button.disabled);
-  const focused = document.activeElement;
-  for (const button of buttons) button.disabled = true;
-  try {
-    return await work();
-  } catch (error) {
-    if (!(error instanceof Refusal)) throw error;
-    form.refuse(error.message, error.attributes.field);
-    return null;
-  } finally {
-    for (const button of buttons) button.disabled = false;
-    // A disabled button loses the focus.
-    if (dialog.open && [document.body, dialog, focused].includes(document.activeElement)) focused.focus();
-  }
-}
-
-// Shows the warnings of a change that was made, in place of the form.
-function tell(dialog, sentence, warnings, button) {
-  dialog.querySelector(".dialog-body").replaceChildren(h("div", { role: "alert" }, h("p", sentence), warnings.map((each) => h("p.note", each))));
-  dialog.querySelector("footer").replaceChildren(button);
-  button.focus();
-}
-
 // --- pools -----------------------------------------------------------------------------------------------------------
 
-export function poolsActions(tree, app) {
-  return [h("button.primary", { type: "button", onclick: () => openPoolForm(tree, null, ROOT, app) }, "New pool")];
+// `rights`: what readRights() gave.
+export function poolsActions(tree, app, rights) {
+  const parent = firstWith(rights?.[tree], "modify_children");
+  return [guarded("New pool", () => openPoolForm(tree, null, parent, app),
+    { tone: "primary", reason: parent === undefined ? `No access list lets you make pools in the tree ${tree}: it takes modify_children.` : "" })];
 }
 
-// `pool` is a PoolView.
-export function poolActions(tree, pool, app) {
+// `pool` is a PoolView. What a pool gets from its parent may be changed by those who may write the parent.
+export function poolActions(tree, pool, app, rights) {
   if (pool.is_ephemeral) return [];
   const isRoot = pool.parent === null;
+  const may = pool.may ?? {};
+  const ofParent = (permission) => isRoot || mayOn(rights, tree, pool.parent, permission);
+  const removal = may.write || (ofParent("modify_children") ? "" : `It takes modify_children on ${pool.parent}, which you do not have.`);
   return [
-    isRoot ? null : h("button", { type: "button", onclick: () => openPoolForm(tree, pool, pool.parent, app) }, "Change"),
-    h("button", { type: "button", onclick: () => openPoolForm(tree, null, pool.name, app) }, "New sub-pool"),
-    isRoot ? null : h("button.danger", { type: "button", onclick: () => openRemoval(tree, pool, app) }, "Remove"),
+    isRoot ? null : guarded("Change", () => openPoolForm(tree, pool, pool.parent, app),
+      { reason: may.write && rights?.[tree] && ofParent("write") ? "" : may.write }),
+    guarded("New sub-pool", () => openPoolForm(tree, null, pool.name, app), { reason: may.modify_children }),
+    isRoot ? null : guarded("Remove", () => openRemoval(tree, pool, app), { tone: "danger", reason: removal }),
   ];
 }
 
@@ -220,7 +110,7 @@ function openPoolForm(tree, pool, parent, app) {
       // The plan does not have what was typed while its answer was on the way.
       if (JSON.stringify(read()) !== JSON.stringify(command)) throw new Refusal(422, { error: "this changed meanwhile; look at what it changes again" });
       morph(planPlace, h("div", drawPlan(answer)));
-      planned = command;
+      planned = { command, answer };
     });
     apply.disabled = planned === null;
     if (!planned) return;
@@ -230,10 +120,10 @@ function openPoolForm(tree, pool, parent, app) {
 
   async function carryOut() {
     if (!planned) return;
-    const command = planned;
+    const { command, answer } = planned;
     const done = await during(dialog, form, () => (command.type === "ChangePool"
-      ? send("PATCH", path`/trees/${tree}/pools/${pool.name}`, { edits: command.edits })
-      : send("POST", path`/trees/${tree}/pools`, { name: command.name, parent: command.parent, attributes: command.attributes })));
+      ? send("PATCH", path`/trees/${tree}/pools/${pool.name}`, { edits: command.edits }, answer)
+      : send("POST", path`/trees/${tree}/pools`, { name: command.name, parent: command.parent, attributes: command.attributes }, answer)));
     if (done === null) return;
     dialog.close();
     if (isNew) location.hash = to("pools", tree, command.name);
@@ -242,30 +132,51 @@ function openPoolForm(tree, pool, parent, app) {
 }
 
 
-// Shows at once what the removal changes; its button is enabled once the scheduler has answered for the present choice.
 function openRemoval(tree, pool, app) {
   const form = new Form([["recursive", "With all pools below", "operations in them go to ephemeral pools of the same name", "flag", false]], () => plan());
+  const plan = openPlanned(`Remove pool ${pool.name}`, "Its guarantees and limits end at once.", "Remove", form, {
+    command: () => ({ type: "RemovePool", tree, pool: pool.name, recursive: form.value("recursive") }),
+    carryOut: (shown) => send("DELETE", path`/trees/${tree}/pools/${pool.name}` + query({ recursive: String(form.value("recursive")) }), undefined, shown),
+    done: () => { location.hash = to("pools", tree); },
+  });
+}
+
+// `event`: a change of pools or trees that is taken back.
+export function openUndo(event, app) {
+  openPlanned(`Undo change ${event.number}`, event.text, "Undo", new Form([], () => {}), {
+    command: () => ({ type: "UndoChange", number: event.number }),
+    carryOut: (shown) => send("POST", path`/events/${event.number}` + "/undo", undefined, shown),
+    done: () => app.reload(),
+  });
+}
+
+// Shows at once what the command changes; its button is enabled once the scheduler has answered for the present choice.
+// Returns what asks again.
+function openPlanned(title, text, label, form, { command, carryOut, done }) {
   const planPlace = h("div");
+  let shown = null;
   const go = h("button.danger", { type: "button", disabled: true, onclick: async () => {
-    const done = await during(dialog, form, () => send("DELETE", path`/trees/${tree}/pools/${pool.name}` + query({ recursive: String(form.value("recursive")) }), undefined));
-    if (done === null) return;
+    if (await during(dialog, form, () => carryOut(shown)) === null) return;
     dialog.close();
-    location.hash = to("pools", tree);
-  } }, "Remove");
-  const dialog = openDialog(`Remove pool ${pool.name}`, h("div", h("p", "Its guarantees and limits end at once."), form.element, form.general, planPlace), [go]);
+    done();
+  } }, label);
+  const dialog = openDialog(title, h("div", h("p", text), form.element, form.general, planPlace), [go]);
   let asked = 0;
   plan();
+  return plan;
 
   async function plan() {
     const number = asked += 1;
     go.disabled = true;
+    shown = null;
     form.clear();
     morph(planPlace, h("div"));
-    const command = { type: "RemovePool", tree, pool: pool.name, recursive: form.value("recursive") };
-    const answer = await during(dialog, form, () => send("POST", "/plan", command));
+    const answer = await during(dialog, form, () => send("POST", "/plan", command()));
     if (number !== asked) return;
-    if (answer?.accepted) morph(planPlace, h("div", drawPlan(answer)));
-    else if (answer) form.refuse(answer.refusal, null);
+    if (answer?.accepted) {
+      shown = answer;
+      morph(planPlace, h("div", drawPlan(answer)));
+    } else if (answer) form.refuse(answer.refusal, null);
     go.disabled = false;
   }
 }
@@ -296,8 +207,10 @@ const share = (outlook) => (outlook ? cores(outlook.fair_share.cpu) : "–");
 
 // --- operations ------------------------------------------------------------------------------------------------------
 
-export function operationsActions(app, pool = "") {
-  return [h("button.primary", { type: "button", onclick: () => openStart(app, pool) }, "Start an operation")];
+export function operationsActions(app, rights, pool = "") {
+  const isAllowed = !rights || Object.values(rights).some((pools) => firstWith(pools, "use") !== undefined);
+  return [guarded("Start an operation", () => openStart(app, pool),
+    { tone: "primary", reason: isAllowed ? "" : "No access list lets you start operations in any pool: it takes use." })];
 }
 
 function openStart(app, pool) {
@@ -341,7 +254,8 @@ function openStart(app, pool) {
 // `operation` is an OperationDetails.
 export function operationActions(operation, app) {
   if (!["pending", "running"].includes(operation.state)) return [];
-  const act = (label, does, options = {}) => h("button", { type: "button", class: options.danger ? "danger" : "", onclick: () => openAct(operation, label, does, options, app) }, label);
+  const act = (label, does, options = {}) => guarded(label, () => openAct(operation, label, does, options, app),
+    { tone: options.danger ? "danger" : "", reason: operation.may?.manage });
   return [
     operation.suspended
       ? act("Resume", "resume", { text: "Its jobs are started again." })
@@ -366,13 +280,13 @@ function openAct(operation, label, does, { text, fields = [], danger }, app) {
   }
 }
 
-// `job` is a JobView; `isHeld`: its limit is pinned, overridden or contested, so the monitor does not move it.
-export function jobActions(operation, job, app, isHeld = false) {
+// `job` is a JobView; `may`: what the asker may do with its operation; `isHeld`: its limit is pinned, overridden or contested, so the monitor does not move it.
+export function jobActions(may, job, app, isHeld = false) {
   if (job.state !== "running") return [];
   const where = path`/operations/${job.operation_id}/jobs/${job.id}`;
   return [
-    h("button", { type: "button", onclick: () => openPin(where, job, app) }, "Pin"),
-    isHeld ? h("button", { type: "button", onclick: () => openUnpin(where, app) }, "Unpin") : null,
+    guarded("Pin", () => openPin(where, job, app), { reason: may?.manage }),
+    isHeld ? guarded("Unpin", () => openUnpin(where, app), { reason: may?.manage }) : null,
   ];
 }
 

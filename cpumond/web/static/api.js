@@ -16,6 +16,7 @@ export class Refusal extends Error {
 export const link = { lastAt: 0, failingSince: null, problem: "", offsetMs: 0, standby: null };
 
 const SAME_CLOCK_MS = 2000;
+const MAX_PLAN = 500; // characters of a header
 
 // Seconds since 1970 by the server's clock, which all times of its answers are of.
 export const serverNow = () => (Date.now() + link.offsetMs) / 1000;
@@ -33,9 +34,11 @@ export function setToken(text) {
   cache.clear();
 }
 
-// `isText`: a successful answer is text and not JSON, returned as {text, headers}.
-export async function request(method, path, body, { signal, timeout = 20000, isText = false } = {}) {
+// `isText`: a successful answer is text and not JSON, returned as {text, headers}. `plan`: the answer of /plan that the user
+// saw before.
+export async function request(method, path, body, { signal, timeout = 20000, isText = false, plan = null } = {}) {
   const headers = {};
+  if (plan) headers["X-Cpumond-Plan"] = tellPlan(plan);
   if (token()) headers.Authorization = `Bearer ${token()}`;
   const kept = method === "GET" ? cache.get(path) : undefined;
   if (kept) headers["If-None-Match"] = kept.etag;
@@ -82,6 +85,13 @@ export async function request(method, path, body, { signal, timeout = 20000, isT
   return value;
 }
 
+// For the audit log, in the signs that a header may have.
+function tellPlan({ changes, effects, warnings }) {
+  const moved = effects.filter((effect) => effect.changed.length).map(({ kind, name }) => `${kind} ${name}`);
+  const text = [`${changes.length} changed`, `shares of ${moved.join(", ") || "nobody"}`, ...warnings].join("; ");
+  return text.slice(0, MAX_PLAN).replace(/[^ -~]/g, "?");
+}
+
 // The Date header has whole seconds: half a second is added on average.
 function readClock(text) {
   const offsetMs = Date.parse(text ?? "") + 500 - Date.now();
@@ -114,4 +124,4 @@ export function query(values) {
 }
 
 export const get = (where, options) => request("GET", `/api/v1${where}`, undefined, options);
-export const send = (method, where, body) => request(method, `/api/v1${where}`, body);
+export const send = (method, where, body, plan) => request(method, `/api/v1${where}`, body, { plan });

@@ -8,13 +8,15 @@ import { parse } from "./route.js";
 export const PERIOD_MS = 2000;
 const STALE_MS = 6000;
 const FOLLOW_MS = 5000;
+const ME_MS = 30000;
+const REFUSED_MS = 60000; // each refusal is in the audit log
 const THEMES = ["auto", "light", "dark"];
 
 // A page: {
 //   load(params, {signal, query}): a promise of its data, asked for every PERIOD_MS while the page can be seen,
 //   view(data, params, app): its element (pure; `app.redraw()` draws again without loading, `app.reload()` loads now),
 //   title(params, data): text, period: other ms than PERIOD_MS }
-// start({name, pages: [[["operations", ":id"], page], ...], menu: [[text, hash, first part of the path]], health})
+// start({name, pages: [[["operations", ":id"], page], ...], menu: [[text, hash, first part of the path]], health, me})
 // A part that begins with ":" is a name; a last one of "*name" takes the rest of the path.
 export function start(options) {
   const app = new App(options);
@@ -30,6 +32,8 @@ class App {
     this.error = null;
     this.asking = null;
     this.health = null;
+    this.me = null;
+    this.meAsked = { at: -Infinity, token: null };
     this.local = {};
   }
 
@@ -98,7 +102,6 @@ class App {
 
   async load() {
     const { generation, page, params } = this;
-    const period = page.period ?? PERIOD_MS;
     const begun = Date.now();
     this.asking = new AbortController();
     try {
@@ -123,11 +126,13 @@ class App {
       this.drawFrame();
       // The page is drawn before this answer comes.
       if (this.options.health) this.health = await this.options.health().catch(() => this.health);
+      if (this.options.me && this.error?.status !== 401) await this.askWho();
       if (generation === this.generation) this.drawFrame();
     } finally {
       // Polling goes on after an error in drawing.
       if (generation === this.generation) {
         clearTimeout(this.timer);
+        const period = this.error?.status === 403 ? REFUSED_MS : page.period ?? PERIOD_MS;
         if (!document.hidden) this.timer = setTimeout(() => this.load(), Math.max(period - (Date.now() - begun), 200));
       }
     }
@@ -199,6 +204,14 @@ class App {
     this.local.announced = asked;
   }
 
+  // Who the server takes the user for: seldom, and anew with another token.
+  async askWho() {
+    const { at, token: shown } = this.meAsked;
+    if (shown === token() && Date.now() - at < ME_MS) return;
+    this.meAsked = { at: Date.now(), token: token() };
+    this.me = await this.options.me().catch(() => null);
+  }
+
   drawFrame() {
     const first = parse().parts[0] ?? "";
     const failing = link.failingSince !== null && Date.now() - (link.lastAt || link.failingSince) > STALE_MS;
@@ -219,6 +232,7 @@ class App {
         h("a", { href: hash, "aria-current": [].concat(part).includes(first) ? "page" : null }, name))),
       h("span.live", { class: failing || stuck || standby ? "bad" : "good" },
         failing ? "stale" : stuck ? "stuck" : standby ? "standby" : "live"),
+      this.me?.user && this.error?.status !== 401 ? drawWho(this.me, first) : null,
       token() ? h("button.plain", { type: "button", onclick: () => { setToken(""); this.reload(); } }, "Forget token") : null,
       h("button.plain", { type: "button", onclick: () => { nextTheme(); this.drawFrame(); } }, `Theme: ${localStorage.getItem("cpumond-theme") ?? "auto"}`),
       h("div.stale-wrap", { role: "status" }, text ? h("p.stale", text) : standby ? h("p.stale", tellStandby(standby, leader)) : null)));
@@ -248,6 +262,11 @@ class App {
     const dialog = openDialog("Token", form, []);
     input.focus();
   }
+}
+
+function drawWho({ user, groups = [], is_admin: isAdmin }, first) {
+  return h("a.who", { href: "#/tokens", title: "You, and your tokens", "aria-current": first === "tokens" ? "page" : null },
+    h("strong", user), groups.length ? h("span.muted", ` ${groups.join(", ")}`) : null, isAdmin ? [" ", h("span.badge", "administrator")] : null);
 }
 
 // Where the scheduler is that a standby names, {href, isNear: whether this browser is sure to reach it}; null where its

@@ -1,6 +1,6 @@
 // The scheduler's history, for graphs; and answers that may arrive after their page is drawn.
 
-import { get, query, Refusal, serverNow } from "./api.js";
+import { get, query, Refusal, serverNow, token } from "./api.js";
 import { withGaps } from "./chart.js";
 import { h } from "./dom.js";
 import { currentQuery, setQuery } from "./route.js";
@@ -27,12 +27,13 @@ async function askWhetherOff() {
   if (value.history_length_s > 0) off.problem = "";
   else Object.assign(off, { problem: "history is turned off: [history] length = 0", until: performance.now() + OFF_MS });
 }
-const kept = new Map(); // key -> {value, error, at, askedAt, asking}
+const kept = new Map(); // token and name -> {value, error, at, askedAt, asking}
 
 // The newest answer of `ask`, which is asked again at most every `periodMs`: {value, error, at}. `value` stays what it
 // was when a later answer is a refusal; `at` is when it came. Waits at most `patienceMs` for the first answer, and not long
 // for a newer one.
-export async function remember(key, periodMs, ask, patienceMs = 20000) {
+export async function remember(name, periodMs, ask, patienceMs = 20000) {
+  const key = `${token()} ${name}`; // whoever shows another token is answered anew
   let entry = kept.get(key);
   if (!entry) {
     entry = { value: null, error: null, at: null, askedAt: -Infinity, asking: null };

@@ -16,6 +16,7 @@ const LIVING = new Set(["starting", "running", "stopping"]);
 const EXPLAIN_MS = 1800;
 const OLD_S = 6;
 const LOG_MS = 10000;
+const MAY_MS = 10000;
 const LOG_BYTES = 16384;
 const PATIENCE_MS = 600;
 
@@ -31,11 +32,13 @@ export const job = {
     const history = explain?.value && !explain.error ? null
       : isLiving ? await readHistory(what, undefined, PATIENCE_MS) : await readLife(what, found.start_time,
         found.finish_time ?? found.start_time, PATIENCE_MS);
-    const logs = found.state === "starting" ? {} : Object.fromEntries(await Promise.all(["stdout", "stderr"].map(async (stream) => [stream,
+    // Asked for where it would be refused, a log would be in the audit log each time.
+    const { may = {} } = (await remember(`${operation}/may`, MAY_MS, () => get(path`/operations/${operation}`))).value ?? {};
+    const logs = found.state === "starting" || may.read_secrets ? {} : Object.fromEntries(await Promise.all(["stdout", "stderr"].map(async (stream) => [stream,
       await remember(`${where}/log/${stream}`, LOG_MS, () => readLog(where, stream), PATIENCE_MS)])));
-    return { job: found, isLiving, explain, history, logs };
+    return { job: found, isLiving, explain, history, logs, may };
   },
-  view({ job: j, isLiving, explain, history, logs }, { operation }, app) {
+  view({ job: j, isLiving, explain, history, logs, may }, { operation }, app) {
     const answer = explain?.value;
     const key = j.id;
     return [
@@ -43,7 +46,7 @@ export const job = {
         h("a.mono", { href: to("operations", operation) }, operation),
         h("a", { href: to("operations", operation, { tab: "jobs" }) }, "Jobs"), h("span.mono", j.id)),
       h("div.heading", h("h1", `Job ${j.id}`), badge(j.state, JOB_TONES[j.state]),
-        h("div.actions", jobActions({ id: operation }, j, app, Boolean(answer) && isPinned(answer)))),
+        h("div.actions", jobActions(may, j, app, Boolean(answer) && isPinned(answer)))),
       h("section.card", { key: "job-facts", "aria-labelledby": "job-facts" }, h("h2", { id: "job-facts" }, "Facts"), facts(jobFacts(j))),
       // Only the span is said: how long the node is silent, before it, changes with each answer.
       isLiving && explain.error && explain.error.status !== 0 ? h("p.note", { key: "refusal" }, sentence(explain.error.message), " ",
@@ -56,7 +59,7 @@ export const job = {
         h("div.graphs", { key: "history" }, oldGraphs(j, history)),
         answer ? h("div.page", { key: "view" }, jobView(answer, key, app)) : null,
       ],
-      isLiving && j.state === "starting" ? null : logCard(j, logs),
+      isLiving && j.state === "starting" ? null : logCard(j, logs, may.read_secrets),
     ];
   },
 };
@@ -125,8 +128,9 @@ async function readLog(where, stream) {
   return { text: visible(text), total: Number.isFinite(total) ? total : null };
 }
 
-function logCard(j, logs) {
+function logCard(j, logs, refusal) {
   return h("section.card", { key: "logs", "aria-labelledby": "logs" }, h("h2", { id: "logs" }, "What it wrote"),
+    refusal ? h("p.muted.plain-text", sentence(refusal)) : null,
     h("div.grid2", Object.entries(logs).map(([stream, { value, error }]) => h("div.log", { key: stream },
       h("h3", stream), value ? [
         value.total > LOG_BYTES ? h("p.muted.plain-text", `The last ${bytes(LOG_BYTES)} of ${bytes(value.total)}.`) : null,

@@ -3,11 +3,13 @@
 import { get, path } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
+import { eventsSection, readEvents } from "./events.js";
 import { bytes, cores, count, number } from "./format.js";
 import { axis, line, rangeButtons, readHistory } from "./history.js";
 import { showCores, showSpan } from "./job_words.js";
 import { nodeState } from "./page_nodes.js";
 import { jobsTable } from "./page_operation.js";
+import { readRights } from "./rights.js";
 import { to } from "./route.js";
 import { badge, facts, table } from "./table.js";
 
@@ -18,9 +20,10 @@ export const node = {
   title: ({ node: id }) => `Node ${id}`,
   async load({ node: id }, { signal }) {
     const found = await get(path`/nodes/${id}`, { signal });
-    return { node: found, history: await readHistory({ kind: "node", name: id }, undefined, PATIENCE_MS) };
+    const [history, events, rights] = await Promise.all([readHistory({ kind: "node", name: id }, undefined, PATIENCE_MS), readEvents({ node: id }), readRights()]);
+    return { node: found, history, events, rights };
   },
-  view({ node: n, history }, _, app) {
+  view({ node: n, history, events, rights }, _, app) {
     return [
       h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/nodes" }, "Nodes"), h("span", n.id)),
       h("div.heading", h("h1", `Node ${n.id}`), badge(...nodeState(n))),
@@ -37,6 +40,7 @@ export const node = {
       h("section.card", { key: "graph" }, chart(`node-${n.id}`, graph(history))),
       h("section.card", { key: "jobs", "aria-labelledby": "jobs" }, h("h2", { id: "jobs" }, "Jobs"),
         jobsTable(n.jobs, { caption: `Jobs of node ${n.id}`, empty: "It runs no job.", withOperation: true })),
+      eventsSection(events, rights, app),
     ];
   },
 };

@@ -1,6 +1,6 @@
 // All nodes: what each has, and what its jobs ordered, may use and use.
 
-import { get, query } from "./api.js";
+import { get, query, serverNow } from "./api.js";
 import { h } from "./dom.js";
 import { amounts, cores, count } from "./format.js";
 import { showSpan } from "./job_words.js";
@@ -22,13 +22,14 @@ export const nodes = {
     return all;
   },
   view(list) {
-    const silent = list.filter((node) => !node.is_online).length;
+    const lost = list.filter(isLost).length;
+    const silent = list.filter((node) => !node.is_online && !isLost(node)).length;
     const over = list.filter((node) => node.overcommitted_s !== null).length;
     return [
-      h("div.heading", h("h1", "Nodes"), h("span.muted", count(list.length, "node")),
-        silent ? badge(`${silent} silent`, "bad") : null, over ? badge(`${over} overcommitted`, "warn") : null),
+      h("div.heading", h("h1", "Nodes"), h("span.muted", count(list.length - lost, "node")),
+        lost ? badge(`${lost} lost`, "bad") : null, silent ? badge(`${silent} silent`, "bad") : null, over ? badge(`${over} overcommitted`, "warn") : null),
       bigTable("nodes", {
-        caption: "Nodes", noun: "node", columns: COLUMNS, rows: list, rowKey: (node) => node.id, sort: "id", height: "75vh",
+        caption: "Nodes", noun: "node", columns: COLUMNS, rows: list, rowKey: (node) => node.id, rowClass: (node) => (isLost(node) ? "gone" : ""), sort: "id", height: "75vh",
         searchable: (node) => `${node.id} ${node.address} ${node.tree ?? ""} ${node.tags.join(" ")} ${nodeState(node)[0]}`,
         empty: "No node has registered yet: nodes register themselves when their agent runs.",
       }),
@@ -36,8 +37,12 @@ export const nodes = {
   },
 };
 
+// A node that was given up is kept for a day with the jobs that it had.
+export const isLost = (node) => (node.lost_at ?? null) !== null;
+
 // [words, tone]: whether it is online and overcommitted.
 export function nodeState(node) {
+  if (isLost(node)) return [`lost ${showSpan(serverNow() - node.lost_at)} ago`, "bad"];
   if (!node.is_online) return [`silent for ${showSpan(node.silent_s)}`, "bad"];
   if (node.overcommitted_s !== null) return [`overcommitted for ${showSpan(node.overcommitted_s)}`, "warn"];
   return ["online", "good"];

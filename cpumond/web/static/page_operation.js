@@ -4,14 +4,16 @@ import { operationActions } from "./actions.js";
 import { get, path, query, serverNow } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
+import { eventsSection, readEvents } from "./events.js";
 import { amount, amounts, count, duration, number, percent, time } from "./format.js";
 import { axis, chosenTab, line, rangeButtons, readHistory, readLife, remember, tabs } from "./history.js";
 import { showCores, showOption, showSpan } from "./job_words.js";
 import { describePart, pager, stateBadge } from "./page_operations.js";
+import { readRights } from "./rights.js";
 import { currentQuery, setQuery, to } from "./route.js";
 import { badge, bar, facts, table } from "./table.js";
 
-const TABS = [["overview", "Overview"], ["why", "Why"], ["jobs", "Jobs"], ["specification", "Specification"]];
+const TABS = [["overview", "Overview"], ["why", "Why"], ["jobs", "Jobs"], ["events", "Events"], ["specification", "Specification"]];
 const JOB_STATES = ["starting", "running", "stopping", "completed", "failed", "aborted", "lost"];
 export const JOB_TONES = { running: "good", starting: "", stopping: "warn", completed: "", failed: "bad", aborted: "warn", lost: "bad" };
 const PAGE = 50;
@@ -40,12 +42,14 @@ export const operation = {
       data.jobs = await get(path`/operations/${id}/jobs` + query({ state: data.asked, limit: PAGE,
         offset: data.offset || null }), { signal });
     }
-    if (tab === "specification") data.specification = await get(path`/operations/${id}/specification`, { signal });
+    if (tab === "events") [data.events, data.rights] = await Promise.all([readEvents({ operation: found.id }), readRights()]);
+    // Asked for where it would be refused, it would be in the audit log each time.
+    if (tab === "specification" && !found.may?.read_secrets) data.specification = await get(path`/operations/${id}/specification`, { signal });
     return data;
   },
   view(data, _, app) {
     const { operation: o } = data;
-    const parts = { overview, why, jobs, specification };
+    const parts = { overview, why, jobs, events, specification };
     const now = chosenTab(TABS);
     return [
       h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/operations" }, "Operations"), h("span.mono", o.id)),
@@ -221,12 +225,15 @@ function limitBar(job) {
     { color: "--c2", mark: used === null || !job.cpu_limit ? null : used / job.cpu_limit });
 }
 
+const events = ({ events: found, rights }, app) => eventsSection(found, rights, app);
+
 // ---- specification
 
 const SPECIFICATIONS = [["resulting", "Resulting specification"], ["provided", "Provided specification"]];
 
 function specification({ operation: o, specification: found }, app) {
   const now = chosenTab(SPECIFICATIONS, "specification");
+  if (!found) return h("p.note", o.may.read_secrets);
   return [
     tabs("Specifications", SPECIFICATIONS, app, "specification"),
     now === "provided"

@@ -3,14 +3,15 @@
 import { operationsActions } from "./actions.js";
 import { get, query } from "./api.js";
 import { h } from "./dom.js";
+import { ask, selectFilter, textFilter } from "./filters.js";
 import { count, number, percent, time } from "./format.js";
+import { readRights } from "./rights.js";
 import { currentQuery, setQuery, to } from "./route.js";
 import { badge, bar, table } from "./table.js";
 
 export const STATES = ["pending", "running", "completed", "failed", "aborted"];
 const TONES = { running: "good", pending: "warn", failed: "bad", aborted: "warn" };
 const PAGE = 50;
-const SEARCH_MS = 300;
 const NAMES = ["search", "state", "tree", "pool", "user", "sort", "descending"];
 
 export const operations = {
@@ -18,15 +19,15 @@ export const operations = {
   async load(_, { signal, query: chosen }) {
     const asked = Object.fromEntries(NAMES.map((name) => [name, chosen.get(name)]));
     const offset = offsetOf(chosen);
-    const [list, trees] = await Promise.all([
-      get(`/operations${query({ ...asked, limit: PAGE, offset: offset || null })}`, { signal }), get("/trees", { signal })]);
-    return { list, trees: trees.trees.map((tree) => tree.name), offset, asked: `${chosen}` };
+    const [list, trees, rights] = await Promise.all([
+      get(`/operations${query({ ...asked, limit: PAGE, offset: offset || null })}`, { signal }), get("/trees", { signal }), readRights()]);
+    return { list, trees: trees.trees.map((tree) => tree.name), rights, offset, asked: `${chosen}` };
   },
   view(data, _, app) {
     const { list, offset } = data;
     app.announce(data.asked, tellCount(list, offset));
     return [
-      h("div.heading", h("h1", "Operations"), h("div.actions", operationsActions(app))),
+      h("div.heading", h("h1", "Operations"), h("div.actions", operationsActions(app, data.rights))),
       tools(data.trees, app),
       h("p.muted.plain-text", tellCount(list, offset)),
       table({
@@ -48,31 +49,12 @@ function tellCount(list, offset) {
   return `${all}, ${offset + 1} to ${offset + list.operations.length} are shown`;
 }
 
-// Changes the query, and goes back to its first row.
-function ask(app, changes) {
-  setQuery({ offset: null, ...changes });
-  app.redraw();
-  app.reload();
-}
-
-// ---- filters
-
 function tools(trees, app) {
-  const chosen = currentQuery();
-  const later = (name) => (event) => {
-    const { value } = event.target;
-    clearTimeout(app.local.typing);
-    app.local.typing = setTimeout(() => ask(app, { [name]: value.trim() || null }), SEARCH_MS);
-  };
-  const text = (name, label, placeholder, type = "text") => h("div.field", { key: name, class: type === "search" ? "wide" : "" },
-    h("label", { for: `filter-${name}` }, label),
-    h("input", { id: `filter-${name}`, type, placeholder, autocomplete: "off", value: chosen.get(name) ?? "", oninput: later(name) }));
-  const select = (name, label, values) => h("div.field", { key: name }, h("label", { for: `filter-${name}` }, label),
-    h("select", { id: `filter-${name}`, value: chosen.get(name) ?? "", onchange: (event) => ask(app, { [name]: event.target.value || null }) },
-      h("option", { value: "" }, "all"), values.map((value) => h("option", { value, key: value }, value))));
+  const same = (values) => values.map((value) => [value, value]);
   return h("div.filters", { role: "search", "aria-label": "Filter the operations" },
-    text("search", "Search", "id, title, alias, user, pool", "search"), select("state", "State", STATES), select("tree", "Tree", trees),
-    text("pool", "Pool", "name of a pool"), text("user", "User", "name of a user"));
+    textFilter("search", "Search", "id, title, alias, user, pool", app, { type: "search", isWide: true }),
+    selectFilter("state", "State", same(STATES), app), selectFilter("tree", "Tree", same(trees), app),
+    textFilter("pool", "Pool", "name of a pool", app), textFilter("user", "User", "name of a user", app));
 }
 
 // Buttons for the previous and the next part of a long list; the URL has the place as `offset`.

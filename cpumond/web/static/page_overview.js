@@ -3,9 +3,10 @@
 import { get } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
+import { eventsSection, readEvents } from "./events.js";
 import { bytes, cores, count, duration, NONE, number, percent, time } from "./format.js";
 import { axis, line, rangeButtons, readHistory } from "./history.js";
-import { ROOT } from "./page_pools.js";
+import { readRights, ROOT } from "./rights.js";
 import { to } from "./route.js";
 import { badge, facts } from "./table.js";
 
@@ -16,12 +17,12 @@ const SEVERITY = { error: ["error", "bad"], warning: ["warning", "warn"] };
 export const overview = {
   async load(params, options) {
     const answer = await get("/overview", options);
-    const graphs = await Promise.all(answer.trees.slice(0, MAX_GRAPHS).map((tree) =>
-      readHistory({ kind: "pool", tree: tree.name, name: ROOT })));
-    return { answer, graphs };
+    const [events, rights, ...graphs] = await Promise.all([readEvents({}), readRights(), ...answer.trees.slice(0, MAX_GRAPHS).map((tree) =>
+      readHistory({ kind: "pool", tree: tree.name, name: ROOT }))]);
+    return { answer, graphs, events, rights };
   },
 
-  view({ answer, graphs }, params, app) {
+  view({ answer, graphs, events, rights }, params, app) {
     const { trees, alerts, status } = answer;
     return h("div.page",
       h("div.heading", h("h1", "Overview"), trees.length ? h("div.actions", rangeButtons(app)) : null),
@@ -29,6 +30,7 @@ export const overview = {
       alertCard(alerts, trees, status.counts),
       trees.length ? trees.map((tree, index) => treeCard(tree, graphs[index]))
         : h("p.note", "There is no pool tree yet. Make one with ", h("code", "cpumond tree create NAME"), "."),
+      eventsSection(events, rights, app),
       aboutCard(status, answer.health, answer.history));
   },
 

@@ -1,12 +1,15 @@
 // One pool: its graphs over time, its options in force, its sub-pools and operations.
 
-import { get, path, query } from "./api.js";
+import { accessSection } from "./access.js";
 import { poolActions } from "./actions.js";
+import { get, path, query } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
+import { eventsSection, readEvents } from "./events.js";
 import { amount, amounts, cores, duration, NONE, number, percent, time } from "./format.js";
 import { axis, column, line, rangeButtons, readHistory, remember } from "./history.js";
-import { EPHEMERAL, loadPoolTable, poolRows, poolTable, ROOT, starvationBadge } from "./page_pools.js";
+import { EPHEMERAL, loadPoolTable, poolRows, poolTable, starvationBadge } from "./page_pools.js";
+import { readRights, ROOT } from "./rights.js";
 import { currentQuery, setQuery, to } from "./route.js";
 import { badge, facts, table } from "./table.js";
 
@@ -51,27 +54,30 @@ export const pool = {
       if (error.status !== 404) throw error;
       return { missing: error.message };
     }
-    const [orchid, all, history, preemptions, ...operations] = await Promise.all([
+    const [orchid, all, history, rights, events, holder, preemptions, ...operations] = await Promise.all([
       get(`${where}/orchid`, options), remember(`pools/${tree}`, TABLE_PERIOD_MS, () => loadPoolTable(tree)),
-      readHistory({ kind: "pool", tree, name }),
+      readHistory({ kind: "pool", tree, name }), readRights(tree), readEvents({ tree, pool: data.parent === null ? "" : name }),
+      data.parent === null ? get(path`/trees/${tree}`, options) : data,
       get(`/preemptions${query({ pool: name, limit: MAX_PREEMPTIONS })}`, options),
       ...LIVE.map((state) => get(`/operations${query({ tree, pool: name, state, limit: MAX_OPERATIONS })}`, options)),
     ]);
-    return { data, orchid, rows: all.value ? poolRows(all.value) : [], history, preemptions, operations };
+    return { data, orchid, rows: all.value ? poolRows(all.value) : [], history, rights, events, holder, preemptions, operations };
   },
 
-  view({ missing, data, orchid, rows, history, preemptions, operations }, { tree, pool: name }, app) {
+  view({ missing, data, orchid, rows, history, rights, events, holder, preemptions, operations }, { tree, pool: name }, app) {
     if (missing) return h("div.page", h("h1", name), h("p.error", { role: "alert" }, missing), h("p.flat", h("a", { href: to("pools", tree) }, `Pools of ${tree}`)));
     const row = rows.find((each) => each.name === data.name);
     return h("div.page",
       crumbs(data, rows),
-      h("div.heading", h("h1", data.parent === null ? `Root pool of ${tree}` : data.name), badges(data, orchid), h("div.actions", poolActions(tree, data, app))),
+      h("div.heading", h("h1", data.parent === null ? `Root pool of ${tree}` : data.name), badges(data, orchid), h("div.actions", poolActions(tree, data, app, rights))),
       h("section.card", { "aria-label": "At a glance" }, glance(data, orchid, row)),
       h("div.heading", h("h2", "Over time"), rangeButtons(app)),
       graphs(history, typeOf(orchid, row), orchid, row, app),
       childrenSection(data, rows),
       operationsSection(data, operations),
       preemptionsSection(data, preemptions),
+      eventsSection(events, rights, app),
+      data.is_ephemeral ? null : accessSection(holder, tree, data.name, app),
       attributesSection(data, orchid));
   },
 
@@ -116,7 +122,7 @@ function glance(data, orchid, row) {
     ["Operations in all", `${number(data.operation_count, 9)} of at most ${number(data.max_operation_count, 9)}`],
     row ? ["CPU of its jobs", `${cores(row.ordered_cores)} cores ordered, ${cores(row.limit_cores)} in limits, ${cores(row.used_cores)} used`] : null,
     ["CPU time since the start of the scheduler", used + reclaimed],
-    data.owner ? ["Owner", data.owner] : null,
+    data.is_ephemeral && data.owner ? ["Made for", data.owner] : null,
   ]);
 }
 

@@ -4,25 +4,15 @@ import { get, path } from "./api.js";
 import { poolsActions } from "./actions.js";
 import { h } from "./dom.js";
 import { cores, count, number, percent, time } from "./format.js";
+import { loadTrees, readRights, ROOT } from "./rights.js";
 import { to } from "./route.js";
 import { badge, bar, bigTable } from "./table.js";
 
-export const ROOT = "<Root>";
 export const EPHEMERAL = "ephemeral: made by itself for its operations, gone with the last of them";
 
-const TREES_KEPT_MS = 10000;
 const INTEGRAL = { none: "", burst: "burst", relaxed: "relaxed" };
 
-let trees = { at: 0, value: null };
 const made = new WeakMap(); // an answer -> its rows; the same answer (304) has the same rows
-
-export async function loadTrees(options) {
-  if (!trees.value || Date.now() - trees.at > TREES_KEPT_MS) {
-    const value = await get("/trees", options);
-    trees = { at: Date.now(), value };
-  }
-  return trees.value;
-}
 
 export const loadPoolTable = (tree, options) => get(`${path`/trees/${tree}`}/pool_table`, options);
 
@@ -113,14 +103,15 @@ export const pools = {
     const name = tree ?? (list.default_tree || list.trees[0]?.name);
     if (name === undefined) return { list };
     try {
-      return { list, name, answer: await loadPoolTable(name, options) };
+      const [answer, rights] = await Promise.all([loadPoolTable(name, options), readRights(name)]);
+      return { list, name, answer, rights };
     } catch (error) {
       if (error.status !== 404) throw error;
       return { list, name, missing: error.message };
     }
   },
 
-  view({ list, name, answer, missing }, params, app) {
+  view({ list, name, answer, rights, missing }, params, app) {
     if (name === undefined) {
       return h("div.page", h("div.heading", h("h1", "Pools")),
         h("p.note", "There is no pool tree yet. Make one with ", h("code", "cpumond tree create NAME"), "."));
@@ -129,7 +120,7 @@ export const pools = {
     const tree = list.trees.find((each) => each.name === name);
     const rows = poolRows(answer);
     return h("div.page",
-      h("div.heading", h("h1", "Pools"), treeSelector(list, name), h("div.actions", poolsActions(name, app))),
+      h("div.heading", h("h1", "Pools"), treeSelector(list, name), h("div.actions", poolsActions(name, app, rights))),
       tree?.errors.length ? h("p.note", "The last update worked around: ", tree.errors.join("; ")) : null,
       poolTable(`pools-${name}`, rows, {
         caption: `Pools of the tree ${name}`, parentKey, height: "max(340px, calc(100vh - 250px))", empty: "No pools.",

@@ -2,8 +2,9 @@
 
 import { get, query } from "./api.js";
 import { h } from "./dom.js";
+import { ask, textFilter } from "./filters.js";
 import { amounts, number, time } from "./format.js";
-import { currentQuery, setQuery, to } from "./route.js";
+import { currentQuery, to } from "./route.js";
 import { badge, table } from "./table.js";
 
 const KINDS = {
@@ -15,7 +16,6 @@ const KINDS = {
 };
 const STEP = 100;
 const MOST = 1000;
-const TYPING_MS = 300;
 
 export const preemptions = {
   title: () => "Preemptions",
@@ -31,8 +31,9 @@ export const preemptions = {
       h("h1", "Preemptions"),
       h("p.muted.plain-text", "Jobs that were stopped before they had ended, the newest first. “For” is who got the room."),
       countCards(counts, chosen.get("pool")),
-      h("div.filters", { role: "search", "aria-label": "Filter the preemptions" }, filter("pool", "Pool", "that lost or got the room", app),
-        filter("operation", "Operation", "id of one that lost or got it", app)),
+      h("div.filters", { role: "search", "aria-label": "Filter the preemptions" },
+        textFilter("pool", "Pool", "that lost or got the room", app, { type: "search", isWide: true }),
+        textFilter("operation", "Operation", "id of one that lost or got it", app, { type: "search", isWide: true })),
       table({
         caption: "Preemptions, the newest first", rows: records, rowKey: (record) => `${record.at}-${record.job_id}-${record.kind}`,
         empty: isFiltered ? "None fits." : "No job was preempted since the start of the scheduler.", columns: COLUMNS,
@@ -46,23 +47,6 @@ export const preemptions = {
 function limitOf(chosen) {
   const limit = Math.trunc(Number(chosen.get("limit")));
   return limit >= 1 && limit <= MOST ? limit : STEP;
-}
-
-function ask(app, changes) {
-  setQuery(changes);
-  app.redraw();
-  app.reload();
-}
-
-function filter(name, label, placeholder, app) {
-  return h("div.field.wide", { key: name }, h("label", { for: `filter-${name}` }, label), h("input", {
-    id: `filter-${name}`, type: "search", placeholder, autocomplete: "off", value: currentQuery().get(name) ?? "",
-    oninput: (event) => {
-      const { value } = event.target;
-      clearTimeout(app.local.typing);
-      app.local.typing = setTimeout(() => ask(app, { [name]: value.trim() || null, limit: null }), TYPING_MS);
-    },
-  }));
 }
 
 function countCards(counts, pool) {

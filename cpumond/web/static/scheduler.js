@@ -40,24 +40,30 @@ async function loadAnew() {
 }
 
 const job = later(async () => (await import("./page_job.js")).job);
+const audit = later(async () => (await import("./page_events.js")).audit);
+const events = later(async () => (await import("./page_events.js")).events);
 const node = later(async () => (await import("./page_node.js")).node);
 const nodes = later(async () => (await import("./page_nodes.js")).nodes);
 const operation = later(async () => (await import("./page_operation.js")).operation);
 const operations = later(async () => (await import("./page_operations.js")).operations);
 const pool = later(async () => (await import("./page_pool.js")).pool);
 const preemptions = later(async () => (await import("./page_preemptions.js")).preemptions);
+const tokens = later(async () => (await import("./page_tokens.js")).tokens);
 
 setTimeout(() => Promise.allSettled(others.map((find) => find())), SPARE_MS);
 
 start({
   name: "cpumond",
   health: () => request("GET", "/healthz"),
+  me: () => request("GET", "/api/v1/me"),
   menu: [
     ["Overview", "#/", ""],
     ["Pools", "#/pools", "pools"],
     ["Operations", "#/operations", "operations"],
     ["Nodes", "#/nodes", "nodes"],
     ["Preemptions", "#/preemptions", "preemptions"],
+    ["Events", "#/events", "events"],
+    ["Audit log", "#/audit", "audit"],
   ],
   pages: [
     [[], overview],
@@ -70,5 +76,8 @@ start({
     [["nodes"], nodes],
     [["nodes", ":node"], node],
     [["preemptions"], preemptions],
+    [["events"], events],
+    [["audit"], audit],
+    [["tokens"], tokens],
   ],
 });

@@ -40,6 +40,7 @@ const KIND = {
 //                                                   // width in px, of all or none: a table whose columns never move
 //   rows, rowKey: row => string,
 //   parentKey: row => string|null,                  // given: a tree that can be folded; parents before their children
+//   rowClass: row => text,
 //   sort: "usage", descending: true,                // at first; null: the order of `rows`
 //   searchable: row => text, noun: "pool", tools: Node, empty: text, height: "60vh"})
 // `narrow`: the width in a narrow window. `cell` defaults to the text of `value`. Names in the URL: PREFIXsort, PREFIXdesc, PREFIXfind, PREFIXclosed (prefix).
@@ -274,7 +275,7 @@ function makeRow(node, index) {
   const { props } = node;
   const [row, depth, hasChildren, isOpen] = node.shown[index];
   const key = props.rowKey(row);
-  return h("tr", { key, "aria-rowindex": index + 2, "aria-level": props.parentKey ? depth + 1 : null }, props.columns.map((column, position) => {
+  return h("tr", { key, class: props.rowClass?.(row), "aria-rowindex": index + 2, "aria-level": props.parentKey ? depth + 1 : null }, props.columns.map((column, position) => {
     const content = column.cell ? column.cell(row) : String(column.value(row) ?? "–");
     const cellClass = column.align === "right" ? "right" : "";
     if (position > 0) return h("td", { class: cellClass }, content);

@@ -38,7 +38,9 @@ def cpumond(*arguments: str) -> dict[str, Any]:
 
 def ask_doctor() -> list[dict[str, str]]:
     """What it finds about engines."""
-    findings = json.loads(cpumond("doctor", "--json")["output"])["findings"]
+    # A finding that is an error has a line on standard error, too, which comes after the answer.
+    answer, _ = json.JSONDecoder().raw_decode(cpumond("doctor", "--json")["output"])
+    findings = answer["findings"]
     return [each for each in findings if each["check"].startswith("engine ")]
 
 

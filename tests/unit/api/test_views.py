@@ -14,10 +14,12 @@ from cpumond.api import node_views, overview, pool_views, views
 from cpumond.api.updated_tree import UpdatedTree
 from cpumond.api.yt import orchid_attributes
 from cpumond.scheduler import operations
+from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, PreemptionRecord, Rules
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.state.transaction import Transaction
+from cpumond.scheduler.users import User
 
 NOW = 5000.0
 
@@ -43,6 +45,11 @@ class Living(World):
             node.has(foreign_cores, "stranger")
         node.beat()
 
+    @property
+    def rights(self) -> Rights:
+        """An administrator's."""
+        return Rights(self.state, User("root", admin=True))
+
     def operations(self, **filters: Any) -> views.OperationList:
         return views.show_operations(self.state, self.now, **{"limit": 100, **filters})
 
@@ -67,7 +74,7 @@ def test_a_tree_shows_totals_and_counts(living):
         living.begin("a")
     living.update()
     living.tell()
-    shown = plain(pool_views.show_trees(living.state))
+    shown = plain(pool_views.show_trees(living.rights))
     assert shown["default_tree"] == TREE
     tree = shown["trees"][0]
     assert tree["total_resources"]["cpu"] == 4.0
@@ -132,11 +139,11 @@ def test_an_operation_before_while_and_after_it_runs(living):
     living.node("n1", cpu=4.0)
     operation_id = living.begin("a", 2, title="sort", resource_limits={"cpu": 2})
     record = living.state.find_record(operation_id)
-    assert views.show_operation_details(living.state, record, NOW).jobs.pending == 2
+    assert views.show_operation_details(living.rights, record, NOW).jobs.pending == 2
     living.update()
     living.tell()
     living.tell()
-    shown = plain(views.show_operation_details(living.state, record, NOW))
+    shown = plain(views.show_operation_details(living.rights, record, NOW))
     assert (shown["state"], shown["title"], shown["pools"]) == ("running", "sort", {TREE: "a"})
     assert shown["jobs"] == {
         "total": 2, "active": 2, "pending": 0, "completed": 0, "failed": 0, "aborted": 0, "lost": 0
@@ -148,7 +155,7 @@ def test_an_operation_before_while_and_after_it_runs(living):
     assert shown["spec"]["title"] == "sort"
     assert shown["tasks"][0]["name"] == "t"
     living.tell(ended=tuple(living.state.nodes["n1"].jobs))
-    ended = views.show_operation_details(living.state, living.state.find_record(operation_id), NOW)
+    ended = views.show_operation_details(living.rights, living.state.find_record(operation_id), NOW)
     assert (ended.state, ended.jobs.completed, ended.trees, ended.finish_time) == ("completed", 2, {}, NOW)
 
 
@@ -156,7 +163,7 @@ def test_an_operation_without_a_fair_share_can_be_written_as_json(living):
     operation_id = living.begin("a")
     living.update()
     living.tree().operations[operation_id].satisfaction = float("inf")
-    shown = plain(views.show_operation_details(living.state, living.state.find_record(operation_id), NOW))
+    shown = plain(views.show_operation_details(living.rights, living.state.find_record(operation_id), NOW))
     assert shown["trees"][TREE]["satisfaction_ratio"] is None
     assert shown["trees"][TREE]["limits"] == {}
 
@@ -247,7 +254,7 @@ def test_5_2_views_say_what_the_orchid_says(living):
             assert getattr(shown, name) == pytest.approx(attributes[name]), (pool.name, name)
         assert shown.demand == {**shown.demand, **attributes["resource_demand"]}
     for element in living.tree().operations.values():
-        shown = views.show_operation_details(living.state, element.operation.record, NOW).trees[TREE]
+        shown = views.show_operation_details(living.rights, element.operation.record, NOW).trees[TREE]
         attributes = orchid_attributes.operation_attributes(view, element)
         names = ("pool", "weight", "job_count", "fair_share_ratio", "usage_ratio", "satisfaction_ratio")
         for name in (*names, "starvation_status", "scheduling_status"):

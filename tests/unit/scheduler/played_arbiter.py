@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from cpumond.scheduler.store import Change, FencedError, Lease, StoreError
+from memory_log import MemoryLog
+
+from cpumond.scheduler.store import Change, Entry, FencedError, Lease, StoreError
 
 
 class Engine:
@@ -19,6 +22,7 @@ class Engine:
         self.until_s = 0.0
         self.session: object = None
         self.records: dict[tuple[str, str], bytes] = {}
+        self.log = MemoryLog()
         self.gate = threading.Event()
         """Calls wait for it."""
         self.gate.set()
@@ -83,17 +87,24 @@ class PlayedStore:
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         return iter([(*place, self.engine.records[place]) for place in sorted(self.engine.records)])
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
         if self.is_closed:
             raise StoreError("closed")
         self.engine.ask()
         if self.engine.term != self.term:
             raise FencedError(f"term {self.engine.term} leads")
+        self.engine.log.add(self.engine.log.make(entries))
         for kind, key, value in changes:
             if value is None:
                 self.engine.records.pop((kind, key), None)
             else:
                 self.engine.records[kind, key] = value
+
+    def read_log(self, subjects: Sequence[str] = (), **bounds: Any) -> list[tuple[int, Entry]]:
+        return self.engine.log.read(subjects, **bounds)
+
+    def cut_log(self, until: float, max_bytes: int) -> int:
+        return self.engine.log.cut(until, max_bytes)
 
     def close(self) -> None:
         self.is_closed = True

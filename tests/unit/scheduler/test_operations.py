@@ -18,9 +18,11 @@ from cpumond.scheduler.operations import (
     count_job,
     find_unrecognized,
     needed_jobs,
+    read_changed_acl,
     read_parameters,
     read_spec,
 )
+from cpumond.scheduler.rights import AccessEntry
 
 ONE = {"t": {"job_count": 1}}
 
@@ -65,14 +67,25 @@ def test_time_limits_are_milliseconds(name):
         assert refusal(time_limit=wrong).startswith("spec/time_limit: expected a number")
 
 
-@pytest.mark.parametrize("name", ["acl", "owners", "aco_name"])
-def test_rights_of_an_operation_are_refused(name):
-    error = refusal(**{name: ["ann"]})
-    assert error.startswith(f"spec/{name}: rights of single operations are not supported yet")
-    with pytest.raises(CommandError, match=f"parameters/{name}: rights of single operations"):
+@pytest.mark.parametrize("name", ["owners", "aco_name"])
+def test_rights_of_an_operation_that_nothing_enforces_are_refused(name):
+    assert refusal(**{name: ["ann"]}).startswith(f"spec/{name}: would not be enforced")
+    with pytest.raises(CommandError, match=f"parameters/{name}: would not be enforced"):
         read_parameters({name: ["ann"]})
     assert wish(**{name: []}) == wish()  # gives nobody anything
     assert read_parameters({name: []}) == {"": {}}
+
+
+def test_12_2_the_access_list_of_an_operation_is_read():
+    entry = {"action": "allow", "subjects": ["ann"], "permissions": ["manage"]}
+    expected = (AccessEntry("allow", ("ann",), ("manage",)),)
+    assert wish(acl=[entry]).acl == read_changed_acl({"acl": [entry]}) == expected
+    assert wish().acl == ()
+    assert read_changed_acl({"weight": 1}) is None
+    assert read_changed_acl({"acl": []}) == ()
+    refused = {**entry, "permissions": ["use"]}
+    text = 'spec/acl/0/permissions: "use" is unknown; known: read, manage, read_secrets'
+    assert refusal(acl=[refused]) == text
 
 
 def test_unknown_keys_in_tasks_are_told_of_and_kept():

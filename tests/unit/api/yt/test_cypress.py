@@ -871,7 +871,8 @@ async def test_an_operation_may_be_asked_for_in_the_orchid(yt):
 async def test_small_commands_answer(yt):
     assert await yt("get_version") == {"version": "1.2.3"}
     assert "features" in await yt("get_supported_features")
-    assert await yt("check_permission", user="x", permission="read", path="//sys/pools") == {"action": "allow"}
+    answer = await yt("check_permission", user="x", permission="read", path="//sys/pools")
+    assert answer == {"action": "allow", "because": "every user may read what no access list denies"}
     await error_of(yt("check_permission", user="x", permission="read", path="//tmp/x"), 500)
 
 
@@ -937,8 +938,14 @@ class Memory:
     def load(self):
         return iter(())
 
-    def write(self, changes):
+    def write(self, changes, entries=()):
         pass
+
+    def read_log(self, subjects=(), **bounds):
+        return []
+
+    def cut_log(self, until, max_bytes):
+        return 0
 
     def close(self):
         pass

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from cpumond.scheduler.model import RESOLVE, CommandError, PoolConfig, PoolSettings, TreeConfig, TreeSettings
+from cpumond.scheduler.rights import AccessEntry
 from cpumond.scheduler.settings.attributes import (
     ALIASES,
     MAX_CUSTOM_ATTRIBUTES,
@@ -395,14 +396,70 @@ def test_below_what_is_missing_and_no_option_nothing_is_set_unless_recursive(pat
         edit("tree", {}, {}, [put(f"config/{path}", 1)])
 
 
+# --- 12.1, access lists
+
+ENTRY = {"action": "allow", "subjects": ["ann", "ml"], "permissions": ["use", "write"]}
+OTHER = {"action": "deny", "subjects": ["everyone"], "permissions": ["use"], "inheritance_mode": "object_only"}
+
+
 @pytest.mark.parametrize("kind", ["pool", "tree"])
-@pytest.mark.parametrize("name", ["acl", "inherit_acl", "inherit-acl"])
-def test_rights_that_nothing_enforces_are_refused_and_can_be_removed(kind: Kind, name: str) -> None:
-    for path in (name, f"{name}/end"):
-        assert "rights are not supported yet" in refused(kind, {}, put(path, [{"action": "deny"}]))
-    if kind == "tree":
-        assert "rights are not supported yet" in refused(kind, {}, put("config", {name: []}))
-    assert edit(kind, {name: [1]}, {}, [put(name)])[0] == {}  # what an earlier version kept
+def test_12_1_an_access_list_is_kept_and_read(kind: Kind) -> None:
+    given = {**ENTRY, "permissions": ["modify-children"], "inheritance-mode": "object-and-descendants"}
+    attributes, _, warnings = edit(kind, {}, {}, [put("acl", [given, OTHER]), put("owner", "bob")])
+    assert attributes == {"acl": [{**ENTRY, "permissions": ["modify_children"]}, OTHER], "owner": "bob"}
+    assert not warnings
+    read = read_pool if kind == "pool" else read_tree
+    settings = read(attributes)
+    assert settings.acl == (
+        AccessEntry("allow", ("ann", "ml"), ("modify_children",)),
+        AccessEntry("deny", ("everyone",), ("use",), "object_only"),
+    )
+    assert (settings.inherit_acl, settings.owner) == (True, "bob")
+    assert edit(kind, attributes, {}, [put("acl")])[0] == {"owner": "bob"}
+
+
+def test_12_1_a_list_without_entries_differs_from_none() -> None:
+    assert read_pool({"acl": []}).acl == ()
+    assert read_pool({}).acl is None
+    assert edit("pool", {"acl": [ENTRY]}, {}, [put("acl/0")])[0] == {"acl": []}
+
+
+def test_12_1_entries_are_added_replaced_and_removed_one_by_one() -> None:
+    def change(*edits: Edit) -> Any:
+        return edit("pool", {"acl": [ENTRY]}, {}, edits)[0]["acl"]
+
+    assert edit("pool", {}, {}, [put("acl/end", ENTRY)])[0] == {"acl": [ENTRY]}
+    assert change(put("acl/end", OTHER)) == [ENTRY, OTHER]
+    assert change(put("acl/begin", OTHER)) == [OTHER, ENTRY]
+    assert change(put("acl/end", OTHER), put("acl/-1")) == [ENTRY]
+    assert change(put("acl/0", OTHER)) == [OTHER]
+    assert edit("pool", {}, {}, [put("acl/0")])[0] == {}  # nothing there to remove
+    for path in ("acl/1", "acl/x", "acl/-2"):
+        assert "the list has 1 entries" in refused("pool", {"acl": [ENTRY]}, put(path, ENTRY))
+    assert "set as a whole" in refused("pool", {"acl": [ENTRY]}, put("acl/0/action", "deny"))
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({}, "acl: must be a list of entries such as {action=allow; subjects=[alice; ml]; permissions=[use]}, got a"),
+        (["x"], "acl/0: must be an entry such as"),
+        ([{**ENTRY, "action": "alow"}], 'acl/0/action: "alow" is unknown; did you mean "allow"?'),
+        ([{"subjects": ["a"], "permissions": ["use"]}], "acl/0/action: is missing; known: allow, deny"),
+        ([ENTRY, {**ENTRY, "subjects": []}], "acl/1/subjects: must be a list, not empty, got []; for example subjects"),
+        ([{**ENTRY, "subjects": "ann"}], 'acl/0/subjects: must be a list, not empty, got "ann"'),
+        ([{**ENTRY, "subjects": [""]}], "acl/0/subjects: a subject is the name of a user or group"),
+        ([{**ENTRY, "subjects": [1]}], "acl/0/subjects: a subject is the name of a user or group"),
+        ([{**ENTRY, "permissions": ["wirte"]}], 'acl/0/permissions: "wirte" is unknown; did you mean "write"?'),
+        ([{**ENTRY, "permissions": ["mount"]}], 'acl/0/permissions: "mount" is unknown; known: read, use,'),
+        ([{"action": "allow", "subjects": ["a"]}], "acl/0/permissions: is missing; for example permissions=[read]"),
+        ([{**ENTRY, "subject": ["a"]}], 'acl/0/subject: unknown key; did you mean "subjects"?'),
+        ([{**ENTRY, "inheritance_mode": "all"}], 'acl/0/inheritance_mode: "all" is unknown; known: object_and'),
+        ([ENTRY] * 1001, "acl: has at most 1000 entries, got 1001"),
+    ],
+)
+def test_12_1_what_is_wrong_with_an_access_list_is_told(value: Any, sentence: str) -> None:
+    assert refused("pool", {}, put("acl", value)).startswith(sentence)
 
 
 def test_a_refused_edit_refuses_all() -> None:

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from scheduler_world import World
 
+from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.victims import find_limit_violators
 from cpumond.scheduler.elements import PreemptionRules
 from cpumond.scheduler.model import CommandError, OperationTreeOptions, PoolSettings
 from cpumond.scheduler.operations import StartOperation, UpdateOperation
 from cpumond.scheduler.settings.commands import ChangePool, Edit
+from cpumond.scheduler.users import User
 
 
 def rules(of: PreemptionRules | None) -> dict[str, Any]:
@@ -54,6 +56,9 @@ def observe(world: World) -> dict[str, Any]:
     found["rules"] = rules(pool.rules)
     found["rules of operations"] = [rules(element.rules) for element in pool.operations.values()]
     found["violators"] = [job.id for job, *_ in find_limit_violators(next(iter(world.state.nodes.values())))]
+    found["rights"] = [
+        Rights(world.state, User(name)).on_pool("default", "p", "use").allowed for name in ("ann", "bob")
+    ]
     found["goes to"] = attempt(world, "p", user="ann")
     found["second goes to"] = attempt(world, "p", user="ann")
     try:
@@ -93,6 +98,9 @@ POOL: dict[str, tuple[Any, dict[str, Any]]] = {
     "enable_aggressive_starvation": (True, {}),
     "allow_aggressive_preemption": (False, {}),
     "non_preemptible_resource_usage_threshold": ({"cpu": 3}, {}),
+    "acl": ([{"action": "allow", "subjects": ["bob"], "permissions": ["use"]}], {}),
+    "inherit_acl": (False, {}),
+    "owner": ("bob", {"acl": [{"action": "allow", "subjects": ["owner"], "permissions": ["use"]}]}),
 }
 
 

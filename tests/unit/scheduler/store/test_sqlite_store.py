@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cpumond.scheduler.model import UNTOLD_STARTS
-from cpumond.scheduler.store import Change, StoreError
+from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.sqlite import (
     APPLICATION_ID,
     MIGRATIONS,
@@ -250,6 +250,8 @@ def test_a_single_wrong_byte_of_a_value(filled: str) -> None:
         "DROP TABLE records",
         "ALTER TABLE records RENAME TO others",
         "ALTER TABLE records DROP COLUMN crc",
+        "DROP TABLE log_subjects",
+        "ALTER TABLE log ADD COLUMN colour TEXT",
         "PRAGMA user_version = 0",
     ],
 )
@@ -297,6 +299,73 @@ def test_a_creation_that_was_cut_off_is_done_again(path: str) -> None:
     assert not os.path.exists(f"{path}.new")
 
 
+# ---- the log
+
+
+ENTRIES = [Entry(float(number), ("a", f"s{number}"), b"entry %d" % number) for number in range(1, 6)]
+
+
+@pytest.fixture
+def told(path: str) -> str:
+    """A database with five entries in its log, closed."""
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        store.write(RECORDS[:1], ENTRIES)
+    return path
+
+
+@pytest.mark.parametrize("change", ["at = 7", "subjects = x'00'", "value = x'00'", "number = 7"])
+def test_an_entry_is_not_changed(told: str, change: str) -> None:
+    with pytest.raises(sqlite3.IntegrityError, match="entries of the log are not changed"):
+        run_sql(told, f"UPDATE log SET {change} WHERE number = 2")  # noqa: S608
+    with contextlib.closing(open_sqlite_store(told)) as store:
+        assert [entry for _, entry in store.read_log()] == ENTRIES[::-1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE log SET value = x'00' WHERE number = {}",
+        "UPDATE log SET value = 'text' WHERE number = {}",
+        "UPDATE log SET subjects = x'00' WHERE number = {}",
+        "UPDATE log SET subjects = 1 WHERE number = {}",
+        "UPDATE log SET at = 'text' WHERE number = {}",
+        "UPDATE log SET at = 7 WHERE number = {}",
+        "DELETE FROM log WHERE number = {}",
+    ],
+)
+@pytest.mark.parametrize("number", [3, 5])
+def test_a_damaged_entry_is_named_and_the_others_are_read(
+    told: str, change: str, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_sql(told, "DROP TRIGGER log_is_only_added_to", change.format(number))
+    expected = [entry for entry in reversed(ENTRIES) if entry.at != number]
+    with contextlib.closing(open_sqlite_store(told)) as store:
+        capsys.readouterr()
+        for _ in range(2):
+            assert [entry for _, entry in store.read_log(["a"], limit=4)] == expected
+        said = capsys.readouterr().out
+        assert said.count("store_entry_damaged") == 1
+        assert f"entry {number} of the log" in said
+        store.write(RECORDS[1:2], [Entry(9.0, ("a",), b"more")])
+        assert [entry.value for _, entry in store.read_log(["a"], limit=1)] == [b"more"]
+        assert store.cut_log(100.0, 0) in (5, 6)
+        assert store.read_log() == []
+    assert read_all(told) == RECORDS[:2]
+
+
+@pytest.mark.parametrize("suffixes", [("",), ("-wal",), ("", "-wal", "-shm", ".lock")], ids=str)
+def test_the_log_survives_the_removal_of_its_files(told: str, suffixes: tuple[str, ...]) -> None:
+    with contextlib.closing(open_sqlite_store(told)) as store:
+        for number in range(3):
+            store.write([], [Entry(9.0, ("b",), b"%d" % number)])
+            assert len(store.read_log()) == 6 + number
+            remove(told, *suffixes)
+        store.write([])
+        assert [entry.value for _, entry in store.read_log(["b"])] == [b"2", b"1", b"0"]
+    with contextlib.closing(open_sqlite_store(told)) as store:
+        assert len(store.read_log()) == 8
+
+
 # ---- whose it is, and of which version
 
 
@@ -309,7 +378,7 @@ def test_a_database_of_another_program(path: str) -> None:
 def test_a_database_of_a_newer_version(filled: str) -> None:
     run_sql(filled, "PRAGMA user_version = 7")
     message = refused(filled)
-    assert "written by a newer cpumond (schema 7, this one reads up to 2)" in message
+    assert "written by a newer cpumond (schema 7, this one reads up to 3)" in message
     assert "install that version again" in message
 
 
@@ -333,12 +402,27 @@ def test_an_empty_database_of_before_holds_no_job(path: str) -> None:
     assert read_all(path) == []
 
 
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_database_of_before_there_was_a_log_gets_one_and_keeps_all(path: str, schema: int) -> None:
+    with contextlib.closing(open_sqlite_store(path, MIGRATIONS[:schema])) as store:
+        store.write(RECORDS)
+    noted = [Change(*UNTOLD_STARTS, b"{}")] if schema == 1 else []
+    for number in (1, 2):
+        with contextlib.closing(open_sqlite_store(path)) as store:
+            assert [Change(*record) for record in store.load()] == RECORDS + noted
+            store.write([], [Entry(1.0, ("a",), b"%d" % number)])
+            assert [number for number, _ in store.read_log(["a"])] == list(range(number, 0, -1))
+    assert read_all(f"{path}.v{schema}", MIGRATIONS[:schema]) == RECORDS
+    with pytest.raises(StoreError, match=rf"newer cpumond \(schema 3, .* put back the copy .*\.v{schema}"):
+        read_all(path, MIGRATIONS[:schema])
+
+
 def add_note(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE note (text TEXT)")
 
 
 def add_line(connection: sqlite3.Connection) -> None:
-    connection.execute("INSERT INTO note VALUES ('from schema 3')")
+    connection.execute("INSERT INTO note VALUES ('from schema 4')")
 
 
 def break_half_way(connection: sqlite3.Connection) -> None:
@@ -349,11 +433,11 @@ def break_half_way(connection: sqlite3.Connection) -> None:
 def test_an_older_schema_is_migrated_step_by_step_and_kept(filled: str) -> None:
     with contextlib.closing(open_sqlite_store(filled, (*MIGRATIONS, add_note, add_line))) as store:
         assert len(list(store.load())) == 400
-        assert store._connection.execute("SELECT text FROM note").fetchall() == [("from schema 3",)]
-        assert store._connection.execute("PRAGMA user_version").fetchone() == (4,)
-    assert "newer cpumond (schema 4, this one reads up to 2)" in refused(filled)
-    assert read_all(f"{filled}.v2") == RECORDS
-    assert stat.S_IMODE(os.stat(f"{filled}.v2").st_mode) == 0o600
+        assert store._connection.execute("SELECT text FROM note").fetchall() == [("from schema 4",)]
+        assert store._connection.execute("PRAGMA user_version").fetchone() == (5,)
+    assert "newer cpumond (schema 5, this one reads up to 3)" in refused(filled)
+    assert read_all(f"{filled}.v3") == RECORDS
+    assert stat.S_IMODE(os.stat(f"{filled}.v3").st_mode) == 0o600
 
 
 def test_a_migration_that_was_done_is_not_done_again(filled: str) -> None:
@@ -363,7 +447,7 @@ def test_a_migration_that_was_done_is_not_done_again(filled: str) -> None:
 
 def test_the_copy_holds_what_was_in_the_log(crashed: str) -> None:
     open_sqlite_store(crashed, (*MIGRATIONS, add_note)).close()
-    assert read_all(f"{crashed}.v2") == [Change("k", "a", b"1")]
+    assert read_all(f"{crashed}.v3") == [Change("k", "a", b"1")]
 
 
 def test_a_migration_that_fails_changes_nothing(filled: str) -> None:
@@ -372,7 +456,7 @@ def test_a_migration_that_fails_changes_nothing(filled: str) -> None:
     # The step before it is a whole one: it stays, and the next attempt goes on from there.
     with contextlib.closing(open_sqlite_store(filled, (*MIGRATIONS, add_note))) as store:
         assert [Change(*record) for record in store.load()] == RECORDS
-    assert read_all(f"{filled}.v2") == RECORDS
+    assert read_all(f"{filled}.v3") == RECORDS
 
 
 def test_the_application_id_spells_the_name() -> None:

@@ -15,6 +15,7 @@ from cpumond.scheduler import operations
 from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
 from cpumond.scheduler.why.plan import Plan, collect, make_plan, rebuild, try_command
 
@@ -42,7 +43,7 @@ class Service(World):
         return "\n".join([*answer.lines, *(line for tree in answer.trees for line in tree.lines)])
 
     def plan(self, command: commands.ConfigCommand, **options: Any) -> Plan:
-        change = try_command(self.state, command, "tester", self.now)
+        change = try_command(self.state, command, User("tester", admin=True), self.now)
         if isinstance(change, Plan):
             return change
         return make_plan(collect(self.state), change, self.now, {}, **options)

@@ -1,0 +1,253 @@
+"""What the interfaces ask about rights: who may do what, and what an asker is shown (semantics.md 12). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from cpumond.api.figures import View
+from cpumond.api.yt.ypath import YPath, parse_ypath
+from cpumond.fairshare.validate import did_you_mean, nearest, quoted
+from cpumond.scheduler.access import Rights, describe_pool, explicit_pool
+from cpumond.scheduler.elements import PoolElement, Tree
+from cpumond.scheduler.model import (
+    ACCESS_DENIED,
+    NO_SUCH_OPERATION,
+    RESOLVE,
+    ROOT_POOL,
+    CommandError,
+    OperationRecord,
+    Task,
+)
+from cpumond.scheduler.required import Need, list_needs
+from cpumond.scheduler.rights import OWNED, PERMISSIONS, AccessEntry, Permission, Verdict
+from cpumond.scheduler.settings import commands
+from cpumond.scheduler.settings.values import FIELD
+from cpumond.scheduler.state import State
+
+POOL_PERMISSIONS: Final[tuple[Permission, ...]] = ("use", "modify_children", "write", "administer")
+"""Those that answers about pools and trees tell."""
+
+SECRETS: Final = frozenset({"environment", "secure_vault"})
+HIDDEN: Final = "environment_hidden"
+"""Stands in a specification for what its reader may not see."""
+
+
+class Can(View, frozen=True):
+    """Whether a user may do something, and the sentence that says by what."""
+
+    allowed: bool
+    because: str
+
+
+class PoolRights(View, frozen=True):
+    """Pool, ephemeral ones and ``<Root>`` included -> what the asker may do there of use, modify_children, write,
+    administer."""
+
+    tree: str
+    pools: dict[str, list[Permission]]
+
+
+class InheritedEntry(View, frozen=True):
+    """An entry that counts for a pool below. ``where``: whose access list it stands in."""
+
+    where: str
+    entry: AccessEntry
+
+
+class Target(NamedTuple):
+    """What a question is about: an operation, an explicit pool, a tree (``<Root>``), or, without a tree, all else."""
+
+    tree: str = ""
+    pool: str = ROOT_POOL
+    operation: OperationRecord | None = None
+
+    def describe(self) -> str:
+        if self.operation is not None:
+            return f"operation {self.operation.id}"
+        return describe_pool(self.tree, self.pool) if self.tree else "what has no access list"
+
+
+def find_target(state: State, name: str, tree: str = "") -> Target:
+    """The object that a text names: ``tree:NAME``, a path, an operation's id or ``*alias``, or a pool of ``tree`` ("" =
+    the default one). Raises CommandError with code RESOLVE."""
+    if name.startswith(("//", "#")):
+        return find_path_target(state, parse_ypath(name))
+    kind, _, rest = name.partition(":")
+    if kind == "tree" and rest in state.trees:
+        return Target(rest)
+    try:
+        return Target(operation=state.find_record(name))
+    except CommandError as error:
+        if name.startswith("*") or error.code != NO_SUCH_OPERATION:
+            raise
+    if kind == "tree":
+        raise CommandError(f"Pool tree {quoted(rest)} does not exist{did_you_mean(rest, state.trees)}", RESOLVE)
+    chosen = state.find_tree(tree or state.config.default_tree)
+    return Target(chosen.name, explicit_pool(_find_pool(chosen, name)))
+
+
+def _find_pool(tree: Tree, name: str) -> PoolElement:
+    pool = tree.root if name == ROOT_POOL else tree.pools.get(name)
+    if pool is None:
+        near = did_you_mean(name, tree.pools)
+        raise CommandError(
+            f"there is no pool {quoted(name)} in tree {quoted(tree.name)}, and no such operation{near}", RESOLVE
+        )
+    return pool
+
+
+def find_path_target(state: State, path: YPath) -> Target:
+    """The object whose access list a path of the ``yt`` protocol is about. Raises CommandError."""
+    config = state.config
+    if path.root != "/":
+        wanted = path.root.removeprefix("#")
+        for tree in config.trees.values():
+            found = [pool.name for pool in tree.pools.values() if pool.id == wanted]
+            if found or tree.id == wanted:
+                return Target(tree.name, found[0] if found else ROOT_POOL)
+        raise CommandError(f"No such object {wanted}", RESOLVE)
+    steps = path.steps
+    if steps[:2] == ("sys", "operations") and len(steps) > 2:
+        return Target(operation=state.find_record(steps[2]))
+    if steps[:2] == ("sys", "pools") and config.default_tree:
+        steps = ("sys", "pool_trees", config.default_tree, *steps[2:])
+    if steps[:2] != ("sys", "pool_trees") or len(steps) < 3:
+        return Target()
+    living = state.find_tree(steps[2])
+    return Target(living.name, steps[-1] if len(steps) > 3 and steps[-1] in living.config.pools else ROOT_POOL)
+
+
+def check_question(rights: Rights, target: Target, about: str) -> None:
+    """Whether the asker may know what another user may do. Raises CommandError with code ACCESS_DENIED."""
+    if target.operation is not None:
+        verdict = rights.on_operation(target.operation, "administer")
+    else:
+        verdict = Need("administer", target.tree, target.pool).verdict(rights)
+    if not verdict.allowed:
+        raise CommandError(
+            f"{rights.user.name} may not ask what {about} may do to {target.describe()}: {verdict.because}; who "
+            "administers it may, and everybody may ask about the own rights",
+            ACCESS_DENIED,
+        )
+
+
+def judge_action(state: State, rights: Rights, action: str, target: Target) -> Verdict:
+    """Whether a user may do something: a permission, or a word of the command line. Raises CommandError."""
+    verdicts = [need.verdict(rights) for need in _needs_of(state, rights, action.replace("-", "_"), target)]
+    refused = next((verdict for verdict in verdicts if not verdict.allowed), None)
+    reasons = dict.fromkeys(verdict.because for verdict in verdicts)
+    return refused or Verdict(True, "; ".join(reasons) or f"every user may read {target.describe()}")
+
+
+def _needs_of(state: State, rights: Rights, action: str, target: Target) -> list[Need]:
+    if target.operation is not None:
+        wanted = OPERATION_WORDS.get(action, action)
+        if wanted in OWNED:
+            return [Need(wanted, operation=target.operation)]
+        raise _unknown(action, target, (*OWNED, *OPERATION_WORDS))
+    if action in PERMISSIONS:
+        return [Need(action, target.tree, target.pool)] if target.tree or action != "read" else []
+    command = _COMMANDS.get(action)
+    if command is None or not target.tree:
+        raise _unknown(action, target, (*PERMISSIONS, *(_COMMANDS if target.tree else ())))
+    made = command(state, target)
+    return [made] if isinstance(made, Need) else list(list_needs(state, made, rights))
+
+
+def _unknown(action: str, target: Target, known: tuple[str, ...]) -> CommandError:
+    near = nearest(action, known)
+    hint = f'did you mean "{near}"?' if near else f"known: {', '.join(dict.fromkeys(known))}"
+    return CommandError(
+        f"action {quoted(action)} is unknown for {target.describe()}; {hint}", attributes={FIELD: "action"}
+    )
+
+
+OPERATION_WORDS: Final[Mapping[str, Permission]] = {
+    **dict.fromkeys(("abort", "complete", "suspend", "resume", "update", "set", "pin", "unpin"), "manage"),
+    **dict.fromkeys(("log", "specification", "environment"), "read_secrets"),
+    **dict.fromkeys(("show", "list", "jobs", "why", "explain"), "read"),
+}
+"""Words of the command line for operations, and the permission that each needs."""
+
+
+def _remove(_: State, target: Target) -> Any:
+    if target.pool == ROOT_POOL:
+        return commands.RemoveTree(target.tree)
+    return commands.RemovePool(target.tree, target.pool, recursive=True)
+
+
+def _move(state: State, target: Target) -> Any:
+    """Another name: whether a move is allowed depends on where to."""
+    if target.pool == ROOT_POOL:
+        return Need("administer")
+    parent = state.config.trees[target.tree].pools[target.pool].parent
+    return commands.MovePool(target.tree, target.pool, parent, f"{target.pool}.new")
+
+
+_COMMANDS: Final[Mapping[str, Callable[[State, Target], Any]]] = {
+    "start": lambda _, target: Need("use", target.tree, target.pool),
+    "create": lambda _, target: Need("modify_children", target.tree, target.pool),
+    "set": lambda _, target: Need("write", target.tree, target.pool),
+    "remove": _remove,
+    "move": _move,
+    "show": lambda _, target: Need("read", target.tree, target.pool),
+}
+"""Words of the command line for pools and trees, and what they need or the command that they carry out."""
+
+
+def show_may_of_pool(rights: Rights, pool: PoolElement) -> dict[str, str]:
+    """Permission -> "" where the asker has it on a pool or, of its root, a tree, else the reason why not."""
+    name = explicit_pool(pool)
+    return _reasons((wanted, rights.on_pool(pool.tree.name, name, wanted)) for wanted in POOL_PERMISSIONS)
+
+
+def show_may_of_operation(rights: Rights, record: OperationRecord) -> dict[str, str]:
+    """The same of an operation; ``administer`` is about its access list."""
+    return _reasons((wanted, rights.on_operation(record, wanted)) for wanted in PERMISSIONS if wanted in OWNED)
+
+
+def _reasons(verdicts: Iterator[tuple[Permission, Verdict]]) -> dict[str, str]:
+    return {str(wanted): "" if verdict.allowed else verdict.because for wanted, verdict in verdicts}
+
+
+def show_inherited(rights: Rights, pool: PoolElement) -> list[InheritedEntry]:
+    """The entries for a pool that stand in the access lists of the pools above it, and of the tree."""
+    entries = rights.access_to(pool.tree.name, explicit_pool(pool)).entries
+    return [InheritedEntry(each.where, each.entry) for each in entries if each.heir]
+
+
+def list_permissions(rights: Rights, pool: PoolElement) -> list[Permission]:
+    """What the asker may do to a pool."""
+    name = explicit_pool(pool)
+    return [each for each in POOL_PERMISSIONS if rights.on_pool(pool.tree.name, name, each).allowed]
+
+
+def show_acl(entries: Iterable[AccessEntry] | None) -> list[dict[str, Any]]:
+    """An access list as plain values."""
+    found: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(list(entries or ())))
+    return found
+
+
+def hide_secrets(record: OperationRecord) -> OperationRecord:
+    """The record as one sees it who may not read its secrets: HIDDEN stands for the environment."""
+    tasks = tuple(_without_secrets(task) for task in record.tasks)
+    return msgspec.structs.replace(record, tasks=tasks, spec=_hidden(record.spec))
+
+
+def _without_secrets(task: Task) -> Task:
+    mark = {HIDDEN: True} if task.environment else {}
+    return msgspec.structs.replace(task, environment={}, spec={**_hidden(task.spec), **mark})
+
+
+def _hidden(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A dictionary, with those inside of it, without SECRETS in any spelling."""
+    shown: dict[str, Any] = {}
+    for key, value in table.items():
+        if str(key).replace("-", "_") in SECRETS:
+            shown[HIDDEN] = True
+        else:
+            shown[key] = _hidden(value) if isinstance(value, Mapping) else value
+    return shown

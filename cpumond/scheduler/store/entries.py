@@ -1,0 +1,77 @@
+"""Entries of the store's log as rows: what all engines number, measure and cut alike. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cpumond.scheduler.store import Entry
+
+CUT_ENTRIES: Final = 500
+"""The most that one ``cut_log`` drops: other writes wait for no more."""
+ENTRY_BYTES: Final = 64
+"""What an entry takes beside its text: numbers, an index, a checksum."""
+SUBJECTS: Final = msgspec.json.Decoder(tuple[str, ...])
+
+
+class LogEnd(NamedTuple):
+    """Where a log goes on. ``number``: of its last entry, also if that was dropped; ``position``: of the next one."""
+
+    number: int = 0
+    position: int = 0
+
+
+class Row(NamedTuple):
+    """An entry as it is stored. ``position``: the bytes of all entries before it; ``listed``: its subjects as JSON."""
+
+    number: int
+    position: int
+    at: float
+    listed: bytes
+    value: bytes
+    subjects: tuple[str, ...]
+
+
+class Place(NamedTuple):
+    """What decides whether an entry is dropped."""
+
+    number: int
+    position: int
+    at: float
+
+
+def measure(listed_bytes: int, value_bytes: int) -> int:
+    """The bytes that an entry takes in a store: its subjects are in its row and in an index, which is never full."""
+    return ENTRY_BYTES + value_bytes + 3 * listed_bytes
+
+
+def make_rows(entries: Iterable[Entry], end: LogEnd) -> tuple[list[Row], LogEnd]:
+    """The rows of entries that follow ``end``, and the end after them. Raises UnicodeEncodeError."""
+    rows: list[Row] = []
+    for entry in entries:
+        number = entry.number or end.number + 1
+        subjects = tuple(dict.fromkeys(entry.subjects))
+        rows.append(Row(number, end.position, entry.at, msgspec.json.encode(subjects), entry.value, subjects))
+        end = end_after(rows[-1], end)
+    return rows, end
+
+
+def end_after(row: Row, end: LogEnd) -> LogEnd:
+    """Where a log goes on that ended at ``end`` before ``row``."""
+    return LogEnd(max(row.number, end.number), row.position + measure(len(row.listed), len(row.value)))
+
+
+def list_subjects(listed: object) -> tuple[str, ...]:
+    """Of a row; none where it is damaged."""
+    try:
+        return SUBJECTS.decode(listed) if isinstance(listed, bytes) else ()
+    except msgspec.MsgspecError:
+        return ()
+
+
+def choose_cut(places: Iterable[Place], end: LogEnd, until: float, max_bytes: int) -> list[int]:
+    """The numbers of those to drop: too old, or ``max_bytes`` are reached without them."""
+    chosen = {place.number for place in places if place.at < until or end.position - place.position > max_bytes}
+    return sorted(chosen)[:CUT_ENTRIES]

@@ -1,0 +1,85 @@
+// Who the scheduler takes the user for, and tokens: the own ones, or all for an administrator.
+
+import { get, path, send } from "./api.js";
+import { h, openDialog } from "./dom.js";
+import { during, Form, FORM } from "./forms.js";
+import { time } from "./format.js";
+import { guarded } from "./rights.js";
+import { badge, facts, table } from "./table.js";
+
+const DAY_S = 86400;
+
+export const tokens = {
+  title: () => "Tokens",
+  period: 10000,
+  async load(_, { signal }) {
+    const [me, list] = await Promise.all([get("/me", { signal }), get("/tokens", { signal })]);
+    return { me, list: list.tokens };
+  },
+  view({ me, list }, _, app) {
+    return [
+      h("div.heading", h("h1", "Tokens"), h("div.actions", guarded("New token", () => openNew(me, app),
+        { tone: "primary", reason: me.is_open ? "Everybody on this machine may do everything here: tokens are made where it is known who makes them." : "" }))),
+      h("section.card", { "aria-label": "You" }, facts([
+        ["You are", me.user], ["Groups", (me.groups ?? []).join(", ") || "none"], ["Administrator", me.is_admin ? "yes: may do everything" : "no"],
+      ])),
+      table({ caption: "Tokens", rows: list, rowKey: (token) => token.id, empty: "There is none: here or with cpumond token create one is made.", columns: columns(app) }),
+    ];
+  },
+};
+
+const columns = (app) => [
+  { title: "Token", help: "The first digits of its hash", cell: (t) => h("span.mono", t.id) },
+  { title: "User", cell: (t) => t.user },
+  { title: "Role", cell: (t) => (t.pattern ? `${t.role} ${t.pattern}` : t.role) },
+  { title: "Groups", cell: (t) => (t.groups ?? []).join(", ") || "–" },
+  { title: "Made", cell: (t) => (t.source === "file" ? "in tokens_file" : `${time(t.created_at)}${t.created_by === t.user ? "" : ` by ${t.created_by}`}`) },
+  { title: "Expires", cell: (t) => (t.expires_at === null ? "never" : time(t.expires_at)) },
+  { title: "State", cell: (t) => badge(...stateOf(t)) },
+  { title: "Note", cell: (t) => h("span.long", { title: t.note || null }, t.note || "–") },
+  { title: h("span.hidden-text", "Revoke"), cell: (t) => (t.source === "store" && t.revoked_at === null
+    ? h("button.small", { type: "button", "aria-label": `Revoke token ${t.id}`, onclick: () => openRevoke(t, app) }, "Revoke") : "") },
+];
+
+function stateOf({ state, revoked_at: at, revoked_by: by, made_with: parent }) {
+  if (state === "revoked") return [`revoked ${time(at)} by ${by}`, "bad"];
+  return state === "orphaned" ? [`its maker, ${parent}, is not valid`, "bad"] : [state, state === "valid" ? "good" : "warn"];
+}
+
+function openNew(me, app) {
+  const form = new Form([
+    ["user", "User", "whom the token is for", "text", me.user],
+    ...(me.is_admin ? [["role", "Role", "what it is good for", "select:user,admin,node,proxy", "user"],
+      ["pattern", "Nodes", "of a node's token: which node ids; empty: any", "text", ""]] : []),
+    ["groups", "Groups", "with commas", "names", []],
+    ["expires_s", "Expires after days", "empty: never", "number", 90],
+    ["note", "Note", "what it is for", "text", ""],
+  ], () => {});
+  const go = h("button.primary", { type: "submit", form: FORM }, "Create");
+  const dialog = openDialog("New token", h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); create(); } }, form.element, form.general), [go]);
+
+  async function create() {
+    form.clear();
+    const keys = [...form.inputs.keys()].filter((key) => form.value(key) !== null);
+    const body = Object.fromEntries(keys.map((key) => [key, form.value(key)]));
+    if (typeof body.expires_s === "number") body.expires_s *= DAY_S;
+    const done = await during(dialog, form, () => send("POST", "/tokens", body));
+    if (done === null) return;
+    const close = h("button.primary", { type: "button", onclick: () => dialog.close() }, "I have it");
+    dialog.querySelector(".dialog-body").replaceChildren(h("p", "This is the token. It is shown only now, and kept nowhere: copy it."), h("code.secret", done.token),
+      ...done.warnings.map((warning) => h("p.note", warning)));
+    dialog.querySelector("footer").replaceChildren(close);
+    close.focus();
+    app.reload();
+  }
+}
+
+function openRevoke(token, app) {
+  const form = new Form([], () => {});
+  const go = h("button.danger", { type: "button", onclick: async () => {
+    if (await during(dialog, form, () => send("DELETE", path`/tokens/${token.id}`)) === null) return;
+    dialog.close();
+    app.reload();
+  } }, "Revoke");
+  const dialog = openDialog(`Revoke token ${token.id}`, h("div", h("p", `Whoever shows it is refused from now on. It is ${token.user}'s.`), form.general), [go]);
+}
