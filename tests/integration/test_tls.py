@@ -84,6 +84,18 @@ def test_commands_and_nodes_over_tls(tls: TlsScheduler) -> None:
     assert (done.returncode, "n1" in done.stdout) == (0, True), done.stderr
 
 
+def test_yt_over_tls(tls: TlsScheduler) -> None:
+    tls.start()
+    tls.create_pool("research")
+    trusted = {"YT_PROXY": f"https://localhost:{tls.address.rpartition(':')[2]}"}
+    for more, code in (({"REQUESTS_CA_BUNDLE": str(tls.authority.ca_file)}, 0), ({}, 1)):
+        done = subprocess.run(
+            tls.yt_command("list", "//sys/pools"), env={**tls.yt_environment(bindings=False), **trusted, **more},
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout.strip()) == (code, "" if code else "research"), done.stderr
+
+
 def test_what_is_not_trusted_is_one_sentence(tls: TlsScheduler) -> None:
     tls.start()
     other = Authority(tls.directory, "stranger")
