@@ -39,12 +39,13 @@ from cpumond.host.executor.model import (
     Started,
 )
 from cpumond.host.executor.records import Records, unlink
-from cpumond.host.executor.slurm.client import Answer, SlurmClient
+from cpumond.host.executor.slurm.client import Account, Answer, SlurmClient
 from cpumond.host.executor.slurm.commands import (
     NAME_PREFIX,
     PROGRAMS,
     Refusal,
     SlurmJob,
+    make_cancels,
     make_look,
     make_script,
     make_submission,
@@ -177,7 +178,8 @@ class SlurmExecutor(Executor):
             "working_directory": launch.working_directory,
         }
         script = make_script(self._interpreter, find_package(), order)
-        job.submission = (make_submission(launch, self._partition, self._node_name), script, launch.user)
+        argv = make_submission(launch, self._partition, self._node_name)
+        job.submission = argv, script, Account(uid, gid, launch.user)
         self._keeper.send("expect", self._describe_expected(record))
         self._submit(job)
 
@@ -406,8 +408,8 @@ class SlurmExecutor(Executor):
         """Have Slurm take a job."""
         assert job.submission is not None
         job.busy = True
-        argv, script, user = job.submission
-        self._submitter.run(argv, lambda answer: self._take_submission(job, answer), script, user)
+        argv, script, account = job.submission
+        self._submitter.run(argv, lambda answer: self._take_submission(job, answer), script, account)
 
     def _take_submission(self, job: Job, answer: Answer) -> None:
         job.busy = False
@@ -417,7 +419,7 @@ class SlurmExecutor(Executor):
         if isinstance(result, int):
             job.submission = None
             if job.is_over or job.record.job_id not in self._jobs:
-                self._cancel(result)
+                self._cancel(job.record, result)
             elif job.record.slurm_job is None:
                 job.record.slurm_job = result
                 self._records.store_if_possible(job.record.job_id, job.record)
@@ -440,13 +442,10 @@ class SlurmExecutor(Executor):
         job.refusal = NotStarted(job.record.job_id, refusal.problem, refusal.node_fault)
         self._keeper.send("kill", job.record.job_id)
 
-    def _cancel(self, slurm_job: int | None, job_id: str = "") -> None:
-        """Have Slurm end a job, and forget one that waits; without its number by its name."""
-        if slurm_job is None:
-            self._slurm.run(["scancel", f"--name={NAME_PREFIX}{job_id}", f"--partition={self._partition}"], _ignore)
-            return
-        self._slurm.run(["scancel", "--signal=KILL", "--full", str(slurm_job)], _ignore)
-        self._slurm.run(["scancel", str(slurm_job)], _ignore)
+    def _cancel(self, record: Record, slurm_job: int | None) -> None:
+        """Have Slurm end a job, and forget one that waits."""
+        for argv in make_cancels(record.job_id, slurm_job, self._partition):
+            self._slurm.run(argv, _ignore, account=record.account)
 
     def _interrupt(self, job: Job) -> None:
         """SIGTERM to all its processes, in whatever session: from its step, which is at hand when Slurm is away.
@@ -454,7 +453,8 @@ class SlurmExecutor(Executor):
         Slurm leaves out what is in another session, unless it tells the step, which then passes it on.
         """
         if not self._keeper.send("interrupt", job.record.job_id):
-            self._slurm.run(["scancel", "--signal=TERM", "--batch", str(job.record.slurm_job)], _ignore)
+            argv = ["scancel", "--signal=TERM", "--batch", str(job.record.slurm_job)]
+            self._slurm.run(argv, _ignore, account=job.record.account)
 
     def _advance(self, job: Job, now_s: float) -> None:
         if job.lost is not None and job.killed and not job.is_over:
@@ -467,7 +467,7 @@ class SlurmExecutor(Executor):
             job.cancel_at_s = now_s + _RETRY_S
             self._wake_in(_RETRY_S)
             self._keeper.send("kill", job.record.job_id)
-            self._cancel(job.record.slurm_job, job.record.job_id)
+            self._cancel(job.record, job.record.slurm_job)
             self._kill_here(job)
 
     def _has_left(self, job: Job, now_s: float) -> bool:
@@ -475,7 +475,7 @@ class SlurmExecutor(Executor):
         if job.leaves_at_s is None:
             job.leaves_at_s = now_s + _LEAVE_S
             job.look_at_s = now_s
-            self._cancel(job.record.slurm_job, job.record.job_id)
+            self._cancel(job.record, job.record.slurm_job)
         return now_s >= job.leaves_at_s
 
     def _kill_here(self, job: Job) -> None:
