@@ -138,7 +138,7 @@ def parse_job(text: str, number: str) -> SlurmJob | None:
     there is none, or it is not understood."""
     line = next((each for each in text.split("\n") if each.startswith(f"{number}|")), "")
     fields = line.split("|", 6)[1:]
-    if len(fields) < 6 or not all(each.isascii() and each.isdecimal() for each in fields[:2]):
+    if len(fields) < 6 or not all(each.isascii() and each.isdecimal() and int(each) for each in fields[:2]):
         return None
     nodes, cpus, *texts = fields
     user, account, partition, name = ("" if each == "(null)" else each for each in texts)

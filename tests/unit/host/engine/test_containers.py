@@ -248,6 +248,43 @@ def test_one_that_the_engine_cannot_describe_leaves_the_others_their_names(serve
     )
 
 
+@pytest.mark.parametrize(
+    "body", [b'{"Id": "a", "State": {"Pid": "1"}}', b"\xff\xfe", b"[" * 100_000, b" " * (2 << 20)]
+)
+def test_one_whose_description_is_not_understood_leaves_the_others_their_names(server, monkeypatch, body):
+    monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 1 << 20)
+    list_two(server)
+    server.answers[f"/containers/{OTHER}/json"] = body
+    found: list[Answer] = []
+
+    def script(answers: list[Answer]) -> bool:
+        found.append(answers[-1])
+        server.events.put_nowait(json.dumps({"Action": "update", "Actor": {"ID": ID}}).encode() + b"\n")
+        return len(answers) > 2
+
+    assert watch(server, script) == ""
+    assert [job.name for job in found[-1].jobs] == ["web"]
+    assert len(found[-1].notes) == 1
+    assert f"/containers/{OTHER}/json is " in found[-1].notes[0]
+    assert server.asked.count(f"/containers/{OTHER}/json") == 1, "it is left alone for a time"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"CpuQuota": 100000, "CpuPeriod": -5}, {"NanoCpus": 1}, {"CpuQuota": 5, "CpuPeriod": 10**6},
+        {"NanoCpus": 10**400}, {"CpuQuota": 10**18},
+    ],
+)  # fmt: skip
+def test_an_order_that_cannot_be_is_none(server, given):
+    server.answers[f"/containers/{ID}/json"] = describe(HostConfig=given)
+    answer = watch_once(server)
+    assert answer.jobs == ()
+    (note,) = answer.notes
+    assert note.startswith("docker: container 'web': its CPU limit of ")
+    assert note.endswith(" cores cannot be; it is not named")
+
+
 def test_one_that_hangs_leaves_the_others_their_names(server, monkeypatch):
     list_two(server)
     server.answers[f"/containers/{OTHER}/json"] = None
@@ -303,8 +340,6 @@ def test_an_id_that_is_none_is_never_asked_about(server):
         ("/containers/json", b"not JSON", "/containers/json is not understood"),
         ("/containers/json", b'{"Id": 1}', "/containers/json is not understood"),
         ("/containers/json", b'[{"Id": 1}]', "/containers/json is not understood: Expected `str`"),
-        (f"/containers/{ID}/json", b'{"Id": "a", "State": {"Pid": "1"}}', "is not understood"),
-        (f"/containers/{ID}/json", b"\xff\xfe", "is not understood"),
         ("/version", b" " * 200, "/version is not understood"),
     ],
 )

@@ -24,6 +24,7 @@ from cpumond.host.engine.slurm import SlurmJob, find_jobs, parse_job, run_squeue
         ("7|1|2|u|a|p\n", None),
         ("x|1|2|u|a|p|name\n", None),
         ("7|1|-2|u|a|p|name\n", None),
+        ("7|1|0|u|a|p|name\n", None),
         ("7|1|٣|u|a|p|name\n", None),
         ("slurm_load_jobs error: Unable to contact slurm controller\n", None),
     ],
