@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from fake_node import QUICK, FakeNode
 
-from cpumond.agent import control
+from cpumond.agent import control, tracked
 from cpumond.agent.engines import Engines
 from cpumond.host.engine.model import Engine, EngineJob, EngineView, Key
 from cpumond.testing import v2_cgroup
@@ -73,6 +73,17 @@ def node(tmp_path: Path) -> Iterator[Node]:
     yield node
     if not node.reports.closed:
         node.agent.close()
+
+
+@pytest.mark.parametrize("place", ["docker/web", "docker/web/system.slice/cpumond.service"])
+def test_a_job_in_which_the_agent_runs_is_never_lowered(tmp_path, monkeypatch, place):
+    monkeypatch.setattr(tracked, "find_vital", lambda: {place: "this program itself runs in it"})
+    node = Node(tmp_path, {"web": TWO}, config=SOURCE)
+    node.say(WEB)
+    node.start()
+    node.ticks(8)
+    assert (node.cores("web"), node.agent.table.jobs["docker/web"].refused) == (2.0, "this program itself runs in it")
+    node.agent.close()
 
 
 def order(cores: float | None) -> EngineJob:
