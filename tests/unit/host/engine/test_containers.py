@@ -248,9 +248,7 @@ def test_one_that_the_engine_cannot_describe_leaves_the_others_their_names(serve
     )
 
 
-@pytest.mark.parametrize(
-    "body", [b'{"Id": "a", "State": {"Pid": "1"}}', b"\xff\xfe", b"[" * 100_000, b" " * (2 << 20)]
-)
+@pytest.mark.parametrize("body", [b'{"Id": "a", "State": {"Pid": "1"}}', b"\xff\xfe", b"[" * 100_000, b" " * (2 << 20)])
 def test_one_whose_description_is_not_understood_leaves_the_others_their_names(server, monkeypatch, body):
     monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 1 << 20)
     list_two(server)
