@@ -38,6 +38,9 @@ UNITS_FLUSH_S, UNITS_FLUSHES = 5.0, 6
 """How long, and how often at most, the end waits for systemd to take limits back; again only where it took some."""
 ENGINE_PATIENCE_S = 2.0
 """How long the first look at jobs waits for the engines that are asked about them."""
+LAST_ORDERS_S = 0.5
+"""How long the agent waits at its end for engines of jobs whose limits were written since its last check: where one has
+ordered just the limit in force, only the engine can say so."""
 LAST_ANSWERS_S = 2.0
 """How long the agent waits at its end for systemd to say who made the last changes."""
 
@@ -348,6 +351,10 @@ class Agent(TickLoop):
         """Take over what other programs wrote since the last tick, so that ``close`` does not undo it."""
         now_s = self.clock.monotonic_s()
         try:
+            self._discover(now_s)
+            written = [self.table.jobs[path] for path in self.external.changed if path in self.table.jobs]
+            self.engines.wait_for_orders([job.found for job in written if job.touched], LAST_ORDERS_S)
+            self._discover(now_s)
             self.external.read_all = True
             self.external.take_changes(now_s)
             if any(job.hold.asking is not None for job in self.table):

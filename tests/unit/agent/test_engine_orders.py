@@ -184,6 +184,26 @@ def test_an_engine_that_does_not_tell_orders_is_taken_at_its_writes(node, quota,
     assert node.job("web").status == "overridden"
 
 
+@pytest.mark.parametrize("is_up", [True, False])
+def test_one_that_writes_just_the_limit_in_force_has_ordered_that(node, is_up):
+    node.say(msgspec.structs.replace(WEB, tells_order=False), problem="" if is_up else "podman: no answer")
+    node.ticks(2)
+    node.write("web", "cpu.max", "50000 100000")
+    node.ticks(3, 1.9)
+    ordered = 0.5 if is_up else 2.0
+    assert (node.job("web").ordered_cores, node.cores("web") > 0.5) == (ordered, not is_up)
+    node.agent.close()
+    assert node.cores("web") == ordered
+
+
+def test_what_the_agent_writes_itself_is_no_order(node):
+    node.say(msgspec.structs.replace(WEB, tells_order=False))
+    for usage in (0.0, 1.9, 0.0, 1.9):
+        node.ticks(8, usage)
+        assert node.job("web").ordered_cores == 2.0
+    assert "order" not in ring(node)
+
+
 def test_a_job_that_orders_no_limit_any_more_has_none(node):
     node.say(order(None))
     node.write("web", "cpu.max", "max 100000")
