@@ -84,10 +84,11 @@ class Engines:
         if self._thread is not None and found.engine is not None:
             self._thread.nudge(self._find_views(found))
 
-    def wait_for_orders(self, jobs: Iterable[FoundJob], timeout_s: float) -> None:
+    def wait_for_orders(self, jobs: Iterable[FoundJob], timeout_s: float) -> bool:
         """Have the engines of these jobs asked again, those that answer and tell orders, and wait until they have
-        answered or refused: one may have ordered something since it was asked."""
-        since_s, is_news = time.monotonic(), False
+        answered or refused: one may have ordered something since it was asked. Whether there is any such engine: its
+        views have to be looked at then."""
+        since_s = time.monotonic()
         telling = (found for found in jobs if found.engine is not None and found.engine.tells_order)
         keys = {key for found in telling for key in self._find_views(found)}
         if self._thread is not None and keys:
@@ -96,11 +97,9 @@ class Engines:
             left_s = since_s + timeout_s - time.monotonic()
             if left_s <= 0.0:
                 break
-            # An answer that is the same as before is no news.
-            is_news |= self._news.wait(min(left_s, ANSWER_LOOK_S))
+            self._news.wait(min(left_s, ANSWER_LOOK_S))  # an answer that is the same as before is no news
             self._news.clear()
-        if is_news:
-            self._news.set()
+        return bool(keys)
 
     def ask_for_names(self, kinds: set[str]) -> None:
         """Have engines of these ``kinds`` asked again, at most once in ASK_NAMES_S: there may be jobs to name."""

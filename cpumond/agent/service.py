@@ -353,8 +353,9 @@ class Agent(TickLoop):
         try:
             self._discover(now_s)
             written = [self.table.jobs[path] for path in self.external.changed if path in self.table.jobs]
-            self.engines.wait_for_orders([job.found for job in written if job.touched], LAST_ORDERS_S)
-            self._discover(now_s)
+            if self.engines.wait_for_orders([job.found for job in written if job.touched], LAST_ORDERS_S):
+                self.rescan_due = True
+                self._discover(now_s)
             self.external.read_all = True
             self.external.take_changes(now_s)
             if any(job.hold.asking is not None for job in self.table):
