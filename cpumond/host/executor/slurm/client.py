@@ -51,6 +51,7 @@ class SlurmClient:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Then, Answer]] = queue.SimpleQueue()
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._once: set[tuple[str, ...]] = set()
         self._lock = threading.Lock()
         self._closed = False
         self._threads = [threading.Thread(target=self._work, name="slurm", daemon=True) for _ in range(workers)]
@@ -61,6 +62,14 @@ class SlurmClient:
         """Run a command soon, as ``account`` (None: this process's), with ``data`` as its input; then ``take`` calls
         ``then``."""
         self._tasks.put((argv, data, account, then))
+
+    def run_once(self, argv: list[str], account: Account) -> None:
+        """The same with a command whose answer does not matter, unless it is still to be run: while the controller is
+        away each takes long."""
+        key = tuple(argv)
+        if key not in self._once:
+            self._once.add(key)
+            self.run(argv, lambda _: self._once.discard(key), account=account)
 
     def take(self) -> None:
         """Have the answers that came since taken in."""

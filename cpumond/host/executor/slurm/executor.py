@@ -445,7 +445,8 @@ class SlurmExecutor(Executor):
     def _cancel(self, record: Record, slurm_job: int | None) -> None:
         """Have Slurm end a job, and forget one that waits."""
         for argv in make_cancels(record.job_id, slurm_job, self._partition):
-            self._slurm.run(argv, _ignore, account=record.account)
+            # What is not there, or cannot be told now, never begins: its step is sent away.
+            self._slurm.run_once(argv, record.account)
 
     def _interrupt(self, job: Job) -> None:
         """SIGTERM to all its processes, in whatever session: from its step, which is at hand when Slurm is away.
@@ -454,7 +455,7 @@ class SlurmExecutor(Executor):
         """
         if not self._keeper.send("interrupt", job.record.job_id):
             argv = ["scancel", "--signal=TERM", "--batch", str(job.record.slurm_job)]
-            self._slurm.run(argv, _ignore, account=job.record.account)
+            self._slurm.run_once(argv, job.record.account)
 
     def _advance(self, job: Job, now_s: float) -> None:
         if job.lost is not None and job.killed and not job.is_over:
@@ -594,7 +595,3 @@ class SlurmExecutor(Executor):
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def _ignore(answer: Answer) -> None:
-    """What was cancelled and is not there, or cannot be told now, never begins: its step is sent away."""

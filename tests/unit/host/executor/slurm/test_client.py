@@ -54,6 +54,26 @@ def test_one_that_hangs_holds_up_no_other(woken):
     assert woken.take(1)[0].out == "here\n"
 
 
+def test_one_whose_answer_does_not_matter_waits_only_once(woken, tmp_path):
+    runs, account = tmp_path / "runs", Account(os.geteuid(), os.getegid())
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    argv = ["sh", "-c", f"echo run >> {runs}; read line < {gate}"]
+    for _ in range(10):
+        woken.client.run_once(argv, account)
+    woken.run("true")
+    woken.take(1)
+    gate.write_text("go\n")
+    while woken.client._once:
+        assert woken.event.wait(WAIT_S)
+        woken.event.clear()
+        woken.client.take()
+    assert runs.read_text() == "run\n"
+    woken.client.run_once(argv, account)
+    gate.write_text("go\n")
+    assert runs.read_text() == "run\nrun\n"
+
+
 def test_the_environment_is_no_more_than_slurm_needs(woken, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", "/there")
     monkeypatch.setenv("SBATCH_PARTITION", "other")
