@@ -7,7 +7,6 @@ pod's uid and the container's id in its path.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import re
 import ssl
@@ -29,6 +28,7 @@ from cpumond.host.engine.model import (
     clean,
     clean_labels,
 )
+from cpumond.host.engine.nudge import wait_nudged
 from cpumond.host.engine.processes import CRUN_CHILD
 from cpumond.host.engine.token import read_token
 
@@ -267,8 +267,7 @@ async def wait_for_turn(nudged: asyncio.Event, began_s: float) -> None:
     """Wait until the next look is due, after one that began at ``began_s`` of the monotonic clock."""
     took_s = time.monotonic() - began_s
     await asyncio.sleep(min(max(SETTLE_S, took_s / LOOK_SHARE), POLL_S))
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(nudged.wait(), POLL_S)
+    await wait_nudged(nudged, POLL_S)
 
 
 class Access(msgspec.Struct, frozen=True):

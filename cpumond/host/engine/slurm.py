@@ -19,6 +19,7 @@ import msgspec
 from cpumond.host.cgroup.files import read_cpus
 from cpumond.host.cgroup.mounts import Hierarchies, read_identity
 from cpumond.host.engine.model import Answer, EngineError, EngineJob, Publish, clean, clean_labels
+from cpumond.host.engine.nudge import wait_nudged
 
 LOOK_S: Final = 10.0
 ANSWER_TIMEOUT_S: Final = 10.0
@@ -91,8 +92,7 @@ class SlurmEngine:
             named = ((each, self._known.get((each.number, each.inode))) for each in places.values())
             jobs = [self._describe(place, job) for place, job in named if job is not None]
             publish(Answer(tuple(jobs), self._title, tuple(self._note(each) for each in apart)))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(nudged.wait(), LOOK_S)
+            await wait_nudged(nudged, LOOK_S)
 
     def _describe(self, place: Place, job: SlurmJob) -> EngineJob:
         labels = clean_labels(
