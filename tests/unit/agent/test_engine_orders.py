@@ -5,6 +5,7 @@ What an engine says is put in place of the thread that asks one; real engines ar
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,9 @@ class Node(FakeNode):
 
     thread: Thread
 
-    def say(self, *jobs: EngineJob, problem: str = "") -> None:
+    def say(self, *jobs: EngineJob, problem: str = "", at_s: float = 0.0) -> None:
         """The engine answers."""
-        view = EngineView("docker", {each.path: each for each in jobs}, 0.0, problem)
+        view = EngineView("docker", {each.path: each for each in jobs}, at_s, problem)
         self.thread.views[KEY] = view
         self.agent.engines._news.set()
 
@@ -129,6 +130,13 @@ def test_an_order_of_just_the_limit_in_force_is_seen_though_nothing_changes(node
     node.tick()
     assert node.job("web").ordered_cores == 0.5
     node.tick(2.0)
+    node.agent.close()
+    assert node.cores("web") == 0.5
+
+
+def test_an_order_of_just_the_limit_in_force_that_comes_with_the_end_is_kept(node, monkeypatch):
+    node.write("web", "cpu.max", "50000 100000")
+    monkeypatch.setattr(node.thread, "nudge", lambda _: node.say(order(0.5), at_s=time.monotonic()))
     node.agent.close()
     assert node.cores("web") == 0.5
 
