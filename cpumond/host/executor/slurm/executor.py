@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from cpumond.core.errors import describe, from_os_error
+from cpumond.core.errors import describe
 from cpumond.core.wire import LogStream
 from cpumond.host.cgroup_processes import list_processes, send_signal
 from cpumond.host.executor import keeper
@@ -41,7 +41,6 @@ from cpumond.host.executor.model import (
 from cpumond.host.executor.records import Records, unlink
 from cpumond.host.executor.slurm.client import Account, Answer, SlurmClient
 from cpumond.host.executor.slurm.commands import (
-    NAME_PREFIX,
     PROGRAMS,
     Refusal,
     SlurmJob,
@@ -53,7 +52,13 @@ from cpumond.host.executor.slurm.commands import (
     parse_submission,
 )
 from cpumond.host.executor.slurm.job import LOOK_S, Job, Record, explain_loss, is_unclear
-from cpumond.host.executor.slurm.place import find_interpreter, find_mounts, find_package, list_limits
+from cpumond.host.executor.slurm.place import (
+    find_interpreter,
+    find_mounts,
+    find_package,
+    list_limits,
+    read_guests_name,
+)
 
 log = structlog.get_logger("cpumond.host.executor")
 
@@ -253,7 +258,7 @@ class SlurmExecutor(Executor):
         self._interpreter = find_interpreter()
         self._mounts = find_mounts(self._mountinfo)
         self._records.make()
-        self._guests_name = self._read_guests_name()
+        self._guests_name = read_guests_name(os.path.join(self._runtime_dir, GUESTS_NAME))
         argv = ["sinfo", "--noheader", f"--partition={self._partition}", f"--nodes={self._node_name}", "--format=%T"]
         answer = self._slurm.ask(argv, _ASK_S)
         if answer.code == 0 and not answer.out.strip():
@@ -265,23 +270,6 @@ class SlurmExecutor(Executor):
             # Jobs may run here all the same, and their ends are to be seen.
             log.warning("Slurm does not answer; jobs that are to be started wait for it", problem=answer.problem)
         self._prepared = True
-
-    def _read_guests_name(self) -> str:
-        """The name that the keeper is found by: known to nobody before the first job, the same for all later ones."""
-        path = os.path.join(self._runtime_dir, GUESTS_NAME)
-        try:
-            with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
-                name = file.read().strip()
-                if name.startswith(NAME_PREFIX):
-                    return name
-            name = NAME_PREFIX + secrets.token_hex(16)
-            with open(f"{path}.new", "w", encoding="ascii", opener=_open_private) as file:
-                file.write(name)
-            os.rename(f"{path}.new", path)
-        except (OSError, ValueError) as error:
-            cause = error if isinstance(error, OSError) else OSError(0, str(error))
-            raise from_os_error(cause, f"use {path}", "fix runtime_dir or run as root") from error
-        return name
 
     def _restore_index(self) -> None:
         if not self._prepared or not self._records.is_removed():
@@ -591,7 +579,3 @@ class SlurmExecutor(Executor):
             result.problem,
             read_end(path, LAST_WORDS_BYTES)[0] if result.exit_code else b"",
         )
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
