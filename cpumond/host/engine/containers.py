@@ -200,7 +200,8 @@ class ContainerEngine:
         new = [each for each in ids if each not in self._known and each not in waits]
         if new and self._is_podman:
             pods = await get_json(client, self._where, "/v4.0.0/libpod/containers/json", list[_Listed])
-            self._pods = {each.id: each.pod_name for each in pods if each.pod_name}
+            running = set(ids)
+            self._pods = {each.id: clean(each.pod_name) for each in pods if each.pod_name and each.id in running}
         for each in new:
             try:
                 found = await get_json(client, self._where, f"/containers/{each}/json", Container)

@@ -201,6 +201,14 @@ def test_what_is_not_used_of_an_answer_is_not_kept(server, monkeypatch):
     assert len(msgspec.json.encode(kept[0])) < 10 * MAX_LABEL
 
 
+def test_nor_are_pods_of_others_and_long_names_of_pods(server):
+    pods = [{"Id": ID, "PodName": "p\n" * 10**6}, *({"Id": f"{number}", "PodName": "x"} for number in range(1000))]
+    server.answers["/v4.0.0/libpod/containers/json"] = json.dumps(pods).encode()
+    engine = ContainerEngine("podman", server.path, 1)
+    assert watch_once(server, engine=engine).jobs[0].group == "p " * (MAX_LABEL // 2)
+    assert engine._pods == {ID: "p " * (MAX_LABEL // 2)}
+
+
 def test_a_container_whose_process_is_another_ones_is_not_named(server, cgroup):
     cgroup[os.getpid()] = f"docker/{OTHER}"
     answer = watch_once(server)
