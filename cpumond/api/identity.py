@@ -71,7 +71,8 @@ class Gate:
         other = request.headers.get("x-yt-user-name", "")
         if other and not USER_NAME.fullmatch(other):
             raise CommandError("X-YT-User-Name: expected a name of letters, digits and -_.@", AUTHENTICATION)
-        user = self._identify(request)
+        # The audit log names the user of a request that is refused, too.
+        request.state.user = user = self._identify(request)
         if user.node:
             raise CommandError(
                 f"the token of {user.name} is a node's: it registers nodes and sends their heartbeats; use a user's "
@@ -110,7 +111,7 @@ class Gate:
 
         Raises CommandError.
         """
-        user = self._identify(request)
+        request.state.user = user = self._identify(request)
         if not (user.node or (user.admin and not user.token_id)):
             whose = f"the token of {user.name} is a user's" if user.token_id else f"this is {user.name}"
             raise CommandError(
@@ -158,7 +159,8 @@ class Gate:
         if not end and record.made_with and not self._is_valid(record.made_with):
             end = f"was made with the token {record.made_with}, which is not valid any more"
         if end:
-            raise CommandError(f"Authentication failed: the token {record.id} {end}; use another one", AUTHENTICATION)
+            text = f"Authentication failed: the token {record.id} {end}; use another one"
+            raise CommandError(text, AUTHENTICATION, {"user": record.user})
         return user
 
     def _is_valid(self, token_id: str) -> bool:

@@ -50,6 +50,13 @@ class PoolRights(View, frozen=True):
     pools: dict[str, list[Permission]]
 
 
+class InheritedEntry(View, frozen=True):
+    """An entry that counts for a pool below. ``where``: whose access list it stands in."""
+
+    where: str
+    entry: AccessEntry
+
+
 class Target(NamedTuple):
     """What a question is about: an operation, an explicit pool, a tree (``<Root>``), or, without a tree, all else."""
 
@@ -204,6 +211,12 @@ def show_may_of_operation(rights: Rights, record: OperationRecord) -> dict[str, 
 
 def _reasons(verdicts: Iterator[tuple[Permission, Verdict]]) -> dict[str, str]:
     return {str(wanted): "" if verdict.allowed else verdict.because for wanted, verdict in verdicts}
+
+
+def show_inherited(rights: Rights, pool: PoolElement) -> list[InheritedEntry]:
+    """The entries for a pool that stand in the access lists of the pools above it, and of the tree."""
+    entries = rights.access_to(pool.tree.name, explicit_pool(pool)).entries
+    return [InheritedEntry(each.where, each.entry) for each in entries if each.heir]
 
 
 def list_permissions(rights: Rights, pool: PoolElement) -> list[Permission]:
