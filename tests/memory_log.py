@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from cpumond.scheduler.store import Entry
-from cpumond.scheduler.store.entries import LogEnd, Place, Row, choose_cut, make_rows, measure
+from cpumond.scheduler.store.entries import LogEnd, Place, Row, choose_cut, end_after, make_rows
 
 
 class MemoryLog:
@@ -23,13 +23,13 @@ class MemoryLog:
     def add(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self.rows.setdefault(row.number, row)
-            self.end = max(self.end, LogEnd(row.number, row.position + measure(row.subjects, row.value)))
+            self.end = max(self.end, end_after(row, self.end))
 
     def read(
         self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
     ) -> list[tuple[int, Entry]]:
         found = (
-            (number, Entry(row.at, tuple(map(bytes.decode, row.subjects)), row.value))
+            (number, Entry(row.at, row.subjects, row.value))
             for number, row in sorted(self.rows.items(), reverse=True)
             if (before is None or number < before) and row.at >= since
         )

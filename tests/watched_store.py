@@ -44,6 +44,8 @@ class Watched:
         return self.store.read_log(subjects, **bounds)
 
     def cut_log(self, until: float, max_bytes: int) -> int:
+        if self.refusing:
+            raise StoreError("the disk is full")
         return self.store.cut_log(until, max_bytes)
 
     def close(self) -> None:

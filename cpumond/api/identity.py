@@ -93,6 +93,19 @@ class Gate:
             acting=user.name,
         )
 
+    def find_known(self, name: str) -> User:
+        """What is known of a user who sends no request: whether a token makes it an administrator, and its groups."""
+        now = self._scheduler.clock.now()
+        of_file = [user for _, user in self.identities.tokens or ()]
+        made = [each.make_user() for each in self._scheduler.state.tokens if not each.find_end(now)]
+        users = [user for user in (*of_file, *made) if user.name == name and not (user.node or user.proxy)]
+        return User(
+            name,
+            admin=self.is_open or any(user.admin for user in users),
+            groups=self.identities.groups_of(name).union(*(user.groups for user in users)),
+            needs_entry=bool(users) and all(user.needs_entry for user in users),
+        )
+
     def find_node(self, request: Request) -> User:
         """The sender of a node's request: by a node's token, or an administrator who is known without a token.
 
@@ -146,7 +159,8 @@ class Gate:
         if not end and record.made_with and not self._is_valid(record.made_with):
             end = f"was made with the token {record.made_with}, which is not valid any more"
         if end:
-            raise CommandError(f"Authentication failed: the token {record.id} {end}; use another one", AUTHENTICATION)
+            text = f"Authentication failed: the token {record.id} {end}; use another one"
+            raise CommandError(text, AUTHENTICATION, {"user": record.user})
         return user
 
     def _is_valid(self, token_id: str) -> bool:

@@ -43,7 +43,9 @@ async def tell_refused_request(scheduler: Scheduler, request: Request, error: Ex
         shows_token = "authorization" in request.headers or PROXY_TOKEN in request.headers
         if request.method in ("GET", "HEAD") and not shows_token:
             return
-        user = User("", origin=request.client.host if request.client is not None else "")
+        # A token that has ended tells whose it was.
+        name = str(error.attributes.get("user", "")) if isinstance(error, CommandError) else ""
+        user = User(name, origin=request.client.host if request.client is not None else "")
     names = {
         name: str(request.path_params.get(name, ""))[:1000] for name in ("tree", "pool", "node", "operation", "job")
     }

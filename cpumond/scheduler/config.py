@@ -112,6 +112,15 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_series: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 30_000
 
 
+class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[audit]``: how far back the log of commands and events goes, in the store; ``max_size``: bytes of it there."""
+
+    keep_s: Annotated[float, msgspec.Meta(ge=3600.0, le=315_360_000.0, extra=DURATION)] = msgspec.field(
+        name="keep", default=7_776_000.0
+    )
+    max_size: Annotated[int, msgspec.Meta(ge=1_048_576, le=2**40)] = 1_073_741_824
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole configuration of the scheduler (semantics.md 2.4). ``path``: where it was read from ("" for none)."""
 
@@ -139,6 +148,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     store: StoreSettings = StoreSettings()
     metrics: PoolMetrics = PoolMetrics()
     history: History = History()
+    audit: Audit = Audit()
     groups: dict[str, tuple[str, ...]] = {}
     """Group -> its users, in whatever way they are known."""
     log: Log = Log()

@@ -46,9 +46,10 @@ from cpumond.scheduler.events.happenings import tell_change, tell_refused_node, 
 from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.lead import LeadView
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
-from cpumond.scheduler.pace import look_s, next_period_s
+from cpumond.scheduler.pace import first_period_s, look_s, next_period_s
 from cpumond.scheduler.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.required import check
+from cpumond.scheduler.retention import LogRetention
 from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
@@ -176,9 +177,14 @@ class Scheduler:
         self._starting: asyncio.Future[None] | None = None
         self.state, self.remembered = load_state(store, rules, self.started_at, new_id)
         """``remembered``: by key, oldest first, the records that ``remember`` made in an earlier run."""
+        self.state.period_s = first_period_s(
+            len(self.state.nodes), rules.heartbeat_period_s, rules.node_heartbeat_timeout_s
+        )
         self._mutations = deque((float(entry.get("at_s", 0.0)), key) for key, entry in self.remembered.items())
         self.history: History | None = None
         """None where no history is kept."""
+        self.retention: LogRetention | None = None
+        """None where the store's log is never cut."""
         self.lead: Callable[[], LeadView] | None = None
         """Who leads; None where the store is of this scheduler alone."""
         self.event_log = EventLog(self.state, store, clock.now, partial(self._write, []))
@@ -495,6 +501,8 @@ class Scheduler:
                 self.ready.set()
                 if self.history is not None:
                     self.history.take_if_due(self.clock.now())
+                if self.retention is not None:
+                    await self.retention.cut_if_due(self.store, self._writing, self.clock.now())
                 now = loop.time()
                 if now - looked > look_s(self.state.period_s):
                     load, worked_s = (time.thread_time() - worked_s) / (now - looked), time.thread_time()

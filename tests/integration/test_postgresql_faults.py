@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from postgresql import Wire, make_schema, open_pair, run_sql
 from waiting import PATIENCE, wait_until
 
 from cpumond.core.errors import CpumondError
-from cpumond.scheduler.store import Change, FencedError, Lease, Store, StoreError
+from cpumond.scheduler.store import Change, Entry, FencedError, Lease, Store, StoreError
 from cpumond.scheduler.store import postgresql as module
 from cpumond.scheduler.store.copying import copy_store
 from cpumond.scheduler.store.places import read_term
@@ -63,10 +64,11 @@ def behind_wire(wire: Wire, database: str, postgresql: PostgresServer) -> str:
 
 def test_a_write_whose_answer_is_lost_is_made_once_more(wire: Wire, behind_wire: str, database: str) -> None:
     with contextlib.closing(AloneStore(behind_wire)) as store:
-        store.write([Change("k", "a", b"1"), Change("k", "b", b"1")])
+        store.write([Change("k", "a", b"1"), Change("k", "b", b"1")], [Entry(1.0, ("a",), b"first")])
         before = wire.connections
         wire.is_deaf = True
-        done = threading.Thread(target=store.write, args=([Change("k", "a", b"2"), Change("k", "b", None)],))
+        entries = [Entry(2.0, ("a",), b"second"), Entry(3.0, ("a", "b"), b"third")]
+        done = threading.Thread(target=store.write, args=([Change("k", "a", b"2"), Change("k", "b", None)], entries))
         done.start()
         wait_until(
             lambda: run_sql(database, "SELECT 1 FROM cpumond_records WHERE value = '2'"),
@@ -78,6 +80,10 @@ def test_a_write_whose_answer_is_lost_is_made_once_more(wire: Wire, behind_wire:
         assert not done.is_alive()
         assert wire.connections > before
         assert content(store) == {"a": b"2"}
+        store.write([], [Entry(4.0, ("a",), b"fourth")])
+        expected = [b"fourth", b"third", b"second", b"first"]
+        assert [entry.value for _, entry in store.read_log()] == expected
+        assert [entry.value for _, entry in store.read_log(["a"])] == expected
 
 
 def test_what_is_never_known_ends_the_term(
@@ -137,6 +143,16 @@ def test_a_server_that_does_not_answer_is_given_up(wire: Wire, behind_wire: str)
         assert wait_until(lambda: arbiter.renew(1, LEASE_S))
 
 
+def test_a_host_that_takes_connections_and_does_not_answer_is_passed_over(
+    postgresql: PostgresServer, database: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        ports = f"{hangs.getsockname()[1]},{postgresql.port}"
+        conninfo = f"{database} host=127.0.0.1,127.0.0.1 port={ports} target_session_attrs=read-write"
+        with contextlib.closing(PostgresArbiter(conninfo)) as arbiter:
+            assert arbiter.look() is None
+
+
 @contextlib.contextmanager
 def held_write(database: str, store: Store, change: Change) -> Iterator[None]:
     """A write that has read the term and waits for its row as long as the block lasts, and is over after that."""
@@ -185,6 +201,28 @@ def test_a_take_over_waits_for_a_write_under_way_even_if_its_session_cannot_be_e
         assert lease is not None
         with contextlib.closing(other.open_store(lease.term)) as store:
             assert content(store) == {"a": b"1"}
+
+
+def test_a_slow_write_of_the_leader_does_not_cost_the_lead(database: str) -> None:
+    with (
+        contextlib.closing(PostgresArbiter(database, timeout_s=1.0)) as one,
+        contextlib.closing(PostgresArbiter(database)) as other,
+    ):
+        assert one.take("a:1", 60.0)
+        with contextlib.closing(one.open_store(1)) as store, held_write(database, store, Change("k", "a", b"1")):
+            with pytest.raises(StoreError, match="cannot renew the lease: canceling statement"):
+                one.renew(1, 60.0)
+            assert other.take("b:1", 60.0) is None
+        assert other.take("b:1", 60.0) is None
+        assert one.renew(1, 60.0)
+        # Whoever gives the lead up lets go of it, whatever the server says.
+        with (
+            contextlib.closing(one.open_store(1)) as store,
+            held_write(database, store, Change("k", "b", b"1")),
+            pytest.raises(StoreError, match="cannot give the lead up"),
+        ):
+            one.give_up(1)
+        assert other.take("b:1", 60.0)
 
 
 def test_of_two_that_find_the_lead_free_one_leads(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,11 +406,58 @@ def test_a_killed_leader_is_followed_at_once(database: str) -> None:
         print(f"led {after_s:.2f} s after SIGKILL")
 
 
+# ---- the log
+
+
+def test_an_entry_is_not_changed(database: str) -> None:
+    with contextlib.closing(AloneStore(database)) as store:
+        store.write([], [Entry(1.0, ("a",), b"1")])
+        for change in ("value = '2'", "at = 0", "number = 7", "subjects = ''"):
+            with pytest.raises(psycopg.errors.RaiseException, match="entries of the log are not changed"):
+                run_sql(database, f"UPDATE cpumond_log SET {change}")  # noqa: S608
+        assert store.read_log(["a"]) == [(1, Entry(1.0, ("a",), b"1"))]
+
+
+def test_who_does_not_lead_neither_adds_to_the_log_nor_cuts_it(database: str) -> None:
+    with (
+        contextlib.closing(PostgresArbiter(database)) as first,
+        contextlib.closing(PostgresArbiter(database)) as second,
+    ):
+        assert first.take("a:1", LEASE_S)
+        with contextlib.closing(first.open_store(1)) as old:
+            old.write([], [Entry(1.0, (), b"1"), Entry(2.0, (), b"2")])
+            first.give_up(1)
+            assert second.take("b:1", LEASE_S)
+            with contextlib.closing(second.open_store(2)) as new:
+                new.write([], [Entry(3.0, (), b"3")])
+                for step in (lambda: old.cut_log(9.0, 0), lambda: old.write([], [Entry(9.0, (), b"9")])):
+                    # Ended with the take-over, then connected anew.
+                    with pytest.raises(StoreError):
+                        step()
+                    with pytest.raises(FencedError, match="leads with term 2"):
+                        step()
+                assert [entry.value for _, entry in new.read_log()] == [b"3", b"2", b"1"]
+
+
+def test_a_reader_whose_session_was_ended_reads_again(wire: Wire, behind_wire: str) -> None:
+    with contextlib.closing(AloneStore(behind_wire)) as store:
+        store.write([], [Entry(1.0, (), b"1")])
+        assert len(store.read_log()) == 1
+        wire.break_all()
+        with pytest.raises(StoreError, match="cannot read the log"):
+            store.read_log()
+        assert len(store.read_log()) == 1
+
+
 # ---- versions
 
 
 def add_colour(connection: Connection) -> None:
     connection.execute("ALTER TABLE cpumond_records ADD COLUMN colour text")
+
+
+def take_long(connection: Connection) -> None:
+    connection.execute("SELECT pg_sleep(1)")
 
 
 def break_half_way(connection: Connection) -> None:
@@ -390,12 +475,41 @@ def test_an_older_schema_is_kept_and_migrated_and_a_newer_one_refused(database: 
         with contextlib.closing(AloneStore(database, migrations=NEWER)) as store:
             assert content(store)["a"] == b"1"
             store.write([Change("k", "b", b"2")])
-    assert run_sql(database, "SELECT version FROM cpumond_schema") == [(2,)]
-    assert run_sql(database, "SELECT key, value FROM cpumond_records_v1") == [(b"a", b"1")]
-    with pytest.raises(StoreError, match=r"newer cpumond \(schema 2, this one reads up to 1\).*cpumond_records_v1"):
+    assert run_sql(database, "SELECT version FROM cpumond_schema") == [(3,)]
+    assert run_sql(database, "SELECT key, value FROM cpumond_records_v2") == [(b"a", b"1")]
+    with pytest.raises(StoreError, match=r"newer cpumond \(schema 3, this one reads up to 2\).*cpumond_records_v2"):
         AloneStore(database)
     with contextlib.closing(AloneStore(database, migrations=NEWER)) as store:
         assert content(store) == {"a": b"1", "b": b"2"}
+
+
+def test_a_database_of_before_there_was_a_log_gets_one_and_keeps_all(database: str) -> None:
+    with contextlib.closing(AloneStore(database, migrations=MIGRATIONS[:1])) as store:
+        store.write([Change("k", "a", b"1")])
+    for number in (1, 2):
+        with contextlib.closing(AloneStore(database)) as store:
+            assert content(store) == {"a": b"1"}
+            store.write([], [Entry(1.0, ("a",), b"")])
+            assert [each for each, _ in store.read_log(["a"])] == list(range(number, 0, -1))
+    assert run_sql(database, "SELECT key, value FROM cpumond_records_v1") == [(b"a", b"1")]
+    with pytest.raises(StoreError, match=r"newer cpumond \(schema 2, this one reads up to 1\).*cpumond_records_v1"):
+        AloneStore(database, migrations=MIGRATIONS[:1])
+    # Put back for an older version, and upgraded once more: the log goes on.
+    run_sql(database, "TRUNCATE cpumond_records", "INSERT INTO cpumond_records TABLE cpumond_records_v1")
+    run_sql(database, "UPDATE cpumond_schema SET version = 1")
+    with contextlib.closing(AloneStore(database, migrations=MIGRATIONS[:1])) as store:
+        store.write([Change("k", "b", b"2")])
+    with contextlib.closing(AloneStore(database)) as store:
+        assert content(store) == {"a": b"1", "b": b"2"}
+        store.write([], [Entry(1.0, ("a",), b"")])
+        assert [each for each, _ in store.read_log(["a"])] == [3, 2, 1]
+
+
+def test_a_migration_may_take_longer_than_any_other_statement(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STORE_TIMEOUT_S", 0.5)
+    with contextlib.closing(AloneStore(database, migrations=(*MIGRATIONS, take_long))) as store:
+        assert content(store) == {}
+    assert run_sql(database, "SELECT version FROM cpumond_schema") == [(len(MIGRATIONS) + 1,)]
 
 
 def test_a_migration_that_fails_changes_nothing(database: str) -> None:
@@ -404,7 +518,7 @@ def test_a_migration_that_fails_changes_nothing(database: str) -> None:
     with pytest.raises(StoreError, match='"nowhere" does not exist'):
         AloneStore(database, migrations=(*NEWER, break_half_way))
     # The step before it is a whole one.
-    assert run_sql(database, "SELECT version FROM cpumond_schema") == [(2,)]
+    assert run_sql(database, "SELECT version FROM cpumond_schema") == [(3,)]
     with contextlib.closing(AloneStore(database, migrations=NEWER)) as store:
         assert content(store) == {"a": b"1"}
 
@@ -476,6 +590,8 @@ def test_a_database_with_settings_of_its_own(postgresql: PostgresServer, encodin
         f"ALTER DATABASE {name} SET synchronous_commit = off",
         f"ALTER DATABASE {name} SET default_transaction_isolation = serializable",
         f"ALTER DATABASE {name} SET client_encoding = latin1",
+        f"ALTER DATABASE {name} SET datestyle = German",
+        f"ALTER DATABASE {name} SET idle_session_timeout = '1min'",
     )
     conninfo = postgresql.conninfo(name)
     with contextlib.closing(PostgresArbiter(conninfo)) as arbiter:
@@ -489,6 +605,7 @@ def test_a_database_with_settings_of_its_own(postgresql: PostgresServer, encodin
             for setting, expected in (
                 ("synchronous_commit", "on"),
                 ("default_transaction_isolation", "read committed"),
+                ("idle_session_timeout", "0"),
             ):
                 assert store._session.get(f"SELECT current_setting('{setting}')") == (expected,)
 
@@ -510,8 +627,11 @@ def test_schedulers_in_two_schemas_of_a_database_do_not_meet(postgresql: Postgre
 def test_a_state_goes_there_and_back_and_terms_only_rise(database: str, tmp_path: object) -> None:
     first, second = f"{tmp_path}/first.db", f"{tmp_path}/second.db"
     records = [Change("job", f"{number:05}", os.urandom(300)) for number in range(5000)]
+    entries = [Entry(float(number), ("all", f"s{number % 5}"), b"%d" % number) for number in range(2100)]
     with contextlib.closing(open_sqlite_store(first)) as store:
-        store.write(records)
+        store.write(records, entries)
+        store.cut_log(100.0, 2**40)
+        log = store.read_log(limit=10_000)
     run_sql(database, "SELECT 1")
     there = copy_store(first, database)
     for _ in range(3):
@@ -520,10 +640,21 @@ def test_a_state_goes_there_and_back_and_terms_only_rise(database: str, tmp_path
     assert back == there
     with contextlib.closing(open_sqlite_store(second)) as store:
         assert [Change(*record) for record in store.load() if record[0] == "job"] == records
+        assert store.read_log(limit=10_000) == log
+        assert len(log) == there.entries == 2000
+        assert store.read_log(["s3"], limit=1) == [(2099, entries[2098])]
         term = read_term(store)
         assert term >= 5
-    run_sql(database, "DROP TABLE cpumond_records, cpumond_lease, cpumond_schema")
-    copy_store(second, database)
+    tables = [
+        name
+        for (name,) in run_sql(
+            database,
+            "SELECT relname FROM pg_class WHERE relname ~ '^cpumond' AND relkind = 'r' "
+            "AND relnamespace = current_schema()::regnamespace",
+        )
+    ]
+    run_sql(database, f"DROP TABLE {', '.join(tables)}")
+    assert copy_store(second, database) == back
     with contextlib.closing(PostgresArbiter(database)) as arbiter:
         lease = arbiter.take("a:1", LEASE_S)
         assert lease is not None

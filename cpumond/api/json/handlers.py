@@ -121,8 +121,10 @@ class JsonApi(EventHandlers):
         needs_token: bool = False,
         is_open: bool = False,
         file_tokens: FileTokens = tuple,
+        find_known: Callable[[str], User] = User,
     ) -> None:
         self.scheduler = scheduler
+        self.find_known = find_known
         self.tokens = TokenApi(scheduler, is_open, file_tokens)
         self.cluster_name = cluster_name
         self.needs_token = needs_token
@@ -214,13 +216,14 @@ class JsonApi(EventHandlers):
     async def can(self, call: Call) -> permissions.Can:
         query: openapi.CanQuery = call.query
         target = permissions.find_target(self.state, query.object, query.tree)
-        asker = call.user
+        asker, groups = call.user, frozenset(filter(None, query.groups.split(",")))
         name = query.user or asker.name
-        user = User(name, groups=frozenset(filter(None, query.groups.split(","))))
-        if name == asker.name and not user.groups:
-            user = asker
-        elif not asker.admin:
-            permissions.check_question(self.rights(call), target, name)
+        user = asker
+        if name != asker.name or groups:
+            if not asker.admin:
+                permissions.check_question(self.rights(call), target, name)
+            known = self.find_known(name)
+            user = dataclasses.replace(known, groups=known.groups | groups)
         verdict = permissions.judge_action(self.state, Rights(self.state, user), query.action, target)
         return permissions.Can(verdict.allowed, verdict.because)
 

@@ -22,7 +22,7 @@ def store_command() -> None:
 @click.option("--from", "source", metavar="STORE", required=True, help="The store to copy: PATH or conninfo.")
 @click.option("--to", "destination", metavar="STORE", required=True, help="An empty store: PATH or conninfo.")
 def copy(source: str, destination: str) -> None:
-    """Copy a scheduler's state between SQLite and PostgreSQL, either way, and compare what was written.
+    """Copy a scheduler's state and its log between SQLite and PostgreSQL, either way, and compare what was written.
 
     A store is the path of a SQLite database (state_dir/scheduler.db) or the conninfo of a PostgreSQL database: libpq's
     key=value words or URL. Stop all schedulers on both first. The history is a file beside each scheduler and stays
@@ -35,4 +35,5 @@ def copy(source: str, destination: str) -> None:
         copied = copy_store(source, destination, progress.show)
     finally:
         progress.end()
-    click.echo(f"{count(copied.records, 'record')} copied and compared, sha256 {copied.checksum}")
+    what = f"{count(copied.records, 'record')} and {count(copied.entries, 'log entry', 'log entries')}"
+    click.echo(f"{what} copied and compared, sha256 {copied.checksum}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from cpumond.core.errors import RefusedError, UsageError
 from cpumond.core.words import count
-from cpumond.scheduler.store import TERM, UNFINISHED, Change, Store, StoreError
+from cpumond.scheduler.store import TERM, UNFINISHED, Change, Entry, Store, StoreError
 from cpumond.scheduler.store.places import describe_place, is_conninfo, make_term, open_place
 
 BATCH_RECORDS = 1000
@@ -19,14 +20,15 @@ Record = tuple[str, str, bytes]
 
 
 class Copied(NamedTuple):
-    """``checksum``: SHA-256 over all records, read back from the destination, in hex digits."""
+    """``entries`` of the log; ``checksum``: SHA-256 over all, read back from the destination, in hex digits."""
 
     records: int
+    entries: int
     checksum: str
 
 
 def copy_store(source: str, destination: str, show: Callable[[str], None] = lambda _: None) -> Copied:
-    """Copy all records of a store that no scheduler uses to an empty one; ``show`` is told how far it is.
+    """Copy all records and the log of a store that no scheduler uses to an empty one; ``show`` is told how far it is.
 
     A destination in which a copy was broken off is emptied first. The term goes along: in PostgreSQL the next leader's
     is above it, SQLite keeps it for the way back. Raises UsageError, RefusedError: the destination holds something;
@@ -46,15 +48,21 @@ def copy_store(source: str, destination: str, show: Callable[[str], None] = lamb
         expected = _Sum()
         for batch in _batches(expected.pass_on(_records(store))):
             target.write(batch)
-            show(f"{expected.count} records copied")
+            show(f"{expected.records} records copied")
+        for count_copied in _copy_log(store, target, expected):
+            show(f"{count_copied} entries of the log copied")
         found = _Sum()
         for _ in found.pass_on(_records(target)):
-            if found.count % BATCH_RECORDS == 0:
-                show(f"{found.count} of {expected.count} records compared")
+            if found.records % BATCH_RECORDS == 0:
+                show(f"{found.records} of {expected.records} records compared")
+        for page in _list_pages(target):
+            found.add_entries(page)
+            show(f"{found.entries} of {expected.entries} entries of the log compared")
         if found.result != expected.result:
             raise StoreError(
-                f"{describe_place(destination)}: what was read back is not what was written ({found.count} records of "
-                f"{expected.count}): look for errors of the disk in the system's log and copy again"
+                f"{describe_place(destination)}: what was read back is not what was written ({found.records} records "
+                f"of {expected.records}, {found.entries} entries of the log of {expected.entries}): look for errors of "
+                "the disk in the system's log and copy again"
             )
         last = [Change(UNFINISHED, UNFINISHED, None)]
         if not is_conninfo(destination) and term:
@@ -66,7 +74,7 @@ def copy_store(source: str, destination: str, show: Callable[[str], None] = lamb
 def _make_empty(store: Store, where: str) -> None:
     """Remove what a copy left that was broken off. Raises RefusedError: the store holds something else."""
     places = [(kind, key) for kind, key, _ in store.load()]
-    if places and not any(kind == UNFINISHED for kind, _ in places):
+    if (places or store.read_log(limit=1)) and not any(kind == UNFINISHED for kind, _ in places):
         raise RefusedError(
             f"{where}: holds {count(len(places), 'record')}; only an empty store is copied into: give another one, or "
             "begin it anew (SQLite: move the file away; PostgreSQL: DROP and CREATE the database)"
@@ -75,6 +83,30 @@ def _make_empty(store: Store, where: str) -> None:
     rest = [Change(kind, key, None) for kind, key in places if kind != UNFINISHED]
     for begin in range(0, len(rest), BATCH_RECORDS):
         store.write(rest[begin : begin + BATCH_RECORDS])
+    while store.cut_log(math.inf, 0):
+        pass
+
+
+def _copy_log(source: Store, target: Store, expected: _Sum) -> Iterator[int]:
+    """Copy the log, its oldest page first, as numbers rise; gives how many entries are copied by now."""
+    newest: list[int] = []
+    for page in _list_pages(source):
+        expected.add_entries(page)
+        newest.append(page[0][0])
+    copied = 0
+    for number in reversed(newest):
+        page = source.read_log(before=number + 1, limit=BATCH_RECORDS)
+        target.write([], [entry._replace(number=number) for number, entry in reversed(page)])
+        copied += len(page)
+        yield copied
+
+
+def _list_pages(store: Store) -> Iterator[list[tuple[int, Entry]]]:
+    """The log, its newest page first."""
+    before: int | None = None
+    while page := store.read_log(before=before, limit=BATCH_RECORDS):
+        yield page
+        before = page[-1][0]
 
 
 def _records(store: Store) -> Iterator[Record]:
@@ -82,23 +114,32 @@ def _records(store: Store) -> Iterator[Record]:
 
 
 class _Sum:
-    """Number and checksum of records, in their order."""
+    """Numbers and checksum of records, in their order, and of the log, the newest entry first."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.records = 0
+        self.entries = 0
         self._hash = hashlib.sha256()
 
     def pass_on(self, records: Iterable[Record]) -> Iterator[Record]:
         for kind, key, value in records:
-            self.count += 1
-            head = kind.encode(), key.encode()
-            self._hash.update(b"%d %d %d %b%b" % (len(head[0]), len(head[1]), len(value), *head))
-            self._hash.update(value)
+            self.records += 1
+            self._add(kind.encode(), key.encode(), value)
             yield kind, key, value
+
+    def add_entries(self, page: Iterable[tuple[int, Entry]]) -> None:
+        for number, entry in page:
+            self.entries += 1
+            self._add(b"%d %a" % (number, entry.at), *map(str.encode, entry.subjects), entry.value)
+
+    def _add(self, *parts: bytes) -> None:
+        self._hash.update(b"%b\n" % b" ".join(b"%d" % len(part) for part in parts))
+        for part in parts:
+            self._hash.update(part)
 
     @property
     def result(self) -> Copied:
-        return Copied(self.count, self._hash.hexdigest())
+        return Copied(self.records, self.entries, self._hash.hexdigest())
 
 
 def _batches(records: Iterable[Record]) -> Iterator[list[Change]]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+import msgspec
+
 from cpumond.scheduler.store import Entry
 
 CUT_ENTRIES: Final = 500
 """The most that one ``cut_log`` drops: other writes wait for no more."""
 ENTRY_BYTES: Final = 64
-SUBJECT_BYTES: Final = 16
-"""What an entry, and each of its subjects, takes beside its text: numbers, an index, a checksum."""
+"""What an entry takes beside its text: numbers, an index, a checksum."""
+SUBJECTS: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
 class LogEnd(NamedTuple):
@@ -22,13 +24,14 @@ class LogEnd(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An entry as it is stored. ``position``: the bytes of all entries before it."""
+    """An entry as it is stored. ``position``: the bytes of all entries before it; ``listed``: its subjects as JSON."""
 
     number: int
     position: int
     at: float
-    subjects: tuple[bytes, ...]
+    listed: bytes
     value: bytes
+    subjects: tuple[str, ...]
 
 
 class Place(NamedTuple):
@@ -39,21 +42,33 @@ class Place(NamedTuple):
     at: float
 
 
-def measure(subjects: Iterable[bytes], value: bytes) -> int:
-    """The bytes that an entry takes in a store; subjects are there twice."""
-    return ENTRY_BYTES + len(value) + sum(SUBJECT_BYTES + 2 * len(subject) for subject in subjects)
+def measure(listed_bytes: int, value_bytes: int) -> int:
+    """The bytes that an entry takes in a store: its subjects are in its row and in an index, which is never full."""
+    return ENTRY_BYTES + value_bytes + 3 * listed_bytes
 
 
 def make_rows(entries: Iterable[Entry], end: LogEnd) -> tuple[list[Row], LogEnd]:
     """The rows of entries that follow ``end``, and the end after them. Raises UnicodeEncodeError."""
     rows: list[Row] = []
-    number, position = end
     for entry in entries:
-        number = entry.number or number + 1
-        subjects = tuple(subject.encode() for subject in dict.fromkeys(entry.subjects))
-        rows.append(Row(number, position, entry.at, subjects, entry.value))
-        position += measure(subjects, entry.value)
-    return rows, LogEnd(max(number, end.number), position)
+        number = entry.number or end.number + 1
+        subjects = tuple(dict.fromkeys(entry.subjects))
+        rows.append(Row(number, end.position, entry.at, msgspec.json.encode(subjects), entry.value, subjects))
+        end = end_after(rows[-1], end)
+    return rows, end
+
+
+def end_after(row: Row, end: LogEnd) -> LogEnd:
+    """Where a log goes on that ended at ``end`` before ``row``."""
+    return LogEnd(max(row.number, end.number), row.position + measure(len(row.listed), len(row.value)))
+
+
+def list_subjects(listed: object) -> tuple[str, ...]:
+    """Of a row; none where it is damaged."""
+    try:
+        return SUBJECTS.decode(listed) if isinstance(listed, bytes) else ()
+    except msgspec.MsgspecError:
+        return ()
 
 
 def choose_cut(places: Iterable[Place], end: LogEnd, until: float, max_bytes: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 Tables, in the first schema of the search path: ``cpumond_schema`` (the version), ``cpumond_lease`` (one row: term,
 leader, end of the lease by the database's clock; the same in every version) and ``cpumond_records``; beside them
-``cpumond_records_v<N>``, a copy from before a migration of schema N.
+``cpumond_records_v<N>``, a copy from before a migration of schema N, and the log (``postgresql_log``).
 
 Who leads holds the advisory lock LEAD in the session of its arbiter, which frees itself with the session; its stores
 hold WRITE, shared, by which their sessions are found. A write is one statement, which reads the term under a lock of
@@ -15,14 +15,26 @@ which changes nothing where it was made. What is still not known after OUTCOME_S
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 import psycopg
 from psycopg.rows import TupleRow
 
-from cpumond.scheduler.store import Change, FencedError, Lease, StoreError
+from cpumond.scheduler.store import Change, Entry, FencedError, Lease, StoreError
+from cpumond.scheduler.store.entries import LogEnd, make_rows
+from cpumond.scheduler.store.log_search import search
+from cpumond.scheduler.store.postgresql_log import (
+    ADD,
+    CUT,
+    LogReader,
+    create_log,
+    find_end,
+    list_columns,
+    list_cut,
+)
 from cpumond.scheduler.store.postgresql_session import (
     Connection,
     Session,
@@ -54,7 +66,8 @@ HOLDERS: Final = (
 TRY_LEAD: Final = f"SELECT pg_try_advisory_lock({LEAD}, {TABLE}::oid::int)"
 END_SESSIONS: Final = f"SELECT pg_terminate_backend(pid, 1000) {HOLDERS} AND classid::bigint = %s"
 END_SESSION: Final = (
-    "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE (pid, backend_start) = (%s, %s)"
+    "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity "
+    "WHERE (pid, extract(epoch FROM backend_start)::text) = (%s, %s)"
 )
 LEASE: Final = (
     "SELECT term, leader, extract(epoch FROM expires_at - clock_timestamp())::float8 FROM cpumond_lease WHERE id = 1"
@@ -66,8 +79,8 @@ IS_LED: Final = (
 RENEW: Final = (
     "UPDATE cpumond_lease SET expires_at = clock_timestamp() + make_interval(secs => %s) WHERE id = 1 AND term = %s"
 )
-WRITE_ALL: Final = """
-WITH fence AS MATERIALIZED (SELECT 1 AS held FROM cpumond_lease WHERE id = 1 AND term = %b FOR SHARE),
+FENCE: Final = "WITH fence AS MATERIALIZED (SELECT 1 AS held FROM cpumond_lease WHERE id = 1 AND term = %b FOR SHARE),"
+CHANGE: Final = """
 removed AS (
     DELETE FROM cpumond_records AS old USING fence, unnest(%b::bytea[], %b::bytea[]) AS gone (kind, key)
     WHERE old.kind = gone.kind AND old.key = gone.key
@@ -78,8 +91,10 @@ put AS (
     FROM fence, unnest(%b::bytea[], %b::bytea[], %b::bytea[]) AS new (kind, key, value)
     ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value
 )
-SELECT held FROM fence
 """
+WRITE_CHANGES: Final = f"{FENCE} {CHANGE} SELECT held FROM fence"  # noqa: S608
+WRITE_ALL: Final = f"{FENCE} {CHANGE}, {ADD} SELECT held FROM fence"  # noqa: S608
+CUT_LOG: Final = f"{FENCE} {CUT}"
 READ_FIRST: Final = "SELECT kind, key, value FROM cpumond_records ORDER BY kind, key LIMIT %(limit)b"
 READ_NEXT: Final = (
     "SELECT kind, key, value FROM cpumond_records WHERE (kind, key) > (%(kind)b, %(key)b) "
@@ -98,7 +113,7 @@ def _create_records(connection: Connection) -> None:
     )
 
 
-MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records,)
+MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, create_log)
 """The migration at N takes schema N to N + 1; 0 has no records. Their number is the newest schema."""
 
 
@@ -171,7 +186,7 @@ class PostgresArbiter:
 
     def renew(self, term: int, lease_s: float) -> bool:
         """Let the own lease end ``lease_s`` from now; False: it has been taken. Raises StoreError."""
-        with self._ask("renew the lease") as session:
+        with self._ask("renew the lease", keeps_lead=True) as session:
             if session.leads == term:
                 return session.connection.execute(RENEW, (lease_s, term)).rowcount == 1
             # The session that led is lost. Who holds the lock still, while the term is ours and nobody can take it, is
@@ -206,8 +221,12 @@ class PostgresArbiter:
         return store
 
     @contextlib.contextmanager
-    def _ask(self, doing: str) -> Iterator[Session]:
-        """The session, made anew where there is none; an error of it ends it, and the lead that it holds."""
+    def _ask(self, doing: str, keeps_lead: bool = False) -> Iterator[Session]:
+        """The session, made anew where there is none; an error of it ends it, and the lead that it holds.
+
+        ``keeps_lead``: not where the server does no more than refuse, as behind a write of the leader's own that takes
+        long: another scheduler would lead before the lease is over.
+        """
         if self._is_closed:
             raise StoreError(f"{self.where}: cannot {doing}: the arbiter was closed")
         try:
@@ -216,7 +235,9 @@ class PostgresArbiter:
             with self._session.limited():
                 yield self._session
         except BaseException as error:
-            self._drop()
+            leads = self._session is not None and self._session.leads > 0
+            if not (keeps_lead and leads and isinstance(error, psycopg.Error) and is_refusal(error)):
+                self._drop()
             if isinstance(error, psycopg.Error):
                 raise explain(self.where, doing, error) from error
             raise
@@ -250,15 +271,19 @@ class PostgresStore:
         self.term = term
         self._conninfo = conninfo
         self._session: Session | None = None
-        self._unfinished: tuple[int, object] | None = None
+        self._unfinished: tuple[int, str] | None = None
         """Process and start of the session whose last write may be under way still."""
         self._over = ""
         """Why nothing more can be written in this term."""
         self._is_closed = False
+        self._end: LogEnd | None = None
+        """Where the log goes on, once that was asked for: nobody else adds to it in this term."""
+        self._reader: Session | None = None
+        self._reading = threading.Lock()
 
     def migrate(self, migrations: Sequence[Migration]) -> None:
         """Bring the tables to the newest schema; a copy of the records is made before. Raises StoreError."""
-        with self._use("migrate") as session:
+        with self._use("migrate", is_limited=False) as session:
             version = _read_version(session)
             for number, migration in enumerate(migrations[version:], version + 1):
                 if number == version + 1 > 1:
@@ -296,33 +321,81 @@ class PostgresStore:
                 kind, key, _ = page[-1]
                 statement, place = READ_NEXT, {"kind": kind, "key": key, "limit": PAGE_RECORDS}
 
-    def write(self, changes: Sequence[Change]) -> None:
-        """Make all changes or none; they are committed when this returns. Raises StoreError: nothing is changed;
-        FencedError: this term is over, or it is not known whether the changes were made."""
+    def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
+        """Make all changes and add all entries, or nothing of it; they are committed when this returns. Raises
+        StoreError: nothing is changed; FencedError: this term is over, or it is not known whether they were made."""
         self._check_open()
+        end = self._find_end() if entries else LogEnd()
         last: dict[tuple[bytes, bytes], bytes | None] = {}
-        for change in changes:
-            try:
+        try:
+            for change in changes:
                 last[change.kind.encode(), change.key.encode()] = change.value
-            except UnicodeEncodeError as error:
-                raise StoreError(
-                    f"{self.where}: nothing was written: the kind or key {error.object!r} holds a lone surrogate, "
-                    "which no database can keep; give it another name"
-                ) from None
-        if not changes:
+            rows, end = make_rows(entries, end)
+        except UnicodeEncodeError as error:
+            raise StoreError(
+                f"{self.where}: nothing was written: the name {error.object!r} holds a lone surrogate, "
+                "which no database can keep; give it another name"
+            ) from None
+        if not (changes or entries):
             with self._use("read the lease") as session:
                 self._check_term(session)
             return
         removed = [place for place, value in last.items() if value is None]
         put = [(*place, value) for place, value in last.items() if value is not None]
         columns = [*_columns(removed, 2), *_columns(put, 3)]
-        row = self._write_for_sure([self.term, *columns])
+        if rows:
+            row = self._write_for_sure(WRITE_ALL, [self.term, *columns, *list_columns(rows)])
+        else:
+            row = self._write_for_sure(WRITE_CHANGES, [self.term, *columns])
         if row is None:
-            with self._use("read the lease") as session:
-                self._check_term(session)
-            raise StoreError(f"{self.where}: nothing was written: the lease changed and is as before again; try again")
+            self._tell_fence()
+        if rows:
+            self._end = end
 
-    def _write_for_sure(self, parameters: list[object]) -> TupleRow | None:
+    def _tell_fence(self) -> NoReturn:
+        """Why a statement found no fence. Raises FencedError, or StoreError."""
+        with self._use("read the lease") as session:
+            self._check_term(session)
+        raise StoreError(f"{self.where}: nothing was written: the lease changed and is as before again; try again")
+
+    def _find_end(self) -> LogEnd:
+        if self._end is None:
+            with self._use("read the log") as session:
+                self._end = find_end(session)
+        return self._end
+
+    def cut_log(self, until: float, max_bytes: int) -> int:
+        """Drop the oldest entries, some of them with each call. Raises StoreError, FencedError."""
+        self._check_open()
+        end = self._find_end()
+        with self._use("cut the log") as session:
+            chosen = list_cut(session, end, until, max_bytes)
+            row = session.get(CUT_LOG, [self.term, *chosen]) if chosen[0] else (0,)
+        if row is None:
+            self._tell_fence()
+        return int(row[0])
+
+    def read_log(
+        self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
+    ) -> list[tuple[int, Entry]]:
+        """The newest entries, through a session of its own. Raises StoreError, FencedError: this term is over."""
+        with self._reading:
+            self._check_open()
+            try:
+                if self._reader is None:
+                    self._reader = connect(self._conninfo, STORE_TIMEOUT_S)
+                with self._reader.limited():
+                    return search(LogReader(self._reader), subjects, before, since, limit)
+            except psycopg.Error as error:
+                self._drop_reader()
+                raise explain(self.where, "read the log", error) from error
+
+    def _drop_reader(self) -> None:
+        session, self._reader = self._reader, None
+        if session is not None:
+            session.close()
+
+    def _write_for_sure(self, statement: str, parameters: list[object]) -> TupleRow | None:
         """Write; a lost connection is followed by a repetition, until it is known what became of it."""
         until: float | None = None
         while True:
@@ -331,7 +404,7 @@ class PostgresStore:
                 self._unfinished = session.pid, session.started
                 try:
                     with session.limited():
-                        row = session.get(WRITE_ALL, parameters)
+                        row = session.get(statement, parameters)
                 except psycopg.Error as error:
                     if is_refusal(error):
                         self._unfinished = None
@@ -362,12 +435,12 @@ class PostgresStore:
             raise FencedError(self._over)
 
     @contextlib.contextmanager
-    def _use(self, doing: str) -> Iterator[Session]:
-        """A session for what leaves no question when it fails."""
+    def _use(self, doing: str, is_limited: bool = True) -> Iterator[Session]:
+        """A session for what leaves no question when it fails. Without ``is_limited`` it may take long."""
         self._check_open()
         try:
             session = self._connect()
-            with session.limited():
+            with session.limited() if is_limited else contextlib.nullcontext():
                 yield session
         except psycopg.Error as error:
             self._drop()
@@ -407,6 +480,8 @@ class PostgresStore:
         """Release the store; a second call does nothing."""
         self._is_closed = True
         self._drop()
+        with self._reading:
+            self._drop_reader()
 
 
 def _columns(rows: Sequence[tuple[object, ...]], number: int) -> list[list[object]]:
@@ -441,8 +516,16 @@ class AloneStore:
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         return self._store.load()
 
-    def write(self, changes: Sequence[Change]) -> None:
-        self._store.write(changes)
+    def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
+        self._store.write(changes, entries)
+
+    def read_log(
+        self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
+    ) -> list[tuple[int, Entry]]:
+        return self._store.read_log(subjects, before=before, since=since, limit=limit)
+
+    def cut_log(self, until: float, max_bytes: int) -> int:
+        return self._store.cut_log(until, max_bytes)
 
     def close(self) -> None:
         self._store.close()

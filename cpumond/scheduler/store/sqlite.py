@@ -12,13 +12,11 @@ import contextlib
 import fcntl
 import itertools
 import os
-import shutil
 import sqlite3
-import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO, Final
+from typing import Final
 from urllib.parse import quote
 
 import structlog
@@ -28,6 +26,7 @@ from cpumond.scheduler.model import UNTOLD_STARTS
 from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.entries import LogEnd, make_rows
 from cpumond.scheduler.store.sqlite_log import LogReader, add_rows, create_log, cut_rows, find_end
+from cpumond.scheduler.store.sqlite_wal import tell_of_dropped_writes
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -39,14 +38,6 @@ HEADER_BYTES: Final = 100
 BUSY_TIMEOUT_S: Final = 1.0
 """How long a write waits for a foreign program (a backup, an operator's shell) that holds the database."""
 
-WAL_HEADER: Final = struct.Struct(">8I")
-"""Magic number, version, size of a page, number of the checkpoint, two salts, two checksums."""
-WAL_FRAME: Final = struct.Struct(">6I")
-"""Page, size of the database in pages after a commit or 0, two salts, two checksums; the page follows."""
-WAL_INDEX: Final = struct.Struct("=3I2BHI")
-"""The beginning of ``PATH-shm``: its last number is that of the last frame."""
-MAX_LOGS: Final = 2**24
-"""A log starts anew fewer times than this before the file is removed, which the end of a scheduler does."""
 WAL_KEPT_BYTES: Final = 64 * 2**20
 """The size that the log is cut to after a checkpoint."""
 
@@ -380,7 +371,7 @@ def _inspect(path: str, newest: int) -> None:
                 raise _damaged(path, " ".join(str(verdict).split()))
         if version < 1:
             raise _damaged(path, f"it says that it is of schema {version}")
-        _tell_of_dropped_writes(path)
+        tell_of_dropped_writes(path)
 
 
 def _pick_mode(path: str) -> str:
@@ -410,68 +401,6 @@ def _migrate(connection: sqlite3.Connection, path: str, migrations: Sequence[Mig
     with _make_anew(f"{path}.v{version}") as target:
         connection.backup(target)
     _apply(connection, version, migrations)
-
-
-def _tell_of_dropped_writes(path: str) -> None:
-    """Report, and keep a copy, where SQLite will not read its whole write-ahead log: it silently drops what comes after
-    the first frame with a wrong checksum.
-
-    A connection that has read something must be open: SQLite has then noted in the log's index which frame is the last
-    valid one. That connection must be closed before the one that writes is opened: closing the index here releases all
-    locks of this process on it, and another program would take the index for an unused one.
-    """
-    wal = f"{path}-wal"
-    if not os.path.lexists(wal) or not os.path.getsize(wal):
-        return
-    with open(f"{path}-shm", "rb") as file:
-        index = file.read(WAL_INDEX.size)
-    taken = WAL_INDEX.unpack(index)[-1] if len(index) == WAL_INDEX.size else 0
-    with open(wal, "rb") as file:
-        dropped, is_tail = _count_dropped(file, taken)
-    if not dropped:
-        return
-    aside = next(name for number in itertools.count(1) if not os.path.lexists(name := f"{wal}.damaged-{number}"))
-    try:
-        shutil.copyfile(wal, aside)
-        os.chmod(aside, 0o600)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(aside)
-        aside = f"none: {describe(error)}"
-    if is_tail:
-        advice = (
-            "nothing to do after a kill, a loss of power or a full disk: the last write was cut off, unacknowledged"
-        )
-        log.warning("store_log_cut", path=wal, taken_frames=taken, dropped_frames=dropped, copy=aside, advice=advice)
-    else:
-        advice = "the log is damaged in the middle: the newest changes are gone; look at the disk"
-        log.error("store_log_damaged", path=wal, taken_frames=taken, dropped_frames=dropped, copy=aside, advice=advice)
-
-
-def _count_dropped(file: BinaryIO, taken: int) -> tuple[int, bool]:
-    """How many frames of a log come after the ``taken`` ones and are neither left from an older log nor of a write that
-    was not committed; and whether that is only the very last frame, as after a loss of power.
-
-    See "Database File Format" of SQLite, 4.
-    """
-    size = os.fstat(file.fileno()).st_size
-    head = file.read(WAL_HEADER.size)
-    if len(head) < WAL_HEADER.size:
-        return (1 if head else 0), False
-    _, _, page_bytes, _, *salts, _, _ = WAL_HEADER.unpack(head)
-    if not 512 <= page_bytes <= 65536:
-        return 1, False
-    frame_bytes = WAL_FRAME.size + page_bytes
-    frames, rest = divmod(size - WAL_HEADER.size, frame_bytes)
-    dropped = [frames] if rest else []
-    for number in range(taken, frames):
-        file.seek(WAL_HEADER.size + number * frame_bytes)
-        _, pages, *found = WAL_FRAME.unpack(file.read(WAL_FRAME.size))
-        # A new log overwrites the old one from the start, with the first salt one higher; the old one's end is left.
-        is_older = 0 < (salts[0] - found[0]) & 0xFFFFFFFF < MAX_LOGS and any(found)
-        if pages if found[:2] == salts else not is_older:
-            dropped.append(number)
-    return len(dropped), len(dropped) == 1 and dropped[0] >= frames - 1 and taken > 0
 
 
 def _prepare(connection: sqlite3.Connection) -> None:

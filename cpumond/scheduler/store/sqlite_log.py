@@ -7,25 +7,22 @@ connection, inside the transactions of its caller.
 
 from __future__ import annotations
 
-import itertools
 import sqlite3
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 import structlog
 
 from cpumond.scheduler.store import Entry
-from cpumond.scheduler.store.entries import CUT_ENTRIES, LogEnd, Place, Row, choose_cut, measure
+from cpumond.scheduler.store.entries import CUT_ENTRIES, LogEnd, Place, Row, choose_cut, list_subjects, measure
+from cpumond.scheduler.store.log_search import search
 
 log = structlog.get_logger("cpumond.scheduler")
 
 HEAD: Final = struct.Struct(">qqd")
-NO_NUMBER: Final = 2**62
-"""Above all numbers."""
-SUBJECTS: Final = msgspec.json.Decoder(tuple[str, ...])
 PLACES: Final = "SELECT number, CAST(position AS INTEGER), CAST(at AS REAL) FROM log"
 
 
@@ -52,22 +49,22 @@ def find_end(connection: sqlite3.Connection) -> LogEnd:
     """Where the next entry goes. Raises sqlite3.Error."""
     (cut,) = connection.execute("SELECT ifnull(max(number), 0) FROM log_cut").fetchone()
     row = connection.execute(
-        "SELECT number, CAST(position AS INTEGER), subjects, CAST(value AS BLOB) FROM log ORDER BY number DESC LIMIT 1"
+        "SELECT number, CAST(position AS INTEGER), length(subjects), length(value) FROM log "
+        "ORDER BY number DESC LIMIT 1"
     ).fetchone()
     if row is None:
         return LogEnd(cut)
     number, position, subjects, value = row
-    return LogEnd(max(number, cut), position + measure(map(str.encode, _list_subjects(subjects)), value))
+    return LogEnd(max(number, cut), position + measure(subjects, value))
 
 
 def add_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
     """Raises sqlite3.Error."""
-    for number, position, at, subjects, value in rows:
-        names = [subject.decode() for subject in subjects]
-        listed = msgspec.json.encode(names)
+    for number, position, at, listed, value, subjects in rows:
         crc = _checksum(number, position, at, listed, value)
         connection.execute("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?)", (number, position, at, listed, value, crc))
-        connection.executemany("INSERT OR REPLACE INTO log_subjects VALUES (?, ?)", [(name, number) for name in names])
+        names = [(name, number) for name in subjects]
+        connection.executemany("INSERT OR REPLACE INTO log_subjects VALUES (?, ?)", names)
 
 
 class LogReader:
@@ -83,44 +80,36 @@ class LogReader:
         # What is cut meanwhile stays until the end.
         self.connection.execute("BEGIN")
         try:
-            return self._find(subjects, before, since, limit)
+            return search(self, subjects, before, since, limit)
         finally:
             self.connection.rollback()
 
-    def _find(self, subjects: Sequence[str], before: int | None, since: float, limit: int) -> list[tuple[int, Entry]]:
-        lowest = 0
-        if since > 0.0:
-            # Clocks are put right: a later entry may be an older one.
-            (lowest,) = self.connection.execute("SELECT min(number) FROM log WHERE at >= ?", (since,)).fetchone()
-            if lowest is None:
-                return []
-        wanted = {*subjects}
-        found = filter(None, map(self._read, self._list_numbers(subjects, before, lowest)))
-        fits = (each for each in found if each[1].at >= since and wanted <= {*each[1].subjects})
-        return list(itertools.islice(fits, max(limit, 0)))
+    def find_lowest(self, since: float) -> int | None:
+        # The plus: not by way of the lowest numbers, of which the first that is new enough may be far away.
+        return self._get("SELECT min(+number) FROM log WHERE at >= ?", since)
 
-    def _list_numbers(self, subjects: Sequence[str], before: int | None, lowest: int) -> Iterator[int]:
-        """The numbers of the entries about all of ``subjects``, highest first.
+    def find_first(self, subject: str) -> int | None:
+        return self._get("SELECT min(number) FROM log_subjects WHERE subject = ?", subject)
 
-        Each subject in turn goes down to the highest number that all others may have: as many steps as the rarest has.
-        """
-        seek = "SELECT max(number) FROM log_subjects WHERE subject = ? AND number <= ?"
-        places: list[tuple[str, ...]] = [(subject,) for subject in dict.fromkeys(subjects)]
-        if not places:
-            seek, places = "SELECT max(number) FROM log WHERE number <= ?", [()]
-        highest = min(before, NO_NUMBER) - 1 if before is not None else NO_NUMBER
-        agreed = 0
-        for place in itertools.cycle(places):
-            (number,) = self.connection.execute(seek, (*place, highest)).fetchone()
-            if number is None or number < lowest:
-                return
-            agreed = agreed + 1 if number == highest else 1
-            highest = number
-            if agreed == len(places):
-                yield number
-                highest, agreed = number - 1, 0
+    def _get(self, query: str, value: object) -> int | None:
+        number: int | None = self.connection.execute(query, (value,)).fetchone()[0]
+        return number
 
-    def _read(self, number: int) -> tuple[int, Entry] | None:
+    def list_numbers(self, subject: str | None, below: int, lowest: int, limit: int) -> list[int]:
+        """See ``LogIndex``, as all the others."""
+        table, names = ("log WHERE", ()) if subject is None else ("log_subjects WHERE subject = ? AND", (subject,))
+        query = f"SELECT number FROM {table} number < ? AND number >= ? ORDER BY number DESC LIMIT ?"  # noqa: S608
+        return [number for (number,) in self.connection.execute(query, (*names, below, lowest, limit))]
+
+    def choose_about(self, subject: str, numbers: Sequence[int]) -> list[int]:
+        query = "SELECT number FROM log_subjects WHERE subject = ? AND number IN (SELECT value FROM json_each(?))"
+        listed = msgspec.json.encode(numbers).decode()
+        return [number for (number,) in self.connection.execute(query, (subject, listed))]
+
+    def read_entries(self, numbers: Sequence[int]) -> list[tuple[int, Entry]]:
+        return [(number, entry) for number in numbers if (entry := self._read(number)) is not None]
+
+    def _read(self, number: int) -> Entry | None:
         row = self.connection.execute(
             "SELECT position, at, subjects, value, crc FROM log WHERE number = ?", (number,)
         ).fetchone()
@@ -128,7 +117,7 @@ class LogReader:
             position, at, subjects, value, crc = row
             is_sound = tuple(map(type, row[:-1])) == (int, float, bytes, bytes)
             if is_sound and crc == _checksum(number, position, at, subjects, value):
-                return number, Entry(at, SUBJECTS.decode(subjects), value)
+                return Entry(at, list_subjects(subjects), value)
         if number not in self._told:
             self._told.add(number)
             what = "is not there" if row is None else "does not match its checksum"
@@ -157,20 +146,12 @@ def cut_rows(connection: sqlite3.Connection, end: LogEnd, until: float, max_byte
         (subjects,) = connection.execute("SELECT subjects FROM log WHERE number = ?", (number,)).fetchone()
         connection.executemany(
             "DELETE FROM log_subjects WHERE subject = ? AND number = ?",
-            [(name, number) for name in _list_subjects(subjects)],
+            [(name, number) for name in list_subjects(subjects)],
         )
         connection.execute("DELETE FROM log WHERE number = ?", (number,))
     if numbers:
         connection.execute("UPDATE log_cut SET number = max(number, ?)", (max(numbers),))
     return len(numbers)
-
-
-def _list_subjects(listed: object) -> tuple[str, ...]:
-    """None of an entry that is damaged."""
-    try:
-        return SUBJECTS.decode(listed) if isinstance(listed, bytes) else ()
-    except msgspec.MsgspecError:
-        return ()
 
 
 def _checksum(number: int, position: int, at: float, subjects: bytes, value: bytes) -> int:

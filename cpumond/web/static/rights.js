@@ -1,7 +1,7 @@
 // What the asker may do, as the scheduler says it. It checks each request itself, too: a button that it would refuse says
 // why, and cannot be used.
 
-import { get, path } from "./api.js";
+import { get, path, token } from "./api.js";
 import { h } from "./dom.js";
 import { remember } from "./history.js";
 
@@ -10,20 +10,23 @@ export const ROOT = "<Root>";
 const TREES_KEPT_MS = 10000;
 const RIGHTS_MS = 10000;
 
-let trees = { at: 0, value: null };
+let trees = { at: 0, of: null, value: null };
 
 export async function loadTrees(options) {
-  if (!trees.value || Date.now() - trees.at > TREES_KEPT_MS) {
+  if (trees.of !== token() || Date.now() - trees.at > TREES_KEPT_MS) {
+    const of = token();
     const value = await get("/trees", options);
-    trees = { at: Date.now(), value };
+    trees = { at: Date.now(), of, value };
   }
   return trees.value;
 }
 
-// {tree: {pool: [permissions]}} of all trees, or of this one. A tree without an answer is left out.
-export async function readRights(tree, options) {
-  const names = tree ? [tree] : (await loadTrees(options)).trees.map(({ name }) => name);
-  const answers = await Promise.all(names.map(async (name) =>
+// {tree: {pool: [permissions]}} of all trees, or of this one. Left out are trees on which the asker may do everything: of
+// thousands of pools it would be long.
+export async function readRights(tree) {
+  const all = (await loadTrees()).trees;
+  const asked = all.filter(({ name, may }) => (!tree || name === tree) && Object.values(may ?? {}).some(Boolean));
+  const answers = await Promise.all(asked.map(async ({ name }) =>
     [name, (await remember(`rights/${name}`, RIGHTS_MS, () => get(path`/trees/${name}` + "/rights"))).value?.pools]));
   return Object.fromEntries(answers.filter(([, pools]) => pools));
 }

@@ -1,0 +1,43 @@
+"""How long the store's log is kept: its oldest entries are dropped once an hour, some of them in each period."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from cpumond.scheduler.store import Store, StoreError
+
+log = structlog.get_logger("cpumond.scheduler")
+
+CUT_PERIOD_S = 3600.0
+
+
+class LogRetention:
+    """Drops entries older than ``keep_s``, and the oldest while the log takes more than ``max_bytes``."""
+
+    def __init__(self, keep_s: float, max_bytes: int) -> None:
+        self.keep_s = keep_s
+        self.max_bytes = max_bytes
+        self._due_at = 0.0
+        self._dropped = 0
+
+    async def cut_if_due(self, store: Store, writing: asyncio.Lock, now: float) -> None:
+        """One step, in a thread; other writes, which take ``writing`` too, wait for no more. ``now``: scheduler time.
+
+        What the store refuses is tried again an hour later.
+        """
+        if now < self._due_at:
+            return
+        try:
+            async with writing:
+                dropped = await asyncio.to_thread(store.cut_log, now - self.keep_s, self.max_bytes)
+        except StoreError as error:
+            log.error("log_not_cut", error=str(error))
+            dropped = 0
+        self._dropped += dropped
+        if dropped:
+            return  # the next period goes on
+        if self._dropped:
+            log.info("log_cut", dropped_entries=self._dropped)
+        self._due_at, self._dropped = now + CUT_PERIOD_S, 0
