@@ -120,7 +120,7 @@ class Tracked:
         return Usage(
             self.current_cores,
             state.smoothed_cores,
-            self.mode,
+            self.mode if self.hold.decider is FREE else self.told_mode,
             cpu_seconds=None if state.base is None else state.base.total_cpu_s,
             reclaimed_cpu_seconds=state.preemptible_cpu_s if self.writes else 0.0,
             ordered_cpu_seconds=state.max_cpu_s,
@@ -131,6 +131,12 @@ class Tracked:
             votes_sum=decision.votes_sum if decision is not None else None,
             throttled_ratio=decision.throttled_ratio if decision is not None and checked else None,
         )
+
+    @property
+    def told_mode(self) -> str:
+        """Whose the limit is where it is another program's, else the mode."""
+        hold = self.hold
+        return "contested" if hold.is_contested else "overridden" if hold.is_foreign else self.mode
 
     @property
     def counted_cores(self) -> float:

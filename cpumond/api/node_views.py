@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from cpumond.api.figures import Amounts, View, make_view
-from cpumond.api.views import JobView, show_living_job
-from cpumond.fairshare.resources import CPU
+from cpumond.api.views import JobView, show_job, show_living_job
+from cpumond.fairshare.resources import CPU, ZERO
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Node
 from cpumond.scheduler.history.collector import used_now
-from cpumond.scheduler.model import RESOLVE, CommandError, PreemptionRecord, to_amounts
+from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, LostNode, PreemptionRecord, to_amounts
 from cpumond.scheduler.state import State
 
 V = TypeVar("V", bound="NodeView")
@@ -45,6 +45,9 @@ class NodeView(View, frozen=True):
     ordered_cores: float
     used_cores: float
     matched_trees: list[str]
+    lost_at: float | None
+    """Seconds since 1970, of a node that was given up and has not come back: it is shown for a day, with the jobs that
+    it had; null for a node that is there."""
 
 
 class NodeDetails(NodeView, frozen=True):
@@ -60,8 +63,10 @@ class NodeList(View, frozen=True):
     total: int
 
 
-def show_node_details(node: Node, now: float, rights: Rights | None = None) -> NodeDetails:
+def show_node_details(node: Node | LostNode, now: float, rights: Rights | None = None) -> NodeDetails:
     """A node with those of its jobs whose operations may be read."""
+    if isinstance(node, LostNode):
+        return _show_lost(NodeDetails, node, now, jobs=[show_job(job) for job in _list_readable(node, rights)])
     jobs = [job for job in node.all_jobs() if rights is None or rights.may_read(job.element.operation.record)]
     return _show(NodeDetails, node, now, jobs=[show_living_job(job) for job in jobs])
 
@@ -84,6 +89,39 @@ def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
         ordered_cores=sum(job.limits[CPU] for job in jobs),
         used_cores=sum(used_now(job) for job in jobs),
         matched_trees=list(node.matched_trees),
+        lost_at=None,
+        **more,
+    )
+
+
+def _list_readable(node: LostNode, rights: Rights | None) -> list[JobRecord]:
+    if rights is None:
+        return list(node.jobs)
+    records = {job.operation_id: rights.state.record_of(job.operation_id) for job in node.jobs}
+    hidden = {name for name, record in records.items() if record is not None and not rights.may_read(record)}
+    return [job for job in node.jobs if job.operation_id not in hidden]
+
+
+def _show_lost(kind: type[V], node: LostNode, now: float, **more: Any) -> V:
+    nothing = to_amounts(ZERO)
+    return make_view(
+        kind,
+        node,
+        tags=list(node.tags),
+        tree=node.tree or None,
+        is_online=False,
+        silent_s=max(now - node.last_seen, 0.0),
+        incarnation="",
+        usage=nothing,
+        foreign_usage=nothing,
+        free=nothing,
+        job_count=len(node.jobs),
+        stopping_job_count=0,
+        overcommitted_s=None,
+        overcommit_count=0,
+        ordered_cores=0.0,
+        used_cores=0.0,
+        matched_trees=[],
         **more,
     )
 
@@ -91,20 +129,25 @@ def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
 def show_nodes(
     state: State, now: float, *, limit: int, offset: int = 0, tree: str = "", tag: str = "", online: bool | None = None
 ) -> NodeList:
-    """Nodes that fit all filters, by id."""
+    """Nodes that fit all filters, by id, those included that were lost within a day."""
+    known: dict[str, Node | LostNode] = {**state.lost_nodes, **state.nodes}
     chosen = [
         node
-        for _, node in sorted(state.nodes.items())
+        for _, node in sorted(known.items())
         if (not tree or node.tree == tree)
         and (not tag or tag in node.tags)
-        and (online is None or node.is_online == online)
+        and (online is None or (isinstance(node, Node) and node.is_online) == online)
     ]
-    return NodeList([_show(NodeView, node, now) for node in chosen[offset : offset + limit]], len(chosen))
+    shown = [
+        _show_lost(NodeView, node, now) if isinstance(node, LostNode) else _show(NodeView, node, now)
+        for node in chosen[offset : offset + limit]
+    ]
+    return NodeList(shown, len(chosen))
 
 
-def find_node(state: State, node_id: str) -> Node:
-    """A node by id. Raises CommandError with code RESOLVE."""
-    node = state.nodes.get(node_id)
+def find_node(state: State, node_id: str) -> Node | LostNode:
+    """A node by id, also one that was lost within a day. Raises CommandError with code RESOLVE."""
+    node = state.nodes.get(node_id) or state.lost_nodes.get(node_id)
     if node is None:
         raise CommandError(f'Node "{node_id}" is not registered', RESOLVE)
     return node

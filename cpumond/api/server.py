@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 from urllib.parse import unquote
 
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cpumond.api.bodies import Bodies
 from cpumond.api.identity import Gate, KnowAccounts
 from cpumond.api.json.routes import describe_error, make_json_routes
+from cpumond.api.refusals import tell_refused_request
 from cpumond.api.turns import Turns
 from cpumond.api.yt.commands import YtBackend
 from cpumond.api.yt.replies import Rates, ReplyCache, YtLimits
@@ -66,7 +68,14 @@ def make_app(
                 file_tokens=lambda: identities.tokens or (),
                 bodies=bodies,
             ),
-            *make_yt_routes(YtBackend(scheduler, cluster_name), gate.find_user, limits, replies, bodies),
+            *make_yt_routes(
+                YtBackend(scheduler, cluster_name),
+                gate.find_user,
+                limits,
+                replies,
+                bodies,
+                partial(tell_refused_request, scheduler),
+            ),
             # Without token and host check: these are the package's files, without data.
             *make_web_routes("scheduler.html"),
         ],

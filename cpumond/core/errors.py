@@ -46,6 +46,8 @@ class CpumondError(Exception):
     """
 
     exit_code = EXIT_UNAVAILABLE
+    is_told = False
+    """Whether the scheduler's audit log has it already."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*(_resolve_descriptors(each) if isinstance(each, str) else each for each in arguments))

@@ -445,6 +445,19 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         return self.task
 
 
+class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A node that was given up, shown for a while: ``jobs`` are those that it had. Times are seconds since 1970."""
+
+    id: str
+    address: str
+    tags: tuple[str, ...]
+    capacity: dict[str, float]
+    tree: str
+    last_seen: float
+    lost_at: float
+    jobs: tuple[JobRecord, ...] = ()
+
+
 def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:
     """A dictionary of resources as a vector, ``missing`` for what it does not name."""
     a, b, c, d, e = (float(amounts.get(name, missing)) for name in RESOURCES)

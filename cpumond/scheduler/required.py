@@ -26,6 +26,7 @@ from cpumond.scheduler.model import (
 from cpumond.scheduler.rights import Permission, Verdict, list_administrators
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import CONFIG, Edit, canonical_path, edit, read_pool
+from cpumond.scheduler.settings.undo import Undo, list_reverse_commands
 from cpumond.scheduler.users import User
 
 if TYPE_CHECKING:
@@ -362,6 +363,11 @@ def _update_operation(state: State, command: operations.UpdateOperation, rights:
             yield Need("read_secrets", operation=record, aim="to have it inherit another access list")
 
 
+def _undo(state: State, command: Undo, rights: Rights) -> Iterator[Need]:
+    for reverse in list_reverse_commands(command.changes):
+        yield from list_needs(state, reverse, rights)
+
+
 def _counting(rights: Rights, tree: str, pool: str) -> Any:
     access = rights.access_to(tree, pool)
     return [(each.entry, each.where) for each in access.entries], access.is_open
@@ -377,6 +383,7 @@ _NEEDS: Final[Mapping[type, Callable[[State, Any, Rights], Iterator[Need]]]] = {
     commands.RemovePool: _remove_pool,
     commands.MovePool: _move_pool,
     commands.TransferPoolResources: _transfer,
+    Undo: _undo,
     operations.StartOperation: _start,
     operations.AbortOperation: _manage,
     operations.CompleteOperation: _manage,

@@ -14,12 +14,14 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 import structlog
 
+from cpumond import __version__
 from cpumond.core.errors import CpumondError
 from cpumond.core.wire import (
     Heartbeat,
@@ -37,6 +39,10 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.elements import Node, Tree
+from cpumond.scheduler.event_log import EventLog, encode_told, is_denied, say
+from cpumond.scheduler.events import Told
+from cpumond.scheduler.events.commands import Asked, tell_command, tell_pin, tell_refused
+from cpumond.scheduler.events.happenings import tell_change, tell_refused_node, tell_start
 from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.lead import LeadView
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
@@ -44,13 +50,14 @@ from cpumond.scheduler.pace import look_s, next_period_s
 from cpumond.scheduler.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.required import check
 from cpumond.scheduler.retention import LogRetention
+from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.store import Change, FencedError, Store, StoreError
+from cpumond.scheduler.store import Change, Entry, FencedError, Store, StoreError
 from cpumond.scheduler.stored import MUTATION, encode, encode_starts, load_state
 from cpumond.scheduler.token_commands import TokenCommand, decide_token, prepare_token
-from cpumond.scheduler.tokens import User, hash_token
+from cpumond.scheduler.tokens import NOBODY, User, hash_token
 
 T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
@@ -59,7 +66,6 @@ COLLECT_PERIOD_S = 60.0
 FULL_COLLECTION = 5
 """One collection in so many goes through all objects, which holds up heartbeats for a tenth of a second; the others
 only through those made since the collection before."""
-MAX_SHOWN = 300
 MUTATION_AGE_S = 900.0
 """How long repeats of commands are recognised: longer than any client goes on trying (yt_protocol.md 8)."""
 MAX_MUTATIONS = 20_000
@@ -178,50 +184,66 @@ class Scheduler:
         """None where the store's log is never cut."""
         self.lead: Callable[[], LeadView] | None = None
         """Who leads; None where the store is of this scheduler alone."""
+        self.event_log = EventLog(self.state, store, clock.now, partial(self._write, []))
 
     async def execute(
-        self, command: Command | TokenCommand, user: User | str, remember: Callable[[Reply], Change] | None = None
+        self,
+        command: Command | TokenCommand | UndoChange,
+        user: User | str,
+        remember: Callable[[Reply], Change] | None = None,
+        plan: str = "",
     ) -> Reply:
         """Carry out a command: checked as a whole, stored, applied. Raises CommandError or StoreError.
 
         ``user`` as text is one that may do everything. What a user may not do is refused before anything else.
 
         The record that ``remember`` makes is stored in the same write, for a client that repeats the command;
-        it is of kind MUTATION and kept for MUTATION_AGE_S.
+        it is of kind MUTATION and kept for MUTATION_AGE_S. ``plan``: what the user was shown before, for the audit log,
+        which has the command in the same write.
         """
         actor = user if isinstance(user, User) else User(user, admin=True)
-        return await _to_the_end(self._execute(command, actor, remember))
+        return await _to_the_end(self._execute(command, Asked(actor, plan, term=self.term), remember))
 
     async def _execute(
-        self, command: Command | TokenCommand, user: User, remember: Callable[[Reply], Change] | None
+        self, asked_for: Command | TokenCommand | UndoChange, asked: Asked, remember: Callable[[Reply], Change] | None
     ) -> Reply:
-        async with self._changing:
-            try:
-                if isinstance(command, TokenCommand):
-                    allowed_by = decide_token(self.state.tokens, command, user).because
-                    change = prepare_token(self.state.tokens, command, user, self.clock.now())
-                else:
-                    allowed_by = check(self.state, command, user)
-                    change = prepare(self.state, command, user.name, self.clock.now(), self.new_id)
-            except CpumondError:
-                self.timings.refused_commands += 1
-                raise
-            reply = Reply(change.id, change.warnings)
-            await self._commit(change, [] if remember is None else self._remember(remember(reply)))
-            self.timings.commands += 1
-            log.info(
-                "command",
-                user=user.name,
-                acting=user.acting or None,
-                origin=user.origin or None,
-                command=type(command).__name__,
-                id=change.id or None,
-                warnings=change.warnings or None,
-                allowed_by=allowed_by,
-                **_describe(command),
-            )
-            await self._settle()
+        try:
+            command = await self.event_log.resolve(asked_for) if isinstance(asked_for, UndoChange) else asked_for
+            async with self._changing:
+                return await self._carry_out(command, asked, remember)
+        except CpumondError as error:
+            self.timings.refused_commands += not isinstance(error, StoreError)
+            if isinstance(error, CommandError) and is_denied(error):
+                told = tell_refused(self.state.trees, asked_for, asked, error, self.clock.now())
+                error.is_told = True
+                await self.event_log.tell_refused(told)
+            if isinstance(error, ChangedSinceError) and isinstance(command, Undo):
+                raise await self.event_log.explain(command, error) from None
+            raise
+
+    async def _carry_out(
+        self, command: Command | TokenCommand, asked: Asked, remember: Callable[[Reply], Change] | None
+    ) -> Reply:
+        now = self.clock.now()
+        if isinstance(command, TokenCommand):
+            allowed_by = decide_token(self.state.tokens, command, asked.user).because
+            change = prepare_token(self.state.tokens, command, asked.user, now)
+        else:
+            allowed_by = check(self.state, command, asked.user)
+            change = prepare(self.state, command, asked.user.name, now, self.new_id)
+        asked = replace(asked, allowed_by=allowed_by)
+        told = tell_command(self.state, command, asked, change, now)
+        reply = Reply(change.id, change.warnings)
+        await self._commit(change, [] if remember is None else self._remember(remember(reply)), [told])
+        self.timings.commands += 1
+        say(told.event, id=change.id or None, warnings=change.warnings or None)
+        await self._settle()
         return reply
+
+    @property
+    def term(self) -> int:
+        """The term in which this scheduler leads; 0 where the store is of it alone."""
+        return 0 if self.lead is None else self.lead().term
 
     def _remember(self, mutation: Change) -> list[Change]:
         """The changes that store ``mutation`` and delete those that are too old or too many by now."""
@@ -235,11 +257,12 @@ class Scheduler:
         self._mutations.append((now, mutation.key))
         return changes
 
-    async def _commit(self, change: Transaction, also: Iterable[Change] = ()) -> None:
-        """Store, then apply. A store that refuses leaves everything as it was."""
+    async def _commit(self, change: Transaction, also: Iterable[Change] = (), told: Iterable[Told] = ()) -> None:
+        """Store, with the events that tell of it, then apply. A store that refuses leaves everything as it was."""
         changes = [*encode(change, self.state.config), *also]
-        if changes:
-            await self._write(changes, change.abort_jobs_of)
+        entries = [encode_told(each) for each in (*told, *tell_change(self.state, change, self.clock.now()))]
+        if changes or entries:
+            await self._write(changes, entries, change.abort_jobs_of)
         self.state.apply(change, self.clock.now())
         for name in [name for name in self.updates if self.updates[name].tree is not self.state.trees.get(name)]:
             del self.updates[name]
@@ -248,18 +271,18 @@ class Scheduler:
             with contextlib.suppress(StoreError):  # they are deleted at the next start, or the one after
                 await self._write([Change(kind, key, None) for kind, key in expired])
 
-    async def _write(self, changes: Sequence[Change], aborts_jobs_of: str = "") -> None:
+    async def _write(self, changes: Sequence[Change], entries: Sequence[Entry] = (), aborts_jobs_of: str = "") -> None:
         # A store is used by one thread at a time; volumes are written without holding up changes for long.
         async with self._writing:
             if aborts_jobs_of:
                 # Whoever takes over must find the order with its reason; now no start is being stored.
                 changes = [*changes, *encode_starts(self.state.stops_to_store(aborts_jobs_of))]
-            await self._write_now(changes)
+            await self._write_now(changes, entries)
 
-    async def _write_now(self, changes: Sequence[Change]) -> None:
+    async def _write_now(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
         begun = time.perf_counter()
         try:
-            await asyncio.to_thread(self.store.write, changes)
+            await asyncio.to_thread(self.store.write, changes, entries)
         except StoreError as error:
             self.timings.store_errors += 1
             self.timings.store_error_at = self.clock.now()
@@ -273,7 +296,7 @@ class Scheduler:
             self.timings.store_losses, self.timings.store_lost_at = self.store.lost_total, self.clock.now()
         if not changes:
             self.store_problem = ""
-        else:
+        if changes or entries:
             self.timings.store_writes += 1
             self.timings.store_writes_s += time.perf_counter() - begun
 
@@ -289,7 +312,11 @@ class Scheduler:
         """Register a node, see ``State.register``. Raises CommandError or StoreError."""
         if registration.key:
             registration = msgspec.structs.replace(registration, key=hash_token(registration.key))
-        await _to_the_end(self._register(registration, may_replace))
+        try:
+            await _to_the_end(self._register(registration, may_replace))
+        except CommandError as error:
+            await self.event_log.tell_refused(tell_refused_node(registration, error, self.clock.now()))
+            raise
         node = self.state.nodes[registration.node_id]
         log.info("node_registered", node_id=node.id, tree=node.tree, incarnation=node.run)
         return RegistrationAnswer(
@@ -361,7 +388,7 @@ class Scheduler:
         kind: RequestKind,
         cpu_limit: float | None = None,
         ttl_s: float | None = None,
-        user: str = "",
+        user: User = NOBODY,
     ) -> dict[str, Any]:
         """Have the agent of a live job's node explain or change its limit; the agent's answer, see ``JobRequest``.
 
@@ -389,8 +416,8 @@ class Scheduler:
             text = f"node {node_id}: {reply.error or 'it gave no answer'}"
             raise CommandError(text) if reply.is_refused else CommandError(text, NODE_OFFLINE)
         if is_change:
-            log.info(
-                "job_request", user=user, kind=kind, job_id=job_id, node_id=node_id, cpu_limit=cpu_limit, ttl_s=ttl_s
+            await self.event_log.tell(
+                tell_pin(self.state.trees, job, question, Asked(user, term=self.term), self.clock.now())
             )
         return reply.value
 
@@ -464,6 +491,7 @@ class Scheduler:
         due = loop.time()
         collected, collections = due, 0
         looked, worked_s = due, time.thread_time()
+        self.event_log.note(tell_start(self.started_at, __version__, self.term))
         with _manual_garbage_collection():
             while not stopping.is_set():
                 await self.update_all()
@@ -500,8 +528,11 @@ class Scheduler:
     async def update_all(self) -> None:
         """Check the store's place, expire silent nodes, update each tree; one that fails does not stop the others."""
         begun = time.perf_counter()
-        with contextlib.suppress(StoreError):
-            await self._write([])
+        entries = self.event_log.take()
+        try:
+            await self._write([], entries)
+        except StoreError:
+            self.event_log.give_back(entries)
         try:
             now = self.clock.now()
             expired = self.state.expire(now)
@@ -544,26 +575,6 @@ class Scheduler:
         if progress != kept.stored:
             await self._write([Change("progress", name, progress)])
             kept.stored = progress
-
-
-def _describe(command: Command | TokenCommand) -> dict[str, Any]:
-    """The fields of a command for a log line, long ones cut; of an operation's specification only its pool."""
-    try:
-        fields = msgspec.to_builtins(command, str_keys=True)
-    except (TypeError, ValueError, RecursionError):
-        return {}  # the command was carried out; its log line does without them
-    for name in ("command", "type", "hash"):
-        fields.pop(name, None)
-    spec = fields.pop("spec", None)
-    if isinstance(spec, dict):
-        fields["pool"] = spec.get("pool")
-    taken = ("id", "event", "user")
-    return {f"about_{name}" if name in taken else name: _shown(value) for name, value in fields.items()}
-
-
-def _shown(value: Any) -> Any:
-    text = str(value)
-    return value if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:

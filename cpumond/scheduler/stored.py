@@ -14,6 +14,7 @@ from cpumond.scheduler.model import (
     CommandError,
     Config,
     JobRecord,
+    LostNode,
     NodeRecord,
     OperationRecord,
     Rules,
@@ -58,8 +59,16 @@ def load_state(
     jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
     kind, key = UNTOLD_STARTS
     starts = sorted(read("start", StartRecord), key=lambda record: record.sequence)
-    tokens = sorted(read("token", TokenRecord), key=lambda record: record.created_at)
-    state.load(records, jobs, read("node", NodeRecord), now, starts, key in tables.get(kind, {}), tokens)
+    state.load(
+        records,
+        jobs,
+        read("node", NodeRecord),
+        now,
+        starts,
+        key in tables.get(kind, {}),
+        sorted(read("token", TokenRecord), key=lambda record: record.created_at),
+        read("lost_node", LostNode),
+    )
     for name, progress in tables.get("progress", {}).items():
         if name in state.trees:
             state.restore_progress(state.trees[name], progress)
@@ -101,6 +110,7 @@ def encode(change: Transaction, config: Config) -> list[Change]:
     changes += [Change("start", record.id, None) for record in change.jobs]
     changes += [Change("node", record.id, _dump(record)) for record in change.nodes]
     changes += [Change("node", node_id, None) for node_id in change.removed_nodes]
+    changes += [Change("lost_node", lost.id, _dump(lost)) for lost in change.lost_nodes]
     changes += [Change("token", digest, None) for digest in change.forgotten_tokens]
     changes += [Change("token", record.hash, _dump(record)) for record in change.tokens]
     return changes

@@ -20,7 +20,8 @@ from schemathesis.specs.openapi.checks import (
 from test_json_api import LiveScheduler, make_node
 
 from cpumond import __version__
-from cpumond.api.json.openapi import ENDPOINTS, make_document
+from cpumond.api.json.document import make_document
+from cpumond.api.json.openapi import ENDPOINTS
 
 CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,

@@ -12,13 +12,14 @@ PURE = (
     "core.answers", "core.errors", "core.measures", "core.wire", "core.words", "monitor", "fairshare",
     "host.cgroup.parse", "host.cgroup.settings", "host.systemd.properties",
     "agent.explanation", "agent.limits.hold", "agent.limits.judge",
-    "api.figures", "api.node_views", "api.overview", "api.permissions", "api.pool_views", "api.tables",
-    "api.token_views", "api.updated_tree", "api.views", "api.yt.lazy", "api.yt.orchid", "api.yt.orchid_attributes",
+    "api.event_views", "api.figures", "api.node_views", "api.overview", "api.permissions", "api.pool_views",
+    "api.tables", "api.token_views", "api.updated_tree", "api.views", "api.yt.lazy", "api.yt.orchid",
+    "api.yt.orchid_attributes",
     "api.yt.values", "api.yt.ypath",
     *(
         f"scheduler.{name}"
         for name in (
-            "model", "users", "rights", "access", "required", "token_records", "token_commands", "elements",
+            "model", "users", "rights", "access", "required", "token_records", "token_commands", "events", "elements",
             "operations", "resulting", "settings", "decide", "state", "why", "lead",
             "history.model", "history.collector", "history.series", "history.report", "history.chunks",
         )

@@ -7,7 +7,7 @@ import dataclasses
 import gzip
 import itertools
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -17,6 +17,9 @@ from starlette.responses import Response
 from cpumond import __version__
 from cpumond.api import node_views, overview, permissions, pool_views, tables, views
 from cpumond.api.json import openapi
+from cpumond.api.json.call import Call
+from cpumond.api.json.document import make_document
+from cpumond.api.json.events import EventHandlers
 from cpumond.api.json.tokens import FileTokens, TokenApi
 from cpumond.api.token_views import NewToken
 from cpumond.api.updated_tree import UpdatedTree
@@ -43,11 +46,13 @@ from cpumond.scheduler.rights import Permission
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.settings.undo import ChangedSinceError, UndoChange
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
+from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
-from cpumond.scheduler.why.plan import Plan, collect, make_plan, try_command
+from cpumond.scheduler.why.plan import Plan, collect, make_plan, refused_plan, try_command
 
 READY_PERIODS: Final = 5
 """Update periods without an update after which the scheduler is called stuck."""
@@ -88,18 +93,6 @@ class Made:
 
 
 @dataclasses.dataclass(slots=True)
-class Call:
-    """One request, read and checked."""
-
-    path: Mapping[str, str]
-    user: User
-    body: Any
-    query: Any
-    node: User | None = None
-    """The user of a node's request, where the endpoint is for nodes."""
-
-
-@dataclasses.dataclass(slots=True)
 class Requests:
     """How often an endpoint was asked, and the seconds that its answers took in all and at most."""
 
@@ -118,7 +111,7 @@ async def compress(content: bytes) -> bytes:
     return await asyncio.to_thread(gzip.compress, content, GZIP_LEVEL, mtime=0)
 
 
-class JsonApi:
+class JsonApi(EventHandlers):
     """The functions of the table, by their names."""
 
     def __init__(
@@ -151,7 +144,7 @@ class JsonApi:
 
     async def _execute(self, make: Callable[[JsonApi, Call], Command], call: Call) -> views.Done:
         command = make(self, call)
-        reply = await self.scheduler.execute(command, call.user)
+        reply = await self.scheduler.execute(command, call.user, plan=call.plan)
         return views.Done(getattr(command, "operation_id", reply.id), list(reply.warnings))
 
     async def _show(self, show: Callable[[JsonApi, Call], Any], call: Call) -> Any:
@@ -235,12 +228,22 @@ class JsonApi:
         scheduler = self.scheduler
         async with self._plan_lock:
             now = self.now()
-            change = try_command(scheduler.state, call.body, call.user, now)
+            change = await self._try_command(call, now)
             if isinstance(change, Plan):
                 return change
             material = collect(scheduler.state)
             previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
             return await asyncio.to_thread(make_plan, material, change, now, previous, everything=call.query.everything)
+
+    async def _try_command(self, call: Call, now: float) -> Transaction | Plan:
+        log, command = self.scheduler.event_log, call.body
+        try:
+            command = await log.resolve(command) if isinstance(command, UndoChange) else command
+            return try_command(self.state, command, call.user, now)
+        except ChangedSinceError as refusal:
+            return refused_plan(await log.explain(command, refusal))
+        except CommandError as refusal:
+            return refused_plan(refusal)
 
     async def list_operations(self, call: Call) -> views.OperationList:
         query: openapi.OperationsQuery = call.query
@@ -297,7 +300,7 @@ class JsonApi:
         self, call: Call, kind: RequestKind, cpu_limit: float | None = None, ttl_s: float | None = None
     ) -> dict[str, Any]:
         operation, job = self.find_operation(call, "read" if kind == "explain" else "manage").id, call.path["job"]
-        return await self.scheduler.ask_job(operation, job, kind, cpu_limit, ttl_s, call.user.name)
+        return await self.scheduler.ask_job(operation, job, kind, cpu_limit, ttl_s, call.user)
 
     async def explain_operation(self, call: Call) -> OperationAnswer:
         record = self.find_operation(call)
@@ -483,7 +486,7 @@ class JsonApi:
 
     async def get_openapi(self, _: Call) -> Made:
         if self._document is None:
-            content = encode(openapi.make_document(__version__))
+            content = encode(make_document(__version__))
             self._document = Made(content, await compress(content), f'W/"{__version__}-{zlib.crc32(content):x}"')
         return self._document
 

@@ -1,17 +1,16 @@
-"""The table of the JSON API: every route with what goes in and out, and the OpenAPI 3.1 document made of it.
+"""The table of the JSON API: every route with what goes in and out.
 
-``routes`` serves exactly what stands here, so that the document and the routes cannot differ.
+``routes`` serves exactly what stands here, and ``document`` describes it, so that the two cannot differ.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from cpumond.api import node_views, overview, permissions, pool_views, tables, views
+from cpumond.api import event_views, node_views, overview, permissions, pool_views, tables, views
 from cpumond.api.token_views import NewToken, TokenList
 from cpumond.core.wire import (
     MAX_LOG_BYTES,
@@ -23,8 +22,10 @@ from cpumond.core.wire import (
     NodeRegistration,
     RegistrationAnswer,
 )
+from cpumond.scheduler.events import EventKind
 from cpumond.scheduler.history.model import HistoryView, ReportView
 from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.token_commands import MAX_NOTE, Life
 from cpumond.scheduler.users import MAX_NAME, Role
 from cpumond.scheduler.why.operation import OperationAnswer
@@ -262,6 +263,22 @@ class ReportQuery(Query, frozen=True):
     top: Annotated[int, msgspec.Meta(ge=0, le=MAX_PAGE)] = 100
 
 
+class EventsQuery(Query, frozen=True):
+    """Filters; those not given let everything through. ``pool`` (of the default tree without ``tree``) includes those
+    below. ``before``: only events of lower numbers, 0 for all; ``since_s``: only of that many last seconds, 0 for all.
+    """
+
+    limit: _Limit = 50
+    before: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    since_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] = 0.0
+    kind: EventKind | Literal[""] = ""
+    user: _Text = ""
+    tree: _Text = ""
+    pool: _Text = ""
+    node: _Text = ""
+    operation: _Text = ""
+
+
 class CanQuery(Query, frozen=True):
     """``object``: a pool of ``tree`` ("": the default one), tree:NAME, an operation's id or *alias, or a path.
 
@@ -380,7 +397,23 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "POST", PREFIX + "/plan", "make_plan", "What a change would do to everybody's shares; nothing is changed",
-        Plan, ConfigCommand, PlanQuery,
+        Plan, ConfigCommand | UndoChange, PlanQuery,
+    ),
+    Endpoint(
+        "GET", PREFIX + "/events", "list_events", "What happened, the newest first", event_views.EventList,
+        query=EventsQuery, refusals=(404,),
+    ),
+    Endpoint(
+        "GET", PREFIX + "/audit", "list_audit",
+        "Who did what, the newest first: all of it for administrators, for others what is their own or of their pools",
+        event_views.AuditList, query=EventsQuery, refusals=(404,),
+    ),
+    Endpoint(
+        "GET", PREFIX + "/annotations", "list_annotations", "What happened, as Grafana reads it",
+        list[event_views.Annotation], query=EventsQuery, refusals=(404,),
+    ),
+    _command(
+        "POST", PREFIX + "/events/{number}/undo", "undo_change", "Take back what an event changed in trees and pools"
     ),
     Endpoint(
         "GET", PREFIX + "/operations", "list_operations", "Operations, the newest first if not sorted otherwise",
@@ -478,93 +511,3 @@ ENDPOINTS: Final = (
         is_public=True,
     ),
 )  # fmt: skip
-
-MEANING: Final = {
-    200: "Done, or what was asked for",
-    201: "Made",
-    304: "It is still what If-None-Match names",
-    400: "The body is not JSON",
-    401: "The token is missing or wrong",
-    403: "The user may not do this",
-    404: "There is no such thing",
-    409: "It is there already, or a limit is reached; a heartbeat: register again",
-    413: "The body is too large",
-    422: "A value is wrong or the change is refused; the sentence says what and where",
-    429: "Too many such requests are waiting",
-    500: "A mistake of the scheduler; see its log",
-    503: "Nothing can be stored at the moment, the scheduler is not ready or ends, or a node is away",
-    504: "The node, or the disk of the history, did not answer in time",
-}
-
-
-def make_document(version: str) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of ``ENDPOINTS``."""
-    types: list[Any] = [views.Failure]
-    for endpoint in ENDPOINTS:
-        types += [*endpoint.statuses.values(), endpoint.body, endpoint.query]
-    kinds = list({repr(kind): kind for kind in types if kind is not None}.values())
-    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
-    schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
-    paths: dict[str, dict[str, Any]] = {}
-    used = {endpoint.query.__name__ for endpoint in ENDPOINTS if endpoint.query is not None}
-    for endpoint in ENDPOINTS:
-        queries = [] if endpoint.query is None else _query_parameters(components[endpoint.query.__name__])
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe(endpoint, schema_of, queries)
-    return {
-        "openapi": "3.1.0",
-        "jsonSchemaDialect": "https://json-schema.org/draft/2020-12/schema",
-        "info": {
-            "title": "cpumond scheduler",
-            "version": version,
-            "description": "Pool trees, operations and nodes of one scheduler. CPU is in cores, memory in bytes, "
-            "options have the documents' names and units.",
-        },
-        "paths": paths,
-        "components": {
-            "schemas": {name: schema for name, schema in components.items() if name not in used},
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
-    }
-
-
-def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    required = schema.get("required", ())
-    return [
-        {"name": name, "in": "query", "required": name in required, "schema": inner}
-        for name, inner in schema["properties"].items()
-    ]
-
-
-def _describe(endpoint: Endpoint, schema_of: dict[str, Any], queries: list[dict[str, Any]]) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in re.findall(r"{(\w+)}", endpoint.path)
-    ]
-    described: dict[str, Any] = {
-        "operationId": endpoint.name,
-        "summary": endpoint.summary,
-        "responses": {
-            str(status): {
-                "description": MEANING[status],
-                "content": {
-                    endpoint.content_type if status == endpoint.status else "application/json": {
-                        "schema": schema_of[repr(kind)]
-                    }
-                },
-            }
-            for status, kind in endpoint.statuses.items()
-        },
-    }
-    if steps or queries:
-        described["parameters"] = [*steps, *queries]
-    if endpoint.body is not None:
-        described["requestBody"] = {
-            "required": endpoint.needs_body,
-            "content": {"application/json": {"schema": schema_of[repr(endpoint.body)]}},
-        }
-    if not endpoint.is_public:
-        # Where no tokens are configured, none is needed.
-        described["security"] = [{"token": []}, {}]
-    if endpoint.has_etag:
-        described["responses"]["304"] = {"description": MEANING[304]}
-    return described

@@ -23,9 +23,12 @@ from starlette.types import Receive, Scope, Send
 
 from cpumond.api import views
 from cpumond.api.bodies import Bodies, HttpError
-from cpumond.api.json.handlers import Answer, Call, Handler, JsonApi, Made, Requests, compress, encode
+from cpumond.api.json.call import Call
+from cpumond.api.json.events import read_plan
+from cpumond.api.json.handlers import Answer, Handler, JsonApi, Made, Requests, compress, encode
 from cpumond.api.json.openapi import ENDPOINTS, PREFIX, Endpoint
 from cpumond.api.json.tokens import FileTokens
+from cpumond.api.refusals import tell_refused_request
 from cpumond.api.yt.formats import has_too_many_values
 from cpumond.api.yt.values import MAX_VALUES
 from cpumond.core.errors import CpumondError
@@ -112,8 +115,8 @@ def make_json_routes(
     by_path: dict[str, dict[str, _Served]] = {}
     for endpoint in ENDPOINTS:
         served = _Served(
-            endpoint, service.handler(endpoint.name), authenticate, authenticate_node, max_body, max_depth, count,
-            bodies,
+            endpoint, scheduler, service.handler(endpoint.name), authenticate, authenticate_node, max_body, max_depth,
+            count, bodies,
         )  # fmt: skip
         service.requests[endpoint.name] = served.requests
         by_path.setdefault(endpoint.path, {})[endpoint.method] = served
@@ -128,6 +131,7 @@ class _Served:
     """One endpoint with its function; its decoders are made once."""
 
     endpoint: Endpoint
+    scheduler: Scheduler
     handler: Handler
     authenticate: Authenticate
     authenticate_node: AuthenticateNode
@@ -150,6 +154,7 @@ class _Served:
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception as error:
+            await tell_refused_request(self.scheduler, request, error)
             return describe(request, error)
         finally:
             spent_s = time.perf_counter() - begun
@@ -165,14 +170,14 @@ class _Served:
             if endpoint.is_change:
                 _check_origin(request)
             if endpoint.is_of_nodes:
-                node = self.authenticate_node(request)
+                request.state.user = node = self.authenticate_node(request)
             else:
-                user = self.authenticate(request)
+                request.state.user = user = self.authenticate(request)
                 self.count_request(user.name)
         query = _read_query(request, endpoint)
         names = {key: str(name).replace(SLASH, "/") for key, name in request.path_params.items()}
         if self.decoder is None:
-            return await self._act(request, Call(names, user, None, query, node))
+            return await self._act(request, Call(names, user, None, query, node, read_plan(request.headers)))
         with self.bodies.hold(user.name, endpoint.is_of_nodes) as held:
             data = await held.read(request, self.max_body)
             await held.work_on(data)
@@ -181,7 +186,7 @@ class _Served:
                 _check_depth(body, self.max_depth)
             elif not node.may_be(body.node_id):
                 raise _not_its_node(node, body.node_id)
-            return await self._act(request, Call(names, user, body, query, node))
+            return await self._act(request, Call(names, user, body, query, node, read_plan(request.headers)))
 
     async def _act(self, request: Request, call: Call) -> Response:
         endpoint = self.endpoint

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from cpumond.api.permissions import Target, check_question, find_path_target, judge_action
+from cpumond.api.refusals import tell_refusal
 from cpumond.api.updated_tree import look_once
 from cpumond.api.views import list_jobs, list_records, order_of_start
 from cpumond.api.yt import orchid
@@ -44,7 +45,8 @@ from cpumond.api.yt.parameters import (
 from cpumond.api.yt.replies import export_reply
 from cpumond.api.yt.values import Attributed, YtError, quote_text, strip_attributes
 from cpumond.api.yt.ypath import YPath
-from cpumond.core.wire import MAX_LOG_BYTES
+from cpumond.core.errors import CpumondError
+from cpumond.core.wire import MAX_LOG_BYTES, MAX_NAME
 from cpumond.scheduler import operations
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Job
@@ -106,7 +108,13 @@ class YtBackend:
     async def __call__(self, request: YtRequest) -> Any:
         seen = copy.copy(self)
         seen.cypress = self.cypress.seen_by(request.user)
-        return await seen._answer(request)
+        try:
+            return await seen._answer(request)
+        except CpumondError as error:
+            # Told here, since a batch keeps the refusals of its requests to itself.
+            operation = str(strip_attributes(request.parameters.get("operation_id", "")))[:MAX_NAME]
+            await tell_refusal(self.scheduler, request.user, f"yt {request.command}", error, operation=operation)
+            raise
 
     async def _answer(self, request: YtRequest) -> Any:
         handler, change = _HANDLERS.get(request.command), _CHANGES.get(request.command)

@@ -80,6 +80,13 @@ CpumondError for what is refused; the latter's ``code``, ``attributes`` and ``in
 """
 
 
+TellRefused = Callable[[Request, Exception], Awaitable[None]]
+
+
+async def _tell_nobody(_: Request, __: Exception) -> None:
+    """Where no audit log is kept."""
+
+
 @dataclass(frozen=True)
 class Command:
     """A command as the client learns of it (section 3)."""
@@ -125,9 +132,13 @@ def make_yt_routes(
     limits: YtLimits,
     replies: ReplyCache,
     bodies: Bodies | None = None,
+    tell_refused: TellRefused = _tell_nobody,
 ) -> list[Route]:
-    """The routes of the protocol. ``authenticate`` names the user of a request or raises YtError 900."""
-    transport = _Transport(backend, authenticate, limits, replies, bodies or Bodies())
+    """The routes of the protocol. ``authenticate`` names the user of a request or raises YtError 900.
+
+    ``tell_refused`` is called with requests that are refused.
+    """
+    transport = _Transport(backend, authenticate, limits, replies, bodies or Bodies(), tell_refused)
     tell = transport.tell
     descriptions = [command.describe() for command in COMMANDS.values()]
     version = f"{__version__}-{PROXY_NAME}"
@@ -165,6 +176,7 @@ class _Transport:
     _limits: YtLimits
     _replies: ReplyCache
     _bodies: Bodies
+    _tell_refused: TellRefused
 
     def __post_init__(self) -> None:
         self._large_answers = asyncio.Semaphore(LARGE_ANSWERS_AT_ONCE)
@@ -180,10 +192,12 @@ class _Transport:
             try:
                 response = await handler(request, ids)
             except HttpError as refused:
+                await self._tell_refused(request, refused)
                 code = UNAVAILABLE if refused.status == 503 else refused.code
                 response = describe_yt_error(YtError(str(refused), code), refused.status)
                 response.headers.update(refused.headers)
             except CpumondError as error:
+                await self._tell_refused(request, error)
                 response = describe_yt_error(error)
             except asyncio.CancelledError:
                 # The server ends; the client asks again, with the same mutation id.
@@ -222,7 +236,7 @@ class _Transport:
         command = COMMANDS.get(name)
         if command is None:
             raise HttpError(404, _describe_unknown(name))
-        user = self._authenticate(request)
+        request.state.user = user = self._authenticate(request)
         self._rates.take(user.name)
         _check_method(request, command)
         with self._bodies.hold(user.name) as held:

@@ -66,6 +66,8 @@ def _show_tree(node: NodeView) -> Cell:
 
 def show_node_state(node: NodeView) -> tuple[str, str]:
     """Whether a node is online or overcommitted, with a style."""
+    if node.lost_at is not None:
+        return f"lost {format_span(time.time() - node.lost_at)} ago", "dim"
     if not node.is_online:
         return f"silent for {format_span(node.silent_s)}", "red"
     if node.overcommitted_s is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,8 @@ class ConfigChange:
 
     ``pool`` is "" for a tree, both names are "" for ``default_tree``. ``attribute`` is a path with slashes, "" when a
     tree or pool was created (``old`` None, ``new`` its attributes, a pool's with ``parent_name``) or removed (the
-    reverse). A pool is named as it is now; None stands for "not set".
+    reverse). A pool is named as it is now; None stands for "not set". In an ``exact`` description a slash or backslash
+    inside of a name has a backslash before it (``join_path``).
     """
 
     tree: str
@@ -26,8 +28,23 @@ class ConfigChange:
     new: Any
 
 
-def describe_change(old: Config, new: Config) -> list[ConfigChange]:
-    """Everything that differs, trees by name, each one's options before its pools."""
+def join_path(path: Iterable[str]) -> str:
+    """An ``attribute`` of these names."""
+    return "/".join(name.replace("\\", "\\\\").replace("/", "\\/") for name in path)
+
+
+def split_path(attribute: str) -> tuple[str, ...]:
+    """The names of an ``attribute`` of an exact description."""
+    return tuple(re.sub(r"\\(.)", r"\1", name) for name in re.findall(r"(?:[^/\\]|\\.)+", attribute, re.DOTALL))
+
+
+def describe_change(old: Config, new: Config, *, exact: bool = False) -> list[ConfigChange]:
+    """Everything that differs, trees by name, each one's options before its pools.
+
+    ``exact``: so that it can be taken back to the last empty dictionary: one that comes or goes is told as a whole,
+    where people are told its keys.
+    """
+    compare = _exact_changes if exact else _attribute_changes
     changes: list[ConfigChange] = []
     for name in sorted({*old.trees, *new.trees}):
         before, after = old.trees.get(name), new.trees.get(name)
@@ -36,30 +53,36 @@ def describe_change(old: Config, new: Config) -> list[ConfigChange]:
         elif after is None and before is not None:
             changes.append(ConfigChange(name, "", "", dict(before.attributes), None))
         elif before is not None and after is not None and before is not after:
-            changes += _attribute_changes(name, "", before.attributes, after.attributes)
-        changes += _pool_changes(name, before, after)
+            changes += compare(name, "", before.attributes, after.attributes)
+        changes += _pool_changes(name, before, after, compare)
     if old.default_tree != new.default_tree:
         changes.append(ConfigChange("", "", "default_tree", old.default_tree or None, new.default_tree or None))
     return changes
 
 
-def _pool_changes(name: str, before: TreeConfig | None, after: TreeConfig | None) -> Iterator[ConfigChange]:
+_Compare = Callable[[str, str, Mapping[str, Any], Mapping[str, Any]], Iterator[ConfigChange]]
+
+
+def _pool_changes(
+    name: str, before: TreeConfig | None, after: TreeConfig | None, compare: _Compare
+) -> Iterator[ConfigChange]:
     old = {pool.id: pool for pool in before.pools.values()} if before is not None else {}
     new = {pool.id: pool for pool in after.pools.values()} if after is not None else {}
     for key, pool in old.items():
         if key not in new:
-            yield ConfigChange(name, pool.name, "", _with_parent(pool), None)
+            yield ConfigChange(name, pool.name, "", with_parent(pool), None)
     for key, pool in new.items():
         was = old.get(key)
         if was is None:
-            yield ConfigChange(name, pool.name, "", None, _with_parent(pool))
+            yield ConfigChange(name, pool.name, "", None, with_parent(pool))
         elif was is not pool:
             place = {"name": was.name, "parent_name": was.parent}, {"name": pool.name, "parent_name": pool.parent}
             yield from _attribute_changes(name, pool.name, *place)
-            yield from _attribute_changes(name, pool.name, was.attributes, pool.attributes)
+            yield from compare(name, pool.name, was.attributes, pool.attributes)
 
 
-def _with_parent(pool: PoolConfig) -> dict[str, Any]:
+def with_parent(pool: PoolConfig) -> dict[str, Any]:
+    """The attributes of a pool, and ``parent_name``."""
     return {"parent_name": pool.parent, **pool.attributes}
 
 
@@ -74,6 +97,24 @@ def _attribute_changes(
             yield from _attribute_changes(tree, pool, before or {}, after or {}, f"{prefix}{key}/")
         else:
             yield ConfigChange(tree, pool, prefix + key, before, after)
+
+
+def _exact_changes(
+    tree: str, pool: str, old: Mapping[str, Any], new: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[ConfigChange]:
+    for key in (*old, *(key for key in new if key not in old)):
+        before, after, where = old.get(key), new.get(key), (*path, key)
+        if is_same(before, after):
+            continue
+        if isinstance(before, Mapping) and isinstance(after, Mapping) and _has_values(before) and _has_values(after):
+            yield from _exact_changes(tree, pool, before, after, where)
+        else:
+            yield ConfigChange(tree, pool, join_path(where), before, after)
+
+
+def _has_values(value: Mapping[str, Any]) -> bool:
+    """Whether None stands for what is missing only."""
+    return all(each is not None for each in value.values())
 
 
 def _is_dictionary(value: Any) -> bool:

@@ -159,6 +159,15 @@ def apply(
     Raises CommandError, with code RESOLVE or ALREADY_EXISTS where these fit.
     """
     made = _HANDLERS[type(command)](_Context(config, new_id), command)
+    edited = command.pool if isinstance(command, ChangePool) else ""
+    return check(config, made, nodes=nodes, name_pattern=name_pattern, edited=edited)
+
+
+def check(
+    config: Config, made: Outcome, *, nodes: Mapping[str, Collection[str]], name_pattern: str, edited: str = ""
+) -> Outcome:
+    """``made`` with all warnings, where the rules allow to have it instead of ``config``; ``edited``: the pool whose
+    attributes were changed. Raises CommandError."""
     if made.config is config:
         return made
     warnings = list(made.warnings)
@@ -170,7 +179,7 @@ def apply(
         try:
             found = validate_tree(tree, name_pattern=name_pattern)
         except CommandError as error:
-            raise _about_edited(error, command) from None
+            raise _about_edited(error, edited) from None
         if found:
             known = set(find_warnings(old)) if old is not None else set()
             warnings += [sentence for sentence in found if sentence not in known]
@@ -181,11 +190,11 @@ def apply(
     return replace(made, warnings=tuple(warnings), changed=True)
 
 
-def _about_edited(error: CommandError, command: ConfigCommand) -> CommandError:
-    """The refusal of a tree; of two options that break a rule it names the one whose pool the command changes."""
+def _about_edited(error: CommandError, edited: str) -> CommandError:
+    """The refusal of a tree; of two options that break a rule it names the one of the pool that was ``edited``."""
     attributes = dict(error.attributes)
     parent, option = attributes.pop(AT_PARENT, ("", ""))
-    if isinstance(command, ChangePool) and command.pool == parent:
+    if edited and edited == parent:
         attributes[FIELD] = option
     return CommandError(str(error), error.code, attributes, error.inner)
 

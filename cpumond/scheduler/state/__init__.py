@@ -9,6 +9,7 @@ Usage is changed at once and comes back from the nodes' heartbeats after a resta
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -21,16 +22,19 @@ from cpumond.fairshare.tree import Snapshot
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide import admission, starvation
 from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, Tree, is_integral
+from cpumond.scheduler.events.noticed import tell_silent
 from cpumond.scheduler.model import (
     SUBPOOL_DELIMITER,
     UNTOLD_STARTS,
     JobRecord,
+    LostNode,
     NodeRecord,
     OperationRecord,
     OperationTreeOptions,
     StartRecord,
 )
 from cpumond.scheduler.state.dispatch import Dispatch
+from cpumond.scheduler.state.nodes import LOST_S, lost_node
 from cpumond.scheduler.state.reports import job_record, overrules
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 from cpumond.scheduler.token_records import TokenRecord
@@ -105,6 +109,7 @@ class State(Dispatch):
         for node in self.nodes.values():
             if node.is_online and now - node.last_seen > self.rules.node_heartbeat_timeout_s:
                 node.is_online, node.lost_since = False, node.last_seen
+                self.happened.append(tell_silent(node, now))
             if node.lost_since is None:
                 continue
             tree = self.trees.get(node.tree or "")
@@ -114,6 +119,8 @@ class State(Dispatch):
                 reason = f"node {node.id} was silent for {now - node.last_seen:.0f} s"
                 ended += [job_record(job, "lost", now, reason=reason) for job in node.jobs.values()]
                 ended += [job_record(job, "aborted", now, reason=reason) for job in node.stopping.values()]
+        for old in itertools.takewhile(lambda lost: lost.lost_at < now - LOST_S, list(self.lost_nodes.values())):
+            self._forget_lost(old.id)
         if not gone:
             return NOTHING
         return Transaction(operations=self._count(ended, now), jobs=tuple(ended), removed_nodes=tuple(gone))
@@ -125,8 +132,14 @@ class State(Dispatch):
         back = {node.id for node in gone if node.lost_since is None}
         fresh = {job.id: job for job in change.jobs if self._is_news(job) and job.node_id not in back}
         jobs = tuple(fresh.values())
-        removed = tuple(node.id for node in gone if node.id not in back)
-        return replace(change, jobs=jobs, operations=self._count(jobs, now), removed_nodes=removed)
+        removed = [node for node in gone if node.id not in back]
+        return replace(
+            change,
+            jobs=jobs,
+            operations=self._count(jobs, now),
+            removed_nodes=tuple(node.id for node in removed),
+            lost_nodes=tuple(lost_node(node, jobs, now) for node in removed),
+        )
 
     def _is_news(self, ended: JobRecord) -> bool:
         counted = self.finished_jobs.get(ended.operation_id, {}).get(ended.id)
@@ -154,6 +167,7 @@ class State(Dispatch):
             self.tokens.drop(digest)
         for token in change.tokens:
             self.tokens.put(token)
+        self._keep_lost(change.lost_nodes)
 
     def load(
         self,
@@ -164,6 +178,7 @@ class State(Dispatch):
         starts: Iterable[StartRecord] = (),
         has_untold_starts: bool = False,
         tokens: Iterable[TokenRecord] = (),
+        lost_nodes: Iterable[LostNode] = (),
     ) -> None:
         """Take over what an earlier run stored, besides the configuration.
 
@@ -174,6 +189,7 @@ class State(Dispatch):
             self._install_node(node, now)
             if has_untold_starts:
                 self._awaited[node.id] = None
+        self._keep_lost(sorted(lost_nodes, key=lambda lost: lost.lost_at))
         self._sum_totals()
         self._has_untold_starts = has_untold_starts
         self._await_until = now + self.rules.node_heartbeat_timeout_s

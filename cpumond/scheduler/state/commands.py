@@ -27,7 +27,7 @@ from cpumond.scheduler.model import (
     TreeConfig,
 )
 from cpumond.scheduler.operations import OperationCommand
-from cpumond.scheduler.settings import commands, preemption_rules
+from cpumond.scheduler.settings import commands, preemption_rules, undo
 from cpumond.scheduler.settings.changes import find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.idle_options import find_idle_monitor_options, find_idle_options
@@ -39,7 +39,7 @@ from cpumond.scheduler.state.transaction import Transaction
 if TYPE_CHECKING:
     from cpumond.scheduler.state import State
 
-Command = ConfigCommand | OperationCommand
+Command = ConfigCommand | OperationCommand | undo.Undo
 
 MAX_MESSAGE = 1000
 """Characters that are kept of the message of an abort."""
@@ -70,12 +70,14 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
     return _prepare_update(state, record, command.parameters)
 
 
-def _prepare_config(state: State, command: ConfigCommand, new_id: Callable[[], str]) -> Transaction:
+def _prepare_config(state: State, command: ConfigCommand | undo.Undo, new_id: Callable[[], str]) -> Transaction:
     # A node that fits several trees already must not block the command that may end that.
     nodes = {node.id: node.tags for node in state.nodes.values() if not node.matched_trees}
-    outcome = commands.apply(
-        state.config, command, new_id=new_id, nodes=nodes, name_pattern=state.rules.pool_name_regex
-    )
+    pattern = state.rules.pool_name_regex
+    if isinstance(command, undo.Undo):
+        outcome = undo.apply(state.config, command, new_id=new_id, nodes=nodes, name_pattern=pattern)
+    else:
+        outcome = commands.apply(state.config, command, new_id=new_id, nodes=nodes, name_pattern=pattern)
     check_config(state.config, outcome.config, state.config_bytes)
     for name, tree in outcome.config.trees.items():
         living = state.trees.get(name)

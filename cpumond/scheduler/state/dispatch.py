@@ -24,6 +24,7 @@ from cpumond.scheduler.decide import preemption, preemption_record, starvation
 from cpumond.scheduler.decide.placement import ServiceOrder, place_jobs, wants_jobs
 from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators, find_overcommit_victims
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree, end_job
+from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, OperationRecord, StartRecord, Task
 from cpumond.scheduler.state.nodes import Registration
 from cpumond.scheduler.state.reports import (
@@ -50,6 +51,9 @@ MAX_ORDER_BYTES = 1_048_576
 """Jobs to start in one answer: how many, and how much JSON unless it is only one. Agents refuse huge answers."""
 ABORTED = "aborted: the operation was suspended with abort_running_jobs"
 """The reason of a job that its operation's suspension ends, as in its preemption record."""
+CONTESTED_S = 3600.0
+MAX_CONTESTED = 10_000
+"""How long it is not told again that the limit of a job is another program's; of how many jobs that is remembered."""
 UNSENT_TIMEOUTS = 10.0
 """So many times waiting_job_timeout may a job wait for an answer that has room for its order."""
 
@@ -85,15 +89,15 @@ class Dispatch(Registration):
         reports, reported = told
         if node.sequence < 0:
             self._meet(node, heartbeat, now)
-        node.sequence, node.last_seen = heartbeat.sequence, now
-        self._awaited.pop(node.id, None)
-        node.is_online, node.lost_since = True, None
+        self._note_alive(node, now)
+        node.sequence = heartbeat.sequence
         foreign = ZERO
         node.strangers = {}
         for report in reports:
             job = node.jobs.get(report.job_id) or node.stopping.get(report.job_id)
             if job is not None:
-                take_report(job, report, now)
+                if take_report(job, report, now) and job.report.mode in CONTESTED:
+                    self._note_contested(job, now)
             elif report.from_scheduler:
                 # A stopping job is not taken over: it would count as work that goes on. Unless it has run too long:
                 # then its replacement must wait for its end.
@@ -116,6 +120,20 @@ class Dispatch(Registration):
         if ended:
             transaction = Transaction(operations=self._count(ended, now), jobs=tuple(ended))
         return Receipt(True, transaction=transaction, acknowledged=acknowledged)
+
+    def _note_alive(self, node: Node, now: float) -> None:
+        self._awaited.pop(node.id, None)
+        if not node.is_online:
+            self.happened.append(tell_returned(node, now))
+        node.is_online, node.lost_since, node.last_seen = True, None, now
+
+    def _note_contested(self, job: Job, now: float) -> None:
+        """Tell once an hour at most that a job's limit is not the agent's."""
+        if self._contested.get(job.id, -math.inf) <= now - CONTESTED_S:
+            self._contested[job.id] = now
+            self.happened.append(tell_contested(job, now))
+        if len(self._contested) > MAX_CONTESTED:
+            self._contested = {key: at for key, at in self._contested.items() if at > now - CONTESTED_S}
 
     def _meet(self, node: Node, heartbeat: Heartbeat, now: float) -> None:
         """The first heartbeat to this run of the scheduler, or of this run of the agent.

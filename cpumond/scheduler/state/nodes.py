@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import msgspec
 
 from cpumond.core.wire import NodeRegistration
 from cpumond.fairshare.resources import ZERO
 from cpumond.scheduler.elements import Node
-from cpumond.scheduler.model import ALREADY_EXISTS, TOO_MANY_REQUESTS, CommandError, NodeRecord, to_amounts
+from cpumond.scheduler.model import (
+    ALREADY_EXISTS,
+    TOO_MANY_REQUESTS,
+    CommandError,
+    JobRecord,
+    LostNode,
+    NodeRecord,
+    to_amounts,
+)
 from cpumond.scheduler.state.tables import Tables
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 KEPT_REFUSED = 100
 REFUSED_S = 600.0
 """How many refused nodes are remembered, and how long after their last attempt; agents try again and again."""
+LOST_S = 86_400.0
+KEPT_LOST = 1000
+"""How long, and how many, nodes that were given up are shown; most of their jobs' records are kept anyway."""
+MAX_LOST_JOBS = 1000
 MAX_NODES = 10_000
 MAX_TAGS = 100
 MAX_NAMES_CHARS = 8192
@@ -85,6 +97,20 @@ class Registration(Tables):
             raise SeveralTreesError(record, tags, matched, change)
         return Transaction(nodes=(record,), id=registration.node_id)
 
+    def _forget_lost(self, node_id: str) -> None:
+        del self.lost_nodes[node_id]
+        self._expired["lost_node", node_id] = None
+
+    def _keep_lost(self, lost_nodes: Iterable[LostNode]) -> None:
+        for lost in lost_nodes:
+            if lost.id in self.nodes:
+                self._expired["lost_node", lost.id] = None  # it is back
+                continue
+            self.lost_nodes.pop(lost.id, None)
+            self.lost_nodes[lost.id] = lost
+        while len(self.lost_nodes) > KEPT_LOST:
+            self._forget_lost(next(iter(self.lost_nodes)))
+
     def note_refused(self, refused: SeveralTreesError, now: float) -> None:
         """Remember a refused registration for a while, for the alerts."""
         self.refused_nodes.pop(refused.record.id, None)
@@ -96,6 +122,15 @@ class Registration(Tables):
     def list_refused_nodes(self, now: float) -> dict[str, tuple[str, ...]]:
         """Nodes that were refused since they fit several trees: id -> the trees."""
         return {name: trees for name, (at, trees) in self.refused_nodes.items() if at > now - REFUSED_S}
+
+
+def lost_node(node: Node, ended: Iterable[JobRecord], now: float) -> LostNode:
+    """What stays to be seen of a node that is given up together with the jobs that ``ended``."""
+    jobs = [job for job in ended if job.node_id == node.id]
+    return LostNode(
+        node.id, node.address, tuple(sorted(node.tags)), to_amounts(node.capacity), node.tree or "", node.last_seen,
+        now, tuple(jobs[:MAX_LOST_JOBS]),
+    )  # fmt: skip
 
 
 def _check_names(registration: NodeRegistration) -> None:

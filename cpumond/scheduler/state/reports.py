@@ -72,10 +72,13 @@ def list_counters(told: CpuUse) -> dict[str, Any]:
     return dict(zip(CPU_COUNTERS, cpu_times(told), strict=True))
 
 
-def take_report(job: Job, report: JobReport, now: float) -> None:
-    """Take over a heartbeat's report of a live job: usage of active ones, CPU time of stopping ones, too (1.7, 1.8)."""
+def take_report(job: Job, report: JobReport, now: float) -> bool:
+    """Take over a heartbeat's report of a live job: usage of active ones, CPU time of stopping ones, too (1.7, 1.8).
+
+    True: the agent treats the job otherwise than before (``mode``).
+    """
     if report == job.report:
-        return
+        return False
     report = drop_implausible(report, job.node, job.start_time, now)
     times = cpu_times(report)
     if job.began_at is None:
@@ -87,6 +90,7 @@ def take_report(job: Job, report: JobReport, now: float) -> None:
     if job.is_active:
         job.state = "running"
         change_usage(job, reported_usage(job.limits, report))
+    return report.mode != before.mode
 
 
 def _share_text(job: Job, cgroup: str) -> None:

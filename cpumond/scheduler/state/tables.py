@@ -28,6 +28,7 @@ from cpumond.scheduler.elements import (
     end_job,
     start_job,
 )
+from cpumond.scheduler.events import Event
 from cpumond.scheduler.model import (
     NO_SUCH_JOB,
     NO_SUCH_OPERATION,
@@ -37,6 +38,7 @@ from cpumond.scheduler.model import (
     CommandError,
     Config,
     JobRecord,
+    LostNode,
     NodeRecord,
     OperationRecord,
     OperationTreeOptions,
@@ -79,6 +81,10 @@ class Tables:
         self.preemptions: deque[PreemptionRecord] = deque(maxlen=KEPT_PREEMPTIONS)
         self.preemption_counts: dict[tuple[str, str, str], int] = {}
         """(tree, pool of the victim, kind) -> preemptions since the start."""
+        self.happened: deque[Event | PreemptionRecord] = deque(maxlen=0)
+        """What nothing stored tells of; the log of events replaces this deque by one that has room, and empties it."""
+        self.lost_nodes: dict[str, LostNode] = {}
+        """Nodes that were given up less than LOST_S ago and have not come back, the first lost first."""
         self.ended_elements: deque[OperationElement] = deque(maxlen=0)
         """Operations that left a tree; a history replaces this deque by one that has room, and empties it."""
         self.sequence = 0
@@ -97,6 +103,7 @@ class Tables:
         self._deadlines: list[tuple[float, str]] = []
         """A heap: when the ``time_limit`` of an operation is over, and its id; some of them may have ended."""
         self._expired: dict[tuple[str, str], None] = {}
+        self._contested: dict[str, float] = {}  # job whose limit is another program's -> when that was told
         self._unstored: dict[str, Job] = {}
         """Jobs whose start is not stored yet; some of them may have ended."""
         self._unstored_stops: dict[str, Job] = {}
@@ -434,6 +441,8 @@ class Tables:
             node = self.nodes[record.id] = Node(record.id)
             node.tree = record.tree if record.tree in self.trees else None
         self.refused_nodes.pop(record.id, None)
+        if self.lost_nodes.pop(record.id, None) is not None:
+            self._expired["lost_node", record.id] = None
         if node.incarnation != record.incarnation:
             node.sequence = -1
             if node.incarnation:
@@ -521,6 +530,7 @@ class Tables:
         renew_needed(job)
         if kind != "aborted":
             self.preemptions.append(record)
+            self.happened.append(record)
             key = (record.tree, record.pool, record.kind)
             self.preemption_counts[key] = self.preemption_counts.get(key, 0) + 1
 

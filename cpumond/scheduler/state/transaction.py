@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationRecord
+from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord
 from cpumond.scheduler.token_records import TokenRecord
 
 
@@ -20,6 +20,8 @@ class Transaction:
     jobs: tuple[JobRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     removed_nodes: tuple[str, ...] = ()
+    lost_nodes: tuple[LostNode, ...] = ()
+    """What stays to be seen of ``removed_nodes``."""
     tokens: tuple[TokenRecord, ...] = ()
     forgotten_tokens: tuple[str, ...] = ()
     """The hashes of tokens that are not valid any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from cpumond.scheduler.model import (
 from cpumond.scheduler.required import check
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change, find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.undo import ChangedSinceError, Undo
 from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import prepare
@@ -141,13 +143,24 @@ def collect(state: State) -> Material:
     )
 
 
-def try_command(state: State, command: ConfigCommand, user: User, now: float) -> Transaction | Plan:
-    """The change that a command would make, or the plan that says why it is refused. Changes nothing."""
+def try_command(state: State, command: ConfigCommand | Undo, user: User, now: float) -> Transaction | Plan:
+    """The change that a command would make, or the plan that says why it is refused. Changes nothing.
+
+    Raises ChangedSinceError, about which the log knows more.
+    """
+    numbers = itertools.count(1)
     try:
         check(state, command, user)
-        return prepare(state, command, user.name, now, lambda: "planned")
+        return prepare(state, command, user.name, now, lambda: f"planned-{next(numbers)}")
+    except ChangedSinceError:
+        raise
     except CommandError as error:
-        return Plan(accepted=False, refusal=str(error), code=error.code, attributes=dict(error.attributes))
+        return refused_plan(error)
+
+
+def refused_plan(refusal: CommandError) -> Plan:
+    """The plan of a command that is refused."""
+    return Plan(accepted=False, refusal=str(refusal), code=refusal.code, attributes=dict(refusal.attributes))
 
 
 def make_plan(

@@ -12,7 +12,8 @@ import pytest
 
 from cpumond.api import tables
 from cpumond.api.json import handlers as json_handlers
-from cpumond.api.json.handlers import Call, JsonApi, Made
+from cpumond.api.json.call import Call
+from cpumond.api.json.handlers import JsonApi, Made
 from cpumond.api.json.openapi import OperationsQuery, Query
 from cpumond.api.views import OperationList
 from cpumond.scheduler.model import Rules

@@ -17,6 +17,7 @@ from cpumond.scheduler.model import GENERIC, NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT,
 from cpumond.scheduler.questions import MAX_PER_ANSWER, MAX_PER_NODE, MAX_WAITING, NodeQuestions
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
+from cpumond.scheduler.tokens import User
 
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -287,7 +288,7 @@ async def test_changes_of_a_job_are_asked_for_one_by_one_in_order(store):
     scheduler, node, operation, job = await with_a_job(store)
     await node.beat()
     changes = [("pin", 0.5, 60.0), ("unpin", None, None), ("pin", 0.5, 60.0), ("pin", 0.7, None)]
-    askings = [await begin(scheduler.ask_job(operation, job, *change, user="ann")) for change in changes]
+    askings = [await begin(scheduler.ask_job(operation, job, *change, user=User("ann"))) for change in changes]
     requests = (await node.beat()).requests
     assert [(request.kind, request.cpu_limit, request.ttl_s) for request in requests] == changes
     for number, request in enumerate(requests):

@@ -1,0 +1,87 @@
+"""What the JSON API shows of the log of events: the timeline, the audit log, annotations for Grafana. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from cpumond.api.figures import View
+from cpumond.scheduler.events import Event, EventChange, EventKind
+
+
+class EventView(View, frozen=True):
+    """Something that happened. ``at``: seconds since 1970. ``number``: by it a change is taken back, and older events
+    are asked for. ``count``: how many like it are told as one. ``can_undo``: it changed trees or pools.
+    """
+
+    number: int
+    at: float
+    kind: EventKind
+    text: str
+    user: str
+    acting: str
+    command: str
+    tree: str
+    pool: str
+    node: str
+    operation: str
+    job: str
+    changes: tuple[EventChange, ...]
+    undoes: int
+    count: int
+    term: int
+    can_undo: bool
+
+
+class AuditView(EventView, frozen=True):
+    """A command, or what was refused: who asked from where, what allowed it, what the user was shown before."""
+
+    origin: str
+    request: dict[str, Any]
+    plan: str
+    allowed_by: str
+    refused: str
+
+
+class EventList(View, frozen=True):
+    """Events, the newest first; ``next``: the number before which the older ones are asked for, null for the end."""
+
+    events: list[EventView]
+    next: Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+class AuditList(View, frozen=True):
+    """The same of the audit log."""
+
+    events: list[AuditView]
+    next: Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+class Annotation(View, frozen=True):
+    """An event as Grafana reads it; ``time`` in milliseconds since 1970."""
+
+    time: int
+    title: str
+    text: str
+    tags: list[str]
+
+
+def show_event(number: int, event: Event) -> EventView:
+    return EventView(*(_field(number, event, name) for name in EventView.__struct_fields__))
+
+
+def show_audit(number: int, event: Event) -> AuditView:
+    return AuditView(*(_field(number, event, name) for name in AuditView.__struct_fields__))
+
+
+def _field(number: int, event: Event, name: str) -> Any:
+    if name == "number":
+        return number
+    return bool(event.changes) if name == "can_undo" else getattr(event, name)
+
+
+def show_annotation(event: Event) -> Annotation:
+    about = (("tree", event.tree), ("pool", event.pool), ("node", event.node), ("user", event.user))
+    tags = [event.kind, *(f"{name}:{value}" for name, value in about if value)]
+    return Annotation(round(event.at * 1e3), event.kind.replace("_", " "), event.text, tags)

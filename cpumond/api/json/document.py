@@ -1,0 +1,101 @@
+"""The OpenAPI 3.1 document of the JSON API's table."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from cpumond.api import views
+from cpumond.api.json.openapi import ENDPOINTS, Endpoint
+
+MEANING: Final = {
+    200: "Done, or what was asked for",
+    201: "Made",
+    304: "It is still what If-None-Match names",
+    400: "The body is not JSON",
+    401: "The token is missing or wrong",
+    403: "The user may not do this",
+    404: "There is no such thing",
+    409: "It is there already, or a limit is reached; a heartbeat: register again",
+    413: "The body is too large",
+    422: "A value is wrong or the change is refused; the sentence says what and where",
+    429: "Too many such requests are waiting",
+    500: "A mistake of the scheduler; see its log",
+    503: "Nothing can be stored at the moment, the scheduler is not ready or ends, or a node is away",
+    504: "The node, or the disk of the history, did not answer in time",
+}
+
+
+def make_document(version: str) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of ``ENDPOINTS``."""
+    types: list[Any] = [views.Failure]
+    for endpoint in ENDPOINTS:
+        types += [*endpoint.statuses.values(), endpoint.body, endpoint.query]
+    kinds = list({repr(kind): kind for kind in types if kind is not None}.values())
+    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    used = {endpoint.query.__name__ for endpoint in ENDPOINTS if endpoint.query is not None}
+    for endpoint in ENDPOINTS:
+        queries = [] if endpoint.query is None else _query_parameters(components[endpoint.query.__name__])
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe(endpoint, schema_of, queries)
+    return {
+        "openapi": "3.1.0",
+        "jsonSchemaDialect": "https://json-schema.org/draft/2020-12/schema",
+        "info": {
+            "title": "cpumond scheduler",
+            "version": version,
+            "description": "Pool trees, operations and nodes of one scheduler. CPU is in cores, memory in bytes, "
+            "options have the documents' names and units.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {name: schema for name, schema in components.items() if name not in used},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    required = schema.get("required", ())
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": inner}
+        for name, inner in schema["properties"].items()
+    ]
+
+
+def _describe(endpoint: Endpoint, schema_of: dict[str, Any], queries: list[dict[str, Any]]) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in re.findall(r"{(\w+)}", endpoint.path)
+    ]
+    described: dict[str, Any] = {
+        "operationId": endpoint.name,
+        "summary": endpoint.summary,
+        "responses": {
+            str(status): {
+                "description": MEANING[status],
+                "content": {
+                    endpoint.content_type if status == endpoint.status else "application/json": {
+                        "schema": schema_of[repr(kind)]
+                    }
+                },
+            }
+            for status, kind in endpoint.statuses.items()
+        },
+    }
+    if steps or queries:
+        described["parameters"] = [*steps, *queries]
+    if endpoint.body is not None:
+        described["requestBody"] = {
+            "required": endpoint.needs_body,
+            "content": {"application/json": {"schema": schema_of[repr(endpoint.body)]}},
+        }
+    if not endpoint.is_public:
+        # Where no tokens are configured, none is needed.
+        described["security"] = [{"token": []}, {}]
+    if endpoint.has_etag:
+        described["responses"]["304"] = {"description": MEANING[304]}
+    return described

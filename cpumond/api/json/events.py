@@ -1,0 +1,110 @@
+"""What the requests about events do: the timeline, the audit log, annotations, undo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from cpumond.api import event_views, views
+from cpumond.api.json import openapi
+from cpumond.api.json.call import Call
+from cpumond.scheduler.access import Rights, explicit_pool
+from cpumond.scheduler.events import AUDIT, TIMELINE, Event
+from cpumond.scheduler.model import ACCESS_DENIED, ROOT_POOL, CommandError
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.settings.undo import UndoChange
+from cpumond.scheduler.users import User
+
+V = TypeVar("V")
+MAX_PAGES: Final = 20
+"""Pages of the log that are read for one answer where most of it is not for the user's eyes."""
+
+
+class EventHandlers:
+    """A part of ``JsonApi``."""
+
+    scheduler: Scheduler
+
+    async def list_events(self, call: Call) -> event_views.EventList:
+        found, following = await self._find(TIMELINE, call, event_views.show_event)
+        return event_views.EventList(found, following)
+
+    async def list_audit(self, call: Call) -> event_views.AuditList:
+        """Raises CommandError for what is not the user's own, nor about a pool that the user administers."""
+        query: openapi.EventsQuery = call.query
+        if not call.user.admin and not self._administers(call.user, query):
+            if query.user and query.user != call.user.name:
+                raise CommandError(
+                    f"{call.user.name} may read the audit log of {call.user.name}, or of a pool with permission "
+                    "administer; ask an administrator, or name such a pool",
+                    ACCESS_DENIED,
+                )
+            call.query = openapi.EventsQuery(
+                **{**{name: getattr(query, name) for name in query.__struct_fields__}, "user": call.user.name}
+            )
+        found, following = await self._find(AUDIT, call, event_views.show_audit)
+        return event_views.AuditList(found, following)
+
+    async def list_annotations(self, call: Call) -> list[event_views.Annotation]:
+        found, _ = await self._find(TIMELINE, call, lambda _, event: event_views.show_annotation(event))
+        return found
+
+    async def undo_change(self, call: Call) -> views.Done:
+        reply = await self.scheduler.execute(UndoChange(_read_number(call)), call.user, plan=call.plan)
+        return views.Done(reply.id, list(reply.warnings))
+
+    async def _find(self, what: str, call: Call, show: Callable[[int, Event], V]) -> tuple[list[V], int | None]:
+        query: openapi.EventsQuery = call.query
+        subjects = [what, *self._read_subjects(query)]
+        since = self.scheduler.clock.now() - query.since_s if query.since_s else 0.0
+        before: int | None = query.before or None
+        found: list[V] = []
+        rights = Rights(self.scheduler.state, call.user)
+        for _ in range(MAX_PAGES):
+            left = query.limit - len(found)
+            page = await self.scheduler.event_log.read(subjects, before=before, since=since, limit=left)
+            found += [show(number, event) for number, event in page if self._may_see(rights, event)]
+            before = page[-1][0] if len(page) == left else None
+            if before is None or len(found) == query.limit:
+                break
+        return found, before
+
+    def _may_see(self, rights: Rights, event: Event) -> bool:
+        """Whether an operation that it is about is one that the user may know of."""
+        record = self.scheduler.state.record_of(event.operation) if event.operation else None
+        return record is None or rights.may_read(record)
+
+    def _read_subjects(self, query: openapi.EventsQuery) -> list[str]:
+        """Raises CommandError for an operation's alias that there is not."""
+        state = self.scheduler.state
+        tree = query.tree or (state.config.default_tree if query.pool else "")
+        operation = query.operation
+        if operation.startswith("*"):
+            operation = state.find_record(operation).id
+        of_pool = f"pool:{tree}/{query.pool}" if query.pool and query.pool != ROOT_POOL else ""
+        named = {"kind": query.kind, "user": query.user, "node": query.node, "operation": operation}
+        if not of_pool:
+            named["tree"] = tree
+        return [*(f"{name}:{value}" for name, value in named.items() if value), *([of_pool] if of_pool else [])]
+
+    def _administers(self, user: User, query: openapi.EventsQuery) -> bool:
+        """Whether a query is about a pool, or a tree, whose access list the user may change."""
+        state = self.scheduler.state
+        tree = state.trees.get(query.tree or state.config.default_tree)
+        if tree is None or not (query.pool or query.tree):
+            return False
+        pool = tree.root if query.pool in ("", ROOT_POOL) else tree.pools.get(query.pool)
+        name = ROOT_POOL if pool is None else explicit_pool(pool)
+        return Rights(state, user).on_pool(tree.name, name, "administer").allowed
+
+
+def _read_number(call: Call) -> int:
+    text = call.path["number"]
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise CommandError(f"{text[:100]!r} is not the number of an event; `cpumond events` lists them")
+    return int(text)
+
+
+def read_plan(headers: Any) -> str:
+    """What the user was shown before a change, as the client tells it in a header."""
+    return str(headers.get("x-cpumond-plan", ""))

@@ -1,0 +1,52 @@
+"""Requests that are refused for want of rights, for the audit log; commands are told by the scheduler itself."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from starlette.requests import Request
+
+from cpumond.core.errors import CpumondError
+from cpumond.scheduler.event_log import is_denied
+from cpumond.scheduler.events import Subjects
+from cpumond.scheduler.events.commands import Asked, tell_request
+from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.users import User
+
+
+async def tell_refusal(scheduler: Scheduler, user: User, what: str, error: Exception, **facts: Any) -> None:
+    """Have the audit log tell that a user was refused ``what``, unless it has told that or it was for another reason.
+
+    ``facts``: fields of Event that say what it was about.
+    """
+    if not is_denied(error) or getattr(error, "is_told", False):
+        return
+    if isinstance(error, CpumondError):
+        error.is_told = True
+    asked, text = Asked(user, term=scheduler.term), f"{'was ' if user.name else ''}refused {what}: {error}"
+    event = tell_request(what, asked, text, scheduler.clock.now(), "refused", refused=str(error), **facts)
+    trees = scheduler.state.trees
+    places = [(event.tree, event.pool)] if event.tree in trees and event.pool in trees[event.tree].pools else []
+    await scheduler.event_log.tell_refused(Subjects(event).add_pools(trees, places).tell())
+
+
+async def tell_refused_request(scheduler: Scheduler, request: Request, error: Exception) -> None:
+    """The same of a request, whose user is in its state if it is known.
+
+    Somebody who only looks and shows no token is asked for one, and no more comes of it.
+    """
+    user = getattr(request.state, "user", None)
+    if user is None:
+        if request.method in ("GET", "HEAD") and "authorization" not in request.headers:
+            return
+        user = User("", origin=request.client.host if request.client is not None else "")
+    names = {
+        name: str(request.path_params.get(name, ""))[:1000] for name in ("tree", "pool", "node", "operation", "job")
+    }
+    if names["operation"]:
+        with contextlib.suppress(CommandError):
+            names["operation"] = scheduler.state.find_record(names["operation"]).id
+    path = request.url.path[:1000]
+    await tell_refusal(scheduler, user, f"{request.method} {path}", error, **names)

@@ -1,0 +1,135 @@
+"""What happened, as values: commands with who asked for them (the audit log), and what else changed. Pure.
+
+``commands`` makes events of commands and of refusals, ``happenings`` of what changes by itself; an entry of the store's
+log is found by its subjects, which ``Subjects`` gathers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+import msgspec
+
+from cpumond.scheduler.elements import Tree
+from cpumond.scheduler.model import ROOT_POOL
+
+EventKind = Literal[
+    "command",
+    "refused",
+    "node_registered",
+    "node_silent",
+    "node_lost",
+    "node_returned",
+    "preemption",
+    "operation_failed",
+    "limit_contested",
+    "take_over",
+    "started",
+    "reload",
+]
+"""``command`` and ``refused`` are the audit log; ``started``: the scheduler's own start; ``take_over``: it leads now;
+``reload``: it has read its tokens or certificates anew. ``node_silent``: no heartbeats come, its jobs wait for it;
+``node_lost``: it was given up with its jobs."""
+
+KINDS: Final[tuple[EventKind, ...]] = get_args(EventKind)
+AUDITED: Final[frozenset[EventKind]] = frozenset({"command", "refused"})
+
+AUDIT: Final = "audit"
+TIMELINE: Final = "timeline"
+"""Subjects of all that is in the audit log, and of all that everybody may see: everything but refusals."""
+
+MAX_POOLS: Final = 1000
+"""Pools that an entry can be found by; a command may change more."""
+
+
+class EventChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One attribute before and after, see ``settings.changes.ConfigChange``."""
+
+    tree: str
+    pool: str
+    attribute: str
+    old: Any = None
+    new: Any = None
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened, as it is stored. ``at``: seconds since 1970.
+
+    ``text`` is a sentence. ``user`` asked, ``acting`` is the administrator who asked in that name, ``origin`` where it
+    came from and how the user was known. ``command``: the type of the command, or how jobs were preempted. ``request``:
+    the command's fields without secrets. ``plan``: what the user was
+    shown before. ``allowed_by``: the sentence of the verdict. ``undoes``: the number of the event that it takes back.
+    """
+
+    at: float
+    kind: EventKind
+    text: str
+    user: str = ""
+    acting: str = ""
+    origin: str = ""
+    command: str = ""
+    tree: str = ""
+    pool: str = ""
+    node: str = ""
+    operation: str = ""
+    job: str = ""
+    request: dict[str, Any] = {}
+    changes: tuple[EventChange, ...] = ()
+    plan: str = ""
+    allowed_by: str = ""
+    refused: str = ""
+    count: int = 1
+    """How many like it, which are told as one."""
+    term: int = 0
+    undoes: int = 0
+
+
+class Subjects:
+    """By what an event will be found: "user:alice", "pool:default/research" (each pool above, too), "node:n1" ..."""
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+        self._found = dict.fromkeys([f"kind:{event.kind}"])
+        if event.kind in AUDITED:
+            self._found[AUDIT] = None
+        if event.kind != "refused":
+            self._found[TIMELINE] = None
+        for user in filter(None, (event.user, event.acting)):
+            self._found[f"user:{user}"] = None
+        self.add("tree", [event.tree] if event.tree else ())
+        self.add("node", [event.node] if event.node else ())
+        self.add("operation", [event.operation] if event.operation else ())
+
+    def add(self, kind: Literal["tree", "node", "operation"], names: Iterable[str]) -> Subjects:
+        """It is about these, too."""
+        self._found.update(dict.fromkeys(f"{kind}:{name}" for name in names))
+        return self
+
+    def add_pools(self, trees: Mapping[str, Tree], places: Iterable[tuple[str, str]]) -> Subjects:
+        """It is about these pools, given as (tree, pool), and the pools above them."""
+        added = 0
+        for tree_name, pool_name in places:
+            if added >= MAX_POOLS:
+                break
+            tree = trees.get(tree_name)
+            pool = None if tree is None else tree.pools.get(pool_name)
+            names = [pool_name] if pool is None else [pool_name, *(each.name for each in pool.ancestors())]
+            for name in names:
+                subject = f"pool:{tree_name}/{name}"
+                if name != ROOT_POOL and subject not in self._found:
+                    self._found[subject] = None
+                    added += 1
+            if tree_name:
+                self._found[f"tree:{tree_name}"] = None
+        return self
+
+    def tell(self) -> Told:
+        return Told(self._event, tuple(self._found))
+
+
+class Told(NamedTuple):
+    """An event and its subjects, ready to be stored."""
+
+    event: Event
+    subjects: tuple[str, ...]

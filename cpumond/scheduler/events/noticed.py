@@ -1,0 +1,39 @@
+"""Events of what the state notices and nothing stored tells of. Pure; imported by the state."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cpumond.core.words import count
+from cpumond.fairshare.validate import printable, quoted
+from cpumond.scheduler.elements import Job, Node
+from cpumond.scheduler.events import Event
+
+CONTESTED: Final = frozenset({"contested", "overridden"})
+"""Modes of a job's reports that say: another program sets the limit."""
+
+
+def tell_silent(node: Node, now: float) -> Event:
+    """No heartbeat came for the heartbeat time-out."""
+    text = f"node {quoted(node.id)} is silent for {now - node.last_seen:.0f} s; its {count(len(node.jobs), 'job')} wait"
+    return Event(at=now, kind="node_silent", text=text, node=node.id, tree=node.tree or "")
+
+
+def tell_returned(node: Node, now: float) -> Event:
+    """A node that was silent sends heartbeats again."""
+    text = f"node {quoted(node.id)} is back after {now - node.last_seen:.0f} s"
+    return Event(at=now, kind="node_returned", text=text, node=node.id, tree=node.tree or "")
+
+
+def tell_contested(job: Job, now: float) -> Event:
+    """The agent says that another program sets the limit of a job."""
+    how = "is contested: another program changed it back again and again, and the agent let go of it"
+    if job.report.mode != "contested":
+        how = "is overridden by another program"
+    pool = job.element.parent
+    text = f"the limit of job {printable(job.id)} on node {quoted(job.node.id)} {how}"
+    return Event(
+        at=now, kind="limit_contested", text=text,
+        job=job.id, node=job.node.id, operation=job.element.name, tree=job.element.tree.name,
+        pool="" if pool is None else pool.name,
+    )  # fmt: skip

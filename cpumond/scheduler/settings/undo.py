@@ -1,0 +1,253 @@
+"""Taking back an earlier change of the configuration: its differences reversed, all at once (semantics.md 12.5).
+
+Only what the change left as it is now can be taken back: what was changed again since is never overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from cpumond.fairshare.validate import quoted
+from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
+from cpumond.scheduler.settings import commands
+from cpumond.scheduler.settings.attributes import Edit, is_same, read_pool, read_tree
+from cpumond.scheduler.settings.changes import ConfigChange, split_path, with_parent
+from cpumond.scheduler.settings.commands import ConfigCommand, Outcome, with_pools
+from cpumond.scheduler.settings.validation import DEFAULT_NAME_PATTERN
+from cpumond.scheduler.settings.values import shown
+
+
+class UndoChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Take back what the event of this number has changed in trees and pools."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """``UndoChange`` with what is to be taken back, exact differences (``describe_change``)."""
+
+    number: int
+    changes: tuple[ConfigChange, ...]
+
+
+class ChangedSinceError(CommandError):
+    """A change cannot be taken back: ``tree``, ``pool`` ("" for a tree itself) is not as the change left it."""
+
+    def __init__(self, tree: str, pool: str, what: str) -> None:
+        where = f"pool {quoted(pool)} in tree {quoted(tree)}" if pool else f"pool tree {quoted(tree)}"
+        super().__init__(f"{where if tree else 'the default tree'}: {what}")
+        self.tree = tree
+        self.pool = pool
+
+
+def apply(
+    config: Config,
+    undo: Undo,
+    *,
+    new_id: Callable[[], str],
+    nodes: Mapping[str, Collection[str]],
+    name_pattern: str = DEFAULT_NAME_PATTERN,
+) -> Outcome:
+    """As ``commands.apply``. Trees and pools that come back have new ids. Raises ChangedSinceError, CommandError."""
+    made = Outcome(_reverse(config, undo.changes, new_id), "")
+    return commands.check(config, made, nodes=nodes, name_pattern=name_pattern)
+
+
+def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand]:
+    """The commands that would take back ``changes`` one by one, for the question who may do that.
+
+    What comes back below a pool is made where that pool is; what goes with a pool, or comes and goes with a tree, is
+    left out.
+    """
+    found: list[ConfigCommand] = []
+    changes = list(changes)
+    whole = {(each.tree, each.pool): each for each in changes if not each.attribute and each.tree}
+    places: dict[tuple[str, str], dict[str, str]] = {}
+    edits: dict[tuple[str, str], list[Edit]] = {}
+    for change in changes:
+        key = change.tree, change.pool
+        if not change.tree:
+            found.append(commands.SetDefaultTree(change.old))
+        elif key in whole:
+            continue
+        elif change.pool and change.attribute in ("name", "parent_name"):
+            places.setdefault(key, {})[change.attribute] = change.old
+        else:
+            edits.setdefault(key, []).append(Edit(split_path(change.attribute), change.old, recursive=True))
+    for (tree, pool), change in whole.items():
+        given = change.old if change.new is None else change.new
+        if not pool:
+            create = change.new is None
+            found.append(commands.CreateTree(tree, given) if create else commands.RemoveTree(tree, recursive=True))
+        elif (tree, "") in whole:
+            continue
+        elif change.new is None:
+            parent, rest = given["parent_name"], {key: value for key, value in given.items() if key != "parent_name"}
+            while (above := whole.get((tree, parent))) is not None and above.new is None:
+                parent = above.old["parent_name"]
+            found.append(commands.CreatePool(tree, pool, parent, rest))
+        elif (tree, given["parent_name"]) not in whole:
+            found.append(commands.RemovePool(tree, pool, recursive=True))
+    for (tree, pool), place in places.items():
+        edits.setdefault((tree, pool), []).extend(Edit((name,), value) for name, value in place.items())
+    for (tree, pool), made in edits.items():
+        one = commands.ChangePool(tree, pool, tuple(made)) if pool else commands.ChangeTree(tree, tuple(made))
+        found.append(one)
+    return found
+
+
+def _reverse(config: Config, changes: Iterable[ConfigChange], new_id: Callable[[], str]) -> Config:
+    trees, default = dict(config.trees), config.default_tree
+    by_tree: dict[str, list[ConfigChange]] = {}
+    for change in changes:
+        by_tree.setdefault(change.tree, []).append(change)
+    for change in by_tree.pop("", ()):
+        if (default or None) != change.new:
+            raise ChangedSinceError("", "", f"is {shown(default or None)} now, not {shown(change.new)}")
+        default = change.old or ""
+    for name, own in by_tree.items():
+        tree = _reverse_tree(config.trees.get(name), name, own, new_id)
+        if tree is None:
+            trees.pop(name, None)
+        else:
+            trees[name] = tree
+    if default and default not in trees:
+        raise ChangedSinceError(default, "", "is the default tree, and would be removed")
+    return Config(MappingProxyType(dict(sorted(trees.items()))), default)
+
+
+def _reverse_tree(
+    present: TreeConfig | None, name: str, changes: list[ConfigChange], new_id: Callable[[], str]
+) -> TreeConfig | None:
+    """The tree of this name before ``changes``; None where there was none."""
+    whole = next((each for each in changes if not each.pool and not each.attribute), None)
+    if whole is not None and whole.new is None:
+        if present is not None:
+            raise ChangedSinceError(name, "", "was made anew")
+        tree = TreeConfig(new_id(), name, dict(whole.old), read_tree(whole.old))
+    elif present is None:
+        raise ChangedSinceError(name, "", "was removed")
+    else:
+        tree = present
+        if whole is not None and not is_same(tree.attributes, whole.new):
+            raise ChangedSinceError(name, "", "its options are not those with which it was made")
+    own = [each for each in changes if not each.pool and each.attribute]
+    if own:
+        attributes = _reverse_attributes(tree.attributes, own)
+        kept = {key: each for key, each in tree.spelled.items() if _has(attributes, key.split("/"))}
+        tree = replace(tree, attributes=attributes, settings=read_tree(attributes), spelled=kept)
+    of_pools = [each for each in changes if each.pool]
+    if of_pools or whole is not None:
+        pools = _reverse_pools(tree, of_pools, new_id)
+        if whole is not None and whole.old is None:
+            if pools:
+                raise ChangedSinceError(name, next(iter(pools)), "was made there since")
+            return None
+        tree = _arrange(tree, pools)
+    return tree
+
+
+def _reverse_attributes(attributes: Mapping[str, Any], changes: Iterable[ConfigChange]) -> dict[str, Any]:
+    result = dict(attributes)
+    for change in changes:
+        path = split_path(change.attribute)
+        target: dict[str, Any] = result
+        for name in path[:-1]:
+            inside = target.get(name)
+            if not isinstance(inside, Mapping):
+                raise _changed(change, None)
+            target[name] = dict(inside)
+            target = target[name]
+        if not is_same(target.get(path[-1]), change.new):
+            raise _changed(change, target.get(path[-1]))
+        if change.old is None:
+            target.pop(path[-1], None)
+        else:
+            target[path[-1]] = change.old
+    return result
+
+
+def _changed(change: ConfigChange, now: Any) -> ChangedSinceError:
+    text = f"{change.attribute} is {shown(now)} now, not {shown(change.new)} as that change left it"
+    return ChangedSinceError(change.tree, change.pool, text)
+
+
+def _has(attributes: Mapping[str, Any], path: list[str]) -> bool:
+    inside = attributes.get(path[0])
+    return path[0] in attributes and (len(path) == 1 or (isinstance(inside, Mapping) and path[1] in inside))
+
+
+def _reverse_pools(tree: TreeConfig, changes: list[ConfigChange], new_id: Callable[[], str]) -> dict[str, PoolConfig]:
+    """The pools before ``changes``, by their names then."""
+    pools = dict(tree.pools)
+    gone = [each for each in changes if not each.attribute and each.new is None]
+    edited: dict[str, list[ConfigChange]] = {}
+    for change in changes:
+        if change.attribute:
+            edited.setdefault(change.pool, []).append(change)
+        elif change.old is None:
+            present = pools.pop(change.pool, None)
+            if present is None:
+                raise ChangedSinceError(tree.name, change.pool, "is not there any more")
+            if not is_same(with_parent(present), change.new):
+                raise ChangedSinceError(tree.name, change.pool, "is not as it was made")
+    names: dict[str, str] = {}
+    placed: set[str] = set()
+    for name, own in edited.items():
+        present = pools.get(name)
+        if present is None:
+            raise ChangedSinceError(tree.name, name, "is not there any more")
+        pools[name] = before = _reverse_pool(present, own)
+        names[name] = before.name
+        if any(each.attribute == "parent_name" for each in own):
+            placed.add(name)
+    result: dict[str, PoolConfig] = {}
+    for name, pool in pools.items():
+        parent = pool.parent if name in placed else names.get(pool.parent, pool.parent)
+        if pool.name in result:
+            raise ChangedSinceError(tree.name, pool.name, "has the name that is to come back")
+        result[pool.name] = pool if parent == pool.parent else replace(pool, parent=parent)
+    for change in gone:
+        if change.pool in result:
+            raise ChangedSinceError(tree.name, change.pool, "was made anew")
+        attributes = {name: value for name, value in change.old.items() if name != "parent_name"}
+        result[change.pool] = PoolConfig(
+            new_id(), change.pool, change.old["parent_name"], attributes, read_pool(attributes)
+        )
+    return result
+
+
+def _reverse_pool(pool: PoolConfig, changes: list[ConfigChange]) -> PoolConfig:
+    place = {"name": pool.name, "parent_name": pool.parent}
+    for change in changes:
+        if change.attribute in place:
+            if place[change.attribute] != change.new:
+                raise _changed(change, place[change.attribute])
+            place[change.attribute] = change.old
+    own = [each for each in changes if each.attribute not in place]
+    pool = replace(pool, name=place["name"], parent=place["parent_name"])
+    if not own:
+        return pool
+    attributes = _reverse_attributes(pool.attributes, own)
+    spelled = {key: each for key, each in pool.spelled.items() if key in attributes}
+    return replace(pool, attributes=attributes, settings=read_pool(attributes), spelled=spelled)
+
+
+def _arrange(tree: TreeConfig, pools: Mapping[str, PoolConfig]) -> TreeConfig:
+    """``tree`` with these pools. Raises ChangedSinceError where one is below nothing, or below itself."""
+    for pool in pools.values():
+        if pool.parent != ROOT_POOL and pool.parent not in pools:
+            if pool.parent in tree.pools and pool.name in tree.pools:
+                raise ChangedSinceError(tree.name, pool.name, f"is below {quoted(pool.parent)}, which would be removed")
+            raise ChangedSinceError(tree.name, pool.parent, f"is not there any more; {quoted(pool.name)} was below it")
+    changed = with_pools(tree, pools.values())
+    lost = [name for name in pools if name not in changed.pools]
+    if lost:
+        raise ChangedSinceError(tree.name, lost[0], "would be one of its own sub-pools")
+    return changed
