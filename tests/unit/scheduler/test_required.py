@@ -90,6 +90,22 @@ def test_12_3_trees_are_for_administrators(teams):
         assert check(teams.state, command, User("root", admin=True)) == "root is an administrator"
 
 
+def test_12_3_trees_are_everybodys_while_nothing_decides_who_may_do_what():
+    teams = Teams(acl_required=False)
+
+    def may(user: User) -> bool:
+        return all(verdict.allowed for verdict in decide(teams.state, CreateTree("t"), user))
+
+    assert may(ANN)
+    assert not may(User("local", needs_entry=True))
+    for attributes in ({"acl": []}, {"inherit_acl": False}):
+        teams.set_pool("c", **attributes)
+        assert not may(ANN)
+        teams.set_pool("c", **dict.fromkeys(attributes))
+    teams.set_tree(acl=[])
+    assert not may(ANN)
+
+
 @pytest.mark.parametrize(
     ("edits", "needs"),
     [
