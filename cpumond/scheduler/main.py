@@ -12,7 +12,6 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
@@ -33,7 +32,6 @@ from cpumond.host.service import (
 from cpumond.monitor.model import MonitorSettings
 from cpumond.scheduler.config import Api, SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.door import LeaderDoor
-from cpumond.scheduler.events.happenings import tell_reload
 from cpumond.scheduler.exporter import LeadMetrics, MetricsText
 from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.history.store import HistoryStore
@@ -189,7 +187,6 @@ def run_scheduler(
             arbiter = make_arbiter(config.store.conninfo)
             address = find_own_address(config.api, entrance.sockets)
             service = _share(config, identities, arbiter, address, make_app, make_standby, time_scale)
-            entrance.reload.note = partial(_note_reload, lambda: _find_leading(service))
             asyncio.run(_serve(service, entrance, config, manager, time_scale))
         else:
             _run_alone(config, identities, entrance, manager, make_app, time_scale)
@@ -221,24 +218,11 @@ def _run_alone(
         metrics = MetricsText(scheduler, config.metrics.max_pools)
         app = make_app(scheduler, config.api, identities, metrics.encode, config.cluster_name)
         service = _Service(app, scheduler.run, scheduler.ready, vitals_of(scheduler))
-        entrance.reload.note = partial(_note_reload, lambda: scheduler)
         asyncio.run(_serve(service, entrance, config, manager, time_scale))
     finally:
         manager.extend("closing the store")
         entrance.close()
         store.close()
-
-
-def _note_reload(find: Callable[[], Scheduler | None], text: str, refused: str) -> None:
-    """Put a reload into the timeline; a standby has none."""
-    scheduler = find()
-    if scheduler is not None:
-        scheduler.event_log.note(tell_reload(scheduler.clock.now(), text, refused))
-
-
-def _find_leading(service: _Service) -> Scheduler | None:
-    reign = None if service.leading is None else service.leading.find_reign()
-    return None if reign is None else reign.scheduler
 
 
 def _make_scheduler(
