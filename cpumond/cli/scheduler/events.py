@@ -48,9 +48,7 @@ def _filters(command: Command) -> Command:
 
 
 @click.command("events", epilog="Example: cpumond events --pool research --since 1d")
-@click.option(
-    "--kind", metavar="KIND", type=click.Choice(TIMELINE_KINDS), help=f"One of {', '.join(TIMELINE_KINDS)}."
-)
+@click.option("--kind", metavar="KIND", type=click.Choice(TIMELINE_KINDS), help=f"One of {', '.join(TIMELINE_KINDS)}.")
 @_filters
 @scheduler_options
 def events_command(client: SchedulerClient, /, follow: bool, takes_all: bool, **query: Any) -> None:
