@@ -12,7 +12,7 @@ from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import control
 from cpumond.agent.limits import apply
-from cpumond.agent.limits.hold import Contested, Hold, Respected
+from cpumond.agent.limits.hold import Contested, Hold, Pinned, Respected
 from cpumond.agent.looks import DRIFT, LookSchedule, can_be_held_back
 from cpumond.core.errors import CgroupReadError
 from cpumond.host.cgroup.parse import parse_throttled
