@@ -41,7 +41,7 @@ def _filters(command: Command) -> Command:
         click.option("--pool", metavar="POOL", help="With all pools below it."),
         click.option("--tree", metavar="TREE", help="For --pool the default tree."),
         click.option("--user", metavar="USER"),
-        click.option("-f", "--follow", is_flag=True, help="Print those that come, the newest last, until Ctrl-C."),
+        click.option("--follow", is_flag=True, help="Print those that come, the newest last, until Ctrl-C."),
     ):
         command = option(command)
     return command
