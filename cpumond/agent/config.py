@@ -130,12 +130,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class SchedulerLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[scheduler]``: the scheduler whose node this host is; ``url = ""``: none. ``tags`` decide its tree.
 
-    ``url``: its address, or those of several of which one leads.
+    ``url``: its address, or those of several of which one leads. ``ca_file``: what signed its certificate, "" for what
+    the system trusts.
     """
 
     url: str | list[str] = ""
     token: str = ""
     token_file: str = ""
+    ca_file: str = ""
     heartbeat_period_s: PositiveDuration = msgspec.field(name="heartbeat_period", default=1.0)
     timeout_s: PositiveDuration = msgspec.field(name="timeout", default=5.0)
     retry_max_s: PositiveDuration = msgspec.field(name="retry_max", default=30.0)
@@ -440,8 +442,10 @@ def _check_slurm(options: ExecutorOptions, where: str) -> None:
 
 def _check_scheduler(scheduler: SchedulerLink, where: str) -> None:
     for url in scheduler.addresses:
-        if not re.match(r"https?://[^/\s]+", url):
-            raise ConfigError(f"{where}: scheduler.url: must be an http:// or https:// address, got {url!r}")
+        if not re.match(r"https?://[^/\s]+|unix:/.", url):
+            raise ConfigError(
+                f"{where}: scheduler.url: must be an http:// or https:// address, or unix:/PATH, got {url!r}"
+            )
         if "," in url:
             raise ConfigError(f'{where}: scheduler.url: several are a list, url = ["http://...", ...], got {url!r}')
     if scheduler.token and scheduler.token_file:

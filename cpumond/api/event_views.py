@@ -7,16 +7,19 @@ from typing import Annotated, Any
 import msgspec
 
 from cpumond.api.figures import View
+from cpumond.core.words import iso_utc
 from cpumond.scheduler.events import Event, EventChange, EventKind
 
 
 class EventView(View, frozen=True):
-    """Something that happened. ``at``: seconds since 1970. ``number``: by it a change is taken back, and older events
-    are asked for. ``count``: how many like it are told as one. ``can_undo``: it changed trees or pools.
+    """Something that happened. ``at``: seconds since 1970; ``time``: the same in UTC. ``number``: by it a change is
+    taken back, and older events are asked for. ``count``: how many like it are told as one. ``can_undo``: it changed
+    trees or pools.
     """
 
     number: int
     at: float
+    time: str
     kind: EventKind
     text: str
     user: str
@@ -78,6 +81,8 @@ def show_audit(number: int, event: Event) -> AuditView:
 def _field(number: int, event: Event, name: str) -> Any:
     if name == "number":
         return number
+    if name == "time":
+        return iso_utc(event.at)
     return bool(event.changes) if name == "can_undo" else getattr(event, name)
 
 

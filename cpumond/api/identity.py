@@ -16,14 +16,14 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cpumond.core.settings import is_loopback
+from cpumond.core.settings import is_loopback, parse_listen
 from cpumond.scheduler.config import PROXY_AT_SOCKET, Api
 from cpumond.scheduler.identities import Identities
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
 from cpumond.scheduler.peer import LOCAL_USERS, Accounts
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.tokens import User, hash_token
-from cpumond.scheduler.users import ID_DIGITS, find_wrong_name
+from cpumond.scheduler.users import find_wrong_name
 
 OPEN_ACCESS_USER: Final = User("root", admin=True)
 """The user of every request where no authentication is configured: any client may do everything."""
@@ -54,7 +54,7 @@ class Gate:
     @property
     def needs_token(self) -> bool:
         """Whether requests over TCP need a token."""
-        return bool(self.settings.tokens_file)
+        return bool(self.settings.tokens_file) or not is_loopback(parse_listen(self.settings.address, "api.listen")[0])
 
     def needs_account(self, scope: Mapping[str, Any]) -> bool:
         """Whether the kernel's word on who connected may be needed, see ``KnowAccounts``."""
@@ -71,7 +71,8 @@ class Gate:
         other = request.headers.get("x-yt-user-name", "")
         if other and not USER_NAME.fullmatch(other):
             raise CommandError("X-YT-User-Name: expected a name of letters, digits and -_.@", AUTHENTICATION)
-        user = self._identify(request)
+        # The audit log names the user of a request that is refused, too.
+        request.state.user = user = self._identify(request)
         if user.node:
             raise CommandError(
                 f"the token of {user.name} is a node's: it registers nodes and sends their heartbeats; use a user's "
@@ -92,12 +93,25 @@ class Gate:
             acting=user.name,
         )
 
+    def find_known(self, name: str) -> User:
+        """What is known of a user who sends no request: whether a token makes it an administrator, and its groups."""
+        now = self._scheduler.clock.now()
+        of_file = [user for _, user in self.identities.tokens or ()]
+        made = [each.make_user() for each in self._scheduler.state.tokens if not each.find_end(now)]
+        users = [user for user in (*of_file, *made) if user.name == name and not (user.node or user.proxy)]
+        return User(
+            name,
+            admin=self.is_open or any(user.admin for user in users),
+            groups=self.identities.groups_of(name).union(*(user.groups for user in users)),
+            needs_entry=bool(users) and all(user.needs_entry for user in users),
+        )
+
     def find_node(self, request: Request) -> User:
         """The sender of a node's request: by a node's token, or an administrator who is known without a token.
 
         Raises CommandError.
         """
-        user = self._identify(request)
+        request.state.user = user = self._identify(request)
         if not (user.node or (user.admin and not user.token_id)):
             whose = f"the token of {user.name} is a user's" if user.token_id else f"this is {user.name}"
             raise CommandError(
@@ -136,7 +150,7 @@ class Gate:
         tokens = self.identities.tokens
         configured = None if tokens is None else tokens.find(digest)
         if configured is not None:
-            return replace(configured, token_id=digest[:ID_DIGITS])
+            return configured
         found = self._scheduler.state.tokens.find(digest)
         if found is None:
             return None
@@ -145,7 +159,8 @@ class Gate:
         if not end and record.made_with and not self._is_valid(record.made_with):
             end = f"was made with the token {record.made_with}, which is not valid any more"
         if end:
-            raise CommandError(f"Authentication failed: the token {record.id} {end}; use another one", AUTHENTICATION)
+            text = f"Authentication failed: the token {record.id} {end}; use another one"
+            raise CommandError(text, AUTHENTICATION, {"user": record.user})
         return user
 
     def _is_valid(self, token_id: str) -> bool:
@@ -174,7 +189,9 @@ class Gate:
         if isinstance(found, User) and (found.admin or self.settings.knows_accounts):
             return replace(found, origin=f"{_place(request)}, {found.origin}")
         who = found if isinstance(found, str) else f"this is {found.name} ({found.origin})"
-        if is_socket:
+        if self.settings.knows_accounts:
+            text = f"without a token only accounts of this machine may use this scheduler, and {who}; show a token"
+        elif is_socket:
             text = (
                 f"without a token only {LOCAL_USERS} may use this socket, and {who}; show a token, or have "
                 "[api] socket set, which is for every account"

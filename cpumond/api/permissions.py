@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,7 +22,7 @@ from cpumond.scheduler.model import (
     Task,
 )
 from cpumond.scheduler.required import Need, list_needs
-from cpumond.scheduler.rights import OWNED, PERMISSIONS, Permission, Verdict
+from cpumond.scheduler.rights import OWNED, PERMISSIONS, AccessEntry, Permission, Verdict
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.values import FIELD
 from cpumond.scheduler.state import State
@@ -48,6 +48,13 @@ class PoolRights(View, frozen=True):
 
     tree: str
     pools: dict[str, list[Permission]]
+
+
+class InheritedEntry(View, frozen=True):
+    """An entry that counts for a pool below. ``where``: whose access list it stands in."""
+
+    where: str
+    entry: AccessEntry
 
 
 class Target(NamedTuple):
@@ -206,10 +213,22 @@ def _reasons(verdicts: Iterator[tuple[Permission, Verdict]]) -> dict[str, str]:
     return {str(wanted): "" if verdict.allowed else verdict.because for wanted, verdict in verdicts}
 
 
+def show_inherited(rights: Rights, pool: PoolElement) -> list[InheritedEntry]:
+    """The entries for a pool that stand in the access lists of the pools above it, and of the tree."""
+    entries = rights.access_to(pool.tree.name, explicit_pool(pool)).entries
+    return [InheritedEntry(each.where, each.entry) for each in entries if each.heir]
+
+
 def list_permissions(rights: Rights, pool: PoolElement) -> list[Permission]:
     """What the asker may do to a pool."""
     name = explicit_pool(pool)
     return [each for each in POOL_PERMISSIONS if rights.on_pool(pool.tree.name, name, each).allowed]
+
+
+def show_acl(entries: Iterable[AccessEntry] | None) -> list[dict[str, Any]]:
+    """An access list as plain values."""
+    found: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(list(entries or ())))
+    return found
 
 
 def hide_secrets(record: OperationRecord) -> OperationRecord:

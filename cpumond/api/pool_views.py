@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cpumond.api.figures import Amounts, View, absolute, make_view, show_shares
-from cpumond.api.permissions import show_may_of_pool
+from cpumond.api.permissions import InheritedEntry, show_inherited, show_may_of_pool
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import PoolElement, SchedulingStatus, StarvationStatus, Tree
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Mode, to_amounts
@@ -92,6 +92,8 @@ class PoolView(View, frozen=True):
     late_cpu_seconds: float
     may: dict[str, str]
     """As of a tree; empty in lists, GET .../rights has it for all pools."""
+    inherited_acl: list[InheritedEntry]
+    """What counts besides the own ``acl``; empty in lists."""
 
 
 class PoolList(View, frozen=True):
@@ -154,6 +156,7 @@ def show_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> Po
         strong_guarantee=to_amounts(absolute(pool.strong_guarantee_share, pool.tree.total)),
         volume=to_amounts(pool.volume),
         may={} if rights is None else show_may_of_pool(rights, pool),
+        inherited_acl=[] if rights is None else show_inherited(rights, pool),
         **show_shares(pool, now),
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from cpumond.api.identity import PROXY_TOKEN
 from cpumond.core.errors import CpumondError
 from cpumond.scheduler.event_log import is_denied
 from cpumond.scheduler.events import Subjects
@@ -39,9 +40,12 @@ async def tell_refused_request(scheduler: Scheduler, request: Request, error: Ex
     """
     user = getattr(request.state, "user", None)
     if user is None:
-        if request.method in ("GET", "HEAD") and "authorization" not in request.headers:
+        shows_token = "authorization" in request.headers or PROXY_TOKEN in request.headers
+        if request.method in ("GET", "HEAD") and not shows_token:
             return
-        user = User("", origin=request.client.host if request.client is not None else "")
+        # A token that has ended tells whose it was.
+        name = str(error.attributes.get("user", "")) if isinstance(error, CommandError) else ""
+        user = User(name, origin=request.client.host if request.client is not None else "")
     names = {
         name: str(request.path_params.get(name, ""))[:1000] for name in ("tree", "pool", "node", "operation", "job")
     }

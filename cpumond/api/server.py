@@ -66,10 +66,11 @@ def make_app(
                 needs_token=gate.needs_token,
                 is_open=gate.is_open,
                 file_tokens=lambda: identities.tokens or (),
+                find_known=gate.find_known,
                 bodies=bodies,
             ),
             *make_yt_routes(
-                YtBackend(scheduler, cluster_name),
+                YtBackend(scheduler, cluster_name, find_known=gate.find_known),
                 gate.find_user,
                 limits,
                 replies,

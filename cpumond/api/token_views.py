@@ -22,15 +22,15 @@ class TokenView(View, frozen=True):
     role: Role
     state: Literal["valid", "expired", "revoked", "orphaned"]
     source: Literal["store", "file"]
-    pattern: str = ""
-    groups: tuple[str, ...] = ()
-    note: str = ""
-    created_at: float | None = None
-    created_by: str = ""
-    made_with: str = ""
-    expires_at: float | None = None
-    revoked_at: float | None = None
-    revoked_by: str = ""
+    pattern: str
+    groups: list[str]
+    note: str
+    created_at: float | None
+    created_by: str
+    made_with: str
+    expires_at: float | None
+    revoked_at: float | None
+    revoked_by: str
 
 
 class TokenList(View, frozen=True):
@@ -54,7 +54,9 @@ def show_tokens(table: TokenTable, of_file: Iterable[tuple[str, User]], user: Us
     """Those that the user may see."""
     in_file = dict(of_file)
     shown = [
-        TokenView(token_id, each.name, _role_of(each), "valid", "file", each.pattern)
+        TokenView(
+            token_id, each.name, _role_of(each), "valid", "file", each.pattern, [], "", None, "", "", None, None, ""
+        )
         for token_id, each in in_file.items()
         if user.admin or each.name == user.name
     ]
@@ -72,7 +74,7 @@ def _show(record: TokenRecord, table: TokenTable, in_file: dict[str, User], now:
         maker = table.find_id(record.made_with)
         state = "orphaned" if maker is None or maker.find_end(now) else "valid"
     return TokenView(
-        record.id, record.user, record.role, state, "store", record.pattern, record.groups, record.note,
+        record.id, record.user, record.role, state, "store", record.pattern, list(record.groups), record.note,
         record.created_at, record.created_by, record.made_with, record.expires_at, record.revoked_at, record.revoked_by,
     )  # fmt: skip
 

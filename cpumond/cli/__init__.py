@@ -43,7 +43,11 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "Operations: start, list, show, why, jobs, set, abort, suspend, resume, complete.",
     ),
     "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show."),
+    "can": ("scheduler.rights", "Whether a user may do something on the running scheduler, and by what."),
     "token": ("scheduler.tokens", "Tokens of users, nodes and proxies: create, list, revoke."),
+    "events": ("scheduler.events", "What happened to pools, nodes and operations; --follow prints what comes."),
+    "audit": ("scheduler.events", "Who did what, and what was refused: a table, or lines of JSON."),
+    "undo": ("scheduler.events", "Take back a change of pools or trees."),
     "report": (
         "scheduler.report",
         "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON, HTML.",

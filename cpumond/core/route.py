@@ -30,6 +30,11 @@ PATIENCE: Final = 2.0
 LONG_PERIOD_S: Final = 5.0
 """A node with a longer period asks a standby twice in it, so that it is not the last to find the new leader."""
 
+LOST_LEAD: Final = (
+    "this scheduler lost the lead while it answered: whether the request was carried out is not known; ask the leader"
+)
+"""The error of a 503 in place of an answer that was not ready in time."""
+
 _LEADER: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _PORTS: Final = {"http": 80, "https": 443}
 _UNSPECIFIED: Final = ("0.0.0.0", "::")  # noqa: S104 - refused, not listened on
@@ -165,6 +170,8 @@ class Route:
             given = urlsplit(address)
             if (given.hostname, given.port or _PORTS.get(given.scheme)) == (host, port):
                 return address
+        if parts.scheme not in _PORTS:
+            return None  # by a unix socket it is not told how the leader's address is asked
         return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 

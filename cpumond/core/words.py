@@ -52,6 +52,11 @@ def show_utc(at: float) -> str:
     return datetime.fromtimestamp(min(at, LAST_DAY), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def iso_utc(at: float) -> str:
+    """The same as programs read it: 2026-01-31T09:00:00.125Z."""
+    return datetime.fromtimestamp(min(at, LAST_DAY), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def count(number: int, one: str, many: str = "") -> str:
     """A number and its noun: 1 job, 3 jobs."""
     return f"{number} {one if number == 1 else many or one + 's'}"

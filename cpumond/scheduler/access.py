@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpumond.fairshare.validate import quoted
 from cpumond.scheduler.model import ROOT_POOL, SUBPOOL_DELIMITER, OperationRecord, PoolConfig, TreeConfig
@@ -24,7 +24,8 @@ class Rights:
         self._accesses: dict[tuple[str, str], Access] = {}
         self._verdicts: dict[tuple[str, str, Permission], Verdict] = {}
         self._denying: set[str] | None = None
-        """Trees with an entry that denies to read."""
+        self._readable: dict[tuple[Any, ...], bool] = {}
+        """Whether operations may be read that are alike in all that decides about it."""
 
     def access_to(self, tree: str, pool: str = ROOT_POOL) -> Access:
         """What decides about an explicit pool, or the tree itself for ``<Root>``; both exist."""
@@ -33,6 +34,15 @@ class Rights:
         if found is None:
             found = self._accesses[key] = read_access(self.state.config.trees[tree], pool)
         return found
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing on any tree decides who may do what, as before there were access lists."""
+        return all(
+            not tree.settings.acl_required
+            and all(each.settings.acl is None and each.settings.inherit_acl for each in (tree, *tree.pools.values()))
+            for tree in self.state.config.trees.values()
+        )
 
     def on_pool(self, tree: str, pool: str, permission: Permission) -> Verdict:
         """The verdict about an explicit pool, or the tree itself for ``<Root>``; both exist."""
@@ -71,18 +81,31 @@ class Rights:
 
     def readable(self, records: list[OperationRecord]) -> list[OperationRecord]:
         """Those of the operations that the user may read; quick where no entry denies that."""
-        return records if self.user.admin else [each for each in records if self.may_read(each)]
+        if self.user.admin:
+            return records
+        if not self._find_denying():
+            return [each for each in records if not each.acl or self.may_read(each)]
+        return [each for each in records if self.may_read(each)]
 
     def may_read(self, record: OperationRecord) -> bool:
         """Whether the user may know of an operation at all."""
         if self.user.admin:
             return True
-        if self._denying is None:
-            # Almost always there is none, and then nobody has to look at each of very many operations.
-            self._denying = {name for name, tree in self.state.config.trees.items() if _denies_reading(tree)}
-        if not record.acl and self._denying.isdisjoint(record.trees):
+        if record.acl:
+            return self.on_operation(record, "read").allowed
+        if self._find_denying().isdisjoint(record.trees):
             return True
-        return self.on_operation(record, "read").allowed
+        pools = [(name, options.pool) for name, options in record.trees.items()]
+        key = (record.user == self.user.name, record.is_finished, *pools)
+        if key not in self._readable:
+            self._readable[key] = self.on_operation(record, "read").allowed
+        return self._readable[key]
+
+    def _find_denying(self) -> set[str]:
+        """Trees with an entry that denies to read. Almost always there is none, and very many operations are listed."""
+        if self._denying is None:
+            self._denying = {name for name, tree in self.state.config.trees.items() if _denies_reading(tree)}
+        return self._denying
 
     def may_read_secrets(self, record: OperationRecord) -> bool:
         """Whether the user may see the environment of an operation's jobs and what they wrote."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -52,12 +53,15 @@ class Connection(Bounded, HttpToolsProtocol):
     _has_turn = False
     """Whether the application has begun with the request of ``_running``."""
     _refusal = ""
+    made: Callable[[], object] = staticmethod(lambda: None)
+    """Called when the connection is made: with TLS, after the handshake."""
     _is_at_socket = False
     _peer_uid: int | None = None
     _has_peer_uid = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.made()
         connection = transport.get_extra_info("socket")
         self._is_at_socket = connection is not None and connection.family == socket.AF_UNIX
 

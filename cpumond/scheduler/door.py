@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any, Final
 
+from cpumond.core.route import LOST_LEAD
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER
 from cpumond.scheduler.lead import LeadView
 from cpumond.scheduler.leading import App, Leading, Receive, Scope, Send
 
 REFUSAL: Final = "cpumond.refusal"
 """In the scope of a request: why a standby answers that was a leader when the request came."""
-
-LOST_LEAD: Final = (
-    "this scheduler lost the lead while it answered: whether the request was carried out is not known; ask the leader"
-)
 
 
 class LeaderDoor:

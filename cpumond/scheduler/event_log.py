@@ -49,7 +49,8 @@ class _Refused:
 
     left: float = BURST
     at: float = 0.0
-    last: str = ""
+    last: Event | None = None
+    """The last one that was told, without its time."""
     last_at: float = 0.0
     waiting: Told | None = None
     """The last one that was only counted."""
@@ -102,14 +103,15 @@ class EventLog:
     async def tell_refused(self, told: Told) -> None:
         """Write a refusal at once; one of too many, or the same again, is only counted and told later."""
         event, now = told.event, self._now()
+        same = msgspec.structs.replace(event, at=0.0)
         user = event.user or (f"node {event.node}" if event.node else "")
         user = user if user in self._refused or len(self._refused) < MAX_USERS else ""
         known = self._refused.setdefault(user, _Refused())
         known.left, known.at = min(known.left + (now - known.at) * PER_S, BURST), now
-        if known.left < 1.0 or (event.text == known.last and now - known.last_at < REPEAT_S):
+        if known.left < 1.0 or (same == known.last and now - known.last_at < REPEAT_S):
             known.waiting, known.count = told, known.count + 1
             return
-        known.left, known.last, known.last_at = known.left - 1.0, event.text, now
+        known.left, known.last, known.last_at = known.left - 1.0, same, now
         await self.tell(told)
 
     def _take_counted(self) -> list[Told]:

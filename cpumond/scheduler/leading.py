@@ -200,15 +200,14 @@ class Leading:
                 self.lost_total += 1
                 await self._end_reign()
                 return
-        asks = self._asking is not None and not self._asking.done()
-        if step in (Step.TAKE, Step.RENEW) and not asks:
+        if self._asking is not None and self._asking.done():
+            asked, self._asking = self._asking, None
+            asked.result()  # the same
+        if step in (Step.TAKE, Step.RENEW) and self._asking is None:
             self._asking = asyncio.ensure_future(self._take() if step is Step.TAKE else self._renew())
             self._asking.add_done_callback(self._wake)
-            asks = True
-        elif self._asking is not None and not asks:
-            self._asking.result()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), self.lead.wait_s(now_s, asks))
+            await asyncio.wait_for(self._woken.wait(), self.lead.wait_s(now_s, self._asking is not None))
 
     async def _take(self) -> None:
         before, sent_s = self.lead, self._now()

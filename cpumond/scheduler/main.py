@@ -9,16 +9,16 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 import structlog
-import uvicorn
 from starlette.applications import Starlette
 
 from cpumond import __version__
-from cpumond.core.errors import ConfigError, UsageError, from_os_error
+from cpumond.core.errors import ConfigError, CpumondError, UsageError, from_os_error
 from cpumond.core.log import configure_logging
 from cpumond.core.schema import normalise_table
 from cpumond.core.settings import parse_listen
@@ -31,7 +31,6 @@ from cpumond.host.service import (
 )
 from cpumond.monitor.model import MonitorSettings
 from cpumond.scheduler.config import Api, SchedulerConfig, load_scheduler_config
-from cpumond.scheduler.connection import KEEP_ALIVE_S, Connection, make_door
 from cpumond.scheduler.door import LeaderDoor
 from cpumond.scheduler.exporter import LeadMetrics, MetricsText
 from cpumond.scheduler.history.recorder import History
@@ -39,11 +38,14 @@ from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.identities import Identities, load_identities
 from cpumond.scheduler.lead import LeadView
 from cpumond.scheduler.leading import App, Leading
+from cpumond.scheduler.listen import Certificate, close_unix_socket, find_socket_path, open_unix_socket
 from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.notify import Vitals, tell_manager, vitals_of, vitals_of_one
 from cpumond.scheduler.peer import LOCAL_USERS
+from cpumond.scheduler.reload import Reload
 from cpumond.scheduler.resulting import MONITOR_DURATIONS
 from cpumond.scheduler.retention import LogRetention
+from cpumond.scheduler.server import BACKLOG, Server, make_config
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store import Arbiter, Store
 from cpumond.scheduler.store.places import make_arbiter
@@ -53,8 +55,6 @@ log = structlog.get_logger("cpumond.scheduler")
 
 STORE_FILE = "scheduler.db"
 HISTORY_FILE = "history.db"
-BACKLOG = 1024
-ACCEPTED_AT_ONCE = 64
 
 SWITCH_INTERVAL_S = 0.001
 """How long the thread of an update may keep the interpreter from the loop; Python's 0.005 would be ten heartbeats."""
@@ -96,6 +96,35 @@ AppMaker = Callable[[Scheduler, Api, Identities, Callable[[], bytes], str], Star
 
 StandbyMaker = Callable[[Callable[[], LeadView], str, Callable[[], bytes]], Starlette]
 """The type of ``api.standby.make_standby_app``."""
+
+
+class _Entrance(NamedTuple):
+    """Where requests come in, and who is let in. ``path``: of the unix socket, which is the last one; "" for none."""
+
+    sockets: list[socket.socket]
+    path: str
+    context: ssl.SSLContext | None
+    reload: Reload
+
+    def close(self) -> None:
+        """Close all sockets; the file of the unix one is removed."""
+        if self.path:
+            close_unix_socket(self.sockets[-1], self.path)
+        close_sockets(self.sockets)
+
+
+def _open_entrance(config: SchedulerConfig, identities: Identities, manager: ServiceManager) -> _Entrance:
+    """Raises CpumondError for an address, socket or certificate that cannot be used."""
+    api = config.api
+    certificate = Certificate(api.certificate, api.key) if api.certificate else None
+    sockets, path = open_tcp_sockets(api.address, "api.listen", BACKLOG), find_socket_path(api, os.environ)
+    try:
+        sockets += [open_unix_socket(path, BACKLOG)] if path else []
+    except CpumondError:
+        close_sockets(sockets)
+        raise
+    reload = Reload(config, identities, certificate, manager)
+    return _Entrance(sockets, path, None if certificate is None else certificate.context, reload)
 
 
 class _Service(NamedTuple):
@@ -145,7 +174,7 @@ def run_scheduler(
     # Updates, long requests and large answers run in threads: the loop's thread gets its turn after this long.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     manager = ServiceManager(os.environ)
-    sockets = open_tcp_sockets(config.api.address, "api.listen", BACKLOG)
+    entrance = _open_entrance(config, identities, manager)
     if config.api.is_open:
         log.warning(
             "open_to_every_local_user",
@@ -156,21 +185,20 @@ def run_scheduler(
         if is_shared:
             assert make_standby is not None
             arbiter = make_arbiter(config.store.conninfo)
-            service = _share(
-                config, identities, arbiter, find_own_address(config.api, sockets), make_app, make_standby, time_scale
-            )
-            asyncio.run(_serve(service, sockets, config, manager, time_scale))
+            address = find_own_address(config.api, entrance.sockets)
+            service = _share(config, identities, arbiter, address, make_app, make_standby, time_scale)
+            asyncio.run(_serve(service, entrance, config, manager, time_scale))
         else:
-            _run_alone(config, identities, sockets, manager, make_app, time_scale)
+            _run_alone(config, identities, entrance, manager, make_app, time_scale)
     finally:
-        close_sockets(sockets)
+        entrance.close()
     return 0
 
 
 def _run_alone(
     config: SchedulerConfig,
     identities: Identities,
-    sockets: list[socket.socket],
+    entrance: _Entrance,
     manager: ServiceManager,
     make_app: AppMaker,
     time_scale: float,
@@ -190,10 +218,10 @@ def _run_alone(
         metrics = MetricsText(scheduler, config.metrics.max_pools)
         app = make_app(scheduler, config.api, identities, metrics.encode, config.cluster_name)
         service = _Service(app, scheduler.run, scheduler.ready, vitals_of(scheduler))
-        asyncio.run(_serve(service, sockets, config, manager, time_scale))
+        asyncio.run(_serve(service, entrance, config, manager, time_scale))
     finally:
         manager.extend("closing the store")
-        close_sockets(sockets)
+        entrance.close()
         store.close()
 
 
@@ -250,23 +278,9 @@ def find_own_address(api: Api, sockets: list[socket.socket]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class _Server(uvicorn.Server):
-    """A server that leaves signals to us, and takes ACCEPTED_AT_ONCE new connections at a time."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for sock in sockets or ():
-            # The event loop has set this to ACCEPTED_AT_ONCE, what it accepts in one turn.
-            sock.listen(BACKLOG)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def _serve(
     service: _Service,
-    sockets: list[socket.socket],
+    entrance: _Entrance,
     config: SchedulerConfig,
     manager: ServiceManager,
     time_scale: float,
@@ -275,32 +289,20 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    server = _Server(
-        uvicorn.Config(
-            service.app,
-            http=type("DooredConnection", (Connection,), {"door": make_door()}),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            backlog=ACCEPTED_AT_ONCE,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=3,
-        )
-    )
+    loop.add_signal_handler(signal.SIGHUP, entrance.reload.run)
+    server = Server(make_config(service.app), entrance.context)
     async with asyncio.TaskGroup() as tasks:
         # One of several leads until the last request is answered; another one leads as soon as it gives up.
         running = tasks.create_task(service.run(stopping if service.leading is None else answered))
         await asyncio.wait([running, asyncio.ensure_future(service.ready.wait())], return_when="FIRST_COMPLETED")
-        serving = tasks.create_task(server.serve(sockets))
-        host, port = sockets[0].getsockname()[:2]
+        serving = tasks.create_task(server.serve(entrance.sockets))
+        host, port = entrance.sockets[0].getsockname()[:2]
         log.info(
             "started",
             version=__version__,
             listen=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            **({"socket": entrance.path} if entrance.path else {}),
+            **({} if entrance.context is None else {"tls": True}),
             config=config.path or None,
             state=config.state_dir,
             **({} if service.leading is None else service.leading.view()._asdict()),

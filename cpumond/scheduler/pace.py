@@ -13,6 +13,14 @@ TIMEOUT_SHARE: Final = 0.25
 """The longest period, also as a share of ``node_heartbeat_timeout``."""
 SHRINK: Final = 0.8
 LOOK_S: Final = 5.0
+EASY_PER_S: Final = 1000.0
+"""Heartbeats a second that are below BUSY on any host."""
+
+
+def first_period_s(nodes: int, least_s: float, timeout_s: float) -> float:
+    """The period to begin with. So many ``nodes`` may have kept a longer one for the scheduler before: all at once at
+    ``least_s`` could be a multiple of what they sent to that."""
+    return _bound(nodes / EASY_PER_S, least_s, timeout_s)
 
 
 def next_period_s(period_s: float, load: float, least_s: float, timeout_s: float) -> float:
@@ -21,9 +29,13 @@ def next_period_s(period_s: float, load: float, least_s: float, timeout_s: float
         period_s *= min(load / BUSY, 2.0)
     elif load < CALM:
         period_s *= SHRINK
-    return max(min(period_s, MOST_S, timeout_s * TIMEOUT_SHARE), least_s)
+    return _bound(period_s, least_s, timeout_s)
 
 
 def look_s(period_s: float) -> float:
     """Seconds until the load is looked at again: all nodes have heard of ``period_s`` and kept it for a while."""
     return max(LOOK_S, 2.5 * period_s)
+
+
+def _bound(period_s: float, least_s: float, timeout_s: float) -> float:
+    return max(min(period_s, MOST_S, timeout_s * TIMEOUT_SHARE), least_s)

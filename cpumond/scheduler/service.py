@@ -46,7 +46,7 @@ from cpumond.scheduler.events.happenings import tell_change, tell_refused_node, 
 from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.lead import LeadView
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
-from cpumond.scheduler.pace import look_s, next_period_s
+from cpumond.scheduler.pace import first_period_s, look_s, next_period_s
 from cpumond.scheduler.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.required import check
 from cpumond.scheduler.retention import LogRetention
@@ -177,6 +177,9 @@ class Scheduler:
         self._starting: asyncio.Future[None] | None = None
         self.state, self.remembered = load_state(store, rules, self.started_at, new_id)
         """``remembered``: by key, oldest first, the records that ``remember`` made in an earlier run."""
+        self.state.period_s = first_period_s(
+            len(self.state.nodes), rules.heartbeat_period_s, rules.node_heartbeat_timeout_s
+        )
         self._mutations = deque((float(entry.get("at_s", 0.0)), key) for key, entry in self.remembered.items())
         self.history: History | None = None
         """None where no history is kept."""

@@ -365,7 +365,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         try:
             if len(self.schedulers) > 1:
-                self.database = PostgresServer().__enter__()
+                self.database = PostgresServer(is_private=True).__enter__()
             for scheduler in self.schedulers:
                 if self.database is not None:
                     conninfo = self.database.conninfo()

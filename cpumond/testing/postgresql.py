@@ -31,11 +31,12 @@ def find_postgresql() -> str | None:
 class PostgresServer:
     """A cluster made by ``initdb``, listening on a port of 127.0.0.1 and on a unix socket in its directory.
 
+    Whoever reaches it is its superuser: with ``is_private`` that is its own account and root only, by the socket alone.
     Root lets the user ``postgres`` run it, since PostgreSQL refuses root. Raises UnavailableError: not installed, or it
     does not start.
     """
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, is_private: bool = False) -> None:
         """``options``: lines of postgresql.conf."""
         programs = find_postgresql()
         if programs is None:
@@ -55,6 +56,7 @@ class PostgresServer:
         if entry is not None:
             os.chown(self.directory, entry.pw_uid, entry.pw_gid)
         self.data = os.path.join(self.directory, "data")
+        self.host = "" if is_private else "127.0.0.1"
         self.port = _pick_port()
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,15 +75,15 @@ class PostgresServer:
     ) -> None:
         self.close()
 
-    def conninfo(self, database: str = "postgres", host: str = "127.0.0.1") -> str:
+    def conninfo(self, database: str = "postgres", host: str = "") -> str:
         """libpq's words for a database of this server; its user is ``cpumond`` and needs no password."""
-        return f"host={host} port={self.port} dbname={database} user=cpumond"
+        return f"host='{host or self.host or self.directory}' port={self.port} dbname={database} user=cpumond"
 
     def make(self) -> None:
         """Make the files of an empty cluster."""
         self.run("initdb", "-D", self.data, "-U", "cpumond", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
         self.configure(
-            "listen_addresses = '127.0.0.1'",
+            f"listen_addresses = '{self.host}'",
             f"port = {self.port}",
             f"unix_socket_directories = '{self.directory}'",
             "max_connections = 50",

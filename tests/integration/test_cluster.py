@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
+import psycopg
 import pytest
+from postgresql import run_sql
 from waiting import is_over, wait_until
 
 from cpumond.core.errors import UnavailableError
@@ -323,6 +326,12 @@ def test_of_two_schedulers_one_leads_and_the_other_when_it_is_killed(hierarchies
     with Command(Path(tempfile.gettempdir()), "--schedulers", "2", "--json") as command:
         told = json.loads(command.read_line())
         first, second = told["schedulers"]
+        # Whoever reaches it is its superuser, and could start jobs: other users of the machine must not.
+        config = tomllib.loads(Path(told["directory"], "scheduler/config.toml").read_text(encoding="utf-8"))
+        conninfo = config["store"]["conninfo"]
+        assert run_sql(conninfo, "SELECT term FROM cpumond_lease") == [(1,)]
+        with pytest.raises(psycopg.OperationalError, match="refused"):
+            run_sql(f"{conninfo} host=127.0.0.1", "SELECT 1")
         addresses = f"{first},{second}"
         operation = operate(
             addresses, told["token"], "start", "--pool", "p", "--cpu-limit", "0.1", "--", "sleep", "1000"

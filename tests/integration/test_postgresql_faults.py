@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -142,6 +143,16 @@ def test_a_server_that_does_not_answer_is_given_up(wire: Wire, behind_wire: str)
         assert wait_until(lambda: arbiter.renew(1, LEASE_S))
 
 
+def test_a_host_that_takes_connections_and_does_not_answer_is_passed_over(
+    postgresql: PostgresServer, database: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        ports = f"{hangs.getsockname()[1]},{postgresql.port}"
+        conninfo = f"{database} host=127.0.0.1,127.0.0.1 port={ports} target_session_attrs=read-write"
+        with contextlib.closing(PostgresArbiter(conninfo)) as arbiter:
+            assert arbiter.look() is None
+
+
 @contextlib.contextmanager
 def held_write(database: str, store: Store, change: Change) -> Iterator[None]:
     """A write that has read the term and waits for its row as long as the block lasts, and is over after that."""
@@ -190,6 +201,28 @@ def test_a_take_over_waits_for_a_write_under_way_even_if_its_session_cannot_be_e
         assert lease is not None
         with contextlib.closing(other.open_store(lease.term)) as store:
             assert content(store) == {"a": b"1"}
+
+
+def test_a_slow_write_of_the_leader_does_not_cost_the_lead(database: str) -> None:
+    with (
+        contextlib.closing(PostgresArbiter(database, timeout_s=1.0)) as one,
+        contextlib.closing(PostgresArbiter(database)) as other,
+    ):
+        assert one.take("a:1", 60.0)
+        with contextlib.closing(one.open_store(1)) as store, held_write(database, store, Change("k", "a", b"1")):
+            with pytest.raises(StoreError, match="cannot renew the lease: canceling statement"):
+                one.renew(1, 60.0)
+            assert other.take("b:1", 60.0) is None
+        assert other.take("b:1", 60.0) is None
+        assert one.renew(1, 60.0)
+        # Whoever gives the lead up lets go of it, whatever the server says.
+        with (
+            contextlib.closing(one.open_store(1)) as store,
+            held_write(database, store, Change("k", "b", b"1")),
+            pytest.raises(StoreError, match="cannot give the lead up"),
+        ):
+            one.give_up(1)
+        assert other.take("b:1", 60.0)
 
 
 def test_of_two_that_find_the_lead_free_one_leads(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,6 +456,10 @@ def add_colour(connection: Connection) -> None:
     connection.execute("ALTER TABLE cpumond_records ADD COLUMN colour text")
 
 
+def take_long(connection: Connection) -> None:
+    connection.execute("SELECT pg_sleep(1)")
+
+
 def break_half_way(connection: Connection) -> None:
     connection.execute("DELETE FROM cpumond_records")
     connection.execute("INSERT INTO nowhere VALUES (1)")
@@ -466,6 +503,13 @@ def test_a_database_of_before_there_was_a_log_gets_one_and_keeps_all(database: s
         assert content(store) == {"a": b"1", "b": b"2"}
         store.write([], [Entry(1.0, ("a",), b"")])
         assert [each for each, _ in store.read_log(["a"])] == [3, 2, 1]
+
+
+def test_a_migration_may_take_longer_than_any_other_statement(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STORE_TIMEOUT_S", 0.5)
+    with contextlib.closing(AloneStore(database, migrations=(*MIGRATIONS, take_long))) as store:
+        assert content(store) == {}
+    assert run_sql(database, "SELECT version FROM cpumond_schema") == [(len(MIGRATIONS) + 1,)]
 
 
 def test_a_migration_that_fails_changes_nothing(database: str) -> None:
@@ -546,6 +590,8 @@ def test_a_database_with_settings_of_its_own(postgresql: PostgresServer, encodin
         f"ALTER DATABASE {name} SET synchronous_commit = off",
         f"ALTER DATABASE {name} SET default_transaction_isolation = serializable",
         f"ALTER DATABASE {name} SET client_encoding = latin1",
+        f"ALTER DATABASE {name} SET datestyle = German",
+        f"ALTER DATABASE {name} SET idle_session_timeout = '1min'",
     )
     conninfo = postgresql.conninfo(name)
     with contextlib.closing(PostgresArbiter(conninfo)) as arbiter:
@@ -559,6 +605,7 @@ def test_a_database_with_settings_of_its_own(postgresql: PostgresServer, encodin
             for setting, expected in (
                 ("synchronous_commit", "on"),
                 ("default_transaction_isolation", "read committed"),
+                ("idle_session_timeout", "0"),
             ):
                 assert store._session.get(f"SELECT current_setting('{setting}')") == (expected,)
 

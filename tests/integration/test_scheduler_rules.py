@@ -112,27 +112,6 @@ def test_what_the_client_adds_by_itself_is_known(scheduler, node):
     assert attribute(scheduler, operation, "unrecognized_spec") == {}
 
 
-def test_rights_are_refused_and_not_kept(scheduler, node):
-    scheduler.create_pool("p")
-    acl = "[{action=deny;subjects=[everyone];permissions=[use]}]"
-    runs: dict[str, tuple[str, ...]] = {
-        "set": ("set", "//sys/pools/p/@acl", acl),
-        "inherit": ("set", "//sys/pools/p/@inherit_acl", "%false"),
-        "create": ("create", "scheduler_pool", "--attributes", f"{{name=q;acl={acl}}}"),
-        "tree": ("set", "//sys/pool_trees/default/@acl", acl),
-        "spec": ("vanilla", "--async", "--tasks", "{t={job_count=1;command=true}}", "--spec", f"{{acl={acl}}}"),
-    }
-    for name, done in scheduler.yt_all(runs, bindings=False).items():
-        assert done.returncode == 1, name
-        assert "not supported yet" in done.stderr, name
-    assert scheduler.get("trees/default/pools/p")["attributes"] == {}
-    assert scheduler.request("GET", "trees/default/pools/q").status_code == 404
-    assert scheduler.get("operations")["total"] == 0
-    operation = scheduler.start_operation("p")
-    refused = scheduler.request("PATCH", f"operations/{operation}", {"parameters": {"acl": [{"action": "allow"}]}})
-    assert (refused.status_code, "not supported yet" in refused.text) == (422, True)
-
-
 def test_operations_in_the_root_are_named_by_the_command_line_and_by_yt(scheduler, node):
     body = {"spec": {"pool": "<Root>", "tasks": {"t": {"job_count": 1, "command": "true"}}}}
     refused = scheduler.request("POST", "operations", body)

@@ -366,6 +366,8 @@ def hostile_pages(site: Site) -> dict[str, tuple[str, ...]]:
         f"{mine}?tab=specification&specification=provided": (json.dumps(HOSTILE, ensure_ascii=False)[1:-1],),
         f"{mine}/jobs/{job['id']}": (HOSTILE, LONG, MARKUP),
         f"#/operations/{ids['aborted']}": (HOSTILE, LONG),
+        f"#/events?pool={encode(MARKUP)}": (MARKUP,),
+        f"#/audit?pool={encode(MARKUP)}": (MARKUP,),
         "#/preemptions": (PRESSED, f'pool "{PRESSED}" uses more'),
         "#/nodes": (NODE, PLAIN_HOSTILE, LONG),
         f"#/nodes/{encode(NODE)}": (NODE, PLAIN_HOSTILE, LONG, *(job["id"] for job in node["jobs"])),

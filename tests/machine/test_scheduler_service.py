@@ -13,7 +13,7 @@ from guest_host import Facts, assert_quiet, boot, of
 LIMIT_S = 180
 MAX_EXPOSURE = 1.4
 """Of 10. What remains is the network (0.5), its sockets (0.4) and the addresses they may reach (0.2)."""
-WRITABLE = {"/tmp", "/var/tmp", "/var/lib/private/cpumond-scheduler"}
+WRITABLE = {"/tmp", "/var/tmp", "/var/lib/private/cpumond-scheduler", "/run/cpumond-scheduler"}
 NO_FILES = {"/dev/hugepages", "/dev/mqueue", "/dev/pts", "/dev/shm", "/proc"}
 """Mounts of the kernel's own things, which are there as far as the kernel has them."""
 
@@ -50,7 +50,7 @@ def test_it_has_no_rights(facts: Facts) -> None:
     assert "0" not in rights["Uid"]
     assert rights["CapEff"] == rights["CapBnd"] == rights["CapAmb"] == ["0000000000000000"]
     assert (rights["NoNewPrivs"], rights["Seccomp"]) == (["1"], ["2"])
-    assert set(fact["run"]) <= {"credentials", "systemd"}
+    assert set(fact["run"]) <= {"credentials", "systemd", "cpumond-scheduler"}
     assert {"/", "/sys", "/sys/fs/cgroup"} <= set(fact["read_only"])
     assert set(fact["writable"]) - NO_FILES == WRITABLE
     assert fact["state"] == "0o700"

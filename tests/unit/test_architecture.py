@@ -100,7 +100,7 @@ HOME = {
     "uvicorn": {
         "cpumond.agent.api",
         "cpumond.cli.agent.receiver",
-        "cpumond.scheduler.main",
+        "cpumond.scheduler.server",
         "cpumond.host.connections",
         "cpumond.scheduler.connection",
     },

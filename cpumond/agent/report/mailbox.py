@@ -25,6 +25,7 @@ from cpumond.core.answers import ReporterStats
 from cpumond.core.errors import CpumondError
 from cpumond.core.route import backoff_s
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
+from cpumond.core.tls import describe_tls_error
 from cpumond.core.wire import Heartbeat
 
 _log = structlog.get_logger()
@@ -76,9 +77,15 @@ class Mailbox:
     """
 
     def __init__(
-        self, event: str, shown_url: str, timeout_s: float, retry_max_s: float, rng: random.Random | None = None
+        self,
+        event: str,
+        shown_url: str,
+        timeout_s: float,
+        retry_max_s: float,
+        rng: random.Random | None = None,
+        client: httpx2.Client | None = None,
     ) -> None:
-        self._client = make_client(timeout_s, shown_url)
+        self._client = client or make_client(timeout_s, shown_url)
         self._event = event
         self._shown_url = shown_url
         self._timeout_s = timeout_s
@@ -241,7 +248,8 @@ def describe_exception(error: Exception, shown_url: str, timeout_s: float) -> Fa
     if isinstance(error, httpx2.TimeoutException | TimeoutError):
         return Failure("timeout", f"{shown_url}: no answer within {timeout_s:g} s", elsewhere=True)
     kind = type(error).__name__
-    return Failure(kind, f"{shown_url}: {str(error) or kind}", elsewhere=True)
+    told = describe_tls_error(error, "[scheduler] ca_file names what signed a scheduler's") or str(error) or kind
+    return Failure(kind, f"{shown_url}: {told}", elsewhere=True)
 
 
 def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:
@@ -252,10 +260,21 @@ def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:
         yield body[start : start + 65_536]
 
 
-def make_client(timeout_s: float, base_url: str) -> httpx2.Client:
-    """A client that sends JSON over one connection, which it keeps, straight to where ``base_url`` says."""
+def make_client(
+    timeout_s: float, base_url: str, context: ssl.SSLContext | None = None, path: str | None = None
+) -> httpx2.Client:
+    """A client that sends JSON over one connection, which it keeps, straight to where ``base_url`` says.
+
+    ``context``: what is trusted, None for what the system trusts; ``path``: of a unix socket that leads there.
+    """
     # The library logs each request at INFO, which would bury the agent's own lines.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
+    # Without an expiry: with the default of 5 s each report of the usual 10 s would open a new connection.
+    limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=None)
+    # To load all certificate authorities takes long, and http does not need them: then none is trusted.
+    trusted: bool | ssl.SSLContext = context or (
+        True if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    )
     return httpx2.Client(
         headers={
             "User-Agent": f"cpumond/{__version__}",
@@ -263,10 +282,7 @@ def make_client(timeout_s: float, base_url: str) -> httpx2.Client:
             "Accept-Encoding": "identity",
         },
         timeout=timeout_s,
-        # To load all certificate authorities takes long, and http does not need them: then none is trusted.
-        verify=True if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-        # Without an expiry: with the default of 5 s each report of the usual 10 s would open a new connection.
-        limits=httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=None),
+        transport=httpx2.HTTPTransport(verify=trusted, limits=limits, trust_env=False, uds=path),
         trust_env=False,
         follow_redirects=False,
     )

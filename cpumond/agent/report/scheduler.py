@@ -19,13 +19,14 @@ import msgspec
 import structlog
 
 from cpumond.agent import config
-from cpumond.agent.report.mailbox import AGAIN, Again, Failure, Mailbox, Reply, describe_exception
+from cpumond.agent.report.mailbox import AGAIN, Again, Failure, Mailbox, Reply, describe_exception, make_client
 from cpumond.agent.report.token import check_token, read_token
 from cpumond.core.answers import ReporterStats
 from cpumond.core.base_url import parse_base_url
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.difference import Differences
 from cpumond.core.route import Route, Terms, backoff_s, is_standby, standby_period_s
+from cpumond.core.tls import make_client_context
 from cpumond.core.wire import (
     Heartbeat,
     HeartbeatAnswer,
@@ -71,6 +72,11 @@ _log = structlog.get_logger()
 _Message = TypeVar("_Message")
 
 
+UNIX: Final = "unix:"
+"""How the path of a unix socket begins where an address may stand."""
+AT_SOCKET: Final = "http://localhost"
+
+
 class _Refusal(msgspec.Struct):
     """The part of the scheduler's error answers that is read."""
 
@@ -109,10 +115,11 @@ class SchedulerLink(Mailbox):
         rng: random.Random | None = None,
     ) -> None:
         given = options.addresses or ("",)
-        addresses = [str(parse_base_url(url, "scheduler.url", "scheduler.token_file", 9757)) for url in given]
+        addresses = [url if url.startswith(UNIX) else str(_parse(url)) for url in given]
         rng = rng or random.SystemRandom()
         self._route = Route(addresses, options.retry_max_s, rng)
-        self._base = httpx2.URL(self._route.current)
+        needs_tls = any(address.startswith("https:") for address in addresses)
+        self._context = make_client_context(options.ca_file, "scheduler.ca_file") if needs_tls else None
         token = options.token.encode("utf-8", "surrogatepass")
         self._token = check_token(token, "scheduler.token") if token else ""
         self._options = options
@@ -142,7 +149,8 @@ class SchedulerLink(Mailbox):
         self._told_dropped = self._told_broken = False
         self._attempts: dict[str, int] = {}
         """Request -> how often its answer was sent in vain; REQUEST_ATTEMPTS when it is done with."""
-        super().__init__("link", addresses[0], options.timeout_s, options.retry_max_s, rng)
+        client = self._turn_to(addresses[0])
+        super().__init__("link", addresses[0], options.timeout_s, options.retry_max_s, rng, client)
 
     def register(self, registration: NodeRegistration) -> None:
         """What the node offers changed: it is registered anew before the next heartbeat that is submitted.
@@ -201,10 +209,19 @@ class SchedulerLink(Mailbox):
             pause_s = self._route.unanswered(self._asked_at_s, now_s)
         else:
             pause_s = self._route.refused(now_s)
-        self._base, self._shown_url = httpx2.URL(self._route.current), self._route.current
+        if self._route.current != self._shown_url:
+            before, self._client = self._client, self._turn_to(self._route.current)
+            self._shown_url = self._route.current
+            before.close()
         with self._lock:
             self._scheduler = (self._shown_url.rstrip("/"), None, self._terms.refused_total)
         return msgspec.structs.replace(result, pause_s=pause_s)
+
+    def _turn_to(self, address: str) -> httpx2.Client:
+        """Ask at that address from now on; the client that does."""
+        path = address.removeprefix(UNIX) if address.startswith(UNIX) else None
+        self._base = httpx2.URL(AT_SOCKET if path else address)
+        return make_client(self._options.timeout_s, address, self._context, path)
 
     def _follow(self) -> None:
         """The scheduler took what it was sent: others see which one it is, a change is a line of the log."""
@@ -420,6 +437,10 @@ class SchedulerLink(Mailbox):
             said = f"{reply.url}: the answer cannot be understood: {self._show(str(error))}"
             advice = "check that scheduler.url is the address of a cpumond scheduler of this version"
             return Failure("answer", f"{said}; {advice}", elsewhere=True)
+
+
+def _parse(url: str) -> httpx2.URL:
+    return parse_base_url(url, "scheduler.url", "scheduler.token_file", 9757)
 
 
 def _tell(log: Callable[..., object], event: str, **facts: object) -> None:

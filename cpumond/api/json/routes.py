@@ -95,12 +95,13 @@ def make_json_routes(
     max_depth: int = 64,
     count: Callable[[str], None] = lambda _: None,
     *,
-    authenticate_node: AuthenticateNode = lambda _: User("", node=True),
+    authenticate_node: AuthenticateNode = lambda _: User("", admin=True, node=True),
     bodies: Bodies | None = None,
     cluster_name: str = "",
     needs_token: bool = False,
     is_open: bool = False,
     file_tokens: FileTokens = tuple,
+    find_known: Callable[[str], User] = User,
 ) -> list[Route]:
     """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
 
@@ -108,9 +109,9 @@ def make_json_routes(
     ``max_body``: bytes of a request's body; ``max_depth``: how deep its values may be nested. ``count`` is called with
     the user of each request and raises CommandError when there are too many; nodes' requests are not counted.
     ``cluster_name``, ``needs_token``, ``is_open``: what ``/me`` tells; ``file_tokens``: ids and users of the tokens in
-    the configured file.
+    the configured file; ``find_known``: what is known of a user by name.
     """
-    service = JsonApi(scheduler, cluster_name, needs_token, is_open, file_tokens)
+    service = JsonApi(scheduler, cluster_name, needs_token, is_open, file_tokens, find_known)
     bodies = bodies or Bodies()
     by_path: dict[str, dict[str, _Served]] = {}
     for endpoint in ENDPOINTS:

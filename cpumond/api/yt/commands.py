@@ -77,7 +77,7 @@ from cpumond.scheduler.settings.values import REMOVE
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.stored import MUTATION
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 MAX_EDITS: Final = 1000
 MAX_LISTED_OPERATIONS: Final = 1000
@@ -101,8 +101,11 @@ class YtBackend:
     Raises YtError and CommandError for what is refused, StoreError when a change cannot be stored.
     """
 
-    def __init__(self, scheduler: Scheduler, cluster_name: str, *version: str) -> None:
+    def __init__(
+        self, scheduler: Scheduler, cluster_name: str, *version: str, find_known: Callable[[str], User] = User
+    ) -> None:
         self.scheduler = scheduler
+        self.find_known = find_known
         self.cypress = Cypress(scheduler, cluster_name, *version)
 
     async def __call__(self, request: YtRequest) -> Any:
@@ -519,12 +522,11 @@ async def _check_operation_permission(backend: YtBackend, request: YtRequest) ->
 
 
 def _show_verdict(backend: YtBackend, request: YtRequest, target: Target) -> dict[str, Any]:
-    """The answer about any user: of others only their name is known, not their groups."""
-    user, state = User(get_text(request, "user")), backend.scheduler.state
-    if user.name == request.user.name:
-        user = request.user
-    elif not request.user.admin:
-        check_question(Rights(state, request.user), target, user.name)
+    """The answer about any user."""
+    name, state = get_text(request, "user"), backend.scheduler.state
+    user = request.user if name == request.user.name else backend.find_known(name)
+    if user is not request.user and not request.user.admin:
+        check_question(Rights(state, request.user), target, name)
     verdict = judge_action(state, Rights(state, user), get_text(request, "permission"), target)
     return {"action": "allow" if verdict.allowed else "deny", "because": verdict.because}
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from msgspec import to_builtins
-
 from cpumond import __version__
+from cpumond.api.permissions import show_acl
 from cpumond.api.yt import orchid
 from cpumond.api.yt.lazy import MISSING, Description, Lazy, fixed, iso_time, materialise
 from cpumond.api.yt.values import Attributed, YtError, quote_text
@@ -30,7 +29,7 @@ from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.attributes import Edit, canonical_name, is_option, read_attribute
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand, SetDefaultTree
 from cpumond.scheduler.settings.values import REMOVE
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 Edits = tuple[Edit, ...]
 
@@ -245,11 +244,9 @@ class PoolParent(CypressNode):
         settings = self.item.settings
         return {
             **super().system(),
-            "acl": lambda: to_builtins(settings.acl or ()),
+            "acl": lambda: show_acl(settings.acl),
             "inherit_acl": lambda: settings.inherit_acl,
-            "effective_acl": lambda: [
-                to_builtins(standing.entry) for standing in read_access(self.tree, self.pool_name).entries
-            ],
+            "effective_acl": lambda: show_acl(each.entry for each in read_access(self.tree, self.pool_name).entries),
         }
 
     def names(self) -> Iterable[str]:

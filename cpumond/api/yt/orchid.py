@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cpumond.api.permissions import hide_secrets
+from cpumond.api.permissions import hide_secrets, show_acl
 from cpumond.api.updated_tree import LookAt, Results, UpdatedTree, look_once
 from cpumond.api.views import count_jobs
 from cpumond.api.yt.lazy import MISSING, Lazy, Table, amounts, fixed, iso_time, table
@@ -236,7 +236,7 @@ def operation_info(state: State, record: OperationRecord, look_at: LookAt, right
             "runtime_parameters": lambda: {
                 "scheduling_options_per_pool_tree": _options_per_tree(record),
                 "owners": [],
-                "acl": msgspec.to_builtins(record.acl),
+                "acl": show_acl(record.acl),
             },
             "brief_progress": lambda: {"jobs": job_counts(record, live)},
             "progress": progress,

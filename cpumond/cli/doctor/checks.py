@@ -297,6 +297,10 @@ def describe_open(where: str) -> Finding:
 
 def _check_address(check: str, url: str, connect: Callable[[str, int], str], advice: str) -> Finding:
     parts = urlsplit(url)
+    if parts.scheme == "unix":
+        if os.path.exists(parts.path):
+            return Finding(check, "ok", f"{parts.path} is there")
+        return Finding(check, "fail", f"{parts.path} is not there", advice)
     try:
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as error:

@@ -36,14 +36,18 @@ from cpumond.core.errors import (
     UsageError,
     describe,
 )
-from cpumond.core.route import Route, Terms, is_standby, was_not_done
+from cpumond.core.route import LOST_LEAD, Route, Terms, is_standby, was_not_done
 from cpumond.core.settings import find_rights_of_others
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
+from cpumond.core.tls import describe_tls_error, make_client_context
 
 if TYPE_CHECKING:
     import httpx2
 
 DEFAULT_SCHEDULER: Final = "http://127.0.0.1:9757"
+UNIX: Final = "unix:"
+"""How the path of a unix socket begins where an address may stand."""
+AT_SOCKET: Final = "http://localhost"
 DEFAULT_TOKEN_FILE: Final = "~/.config/cpumond/token"  # noqa: S105 - a path
 TIMEOUT_S: Final = 30.0
 CONNECT_S: Final = 5.0
@@ -87,7 +91,8 @@ class SchedulerClient:
     """Speaks HTTP with a scheduler, one connection for each request. ``as_json``: answers are printed as JSON.
 
     ``urls``: its address, or those of several of which one leads. That one is found; where none leads, because another
-    one is about to, requests wait for it up to ``patience_s`` seconds.
+    one is about to, requests wait for it up to ``patience_s`` seconds. ``ca_file``: what signed its certificate, "" for
+    what the system trusts.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class SchedulerClient:
         as_json: bool = False,
         timeout_s: float = TIMEOUT_S,
         patience_s: float = PATIENCE_S,
+        ca_file: str = "",
     ) -> None:
         self._urls = [urls] if isinstance(urls, str) else urls
         self._route = Route(self._urls, RETRY_MAX_S, random.SystemRandom())
@@ -105,6 +111,9 @@ class SchedulerClient:
         self.as_json = as_json
         self.timeout_s = timeout_s
         self.patience_s = patience_s
+        self.ca_file = ca_file
+        self.plan_shown = ""
+        """What the user was shown of the change that is asked for next, for the audit log."""
 
     @property
     def url(self) -> str:
@@ -146,7 +155,8 @@ class SchedulerClient:
                     _read_refusal(url, answer.status_code, answer.content),
                 )
                 is_safe = method == "GET" or was_not_done(str(refusal))
-                if not is_safe or not is_standby(answer.status_code, leader, str(refusal)):
+                stands_by = is_standby(answer.status_code, leader, str(refusal)) or str(refusal) == LOST_LEAD
+                if not is_safe or not stands_by:
                     raise refusal
                 tried[url], found_standby = refusal, True
                 wait_s = self._route.standby(leader, POLL_S, began_at_s, time.monotonic())
@@ -162,14 +172,19 @@ class SchedulerClient:
         import httpx2
 
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
+        if self.plan_shown:
+            headers["x-cpumond-plan"] = self.plan_shown
         # Certificates take longer to load than a request takes; without TLS they are not needed.
-        transport = httpx2.HTTPTransport(verify=url.startswith("https:"), trust_env=False)
+        verify = make_client_context(self.ca_file, "--ca-file") if url.startswith("https:") else False
+        place = url.removeprefix(UNIX) if url.startswith(UNIX) else None
+        transport = httpx2.HTTPTransport(verify=verify, trust_env=False, uds=place)
+        base = url if place is None else AT_SOCKET
         # Where there is another address, one whose host is gone is not waited for as long as for an answer.
         connect_s = self.timeout_s if len(self._urls) == 1 else min(self.timeout_s, CONNECT_S)
         timeout = httpx2.Timeout(self.timeout_s, connect=connect_s)
         try:
             with httpx2.Client(transport=transport, timeout=timeout, trust_env=False) as client:
-                answer = client.request(method, f"{url}/api/v1{path}", content=content, headers=headers, params=query)
+                answer = client.request(method, f"{base}/api/v1{path}", content=content, headers=headers, params=query)
         except httpx2.ConnectTimeout:
             raise _UnreachedError(url, f"no connection in {connect_s:g} s") from None
         except httpx2.TimeoutException:
@@ -177,11 +192,13 @@ class SchedulerClient:
                 f"{url}: the scheduler did not answer in {self.timeout_s:g} s; see its log"
             ) from None
         except httpx2.ConnectError as error:
-            raise _UnreachedError(url, _reason(error)) from None
+            advice = "name what signed it with --ca-file or CPUMOND_CA_FILE"
+            raise _UnreachedError(url, describe_tls_error(error, advice) or _reason(error)) from None
         except UnicodeEncodeError:
             raise UsageError("a word on the command line is no readable text (UTF-8); write it anew") from None
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
-            raise UnavailableError(f"{url}: the connection to the scheduler failed: {error}") from None
+            hint = "; with a certificate its address begins with https://" if url.startswith("http:") else ""
+            raise UnavailableError(f"{url}: the connection to the scheduler failed: {error}{hint}") from None
         term = parse_term(answer.headers.get(TERM_HEADER))
         if not self._terms.accept(term):
             raise UnavailableError(
@@ -299,6 +316,10 @@ def read_urls(text: str) -> list[str]:
 
 def read_url(text: str) -> str:
     """The address of a scheduler without a slash at the end; ``http://`` may be left out. Raises UsageError."""
+    if text.startswith(UNIX):
+        if not text.startswith(f"{UNIX}/"):
+            raise UsageError(f"--scheduler {text}: expected the whole path of a socket, such as unix:/run/api.sock")
+        return text
     url = (text if "://" in text else f"http://{text}").rstrip("/")
     wrong = UsageError(f"--scheduler {text}: expected an address such as {DEFAULT_SCHEDULER}")
     try:
@@ -348,7 +369,8 @@ def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result
         envvar="CPUMOND_SCHEDULER",
         default=DEFAULT_SCHEDULER,
         show_default=True,
-        help="Address of the scheduler; of several on one store all, separated by commas: the one that leads is found.",
+        help="Address of the scheduler, http://, https:// or unix:/path; of several on one store all, separated by "
+        "commas: the one that leads is found.",
     )
     @click.option(
         "--token",
@@ -362,9 +384,19 @@ def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result
         envvar="CPUMOND_TOKEN_FILE",
         help=f"File with the token; default: {DEFAULT_TOKEN_FILE}, where that exists.",
     )
+    @click.option(
+        "--ca-file",
+        metavar="FILE",
+        default="",
+        envvar="CPUMOND_CA_FILE",
+        help="What signed the scheduler's certificate (PEM); default: what this system trusts.",
+    )
     @functools.wraps(command)
-    def with_client(url: str, token: str | None, token_file: str | None, *args: P.args, **kwargs: P.kwargs) -> Result:
-        return command(SchedulerClient(read_urls(url), read_token(token, token_file)), *args, **kwargs)
+    def with_client(
+        url: str, token: str | None, token_file: str | None, ca_file: str, *args: P.args, **kwargs: P.kwargs
+    ) -> Result:
+        client = SchedulerClient(read_urls(url), read_token(token, token_file), ca_file=ca_file)
+        return command(client, *args, **kwargs)
 
     return with_client
 

@@ -197,12 +197,11 @@ def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any])
     plan = client.decode(client.request("POST", "/plan", command), Plan)
     if not plan.accepted:
         raise PlanRefusedError(plan.refusal)
-    _print_plan(plan)
-    for warning in (*plan.warnings, *plan.notes):
-        warn(warning)
+    show_plan(plan)
     if not click.confirm(f"{what} has {held}. Remove it?"):
         click.echo("nothing is removed", err=True)
         raise click.Abort
+    client.plan_shown = describe_plan(plan)
 
 
 @click.group("pool", epilog="Example: cpumond pool set research weight=2")
@@ -450,6 +449,21 @@ def pool_plan_command(
         warn(warning)
     if not plan.accepted:
         raise PlanRefusedError(f"the change would be refused: {plan.refusal}")
+
+
+def describe_plan(plan: Plan) -> str:
+    """A plan that was shown, for the audit log."""
+    pools = sum(effect.kind == "pool" for effect in plan.effects)
+    parts = [count(len(plan.changes), "change"), count(pools, "pool"), count(len(plan.effects) - pools, "operation")]
+    told = count(len(plan.warnings) + len(plan.notes), "warning")
+    return f"{parts[0]}, with effects on {parts[1]} and {parts[2]}, {told}"
+
+
+def show_plan(plan: Plan) -> None:
+    """Print an accepted plan, and its warnings on standard error."""
+    _print_plan(plan)
+    for warning in (*plan.warnings, *plan.notes):
+        warn(warning)
 
 
 def _print_plan(plan: Plan) -> None:

@@ -170,7 +170,7 @@ def _begin(command: Any, asked: Asked, now: float, text: str, kind: EventKind = 
     return tell_request(type(command).__name__, asked, text, now, kind, request=list_fields(command))
 
 
-def _is_of_tree(command: AnyCommand) -> bool:
+def _is_of_tree(command: Command | TokenCommand) -> bool:
     return isinstance(command, commands.CreateTree | commands.ChangeTree | commands.RemoveTree)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from cpumond.core.errors import StateFileError
 from cpumond.fairshare.validate import quoted
 from cpumond.scheduler.model import CommandError, Config, PoolConfig, TreeConfig
-from cpumond.scheduler.settings.attributes import read_pool, read_tree
+from cpumond.scheduler.settings.attributes import Kind, canonical_name, read_pool, read_tree
 from cpumond.scheduler.settings.commands import with_pools
 
 RecordKind = Literal["tree", "pool", "system"]
@@ -75,6 +75,17 @@ class _PoolRecord(_TreeRecord, frozen=True, kw_only=True):
     parent: str
 
 
+_MADE_OPTIONS: Final[Mapping[str, type]] = {"owner": str, "acl_required": bool}
+_Record = TypeVar("_Record", bound=_TreeRecord)
+
+
+def _readable(kind: Kind, record: _Record) -> _Record:
+    """The record without what an earlier version kept as an attribute without meaning, and now is no value of it."""
+    kinds = {name: _MADE_OPTIONS.get(canonical_name(kind, name), object) for name in record.attributes}
+    kept = {name: value for name, value in record.attributes.items() if isinstance(value, kinds[name])}
+    return record if len(kept) == len(kinds) else msgspec.structs.replace(record, attributes=kept)
+
+
 @contextlib.contextmanager
 def _stored(where: str) -> Iterator[None]:
     """Raise errors from inside as a StateFileError about the record ``where``."""
@@ -95,13 +106,13 @@ def load_config(records: Mapping[RecordKey, Mapping[str, Any]]) -> Config:
     for (kind, key), record in records.items():
         with _stored(f"stored {kind} {key}"):
             if kind == "tree":
-                stored = msgspec.convert(record, _TreeRecord)
+                stored = _readable("tree", msgspec.convert(record, _TreeRecord))
                 if stored.name in trees:
                     raise CommandError(f"there are two trees named {quoted(stored.name)}")
                 settings = read_tree(stored.attributes)
                 trees[stored.name] = TreeConfig(stored.id, stored.name, stored.attributes, settings, stored.spelled)
             elif kind == "pool":
-                pool = msgspec.convert(record, _PoolRecord)
+                pool = _readable("pool", msgspec.convert(record, _PoolRecord))
                 same = pools.setdefault(pool.tree, {})
                 if pool.name in same:
                     raise CommandError(f"there are two pools named {quoted(pool.name)} in one tree")

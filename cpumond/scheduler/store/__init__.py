@@ -52,10 +52,6 @@ class Entry(NamedTuple):
     number: int = 0
 
 
-UNTOLD_STARTS = ("system", "untold_starts")
-"""Kind and key of a record that says: jobs may run whose starts are not stored, since an older version started them."""
-
-
 class Store(Protocol):
     """Records and the log of one scheduler. Any backend keeps the contract of ``tests/store_contract.py``.
 

@@ -66,7 +66,8 @@ HOLDERS: Final = (
 TRY_LEAD: Final = f"SELECT pg_try_advisory_lock({LEAD}, {TABLE}::oid::int)"
 END_SESSIONS: Final = f"SELECT pg_terminate_backend(pid, 1000) {HOLDERS} AND classid::bigint = %s"
 END_SESSION: Final = (
-    "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE (pid, backend_start) = (%s, %s)"
+    "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity "
+    "WHERE (pid, extract(epoch FROM backend_start)::text) = (%s, %s)"
 )
 LEASE: Final = (
     "SELECT term, leader, extract(epoch FROM expires_at - clock_timestamp())::float8 FROM cpumond_lease WHERE id = 1"
@@ -185,7 +186,7 @@ class PostgresArbiter:
 
     def renew(self, term: int, lease_s: float) -> bool:
         """Let the own lease end ``lease_s`` from now; False: it has been taken. Raises StoreError."""
-        with self._ask("renew the lease") as session:
+        with self._ask("renew the lease", keeps_lead=True) as session:
             if session.leads == term:
                 return session.connection.execute(RENEW, (lease_s, term)).rowcount == 1
             # The session that led is lost. Who holds the lock still, while the term is ours and nobody can take it, is
@@ -220,8 +221,12 @@ class PostgresArbiter:
         return store
 
     @contextlib.contextmanager
-    def _ask(self, doing: str) -> Iterator[Session]:
-        """The session, made anew where there is none; an error of it ends it, and the lead that it holds."""
+    def _ask(self, doing: str, keeps_lead: bool = False) -> Iterator[Session]:
+        """The session, made anew where there is none; an error of it ends it, and the lead that it holds.
+
+        ``keeps_lead``: not where the server does no more than refuse, as behind a write of the leader's own that takes
+        long: another scheduler would lead before the lease is over.
+        """
         if self._is_closed:
             raise StoreError(f"{self.where}: cannot {doing}: the arbiter was closed")
         try:
@@ -230,7 +235,9 @@ class PostgresArbiter:
             with self._session.limited():
                 yield self._session
         except BaseException as error:
-            self._drop()
+            leads = self._session is not None and self._session.leads > 0
+            if not (keeps_lead and leads and isinstance(error, psycopg.Error) and is_refusal(error)):
+                self._drop()
             if isinstance(error, psycopg.Error):
                 raise explain(self.where, doing, error) from error
             raise
@@ -264,7 +271,7 @@ class PostgresStore:
         self.term = term
         self._conninfo = conninfo
         self._session: Session | None = None
-        self._unfinished: tuple[int, object] | None = None
+        self._unfinished: tuple[int, str] | None = None
         """Process and start of the session whose last write may be under way still."""
         self._over = ""
         """Why nothing more can be written in this term."""
@@ -276,7 +283,7 @@ class PostgresStore:
 
     def migrate(self, migrations: Sequence[Migration]) -> None:
         """Bring the tables to the newest schema; a copy of the records is made before. Raises StoreError."""
-        with self._use("migrate") as session:
+        with self._use("migrate", is_limited=False) as session:
             version = _read_version(session)
             for number, migration in enumerate(migrations[version:], version + 1):
                 if number == version + 1 > 1:
@@ -428,12 +435,12 @@ class PostgresStore:
             raise FencedError(self._over)
 
     @contextlib.contextmanager
-    def _use(self, doing: str) -> Iterator[Session]:
-        """A session for what leaves no question when it fails."""
+    def _use(self, doing: str, is_limited: bool = True) -> Iterator[Session]:
+        """A session for what leaves no question when it fails. Without ``is_limited`` it may take long."""
         self._check_open()
         try:
             session = self._connect()
-            with session.limited():
+            with session.limited() if is_limited else contextlib.nullcontext():
                 yield session
         except psycopg.Error as error:
             self._drop()

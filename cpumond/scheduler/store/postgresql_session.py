@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,10 @@ from psycopg.rows import TupleRow
 
 from cpumond.scheduler.store import StoreError
 
+OLDEST_CLIENT: Final = [3, 1, 13]
+"""The first psycopg whose ``connect_timeout`` is for each host: others never get past a first one that hangs."""
+if [int(number) for number in re.findall(r"\d+", psycopg.__version__)[:3]] < OLDEST_CLIENT:
+    raise ImportError(f"found {psycopg.__version__}")
 OLDEST_SERVER: Final = 140000
 """PostgreSQL 14: the first whose pg_terminate_backend waits."""
 
@@ -30,15 +35,17 @@ CONNECTION: Final = {
 """What a conninfo that says nothing else gets. ``connect_timeout`` is for each of its hosts."""
 
 SETTINGS: Final = """
-SELECT backend_start,
+SELECT extract(epoch FROM backend_start)::text,
     set_config('statement_timeout', %(ms)s, false),
     set_config('lock_timeout', %(ms)s, false),
     set_config('idle_in_transaction_session_timeout', %(ms)s, false),
+    set_config('idle_session_timeout', '0', false),
     set_config('default_transaction_isolation', 'read committed', false),
     set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)
 FROM pg_stat_activity WHERE pid = pg_backend_pid()
 """
-"""Beside the time-outs: what a database may have been told to do otherwise, and the store relies on."""
+"""Beside the time-outs: what a database may have been told to do otherwise, and the store relies on. A number as text
+is the same whatever it was told about dates."""
 CREATION: Final = 0x43504D43
 """The advisory lock of those that make the first tables."""
 
@@ -76,6 +83,7 @@ class Session:
         # A descriptor of its own: the connection's may be closed, and its number be another file's, when time is up.
         self._socket = socket.socket(fileno=os.dup(self.connection.fileno()))
         try:
+            _check_server(self.connection, conninfo)
             with self.limited():
                 # The server gives up first: what it refuses is known not to be done.
                 row = self.connection.execute(SETTINGS, {"ms": str(int(timeout_s * 750))}).fetchone()
@@ -115,7 +123,6 @@ def connect(conninfo: str, timeout_s: float) -> Session:
     session = Session(conninfo, timeout_s)
     try:
         with session.limited():
-            _check_server(session.connection, conninfo)
             if session.get("SELECT to_regclass('cpumond_lease')") == (None,):
                 _create(session.connection)
     except BaseException:

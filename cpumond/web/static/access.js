@@ -39,7 +39,7 @@ export function accessSection(holder, tree, pool, app) {
 }
 
 function inheritedEntries(holder) {
-  return (holder.inherited_acl ?? []).map(({ where, ...entry }) => ({ entry, from: where }));
+  return (holder.inherited_acl ?? []).map(({ where, entry }) => ({ entry, from: where }));
 }
 
 // Entries are changed, added and removed, and kept together by one button.
@@ -65,13 +65,20 @@ function openAccess(holder, tree, pool, app) {
     if (!entries.length) place.append(h("p.muted.flat", "No entry."));
   }
 
+  // A refusal of "acl/0/subjects" is shown in the first entry.
+  function refuse(message, field) {
+    const [, index, name = "subjects"] = /^acl\/(\d+)(?:\/(\w+))?/.exec(field ?? "") ?? [];
+    const form = entries[index];
+    if (form) form.refuse(message, form.key(name));
+    else switches.refuse(message, field);
+  }
+
   async function save() {
-    switches.clear();
-    for (const form of entries) form.clear();
+    for (const form of [switches, ...entries]) form.clear();
     const value = (name) => [{ path: [name], value: switches.value(name) }];
     const edits = [...value(isTree ? "acl_required" : "inherit_acl"), ...value("owner"), { path: ["acl"], value: entries.map(readEntry) }];
     const where = isTree ? path`/trees/${tree}` : path`/trees/${tree}/pools/${pool}`;
-    if (await during(dialog, switches, () => send("PATCH", where, { edits })) === null) return;
+    if (await during(dialog, { refuse }, () => send("PATCH", where, { edits })) === null) return;
     dialog.close();
     app.reload();
   }

@@ -9,6 +9,7 @@ export const PERIOD_MS = 2000;
 const STALE_MS = 6000;
 const FOLLOW_MS = 5000;
 const ME_MS = 30000;
+const REFUSED_MS = 60000; // each refusal is in the audit log
 const THEMES = ["auto", "light", "dark"];
 
 // A page: {
@@ -101,7 +102,6 @@ class App {
 
   async load() {
     const { generation, page, params } = this;
-    const period = page.period ?? PERIOD_MS;
     const begun = Date.now();
     this.asking = new AbortController();
     try {
@@ -132,6 +132,7 @@ class App {
       // Polling goes on after an error in drawing.
       if (generation === this.generation) {
         clearTimeout(this.timer);
+        const period = this.error?.status === 403 ? REFUSED_MS : page.period ?? PERIOD_MS;
         if (!document.hidden) this.timer = setTimeout(() => this.load(), Math.max(period - (Date.now() - begun), 200));
       }
     }

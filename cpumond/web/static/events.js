@@ -41,22 +41,22 @@ export function eventsSection({ value, error, about }, rights, app) {
     h("div.heading", h("h2", { id: "events-title" }, "Events"), h("a", { href: to("events", known(about)) }, "more filters")),
     h("div.filters", selectFilter("kind", "Kind", kindChoices(), app)),
     error && error.status !== 0 ? h("p.error", { role: "alert" }, error.message) : null,
-    value ? eventsTable(value.events, rights, app) : error ? null : h("p.muted.flat", "Loading …"));
+    value ? eventsTable(value, rights, app) : error ? null : h("p.muted.flat", "Loading …"));
 }
 
 const known = (about) => Object.fromEntries(Object.entries(about).filter(([, name]) => name));
 
-// Events as rows with buttons for the parts before and after; `columns` of the audit log, in place of those of events.
-export function eventsTable(events, rights, app, columns = COLUMNS) {
+// An answer of /events or /audit as rows with buttons for the parts before and after; `columns` of the audit log, in place of those of events.
+export function eventsTable({ events, next }, rights, app, columns = COLUMNS) {
   const before = currentQuery().get("before");
   return [
     table({
       caption: "Events, the newest first", rows: events, rowKey: (event) => event.number, columns: [...columns, undoColumn(rights, app)],
       empty: before ? "Nothing older is kept." : "Nothing that fits is kept.",
     }),
-    before || events.length >= PAGE ? h("nav.pager", { key: "pager", "aria-label": "Parts of the list" },
+    before || next !== null ? h("nav.pager", { key: "pager", "aria-label": "Parts of the list" },
       step("← Newest", !before, () => ask(app, {})),
-      step("Older →", events.length < PAGE, () => ask(app, { before: String(events.at(-1).number) }))) : null,
+      step("Older →", next === null, () => ask(app, { before: String(next) }))) : null,
   ];
 }
 
@@ -78,18 +78,19 @@ export function who({ user, acting }) {
 function about(event) {
   const short = (id) => (id.length > SHORT_ID ? `${id.slice(0, SHORT_ID - 1)}…` : id);
   const links = [
-    event.tree ? h("a", { key: "pool", href: event.pool ? to("pools", event.tree, event.pool) : to("pools", event.tree, ROOT) },
+    event.tree ? h("a.long", { key: "pool", href: event.pool ? to("pools", event.tree, event.pool) : to("pools", event.tree, ROOT) },
       event.pool ? `pool ${event.pool}` : `tree ${event.tree}`) : null,
     event.operation ? h("a", { key: "operation", href: to("operations", event.operation), title: event.operation }, `operation ${short(event.operation)}`) : null,
     event.operation && event.job ? h("a", { key: "job", href: to("operations", event.operation, "jobs", event.job), title: event.job }, `job ${short(event.job)}`) : null,
-    event.node ? h("a", { key: "node", href: to("nodes", event.node) }, `node ${event.node}`) : null,
+    event.node ? h("a.long", { key: "node", href: to("nodes", event.node) }, `node ${event.node}`) : null,
   ].filter(Boolean);
   return links.length ? links.flatMap((link, index) => (index ? [", ", link] : [link])) : "–";
 }
 
 export function what(event) {
   return h("span.sentence", event.text, event.undoes ? h("span.muted", ` (takes back ${event.undoes})`) : null,
-    event.changes?.length ? h("ul.changes", event.changes.map((change, index) => h("li", { key: index }, changeText(change)))) : null,
+    event.changes.length ? h("details", h("summary.muted", "before and after"),
+      h("ul.changes", event.changes.map((change, index) => h("li", { key: index }, changeText(change))))) : null,
     event.plan ? h("div.muted", `Shown before: ${event.plan}`) : null);
 }
 
@@ -114,12 +115,12 @@ const COLUMNS = [
   ...FIRST_COLUMNS,
   { title: "What", cell: what },
   { title: "About", cell: about },
-  { title: "Who", cell: (event) => h("span.long", { title: event.origin || null }, who(event)) },
+  { title: "Who", cell: (event) => who(event) },
 ];
 
 // Changes of pools and trees can be taken back by those who may make them.
 function undoColumn(rights, app) {
-  const isOffered = (event) => event.kind === "command" && event.changes?.length > 0
+  const isOffered = (event) => event.can_undo
     && mayOn(rights, event.tree, event.pool, "write", "modify_children", "administer");
   return { title: h("span.hidden-text", "Undo"), cell: (event) => (isOffered(event)
     ? h("button.small", { type: "button", "aria-label": `Undo change ${event.number}`, onclick: () => openUndo(event, app) }, "Undo") : "") };

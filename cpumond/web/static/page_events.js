@@ -12,7 +12,7 @@ const SPANS = { "3600": "last hour", "86400": "last day", "604800": "last week" 
 const AUDIT_COLUMNS = [
   ...FIRST_COLUMNS,
   { title: "Who, from where", cell: (event) => h("span.origin", h("strong", who(event)), h("div.muted", event.origin)) },
-  { title: "What, and why it was allowed or refused", cell: (event) => [what(event), h("div.muted.because", event.refused || event.allowed_by)] },
+  { title: "What, and why it was allowed or refused", cell: (event) => [what(event), event.allowed_by ? h("div.muted.because", event.allowed_by) : null] },
 ];
 
 const page = (path, title, text, kinds, columns) => ({
@@ -20,10 +20,10 @@ const page = (path, title, text, kinds, columns) => ({
   async load(_, { signal, query: chosen }) {
     const asked = Object.fromEntries(NAMES.map((name) => [name, chosen.get(name)]));
     const since = Object.hasOwn(SPANS, chosen.get("since")) ? chosen.get("since") : null;
-    const [{ events }, rights] = await Promise.all([get(`${path}${query({ ...asked, since_s: since, limit: PAGE })}`, { signal }), readRights()]);
-    return { events, rights };
+    const [found, rights] = await Promise.all([get(`${path}${query({ ...asked, since_s: since, limit: PAGE })}`, { signal }), readRights()]);
+    return { found, rights };
   },
-  view({ events, rights }, _, app) {
+  view({ found, rights }, _, app) {
     return [
       h("h1", title), h("p.muted.plain-text", text),
       h("div.filters", { role: "search", "aria-label": `Filter the ${title.toLowerCase()}` },
@@ -31,7 +31,7 @@ const page = (path, title, text, kinds, columns) => ({
         textFilter("tree", "Tree", "name of a tree", app), textFilter("pool", "Pool", "and the pools below it", app),
         textFilter("node", "Node", "id of a node", app), textFilter("operation", "Operation", "id of an operation", app),
         textFilter("user", "User", "name of a user", app)),
-      eventsTable(events, rights, app, columns),
+      eventsTable(found, rights, app, columns),
     ];
   },
 });

@@ -122,7 +122,7 @@ function glance(data, orchid, row) {
     ["Operations in all", `${number(data.operation_count, 9)} of at most ${number(data.max_operation_count, 9)}`],
     row ? ["CPU of its jobs", `${cores(row.ordered_cores)} cores ordered, ${cores(row.limit_cores)} in limits, ${cores(row.used_cores)} used`] : null,
     ["CPU time since the start of the scheduler", used + reclaimed],
-    data.owner ? ["Owner", data.owner] : null,
+    data.is_ephemeral && data.owner ? ["Made for", data.owner] : null,
   ]);
 }
 

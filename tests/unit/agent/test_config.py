@@ -675,7 +675,10 @@ def test_the_executors_place_is_managed(text: str, root: str, roots: list[str]) 
         ("[executor]\nmax_log_bytes = 10", "executor.max_log_bytes"),
         ('[executor]\nkinds = "none"', "did you mean 'kind'"),
         ('[scheduler]\nurl = "localhost:9757"', "scheduler.url: must be an http:// or https:// address"),
-        ('[scheduler]\nurl = ["http://a", ""]', "scheduler.url: must be an http:// or https:// address, got ''"),
+        (
+            '[scheduler]\nurl = ["http://a", ""]',
+            "must be an http:// or https:// address, or unix:/PATH, got ''",
+        ),
         ('[scheduler]\nurl = "http://a,http://b"', "scheduler.url: several are a list"),
         ("[scheduler]\nurl = 3", "scheduler.url: must be a text or a list of texts, got 3"),
         ('[scheduler]\ntoken = "a"\ntoken_file = "b"', "either it or token_file"),

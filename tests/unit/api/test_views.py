@@ -19,7 +19,7 @@ from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, Preemption
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 NOW = 5000.0
 

@@ -14,6 +14,7 @@ from played_arbiter import Engine
 from starlette.responses import PlainTextResponse
 
 from cpumond.api.standby import make_standby_app
+from cpumond.core.route import LOST_LEAD, was_not_done
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER
 from cpumond.scheduler.door import LeaderDoor
 from cpumond.scheduler.exporter import LeadMetrics
@@ -195,7 +196,8 @@ def test_an_answer_that_is_ready_after_the_lease_is_none():
         world.on_request = pause
         answer = await world.get()
         assert answer.status_code == 503
-        assert "not known" in answer.json()["error"]
+        assert answer.json()["error"] == LOST_LEAD
+        assert not was_not_done(LOST_LEAD)
         assert TERM_HEADER not in answer.headers
 
     play(work)
@@ -258,6 +260,24 @@ def test_a_mistake_in_a_reign_ends_the_process():
         world.cannot_open = ZeroDivisionError()
         with pytest.raises(ZeroDivisionError):
             await world.leading.run(world.stopping)
+        assert world.arbiter.is_closed
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_a_mistake_of_the_arbiter_ends_the_process_and_is_not_repeated_again_and_again():
+    async def whole() -> None:
+        world = World()
+        calls: list[object] = []
+
+        def take(*arguments: object) -> None:
+            calls.append(arguments)
+            raise OSError("too many open files")
+
+        world.arbiter.take = take  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="too many"):
+            await world.leading.run(world.stopping)
+        assert len(calls) == 1
         assert world.arbiter.is_closed
 
     asyncio.run(asyncio.wait_for(whole(), 60))

@@ -9,11 +9,12 @@ import pytest
 from scheduler_world import ServedNode, assert_consistent
 from watched_store import Watched, make_scheduler, run, start
 
-from cpumond.scheduler.model import NodeRecord, StartRecord
+from cpumond.scheduler.model import Config, NodeRecord, StartRecord
 from cpumond.scheduler.operations import AbortOperation
+from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import Change, FencedError
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.scheduler.stored import encode_starts
+from cpumond.scheduler.stored import encode, encode_starts
 
 
 @pytest.fixture
@@ -45,6 +46,18 @@ def test_a_start_is_stored_before_an_answer_has_it_and_goes_with_its_end(store):
         await node.beat()
         assert starts_in(store) == set()
         assert scheduler.state.find_record(reply.id).state == "completed"
+
+    run(work())
+
+
+def test_the_next_run_does_not_ask_thousands_of_nodes_for_a_heartbeat_a_second_each(store):
+    async def work() -> None:
+        nodes = [NodeRecord(f"n{number}", f"run {number}", "", (), {}) for number in range(2500)]
+        store.write(encode(Transaction(nodes=tuple(nodes)), Config({})))
+        scheduler = make_scheduler(store)
+        node = ServedNode(scheduler)
+        await node.register()
+        assert (await node.beat()).period_s == 2.5
 
     run(work())
 

@@ -12,12 +12,9 @@ import pytest
 from cpumond.cli.scheduler import client as client_module
 from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, read_urls
 from cpumond.core.errors import UnavailableError, UsageError
+from cpumond.core.route import LOST_LEAD
 
 A, B = "http://a:9757", "http://b:9757"
-LOST = (
-    "this scheduler lost the lead while it answered: whether the request was carried out is not known; ask the leader"
-)
-
 Scheduler = Callable[[httpx2.Request], httpx2.Response]
 
 
@@ -101,7 +98,7 @@ def test_a_question_is_asked_elsewhere_and_a_change_that_may_be_made_is_not(site
     SchedulerClient([A, B]).request("GET", "/x")
     with pytest.raises(UnavailableError, match="a:9757: the scheduler did not answer in 30 s"):
         SchedulerClient([A, B]).request("POST", "/x")
-    site.schedulers["a"] = refuse(503, LOST, "b:9757")
+    site.schedulers["a"] = refuse(503, LOST_LEAD)  # who leads now it does not know yet
     SchedulerClient([A, B]).request("GET", "/x")
     with pytest.raises(SchedulerRefusedError, match="whether the request was carried out is not known"):
         SchedulerClient([A, B]).request("POST", "/x")

@@ -13,7 +13,7 @@ from cpumond.scheduler.elements import PreemptionRules
 from cpumond.scheduler.model import CommandError, OperationTreeOptions, PoolSettings
 from cpumond.scheduler.operations import StartOperation, UpdateOperation
 from cpumond.scheduler.settings.commands import ChangePool, Edit
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 
 
 def rules(of: PreemptionRules | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import cpumond.scheduler.store
 from cpumond.cli import cli
-from cpumond.core.errors import RefusedError, UnavailableError, UsageError
+from cpumond.core.errors import ConfigError, RefusedError, UnavailableError, UsageError
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.store import UNFINISHED, Change, Entry, StoreError, copying
 from cpumond.scheduler.store.copying import copy_store
@@ -177,7 +177,17 @@ def test_without_psycopg_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     # Another test may have imported it.
     monkeypatch.setitem(sys.modules, "cpumond.scheduler.store.postgresql", None)
     monkeypatch.delattr(cpumond.scheduler.store, "postgresql", raising=False)
-    with pytest.raises(Exception, match=r"needs psycopg 3 .*cpumond\[postgresql\]"):
+    with pytest.raises(ConfigError, match=r"needs psycopg 3.1.13 or later .*cpumond\[postgresql\]"):
+        open_place("dbname=x")
+
+
+def test_a_psycopg_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    monkeypatch.setattr(psycopg, "__version__", "3.1.12")
+    for name in ("postgresql", "postgresql_session"):
+        monkeypatch.delitem(sys.modules, f"cpumond.scheduler.store.{name}", raising=False)
+        monkeypatch.delattr(cpumond.scheduler.store, name, raising=False)
+    with pytest.raises(ConfigError, match=r"needs psycopg 3.1.13 or later \(found 3.1.12\)"):
         open_place("dbname=x")
 
 

@@ -15,7 +15,7 @@ from cpumond.scheduler import operations
 from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
 from cpumond.scheduler.why.plan import Plan, collect, make_plan, rebuild, try_command
 

@@ -1,0 +1,176 @@
+"""The commands ``events``, ``audit`` and ``undo``: what happened, who did it, and how to take it back."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+import click
+import msgspec
+
+from cpumond.api.event_views import AuditList, AuditView, EventList, EventView
+from cpumond.cli.options import DurationType, given, is_terminal, print_json
+from cpumond.cli.render.tables import Cell
+from cpumond.cli.scheduler.client import SchedulerClient, print_table, scheduler_options
+from cpumond.cli.scheduler.pools import PlanRefusedError, describe_plan, show_plan
+from cpumond.core.errors import UsageError
+from cpumond.core.words import show_name, show_time, show_utc
+from cpumond.scheduler.events import KINDS
+from cpumond.scheduler.why.plan import Plan
+
+MAX_PAGE: Final = 1000
+TIMELINE_KINDS: Final = [kind for kind in KINDS if kind != "refused"]
+POLL_S: Final = 2.0
+STYLES: Final = {
+    "refused": "yellow", "node_silent": "yellow", "node_lost": "red", "operation_failed": "red",
+    "limit_contested": "yellow",
+}  # fmt: skip
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _filters(command: Command) -> Command:
+    for option in (
+        click.option("--all", "takes_all", is_flag=True, help="All of them, however many."),
+        click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True),
+        click.option("--since", "since_s", metavar="DURATION", type=DurationType(1.0, 1e9), help="Such as 1h or 7d."),
+        click.option("--operation", metavar="ID", help="An operation's id or *alias."),
+        click.option("--node", metavar="NODE"),
+        click.option("--pool", metavar="POOL", help="With all pools below it."),
+        click.option("--tree", metavar="TREE", help="For --pool the default tree."),
+        click.option("--user", metavar="USER"),
+        click.option("-f", "--follow", is_flag=True, help="Print those that come, the newest last, until Ctrl-C."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("events", epilog="Example: cpumond events --pool research --since 1d")
+@click.option(
+    "--kind", metavar="KIND", type=click.Choice(TIMELINE_KINDS), help=f"One of {', '.join(TIMELINE_KINDS)}."
+)
+@_filters
+@scheduler_options
+def events_command(client: SchedulerClient, /, follow: bool, takes_all: bool, **query: Any) -> None:
+    """What happened to pools, nodes and operations, the newest first.
+
+    With --json one line of JSON for each.
+    """
+    _list(client, "/events", EventList, query, follow, takes_all)
+
+
+@click.command("audit", epilog="Example: cpumond audit --since 90d --all --json >audit.jsonl")
+@click.option("--kind", type=click.Choice(["command", "refused"]))
+@_filters
+@scheduler_options
+def audit_command(client: SchedulerClient, /, follow: bool, takes_all: bool, **query: Any) -> None:
+    """Who did what, and what was refused, the newest first; times are UTC.
+
+    Administrators see all, others what is their own, and what is about a pool that they may administer (--pool). With
+    --json one line of JSON for each: with what it was before and after, from where it came, what allowed it.
+    """
+    _list(client, "/audit", AuditList, query, follow, takes_all)
+
+
+def _list(
+    client: SchedulerClient,
+    path: str,
+    kind: type[EventList] | type[AuditList],
+    query: dict[str, Any],
+    follow: bool,
+    takes_all: bool,
+) -> None:
+    query = given(query)
+    if takes_all:
+        query["limit"] = MAX_PAGE
+    pages = _read_pages(client, path, kind, query)
+    if not follow:
+        for number, page in enumerate(pages):
+            _print(client, page, is_first=number == 0)
+            if not takes_all:
+                return
+        return
+    first = next(pages)
+    _print(client, first[::-1], is_first=True)
+    last = first[0].number if first else 0
+    query = {**query, "limit": MAX_PAGE}
+    with_headings = not first
+    while True:
+        time.sleep(POLL_S)
+        found: list[EventView | AuditView] = []
+        for page in _read_pages(client, path, kind, query):
+            new = [event for event in page if event.number > last]
+            found += new
+            if len(new) < len(page):
+                break
+        if found:
+            _print(client, found[::-1], is_first=with_headings)
+            last, with_headings = found[0].number, False
+
+
+def _read_pages(
+    client: SchedulerClient, path: str, kind: type[EventList] | type[AuditList], query: dict[str, Any]
+) -> Iterator[list[Any]]:
+    """Lists of events, the newest first; at least one."""
+    before: int | None = None
+    while True:
+        answer = client.get(path, kind, **query, before=before)
+        yield list(answer.events)
+        before = answer.next
+        if before is None:
+            return
+
+
+def _print(client: SchedulerClient, events: list[Any], is_first: bool) -> None:
+    if client.as_json:
+        for event in events:
+            click.echo(msgspec.json.encode(event).decode())
+        return
+    if not events:
+        if is_first:
+            click.echo("nothing has happened that fits")
+        return
+    print_table(("number", "time", "kind", "what") if is_first else ("", "", "", ""), list(map(_row, events)))
+    sys.stdout.flush()
+
+
+def _row(event: EventView | AuditView) -> list[Cell]:
+    text = show_name(event.text) + (f" ({event.count} times)" if event.count > 1 and event.kind == "refused" else "")
+    when = show_time(event.at)
+    if isinstance(event, AuditView):
+        text += f" [{show_name(event.origin)}]" if event.origin else ""
+        when = show_utc(event.at)
+    return [str(event.number), when, (event.kind.replace("_", " "), STYLES.get(event.kind, "")), text]
+
+
+@click.command("undo", epilog="Example: cpumond undo 4711 --plan")
+@click.argument("number", type=click.IntRange(1))
+@click.option("--plan", "plan_only", is_flag=True, help="Only show what it would do.")
+@click.option("--yes", is_flag=True, help="Without showing the plan and asking.")
+@scheduler_options
+def undo_command(client: SchedulerClient, number: int, plan_only: bool, yes: bool) -> None:
+    """Take back a change of pools or trees, by its number in `cpumond events`.
+
+    What was changed again since is never overwritten: then the undo is refused and names the later change. An undo can
+    be taken back, too.
+    """
+    if plan_only or not yes:
+        content = client.request("POST", "/plan", {"type": "UndoChange", "number": number})
+        plan = client.decode(content, Plan)
+        if plan_only and client.as_json:
+            print_json(content)
+        elif plan.accepted and not client.as_json:
+            show_plan(plan)
+        if not plan.accepted:
+            raise PlanRefusedError(plan.refusal)
+        if plan_only:
+            return
+        if client.as_json or not (is_terminal() and sys.stdin is not None and sys.stdin.isatty()):
+            raise UsageError(f"change {number} is not taken back, since nobody can be asked; give --yes")
+        if not click.confirm(f"Take back change {number}?"):
+            click.echo("nothing is changed", err=True)
+            raise click.Abort
+        client.plan_shown = describe_plan(plan)
+    client.change(f"change {number} is taken back", "POST", f"/events/{number}/undo")

@@ -1,0 +1,48 @@
+"""TLS of clients: which authority is trusted, and in words why a server is not."""
+
+from __future__ import annotations
+
+import ssl
+
+from cpumond.core.errors import AccessError, ConfigError, describe
+
+
+def make_client_context(ca_file: str, key: str) -> ssl.SSLContext:
+    """What a client trusts: what the authorities in ``ca_file`` (PEM) signed, "" for those of the system.
+
+    ``key`` is where the file was configured, for messages. Raises ConfigError or AccessError.
+    """
+    if not ca_file:
+        return ssl.create_default_context()
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except PermissionError as error:
+        text = f"{key}: {ca_file} cannot be read: {describe(error)}; make it readable for this user"
+        raise AccessError(text) from None
+    except ssl.SSLError:
+        text = f"{key}: {ca_file} holds no certificate in PEM; give the one that signed the server's"
+        raise ConfigError(text) from None
+    except (OSError, ValueError) as error:
+        text = describe(error) if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{key}: {ca_file} cannot be read: {text}") from None
+
+
+def describe_tls_error(error: BaseException, advice: str) -> str:
+    """Why no TLS connection came about, in words; "" where an error has another reason.
+
+    ``advice`` is what to do about an authority that is not known.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ssl.SSLCertVerificationError):
+            reason = seen.verify_message.rstrip(".")
+            # Of X509_V_ERR: a certificate that is right, but of other names or another time, needs no other authority.
+            if seen.verify_code in (9, 10, 62, 64):
+                return f"its certificate is not valid: {reason}; see [api] certificate of the scheduler"
+            return f"its certificate is not trusted: {reason}; {advice}"
+        if isinstance(seen, ssl.SSLError):
+            if seen.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+                return "it does not speak TLS; its address may begin with http://"
+            return f"no TLS connection came about: {(seen.reason or str(seen)).replace('_', ' ').lower()}"
+        seen = seen.__cause__ or seen.__context__
+    return ""

@@ -1,0 +1,275 @@
+"""Events, the audit log and undo with a real scheduler: what is stored, who sees it, the commands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from scheduler_process import PlayedNode, SchedulerProcess
+from test_json_api import LiveScheduler
+from test_scheduler_commands import Shell
+from waiting import wait_until
+
+MARKER = "hunter2-marker"
+TOKENS = {"root": "admin", "alice": "user", "bob": "user"}
+
+
+@pytest.fixture
+def secured(scheduler: SchedulerProcess) -> SchedulerProcess:
+    """Users root, alice and bob, whose tokens are their names, and the token ``node``; alice may administer pool a."""
+    path = scheduler.directory / "tokens"
+    path.touch(mode=0o600)
+    lines = [f"{user}:{hashlib.sha256(user.encode()).hexdigest()}:{role}" for user, role in TOKENS.items()]
+    lines.append(f"nodes:{hashlib.sha256(b'node').hexdigest()}:node")
+    path.write_text("\n".join(lines))
+    scheduler.write_config(api=f'tokens_file = "{path}"')
+    scheduler.start()
+    scheduler.use_token("root")
+    entry = {"action": "allow", "subjects": ["alice"], "permissions": ["administer"]}
+    scheduler.create_pool("a", acl=[entry])
+    scheduler.create_pool("b")
+    return scheduler
+
+
+def events(scheduler: SchedulerProcess, what: str = "audit", **query: Any) -> list[dict[str, Any]]:
+    """The newest first."""
+    words = "&".join(f"{name}={value}" for name, value in query.items())
+    found: list[dict[str, Any]] = scheduler.get(f"{what}?{words}")["events"]
+    return found
+
+
+def set_weight(scheduler: SchedulerProcess, pool: str, weight: float) -> httpx2.Response:
+    body = {"edits": [{"path": ["weight"], "value": weight}]}
+    return scheduler.request("PATCH", f"trees/default/pools/{pool}", body)
+
+
+def test_a_killed_scheduler_has_a_command_and_its_entry_or_neither(scheduler: SchedulerProcess):
+    scheduler.start()
+    scheduler.create_pool("p")
+    for first in (100, 200, 300):
+        acknowledged: list[int] = []
+
+        def change(first: int = first, acknowledged: list[int] = acknowledged) -> None:
+            with scheduler.new_client() as client:
+                for weight in range(first, first + 90):
+                    body = {"edits": [{"path": ["weight"], "value": weight}]}
+                    try:
+                        answer = client.patch("/api/v1/trees/default/pools/p", json=body)
+                    except httpx2.TransportError:
+                        return
+                    assert answer.status_code == 200
+                    acknowledged.append(weight)
+
+        changing = threading.Thread(target=change)
+        changing.start()
+        wait_until(lambda acknowledged=acknowledged: len(acknowledged) >= 10, "some changes")
+        scheduler.kill()
+        changing.join()
+        scheduler.start()
+        weight = scheduler.get("trees/default/pools/p")["attributes"]["weight"]
+        told = [
+            each["changes"][0]["new"]
+            for each in events(scheduler, pool="p", limit=1000)
+            if each["command"] == "ChangePool"
+        ]
+        assert told[0] == weight, "the last entry is the last change"
+        assert set(acknowledged) <= set(told)
+        assert [value for value in told if first <= value][::-1] == list(range(first, int(weight) + 1))
+
+
+def test_who_sees_what(secured: SchedulerProcess):
+    secured.use_token("alice")
+    assert set_weight(secured, "a", 2).status_code == 403, "a weight is the parent's to give"
+    assert set_weight(secured, "b", 2).status_code == 403
+    secured.use_token("root")
+    assert set_weight(secured, "b", 3).status_code == 200
+    texts = [each["text"] for each in events(secured, "events", kind="command")]
+    assert texts[0] == 'root changed pool "b": weight unset -> 3.0'
+    assert not {"origin", "request", "allowed_by", "refused", "plan"} & events(secured, "events")[0].keys()
+    assert [each["kind"] for each in events(secured, user="alice")] == ["refused", "refused"]
+    everything = events(secured)
+    assert len(everything) == 5
+    assert everything[0]["allowed_by"] == "root is an administrator"
+    secured.use_token("alice")
+    assert {each["user"] for each in events(secured)} == {"alice"}
+    assert {each["user"] for each in events(secured, pool="a")} == {"alice", "root"}
+    for query in ("user=root", "user=root&pool=b", "user=bob&tree=default"):
+        refused = secured.request("GET", f"audit?{query}")
+        assert refused.status_code == 403, query
+        assert "may read the audit log of alice" in refused.json()["error"]
+    assert not [each for each in events(secured, "events") if each["kind"] == "refused"]
+    secured.use_token("")
+    for path in ("events", "audit", "annotations"):
+        assert secured.request("GET", path).status_code == 401
+
+
+def test_what_is_refused_is_in_the_audit_log(secured: SchedulerProcess):
+    secured.use_token("node")
+    node = PlayedNode(secured, "n1")
+    node.register()
+    secured.use_token("root")
+    spec = {"environment_note": MARKER}
+    task = {"job_count": 1, "command": f"echo {MARKER}", "environment": {"TOKEN": MARKER}}
+    body = {"spec": {"pool": "b", "tasks": {"t": task}, **spec}}
+    operation = secured.post("operations", body)["id"]
+    secured.use_token("alice")
+    acts: list[tuple[str, str, Any]] = [
+        ("GET", f"operations/{operation}/specification", None),
+        ("GET", f"operations/{operation}/jobs/1-2-3-4/log", None),
+        ("POST", f"operations/{operation}/abort", {}),
+        ("POST", f"operations/{operation}/jobs/1-2-3-4/pin", {}),
+        ("POST", "operations", body),
+        ("DELETE", "trees/default/pools/b", None),
+        ("POST", "trees/default/pools/b/move", {"parent": "a"}),
+        ("POST", "trees", {"name": "mine"}),
+        ("POST", "tokens", {"user": "root", "role": "admin"}),
+        ("POST", "events/2/undo", None),
+        ("GET", "audit?user=root", None),
+        ("POST", "nodes", {"node_id": "n1", "incarnation": "x", "resources": {"cpu": 1}}),
+    ]
+    for method, path, given in acts:
+        answer = secured.request(method, path, given)
+        assert answer.status_code == 403, (method, path, answer.text)
+        assert MARKER not in answer.text
+    secured.use_token("not-known")
+    assert secured.request("GET", "trees").status_code == 401
+    secured.use_token("")
+    assert secured.request("POST", "trees", {"name": "mine"}).status_code == 401
+    assert secured.request("GET", "trees").status_code == 401
+    with secured.new_client() as client:
+        headers = {"Authorization": "Bearer alice", "X-YT-User-Name": "root"}
+        assert client.get("/api/v1/trees", headers=headers).status_code == 401
+        yt = client.post("/api/v4/remove", headers={"Authorization": "OAuth bob"}, json={"path": "//sys/pools/b"})
+        assert "901" in yt.text
+    secured.use_token("root")
+    told = events(secured, kind="refused", limit=1000)[::-1]
+    assert [each["user"] for each in told] == ["alice"] * 12 + ["", "", "alice", "bob"]
+    assert all(each["refused"] in each["text"] for each in told)
+    assert [each["operation"] for each in told[:4]] == [operation] * 4
+    assert "127.0.0.1" in told[12]["origin"]
+    # Nothing secret is in what was told, nor in the log, nor in any list.
+    logged = secured.log()
+    assert "RevokeToken" not in logged
+    for text in (json.dumps(events(secured, limit=1000)), json.dumps(events(secured, "events", limit=1000)), logged):
+        assert MARKER not in text
+    secured.stop()
+    with sqlite3.connect(secured.state_dir / "scheduler.db") as database:
+        values = [bytes(value) for (value,) in database.execute("SELECT value FROM log")]
+    assert len(values) > 15
+    assert not [value for value in values if MARKER.encode() in value]
+
+
+def test_changes_are_told_with_the_plan_and_taken_back(scheduler: SchedulerProcess):
+    scheduler.start()
+    scheduler.create_pool("p", weight=1)
+    headers = {"X-Cpumond-Plan": "2 changes, with effects on 3 pools"}
+    body = {"edits": [{"path": ["weight"], "value": 2}]}
+    with scheduler.new_client() as client:
+        assert client.patch("/api/v1/trees/default/pools/p", json=body, headers=headers).status_code == 200
+    (event, *_) = events(scheduler, pool="p")
+    assert event["plan"] == headers["X-Cpumond-Plan"]
+    assert event["can_undo"]
+    assert event["time"].endswith("Z")
+    plan = scheduler.post("plan", {"type": "UndoChange", "number": event["number"]})
+    assert plan["accepted"]
+    assert [(each["attribute"], each["old"], each["new"]) for each in plan["changes"]] == [("weight", 2.0, 1.0)]
+    scheduler.post(f"events/{event['number']}/undo")
+    assert scheduler.get("trees/default/pools/p")["attributes"] == {"weight": 1.0}
+    again = scheduler.post("plan", {"type": "UndoChange", "number": event["number"]})
+    assert not again["accepted"]
+    assert f"took back change {event['number']}" in again["refusal"]
+    for number, status in ((999, 404), ("x", 422)):
+        assert scheduler.request("POST", f"events/{number}/undo").status_code == status
+    # Older ones are asked for by number.
+    numbers = [each["number"] for each in events(scheduler, "events")]
+    page = scheduler.get("events?limit=2")
+    older = scheduler.get(f"events?limit=2&before={page['next']}")
+    assert [each["number"] for each in [*page["events"], *older["events"]]] == numbers[:4]
+    assert scheduler.get("events?since_s=0.000001")["events"] == []
+    annotation = scheduler.get("annotations?pool=p&limit=1")[0]
+    assert annotation["tags"] == ["command", "tree:default", "pool:p", "user:root"]
+    assert abs(annotation["time"] / 1e3 - events(scheduler, "events", pool="p")[0]["at"]) < 1
+
+
+def test_a_lost_node_is_shown_with_its_jobs(scheduler: SchedulerProcess):
+    text = 'node_heartbeat_timeout = "300ms"'
+    scheduler.write_config(text)
+    scheduler.start()
+    node = PlayedNode(scheduler, "n1", tags=["rack1"])
+    node.register()
+    scheduler.patch("trees/default", {"edits": [{"path": ["node_reconnection_timeout"], "value": 400}]})
+    operation = scheduler.start_operation("p")
+
+    def starts() -> bool:
+        if node.send().status_code == 409:
+            node.register()
+        node.beat()
+        return bool(node.jobs)
+
+    wait_until(starts, "a job")
+    node.beat()
+    wait_until(lambda: scheduler.get("nodes")["nodes"][0]["lost_at"] is not None, "the node is lost")
+    (listed,) = scheduler.get("nodes?online=false&tag=rack1")["nodes"]
+    assert (listed["id"], listed["is_online"], listed["job_count"]) == ("n1", False, 1)
+    shown = scheduler.get("nodes/n1")
+    assert [(job["operation_id"], job["state"]) for job in shown["jobs"]] == [(operation, "lost")]
+    scheduler.kill()
+    scheduler.start()
+    assert scheduler.get("nodes/n1")["jobs"] == shown["jobs"]
+    kinds = [each["kind"] for each in events(scheduler, "events", node="n1")]
+    assert kinds[0] == "node_lost"
+    assert kinds[-1] == "node_registered"
+    node.register()
+    assert scheduler.get("nodes/n1")["lost_at"] is None
+    assert events(scheduler, "events", node="n1")[0]["kind"] == "node_returned"
+
+
+# --- the commands
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveScheduler]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with LiveScheduler(tmp_path) as server:
+        monkeypatch.setenv("CPUMOND_SCHEDULER", server.url)
+        yield server
+
+
+@pytest.fixture
+def cpumond(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+def test_the_commands(server: LiveScheduler, cpumond: Shell):
+    assert "nothing has happened that fits" in cpumond("events", "--pool", "p")
+    cpumond("pool", "create", "p", "weight=1")
+    cpumond("pool", "set", "p", "weight=2")
+    for word in ("events", "audit"):
+        table = cpumond(word, "--pool", "p")
+        assert table.startswith("number")
+        assert 'tester changed pool "p": weight 1.0 -> 2.0' in table.splitlines()[1]
+    assert "UTC" in cpumond("audit")
+    lines = [json.loads(line) for line in cpumond("audit", "--all", "--json").splitlines()]
+    assert [line["command"] for line in lines] == ["ChangePool", "CreatePool"]
+    assert lines[0]["changes"] == [{"tree": "default", "pool": "p", "attribute": "weight", "old": 1.0, "new": 2.0}]
+    number = str(lines[0]["number"])
+    assert "weight: 2 -> 1" in cpumond("undo", number, "--plan")
+    cpumond("undo", number, code=64)
+    assert f"change {number} is not taken back, since nobody can be asked; give --yes" in cpumond.err
+    assert cpumond("undo", number, "--yes") == f"change {number} is taken back\n"
+    assert cpumond.json("pool", "show", "p")["attributes"] == {"weight": 1.0}
+    cpumond("undo", number, "--plan", code=78)
+    assert "weight is 1.0 now, not 2.0 as that change left it; since then" in cpumond.err
+    cpumond("undo", number, "--yes", code=78)
+    cpumond("undo", "4711", "--yes", code=69)
+    assert "there is no change 4711" in cpumond.err
+    cpumond("events", "--kind", "nonsense", code=64)

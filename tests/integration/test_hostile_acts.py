@@ -1,0 +1,239 @@
+"""Two teams on one scheduler, each with a pool of its own: nothing that one of them tries against the other succeeds.
+
+Each act is refused, changes nothing, and stands in the audit log with who tried it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2
+import pytest
+from scheduler_process import GIB, PlayedNode, SchedulerProcess
+from waiting import wait_until
+
+from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION
+
+USERS = {"root": "admin", "ann": "user", "ben": "user", "n1": "node:n1"}
+"""User -> role. The tokens are the names: ann is of team red, ben of team blue."""
+SECRET = "s3cret-of-red"  # noqa: S105
+ALL = ["use", "write", "modify_children", "manage", "read_secrets"]
+ABSENT = "1-2-3-4"
+
+
+class Act(NamedTuple):
+    """A request of ben's. ``{op}`` and ``{job}`` are red's."""
+
+    method: str
+    path: str
+    body: Any = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def _edit(path: str, value: Any) -> dict[str, Any]:
+    return {"edits": [{"path": [path], "value": value}]}
+
+
+def _yt(command: str, value: Any = None, **parameters: Any) -> Act:
+    if value is None:
+        return Act("POST", f"/api/v4/{command}", parameters)
+    query = "&".join(f"{name}={text}" for name, text in parameters.items())
+    return Act("PUT", f"/api/v4/{command}?{query}&input_format=json", value)
+
+
+RED, BLUE, IN_RED = "trees/default/pools/red", "trees/default/pools/blue", "trees/default/pools/red-a"
+TASKS = {"t": {"job_count": 1, "command": "true"}}
+
+ACTS: dict[str, Act] = {
+    "change a weight": Act("PATCH", RED, _edit("weight", 0.1)),
+    "take a guarantee away": Act("PATCH", RED, _edit("strong_guarantee_resources", {"cpu": 0})),
+    "forbid all operations": Act("PATCH", RED, _edit("max_operation_count", 0)),
+    "change how it is shared": Act("PATCH", IN_RED, _edit("mode", "fifo")),
+    "give himself rights": Act(
+        "PATCH", RED, _edit("acl", [{"action": "allow", "subjects": ["ben"], "permissions": ["administer"]}])
+    ),
+    "own the pool": Act("PATCH", RED, _edit("owner", "ben")),
+    "have it inherit other rights": Act("PATCH", IN_RED, _edit("inherit_acl", False)),
+    "remove it": Act("DELETE", f"{IN_RED}"),
+    "remove all of it": Act("DELETE", f"{RED}?recursive=true"),
+    "rename it": Act("POST", f"{RED}/move", {"name": "blue-too"}),
+    "move it under his own": Act("POST", f"{IN_RED}/move", {"parent": "blue"}),
+    "move his own into it": Act("POST", "trees/default/pools/blue-a/move", {"parent": "red"}),
+    "make a pool in it": Act("POST", "trees/default/pools", {"name": "spy", "parent": "red"}),
+    "make a pool beside it": Act("POST", "trees/default/pools", {"name": "spy"}),
+    "take its guarantee over": Act(
+        "POST", f"{RED}/transfer", {"destination": "blue", "delta": {"strong_guarantee_resources": {"cpu": 5}}}
+    ),
+    "raise his own guarantee": Act("PATCH", BLUE, _edit("strong_guarantee_resources", {"cpu": 9})),
+    "raise his own weight": Act("PATCH", BLUE, _edit("weight", 100)),
+    "have his own pool never preempted": Act("PATCH", BLUE, _edit("fair_share_starvation_timeout", 1)),
+    "open the tree": Act("PATCH", "trees/default", _edit("acl_required", False)),
+    "start in it": Act("POST", "operations", {"spec": {"pool": "red", "tasks": TASKS}}),
+    "start in it by an ephemeral pool": Act("POST", "operations", {"spec": {"pool": "red$ben", "tasks": TASKS}}),
+    "abort": Act("POST", "operations/{op}/abort", {"message": "by ben"}),
+    "suspend": Act("POST", "operations/{op}/suspend", {"abort_running_jobs": True}),
+    "complete": Act("POST", "operations/{op}/complete"),
+    "move the operation to his pool": Act("PATCH", "operations/{op}", {"parameters": {"pool": "blue"}}),
+    "read the environment": Act("GET", "operations/{op}/specification"),
+    "read a log": Act("GET", "operations/{op}/jobs/{job}/log"),
+    "pin": Act("POST", "operations/{op}/jobs/{job}/pin", {"cpu_limit": 0.1}),
+    "unpin": Act("POST", "operations/{op}/jobs/{job}/unpin"),
+    "guess an id": Act("POST", "operations/*red-alias/abort"),
+    "act as the other": Act(
+        "POST", "operations", {"spec": {"pool": "red", "tasks": TASKS}}, (("x-yt-user-name", "ann"),)
+    ),
+    "act as an administrator": Act("POST", "trees", {"name": "mine"}, (("x-yt-user-name", "root"),)),
+    "make a token of the other": Act("POST", "tokens", {"user": "ann"}),
+    "make a token of more": Act("POST", "tokens", {"role": "admin"}),
+    "show a token that was revoked": Act("POST", "operations/{op}/abort", None, (("authorization", "Bearer revoked"),)),
+    "play a node": Act("POST", "heartbeats", {
+        "node_id": "n1", "incarnation": "a", "sequence": 9, "sent_at": 0.0, "cpu_capacity": 1.0, "jobs": [],
+    }),
+    "set by yt": _yt("set", 0.1, path="//sys/pools/red/@weight"),
+    "set an acl by yt": _yt("set", [], path="//sys/pools/red/@acl"),
+    "remove by yt": _yt("remove", path="//sys/pools/red/red-a"),
+    "abort by yt": _yt("abort_operation", operation_id="{op}"),
+    "stderr by yt": _yt("get_job_stderr", operation_id="{op}", job_id="{job}"),
+    "environment by yt": _yt("get_operation", operation_id="{op}", attributes=["full_spec"]),
+}  # fmt: skip
+"""What ben of team blue tries against team red."""
+
+
+class Site:
+    """A scheduler with both teams, a running operation of red's, and a token that was revoked."""
+
+    def __init__(self, directory: Path) -> None:
+        self.scheduler = SchedulerProcess(directory)
+        self.operation = self.job = self.revoked = ""
+        tokens = directory / "tokens"
+        tokens.touch(mode=0o600)
+        lines = (f"{user}:{hashlib.sha256(user.encode()).hexdigest()}:{role}\n" for user, role in USERS.items())
+        tokens.write_text("".join(lines))
+        groups = '[groups]\nteam-red = ["ann"]\nteam-blue = ["ben"]\n'
+        self.scheduler.write_config(groups, api=f'tokens_file = "{tokens}"')
+        self.scheduler.start()
+
+    def prepare(self) -> None:
+        """Give each team its pool, and red an operation that runs."""
+        for team in ("red", "blue"):
+            acl = [{"action": "allow", "subjects": [f"team-{team}"], "permissions": ALL}]
+            pool = {"acl": acl, "strong_guarantee_resources": {"cpu": 5}, "allow_children_guarantees": True}
+            self.must("root", "POST", "trees/default/pools", {"name": team, "attributes": pool})
+            self.must("root", "POST", "trees/default/pools", {"name": f"{team}-a", "parent": team})
+        task = {
+            "job_count": 1, "cpu_limit": 1.0, "memory_limit": GIB, "command": "true", "environment": {"KEY": SECRET},
+        }  # fmt: skip
+        spec = {"pool": "red-a", "alias": "*red-alias", "tasks": {"t": task}}
+        self.operation = str(self.must("ann", "POST", "operations", {"spec": spec})["id"])
+        self.scheduler.use_token("n1")
+        node = PlayedNode(self.scheduler, "n1")
+        node.register()
+        wait_until(lambda: node.beat() and node.jobs, "the job is started")
+        node.beat()
+        (self.job,) = node.jobs
+        made = self.must("ben", "POST", "tokens", {})
+        self.revoked = str(made["token"])
+        self.must("ben", "DELETE", f"tokens/{made['id']}")
+
+    def ask(self, user: str, act: Act) -> httpx2.Response:
+        """What comes of a user's request."""
+        known = {"op": self.operation, "job": self.job}
+        path = act.path.format_map(known)
+        body = {
+            key: value.format_map(known) if isinstance(value, str) else value for key, value in act.body.items()
+        } if isinstance(act.body, dict) else act.body  # fmt: skip
+        headers = {"authorization": f"Bearer {user}", **dict(act.headers)}
+        headers["authorization"] = headers["authorization"].replace("revoked", self.revoked)
+        place = path if path.startswith("/") else f"/api/v1/{path}"
+        return self.scheduler.client.request(act.method, place, json=body, headers=headers)
+
+    def must(self, user: str, method: str, path: str, body: Any = None) -> Any:
+        answer = self.ask(user, Act(method, path, body))
+        assert answer.is_success, f"{method} {path}: {answer.text}"
+        return answer.json()
+
+    def audit(self) -> list[dict[str, Any]]:
+        """What was refused, the newest first."""
+        found: list[dict[str, Any]] = self.must("root", "GET", "audit?kind=refused&limit=200")["events"]
+        return found
+
+    def close(self) -> None:
+        self.scheduler.close()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    made = Site(tmp_path_factory.mktemp("teams"))
+    try:
+        made.prepare()
+        yield made
+    finally:
+        made.close()
+
+
+def look(site: Site) -> dict[str, Any]:
+    """All that ben's acts are after."""
+    pools = site.must("root", "GET", "trees/default/pools")["pools"]
+    operation = site.must("root", "GET", f"operations/{site.operation}")
+    tree = site.must("root", "GET", "trees/default")
+    return {
+        "pools": [(each["name"], each["parent"], each["attributes"]) for each in pools],
+        "operation": (operation["state"], operation["suspended"], operation["pools"]),
+        "operations": site.must("root", "GET", "operations")["total"],
+        "tree": tree["attributes"],
+        "trees": len(site.must("root", "GET", "trees")["trees"]),
+        "tokens": [each["id"] for each in site.must("root", "GET", "tokens")["tokens"]],
+    }
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_nothing_comes_of_it_but_a_line_in_the_audit_log(site: Site, name: str) -> None:
+    before, known = look(site), {each["number"] for each in site.audit()}
+    answer = site.ask("ben", ACTS[name])
+    told = answer.json()
+    assert answer.status_code in (401, 403) or told["code"] in (AUTHENTICATION, ACCESS_DENIED), answer.text
+    assert SECRET not in answer.text
+    assert look(site) == before
+    new = [each for each in site.audit() if each["number"] not in known]
+    assert len(new) == 1, new
+    assert new[0]["user"] == "ben", new
+    sentence = str(told.get("error") or told.get("message"))
+    assert new[0]["refused"] in sentence, (new, answer.text)
+    assert SECRET not in str(new)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(ACTS) >= 30
+
+
+def test_what_is_shown_to_others_has_no_secrets(site: Site) -> None:
+    paths = (
+        f"operations/{site.operation}", f"operations/{site.operation}/orchid", f"operations/{site.operation}/jobs",
+        "operations", "overview", "events", f"/api/v4/get_operation?operation_id={site.operation}",
+        "/api/v4/list_operations", "/api/v4/get?path=//sys/scheduler/orchid",
+        f"/api/v4/get?path=//sys/scheduler/orchid/scheduler/operations/{site.operation}",
+    )  # fmt: skip
+    for path in paths:
+        for user, may in (("ben", False), ("ann", True)):
+            answer = site.ask(user, Act("GET", path))
+            assert answer.status_code == 200, f"{path}: {answer.text}"
+            assert may or SECRET not in answer.text, path
+    assert SECRET in site.ask("ann", Act("GET", f"operations/{site.operation}/specification")).text
+    assert SECRET not in site.scheduler.log()
+
+
+def test_each_team_does_with_its_own_what_it_likes(site: Site) -> None:
+    changes: dict[str, Callable[[], Any]] = {
+        "mode": lambda: site.must("ben", "PATCH", "trees/default/pools/blue-a", _edit("mode", "fifo")),
+        "guarantee below its own": lambda: site.must(
+            "ben", "PATCH", "trees/default/pools/blue-a", _edit("strong_guarantee_resources", {"cpu": 2})
+        ),
+        "a pool": lambda: site.must("ben", "POST", "trees/default/pools", {"name": "blue-b", "parent": "blue"}),
+        "an operation": lambda: site.must("ben", "POST", "operations", {"spec": {"pool": "blue", "tasks": TASKS}}),
+        "its pool gone": lambda: site.must("ben", "DELETE", "trees/default/pools/blue-b"),
+    }
+    for change in changes.values():
+        change()

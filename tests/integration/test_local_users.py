@@ -1,0 +1,169 @@
+"""Accounts of this machine at the scheduler's unix socket, and what commands and agents do there."""
+
+from __future__ import annotations
+
+import json
+import pwd
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from agent_process import AgentProcess
+from scheduler_process import SchedulerProcess, clean_environment
+from test_access import needs_root, place  # noqa: F401
+from test_tokens import run
+from waiting import wait_until
+
+ASK = """
+import http.client, json, os, socket, sys
+path, requests = json.load(sys.stdin)
+answers = []
+for uid, method, target, headers, body in requests:
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    os.seteuid(uid)
+    connection.sock.connect(path)
+    os.seteuid(0)
+    connection.request(method, target, json.dumps(body) if method == "POST" else None, headers)
+    answer = connection.getresponse()
+    answers.append([answer.status, answer.read().decode()])
+    connection.close()
+json.dump(answers, sys.stdout)
+"""
+Request = tuple[int, str, str, dict[str, str], object]
+
+
+def ask(path: Path, *requests: Request) -> list[tuple[int, str]]:
+    """Requests of accounts (uid, method, path, headers, body) at a socket, over a connection each."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", ASK], input=json.dumps([str(path), requests]), capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    return [(status, text) for status, text in json.loads(done.stdout)]
+
+
+@needs_root
+def test_every_account_is_known_by_its_uid_at_the_configured_socket(place: Path) -> None:  # noqa: F811
+    account = pwd.getpwnam("daemon")
+    scheduler = SchedulerProcess(place)
+    path = place / "api.sock"
+    scheduler.write_config(f'[groups]\nml = ["{account.pw_name}"]', api=f'socket = "{path}"')
+    scheduler.start()
+    try:
+        assert path.stat().st_mode & 0o777 == 0o666
+        answers = ask(path, *((uid, "GET", "/api/v1/me", {}, None) for uid in (0, account.pw_uid, 4712, 65534)))
+        assert [status for status, _ in answers] == [200, 200, 403, 403]
+        users = [json.loads(text) for _, text in answers]
+        assert [each.get("user") for each in users] == ["root", "daemon", None, None]
+        assert not users[0]["is_open"]
+        assert "this is 4712 (uid 4712)" in users[2]["error"]
+        assert "which many programs share" in users[3]["error"]
+        # Nobody passes for another one, nor for a node.
+        for headers in ({"X-YT-User-Name": "root"}, {"X-Remote-User": "root"}):
+            [(status, _)] = ask(path, (account.pw_uid, "GET", "/api/v1/me", headers, None))
+            assert status in (401, 403)
+        [(status, text)] = ask(path, (account.pw_uid, "POST", "/api/v1/nodes", {}, {
+            "node_id": "n1", "incarnation": "a", "resources": {"cpu": 1.0},
+        }))  # fmt: skip
+        assert status == 403
+        assert "this is daemon, and nodes have tokens of their own" in text
+        # A token that an account makes for itself is good for no more than the account.
+        made, refused = ask(
+            path,
+            (account.pw_uid, "POST", "/api/v1/tokens", {}, {"groups": ["ml"]}),
+            (account.pw_uid, "POST", "/api/v1/tokens", {}, {"user": "root"}),
+        )
+        assert (made[0], refused[0]) == (201, 403)
+        [record] = scheduler.events("command")
+        assert (record["user"], record["origin"]) == ("daemon", f"unix socket, uid {account.pw_uid}")
+        scheduler.use_token(json.loads(made[1])["token"])
+        assert scheduler.get("me")["user"] == "daemon"
+        # Over loopback the account is known as well.
+        scheduler.use_token("")
+        assert scheduler.get("me")["user"] == "root"
+    finally:
+        scheduler.close()
+
+
+@needs_root
+def test_the_socket_of_systemds_unit_is_for_root_alone(
+    place: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(place))
+    scheduler = SchedulerProcess(place)
+    tokens = place / "tokens"
+    tokens.touch(mode=0o600)
+    scheduler.write_config(api=f'tokens_file = "{tokens}"')
+    scheduler.start()
+    try:
+        path = place / "api.sock"
+        daemon = pwd.getpwnam("daemon").pw_uid
+        root, other = ask(path, *((uid, "GET", "/api/v1/me", {}, None) for uid in (0, daemon)))
+        assert (root[0], other[0]) == (200, 403)
+        assert f"and this is daemon (uid {daemon}); show a token" in other[1]
+        assert scheduler.request("GET", "me").status_code == 401
+        # So the first token is made where there is none.
+        command = [sys.executable, "-m", "cpumond", "token", "create", "ops", "--role", "admin"]
+        made = subprocess.run(
+            [*command, "--scheduler", f"unix:{path}"], env=clean_environment(), capture_output=True, text=True,
+            timeout=60, check=True,
+        )  # fmt: skip
+        scheduler.use_token(made.stdout.strip())
+        assert scheduler.get("me")["user"] == "ops"
+        assert (
+            ask(path, (daemon, "GET", "/api/v1/me", {"Authorization": f"OAuth {made.stdout.strip()}"}, None))[0][0]
+            == 200
+        )
+    finally:
+        scheduler.close()
+
+
+@needs_root
+def test_an_agent_at_the_socket(scheduler: SchedulerProcess, tmp_path: Path) -> None:
+    path = scheduler.directory / "api.sock"
+    scheduler.write_config(api=f'socket = "{path}"')
+    scheduler.start()
+    agent = AgentProcess(tmp_path)
+    agent.start(f'[scheduler]\nurl = "unix:{path}"\nheartbeat_period = "100ms"\n[resources]\ncpu = 2\n')
+    try:
+        wait_until(lambda: [node["id"] for node in scheduler.get("nodes")["nodes"]] == ["test-node"], "it registers")
+        # The scheduler comes back with a new socket.
+        scheduler.kill()
+        scheduler.start()
+        wait_until(lambda: any(node["is_online"] for node in scheduler.get("nodes")["nodes"]), "it is back")
+    finally:
+        agent.process and agent.process.send_signal(signal.SIGTERM)
+        agent.process and agent.process.wait(60)
+
+
+def test_a_socket_that_cannot_be_made(scheduler: SchedulerProcess) -> None:
+    path = scheduler.directory / "api.sock"
+    scheduler.write_config(api=f'socket = "{path}"')
+    path.write_text("something else")
+    code, told = scheduler.refuse()
+    assert (code, "is there already and is no socket" in told) == (73, True)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        code, told = scheduler.refuse()
+    assert (code, "another process answers there" in told) == (73, True)
+    scheduler.start()
+    assert scheduler.stop() == 0
+    assert not path.exists()
+    scheduler.write_config(api=f'socket = "{scheduler.directory}/none/api.sock"')
+    code, told = scheduler.refuse()
+    assert (code, "cannot make the socket" in told) == (73, True), told
+
+
+def test_an_address_that_is_no_path(scheduler: SchedulerProcess) -> None:
+    scheduler.write_config()
+    scheduler.start()
+    done = run(scheduler, "", "pool", "list", "--scheduler", "unix:api.sock", code=64)
+    assert "expected the whole path of a socket" in done.stderr
+    done = run(scheduler, "", "pool", "list", "--scheduler", "unix:/none.sock", code=69)
+    assert "no scheduler answers on unix:/none.sock (No such file or directory)" in done.stderr

@@ -1,0 +1,329 @@
+"""Laws of access lists, over made-up trees, lists and commands (semantics.md 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from examples import examples
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+from scheduler_world import TREE, World
+
+from cpumond.scheduler.access import Rights, read_access
+from cpumond.scheduler.model import ROOT_POOL, CommandError, PoolConfig, TreeConfig
+from cpumond.scheduler.required import check, decide
+from cpumond.scheduler.rights import PERMISSIONS, Permission
+from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.settings.commands import (
+    ChangePool,
+    ChangeTree,
+    ConfigCommand,
+    CreatePool,
+    MovePool,
+    RemovePool,
+    TransferPoolResources,
+    apply,
+)
+from cpumond.scheduler.users import User
+
+many = examples(100)
+
+PLACES = {"a": ROOT_POOL, "b": "a", "c": "b", "d": "a", "z": ROOT_POOL}
+"""Pool -> its parent."""
+POOLS = (ROOT_POOL, *PLACES)
+USERS = (User("ann"), User("bob", groups=frozenset({"ml"})), User("cat", needs_entry=True))
+
+SUBJECTS = st.lists(st.sampled_from(["ann", "bob", "cat", "ml", "everyone", "owner"]), min_size=1, max_size=2)
+WORDS: st.SearchStrategy[list[str]] = st.lists(st.sampled_from(list(PERMISSIONS)), min_size=1, max_size=3, unique=True)
+MODES = st.sampled_from(["object_and_descendants"] * 3 + ["object_only", "descendants_only"])
+
+
+def entries(action: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {"action": action, "subjects": SUBJECTS, "permissions": WORDS, "inheritance_mode": MODES}
+    )
+
+
+ENTRIES = entries(st.sampled_from(["allow", "allow", "deny"]))
+ACCESS = st.fixed_dictionaries(
+    {},
+    optional={
+        "acl": st.lists(ENTRIES, max_size=3),
+        "inherit_acl": st.sampled_from([True, True, False]),
+        "owner": st.sampled_from(["ann", "bob"]),
+    },
+)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """A tree with lists here and there."""
+    world = World(acl_required=draw(st.booleans()), **draw(ACCESS))
+    for name, parent in PLACES.items():
+        cpu = {"strong_guarantee_resources": {"cpu": {"a": 8, "b": 4, "c": 2, "d": 2, "z": 8}[name]}}
+        world.create_pool(name, parent, **cpu, **draw(st.just({}) | ACCESS))
+    return world
+
+
+def table(world: World) -> dict[tuple[str, str, Permission], bool]:
+    """User, pool and permission -> whether it is allowed."""
+    rights = {user.name: Rights(world.state, user) for user in USERS}
+    return {
+        (name, pool, permission): rights[name].on_pool(TREE, pool, permission).allowed
+        for name in rights
+        for pool in POOLS
+        for permission in PERMISSIONS
+    }
+
+
+def way_up(pool: str) -> list[str]:
+    return [pool] if pool == ROOT_POOL else [pool, *way_up(PLACES[pool])]
+
+
+def by_the_text(world: World, user: User, pool: str, permission: Permission) -> bool:
+    """12.2, step by step."""
+    tree = world.state.config.trees[TREE]
+    above = [tree.settings if name == ROOT_POOL else tree.pools[name].settings for name in way_up(pool)]
+    owner = next((settings.owner for settings in above if settings.owner), "")
+    names = {user.name, *user.groups, "everyone", *(["owner"] if owner == user.name else [])}
+    given, has_list = {"allow": set[str](), "deny": set[str]()}, False
+    for depth, settings in enumerate(above):
+        has_list = has_list or settings.acl is not None or not settings.inherit_acl
+        for entry in settings.acl or ():
+            if entry.inheritance_mode != ("object_only" if depth else "descendants_only") and names & {*entry.subjects}:
+                given[entry.action] |= {*entry.permissions}
+        if not settings.inherit_acl:
+            break
+    if permission in given["deny"] or ("read" in given["deny"] and permission in ("manage", "read_secrets")):
+        return False
+    if {permission, "administer"} & given["allow"] or permission == "read":
+        return True
+    return not has_list and not tree.settings.acl_required and not user.needs_entry
+
+
+@many
+@given(worlds())
+def test_a_verdict_is_that_of_the_text(world):
+    found = table(world)
+    for user in USERS:
+        for pool in POOLS:
+            for permission in PERMISSIONS:
+                expected = by_the_text(world, user, pool, permission)
+                assert found[user.name, pool, permission] == expected, (user.name, pool, permission)
+
+
+@many
+@given(worlds(), st.sampled_from(POOLS), entries(st.just("deny")))
+def test_a_denial_wins_and_gives_nothing(world, pool, denial):
+    before = table(world)
+    acl = list(access_list(world, pool))
+    assume(world.state.config.trees[TREE].settings.acl_required)
+    set_list(world, pool, [*acl, denial])
+    after = table(world)
+    assert not any(after[key] and not before[key] for key in after)
+    if denial["inheritance_mode"] != "descendants_only":
+        for user in USERS:
+            if {user.name, *user.groups, "everyone"} & {*denial["subjects"]}:
+                assert not any(after[user.name, pool, permission] for permission in denial["permissions"])
+
+
+def access_list(world: World, pool: str) -> Any:
+    tree = world.state.config.trees[TREE]
+    return (tree if pool == ROOT_POOL else tree.pools[pool]).attributes.get("acl", ())
+
+
+def set_list(world: World, pool: str, acl: list[dict[str, Any]]) -> None:
+    if pool == ROOT_POOL:
+        world.set_tree(acl=acl)
+    else:
+        world.set_pool(pool, acl=acl)
+
+
+@many
+@given(worlds(), st.sampled_from(POOLS), entries(st.just("allow")))
+def test_an_entry_that_allows_takes_nothing_away_where_there_is_a_list(world, pool, entry):
+    assume(world.state.config.trees[TREE].settings.acl_required or access_list(world, pool))
+    before = table(world)
+    set_list(world, pool, [*access_list(world, pool), entry])
+    after = table(world)
+    assert not any(before[key] and not after[key] for key in after)
+
+
+@many
+@given(worlds())
+def test_administer_implies_all_that_no_entry_denies(world):
+    found = table(world)
+    for user in USERS:
+        for pool in POOLS:
+            access = read_access(world.state.config.trees[TREE], pool)
+            if found[user.name, pool, "administer"] and not any(e.entry.action == "deny" for e in access.entries):
+                assert all(found[user.name, pool, permission] for permission in PERMISSIONS)
+
+
+@many
+@given(worlds())
+def test_who_needs_an_entry_has_what_entries_allow_and_can_read(world):
+    cat = USERS[2]
+    for pool in POOLS:
+        for permission in PERMISSIONS:
+            verdict = Rights(world.state, cat).on_pool(TREE, pool, permission)
+            if verdict.allowed and permission != "read":
+                assert verdict.because.startswith("the access list of ")
+
+
+@many
+@given(worlds(), st.sampled_from("bc"), st.lists(ENTRIES, max_size=2))
+def test_inherit_acl_false_cuts(world, pool, acl):
+    """Whatever the list above becomes."""
+    world.set_pool(pool, inherit_acl=False, owner="ann")
+    before = {key: value for key, value in table(world).items() if key[1] == pool}
+    set_list(world, PLACES[pool], acl)
+    set_list(world, ROOT_POOL, acl)
+    assert {key: value for key, value in table(world).items() if key[1] == pool} == before
+
+
+# --- commands
+
+FEW: st.SearchStrategy[list[str]] = st.lists(
+    st.sampled_from(["modify_children", "write", "write", "administer"]), min_size=1, max_size=2, unique=True
+)
+"""What a list gives ann, who has no other rights."""
+
+
+@st.composite
+def teams(draw: st.DrawFn) -> World:
+    """A closed tree in which ann may do something here and there."""
+    world = World(acl_required=True)
+    given = {name: draw(st.just([]) | st.just([]) | FEW) for name in POOLS}
+    given["a"] = given["a"] or draw(FEW)
+    for name, parent in PLACES.items():
+        cpu = {"strong_guarantee_resources": {"cpu": {"a": 8, "b": 4, "c": 2, "d": 2, "z": 8}[name]}}
+        world.create_pool(name, parent, **cpu)
+    for name, permissions in given.items():
+        if permissions:
+            set_list(world, name, [{"action": "allow", "subjects": ["ann"], "permissions": permissions}])
+    return world
+
+
+VALUES: tuple[dict[str, Any], ...] = (
+    {"acl": []},
+    {"acl": None},
+    {"inherit_acl": False},
+    {"owner": "ann"},
+    {"weight": 3},
+    {"strong_guarantee_resources": {"cpu": 1}},
+    {"strong_guarantee_resources": {"cpu": 3}},
+    {"strong_guarantee_resources": {"cpu": 9}},
+    {"mode": "fair_share"},
+)
+
+
+def put(values: dict[str, Any]) -> tuple[Edit, ...]:
+    return tuple(Edit((name,), value) for name, value in values.items())
+
+
+def every_command() -> list[ConfigCommand]:
+    made: list[ConfigCommand] = [ChangeTree(TREE, put(values)) for values in (*VALUES[:4], {"acl_required": False})]
+    for pool in PLACES:
+        made += [ChangePool(TREE, pool, put(values)) for values in VALUES]
+        made += [ChangePool(TREE, pool, put({"parent_name": parent})) for parent in POOLS]
+        made += [MovePool(TREE, pool, parent, name) for parent in POOLS for name in (pool, "n")]
+        made += [RemovePool(TREE, pool, is_recursive) for is_recursive in (False, True)]
+        given = {"strong_guarantee_resources": {"cpu": 1}}
+        made += [TransferPoolResources(TREE, pool, other, given) for other in PLACES]
+    for parent in POOLS:
+        made += [CreatePool(TREE, "n", parent, values) for values in ({}, *VALUES)]
+    return made
+
+
+COMMANDS = every_command()
+
+
+def allowed_changes(world: World, user: User) -> Iterator[tuple[ConfigCommand, TreeConfig]]:
+    """Each command that the user may carry out, and the tree after it; nothing is changed."""
+    config = world.state.config
+    for command in COMMANDS:
+        try:
+            check(world.state, command, user)
+            outcome = apply(config, command, new_id=lambda: "made", nodes={})
+        except CommandError:
+            continue
+        event(type(command).__name__)
+        yield command, outcome.config.trees[TREE]
+
+
+def lists_of(tree: TreeConfig) -> dict[str, tuple[str, list[Any]]]:
+    """Id -> name, and what the object's own attributes say of rights."""
+    named = ("acl", "inherit_acl", "owner", "acl_required")
+    items: list[tuple[str, TreeConfig | PoolConfig]] = [(ROOT_POOL, tree), *tree.pools.items()]
+    return {item.id: (name, [getattr(item.settings, each, None) for each in named]) for name, item in items}
+
+
+@many
+@given(teams())
+def test_nobody_changes_a_list_that_it_does_not_administer(world):
+    rights, old = Rights(world.state, USERS[0]), world.state.config.trees[TREE]
+    administered = {name for name in POOLS if rights.on_pool(TREE, name, "administer").allowed}
+    before = lists_of(old)
+    counted = {pool.id: counting(old, name) for name, pool in old.pools.items()}
+    for command, new in allowed_changes(world, USERS[0]):
+        after = lists_of(new)
+        changed = {before[key][0] for key in before if key in after and before[key][1] != after[key][1]}
+        assert changed <= administered, command
+        gone = {name for key, (name, rights) in before.items() if key not in after and rights[0] is not None}
+        assert gone <= administered, command
+        made = [pool for key, (pool, rights) in after.items() if key not in before and rights[:3] != [None, True, ""]]
+        assert all(new.pools[name].parent in administered for name in made), command
+        # Nor what counts for it, unless it is inherited from one that the user does administer.
+        for name, pool in new.pools.items():
+            if pool.id in counted and counting(new, name) != counted[pool.id]:
+                was = next(each for each in old.pools.values() if each.id == pool.id)
+                assert administered & {was.name, *above(old, was.name)}, command
+
+
+def above(tree: TreeConfig, name: str) -> list[str]:
+    return [] if name == ROOT_POOL else [tree.pools[name].parent, *above(tree, tree.pools[name].parent)]
+
+
+def counting(tree: TreeConfig, pool: str) -> Any:
+    access = read_access(tree, pool)
+    return [each.entry for each in access.entries], access.is_open, access.owner
+
+
+@many
+@given(teams())
+def test_nobody_gives_a_pool_more_of_what_its_parent_has(world):
+    rights, old = Rights(world.state, USERS[0]), world.state.config.trees[TREE]
+    may_write = {name for name in POOLS if rights.on_pool(TREE, name, "write").allowed}
+    before = {pool.id: pool for pool in old.pools.values()}
+    for command, new in allowed_changes(world, USERS[0]):
+        for pool in new.pools.values():
+            was = before.get(pool.id)
+            had = (0.0, 1.0) if was is None else given_to(was)
+            if any(now > then for now, then in zip(given_to(pool), had, strict=True)):
+                assert (pool if was is None else was).parent in may_write, command
+            elif was is not None and parent_id(new, pool) != parent_id(old, was):
+                assert pool.parent in may_write, command  # where its guarantee comes from now
+
+
+def parent_id(tree: TreeConfig, pool: PoolConfig) -> str:
+    return tree.id if pool.parent == ROOT_POOL else tree.pools[pool.parent].id
+
+
+def given_to(pool: PoolConfig) -> tuple[float, float]:
+    """Its guarantee and its weight."""
+    settings = pool.settings
+    return settings.strong_guarantee_resources.get("cpu", 0.0), 1.0 if settings.weight is None else settings.weight
+
+
+@many
+@given(st.integers(0, 12), st.booleans())
+def test_the_own_guarantee_may_be_lowered_and_not_raised(cores, on_parent):
+    world = World(acl_required=True)
+    world.create_pool("a", strong_guarantee_resources={"cpu": 20})
+    world.create_pool("b", "a", strong_guarantee_resources={"cpu": 6})
+    world.set_pool("a" if on_parent else "b", acl=[{"action": "allow", "subjects": ["ann"], "permissions": ["write"]}])
+    command = ChangePool(TREE, "b", (Edit(("strong_guarantee_resources", "cpu"), cores),))
+    allowed = all(verdict.allowed for verdict in decide(world.state, command, USERS[0]))
+    assert allowed == (on_parent or cores <= 6)

@@ -1,0 +1,160 @@
+"""Which entries count for trees, pools and operations (semantics.md 12.1, 12.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_world import TREE, World
+
+from cpumond.scheduler.access import Rights, read_access
+from cpumond.scheduler.model import ROOT_POOL
+from cpumond.scheduler.rights import Permission
+from cpumond.scheduler.settings.commands import RemovePool, RemoveTree
+from cpumond.scheduler.users import User
+
+
+def entry(subject: str, *permissions: str, action: str = "allow", **more: str) -> dict[str, Any]:
+    return {"action": action, "subjects": [subject], "permissions": list(permissions), **more}
+
+
+class Lists(World):
+    """Pools ``a``, in it ``b``, in that ``c``, and ``z`` beside them."""
+
+    def __init__(self, **tree: Any) -> None:
+        super().__init__(**tree)
+        for name, parent in (("a", ROOT_POOL), ("b", "a"), ("c", "b"), ("z", ROOT_POOL)):
+            self.create_pool(name, parent)
+
+    def may(self, user: str, permission: Permission, pool: str, **more: Any) -> bool:
+        return Rights(self.state, User(user, **more)).on_pool(TREE, pool, permission).allowed
+
+    def on(self, operation: str, user: str, **more: Any) -> list[Permission]:
+        """What a user may do to an operation."""
+        rights, record = Rights(self.state, User(user, **more)), self.record(operation)
+        words: tuple[Permission, ...] = ("read", "manage", "read_secrets", "administer")
+        return [each for each in words if rights.on_operation(record, each).allowed]
+
+
+@pytest.fixture
+def lists() -> Lists:
+    return Lists()
+
+
+def test_12_2_2_entries_are_inherited_down_to_the_last_pool(lists):
+    lists.set_tree(acl=[entry("ann", "use")])
+    lists.set_pool("a", acl=[entry("bob", "use")])
+    assert [lists.may("ann", "use", pool) for pool in (ROOT_POOL, "a", "c", "z")] == [True] * 4
+    assert [lists.may("bob", "use", pool) for pool in (ROOT_POOL, "a", "c", "z")] == [False, True, True, False]
+
+
+def test_12_2_2_inherit_acl_false_cuts(lists):
+    lists.set_tree(acl=[entry("ann", "use"), entry("bob", "use", action="deny")])
+    lists.set_pool("b", acl=[entry("bob", "use")], inherit_acl=False)
+    assert [lists.may("ann", "use", pool) for pool in ("a", "b", "c")] == [True, False, False]
+    assert [lists.may("bob", "use", pool) for pool in ("a", "b", "c")] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("mode", "pools"), [("object_only", "a"), ("descendants_only", "bc"), ("object_and_descendants", "abc")]
+)
+def test_12_1_the_mode_says_where_an_entry_counts(lists, mode, pools):
+    lists.set_pool("a", acl=[entry("ann", "use", inheritance_mode=mode)])
+    assert "".join(pool for pool in "abcz" if pool == "z" or lists.may("ann", "use", pool)) == pools + "z"
+
+
+def test_12_2_4_an_open_pool_is_closed_by_any_list_on_its_way(lists):
+    assert lists.may("ann", "use", "c")
+    assert not lists.may("ann", "use", "c", needs_entry=True)
+    for attributes in ({"acl": []}, {"inherit_acl": False}, {"acl": [entry("bob", "use")]}):
+        lists.set_pool("a", **attributes)
+        assert not lists.may("ann", "use", "c")
+        assert lists.may("ann", "use", "z")
+        lists.set_pool("a", **dict.fromkeys(attributes))
+    assert lists.may("ann", "use", "c")
+
+
+def test_12_2_4_a_tree_may_require_lists(lists):
+    lists.set_tree(acl_required=True)
+    assert not lists.may("ann", "use", "c")
+    verdict = Rights(lists.state, User("ann")).on_pool(TREE, "c", "use")
+    assert verdict.because == 'no access list allows use to ann, and pool tree "default" says acl_required'
+    lists.set_pool("b", acl=[entry("everyone", "use")])
+    assert [lists.may("ann", "use", pool) for pool in "abc"] == [False, True, True]
+
+
+def test_12_1_an_owner_is_inherited_like_the_list(lists):
+    lists.set_tree(acl=[entry("owner", "write")])
+    lists.set_pool("a", owner="ann")
+    lists.set_pool("c", owner="bob")
+    assert [lists.may("ann", "write", pool) for pool in "abcz"] == [True, True, False, False]
+    assert [lists.may("bob", "write", pool) for pool in "abcz"] == [False, False, True, False]
+
+
+def test_an_operation_has_the_lists_of_its_pools_in_all_trees_and_its_own():
+    lists = Lists(nodes_filter="!x")
+    lists.create_tree("other", nodes_filter="x")
+    lists.create_pool("o", tree="other")
+    lists.set_pool("a", acl=[entry("lead", "administer"), entry("bad", "read", action="deny")])
+    lists.set_pool("o", "other", acl=[entry("second", "manage"), entry("lead", "manage", action="deny")])
+    options = {"default": {"pool": "b"}, "other": {"pool": "o"}}
+    started = lists.start(user="ann", scheduling_options_per_pool_tree=options, acl=[entry("friend", "read_secrets")])
+    assert lists.on(started, "ann", needs_entry=True) == ["read", "manage", "read_secrets", "administer"]
+    assert lists.on(started, "lead") == ["read", "read_secrets", "administer"]
+    assert lists.on(started, "second") == ["read", "manage"]
+    assert lists.on(started, "friend") == ["read", "read_secrets"]
+    assert lists.on(started, "bad") == []
+    assert lists.on(started, "other") == ["read"]
+    lists.abort(started)
+    assert lists.on(started, "second") == ["read", "manage"]
+
+
+def test_an_ephemeral_pool_has_the_rights_of_the_one_that_it_is_in(lists):
+    lists.set_pool("a", acl=[entry("lead", "manage")])
+    lists.set_pool("c", create_ephemeral_subpools=True)
+    started = lists.start("c", user="ann")
+    assert lists.record(started).trees[TREE].pool == "c$ann"
+    assert lists.on(started, "lead") == ["read", "manage"]
+    lists.abort(started)
+    assert lists.on(started, "lead") == ["read", "manage"]
+    open_to_all = lists.start(user="bob")
+    assert "manage" in lists.on(open_to_all, "lead")
+    lists.set_tree(acl=[])
+    assert "manage" not in lists.on(open_to_all, "lead")
+
+
+def test_an_operation_of_a_removed_pool_is_the_trees(lists):
+    lists.set_tree(acl=[entry("lead", "manage")])
+    lists.set_pool("z", acl=[entry("bob", "manage")])
+    started = lists.start("z", user="ann")
+    lists.do(RemovePool(TREE, "z"))
+    assert [lists.on(started, name) for name in ("lead", "bob")] == [["read", "manage"], ["read"]]
+
+
+def test_an_operation_without_any_tree_is_its_owners(lists):
+    lists.create_tree("other", nodes_filter="x")
+    started = lists.start(user="ann", pool_trees=["other"], pool="")
+    lists.do(RemoveTree("other", recursive=True))
+    assert lists.record(started).state == "aborted"
+    assert "manage" in lists.on(started, "ann")
+    assert lists.on(started, "bob") == ["read"]
+
+
+def test_what_may_not_be_read_is_not_listed(lists):
+    lists.set_pool("b", acl=[entry("spy", "read", action="deny")])
+    hidden, seen = lists.start("c", user="ann"), lists.start("z", user="ann")
+    private = lists.start("z", user="ann", acl=[entry("spy", "read", action="deny")])
+    records = [lists.record(name) for name in (hidden, seen, private)]
+
+    def readable(user: User) -> list[str]:
+        return [record.id for record in Rights(lists.state, user).readable(records)]
+
+    assert readable(User("spy")) == [seen]
+    assert readable(User("ann")) == readable(User("spy", admin=True)) == [hidden, seen, private]
+
+
+def test_what_a_child_inherits_is_not_what_its_parent_has(lists):
+    lists.set_pool("a", acl=[entry("x", "use", inheritance_mode="object_only"), entry("y", "use")])
+    tree = lists.state.config.trees[TREE]
+    subjects = [[each.entry.subjects for each in read_access(tree, "a", of_child=child).entries] for child in (0, 1)]
+    assert subjects == [[("x",), ("y",)], [("y",)]]

@@ -1,0 +1,312 @@
+"""Which rights each command needs (semantics.md 12.3)."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from scheduler_world import TREE, World
+
+from cpumond.scheduler import required
+from cpumond.scheduler.access import Rights
+from cpumond.scheduler.model import ACCESS_DENIED, ROOT_POOL, CommandError, PoolSettings, PreemptionSettings
+from cpumond.scheduler.operations import (
+    AbortOperation,
+    CompleteOperation,
+    OperationCommand,
+    ResumeOperation,
+    StartOperation,
+    SuspendOperation,
+    UpdateOperation,
+)
+from cpumond.scheduler.required import GUARANTEES, OF_OWNERS, check, decide, list_needs
+from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.settings.commands import (
+    ChangePool,
+    ChangeTree,
+    ConfigCommand,
+    CreatePool,
+    CreateTree,
+    MovePool,
+    RemovePool,
+    RemoveTree,
+    SetDefaultTree,
+    TransferPoolResources,
+)
+from cpumond.scheduler.state.commands import Command
+from cpumond.scheduler.users import User
+
+ANN = User("ann")
+TASKS = {"t": {"job_count": 1}}
+
+
+def entry(subject: str, *permissions: str, action: str = "allow", **more: str) -> dict[str, Any]:
+    return {"action": action, "subjects": [subject], "permissions": list(permissions), **more}
+
+
+def put(**values: Any) -> tuple[Edit, ...]:
+    return tuple(Edit((name,), value) for name, value in values.items())
+
+
+class Teams(World):
+    """Pools ``a`` with ``b`` and in that ``c``, and ``z``, all with guarantees."""
+
+    def __init__(self, **tree: Any) -> None:
+        super().__init__(**{"acl_required": True, **tree})
+        for name, parent, cpu in (("a", ROOT_POOL, 10), ("b", "a", 5), ("c", "b", 2), ("z", ROOT_POOL, 10)):
+            self.create_pool(name, parent, strong_guarantee_resources={"cpu": cpu})
+
+    def needs(self, command: Command, user: User = ANN) -> set[tuple[str, str]]:
+        """Permission and object of each right that a command needs."""
+        found = list_needs(self.state, command, Rights(self.state, user))
+        return {
+            (need.permission, need.operation.id if need.operation else need.pool if need.tree else "") for need in found
+        }
+
+    def change(self, pool: str, **values: Any) -> set[tuple[str, str]]:
+        return self.needs(ChangePool(TREE, pool, put(**values)))
+
+
+@pytest.fixture
+def teams() -> Teams:
+    return Teams()
+
+
+def test_each_command_has_its_needs():
+    assert set(required._NEEDS) == {*get_args(ConfigCommand), *get_args(OperationCommand)}
+
+
+def test_each_option_of_a_pool_has_its_place():
+    rest = set(PoolSettings.__struct_fields__) - GUARANTEES - OF_OWNERS
+    assert rest == {*PreemptionSettings.__struct_fields__, "acl", "inherit_acl", "owner"}
+
+
+def test_12_3_trees_are_for_administrators(teams):
+    for command in (CreateTree("t"), RemoveTree(TREE), SetDefaultTree(TREE), SetDefaultTree(None)):
+        assert teams.needs(command) == {("administer", "")}
+        assert not any(verdict.allowed for verdict in decide(teams.state, command, ANN))
+        assert check(teams.state, command, User("root", admin=True)) == "root is an administrator"
+
+
+@pytest.mark.parametrize(
+    ("edits", "needs"),
+    [
+        (put(nodes_filter="x"), "write"),
+        (put(**{"nodes-filter": "x"}), "write"),
+        (put(custom=1), "write"),
+        (put(acl=[]), "administer"),
+        (put(**{"acl-required": False}), "administer"),
+        (put(owner="ann"), "administer"),
+        (put(inherit_acl=False), "administer"),
+        ((Edit(("acl", "end"), {}),), "administer"),
+        ((Edit(("config", "acl_required"), False),), "administer"),
+        (put(config={"acl": []}), "write administer"),
+        (put(nodes_filter="x", acl=None), "write administer"),
+    ],
+)
+def test_12_3_options_of_a_tree(teams, edits, needs):
+    found = teams.needs(ChangeTree(TREE, edits))
+    assert found == {(permission, ROOT_POOL) for permission in needs.split()}
+
+
+def test_12_3_a_config_that_goes_is_changed_in_all_that_it_says():
+    teams = Teams()
+    teams.do(ChangeTree(TREE, (Edit(("config",), {"acl_required": True}),)))
+    assert teams.needs(ChangeTree(TREE, put(config=None))) == {("write", ROOT_POOL), ("administer", ROOT_POOL)}
+
+
+def test_12_3_a_new_pool(teams):
+    def create(parent: str = "b", **attributes: Any) -> set[tuple[str, str]]:
+        return teams.needs(CreatePool(TREE, "n", parent, attributes))
+
+    assert create(mode="fifo") == {("modify_children", "b")}
+    assert create(ROOT_POOL) == {("modify_children", ROOT_POOL)}
+    assert create(**{"max-share-ratio": 0.1}) == create(weight=1) == {("modify_children", "b"), ("write", "b")}
+    for option in ({"acl": []}, {"owner": "x"}, {"mine": 1}, {"fair_share_starvation_timeout": 1}):
+        assert create(**option) == {("modify_children", "b"), ("administer", "b")}
+
+
+@pytest.mark.parametrize(
+    ("values", "needs"),
+    [
+        ({"mode": "fifo"}, ""),
+        ({"forbid-immediate-operations": True}, ""),
+        # what the parent gives
+        ({"strong_guarantee_resources": {"cpu": 3}}, "write:b"),
+        ({"min_share_resources": {"cpu": 3}}, "write:b"),
+        ({"strong_guarantee_resources": {"cpu": 1.5}}, ""),
+        ({"strong_guarantee_resources": {"cpu": 2}}, ""),
+        ({"strong_guarantee_resources": None}, ""),
+        ({"strong_guarantee_resources": {"cpu": 1, "memory": 1}}, "write:b"),
+        ({"weight": 2}, "write:b"),
+        ({"max_share_ratio": 0.5}, ""),
+        ({"resource_limits": {"cpu": 1}}, ""),
+        ({"max_operation_count": 9}, "write:b"),
+        ({"resource_limits_overcommit_tolerance": {"cpu": 1}}, "write:b"),
+        ({"integral_guarantees": {"resource_flow": {"cpu": 1}}}, "write:b"),
+        ({"integral_guarantees": {"guarantee_type": "relaxed"}}, "write:b"),
+        ({"strong_guarantee_resources": "x"}, "write:b"),
+        # what only administer may set
+        ({"acl": []}, "administer:c"),
+        ({"inherit_acl": False}, "administer:c"),
+        ({"owner": "ann"}, "administer:c"),
+        ({"custom": 1}, "administer:c"),
+        ({"fair-share_preemption_timeout": 1}, "administer:c"),
+    ],
+)
+def test_12_3_options_of_a_pool(values, needs):
+    teams = Teams()
+    expected = {("write", "c"), *(tuple(need.split(":")) for need in needs.split())}
+    assert teams.change("c", **values) == expected
+
+
+def test_12_3_less_of_a_limit_is_a_smaller_number(teams):
+    set_before: dict[str, Any] = {"max_share_ratio": 0.5, "max_operation_count": 9, "weight": 3}
+    teams.set_pool("b", resource_limits={"cpu": 4, "memory": 100}, max_running_operation_count=9, **set_before)
+    write, more = {("write", "b")}, {("write", "b"), ("write", "a")}
+    for name, value in set_before.items():
+        assert teams.change("b", **{name: value}) == write
+        assert teams.change("b", **{name: value / 3}) == write if name != "max_operation_count" else True
+        assert teams.change("b", **{name: None}) == more
+    assert teams.change("b", max_operation_count=8) == write
+    assert teams.change("b", max_operation_count=10) == more
+    assert teams.change("b", resource_limits={"cpu": 3, "memory": 100}) == write
+    assert teams.change("b", resource_limits={"cpu": 3}) == more
+    assert teams.needs(ChangePool(TREE, "b", (Edit(("resource_limits", "memory")),))) == more
+    assert teams.needs(ChangePool(TREE, "b", (Edit(("resource_limits", "memory"), 99),))) == write
+
+
+def test_12_3_a_flow_that_shrinks_is_less(teams):
+    flow = {"resource_flow": {"cpu": 2}, "burst_guarantee_resources": {"cpu": 3}}
+    for name in ("a", "b"):
+        teams.set_pool(name, integral_guarantees=flow)
+    assert teams.change("b", integral_guarantees={**flow, "resource_flow": {"cpu": 1}}) == {("write", "b")}
+    more = teams.change("b", integral_guarantees={**flow, "burst_guarantee_resources": {"cpu": 4}})
+    assert more == {("write", "b"), ("write", "a")}
+
+
+def test_12_3_removal(teams):
+    assert teams.needs(RemovePool(TREE, "c")) == {("modify_children", "b"), ("write", "c")}
+    whole = {("modify_children", ROOT_POOL), ("write", "a"), ("write", "b"), ("write", "c")}
+    assert teams.needs(RemovePool(TREE, "a", recursive=True)) == whole
+    teams.set_pool("c", acl=[entry("x", "use")])
+    assert teams.needs(RemovePool(TREE, "a", recursive=True)) == {*whole, ("administer", "c")}
+
+
+def test_12_3_another_parent_or_name(teams):
+    rename = {("write", "c"), ("modify_children", "b")}
+    assert teams.needs(MovePool(TREE, "c", "b", "d")) == rename == teams.change("c", name="d")
+    moved = {*rename, ("modify_children", "z"), ("write", "z")}
+    assert teams.needs(MovePool(TREE, "c", "z", "c")) == moved == teams.change("c", parent_name="z")
+    teams.set_pool("c", strong_guarantee_resources=None)
+    teams.set_tree(acl=[entry("lead", "manage")])
+    assert teams.needs(MovePool(TREE, "c", "z", "c")) == moved - {("write", "z")}
+    for attributes in ({"acl": [entry("x", "use")]}, {"owner": "bob"}, {"inherit_acl": False}):
+        teams.set_pool("z", **attributes)
+        assert ("administer", "c") in teams.needs(MovePool(TREE, "c", "z", "c"))
+        teams.set_pool("c", inherit_acl=False, owner="cat")
+        assert ("administer", "c") not in teams.needs(MovePool(TREE, "c", "z", "c"))
+        teams.set_pool("z", **dict.fromkeys(attributes))
+        teams.set_pool("c", inherit_acl=None, owner=None)
+
+
+def test_12_3_the_operations_of_an_ephemeral_pool_are_not_taken_by_its_name(teams):
+    teams.start(user="bob")
+    assert teams.pool("bob").is_ephemeral
+    taken = {("modify_children", "z"), ("modify_children", ROOT_POOL)}
+    assert teams.needs(CreatePool(TREE, "bob", "z")) == taken
+    assert teams.needs(CreatePool(TREE, "bob", ROOT_POOL)) == {("modify_children", ROOT_POOL)}
+    teams.set_pool("z", acl=[entry("ann", "administer")])
+    assert teams.needs(CreatePool(TREE, "bob", "z")) == {*taken, ("administer", ROOT_POOL)}
+    assert ("administer", ROOT_POOL) in teams.needs(MovePool(TREE, "c", "z", "bob"))
+
+
+def test_12_3_a_transfer_is_the_common_distributors(teams):
+    assert teams.needs(TransferPoolResources(TREE, "c", "z", {})) == {
+        ("write", "b"), ("write", "a"), ("write", ROOT_POOL)
+    }  # fmt: skip
+    assert teams.needs(TransferPoolResources(TREE, "c", "b", {})) == {("write", "b")}
+
+
+def test_12_3_what_does_not_exist_needs_nothing(teams):
+    for command in (
+        ChangeTree("no", ()),
+        CreatePool("no", "n"),
+        CreatePool(TREE, "n", "no"),
+        ChangePool(TREE, "no", ()),
+        RemovePool(TREE, "no"),
+        MovePool(TREE, "no", "a", "b"),
+        TransferPoolResources(TREE, "no", "a", {}),
+        StartOperation({"pool_trees": ["no"], "tasks": TASKS}),
+    ):
+        assert teams.needs(command) == set()
+    assert teams.needs(MovePool(TREE, "c", "no", "c")) == {("modify_children", "b"), ("write", "c")}
+    with pytest.raises(CommandError, match="No such operation x"):
+        teams.needs(AbortOperation("x"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "pool"),
+    [
+        ({"pool": "c"}, "c"),
+        ({"pool": "c$x"}, "c"),
+        ({}, ROOT_POOL),
+        ({"pool": "new"}, ROOT_POOL),
+        ({"pool": "new$x"}, ROOT_POOL),
+        ({"pool": ROOT_POOL}, ROOT_POOL),
+        ({"scheduling-options-per-pool-tree": {TREE: {"pool": "z"}}}, "z"),
+        ({"pool": "a", "scheduling_options_per_pool_tree": {TREE: {"pool": "z"}}}, "z"),
+    ],
+)
+def test_12_3_a_start_needs_use_where_the_operation_goes(spec, pool):
+    assert Teams().needs(StartOperation({"tasks": TASKS, **spec})) == {("use", pool)}
+
+
+def test_12_3_a_start_needs_use_below_the_default_parent_and_in_each_tree():
+    teams = Teams(default_parent_pool="b", nodes_filter="!x")
+    assert teams.needs(StartOperation({"tasks": TASKS})) == {("use", "b")}
+    teams.create_tree("other", nodes_filter="x")
+    both = StartOperation({"tasks": TASKS, "pool_trees": [TREE, "other"]})
+    assert [need.tree for need in list_needs(teams.state, both, Rights(teams.state, ANN))] == [TREE, "other"]
+    assert teams.needs(StartOperation({"tasks": TASKS, "pool": 7})) == set()  # and is refused
+
+
+def test_12_3_operations_need_manage(teams):
+    started = teams.start("c", user="bob")
+    for kind in (AbortOperation, CompleteOperation, SuspendOperation, ResumeOperation):
+        assert teams.needs(kind(started)) == {("manage", started)}
+
+    def update(**parameters: Any) -> set[tuple[str, str]]:
+        return teams.needs(UpdateOperation(started, parameters))
+
+    manage = {("manage", started)}
+    assert update(weight=2) == update(pool="c") == update(nonsense=1) == manage
+    assert update(acl=[]) == {*manage, ("administer", started)}
+    assert update(pool="z") == {*manage, ("use", "z")}
+    teams.set_pool("z", acl=[entry("ann", "read_secrets", "use")])
+    assert update(pool="z") == {*manage, ("use", "z"), ("read_secrets", started)}
+
+
+def test_a_refusal_says_who_what_why_and_whom_to_ask(teams):
+    teams.set_pool("a", acl=[entry("lead", "administer")])
+    with pytest.raises(CommandError) as caught:
+        check(teams.state, StartOperation({"tasks": TASKS, "pool": "c"}), ANN)
+    assert caught.value.code == ACCESS_DENIED
+    assert str(caught.value) == (
+        'ann may not start operations in pool "c" (permission use): no access list allows use to ann, and pool "a" has '
+        "one; ask lead, an administrator"
+    )
+    with pytest.raises(CommandError, match=r"ann may not administer pool trees .* that is for administrators"):
+        check(teams.state, CreateTree("x"), ANN)
+    teams.set_pool("b", acl=[entry("ann", "write")])
+    with pytest.raises(CommandError, match=r'change the options of pool "a" to give "b" more \(weight\) \(permission'):
+        check(teams.state, ChangePool(TREE, "b", put(weight=7)), ANN)
+
+
+def test_what_allowed_a_command_is_told_once(teams):
+    teams.set_tree(acl=[entry("ann", "write", "modify_children")])
+    text = check(teams.state, RemovePool(TREE, "a", recursive=True), ANN)
+    assert text.split("; ") == [
+        'the access list of pool tree "default" allows modify_children to ann',
+        *(f'the access list of pool tree "default" allows write to ann, inherited by pool "{name}"' for name in "abc"),
+    ]
