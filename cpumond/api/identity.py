@@ -189,7 +189,9 @@ class Gate:
         if isinstance(found, User) and (found.admin or self.settings.knows_accounts):
             return replace(found, origin=f"{_place(request)}, {found.origin}")
         who = found if isinstance(found, str) else f"this is {found.name} ({found.origin})"
-        if is_socket:
+        if self.settings.knows_accounts:
+            text = f"without a token only accounts of this machine may use this scheduler, and {who}; show a token"
+        elif is_socket:
             text = (
                 f"without a token only {LOCAL_USERS} may use this socket, and {who}; show a token, or have "
                 "[api] socket set, which is for every account"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -20,8 +19,7 @@ log = structlog.get_logger("cpumond.scheduler")
 class Reload:
     """All of what is read anew, or nothing: a file that is wrong leaves everything as it was, and a line in the log.
 
-    ``identities`` and ``certificate`` are changed in place; ``manager`` is told when it begins and ends. ``note`` gets
-    a sentence about it, and why it was refused, "" for a good one.
+    ``identities`` and ``certificate`` are changed in place; ``manager`` is told when it begins and ends.
     """
 
     def __init__(
@@ -31,20 +29,18 @@ class Reload:
         self._identities = identities
         self._certificate = certificate
         self._manager = manager
-        self.note: Callable[[str, str], None] = lambda _text, _refused: None
 
-    def run(self) -> None:
-        """Reload now."""
+    def run(self) -> str:
+        """Reload now; what became of it, in a sentence."""
         self._manager.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             self._reload()
         except CpumondError as error:
             log.error("reload_refused", error=str(error), advice="everything stays as it was; correct it, reload again")
             self._manager.tell("READY=1", status=f"the reload was refused: {error}")
-            self.note(f"the reload was refused: {error}", str(error))
-            return
+            return f"what the scheduler reads anew is wrong, and everything stays as it was: {error}"
         self._manager.tell("READY=1", status="reloaded")
-        self.note("tokens_file, groups and the certificate were read anew", "")
+        return "the scheduler read its file of tokens, its groups and its certificate anew"
 
     def _reload(self) -> None:
         config = load_scheduler_config(self._config.path or None)

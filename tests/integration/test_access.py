@@ -284,7 +284,10 @@ def test_without_a_configured_address_only_root_and_its_own_account_are_answered
         ]  # fmt: skip
         for request, (status, text) in zip(refused, scheduler.ask(*refused), strict=True):
             assert status in (400, 403), f"{request}: {status} {text}"
-            assert f"this is {other} (uid {other}); ask as one of them, or have its tokens_file name you" in text
+            assert (
+                f"this is uid {other}, which has no account; ask as one of them, or have its tokens_file name you"
+                in text
+            )
         answers = scheduler.ask(*((uid, "GET", "/api/v1/trees", {"Host": "evil.example"}) for uid in (0, other)))
         assert [status for status, _ in answers] == [403, 403]
         free = ("/healthz", "/readyz", "/metrics", "/")

@@ -59,7 +59,7 @@ def test_every_account_is_known_by_its_uid_at_the_configured_socket(place: Path)
         users = [json.loads(text) for _, text in answers]
         assert [each.get("user") for each in users] == ["root", "daemon", None, None]
         assert not users[0]["is_open"]
-        assert "this is 4712 (uid 4712)" in users[2]["error"]
+        assert "this is uid 4712, which has no account" in users[2]["error"]
         assert "which many programs share" in users[3]["error"]
         # Nobody passes for another one, nor for a node.
         for headers in ({"X-YT-User-Name": "root"}, {"X-Remote-User": "root"}):

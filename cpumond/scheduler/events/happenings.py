@@ -32,11 +32,6 @@ def tell_start(now: float, version: str, term: int) -> Event:
     return Event(at=now, kind="started", text=f"the scheduler, version {version}, started")
 
 
-def tell_reload(now: float, text: str, refused: str) -> Event:
-    """SIGHUP: what was read anew, or why nothing was."""
-    return Event(at=now, kind="reload", text=text, refused=refused)
-
-
 def tell_refused_node(registration: NodeRegistration, refusal: CommandError, now: float) -> Told:
     """A node that may not register."""
     text = f"node {quoted(registration.node_id)} may not register: {refusal}"

@@ -136,7 +136,7 @@ def test_others_are_in_the_groups_of_their_account_and_need_an_entry() -> None:
 
 
 def test_a_uid_without_an_account_is_no_user() -> None:
-    assert find(4712) == "this is 4712 (uid 4712)"
+    assert find(4712) == "this is uid 4712, which has no account"
     assert find(None) == "it cannot be told who this is"
 
 

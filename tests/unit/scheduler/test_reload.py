@@ -24,8 +24,6 @@ class Files:
         config = load_scheduler_config(str(self.config))
         self.identities: Identities = load_identities(config)
         self._reload = Reload(config, self.identities, None, ServiceManager({}))
-        self.told: list[tuple[str, str]] = []
-        self._reload.note = lambda text, refused: self.told.append((text, refused))
 
     def write(self, tokens: str = f"alice:{hash_token('a')}", more: str = '[groups]\nml = ["alice"]') -> None:
         self.tokens.write_text(tokens)
@@ -53,7 +51,6 @@ def test_tokens_and_groups_are_read_anew(tmp_path: Path) -> None:
     assert files.knows("b")
     assert files.identities.groups_of("alice") == {"web"}
     assert files.identities.groups_of("bob") == {"web", "ops"}
-    assert files.told == [("tokens_file, groups and the certificate were read anew", "")]
 
 
 def test_a_wrong_file_changes_nothing(tmp_path: Path) -> None:
@@ -69,7 +66,6 @@ def test_a_wrong_file_changes_nothing(tmp_path: Path) -> None:
         line = files.reload()
         assert line["event"] == "reload_refused"
         assert words in str(line["error"])
-        assert files.told[-1][1] == line["error"]
         assert files.knows("a")
         assert not files.knows("b")
         assert files.identities.groups_of("alice") == {"ml"}
