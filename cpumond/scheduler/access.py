@@ -39,8 +39,7 @@ class Rights:
     def is_open(self) -> bool:
         """Whether nothing on any tree decides who may do what, as before there were access lists."""
         return all(
-            not tree.settings.acl_required
-            and all(each.settings.acl is None and each.settings.inherit_acl for each in (tree, *tree.pools.values()))
+            not tree.settings.acl_required and all(read_access(tree, name).is_open for name in (ROOT_POOL, *tree.pools))
             for tree in self.state.config.trees.values()
         )
 

@@ -7,7 +7,7 @@ and pins, which are written at once: whoever is told of them finds them in the a
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -69,22 +69,29 @@ class EventLog:
         self._write = write
         self._waiting: deque[Entry] = deque(maxlen=MAX_WAITING)
         self._refused: dict[str, _Refused] = {}
+        self.totals: Counter[str] = Counter()
+        """Kind -> events told since the start."""
         state.happened = deque(maxlen=MAX_WAITING)
 
     # --- what is written
 
     def note(self, event: Event) -> None:
         """Have an event written in the next period."""
-        self._waiting.append(encode_told(Subjects(event).tell()))
+        self._waiting.append(self.encode(Subjects(event).tell()))
+
+    def encode(self, told: Told) -> Entry:
+        """The entry of an event that is about to be written. Raises CommandError for text that cannot be stored."""
+        self.totals[told.event.kind] += 1
+        return encode_told(told)
 
     def take(self) -> list[Entry]:
         """All that waits to be written, the oldest first; the caller writes it, or gives it back."""
-        entries = [*self._waiting, *map(encode_told, self._take_counted())]
+        entries = [*self._waiting, *map(self.encode, self._take_counted())]
         self._waiting.clear()
         if self._state.happened:
             happened = list(self._state.happened)
             self._state.happened.clear()
-            entries += map(encode_told, tell_happened(self._state.trees, happened))
+            entries += map(self.encode, tell_happened(self._state.trees, happened))
         return entries
 
     def give_back(self, entries: Iterable[Entry]) -> None:
@@ -94,7 +101,7 @@ class EventLog:
     async def tell(self, told: Told) -> None:
         """Write an event at once; where the store refuses, it is written later."""
         say(told.event)
-        entries = [encode_told(told)]
+        entries = [self.encode(told)]
         try:
             await self._write(entries)
         except StoreError:  # logged

@@ -26,6 +26,7 @@ from cpumond.scheduler.elements import (
     volume_capacity,
     volume_ratio,
 )
+from cpumond.scheduler.events import KINDS
 from cpumond.scheduler.leading import Leading
 from cpumond.scheduler.model import to_vector
 from cpumond.scheduler.service import Scheduler
@@ -240,6 +241,10 @@ class _Collector:
             ("store_losses", "Times that the store was removed, and written anew.", timings.store_losses),
         ):
             yield CounterMetricFamily(f"cpumond_scheduler_{name}", text, float(value))
+        events = CounterMetricFamily("cpumond_scheduler_events", "Events told, by kind.", labels=["kind"])
+        for kind in KINDS:
+            events.add_metric([kind], float(self._scheduler.event_log.totals[kind]))
+        yield events
         yield GaugeMetricFamily("cpumond_scheduler_last_update_seconds", "Length of the last update.", timings.update_s)
         state = self._scheduler.state
         text = "How often nodes are told to send heartbeats: the usual period, or a longer one under load."

@@ -32,6 +32,7 @@ from cpumond.host.service import (
 from cpumond.monitor.model import MonitorSettings
 from cpumond.scheduler.config import Api, SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.door import LeaderDoor
+from cpumond.scheduler.events import Event
 from cpumond.scheduler.exporter import LeadMetrics, MetricsText
 from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.history.store import HistoryStore
@@ -135,6 +136,8 @@ class _Service(NamedTuple):
     """Until the event; at once for one alone, when the last request is answered for one of several."""
     ready: asyncio.Event
     vitals: Vitals
+    find_scheduler: Callable[[], Scheduler | None]
+    """The one that answers now, None where another one leads."""
     leading: Leading | None = None
 
 
@@ -217,7 +220,7 @@ def _run_alone(
         scheduler = _make_scheduler(config, store, time_scale, lambda: manager.extend("reading the history"))
         metrics = MetricsText(scheduler, config.metrics.max_pools)
         app = make_app(scheduler, config.api, identities, metrics.encode, config.cluster_name)
-        service = _Service(app, scheduler.run, scheduler.ready, vitals_of(scheduler))
+        service = _Service(app, scheduler.run, scheduler.ready, vitals_of(scheduler), lambda: scheduler)
         asyncio.run(_serve(service, entrance, config, manager, time_scale))
     finally:
         manager.extend("closing the store")
@@ -257,7 +260,12 @@ def _share(
     lead_metrics = LeadMetrics(leading)
     standby = make_standby(leading.view, address, lead_metrics.encode)
     vitals = vitals_of_one(leading, config.fair_share_update_period_s / time_scale)
-    return _Service(LeaderDoor(leading, standby), leading.run, leading.ready, vitals, leading)
+
+    def find_scheduler() -> Scheduler | None:
+        reign = leading.find_reign()
+        return None if reign is None else reign.scheduler
+
+    return _Service(LeaderDoor(leading, standby), leading.run, leading.ready, vitals, find_scheduler, leading)
 
 
 def find_own_address(api: Api, sockets: list[socket.socket]) -> str:
@@ -289,7 +297,13 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    loop.add_signal_handler(signal.SIGHUP, entrance.reload.run)
+
+    def reload() -> None:
+        text, scheduler = entrance.reload.run(), service.find_scheduler()
+        if scheduler is not None:
+            scheduler.event_log.note(Event(at=scheduler.clock.now(), kind="reload", text=text))
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
     server = Server(make_config(service.app), entrance.context)
     async with asyncio.TaskGroup() as tasks:
         # One of several leads until the last request is answered; another one leads as soon as it gives up.

@@ -39,7 +39,7 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.elements import Node, Tree
-from cpumond.scheduler.event_log import EventLog, encode_told, is_denied, say
+from cpumond.scheduler.event_log import EventLog, is_denied, say
 from cpumond.scheduler.events import Told
 from cpumond.scheduler.events.commands import Asked, tell_command, tell_pin, tell_refused
 from cpumond.scheduler.events.happenings import tell_change, tell_refused_node, tell_start
@@ -56,6 +56,7 @@ from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import Change, Entry, FencedError, Store, StoreError
 from cpumond.scheduler.stored import MUTATION, encode, encode_starts, load_state
+from cpumond.scheduler.timings import Timings
 from cpumond.scheduler.token_commands import TokenCommand, decide_token, prepare_token
 from cpumond.scheduler.tokens import NOBODY, User, hash_token
 
@@ -93,34 +94,6 @@ class Clock:
 def make_id() -> str:
     """A random id of four hexadecimal numbers, as `yt` prints them."""
     return "-".join(f"{secrets.randbits(32) or 1:x}" for _ in range(4))
-
-
-@dataclass(slots=True)
-class Timings:
-    """How long things took, in real seconds: the last value, and counts and sums for averages."""
-
-    update_s: float = 0.0
-    updates: int = 0
-    updates_s: float = 0.0
-    good_updates: int = 0
-    """Updates in which not every tree failed; a refusal of the store is no failure here."""
-    late_updates: int = 0
-    late_at: float | None = None
-    failed_updates: int = 0
-    failed_at: float | None = None
-    heartbeats: int = 0
-    heartbeats_s: float = 0.0
-    dropped_heartbeats: int = 0
-    commands: int = 0
-    refused_commands: int = 0
-    store_writes: int = 0
-    store_writes_s: float = 0.0
-    store_errors: int = 0
-    store_error_at: float | None = None
-    store_losses: int = 0
-    """How often the store was removed, and written anew."""
-    store_lost_at: float | None = None
-    """``..._at``: scheduler time of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +236,7 @@ class Scheduler:
     async def _commit(self, change: Transaction, also: Iterable[Change] = (), told: Iterable[Told] = ()) -> None:
         """Store, with the events that tell of it, then apply. A store that refuses leaves everything as it was."""
         changes = [*encode(change, self.state.config), *also]
-        entries = [encode_told(each) for each in (*told, *tell_change(self.state, change, self.clock.now()))]
+        entries = [self.event_log.encode(each) for each in (*told, *tell_change(self.state, change, self.clock.now()))]
         if changes or entries:
             await self._write(changes, entries, change.abort_jobs_of)
         self.state.apply(change, self.clock.now())

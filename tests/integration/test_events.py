@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -229,6 +231,19 @@ def test_a_lost_node_is_shown_with_its_jobs(scheduler: SchedulerProcess):
     node.register()
     assert scheduler.get("nodes/n1")["lost_at"] is None
     assert events(scheduler, "events", node="n1")[0]["kind"] == "node_returned"
+
+
+def test_a_start_and_a_reload_are_told(scheduler: SchedulerProcess):
+    scheduler.start()
+    wait_until(lambda: events(scheduler, "events", kind="started"), "the start")
+    os.kill(scheduler.pid, signal.SIGHUP)
+    wait_until(lambda: events(scheduler, "events", kind="reload"), "the reload")
+    scheduler.config_path.write_text("nonsense = 1")
+    os.kill(scheduler.pid, signal.SIGHUP)
+    wait_until(lambda: len(events(scheduler, "events", kind="reload")) == 2, "the reload that was refused")
+    assert "everything stays as it was" in events(scheduler, "events", kind="reload")[0]["text"]
+    metrics = scheduler.request("GET", "/metrics").text
+    assert 'cpumond_scheduler_events_total{kind="reload"} 2.0' in metrics
 
 
 # --- the commands

@@ -41,16 +41,14 @@ def _filters(command: Command) -> Command:
         click.option("--pool", metavar="POOL", help="With all pools below it."),
         click.option("--tree", metavar="TREE", help="For --pool the default tree."),
         click.option("--user", metavar="USER"),
-        click.option("-f", "--follow", is_flag=True, help="Print those that come, the newest last, until Ctrl-C."),
+        click.option("--follow", is_flag=True, help="Print those that come, the newest last, until Ctrl-C."),
     ):
         command = option(command)
     return command
 
 
 @click.command("events", epilog="Example: cpumond events --pool research --since 1d")
-@click.option(
-    "--kind", metavar="KIND", type=click.Choice(TIMELINE_KINDS), help=f"One of {', '.join(TIMELINE_KINDS)}."
-)
+@click.option("--kind", metavar="KIND", type=click.Choice(TIMELINE_KINDS), help=f"One of {', '.join(TIMELINE_KINDS)}.")
 @_filters
 @scheduler_options
 def events_command(client: SchedulerClient, /, follow: bool, takes_all: bool, **query: Any) -> None:

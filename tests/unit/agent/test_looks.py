@@ -12,7 +12,7 @@ from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import control
 from cpumond.agent.limits import apply
-from cpumond.agent.limits.hold import Contested, Hold, Respected
+from cpumond.agent.limits.hold import Contested, Hold, Pinned, Respected
 from cpumond.agent.looks import DRIFT, LookSchedule, can_be_held_back
 from cpumond.core.errors import CgroupReadError
 from cpumond.host.cgroup.parse import parse_throttled
@@ -464,3 +464,19 @@ def test_the_count_of_throttled_periods_is_found_in_the_bytes(raw, throttled):
 def test_a_damaged_count_is_said(raw):
     with pytest.raises(ValueError, match=r"invalid literal|not found"):
         parse_throttled(raw)
+
+
+@pytest.mark.parametrize(
+    ("hold", "mode"),
+    [
+        (Hold(), "reclaim"),
+        (Hold(Contested()), "contested"),
+        (Hold(Respected(1e9, "")), "overridden"),
+        (Hold(Pinned(2.0)), "reclaim"),
+    ],
+)
+def test_the_scheduler_is_told_whose_the_limit_is(make_node, hold: Hold, mode: str):
+    node = lowered(make_node, "a")
+    job = node.agent.table.find("a")
+    job.hold = hold
+    assert (job.usage().mode, job.report().mode) == (mode, mode)
