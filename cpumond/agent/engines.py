@@ -22,12 +22,13 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where a pod finds the token of its service account and the certificates of its cluster."""
 ASK_NAMES_S = 1.0
 """How often engines are asked again because of cgroups that they have not named."""
+ANSWER_LOOK_S = 0.02
 TELL_NOTHING = {"slurm"}
 """Kinds of engines that tell of no change: they are asked when cgroups come or go."""
 
 
 class Engines:
-    """For the thread of the tick; none of its methods but ``wait`` waits for an engine."""
+    """For the thread of the tick; none of its methods but ``wait`` and ``wait_for_orders`` waits for an engine."""
 
     def __init__(self, hierarchies: Hierarchies, node_id: str = "") -> None:
         self._hierarchies = hierarchies
@@ -82,6 +83,23 @@ class Engines:
         """Have the engine of a job asked again: its limit was changed."""
         if self._thread is not None and found.engine is not None:
             self._thread.nudge(self._find_views(found))
+
+    def wait_for_orders(self, jobs: Iterable[FoundJob], timeout_s: float) -> bool:
+        """Have the engines of these jobs asked again, those that answer and tell orders, and wait until they have
+        answered or refused: one may have ordered something since it was asked. Whether there is any such engine: its
+        views have to be looked at then."""
+        since_s = time.monotonic()
+        telling = (found for found in jobs if found.engine is not None and found.engine.tells_order)
+        keys = {key for found in telling for key in self._find_views(found)}
+        if self._thread is not None and keys:
+            self._thread.nudge(keys)
+        while any((view := self.views.get(key)) and view.is_up and (view.asked_at_s or 0.0) <= since_s for key in keys):
+            left_s = since_s + timeout_s - time.monotonic()
+            if left_s <= 0.0:
+                break
+            self._news.wait(min(left_s, ANSWER_LOOK_S))  # an answer that is the same as before is no news
+            self._news.clear()
+        return bool(keys)
 
     def ask_for_names(self, kinds: set[str]) -> None:
         """Have engines of these ``kinds`` asked again, at most once in ASK_NAMES_S: there may be jobs to name."""

@@ -38,6 +38,9 @@ UNITS_FLUSH_S, UNITS_FLUSHES = 5.0, 6
 """How long, and how often at most, the end waits for systemd to take limits back; again only where it took some."""
 ENGINE_PATIENCE_S = 2.0
 """How long the first look at jobs waits for the engines that are asked about them."""
+LAST_ORDERS_S = 0.5
+"""How long the agent waits at its end for engines of jobs whose limits were written since its last check: where one has
+ordered just the limit in force, only the engine can say so."""
 LAST_ANSWERS_S = 2.0
 """How long the agent waits at its end for systemd to say who made the last changes."""
 
@@ -348,6 +351,8 @@ class Agent(TickLoop):
         """Take over what other programs wrote since the last tick, so that ``close`` does not undo it."""
         now_s = self.clock.monotonic_s()
         try:
+            if self.engines.views:
+                self._take_last_orders(now_s)
             self.external.read_all = True
             self.external.take_changes(now_s)
             if any(job.hold.asking is not None for job in self.table):
@@ -356,6 +361,14 @@ class Agent(TickLoop):
         except Exception:
             # Whatever it is, the limits still go back.
             log.exception("last_changes_failed")
+
+    def _take_last_orders(self, now_s: float) -> None:
+        """Take over what engines have ordered since the last tick."""
+        self._discover(now_s)
+        written = [self.table.jobs[path] for path in self.external.changed if path in self.table.jobs]
+        if self.engines.wait_for_orders([job.found for job in written if job.touched], LAST_ORDERS_S):
+            self.rescan_due = True
+            self._discover(now_s)
 
     def _leave_units(self) -> int:
         """Wait until systemd stores the limits that are in force again; how many units it did not take.

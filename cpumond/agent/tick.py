@@ -96,6 +96,8 @@ class TickLoop(AgentContext):
         children = any(self._concerns_a_source(path) for path in paths)
         # Kept until the tick takes them: a request between two ticks comes here too.
         self.external.changed |= owners
+        self.external.rewritten |= owners - self.writer.written
+        self.writer.written.clear()
         self.external.read_all |= lost
         due = self.rescan_due or self.engines.take_news() or now_s >= self._rescan_at_s
         if not (children or lost or due or self._gained_children()):

@@ -336,8 +336,9 @@ def find_refusal(config: AgentConfig, found: FoundJob, directory: str) -> str:
     path, engine = found.path, found.engine
     if not path:
         return "the root cgroup is never changed"
-    if path in find_vital():
-        return find_vital()[path]
+    for vital, why in find_vital().items():
+        if vital == path or (found.is_whole and vital.startswith(f"{path}/")):
+            return why
     roots = config.find_roots(is_engines=engine is not None)
     if not any(root == "" or path == root or path.startswith(root + "/") for root in roots):
         return "it is outside managed_roots"

@@ -16,14 +16,14 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cpumond.core.settings import is_loopback
+from cpumond.core.settings import is_loopback, parse_listen
 from cpumond.scheduler.config import PROXY_AT_SOCKET, Api
 from cpumond.scheduler.identities import Identities
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
 from cpumond.scheduler.peer import LOCAL_USERS, Accounts
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.tokens import User, hash_token
-from cpumond.scheduler.users import ID_DIGITS, find_wrong_name
+from cpumond.scheduler.users import find_wrong_name
 
 OPEN_ACCESS_USER: Final = User("root", admin=True)
 """The user of every request where no authentication is configured: any client may do everything."""
@@ -54,7 +54,7 @@ class Gate:
     @property
     def needs_token(self) -> bool:
         """Whether requests over TCP need a token."""
-        return bool(self.settings.tokens_file)
+        return bool(self.settings.tokens_file) or not is_loopback(parse_listen(self.settings.address, "api.listen")[0])
 
     def needs_account(self, scope: Mapping[str, Any]) -> bool:
         """Whether the kernel's word on who connected may be needed, see ``KnowAccounts``."""
@@ -150,7 +150,7 @@ class Gate:
         tokens = self.identities.tokens
         configured = None if tokens is None else tokens.find(digest)
         if configured is not None:
-            return replace(configured, token_id=digest[:ID_DIGITS])
+            return configured
         found = self._scheduler.state.tokens.find(digest)
         if found is None:
             return None
@@ -189,7 +189,9 @@ class Gate:
         if isinstance(found, User) and (found.admin or self.settings.knows_accounts):
             return replace(found, origin=f"{_place(request)}, {found.origin}")
         who = found if isinstance(found, str) else f"this is {found.name} ({found.origin})"
-        if is_socket:
+        if self.settings.knows_accounts:
+            text = f"without a token only accounts of this machine may use this scheduler, and {who}; show a token"
+        elif is_socket:
             text = (
                 f"without a token only {LOCAL_USERS} may use this socket, and {who}; show a token, or have "
                 "[api] socket set, which is for every account"

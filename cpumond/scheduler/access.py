@@ -35,6 +35,14 @@ class Rights:
             found = self._accesses[key] = read_access(self.state.config.trees[tree], pool)
         return found
 
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing on any tree decides who may do what, as before there were access lists."""
+        return all(
+            not tree.settings.acl_required and all(read_access(tree, name).is_open for name in (ROOT_POOL, *tree.pools))
+            for tree in self.state.config.trees.values()
+        )
+
     def on_pool(self, tree: str, pool: str, permission: Permission) -> Verdict:
         """The verdict about an explicit pool, or the tree itself for ``<Root>``; both exist."""
         key = (tree, pool, permission)

@@ -81,7 +81,7 @@ def _look_up(uid: int) -> User | str:
     try:
         account = pwd.getpwuid(uid)
     except KeyError:
-        return f"this is {uid} (uid {uid})"
+        return f"this is uid {uid}, which has no account"
     if find_wrong_name(account.pw_name):
         return f"this is {account.pw_name[:MAX_NAME]!r} (uid {uid})"
     groups = set()

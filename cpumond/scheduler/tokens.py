@@ -15,6 +15,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from cpumond.core.errors import AccessError, ConfigError, describe
@@ -39,8 +40,9 @@ class Tokens:
     __slots__ = ("_ids", "_users")
 
     def __init__(self, users: Mapping[str, User] | None = None) -> None:
-        self._users = dict(users or {})
-        self._ids = {digest[:ID_DIGITS]: user for digest, user in self._users.items()}
+        # With their ids already: a heartbeat asks for one of these, and copies cost more than all else here.
+        self._users = {digest: replace(user, token_id=digest[:ID_DIGITS]) for digest, user in (users or {}).items()}
+        self._ids = {user.token_id: user for user in self._users.values()}
 
     def __len__(self) -> int:
         return len(self._users)

@@ -7,7 +7,7 @@ those that fit hardly anything, and writes a record with and without an entry, i
 a filtered read to one without a filter, of a write with an entry to one without. Also how large the store is for each
 byte of the log as ``[audit] max_size`` counts it, how long opening takes and what dropping the oldest costs.
 ``--place``: where the SQLite file is made; a disk shows what a write costs, memory what the processor has to do.
-``--check``: exit code 1 when a ratio is above its bound.
+``--check``: exit code 1 when a ratio is above its bound, which is for a machine that does nothing else and a disk.
 """
 
 from __future__ import annotations

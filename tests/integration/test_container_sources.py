@@ -144,6 +144,39 @@ def test_an_update_of_the_engine_is_the_new_order_at_once(containers, agent, ord
     assert read(quota) == updated * 100_000
 
 
+def wait_settled(agent: AgentProcess, quota: Path) -> None:
+    """Until an idle container has the least, and the agent has seen its own last write."""
+    wait_until(lambda: read(quota) == 10_000, "the idle container has little")
+    tick = agent.get("/v1/status")["tick"]
+    wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 1, "two checks")
+
+
+def test_an_update_to_just_the_limit_in_force_is_the_new_order(containers, agent):
+    containers.run("web", "--cpus=1.5", command=BURN)
+    quota, work = quota_of(containers, "web"), work_of(containers, "web")
+    agent.start(describe_agent(containers))
+    wait_settled(agent, quota)
+    containers.update("web", "--cpus=0.1")
+    wait_until(lambda: agent.job("web")["cpu_limit"] == 0.1, "the new order is known")
+    highest = Highest(quota)
+    work.begin()
+    tick = agent.get("/v1/status")["tick"]
+    wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 20, "two seconds of work")
+    assert highest.stop() == 10_000
+    assert agent.stop() == 0
+    assert read(quota) == 10_000
+
+
+def test_an_update_just_before_the_agents_end_is_kept(containers, agent):
+    containers.run("web", "--cpus=1.5", command=BURN)
+    quota = quota_of(containers, "web")
+    agent.start(describe_agent(containers).replace('"100ms"', '"500ms"').replace("0.5", "0.1"))
+    wait_settled(agent, quota)
+    containers.update("web", "--cpus=0.1")
+    assert agent.stop() == 0
+    assert read(quota) == 10_000
+
+
 def test_an_update_while_no_agent_runs_or_after_its_kill_is_kept(containers, agent):
     containers.run("web", "--cpus=1.5")
     quota = quota_of(containers, "web")

@@ -143,6 +143,19 @@ def test_a_job_that_kills_its_step_is_told_by_slurm(rig):
     rig.assert_nothing_left(job_id)
 
 
+def test_a_step_that_names_the_job_of_another_user_does_not_have_it_cancelled(rig):
+    others = rig.cluster.sbatch("sleep 1000", "--partition=reclaimed")
+    wait_until(lambda: rig.cluster.state(others) == "RUNNING", "the other job runs")
+    job_id = rig.shell("kill -STOP $PPID; echo ready; sleep 1000", user="nobody")
+    rig.wait_written(job_id, b"ready")
+    # What the keeper reports where a user's step says so: only a step itself knows which job of Slurm it is.
+    rig.executor._jobs[job_id].record.slurm_job = others
+    rig.executor.kill(job_id)
+    assert rig.wait(Ended, job_id).signal == 9
+    assert rig.cluster.state(others) == "RUNNING"
+    rig.cluster.scancel(others)
+
+
 def test_a_job_that_stops_its_step_is_killed_all_the_same(rig):
     job_id = rig.shell("kill -STOP $PPID; echo ready; sleep 1000")
     rig.wait_written(job_id, b"ready")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 from agent_process import AgentProcess
 from certificates import Authority, openssl
@@ -198,3 +200,30 @@ def stop(agent: AgentProcess) -> None:
         agent.process.terminate()
         agent.process.wait(60)
         agent.process = None
+
+
+def test_answers_that_nobody_reads_are_bounded(tls: TlsScheduler) -> None:
+    """Beneath the encryption, too: the next answer waits until the one before was taken."""
+    tls.start()
+    process = psutil.Process(tls.pid)
+    before = process.memory_info().rss
+    host, _, port = tls.address.rpartition(":")
+    context = ssl.create_default_context(cafile=tls.authority.ca_file)
+    request = b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            plain = stack.enter_context(socket.socket())
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            plain.connect((host, int(port)))
+            with contextlib.suppress(OSError):
+                stack.enter_context(context.wrap_socket(plain, server_hostname=host)).sendall(request * 10)
+        tls.wait_updates(10)
+        assert process.memory_info().rss - before < 100 * 2**20
+
+
+def test_a_connection_that_does_not_shake_hands_is_ended(tls: TlsScheduler) -> None:
+    tls.start()
+    host, _, port = tls.address.rpartition(":")
+    with socket.create_connection((host, int(port)), 60.0) as silent:
+        assert tls.get("me")["user"] == "root"
+        assert silent.recv(1) == b""

@@ -172,6 +172,8 @@ def test_a_name_that_is_taken_or_not_allowed_is_refused_beside_it(signed, site, 
         field.fill("x")
         press(page, "Show what it changes")
         expect(field).not_to_have_attribute("aria-invalid", "true")
+        # Once the plan is there, it takes the focus: the next name is typed after that.
+        expect(dialog(page).get_by_role("button", name="Create", exact=True)).to_be_focused()
     assert pools(site) == before
 
 

@@ -21,6 +21,7 @@ from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.store import Change
+from cpumond.scheduler.store.entries import Row
 
 GIVEN_UP = ("aborted", "lost")
 FITS = 1e-6
@@ -59,6 +60,10 @@ class Ledger:
         """As stored."""
         self.acknowledged_starts: dict[str, None] = {}
         self.acknowledged_ends: dict[str, None] = {}
+        self.acknowledged_mutations: dict[str, str] = {}
+        """Their commands."""
+        self.logged: dict[str, int] = {}
+        """Mutation -> the number of its entry in the log; each command is sent in the name of a user of its own."""
         self.weights: dict[str, float] = {}
         self.acknowledged_weights: dict[str, float] = {}
         """By pool; each user's pool only gets heavier."""
@@ -139,8 +144,11 @@ class Ledger:
 
     # --- clients
 
-    def acknowledged(self, command: Command, operation_id: str) -> None:
+    def acknowledged(self, command: Command, operation_id: str, mutation_id: str) -> None:
         self.note("acknowledged", type(command).__name__, operation_id)
+        self.acknowledged_mutations[mutation_id] = type(command).__name__
+        number = self.logged.get(mutation_id)
+        self.check(number in self.database.log.rows, f"a {type(command).__name__} was acknowledged and is not logged")
         if isinstance(command, ChangeTree):
             return
         if isinstance(command, ChangePool | CreatePool):
@@ -176,11 +184,14 @@ class Ledger:
 
     # --- the database
 
-    def written(self, changes: Sequence[Change], term: int) -> None:
+    def written(self, changes: Sequence[Change], rows: Sequence[Row], term: int) -> None:
+        """Is about to be: entries of the log come with the changes that they tell of."""
         self.note("written", term, [(kind, key) for kind, key, _ in changes])
         self.check(
             not self.sees_terms or term == self.database.term, f"term {term} wrote while {self.database.term} led"
         )
+        for row in rows:
+            self._entry_written(row)
         for kind, key, value in changes:
             if kind == "operation":
                 self._operation_written(key, value)
@@ -199,6 +210,30 @@ class Ledger:
                 elif job["state"] == "completed" and (key in self.stopped or was_given_up):
                     self.given_up[operation_id] = None
                     self.completed_stopped[operation_id] = self.completed_stopped.get(operation_id, 0) + 1
+
+    def _entry_written(self, row: Row) -> None:
+        before = self.database.log.rows.get(row.number)
+        self.check(
+            before is None or before == row, f"entry {row.number} of the log was written, another has its number"
+        )
+        for subject in row.subjects:
+            kind, _, mutation_id = subject.partition(":")
+            if kind == "user" and "kind:command" in row.subjects:
+                known = self.logged.setdefault(mutation_id, row.number)
+                self.check(known == row.number, f"a command is logged as {known} and as {row.number}")
+
+    def check_log(self) -> None:
+        """Each command that was acknowledged has its entry, and none has two."""
+        logged = [
+            subject.partition(":")[2]
+            for row in self.database.log.rows.values() if "kind:command" in row.subjects
+            for subject in row.subjects if subject.startswith("user:")
+        ]  # fmt: skip
+        self.check(len(logged) == len(set(logged)), "a command is logged twice")
+        for mutation_id in self.acknowledged_mutations.keys() - set(logged):
+            self.check(
+                False, f"a {self.acknowledged_mutations[mutation_id]} was acknowledged, and is not logged any more"
+            )
 
     def _operation_written(self, key: str, value: bytes | None) -> None:
         before = self.operations.get(key)
@@ -231,6 +266,7 @@ class Ledger:
     def loaded(self, process: Any, term: int, scheduler: Scheduler) -> None:
         """A reign begins with what is stored."""
         self.note("reigns", process.address, term)
+        self.check_log()
         state = scheduler.state
         stop = state._stop
 

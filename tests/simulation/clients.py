@@ -116,7 +116,7 @@ class Client:
             elif reply.status == 200:
                 self.route.taken()
                 operation_id = msgspec.json.decode(reply.body)["id"] or getattr(command, "operation_id", "")
-                self.watch.acknowledged(command, operation_id)
+                self.watch.acknowledged(command, operation_id, mutation_id)
                 if isinstance(command, StartOperation):
                     self.mine.append(operation_id)
                     self.started.append(operation_id)

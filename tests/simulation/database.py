@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from memory_log import MemoryLog
 
 from cpumond.scheduler.store import Change, Entry, FencedError, Lease, StoreError
-from cpumond.scheduler.store.entries import Row
+from cpumond.scheduler.store.entries import LogEnd, Row, make_rows
 
 TIMEOUT_S = 3.0
 """How long a client waits for an engine that cannot be reached."""
@@ -54,7 +54,7 @@ class Database:
         self.later: Callable[[Session | None, Sequence[Change], Sequence[Row], int], None] = lambda *_: None
         self.on_lease: Callable[[int, float], None] = lambda *_: None
         """Told of each lease: its term and its seconds."""
-        self.on_write: Callable[[Sequence[Change], int], None] = lambda *_: None
+        self.on_write: Callable[[Sequence[Change], Sequence[Row], int], None] = lambda *_: None
         self.checks_fence = True
         self._numbers = 0
 
@@ -108,6 +108,7 @@ class SimStore:
         self._owner = owner
         self._session: Session | None = None
         self._over = ""
+        self._end: LogEnd | None = None
         self._is_closed = False
 
     def _use(self) -> None:
@@ -129,7 +130,7 @@ class SimStore:
         self._use()
         database = self.database
         try:
-            rows = database.log.make(entries)
+            rows, end = make_rows(entries, self._find_end())
             for kind, key, _ in changes:
                 f"{kind}{key}".encode()
         except UnicodeEncodeError:
@@ -141,7 +142,7 @@ class SimStore:
             if fate == "gone late":
                 database.later(self._session, changes, rows, self.term)
             self._give_up()
-        database.on_write(changes, self.term)
+        database.on_write(changes, rows, self.term)
         database.commit(changes, rows)
         if fate == "lost":
             # The connection was lost and made anew, the old session ended, the write repeated.
@@ -151,6 +152,7 @@ class SimStore:
             database.charge(1.0)
         elif fate == "gone after":
             self._give_up()
+        self._end = end
 
     def read_log(
         self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
@@ -161,6 +163,10 @@ class SimStore:
     def cut_log(self, until: float, max_bytes: int) -> int:
         self._use()
         return self.database.log.cut(until, max_bytes)
+
+    def _find_end(self) -> LogEnd:
+        """Nobody else adds to the log in this term."""
+        return self._end or self.database.log.end
 
     def _give_up(self) -> None:
         """What became of the write cannot be found out: the reign is over."""

@@ -17,7 +17,8 @@ from cpumond.scheduler.lead import Lead
 from cpumond.scheduler.model import StartRecord
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.state import State
-from cpumond.scheduler.store import Change, StoreError
+from cpumond.scheduler.store import Change, Entry, StoreError
+from cpumond.scheduler.store.entries import LogEnd, Row
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -51,8 +52,8 @@ def acknowledge_before_the_write(_: World) -> Iterator[None]:
     """Changes are applied, and commands answered, while they are being written."""
     write = Scheduler._write
 
-    async def begin(self: Scheduler, changes: Sequence[Change], aborts_jobs_of: str = "") -> None:
-        task = asyncio.ensure_future(write(self, changes, aborts_jobs_of))
+    async def begin(self: Scheduler, *facts: Any) -> None:
+        task = asyncio.ensure_future(write(self, *facts))
         task.add_done_callback(lambda done: done.exception())
 
     with mock.patch.object(Scheduler, "_write", begin):
@@ -108,6 +109,43 @@ def guess_the_outcome(world: World) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def tell_later(_: World) -> Iterator[None]:
+    """Entries of the log are written after what they tell of, in a write of their own."""
+    write = Scheduler._write
+
+    async def write_twice(
+        self: Scheduler, changes: Sequence[Change], entries: Sequence[Entry] = (), aborts_jobs_of: str = ""
+    ) -> None:
+        await write(self, changes, (), aborts_jobs_of)
+        if changes and entries:
+            with contextlib.suppress(StoreError):
+                await write(self, [], entries)
+
+    with mock.patch.object(Scheduler, "_write", write_twice):
+        yield
+
+
+@contextlib.contextmanager
+def number_at_the_database(world: World) -> Iterator[None]:
+    """Numbers of entries are given when they are written, so that a repeated write adds them again."""
+    log = world.database.log
+    add = log.add
+
+    def add_anew(rows: Sequence[Row]) -> None:
+        add(log.make([Entry(row.at, row.subjects, row.value) for row in rows]))
+
+    with mock.patch.object(log, "add", add_anew):
+        yield
+
+
+@contextlib.contextmanager
+def number_anew(_: World) -> Iterator[None]:
+    """A leader does not look which entries are there, and counts from one."""
+    with mock.patch.object(SimStore, "_find_end", lambda self: self._end or LogEnd()):
+        yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "fence": drop_the_fence,
     "clock": forget_the_clock,
@@ -116,4 +154,7 @@ MUTATIONS: dict[str, Mutation] = {
     "stop": forget_stops,
     "term": take_any_term,
     "outcome": guess_the_outcome,
+    "later": tell_later,
+    "numbers": number_at_the_database,
+    "count": number_anew,
 }

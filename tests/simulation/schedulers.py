@@ -88,7 +88,8 @@ class ReignApp:
                 entry = export_reply(USER, mutation_id, "command", self.scheduler.clock.now(), {"id": reply.id})
                 return Change(MUTATION, f"{USER} {mutation_id}", msgspec.json.encode(entry))
 
-            done = await self.scheduler.execute(command, USER, remember)
+            # Each in the name of a user of its own, by which its entry in the log is known.
+            done = await self.scheduler.execute(command, mutation_id, remember)
             return {"id": done.id}
 
         return await self.replies.run(USER, mutation_id, "command", work)

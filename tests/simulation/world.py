@@ -112,7 +112,7 @@ class World:
 
         def commit() -> None:
             if session is not None and session.is_alive:
-                self.ledger.written(changes, term)
+                self.ledger.written(changes, rows, term)
                 self.database.commit(changes, rows)
                 self.database.end(session)
 
@@ -201,6 +201,7 @@ class World:
             raise ViolationError(f"after {now:.3f} s: {len(leaders)} schedulers lead")
         state = leaders[0].scheduler.state  # type: ignore[union-attr]
         ledger.check_state(leaders[0].scheduler, leaders[0].leading.lead.term)  # type: ignore[arg-type]
+        ledger.check_log()
         if self.idle:
             problems.append(f"operations that could run on a node waited for 14 s: {sorted(self.idle)}")
         problems += [f"{each.name} still waits for its command" for each in self.clients if not each.is_done]

@@ -15,19 +15,22 @@ from pathlib import Path
 import pytest
 
 from cpumond.scheduler.store import Change, StoreError
-from cpumond.scheduler.store.sqlite import open_sqlite_store
+from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
 
 KILLS = 120
 SLOTS = 10
 KEPT = 40
 """Batches whose own record is still there; the one before is taken away in the same batch."""
 
+LOG_BYTES = 20_000
+"""Of the log, which is cut to that after each tenth batch."""
+
 WRITER = """
 import os, random, sys
-from cpumond.scheduler.store import Change
+from cpumond.scheduler.store import Change, Entry
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 
-path, slots, kept = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+path, slots, kept, log_bytes = sys.argv[1], *map(int, sys.argv[2:])
 store = open_sqlite_store(path)
 number = max((int(key) for kind, key, _ in store.load() if kind == "batch"), default=0)
 os.write(1, b"0\\n")
@@ -36,8 +39,11 @@ while True:
     value = b"%d " % number + bytes(random.randrange(20) ** 3)
     changes = [Change("slot", str(slot), value) for slot in range(slots)]
     changes += [Change("batch", str(number), b""), Change("batch", str(number - kept), None)]
-    store.write(changes)
+    entries = [Entry(float(number), (name, f"{name}:{number % 5}"), b"%d" % number) for name in ("first", "second")]
+    store.write(changes, entries)
     os.write(1, b"%d\\n" % number)
+    if number % 10 == 0:
+        store.cut_log(number - 100.0, log_bytes)
 """
 
 
@@ -45,13 +51,30 @@ def check(path: str, acknowledged: int, before: int) -> int:
     """The number of the last batch; it is whole, and nothing that was acknowledged is missing."""
     with contextlib.closing(open_sqlite_store(path)) as store:
         records = list(store.load())
+        check_log(store)
+        log = store.read_log(limit=1)
     slots = [value.split(b" ")[0] for kind, _, value in records if kind == "slot"]
     batches = {int(key) for kind, key, _ in records if kind == "batch"}
     last = max(batches, default=0)
     assert slots == [b"%d" % last] * (SLOTS if last else 0), "a part of a batch"
     assert batches == set(range(max(last - KEPT, 0) + 1, last + 1)), "a batch is missing"
     assert max(acknowledged, before) <= last <= max(acknowledged, before) + 1
+    assert [entry.value for _, entry in log] == [b"%d" % last] * bool(last), "the log does not tell of the last batch"
     return last
+
+
+def check_log(store: SqliteStore) -> None:
+    """Each batch has both its entries, up to those that were dropped, and is found by its subjects."""
+    log = store.read_log(limit=10_000)
+    assert [number for number, _ in log] == list(range(log[0][0], log[-1][0] - 1, -1)) if log else True
+    for name in ("first", "second"):
+        mine = [(number, entry) for number, entry in log if entry.subjects[0] == name]
+        values = [int(entry.value) for _, entry in mine]
+        assert values == list(range(max(values, default=0), min(values, default=1) - 1, -1)), "an entry is missing"
+        assert store.read_log([name], limit=10_000) == mine
+        for rest in range(5):
+            expected = [each for each in mine if int(each[1].value) % 5 == rest]
+            assert store.read_log([name, f"{name}:{rest}"], limit=10_000) == expected
 
 
 def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
@@ -60,7 +83,7 @@ def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
     last = unacknowledged = 0
     for round_number in range(KILLS):
         with subprocess.Popen(
-            [sys.executable, "-c", WRITER, path, str(SLOTS), str(KEPT)], stdout=subprocess.PIPE
+            [sys.executable, "-c", WRITER, path, str(SLOTS), str(KEPT), str(LOG_BYTES)], stdout=subprocess.PIPE
         ) as writer:
             assert writer.stdout is not None
             # Every sixth is killed while it starts and opens, the others after some batches: any moment is meant.
@@ -87,7 +110,7 @@ def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
 
 FILL = """
 import os, resource, sys
-from cpumond.scheduler.store import Change, StoreError
+from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 
 path, limit = sys.argv[1], int(sys.argv[2])
@@ -99,7 +122,8 @@ if limit:
 written = 0
 try:
     while written < 100:
-        store.write([Change("fill", f"{written}-{number}", os.urandom(1000)) for number in range(50)])
+        changes = [Change("fill", f"{written}-{number}", os.urandom(1000)) for number in range(50)]
+        store.write(changes, [Entry(float(written), ("fill",), bytes(500))])
         written += 1
 except StoreError as error:
     print(error)
@@ -107,6 +131,7 @@ assert written < 100, "it never became full"
 expected = {("kept", str(number)) for number in range(50)}
 expected |= {("fill", f"{batch}-{number}") for batch in range(written) for number in range(50)}
 assert {(kind, key) for kind, key, _ in store.load()} == expected
+assert [entry.at for _, entry in store.read_log(["fill"], limit=200)] == list(range(written - 1, -1, -1))
 # What takes nothing more than there is can be written as soon as there is room again.
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -117,6 +142,7 @@ expected.add(("after", "1"))
 store.close()
 store = open_sqlite_store(path)
 assert {(kind, key) for kind, key, _ in store.load()} == expected
+assert len(store.read_log(["fill"], limit=200)) == written
 store.close()
 print("whole")
 """

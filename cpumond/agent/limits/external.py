@@ -30,8 +30,9 @@ ENGINE_ANSWER_S = 5.0
 class ExternalWrites:
     """Changes of limits that are not the agent's, and what follows from them.
 
-    ``changed`` are cgroups whose limit files were written since the last tick; ``read_all``: those of all jobs may have
-    been. ``strays_at_s``: when changed cgroups without a job are looked at, on the monotonic clock.
+    ``changed`` are cgroups whose limit files were written since the last tick, ``rewritten`` those of them that the
+    agent did not write; ``read_all``: those of all jobs may have been. ``strays_at_s``: when changed cgroups without a
+    job are looked at, on the monotonic clock.
     """
 
     def __init__(self, context: AgentContext) -> None:
@@ -41,6 +42,7 @@ class ExternalWrites:
         self.units = context.units
         self.totals = context.totals
         self.changed: set[str] = set()
+        self.rewritten: set[str] = set()
         self.read_all = False
         self.strays_at_s = math.inf
         self._reloaded_at_s = -math.inf
@@ -55,12 +57,26 @@ class ExternalWrites:
         jobs = list(self.table) if self.read_all else [
             self.table.jobs[path] for path in self.changed if path in self.table.jobs
         ]  # fmt: skip
+        rewritten, self.rewritten = self.rewritten, set()
         self.changed, self.read_all = set(), False
         for job in jobs:
             found = read_settings_or_none(job)
-            if found is not None and not self._waits_for_engine(job, found, now_s):
+            if found is None or self._waits_for_engine(job, found, now_s):
+                continue
+            if job.found.path in rewritten and self._is_order_of_the_same(job, found):
+                self._record_write(job, Verdict.FILE, "lower", {}, now_s)
+            else:
                 self.handle_write(job, found, now_s)
         self.store_originals()
+
+    def _is_order_of_the_same(self, job: Tracked, found: CpuSettings) -> bool:
+        """Whether an engine that does not tell its orders has ordered just the limit in force, by writing it again."""
+        engine = job.found.engine
+        if engine is None or engine.tells_order or job.unit or not job.touched or job.hold.is_contested:
+            return False
+        if classify_change(job.in_force, found, job.settings.actuator, exact=True) != "same":
+            return False
+        return found.cores < job.original.cores and is_order(job, found, self.context.engines.is_up(job.found))
 
     def take_foreign(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
         """Take over a foreign limit that was found when the agent was about to write its own."""

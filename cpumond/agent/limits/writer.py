@@ -77,7 +77,8 @@ class LimitWriter:
     ``damaged`` is the sentence about a state file that could not be read, "" normally; ``unknown``: no copy of it could
     be read; ``writes_total`` counts writes. By cgroup path: ``gone``, until when a unit may come again (None: not set
     yet); ``returning``, originals that systemd was told of and did not yet take; ``unsaved``, whose new original is not
-    on disk yet. ``log`` says what was written last.
+    on disk yet. ``log`` says what was written last; ``written``: paths of cgroups written since the events of that were
+    taken.
     """
 
     def __init__(self, config: AgentConfig, units: UnitLimits) -> None:
@@ -103,6 +104,7 @@ class LimitWriter:
         self._copied: Identity | None = None
         self.log = LimitLog(os.path.join(config.runtime_dir, WRITTEN_FILE))
         self.unsaved: set[str] = set()
+        self.written: set[str] = set()
         self._root_id = (0, 0)
 
     def load(self, hierarchies: Hierarchies) -> None:
@@ -487,6 +489,8 @@ class LimitWriter:
             after = msgspec.structs.replace(before, burst_us=after.burst_us)
         steps = plan_steps(before, after)
         self.writes_total += len(steps)
+        if steps:
+            self.written.add(job.found.path)
         if steps and not job.unit:
             self._note(job, after)
         if not steps or job.cgroup.write_settings(before, after):

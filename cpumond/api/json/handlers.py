@@ -15,12 +15,13 @@ import msgspec
 from starlette.responses import Response
 
 from cpumond import __version__
-from cpumond.api import node_views, overview, permissions, pool_views, tables, views
-from cpumond.api.json import openapi
+from cpumond.api import node_views, overview, pool_views, tables, views
+from cpumond.api.json import openapi, rights
 from cpumond.api.json.call import Call
 from cpumond.api.json.document import make_document
 from cpumond.api.json.events import EventHandlers
 from cpumond.api.json.tokens import FileTokens, TokenApi
+from cpumond.api.permissions import PoolRights
 from cpumond.api.token_views import NewToken
 from cpumond.api.updated_tree import UpdatedTree
 from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attributes
@@ -30,7 +31,7 @@ from cpumond.scheduler import operations
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.snapshot import GUARANTEE_PREFIX, OPERATION_PREFIX
 from cpumond.scheduler.elements import PoolElement, Tree
-from cpumond.scheduler.history.model import HistoryView, ReportTree, ReportView
+from cpumond.scheduler.history.model import HistoryView, ReportView
 from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.model import (
     ACCESS_DENIED,
@@ -65,9 +66,6 @@ ALERT_S: Final = 600.0
 GZIP_LEVEL: Final = 4
 THREAD_BYTES: Final = 65_536
 """Answers from this size on are compressed in a thread: in the event loop they would hold up heartbeats."""
-
-LOOKED_UP_AT_ONCE: Final = 200
-"""Pools whose access lists are looked up before something else has its turn."""
 
 SUMMED_AT_ONCE: Final = 1000
 """Operations whose jobs are added up, or names made ready for a search, before something else has its turn."""
@@ -204,28 +202,8 @@ class JsonApi(EventHandlers):
         kept = self.scheduler.updates.get(tree.name)
         return UpdatedTree(tree, None if kept is None else kept.result)
 
-    async def list_rights(self, call: Call) -> permissions.PoolRights:
-        tree = self.find_tree(call)
-        rights, found = self.rights(call), {}
-        for number, pool in enumerate([tree.root, *tree.pools.values()], 1):
-            found[pool.name] = permissions.list_permissions(rights, pool)
-            if number % LOOKED_UP_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        return permissions.PoolRights(tree.name, found)
-
-    async def can(self, call: Call) -> permissions.Can:
-        query: openapi.CanQuery = call.query
-        target = permissions.find_target(self.state, query.object, query.tree)
-        asker, groups = call.user, frozenset(filter(None, query.groups.split(",")))
-        name = query.user or asker.name
-        user = asker
-        if name != asker.name or groups:
-            if not asker.admin:
-                permissions.check_question(self.rights(call), target, name)
-            known = self.find_known(name)
-            user = dataclasses.replace(known, groups=known.groups | groups)
-        verdict = permissions.judge_action(self.state, Rights(self.state, user), query.action, target)
-        return permissions.Can(verdict.allowed, verdict.because)
+    async def list_rights(self, call: Call) -> PoolRights:
+        return await rights.list_rights(self.rights(call), self.find_tree(call))
 
     async def make_plan(self, call: Call) -> Plan:
         scheduler = self.scheduler
@@ -236,7 +214,8 @@ class JsonApi(EventHandlers):
                 return change
             material = collect(scheduler.state)
             previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
-            return await asyncio.to_thread(make_plan, material, change, now, previous, everything=call.query.everything)
+            plan = await asyncio.to_thread(make_plan, material, change, now, previous, everything=call.query.everything)
+        return rights.show_readable_plan(plan, self.rights(call))
 
     async def _try_command(self, call: Call, now: float) -> Transaction | Plan:
         log, command = self.scheduler.event_log, call.body
@@ -389,20 +368,20 @@ class JsonApi(EventHandlers):
             raise refusal
         return found
 
-    def _find_series(self, query: openapi.HistoryQuery, rights: Rights) -> tuple[str, str]:
+    def _find_series(self, query: openapi.HistoryQuery, asker: Rights) -> tuple[str, str]:
         """The tree and the name by which the history knows it. Raises CommandError for what does not exist now."""
         state, tree, name = self.state, query.tree, query.name
         if query.kind == "pool":
             return tree, pool_views.find_pool(state.find_tree(tree), name).name
         if query.kind == "operation":
             record = state.find_record(name)
-            check_operation(rights, record, "read")
+            check_operation(asker, record, "read")
             if tree and tree not in record.trees:
                 raise CommandError(f"Operation {record.id} does not run in tree {tree!r}", RESOLVE)
             return tree, record.id
         if query.kind == "node":
             return "", node_views.find_node(state, name).id
-        check_operation(rights, self._find_operation_of(name), "read")
+        check_operation(asker, self._find_operation_of(name), "read")
         return "", name
 
     def _find_operation_of(self, job_id: str) -> OperationRecord:
@@ -420,18 +399,7 @@ class JsonApi(EventHandlers):
         found = await self._history().report(now - query.since_s, now, query.tree or None, query.top)
         if query.tree and not found.trees:
             self.state.find_tree(query.tree)
-        rights = self.rights(call)
-        return msgspec.structs.replace(found, trees=[self._readable_part(tree, rights) for tree in found.trees])
-
-    def _readable_part(self, tree: ReportTree, rights: Rights) -> ReportTree:
-        """A tree of a report without the operations that the asker may not read."""
-        records = [self.state.record_of(row.name) for row in tree.operations]
-        hidden = [record is not None and not rights.may_read(record) for record in records]
-        if not any(hidden):
-            return tree
-        kept = [row for row, is_hidden in zip(tree.operations, hidden, strict=True) if not is_hidden]
-        left_out = tree.left_out_operations + sum(hidden)
-        return msgspec.structs.replace(tree, operations=kept, left_out_operations=left_out)
+        return rights.show_readable_report(found, self.rights(call))
 
     def _history(self) -> History:
         history = self.scheduler.history
@@ -580,6 +548,7 @@ _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
     "get_node": lambda api, c: node_views.show_node_details(
         node_views.find_node(api.state, c.path["node"]), api.now(), api.rights(c)
     ),
+    "can": lambda api, c: rights.judge_question(api.rights(c), c.query, api.find_known),
     "list_tokens": lambda api, c: api.tokens.list(c.user),
     "take_job_log": lambda api, c: views.Taken(api.scheduler.logs.take(c.body)),
     "take_job_reply": lambda api, c: views.Taken(api.scheduler.requests.take(c.body)),

@@ -260,6 +260,8 @@ def write_file(file: Planned) -> None:
     except OSError as error:
         raise from_os_error(error, f"make {folder}", "run this as root") from error
     with Replacement(file.path, "--config or --unit-dir") as target:
+        if not init_files.is_as_planned(file):
+            raise CreateError(f"{file.path}: was made or changed meanwhile, and stays as it is; run this again")
         target.write(file.text)
     with contextlib.suppress(OSError):
         os.chmod(file.path, 0o644)

@@ -78,6 +78,16 @@ def plan_file(path: str, body: str) -> Planned:
     return Planned(path, text, "foreign" if list_missing(present, body) else "same")
 
 
+def is_as_planned(file: Planned) -> bool:
+    """Whether a file that is to be written is still as it was when that was planned: somebody may have made or changed
+    it while the question was open. Raises OSError."""
+    try:
+        with open(file.path, encoding="utf-8", errors="replace") as present:
+            return file.state == "changed" and is_ours(present.read())
+    except FileNotFoundError:
+        return True
+
+
 def list_missing(present: str, body: str) -> list[str]:
     """The settings of ``body`` that the text which is there does not have."""
     there = set(present.splitlines())

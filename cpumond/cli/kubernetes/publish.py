@@ -19,7 +19,8 @@ import click
 import msgspec
 
 from cpumond.cli.options import DurationType
-from cpumond.core.errors import AccessError, CpumondError, UnavailableError, UsageError, describe
+from cpumond.core.errors import CpumondError, UnavailableError, UsageError, describe
+from cpumond.host.engine.token import read_token
 
 if TYPE_CHECKING:
     import httpx2
@@ -107,11 +108,8 @@ class ApiServer:
         self._client = httpx2.Client(base_url=url, verify=verify, timeout=TIMEOUT_S, trust_env=False)
 
     def _ask(self, method: str, path: str, kind: str = "application/json", **more: Any) -> bytes:
-        try:
-            with open(self._token_file, encoding="ascii") as file:  # it is replaced before it runs out
-                headers = {"authorization": f"Bearer {file.read().strip()}", "content-type": kind}
-        except (OSError, UnicodeDecodeError) as error:
-            raise AccessError(f"{self._token_file}: {describe(error)}") from error
+        # It is replaced before it runs out.
+        headers = {"authorization": f"Bearer {read_token(self._token_file)}", "content-type": kind}
         return ask(self._client, method, path, headers=headers, **more)
 
     def list_all(self, path: str, **query: str) -> list[Item]:

@@ -18,7 +18,7 @@ import httpx2
 import msgspec
 
 from cpumond.core.errors import describe
-from cpumond.core.measures import DEFAULT_PERIOD_US
+from cpumond.core.measures import DEFAULT_PERIOD_US, MAX_PERIOD_US, MIN_QUOTA_US
 from cpumond.host.engine.http import ANSWER_TIMEOUT_S, StatusError, check_status, get_json
 from cpumond.host.engine.model import SHORT_ID, Answer, EngineError, EngineJob, Publish, clean, clean_labels
 from cpumond.host.engine.processes import find_engine_cgroup
@@ -33,6 +33,7 @@ LOOK_SHARE: Final = 0.2
 time on them."""
 MAX_EVENT_BYTES: Final = 1 << 20
 MAX_CONTAINERS: Final = 10_000
+MAX_CORES: Final = 10**6
 WATCHED_ACTIONS: Final = frozenset({"start", "restart", "die", "died", "update", "rename", "destroy", "remove"})
 PROJECT_LABELS: Final = ("com.docker.compose.project", "io.podman.compose.project")
 SERVICE_LABELS: Final = ("com.docker.compose.service", "io.podman.compose.service")
@@ -199,13 +200,17 @@ class ContainerEngine:
         new = [each for each in ids if each not in self._known and each not in waits]
         if new and self._is_podman:
             pods = await get_json(client, self._where, "/v4.0.0/libpod/containers/json", list[_Listed])
-            self._pods = {each.id: each.pod_name for each in pods if each.pod_name}
+            running = set(ids)
+            self._pods = {each.id: clean(each.pod_name) for each in pods if each.pod_name and each.id in running}
         for each in new:
             try:
                 found = await get_json(client, self._where, f"/containers/{each}/json", Container)
-            except StatusError as error:
-                if error.status != 404:  # else it has ended since it was listed
-                    self._silent[each] = f"{error}; it is not named", -math.inf
+            except EngineError as error:
+                if isinstance(error, StatusError) and error.status == 404:
+                    continue  # it has ended since it was listed
+                # What is not understood, or too large, may take long to be read: it is not asked for at each look.
+                again_at_s = -math.inf if isinstance(error, StatusError) else time.monotonic() + SILENT_S
+                self._silent[each] = f"{error}; it is not named", again_at_s
             except TimeoutError:
                 # Once it may be the engine that hangs; where all else is answered and this is not, it is this one.
                 if each == self._suspect:
@@ -254,6 +259,10 @@ class ContainerEngine:
         if path is None or (owner and not path.startswith(f"user.slice/user-{owner}.slice/")):
             where = "a cgroup that does not have its id in its path" if path is None else f"{path!r}"
             return f"{self.kind}: container {name!r} is said to be in {where}; it is not named"
+        try:
+            ordered_cores = read_order(container.host_config)
+        except ValueError as error:
+            return f"{self.kind}: container {name!r}: {error}; it is not named"
         given = container.config.labels or {}
         project = next((given[key] for key in PROJECT_LABELS if given.get(key)), "")
         pod = self._pods.get(container.id) or given.get(POD_LABEL, "")
@@ -275,7 +284,7 @@ class ContainerEngine:
             path,
             labels,
             project or clean(pod),
-            read_order(container.host_config),
+            ordered_cores,
             # `podman update` did not change what it says of a container before 5.1, nor with all of its databases.
             tells_order=not self._is_podman,
         )
@@ -302,9 +311,14 @@ def find_owner(socket: str) -> int:
 
 
 def read_order(given: _HostConfig) -> float | None:
-    """What a container ordered, in cores; None where it ordered no limit."""
+    """What a container ordered, in cores; None where it ordered no limit. Raises ValueError for what no kernel takes:
+    it is what is written in the end."""
     if given.nano_cpus > 0:
-        return given.nano_cpus / 1e9
-    if given.cpu_quota > 0:
-        return given.cpu_quota / (given.cpu_period or DEFAULT_PERIOD_US)
-    return None
+        quota, period = given.nano_cpus, 10**9
+    elif given.cpu_quota > 0:
+        quota, period = given.cpu_quota, given.cpu_period or DEFAULT_PERIOD_US
+    else:
+        return None
+    if not MIN_QUOTA_US * period <= quota * MAX_PERIOD_US <= MAX_CORES * MAX_PERIOD_US * period:
+        raise ValueError(f"its CPU limit of {clean(str(quota))} / {clean(str(period))} cores cannot be")
+    return quota / period

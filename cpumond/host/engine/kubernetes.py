@@ -7,7 +7,6 @@ pod's uid and the container's id in its path.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import re
 import ssl
@@ -18,7 +17,7 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
-from cpumond.core.errors import describe
+from cpumond.core.errors import AccessError, describe
 from cpumond.host.engine.http import ANSWER_TIMEOUT_S, StatusError, get_json
 from cpumond.host.engine.model import (
     RECLAIMED_LABEL,
@@ -29,7 +28,9 @@ from cpumond.host.engine.model import (
     clean,
     clean_labels,
 )
+from cpumond.host.engine.nudge import wait_nudged
 from cpumond.host.engine.processes import CRUN_CHILD
+from cpumond.host.engine.token import read_token
 
 KIND: Final = "kubernetes"
 POLL_S: Final = 5.0
@@ -37,7 +38,6 @@ CONFIG_S: Final = 600.0
 """How often all containers, and the kubelet's own settings, are asked for."""
 SETTLE_S, LOOK_SHARE = 0.2, 0.2
 """A look that is asked for waits so long for others, and the kubelet spends at most this share of the time on them."""
-MAX_TOKEN_BYTES: Final = 64 << 10
 MIN_CORES: Final = 0.01
 """The kubelet sets no limit lower than that, whatever is ordered."""
 MAX_CORES: Final = 1e6
@@ -267,8 +267,7 @@ async def wait_for_turn(nudged: asyncio.Event, began_s: float) -> None:
     """Wait until the next look is due, after one that began at ``began_s`` of the monotonic clock."""
     took_s = time.monotonic() - began_s
     await asyncio.sleep(min(max(SETTLE_S, took_s / LOOK_SHARE), POLL_S))
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(nudged.wait(), POLL_S)
+    await wait_nudged(nudged, POLL_S)
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -339,17 +338,13 @@ class KubeletEngine:
             raise EngineError(f"{KIND}: ca_file {self.access.ca_file}: {describe(error)}") from error
 
     def _make_request(self) -> Mapping[str, Any]:
-        """Arguments of a request. The token is read anew each time: its file is replaced before it runs out."""
+        """Arguments of a request."""
         if not self._is_secure:
             return {}
         try:
-            with open(self.access.token_file, encoding="ascii") as file:
-                token = file.read(MAX_TOKEN_BYTES).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            why = describe(error) if isinstance(error, OSError) else "it is no text"
-            raise EngineError(f"{KIND}: token_file {self.access.token_file}: {why}") from error
-        if not re.fullmatch(r"[!-~]+", token):
-            raise EngineError(f"{KIND}: token_file {self.access.token_file}: it does not hold a token on one line")
+            token = read_token(self.access.token_file)
+        except AccessError as error:
+            raise EngineError(f"{KIND}: token_file {error}") from error
         # The certificate is for the node's name, whatever its address; none is for the loopback.
         return {
             "headers": {"authorization": f"Bearer {token}"},

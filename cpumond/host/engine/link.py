@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from cpumond.host.engine.model import Answer, Engine, EngineError, EngineView, Key
+from cpumond.host.engine.nudge import wait_nudged
 
 RETRY_S, RETRY_MAX_S = 0.25, 5.0
 LAST_S = 1.0
@@ -87,9 +88,8 @@ class EngineThread:
                 log.exception("engine_failed", engine=engine.kind)
             delay_s = RETRY_S if asked_at_s is not None else min(2 * delay_s, RETRY_MAX_S)
             self._lose(key, problem)
-            with contextlib.suppress(TimeoutError):
-                self._nudges[key].clear()
-                await asyncio.wait_for(self._nudges[key].wait(), delay_s)
+            self._nudges[key].clear()
+            if await wait_nudged(self._nudges[key], delay_s):
                 await asyncio.sleep(RETRY_S)
 
     def _publish(self, key: Key, answer: Answer, asked_at_s: float) -> None:

@@ -19,6 +19,7 @@ import msgspec
 from cpumond.host.cgroup.files import read_cpus
 from cpumond.host.cgroup.mounts import Hierarchies, read_identity
 from cpumond.host.engine.model import Answer, EngineError, EngineJob, Publish, clean, clean_labels
+from cpumond.host.engine.nudge import wait_nudged
 
 LOOK_S: Final = 10.0
 ANSWER_TIMEOUT_S: Final = 10.0
@@ -88,11 +89,12 @@ class SlurmEngine:
                     self._unknown[key] = now_s + ASK_AGAIN_S
                 else:
                     self._known[key] = job
+                if asyncio.get_running_loop().time() - now_s > LOOK_S:
+                    break  # the controller is slow: the others are asked about in the next look
             named = ((each, self._known.get((each.number, each.inode))) for each in places.values())
             jobs = [self._describe(place, job) for place, job in named if job is not None]
             publish(Answer(tuple(jobs), self._title, tuple(self._note(each) for each in apart)))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(nudged.wait(), LOOK_S)
+            await wait_nudged(nudged, LOOK_S)
 
     def _describe(self, place: Place, job: SlurmJob) -> EngineJob:
         labels = clean_labels(
@@ -138,7 +140,7 @@ def parse_job(text: str, number: str) -> SlurmJob | None:
     there is none, or it is not understood."""
     line = next((each for each in text.split("\n") if each.startswith(f"{number}|")), "")
     fields = line.split("|", 6)[1:]
-    if len(fields) < 6 or not all(each.isascii() and each.isdecimal() for each in fields[:2]):
+    if len(fields) < 6 or not all(each.isascii() and each.isdecimal() and int(each) for each in fields[:2]):
         return None
     nodes, cpus, *texts = fields
     user, account, partition, name = ("" if each == "(null)" else each for each in texts)

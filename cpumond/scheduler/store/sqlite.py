@@ -366,7 +366,9 @@ def _inspect(path: str, newest: int) -> None:
                 f"{path}: was written by a newer cpumond (schema {version}, this one reads up to {newest}); it was "
                 f"left as it is: install that version again, or put back the copy {path}.v{newest} if there is one"
             )
-        for (verdict,) in connection.execute("PRAGMA quick_check(1)"):
+        _check_tables(connection, path)
+        # Of the log each entry is checked when it is read: to go through all of it here would take seconds.
+        for (verdict,) in connection.execute("PRAGMA quick_check(records)"):
             if verdict != "ok":
                 raise _damaged(path, " ".join(str(verdict).split()))
         if version < 1:

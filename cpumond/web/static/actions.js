@@ -36,7 +36,7 @@ const keyOf = (where) => where.join("/");
 
 // `rights`: what readRights() gave.
 export function poolsActions(tree, app, rights) {
-  const parent = firstWith(rights?.[tree], "modify_children");
+  const parent = firstWith(rights[tree], "modify_children");
   return [guarded("New pool", () => openPoolForm(tree, null, parent, app),
     { tone: "primary", reason: parent === undefined ? `No access list lets you make pools in the tree ${tree}: it takes modify_children.` : "" })];
 }
@@ -50,7 +50,7 @@ export function poolActions(tree, pool, app, rights) {
   const removal = may.write || (ofParent("modify_children") ? "" : `It takes modify_children on ${pool.parent}, which you do not have.`);
   return [
     isRoot ? null : guarded("Change", () => openPoolForm(tree, pool, pool.parent, app),
-      { reason: may.write && rights?.[tree] && ofParent("write") ? "" : may.write }),
+      { reason: may.write && rights[tree] && ofParent("write") ? "" : may.write }),
     guarded("New sub-pool", () => openPoolForm(tree, null, pool.name, app), { reason: may.modify_children }),
     isRoot ? null : guarded("Remove", () => openRemoval(tree, pool, app), { tone: "danger", reason: removal }),
   ];
@@ -208,7 +208,8 @@ const share = (outlook) => (outlook ? cores(outlook.fair_share.cpu) : "–");
 // --- operations ------------------------------------------------------------------------------------------------------
 
 export function operationsActions(app, rights, pool = "") {
-  const isAllowed = !rights || Object.values(rights).some((pools) => firstWith(pools, "use") !== undefined);
+  const trees = Object.values(rights);
+  const isAllowed = !trees.length || trees.some((pools) => firstWith(pools, "use") !== undefined);
   return [guarded("Start an operation", () => openStart(app, pool),
     { tone: "primary", reason: isAllowed ? "" : "No access list lets you start operations in any pool: it takes use." })];
 }

@@ -21,23 +21,22 @@ export async function loadTrees(options) {
   return trees.value;
 }
 
-// {tree: {pool: [permissions]}} of all trees, or of this one. Left out are trees on which the asker may do everything: of
-// thousands of pools it would be long.
+// {tree: {pool: [permissions]}} of all trees, or of this one; null for a tree on which the asker may do everything, since
+// the answer is long where there are thousands of pools.
 export async function readRights(tree) {
-  const all = (await loadTrees()).trees;
-  const asked = all.filter(({ name, may }) => (!tree || name === tree) && Object.values(may ?? {}).some(Boolean));
-  const answers = await Promise.all(asked.map(async ({ name }) =>
-    [name, (await remember(`rights/${name}`, RIGHTS_MS, () => get(path`/trees/${name}` + "/rights"))).value?.pools]));
-  return Object.fromEntries(answers.filter(([, pools]) => pools));
+  const all = (await loadTrees()).trees.filter(({ name }) => !tree || name === tree);
+  const read = async (name) => (await remember(`rights/${name}`, RIGHTS_MS, () => get(path`/trees/${name}` + "/rights"))).value?.pools ?? null;
+  return Object.fromEntries(await Promise.all(all.map(async ({ name, may }) =>
+    [name, Object.values(may).some(Boolean) ? await read(name) : null])));
 }
 
-// Whether one of these permissions on a pool is among `rights`; true where they are not known.
+// Whether one of these permissions on a pool is among `rights`; true where they are null.
 export const mayOn = (rights, tree, pool, ...permissions) => {
-  const pools = rights?.[tree];
+  const pools = rights[tree];
   return !pools || permissions.some((permission) => (pools[pool || ROOT] ?? pools[ROOT] ?? []).includes(permission));
 };
 
-// The first pool on which they have this permission, the root before others; undefined: there is none.
+// The first of a tree's pools with this permission, the root before others; undefined: there is none.
 export const firstWith = (pools, permission) => (pools ? [ROOT, ...Object.keys(pools)].find((pool) => pools[pool]?.includes(permission)) : ROOT);
 
 // A button for something that may be refused: `reason` is why, "" where it is allowed.

@@ -5,6 +5,7 @@ What an engine says is put in place of the thread that asks one; real engines ar
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 from fake_node import QUICK, FakeNode
 
-from cpumond.agent import control
+from cpumond.agent import control, tracked
 from cpumond.agent.engines import Engines
 from cpumond.host.engine.model import Engine, EngineJob, EngineView, Key
 from cpumond.testing import v2_cgroup
@@ -48,9 +49,9 @@ class Node(FakeNode):
 
     thread: Thread
 
-    def say(self, *jobs: EngineJob, problem: str = "") -> None:
+    def say(self, *jobs: EngineJob, problem: str = "", at_s: float = 0.0) -> None:
         """The engine answers."""
-        view = EngineView("docker", {each.path: each for each in jobs}, 0.0, problem)
+        view = EngineView("docker", {each.path: each for each in jobs}, at_s, problem)
         self.thread.views[KEY] = view
         self.agent.engines._news.set()
 
@@ -73,6 +74,17 @@ def node(tmp_path: Path) -> Iterator[Node]:
     yield node
     if not node.reports.closed:
         node.agent.close()
+
+
+@pytest.mark.parametrize("place", ["docker/web", "docker/web/system.slice/cpumond.service"])
+def test_a_job_in_which_the_agent_runs_is_never_lowered(tmp_path, monkeypatch, place):
+    monkeypatch.setattr(tracked, "find_vital", lambda: {place: "this program itself runs in it"})
+    node = Node(tmp_path, {"web": TWO}, config=SOURCE)
+    node.say(WEB)
+    node.start()
+    node.ticks(8)
+    assert (node.cores("web"), node.agent.table.jobs["docker/web"].refused) == (2.0, "this program itself runs in it")
+    node.agent.close()
 
 
 def order(cores: float | None) -> EngineJob:
@@ -118,6 +130,13 @@ def test_an_order_of_just_the_limit_in_force_is_seen_though_nothing_changes(node
     node.tick()
     assert node.job("web").ordered_cores == 0.5
     node.tick(2.0)
+    node.agent.close()
+    assert node.cores("web") == 0.5
+
+
+def test_an_order_of_just_the_limit_in_force_that_comes_with_the_end_is_kept(node, monkeypatch):
+    node.write("web", "cpu.max", "50000 100000")
+    monkeypatch.setattr(node.thread, "nudge", lambda _: node.say(order(0.5), at_s=time.monotonic()))
     node.agent.close()
     assert node.cores("web") == 0.5
 
@@ -171,6 +190,26 @@ def test_an_engine_that_does_not_tell_orders_is_taken_at_its_writes(node, quota,
     node.write("web", "cpu.max", "90000 100000")
     node.tick()
     assert node.job("web").status == "overridden"
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_one_that_writes_just_the_limit_in_force_has_ordered_that(node, is_up):
+    node.say(msgspec.structs.replace(WEB, tells_order=False), problem="" if is_up else "podman: no answer")
+    node.ticks(2)
+    node.write("web", "cpu.max", "50000 100000")
+    node.ticks(3, 1.9)
+    ordered = 0.5 if is_up else 2.0
+    assert (node.job("web").ordered_cores, node.cores("web") > 0.5) == (ordered, not is_up)
+    node.agent.close()
+    assert node.cores("web") == ordered
+
+
+def test_what_the_agent_writes_itself_is_no_order(node):
+    node.say(msgspec.structs.replace(WEB, tells_order=False))
+    for usage in (0.0, 1.9, 0.0, 1.9):
+        node.ticks(8, usage)
+        assert node.job("web").ordered_cores == 2.0
+    assert "order" not in ring(node)
 
 
 def test_a_job_that_orders_no_limit_any_more_has_none(node):

@@ -8,15 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from waiting import wait_until
 
 from cpumond.agent import engines
 from cpumond.agent.config import Source
+from cpumond.agent.discovery import FoundJob
 from cpumond.agent.engines import SERVICE_ACCOUNT, EngineContext, Engines, make_engine
 from cpumond.host.engine.cri import CriEngine
 from cpumond.host.engine.kubernetes import KubeletEngine
-from cpumond.host.engine.model import Answer, Publish
+from cpumond.host.engine.model import Answer, EngineJob, Publish
 
 KUBELET = ("kubernetes", "https://127.0.0.1:10250")
 WAIT_S = 30.0
@@ -50,6 +52,35 @@ def asked() -> Iterator[Engines]:
     found = Engines(hierarchies("/nowhere"), "node-7")
     yield found
     found.close()
+
+
+JOB = EngineJob("kubernetes", "a" * 64, "web", "kubepods/web", ordered_cores=1.5, tells_order=True)
+FOUND = FoundJob("web", "", JOB.path, 1.5, engine=JOB, is_whole=True)
+
+
+class Telling(Counted):
+    """An engine that tells of one job, and of the next of its orders whenever it is asked again."""
+
+    def __init__(self, *orders: float) -> None:
+        self.orders = orders
+
+    async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
+        for cores in self.orders:
+            publish(Answer((msgspec.structs.replace(JOB, ordered_cores=cores),)))
+            await nudged.wait()
+            nudged.clear()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(("orders", "found"), [((1.5, 0.5), 0.5), ((1.5, 1.5), 1.5), ((1.5,), 1.5)])
+def test_what_an_engine_has_ordered_since_it_was_asked_is_waited_for(asked, monkeypatch, orders, found):
+    monkeypatch.setitem(engines.ENGINES, "kubernetes", lambda *_: Telling(*orders))
+    asked.follow([Source(kind="kubernetes")])
+    asked.wait(WAIT_S)
+    # The last one does not answer any more.
+    assert asked.wait_for_orders([FOUND], WAIT_S if len(orders) > 1 else 0.05)
+    assert asked.views[KUBELET].jobs[JOB.path].ordered_cores == found
+    assert not asked.wait_for_orders([msgspec.structs.replace(FOUND, engine=None)], WAIT_S)
 
 
 def hierarchies(root: str) -> Any:

@@ -263,3 +263,28 @@ def test_with_an_own_token_the_header_says_nothing(scheduler: Scheduler) -> None
     gate = make_gate(scheduler, FILE, trusted_proxy=("10.0.0.7",))
     assert gate.find_user(make_request("alices", x_remote_user="root")).name == "alice"
     assert "a token is needed" in refuse(gate, make_request(x_remote_user="root"))
+
+
+# ---- what is known of a user by name
+
+
+def test_what_is_known_of_a_user_who_does_not_ask(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler, FILE, {"ml": ("alice", "eve")})
+    assert gate.find_known("alice") == User("alice", groups=frozenset({"ml"}))
+    assert gate.find_known("eve") == User("eve", groups=frozenset({"ml"}))
+    assert gate.find_known("ops") == User("ops", admin=True)
+    assert gate.find_known("n1") == User("n1")
+    assert make_gate(scheduler, listen="127.0.0.1:1").find_known("x").admin  # open to everybody
+
+
+def test_tokens_that_were_made_count_while_they_are_valid(scheduler: Scheduler) -> None:
+    async def make() -> None:
+        for number, (role, expires_s) in enumerate((("user", None), ("admin", 3600.0))):
+            hashed = hash_token(f"made {number}")
+            await scheduler.execute(CreateToken(hashed, "eve", role, "", ("red",), expires_s, ""), ADMIN)
+
+    asyncio.run(make())
+    gate = make_gate(scheduler, FILE)
+    assert gate.find_known("eve") == User("eve", admin=True, groups=frozenset({"red"}))
+    scheduler.clock.now = lambda: 1e12  # type: ignore[method-assign]
+    assert gate.find_known("eve") == User("eve", groups=frozenset({"red"}))

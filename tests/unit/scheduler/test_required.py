@@ -21,6 +21,7 @@ from cpumond.scheduler.operations import (
 )
 from cpumond.scheduler.required import GUARANTEES, OF_OWNERS, check, decide, list_needs
 from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.settings.changes import describe_change
 from cpumond.scheduler.settings.commands import (
     ChangePool,
     ChangeTree,
@@ -33,6 +34,7 @@ from cpumond.scheduler.settings.commands import (
     SetDefaultTree,
     TransferPoolResources,
 )
+from cpumond.scheduler.settings.undo import Undo
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.users import User
 
@@ -73,7 +75,7 @@ def teams() -> Teams:
 
 
 def test_each_command_has_its_needs():
-    assert set(required._NEEDS) == {*get_args(ConfigCommand), *get_args(OperationCommand)}
+    assert set(required._NEEDS) == {*get_args(ConfigCommand), *get_args(OperationCommand), Undo}
 
 
 def test_each_option_of_a_pool_has_its_place():
@@ -86,6 +88,22 @@ def test_12_3_trees_are_for_administrators(teams):
         assert teams.needs(command) == {("administer", "")}
         assert not any(verdict.allowed for verdict in decide(teams.state, command, ANN))
         assert check(teams.state, command, User("root", admin=True)) == "root is an administrator"
+
+
+def test_12_3_trees_are_everybodys_while_nothing_decides_who_may_do_what():
+    teams = Teams(acl_required=False)
+
+    def may(user: User) -> bool:
+        return all(verdict.allowed for verdict in decide(teams.state, CreateTree("t"), user))
+
+    assert may(ANN)
+    assert not may(User("local", needs_entry=True))
+    for attributes in ({"acl": []}, {"inherit_acl": False}):
+        teams.set_pool("c", **attributes)
+        assert not may(ANN)
+        teams.set_pool("c", **dict.fromkeys(attributes))
+    teams.set_tree(acl=[])
+    assert not may(ANN)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +244,23 @@ def test_12_3_a_transfer_is_the_common_distributors(teams):
         ("write", "b"), ("write", "a"), ("write", ROOT_POOL)
     }  # fmt: skip
     assert teams.needs(TransferPoolResources(TREE, "c", "b", {})) == {("write", "b")}
+
+
+def test_12_3_taking_a_change_back_needs_what_its_reverse_needs(teams):
+    def undo(command: Command) -> set[tuple[str, str]]:
+        before = teams.state.config
+        teams.do(command)
+        return teams.needs(Undo(1, tuple(describe_change(before, teams.state.config))))
+
+    assert undo(ChangePool(TREE, "c", put(mode="fifo"))) == {("write", "c")}
+    assert undo(ChangePool(TREE, "c", put(strong_guarantee_resources={"cpu": 1}))) == {("write", "c"), ("write", "b")}
+    teams.set_pool("c", acl=[entry("ann", "administer")])
+    # The list of what was below comes back with it.
+    back = {("modify_children", "a"), ("write", "a"), ("administer", "a")}
+    assert undo(RemovePool(TREE, "b", recursive=True)) == back
+    assert undo(CreatePool(TREE, "n", "z", {"acl": []})) == {
+        ("modify_children", "z"), ("write", "n"), ("administer", "n")
+    }  # fmt: skip
 
 
 def test_12_3_what_does_not_exist_needs_nothing(teams):

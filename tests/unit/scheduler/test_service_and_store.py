@@ -15,12 +15,13 @@ from watched_store import Watched, make_scheduler, run, start
 
 from cpumond.scheduler import service
 from cpumond.scheduler.exporter import MetricsText
-from cpumond.scheduler.model import CommandError, Rules
+from cpumond.scheduler.model import ACCESS_DENIED, CommandError, Rules
 from cpumond.scheduler.operations import AbortOperation
 from cpumond.scheduler.service import Clock, Scheduler, make_id
 from cpumond.scheduler.settings.commands import ChangePool, CreatePool, CreateTree, Edit, MovePool, RemoveTree
 from cpumond.scheduler.store import Change, StoreError
 from cpumond.scheduler.store.sqlite import open_sqlite_store
+from cpumond.scheduler.users import User
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ def test_an_empty_store_gets_one_tree_that_is_the_default(store):
     scheduler = make_scheduler(store)
     assert list(scheduler.state.trees) == ["default"]
     assert scheduler.state.config.default_tree == "default"
+    assert scheduler.state.config.trees["default"].attributes == {"acl_required": True}
     again = make_scheduler(store)
     assert again.state.config == scheduler.state.config
 
@@ -67,6 +69,21 @@ def test_a_refused_command_writes_nothing(store):
             await scheduler.execute(ChangePool("default", "nope", [Edit(("weight",), 2.0)]), "root")
         assert len(store.seen) == before
         assert scheduler.timings.refused_commands == 1
+
+    run(work())
+
+
+def test_a_command_without_the_rights_writes_nothing_and_is_refused_for_that_first(store):
+    async def work() -> None:
+        scheduler = make_scheduler(store)
+        before = len(store.seen)
+        for command in (CreatePool("default", "p", "<Root>", {"weight": "x"}), CreateTree("default")):
+            with pytest.raises(CommandError, match="ann may not ") as caught:
+                await scheduler.execute(command, User("ann"))
+            assert caught.value.code == ACCESS_DENIED
+        assert len(store.seen) == before
+        assert scheduler.timings.refused_commands == 2
+        await scheduler.execute(CreatePool("default", "p", "<Root>", {}), User("root", admin=True))
 
     run(work())
 

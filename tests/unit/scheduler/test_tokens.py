@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def refused(text: str) -> str:
     return message
 
 
+def find(tokens: Tokens, token: str) -> User:
+    """The user of a token, without the token's id."""
+    user = tokens.user_of(token)
+    assert user is not None
+    assert user.token_id == hash_token(token)[:12]
+    return replace(user, token_id="")
+
+
 # ---- who it is
 
 
@@ -43,9 +52,9 @@ def test_users_of_a_file(tmp_path: Path) -> None:
     )
     known = load_tokens(path)
     assert len(known) == 3
-    assert known.user_of("a") == User("alice")
-    assert known.user_of("b") == User("bob", admin=True)
-    assert known.user_of("c") == User("alice", admin=True)
+    assert find(known, "a") == User("alice")
+    assert find(known, "b") == User("bob", admin=True)
+    assert find(known, "c") == User("alice", admin=True)
 
 
 @pytest.mark.parametrize("token", ["", " a", "a ", "A", "aa", HASH_A, "alice", "\ud800", "x" * 100_000, "é"])
@@ -61,7 +70,7 @@ def test_an_empty_file_knows_nobody(tmp_path: Path) -> None:
 
 
 def test_a_byte_order_mark_is_left_out() -> None:
-    assert parse_tokens(f"\ufeffalice:{HASH_A}", "tokens").user_of("a") == User("alice")
+    assert find(parse_tokens(f"\ufeffalice:{HASH_A}", "tokens"), "a") == User("alice")
 
 
 def test_the_hash_is_what_sha256sum_says() -> None:
@@ -76,7 +85,9 @@ def test_new_tokens_differ_and_are_safe_anywhere() -> None:
 
 def test_a_token_has_the_first_digits_of_its_hash_as_its_id() -> None:
     known = parse_tokens(f"a:{HASH_A}\nb:{HASH_B}:proxy", "tokens")
-    assert dict(known) == {HASH_A[:12]: User("a"), HASH_B[:12]: User("b", proxy=True)}
+    assert dict(known) == {
+        HASH_A[:12]: User("a", token_id=HASH_A[:12]), HASH_B[:12]: User("b", proxy=True, token_id=HASH_B[:12]),
+    }  # fmt: skip
     assert HASH_A[:12] in known
     assert HASH_A not in known
 
@@ -85,7 +96,7 @@ def test_a_token_has_the_first_digits_of_its_hash_as_its_id() -> None:
 def test_a_token_is_its_users_only(known: list[str], other: str) -> None:
     users = Tokens({hash_token(token): User(f"user{number}") for number, token in enumerate(known)})
     for number, token in enumerate(known):
-        assert users.user_of(token) == User(f"user{number}")
+        assert find(users, token) == User(f"user{number}")
     assert (users.user_of(other) is None) == (other not in known)
 
 
@@ -102,14 +113,14 @@ def test_a_nodes_token_is_good_for_the_ids_that_its_pattern_matches(
     pattern: str, fits: list[str], others: list[str], is_bound: bool
 ) -> None:
     line = f"rack1:{HASH_A}:node" + (f":{pattern}" if pattern else "")
-    user = parse_tokens(line, "tokens").user_of("a")
+    user = find(parse_tokens(line, "tokens"), "a")
     assert user == User("rack1", node=True, pattern=pattern)
     assert [node_id for node_id in [*fits, *others] if user.may_be(node_id)] == fits
     assert user.is_bound == is_bound
 
 
 def test_a_users_line_may_say_so() -> None:
-    assert parse_tokens(f"alice:{HASH_A}:user", "tokens").user_of("a") == User("alice")
+    assert find(parse_tokens(f"alice:{HASH_A}:user", "tokens"), "a") == User("alice")
 
 
 # ---- what is refused

@@ -26,7 +26,20 @@ from cpumond.host.executor.keeper.job import Guest, Job
 
 _MAX_MESSAGE: Final = 65_536
 _MAX_STRANGERS: Final = 200
+_MAX_PROBLEM: Final = 500
+"""Characters."""
 _FINAL: Final = ("ended", "failed")
+_SAID: Final[dict[str, tuple[str, ...]]] = {
+    "starting": (),
+    "running": ("pid", "start_time"),
+    "ended": ("pid", "start_time", "exit_code", "signal", "cpu_seconds"),
+    "failed": (),
+}
+"""State -> the numbers that come with it."""
+_RANGES: Final[dict[str, tuple[int, int]]] = {
+    "slurm_job": (0, 2**32), "pid": (1, 2**22), "start_time": (0, 2**40), "exit_code": (0, 255), "signal": (1, 64),
+    "cpu_seconds": (0, 2**40),
+}  # fmt: skip
 
 
 class Guests:
@@ -118,19 +131,19 @@ class Guests:
         self._strangers.append(connection)
         self._watch(connection.fileno(), lambda: self._hear(connection))
 
-    def _hear(self, connection: socket.socket) -> None:
-        """Read one message. The first that a guest sends says who it is."""
+    def _hear(self, connection: socket.socket) -> bool:
+        """Read one message; whether there was one, or an end. The first that a guest sends says who it is."""
         if connection.fileno() < 0:
-            return
+            return False
         try:
             data = connection.recv(_MAX_MESSAGE)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         job = next((job for job in self._jobs.values() if job.guest and job.guest.socket is connection), None)
         try:
-            report = json.loads(data)
+            report = read_report(data)
             if job is None:
                 job = self._let_in(connection, report)
             if job is not None:
@@ -141,6 +154,7 @@ class Guests:
                 self._disconnect(job.guest)
             else:
                 self._turn_away(connection)
+        return True
 
     def _turn_away(self, connection: socket.socket) -> None:
         if connection in self._strangers:
@@ -160,7 +174,7 @@ class Guests:
             _send(connection, {"answer": "no"})
             return None
         if not guest.is_claimed:
-            claim = f"{int(report['slurm_job'])} {pid} ".encode() + _read_start(pid)
+            claim = f"{report['slurm_job']} {pid} ".encode() + _read_start(pid)
             path = os.path.join(job.directory, CLAIM_NAME)
             try:
                 with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -172,7 +186,7 @@ class Guests:
                 self._end(job)
                 return None
             guest.is_claimed = True
-            job.slurm_job = int(report["slurm_job"])
+            job.slurm_job = report["slurm_job"]
             self._hold(job, pid)
             if guest.pidfd < 0:
                 self._lose(job)
@@ -197,6 +211,8 @@ class Guests:
         if job.over:
             return
         if state == "starting":
+            if job.state != state:
+                raise ValueError("it has begun: the agent may have lowered its limit since")
             problem = self._set_limits(job)
             if problem:
                 job.problem, job.node_fault = problem, True
@@ -207,11 +223,11 @@ class Guests:
             self._report(job)
             return
         if state == "failed":
-            job.problem, job.node_fault = str(report["problem"]), bool(report["node_fault"])
+            job.problem, job.node_fault = report["problem"], bool(report["node_fault"])
         else:
             job.own = False
             job.state = "running"
-            job.pid, job.start_time = int(report["pid"]), float(report["start_time"])
+            job.pid, job.start_time = report["pid"], float(report["start_time"])
         if state == "ended":
             for name in ("exit_code", "signal", "cpu_seconds"):
                 setattr(job, name, report[name])
@@ -239,8 +255,9 @@ class Guests:
         poller.register(guest.pidfd, select.POLLIN)
         if not poller.poll(0):
             return
-        while guest.socket is not None and not job.over:
-            self._hear(guest.socket)
+        # A child may hold the other end open: then there is no end to be read.
+        while guest.socket is not None and not job.over and self._hear(guest.socket):
+            pass
         self._disconnect(guest)
         self._close_pidfd(guest)
         if not job.over:
@@ -319,6 +336,26 @@ class Guests:
         # On v1 each cgroup counts its own processes only.
         for place, _, _ in os.walk(places.get("memory", "")):
             job.oom_kills += _read_key(place, "memory.oom_control", "oom_kill") or 0
+
+
+def read_report(data: bytes) -> dict[str, Any]:
+    """What a guest says. The job's user may make it say anything, and agents must be able to read it: one that they
+    cannot would keep them from all other jobs.
+
+    Raises ValueError, TypeError, KeyError or RecursionError for what is no report.
+    """
+    report: dict[str, Any] = json.loads(data)
+    for name in ("slurm_job", *_SAID[report["state"]]):
+        value = report[name]
+        is_number = type(value) is int or (type(value) is float and name in ("start_time", "cpu_seconds"))
+        if value is None and name in ("exit_code", "signal"):
+            continue
+        least, most = _RANGES[name]
+        if not is_number or not least <= value <= most:
+            raise ValueError(f"{name} is {value!r}")
+    if report["state"] == "failed":
+        report["problem"] = str(report["problem"])[:_MAX_PROBLEM].encode("utf-8", "replace").decode()
+    return report
 
 
 def _hand_down_pids(place: str) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import queue
 import subprocess
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -32,8 +31,16 @@ class Answer(msgspec.Struct, frozen=True):
         return summarise(self.err) or f"exit code {self.code}"
 
 
+class Account(NamedTuple):
+    """Whom a command is run as; ``name`` "": without the groups beside ``gid``."""
+
+    uid: int
+    gid: int
+    name: str = ""
+
+
 Then = Callable[[Answer], None]
-_Task = tuple[list[str], bytes, str, Then]
+_Task = tuple[list[str], bytes, Account | None, Then]
 
 
 class SlurmClient:
@@ -44,16 +51,25 @@ class SlurmClient:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Then, Answer]] = queue.SimpleQueue()
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._once: set[tuple[str, ...]] = set()
         self._lock = threading.Lock()
         self._closed = False
         self._threads = [threading.Thread(target=self._work, name="slurm", daemon=True) for _ in range(workers)]
         for thread in self._threads:
             thread.start()
 
-    def run(self, argv: list[str], then: Then, data: bytes = b"", user: str = "") -> None:
-        """Run a command soon, as ``user`` ("" = this process's), with ``data`` as its input; then ``take`` calls
+    def run(self, argv: list[str], then: Then, data: bytes = b"", account: Account | None = None) -> None:
+        """Run a command soon, as ``account`` (None: this process's), with ``data`` as its input; then ``take`` calls
         ``then``."""
-        self._tasks.put((argv, data, user, then))
+        self._tasks.put((argv, data, account, then))
+
+    def run_once(self, argv: list[str], account: Account) -> None:
+        """The same with a command whose answer does not matter, unless it is still to be run: while the controller is
+        away each takes long."""
+        key = tuple(argv)
+        if key not in self._once:
+            self._once.add(key)
+            self.run(argv, lambda _: self._once.discard(key), account=account)
 
     def take(self) -> None:
         """Have the answers that came since taken in."""
@@ -64,7 +80,7 @@ class SlurmClient:
 
     def ask(self, argv: list[str], timeout_s: float) -> Answer:
         """Run a command and wait for it."""
-        return self._run(argv, b"", "", timeout_s)
+        return self._run(argv, b"", None, timeout_s)
 
     def close(self) -> None:
         """Commands that run are killed: whether Slurm had taken them is found out by the next run of the agent."""
@@ -79,21 +95,21 @@ class SlurmClient:
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None and not self._closed:
-            argv, data, user, then = task
-            answer = self._run(argv, data, user, TIMEOUT_S)
+            argv, data, account, then = task
+            answer = self._run(argv, data, account, TIMEOUT_S)
             if self._closed:
                 return
             self._done.put((then, answer))
             self._wake()
 
-    def _run(self, argv: list[str], data: bytes, user: str, timeout_s: float) -> Answer:
+    def _run(self, argv: list[str], data: bytes, account: Account | None, timeout_s: float) -> Answer:
         try:
             with self._lock:
                 if self._closed:
                     return Answer(None, "", "the agent ends")
-                process = _begin(argv, user)
+                process = _begin(argv, account)
                 self._running.add(process)
-        except (OSError, KeyError) as error:
+        except OSError as error:
             return Answer(127, "", f"cannot run {argv[0]}: {describe(error)}")
         try:
             with process:  # at its end the process is waited for
@@ -108,13 +124,12 @@ class SlurmClient:
                 self._running.discard(process)
 
 
-def _begin(argv: list[str], user: str) -> subprocess.Popen[bytes]:
-    """Raises OSError, KeyError. The environment is as small as can be: Slurm would hand it to the job."""
+def _begin(argv: list[str], account: Account | None) -> subprocess.Popen[bytes]:
+    """Raises OSError. The environment is as small as can be: Slurm would hand it to the job."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
     if "SLURM_CONF" in os.environ:
         environment["SLURM_CONF"] = os.environ["SLURM_CONF"]
-    account = pwd.getpwnam(user) if user else None
-    if account is None or account.pw_uid == os.geteuid():
+    if account is None or account.uid == os.geteuid():
         return subprocess.Popen(  # noqa: S603 - a command of Slurm
             argv,
             stdin=subprocess.PIPE,
@@ -130,9 +145,9 @@ def _begin(argv: list[str], user: str) -> subprocess.Popen[bytes]:
         stderr=subprocess.PIPE,
         env=environment,
         cwd="/",
-        user=account.pw_uid,
-        group=account.pw_gid,
-        extra_groups=os.getgrouplist(account.pw_name, account.pw_gid),
+        user=account.uid,
+        group=account.gid,
+        extra_groups=os.getgrouplist(account.name, account.gid) if account.name else [],
     )
 
 

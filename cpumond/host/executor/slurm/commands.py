@@ -105,6 +105,13 @@ def make_look(partition: str) -> list[str]:
     return ["squeue", "--noheader", "--states=all", f"--partition={partition}", f"--Format={fields}"]
 
 
+def make_cancels(job_id: str, slurm_job: int | None, partition: str) -> list[list[str]]:
+    """The commands that end a job, or have Slurm forget one that waits; without its number by its name."""
+    if slurm_job is None:
+        return [["scancel", f"--name={NAME_PREFIX}{job_id}", f"--partition={partition}"]]
+    return [["scancel", "--signal=KILL", "--full", f"{slurm_job}"], ["scancel", f"{slurm_job}"]]
+
+
 def parse_look(text: str) -> list[SlurmJob]:
     """The jobs of this executor in the answer to ``make_look``; lines that are none are left out."""
     found = []

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from cpumond.core.errors import describe, from_os_error
+from cpumond.core.errors import describe
 from cpumond.core.wire import LogStream
 from cpumond.host.cgroup_processes import list_processes, send_signal
 from cpumond.host.executor import keeper
@@ -39,12 +39,12 @@ from cpumond.host.executor.model import (
     Started,
 )
 from cpumond.host.executor.records import Records, unlink
-from cpumond.host.executor.slurm.client import Answer, SlurmClient
+from cpumond.host.executor.slurm.client import Account, Answer, SlurmClient
 from cpumond.host.executor.slurm.commands import (
-    NAME_PREFIX,
     PROGRAMS,
     Refusal,
     SlurmJob,
+    make_cancels,
     make_look,
     make_script,
     make_submission,
@@ -52,7 +52,13 @@ from cpumond.host.executor.slurm.commands import (
     parse_submission,
 )
 from cpumond.host.executor.slurm.job import LOOK_S, Job, Record, explain_loss, is_unclear
-from cpumond.host.executor.slurm.place import find_interpreter, find_mounts, find_package, list_limits
+from cpumond.host.executor.slurm.place import (
+    find_interpreter,
+    find_mounts,
+    find_package,
+    list_limits,
+    read_guests_name,
+)
 
 log = structlog.get_logger("cpumond.host.executor")
 
@@ -177,7 +183,8 @@ class SlurmExecutor(Executor):
             "working_directory": launch.working_directory,
         }
         script = make_script(self._interpreter, find_package(), order)
-        job.submission = (make_submission(launch, self._partition, self._node_name), script, launch.user)
+        argv = make_submission(launch, self._partition, self._node_name)
+        job.submission = argv, script, Account(uid, gid, launch.user)
         self._keeper.send("expect", self._describe_expected(record))
         self._submit(job)
 
@@ -251,7 +258,7 @@ class SlurmExecutor(Executor):
         self._interpreter = find_interpreter()
         self._mounts = find_mounts(self._mountinfo)
         self._records.make()
-        self._guests_name = self._read_guests_name()
+        self._guests_name = read_guests_name(os.path.join(self._runtime_dir, GUESTS_NAME))
         argv = ["sinfo", "--noheader", f"--partition={self._partition}", f"--nodes={self._node_name}", "--format=%T"]
         answer = self._slurm.ask(argv, _ASK_S)
         if answer.code == 0 and not answer.out.strip():
@@ -263,23 +270,6 @@ class SlurmExecutor(Executor):
             # Jobs may run here all the same, and their ends are to be seen.
             log.warning("Slurm does not answer; jobs that are to be started wait for it", problem=answer.problem)
         self._prepared = True
-
-    def _read_guests_name(self) -> str:
-        """The name that the keeper is found by: known to nobody before the first job, the same for all later ones."""
-        path = os.path.join(self._runtime_dir, GUESTS_NAME)
-        try:
-            with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
-                name = file.read().strip()
-                if name.startswith(NAME_PREFIX):
-                    return name
-            name = NAME_PREFIX + secrets.token_hex(16)
-            with open(f"{path}.new", "w", encoding="ascii", opener=_open_private) as file:
-                file.write(name)
-            os.rename(f"{path}.new", path)
-        except (OSError, ValueError) as error:
-            cause = error if isinstance(error, OSError) else OSError(0, str(error))
-            raise from_os_error(cause, f"use {path}", "fix runtime_dir or run as root") from error
-        return name
 
     def _restore_index(self) -> None:
         if not self._prepared or not self._records.is_removed():
@@ -406,8 +396,8 @@ class SlurmExecutor(Executor):
         """Have Slurm take a job."""
         assert job.submission is not None
         job.busy = True
-        argv, script, user = job.submission
-        self._submitter.run(argv, lambda answer: self._take_submission(job, answer), script, user)
+        argv, script, account = job.submission
+        self._submitter.run(argv, lambda answer: self._take_submission(job, answer), script, account)
 
     def _take_submission(self, job: Job, answer: Answer) -> None:
         job.busy = False
@@ -417,7 +407,7 @@ class SlurmExecutor(Executor):
         if isinstance(result, int):
             job.submission = None
             if job.is_over or job.record.job_id not in self._jobs:
-                self._cancel(result)
+                self._cancel(job.record, result)
             elif job.record.slurm_job is None:
                 job.record.slurm_job = result
                 self._records.store_if_possible(job.record.job_id, job.record)
@@ -440,13 +430,11 @@ class SlurmExecutor(Executor):
         job.refusal = NotStarted(job.record.job_id, refusal.problem, refusal.node_fault)
         self._keeper.send("kill", job.record.job_id)
 
-    def _cancel(self, slurm_job: int | None, job_id: str = "") -> None:
-        """Have Slurm end a job, and forget one that waits; without its number by its name."""
-        if slurm_job is None:
-            self._slurm.run(["scancel", f"--name={NAME_PREFIX}{job_id}", f"--partition={self._partition}"], _ignore)
-            return
-        self._slurm.run(["scancel", "--signal=KILL", "--full", str(slurm_job)], _ignore)
-        self._slurm.run(["scancel", str(slurm_job)], _ignore)
+    def _cancel(self, record: Record, slurm_job: int | None) -> None:
+        """Have Slurm end a job, and forget one that waits."""
+        for argv in make_cancels(record.job_id, slurm_job, self._partition):
+            # What is not there, or cannot be told now, never begins: its step is sent away.
+            self._slurm.run_once(argv, record.account)
 
     def _interrupt(self, job: Job) -> None:
         """SIGTERM to all its processes, in whatever session: from its step, which is at hand when Slurm is away.
@@ -454,7 +442,8 @@ class SlurmExecutor(Executor):
         Slurm leaves out what is in another session, unless it tells the step, which then passes it on.
         """
         if not self._keeper.send("interrupt", job.record.job_id):
-            self._slurm.run(["scancel", "--signal=TERM", "--batch", str(job.record.slurm_job)], _ignore)
+            argv = ["scancel", "--signal=TERM", "--batch", str(job.record.slurm_job)]
+            self._slurm.run_once(argv, job.record.account)
 
     def _advance(self, job: Job, now_s: float) -> None:
         if job.lost is not None and job.killed and not job.is_over:
@@ -467,7 +456,7 @@ class SlurmExecutor(Executor):
             job.cancel_at_s = now_s + _RETRY_S
             self._wake_in(_RETRY_S)
             self._keeper.send("kill", job.record.job_id)
-            self._cancel(job.record.slurm_job, job.record.job_id)
+            self._cancel(job.record, job.record.slurm_job)
             self._kill_here(job)
 
     def _has_left(self, job: Job, now_s: float) -> bool:
@@ -475,7 +464,7 @@ class SlurmExecutor(Executor):
         if job.leaves_at_s is None:
             job.leaves_at_s = now_s + _LEAVE_S
             job.look_at_s = now_s
-            self._cancel(job.record.slurm_job, job.record.job_id)
+            self._cancel(job.record, job.record.slurm_job)
         return now_s >= job.leaves_at_s
 
     def _kill_here(self, job: Job) -> None:
@@ -590,11 +579,3 @@ class SlurmExecutor(Executor):
             result.problem,
             read_end(path, LAST_WORDS_BYTES)[0] if result.exit_code else b"",
         )
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def _ignore(answer: Answer) -> None:
-    """What was cancelled and is not there, or cannot be told now, never begins: its step is sent away."""

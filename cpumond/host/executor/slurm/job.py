@@ -9,6 +9,7 @@ import msgspec
 
 from cpumond.host.executor.keeper_link import KeptJob
 from cpumond.host.executor.model import Ended, NotStarted
+from cpumond.host.executor.slurm.client import Account
 from cpumond.host.executor.slurm.commands import SlurmJob
 
 LOOK_S: Final = 2.0
@@ -39,6 +40,12 @@ class Record(msgspec.Struct):
         """The event for the agent."""
         return self.not_started or self.ended
 
+    @property
+    def account(self) -> Account:
+        """Whom ``scancel`` is run as: the job's user, whose step has said which job of Slurm it is, and might have
+        named another user's."""
+        return Account(self.uid, self.gid)
+
 
 class Job:
     """One job in memory. ``silent``: the agent did not ask for it, and gets no events about it."""
@@ -46,8 +53,8 @@ class Job:
     def __init__(self, record: Record, silent: bool = False) -> None:
         self.record = record
         self.silent = silent
-        self.submission: tuple[list[str], bytes, str] | None = None
-        """Command, script and user of ``sbatch``, until Slurm has taken it."""
+        self.submission: tuple[list[str], bytes, Account] | None = None
+        """Command, script and account of ``sbatch``, until Slurm has taken it."""
         self.busy = False
         """``sbatch`` runs."""
         self.is_told = False

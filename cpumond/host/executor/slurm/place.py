@@ -1,16 +1,25 @@
-"""What a job of Slurm finds on this host: the limits of its cgroup, a Python that its user may run."""
+"""What a job of Slurm finds on this host: the limits of its cgroup, a Python that its user may run, the keeper."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import socket
 import stat
+import struct
 import sys
 from typing import Final
 
-from cpumond.core.errors import describe
+import structlog
+
+from cpumond.core.errors import describe, from_os_error
 from cpumond.host.cgroup.mounts import read_mounts
 from cpumond.host.executor import keeper
 from cpumond.host.executor.model import ExecutorError, Launch
+from cpumond.host.executor.slurm.commands import NAME_PREFIX
+
+log = structlog.get_logger("cpumond.host.executor")
 
 _PERIOD_US: Final = 100_000
 
@@ -85,3 +94,46 @@ def _is_open_to_all(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def read_guests_name(path: str) -> str:
+    """The name that jobs' first processes find the keeper by: the same for all of them, so it is kept in a file.
+
+    Anybody on this host may see it, and take it while there is no keeper: then later jobs get another one. Raises
+    CpumondError.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
+            name = file.read().strip()
+            if name.startswith(NAME_PREFIX):
+                if not _is_taken(name):
+                    return name
+                log.warning("another user has the keeper's name; jobs that are to be started get a new one", name=name)
+        name = NAME_PREFIX + secrets.token_hex(16)
+        with open(f"{path}.new", "w", encoding="ascii", opener=_open_private) as file:
+            file.write(name)
+        os.rename(f"{path}.new", path)
+    except (OSError, ValueError) as error:
+        cause = error if isinstance(error, OSError) else OSError(0, str(error))
+        raise from_os_error(cause, f"use {path}", "fix runtime_dir or run as root") from error
+    return name
+
+
+def _is_taken(name: str) -> bool:
+    """Whether a process of another user has an abstract name of a socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe, contextlib.suppress(OSError):
+        probe.bind(f"\0{name}")
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(f"\0{name}")
+        except BlockingIOError:
+            return False  # it has many guests: nobody else has any
+        except OSError:
+            return True
+        _, uid, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        return bool(uid != os.geteuid())
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

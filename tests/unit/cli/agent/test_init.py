@@ -90,6 +90,27 @@ def test_a_missing_configuration_is_made(tmp_path, programs, capsys, monkeypatch
     assert "Limits may be written of jobs of docker, wherever they are, nowhere else: managed_roots is empty." in text
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_somebody_writes_while_the_question_is_open_stays(config, programs, capsys, monkeypatch, is_first):
+    programs.append("dockerd")
+    if not is_first:
+        assert run([*options(config), "--yes"]) == 0
+        programs.append("slurmd")
+    path = config.parent / "conf.d" / "engines.toml"
+
+    def ask(plan: init.Plan) -> bool:
+        assert plan.due[0].path == str(path)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("# mine\n")
+        return True
+
+    monkeypatch.setattr(init, "_ask", ask)
+    assert run(options(config)) == 73
+    assert "was made or changed meanwhile, and stays as it is; run this again" in capsys.readouterr().err
+    assert path.read_text() == "# mine\n"
+    assert sorted(each.name for each in path.parent.iterdir()) == ["engines.toml"]
+
+
 def test_a_wrong_configuration_is_said_before_anything_is_written(config, programs, capsys):
     config.write_text("nonsense = 1\n")
     assert run([*options(config), "--yes"]) == 78

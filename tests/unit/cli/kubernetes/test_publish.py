@@ -10,8 +10,8 @@ import httpx2
 import pytest
 
 from cpumond.cli.kubernetes import publish
-from cpumond.cli.kubernetes.publish import ask, read_offer
-from cpumond.core.errors import UnavailableError
+from cpumond.cli.kubernetes.publish import ApiServer, ask, read_offer
+from cpumond.core.errors import AccessError, UnavailableError
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,9 @@ def test_an_answer_without_end_is_not_waited_for(monkeypatch, name, bound):
 def test_nobody_answers():
     with pytest.raises(UnavailableError, match=r"no answer \("):
         ask_for(b"")
+
+
+def test_a_token_that_no_request_can_hold_is_not_told(tmp_path):
+    (tmp_path / "token").write_bytes(b"secret\nsecond")
+    with pytest.raises(AccessError, match="token: it does not hold a token on one line"):
+        ApiServer("http://127.0.0.1:9", str(tmp_path)).list_all("/x")

@@ -201,6 +201,14 @@ def test_what_is_not_used_of_an_answer_is_not_kept(server, monkeypatch):
     assert len(msgspec.json.encode(kept[0])) < 10 * MAX_LABEL
 
 
+def test_nor_are_pods_of_others_and_long_names_of_pods(server):
+    pods = [{"Id": ID, "PodName": "p\n" * 10**6}, *({"Id": f"{number}", "PodName": "x"} for number in range(1000))]
+    server.answers["/v4.0.0/libpod/containers/json"] = json.dumps(pods).encode()
+    engine = ContainerEngine("podman", server.path, 1)
+    assert watch_once(server, engine=engine).jobs[0].group == "p " * (MAX_LABEL // 2)
+    assert engine._pods == {ID: "p " * (MAX_LABEL // 2)}
+
+
 def test_a_container_whose_process_is_another_ones_is_not_named(server, cgroup):
     cgroup[os.getpid()] = f"docker/{OTHER}"
     answer = watch_once(server)
@@ -246,6 +254,41 @@ def test_one_that_the_engine_cannot_describe_leaves_the_others_their_names(serve
     assert answer.notes == (
         f"docker: {server.path}: /containers/{OTHER}/json was answered with status 500; it is not named",
     )
+
+
+@pytest.mark.parametrize("body", [b'{"Id": "a", "State": {"Pid": "1"}}', b"\xff\xfe", b"[" * 100_000, b" " * (2 << 20)])
+def test_one_whose_description_is_not_understood_leaves_the_others_their_names(server, monkeypatch, body):
+    monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 1 << 20)
+    list_two(server)
+    server.answers[f"/containers/{OTHER}/json"] = body
+    found: list[Answer] = []
+
+    def script(answers: list[Answer]) -> bool:
+        found.append(answers[-1])
+        server.events.put_nowait(json.dumps({"Action": "update", "Actor": {"ID": ID}}).encode() + b"\n")
+        return len(answers) > 2
+
+    assert watch(server, script) == ""
+    assert [job.name for job in found[-1].jobs] == ["web"]
+    assert len(found[-1].notes) == 1
+    assert f"/containers/{OTHER}/json is " in found[-1].notes[0]
+    assert server.asked.count(f"/containers/{OTHER}/json") == 1, "it is left alone for a time"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"CpuQuota": 100000, "CpuPeriod": -5}, {"NanoCpus": 1}, {"CpuQuota": 5, "CpuPeriod": 10**6},
+        {"NanoCpus": 10**400}, {"CpuQuota": 10**18},
+    ],
+)  # fmt: skip
+def test_an_order_that_cannot_be_is_none(server, given):
+    server.answers[f"/containers/{ID}/json"] = describe(HostConfig=given)
+    answer = watch_once(server)
+    assert answer.jobs == ()
+    (note,) = answer.notes
+    assert note.startswith("docker: container 'web': its CPU limit of ")
+    assert note.endswith(" cores cannot be; it is not named")
 
 
 def test_one_that_hangs_leaves_the_others_their_names(server, monkeypatch):
@@ -303,8 +346,6 @@ def test_an_id_that_is_none_is_never_asked_about(server):
         ("/containers/json", b"not JSON", "/containers/json is not understood"),
         ("/containers/json", b'{"Id": 1}', "/containers/json is not understood"),
         ("/containers/json", b'[{"Id": 1}]', "/containers/json is not understood: Expected `str`"),
-        (f"/containers/{ID}/json", b'{"Id": "a", "State": {"Pid": "1"}}', "is not understood"),
-        (f"/containers/{ID}/json", b"\xff\xfe", "is not understood"),
         ("/version", b" " * 200, "/version is not understood"),
     ],
 )

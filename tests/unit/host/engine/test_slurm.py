@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cpumond.host.engine import slurm
-from cpumond.host.engine.model import EngineError
-from cpumond.host.engine.slurm import SlurmJob, find_jobs, parse_job, run_squeue
+from cpumond.host.engine.model import Answer, EngineError
+from cpumond.host.engine.slurm import SlurmEngine, SlurmJob, find_jobs, parse_job, run_squeue
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,7 @@ from cpumond.host.engine.slurm import SlurmJob, find_jobs, parse_job, run_squeue
         ("7|1|2|u|a|p\n", None),
         ("x|1|2|u|a|p|name\n", None),
         ("7|1|-2|u|a|p|name\n", None),
+        ("7|1|0|u|a|p|name\n", None),
         ("7|1|٣|u|a|p|name\n", None),
         ("slurm_load_jobs error: Unable to contact slurm controller\n", None),
     ],
@@ -43,6 +45,40 @@ def test_jobs_are_found_at_their_places_only(tmp_path):
     assert all(place.inode == (tmp_path / place.path).stat().st_ino for place in found)
 
 
+def write_squeue(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Have ``squeue`` be a script."""
+    program = directory / "squeue"
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(directory), prepend=":")
+
+
+def test_a_slow_controller_does_not_keep_what_is_known_from_being_told(tmp_path, monkeypatch):
+    for number in range(1, 4):
+        (tmp_path / f"tree/slurm_n1/uid_0/job_{number}").mkdir(parents=True)
+    known = 'n=${2#--jobs=}; echo "$n|1|2|u|a|p|name"'
+    write_squeue(tmp_path, monkeypatch, f'case "$1" in --version) echo slurm-wlm 22;; *) {known};; esac')
+    monkeypatch.setattr(slurm, "LOOK_S", 0.0)
+    root = str(tmp_path / "tree")
+    engine = SlurmEngine(SimpleNamespace(cpu_root=root, cpuacct_root=root), ("slurm*/uid_*/job_*",))  # type: ignore[arg-type]
+    told: list[int] = []
+
+    async def watch() -> None:
+        enough = asyncio.Event()
+
+        def publish(answer: Answer) -> None:
+            told.append(len(answer.jobs))
+            if len(told) == 4:
+                enough.set()
+
+        task = asyncio.create_task(engine.watch(publish, asyncio.Event()))
+        await asyncio.wait({task, asyncio.create_task(enough.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        task.cancel()
+
+    asyncio.run(watch())
+    assert told[:4] == [1, 2, 3, 3]
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -52,10 +88,7 @@ def test_jobs_are_found_at_their_places_only(tmp_path):
     ],
 )
 def test_what_squeue_says_is_bounded(script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "squeue"
-    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    write_squeue(tmp_path, monkeypatch, script)
     monkeypatch.setattr(slurm, "ANSWER_TIMEOUT_S", 1.0 if "sleep" in script else 60.0)
     with pytest.raises(EngineError, match=said):
         asyncio.run(run_squeue("--jobs=7"))

@@ -6,7 +6,10 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +17,25 @@ from typing import Any
 
 import pytest
 
-from cpumond.host.executor.keeper import CLAIM_NAME, KILLED_BEFORE
+from cpumond.core.decode import decode_json
+from cpumond.host.executor.keeper import CLAIM_NAME, KILLED_BEFORE, LOST
 from cpumond.host.executor.keeper.guests import Guests
 from cpumond.host.executor.keeper.job import Job
+from cpumond.host.executor.keeper_link import KeptJob
+
+END: dict[str, Any] = {
+    "state": "ended", "pid": 7, "start_time": 3.0, "finish_time": 4.0, "exit_code": 3, "signal": None,
+    "cpu_seconds": 0.5,
+}  # fmt: skip
+LEAVES_A_CHILD = """
+import socket, subprocess, sys
+step = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+step.connect("\\0" + sys.argv[1])
+step.send(b'{"token": "t", "slurm_job": 5, "state": "starting"}')
+step.recv(100)
+subprocess.Popen(["sleep", "1000"], pass_fds=[step.fileno()], stdout=sys.stderr)
+"""
+"""A step that ends while a child of its own holds its end of the connection."""
 
 
 class Door:
@@ -144,11 +163,10 @@ def test_an_order_for_a_step_that_is_away_is_told_when_it_comes_again(door):
 
 
 def test_the_end_is_noted_as_often_as_it_is_told(door):
-    end = {"state": "ended", "pid": 7, "start_time": 3.0, "finish_time": 4.0, "exit_code": 3, "signal": None}
     door.say()[0].close()
     door.serve()
     for _ in range(2):
-        step, answer, _ = door.say(**end, cpu_seconds=0.5)
+        step, answer, _ = door.say(**END)
         assert answer == {"answer": "noted"}
         step.close()
         door.serve()
@@ -168,3 +186,49 @@ def test_what_is_no_guest_is_turned_away(door, words):
     assert watched - len(door.handlers) in (0, 1)
     assert len(door.handlers) == 1, "the listener"
     assert not door.ended
+
+
+def test_a_step_is_seen_to_go_though_a_child_holds_its_connection(door):
+    with subprocess.Popen([sys.executable, "-c", LEAVES_A_CHILD, door.name], process_group=0) as step:
+        try:
+            while not door.job.guest.is_claimed:
+                door.serve()
+            step.wait()
+            door.serve()
+        finally:
+            os.killpg(step.pid, signal.SIGKILL)
+    assert (door.ended, door.job.problem) == ([door.job], LOST)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"exit_code": "3"}, {"exit_code": [3] * 1000}, {"exit_code": True}, {"signal": 10**30}, {"cpu_seconds": None},
+        {"cpu_seconds": float("nan")}, {"start_time": float("inf")}, {"pid": 0}, {"slurm_job": -1}, {"state": "odd"},
+    ],
+)  # fmt: skip
+def test_agents_are_told_nothing_that_they_cannot_read(door, odd):
+    step = door.say()[0]
+    step.send(json.dumps({"token": "t", "slurm_job": 5, **END, **odd}).encode())
+    door.serve()
+    with contextlib.closing(step):
+        assert step.recv(100) == b"", "it is turned away"
+    assert not door.ended
+    assert decode_json(json.dumps(door.job.describe()).encode(), KeptJob).exit_code is None
+
+
+def test_a_problem_of_a_job_can_be_read_by_agents(door):
+    step, answer, _ = door.say(state="failed", problem="\ud800" * 1000, node_fault=False)
+    step.close()
+    assert answer == {"answer": "noted"}
+    assert decode_json(json.dumps(door.job.describe()).encode(), KeptJob).problem == "?" * 500
+
+
+def test_a_job_that_has_begun_does_not_get_its_first_limit_again(door):
+    step = door.say()[0]
+    for state in "running", "starting":
+        step.send(json.dumps({"token": "t", "slurm_job": 5, **END, "state": state}).encode())
+        door.serve()
+    with contextlib.closing(step):
+        assert step.recv(100) == b""
+    assert door.job.state == "running"

@@ -21,7 +21,7 @@ from cpumond.scheduler.model import (
     Config,
     PoolConfig,
 )
-from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.settings.attributes import Edit, read_tree
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change
 from cpumond.scheduler.settings.commands import (
     ChangePool,
@@ -747,3 +747,43 @@ def test_2_6_9_unknown_attributes_are_stored_without_error() -> None:
     outcome = tried.do(ChangePool("t", pool, (put("owner_team", "search"),)))
     assert tried.config.trees["t"].pools[pool].attributes["owner_team"] == "search"
     assert any("owner_team" in warning for warning in outcome.warnings)
+
+
+# --- 12.4, rights
+
+
+@pytest.mark.parametrize(
+    ("default", "given", "is_closed"),
+    [
+        ({"acl_required": True}, {}, True),
+        ({"config": {"acl-required": True}}, {"weight": 1}, True),
+        ({"acl_required": True}, {"acl_required": False}, False),
+        ({"acl_required": True}, {"config": {"acl_required": False}}, False),
+        ({}, {}, False),
+        ({}, {"acl_required": True}, True),
+    ],
+)
+def test_12_4_a_further_tree_is_closed_where_the_default_one_is(default, given, is_closed):
+    tried = Tried(CreateTree("t", {"nodes_filter": "a", **default}), SetDefaultTree("t"))
+    tried.do(CreateTree("u", {"nodes_filter": "b", **given}))
+    made = tried.config.trees["u"]
+    assert made.settings.acl_required is is_closed
+    assert read_tree(made.attributes) == made.settings
+
+
+def test_12_4_what_was_no_option_before_and_is_none_now_does_not_stop_the_start():
+    attributes = {"owner": {"team": "x"}, "weight": 2.0, "acl-required": "please", "note": 1}
+    records: dict[RecordKey, Any] = {
+        ("tree", "1"): {"id": "1", "name": "t", "attributes": {"owner": 7, "acl-required": "yes"}},
+        ("pool", "2"): {"id": "2", "name": "p", "tree": "t", "parent": ROOT_POOL, "attributes": attributes},
+    }
+    tree = load_config(records).trees["t"]
+    assert tree.attributes == {}
+    assert tree.pools["p"].attributes == {"weight": 2.0, "acl-required": "please", "note": 1}
+    assert tree.pools["p"].settings.owner == ""
+    records["tree", "1"]["attributes"] = {"owner": "ann", "acl_required": True}
+    settings = load_config(records).trees["t"].settings
+    assert (settings.owner, settings.acl_required) == ("ann", True)
+    records["tree", "1"]["attributes"] = {"acl": "everybody"}  # a list that is not understood must not open anything
+    with pytest.raises(StateFileError, match="stored tree 1: acl: must be a list of entries"):
+        load_config(records)

@@ -353,6 +353,18 @@ def test_a_damaged_entry_is_named_and_the_others_are_read(
     assert read_all(told) == RECORDS[:2]
 
 
+def test_a_torn_page_of_the_log_keeps_nobody_from_starting(path: str) -> None:
+    entries = [Entry(float(number), ("a",), b"%d" % number * 500) for number in range(200)]
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        store.write(RECORDS, entries)
+    overwrite(path, Path(path).read_bytes().index(b"77" * 500) // PAGE * PAGE, b"\xff" * PAGE)
+    with contextlib.closing(open_sqlite_store(path)) as store:
+        assert [Change(*record) for record in store.load()] == RECORDS
+        assert [entry for _, entry in store.read_log(limit=50)] == entries[:-51:-1]
+        with pytest.raises(StoreError, match=r"the database is damaged: .*restore a backup"):
+            store.read_log(limit=200)
+
+
 @pytest.mark.parametrize("suffixes", [("",), ("-wal",), ("", "-wal", "-shm", ".lock")], ids=str)
 def test_the_log_survives_the_removal_of_its_files(told: str, suffixes: tuple[str, ...]) -> None:
     with contextlib.closing(open_sqlite_store(told)) as store:

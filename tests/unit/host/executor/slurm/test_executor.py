@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cpumond.host.executor.keeper_link import KeptJob
-from cpumond.host.executor.slurm.client import Answer
+from cpumond.host.executor.slurm.client import Account, Answer
 from cpumond.host.executor.slurm.commands import SlurmJob
 from cpumond.host.executor.slurm.executor import FORGOTTEN, NEVER_STARTED, START_S, SlurmExecutor
 from cpumond.host.executor.slurm.job import Job, Record
@@ -108,7 +108,7 @@ def test_how_a_job_without_a_word_ended_is_known_when_slurm_has_ended_it(executo
 )
 def test_what_sbatch_says(executor, answer, slurm_job, is_refused, is_kept):
     job = add(executor, slurm_job=None)
-    job.submission, job.busy = (["sbatch"], b"", ""), True
+    job.submission, job.busy = (["sbatch"], b"", Account(0, 0)), True
     executor._take_submission(job, answer)
     assert (job.record.slurm_job, job.refusal is not None, job.submission is not None, job.busy) == (
         slurm_job, is_refused, is_kept, False,
@@ -118,6 +118,6 @@ def test_what_sbatch_says(executor, answer, slurm_job, is_refused, is_kept):
 
 def test_what_sbatch_says_too_late_changes_nothing(executor):
     job = add(executor, slurm_job=None)
-    job.submission, job.is_claimed = (["sbatch"], b"", ""), True
+    job.submission, job.is_claimed = (["sbatch"], b"", Account(0, 0)), True
     executor._take_submission(job, Answer(1, "", NO_SUCH))
     assert job.refusal is None

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import subprocess
 import sys
 
 import pytest
 
 from cpumond.host.executor.model import ExecutorError, Launch
 from cpumond.host.executor.slurm import place
-from cpumond.host.executor.slurm.place import find_interpreter, find_mounts, find_package, list_limits
+from cpumond.host.executor.slurm.place import (
+    find_interpreter,
+    find_mounts,
+    find_package,
+    list_limits,
+    read_guests_name,
+)
 
 MOUNTINFO = """\
 30 1 0:26 / /c/unified rw - cgroup2 cgroup2 rw
 31 1 0:27 / /c/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
 32 1 0:28 / /c/memory rw - cgroup cgroup rw,memory
 33 1 0:28 / /other/memory rw - cgroup cgroup rw,memory
+"""
+
+TAKES_A_NAME = """
+import socket, sys
+taken = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+taken.bind("\\0" + sys.argv[1])
+if sys.argv[2] == "listens":
+    taken.listen()
+print(flush=True)
+sys.stdin.read()
 """
 
 
@@ -73,3 +92,31 @@ def test_a_package_that_others_cannot_read_is_refused(monkeypatch, tmp_path):
 
 def test_the_package_is_where_it_was_imported_from():
     assert os.path.samefile(os.path.join(find_package(), "cpumond/host/executor/slurm/place.py"), place.__file__)
+
+
+def test_the_keepers_name_is_the_same_for_all_jobs(tmp_path):
+    path = str(tmp_path / "slurm-guests")
+    name = read_guests_name(path)
+    assert (len(name), os.stat(path).st_mode & 0o777) == (40, 0o600)
+    assert read_guests_name(path) == name
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as keeper:
+        keeper.bind(f"\0{name}")
+        keeper.listen()
+        assert read_guests_name(path) == name, "a keeper has it"
+    (tmp_path / "slurm-guests").write_text("nonsense")
+    assert read_guests_name(path) not in (name, "nonsense")
+
+
+@pytest.mark.parametrize("how", ["listens", "only has it"])
+def test_a_name_that_another_user_has_taken_is_given_up(tmp_path, how):
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    path = str(tmp_path / "slurm-guests")
+    name = read_guests_name(path)
+    argv = ["/usr/bin/python3", "-c", TAKES_A_NAME, name, how]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=65534) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"\n"
+        assert read_guests_name(path) != name
+        other.stdin.close()

@@ -1,0 +1,78 @@
+"""What the requests about rights do, and what is left out of answers for want of them (semantics.md 12)."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from cpumond.api.json.openapi import CanQuery
+from cpumond.api.permissions import (
+    Can,
+    PoolRights,
+    check_question,
+    find_target,
+    judge_action,
+    list_permissions,
+)
+from cpumond.scheduler.access import Rights
+from cpumond.scheduler.elements import Tree
+from cpumond.scheduler.history.model import ReportTree, ReportView
+from cpumond.scheduler.users import User
+from cpumond.scheduler.why.plan import Plan
+
+LOOKED_UP_AT_ONCE: Final = 200
+"""Pools whose access lists are looked up before something else has its turn."""
+
+
+async def list_rights(rights: Rights, tree: Tree) -> PoolRights:
+    """What the asker may do to each pool of a tree."""
+    state, found = rights.state, {}
+    for number, pool in enumerate([tree.root, *tree.pools.values()], 1):
+        is_there = pool.is_root or tree.pools.get(pool.name) is pool
+        if is_there and state.trees.get(tree.name) is tree:  # they may have gone meanwhile
+            found[pool.name] = list_permissions(rights, pool)
+        if number % LOOKED_UP_AT_ONCE == 0:
+            await asyncio.sleep(0)
+            rights = Rights(state, rights.user)
+    return PoolRights(tree.name, found)
+
+
+def judge_question(asker: Rights, query: CanQuery, find_known: Callable[[str], User]) -> Can:
+    """Whether a user may do something; ``find_known``: what is known of one who does not ask. Raises CommandError."""
+    state, groups = asker.state, frozenset(filter(None, query.groups.split(",")))
+    target = find_target(state, query.object, query.tree)
+    name = query.user or asker.user.name
+    rights = asker
+    if name != asker.user.name or groups:
+        if not asker.user.admin:
+            check_question(asker, target, name)
+        known = find_known(name)
+        rights = Rights(state, dataclasses.replace(known, groups=known.groups | groups))
+    verdict = judge_action(state, rights, query.action, target)
+    return Can(verdict.allowed, verdict.because)
+
+
+def _is_hidden(rights: Rights, operation_id: str) -> bool:
+    record = rights.state.record_of(operation_id)
+    return record is not None and not rights.may_read(record)
+
+
+def show_readable_plan(plan: Plan, rights: Rights) -> Plan:
+    """A plan without operations that the asker may not read."""
+    effects = [each for each in plan.effects if each.kind != "operation" or not _is_hidden(rights, each.name)]
+    return msgspec.structs.replace(plan, effects=effects)
+
+
+def show_readable_report(report: ReportView, rights: Rights) -> ReportView:
+    """A report that counts operations as left out that the asker may not read."""
+    return msgspec.structs.replace(report, trees=[_readable_part(tree, rights) for tree in report.trees])
+
+
+def _readable_part(tree: ReportTree, rights: Rights) -> ReportTree:
+    kept = [row for row in tree.operations if not _is_hidden(rights, row.name)]
+    left_out = tree.left_out_operations + len(tree.operations) - len(kept)
+    return msgspec.structs.replace(tree, operations=kept, left_out_operations=left_out)

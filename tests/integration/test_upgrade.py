@@ -1,0 +1,133 @@
+"""A scheduler of version 0.1, with its database and its tokens, that is started with this version.
+
+It wrote ``tests/data/scheduler_0.1.db.gz``: the trees ``default`` and ``gpu``; the pools ``research``, ``nlp``
+in it, and ``batch``; an operation of ann's in ``nlp`` and one of ben's that was aborted; node ``n1``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import pwd
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from scheduler_process import SchedulerProcess
+
+DATABASE = Path(__file__).parents[1] / "data/scheduler_0.1.db.gz"
+USERS = {"root": "admin", "ann": "user", "ben": "user", "n1": "node:n1"}
+"""User -> role; the tokens are the names."""
+ANNS = "e29ea6ec-44190013-f7248524-ab05b392"
+
+
+@pytest.fixture
+def old(scheduler: SchedulerProcess) -> SchedulerProcess:
+    """What version 0.1 left, not started yet."""
+    tokens = scheduler.directory / "tokens"
+    tokens.touch(mode=0o600)
+    lines = (f"{user}:{hashlib.sha256(user.encode()).hexdigest()}:{role}\n" for user, role in USERS.items())
+    tokens.write_text("".join(lines))
+    scheduler.state_dir.mkdir(mode=0o700)
+    path = scheduler.state_dir / "scheduler.db"
+    path.touch(mode=0o600)
+    path.write_bytes(gzip.decompress(DATABASE.read_bytes()))
+    scheduler.write_config(api=f'tokens_file = "{tokens}"')
+    return scheduler
+
+
+def ask(scheduler: SchedulerProcess, user: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    scheduler.use_token(user)
+    answer = scheduler.request(method, path, body)
+    return answer.status_code, answer.json()
+
+
+def edit(name: str, value: Any) -> dict[str, Any]:
+    return {"edits": [{"path": [name], "value": value}]}
+
+
+def test_nobody_loses_what_they_had(old: SchedulerProcess) -> None:
+    old.start()
+    requests: tuple[tuple[str, str, str, Any], ...] = (
+        ("ann", "PATCH", "trees/default/pools/batch", edit("weight", 3.0)),
+        ("ben", "POST", "trees/default/pools", {"name": "mine", "parent": "research"}),
+        ("ben", "POST", "trees/default/pools/mine/move", {"parent": "nlp"}),
+        ("ben", "PATCH", "trees/default/pools/research", edit("strong_guarantee_resources", {"cpu": 9})),
+        ("ben", "GET", f"operations/{ANNS}/specification", None),
+        ("ben", "PATCH", f"operations/{ANNS}", {"parameters": {"weight": 2.0}}),
+        ("ben", "POST", "operations/*train/abort", {}),
+        ("ben", "POST", "operations", {"spec": {"pool": "nlp", "tasks": {"t": {"job_count": 1, "command": "true"}}}}),
+        ("ben", "POST", "trees", {"name": "new", "attributes": {"nodes_filter": "new"}}),
+        ("ben", "PATCH", "trees/default", edit("max_operation_count", 1000)),
+        ("ben", "DELETE", "trees/gpu", None),
+        ("n1", "POST", "nodes", {"node_id": "n1", "incarnation": "b", "resources": {"cpu": 4.0}, "key": "k"}),
+    )
+    for user, method, path, body in requests:
+        status, told = ask(old, user, method, path, body)
+        assert status in (200, 201), f"{user} {method} {path}: {told}"
+    assert ask(old, "", "GET", "operations")[0] == 401
+    _, pool = ask(old, "ann", "GET", "trees/default/pools/research")
+    assert pool["attributes"] == {"weight": 2.0, "note": "kept", "strong_guarantee_resources": {"cpu": 9}}
+    _, tree = ask(old, "ann", "GET", "trees/default")
+    assert "acl_required" not in tree["attributes"]
+
+
+def test_a_tree_that_says_acl_required_is_closed(old: SchedulerProcess) -> None:
+    old.start()
+    assert ask(old, "root", "PATCH", "trees/default", edit("acl_required", True))[0] == 200
+    for method, path, body in (
+        ("PATCH", "trees/default/pools/batch", edit("weight", 3.0)),
+        ("GET", f"operations/{ANNS}/specification", None),
+        ("POST", f"operations/{ANNS}/abort", {}),
+        ("POST", "trees", {"name": "new"}),
+    ):
+        assert ask(old, "ben", method, path, body)[0] == 403, path
+    assert ask(old, "ann", "POST", f"operations/{ANNS}/abort", {})[0] == 200, "it is her own"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+def test_an_account_that_might_ask_nothing_gains_nothing(old: SchedulerProcess) -> None:
+    socket = old.directory / "api.sock"
+    old.write_config(api=f'tokens_file = "{old.directory}/tokens"\nsocket = "{socket}"')
+    old.start()
+    for parent in (old.directory, *old.directory.parents):
+        if parent.stat().st_uid == 0 and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o011)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(pwd.getpwnam("daemon").pw_uid)
+            transport = httpx2.HTTPTransport(uds=str(socket))
+            with httpx2.Client(base_url="http://localhost", transport=transport, trust_env=False) as client:
+                seen = client.get("/api/v1/trees")
+                tried = client.patch("/api/v1/trees/default/pools/batch", json=edit("weight", 3.0))
+            code = 0 if (seen.status_code, tried.status_code) == (200, 403) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_way_back(old: SchedulerProcess) -> None:
+    """The copy from before is what version 0.1 wrote, and it refuses the new one, as it does all it does not know."""
+    old.start()
+    assert ask(old, "ann", "PATCH", "trees/default/pools/batch", edit("weight", 3.0))[0] == 200
+    assert old.stop() == 0
+    copy, new = (old.state_dir / name for name in ("scheduler.db.v1", "scheduler.db"))
+    with sqlite3.connect(copy) as kept, sqlite3.connect(new) as present:
+        versions = [each.execute("PRAGMA user_version").fetchone()[0] for each in (kept, present)]
+        assert versions == [1, 3]
+        records = kept.execute("SELECT kind, key, value FROM records ORDER BY kind, key").fetchall()
+    given = old.directory / "given.db"
+    given.write_bytes(gzip.decompress(DATABASE.read_bytes()))
+    with sqlite3.connect(given) as before:
+        assert records == before.execute("SELECT kind, key, value FROM records ORDER BY kind, key").fetchall()
+    shutil.move(copy, new)
+    old.start()
+    assert ask(old, "ann", "GET", "trees/default/pools/batch")[1]["attributes"] == {"mode": "fifo"}

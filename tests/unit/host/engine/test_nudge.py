@@ -1,0 +1,44 @@
+"""Waiting that can be given up at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cpumond.host.engine.nudge import wait_nudged
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_one_that_is_given_up_just_as_it_is_nudged_ends(turns):
+    async def run() -> bool:
+        nudged = asyncio.Event()
+
+        async def watch() -> None:
+            while True:
+                await wait_nudged(nudged, 1000.0)
+                nudged.clear()
+
+        task = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        nudged.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task}, timeout=1.0)
+        is_over = task.done()
+        task.cancel()
+        return is_over
+
+    assert asyncio.run(run())
+
+
+def test_whether_a_look_was_asked_for():
+    async def run(is_asked: bool) -> bool:
+        nudged = asyncio.Event()
+        if is_asked:
+            nudged.set()
+        return await wait_nudged(nudged, 0.0)
+
+    assert asyncio.run(run(is_asked=True))
+    assert not asyncio.run(run(is_asked=False))
