@@ -187,7 +187,8 @@ class _Served:
                 _check_depth(body, self.max_depth)
             elif not node.may_be(body.node_id):
                 raise _not_its_node(node, body.node_id)
-            return await self._act(request, Call(names, user, body, query, node, read_plan(request.headers)))
+            plan = read_plan(request.headers) if node is None else ""
+            return await self._act(request, Call(names, user, body, query, node, plan))
 
     async def _act(self, request: Request, call: Call) -> Response:
         endpoint = self.endpoint
