@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from agent_process import AgentProcess
 from scheduler_process import SchedulerProcess, clean_environment
-from test_access import needs_root, place  # noqa: F401
-from test_tokens import run
+from test_access_by_token import needs_root, place  # noqa: F401
+from test_token_command import run
 from waiting import wait_until
 
 ASK = """

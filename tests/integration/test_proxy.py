@@ -19,7 +19,7 @@ import pytest
 from agent_process import free_port
 from certificates import Authority, openssl
 from scheduler_process import SchedulerProcess
-from test_tokens import run
+from test_token_command import run
 from waiting import wait_until
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")

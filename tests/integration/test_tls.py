@@ -19,7 +19,7 @@ import pytest
 from agent_process import AgentProcess
 from certificates import Authority, openssl
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
-from test_tokens import run
+from test_token_command import run
 from waiting import wait_until
 
 

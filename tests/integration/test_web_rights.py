@@ -232,7 +232,7 @@ def test_a_token_is_made_shown_once_and_revoked(sign, scheduler):
     expect(dialog.get_by_label("Role", exact=True)).to_have_count(0)  # an administrator's
     dialog.get_by_label("Note", exact=True).fill("of a test")
     dialog.get_by_role("button", name="Create", exact=True).click()
-    token = dialog.locator(".secret").inner_text()
+    token = dialog.locator(".token-shown").inner_text()
     press(page, "I have it")
     row = page.get_by_role("row").filter(has_text="of a test")
     expect(row).to_contain_text("valid")

@@ -66,7 +66,7 @@ function openNew(me, app) {
     const done = await during(dialog, form, () => send("POST", "/tokens", body));
     if (done === null) return;
     const close = h("button.primary", { type: "button", onclick: () => dialog.close() }, "I have it");
-    dialog.querySelector(".dialog-body").replaceChildren(h("p", "This is the token. It is shown only now, and kept nowhere: copy it."), h("code.secret", done.token),
+    dialog.querySelector(".dialog-body").replaceChildren(h("p", "This is the token. It is shown only now, and kept nowhere: copy it."), h("code.token-shown", done.token),
       ...done.warnings.map((warning) => h("p.note", warning)));
     dialog.querySelector("footer").replaceChildren(close);
     close.focus();

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
-from test_access import start_with_tokens
+from test_access_by_token import start_with_tokens
 
 
 def run(scheduler: SchedulerProcess, token: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
