@@ -31,7 +31,6 @@ NEEDS: Final[Mapping[str, frozenset[Role]]] = {
     "`write`": _MANAGERS,
     "`write`, `modify_children`": _MANAGERS,
     "what the change needs": _MANAGERS,
-    "what the changes need": _MANAGERS,
     "`manage`": _MANAGERS | {"owner"},
     "`read_secrets`": _MANAGERS | {"owner"},
     "`write` on the tree": frozenset({"administrator"}),
@@ -69,7 +68,7 @@ _OF_ENDPOINT: Final[Mapping[str, str]] = {
         "`read`",
     ),
     **dict.fromkeys(("list_tokens", "create_token", "revoke_token", "can", "list_audit"), "a known user, for the own"),
-    "undo_change": "what the changes need",
+    "undo_change": "what the change needs",
 }  # fmt: skip
 """By the name of an endpoint; others need a known user, nothing, or a node's token as the table of endpoints says."""
 
@@ -143,8 +142,9 @@ Made of the program by `python -m cpumond.api.access_table`; a test tries each c
 *user*: has a token, and no access list names it. *owner*: started the operation. *manager*: an access list lets it
 `administer` the pool of that operation, or the one in which the pools of the request are. *node*: has a node's token.
 What each permission lets one do is in [the specification](specification/semantics.md), section 12. What is refused for
-want of a token has HTTP status 401 and code 900, for want of rights 403 and 901 (`yt` gets status 400 for both but the
-first). A user may read what no access list denies.
+want of a token has HTTP status 401 and code 900, for want of rights 403 and 901; with `yt` the latter has status 400,
+and a plan is an answer that says by code 901 that the change would be refused. A user may read what no access list
+denies.
 
 """
 
