@@ -36,6 +36,11 @@ PREEMPTIBLE: Final = 2
 Preemptibility = Literal[0, 1, 2]
 """The three lists of section 6.4."""
 
+OUTSIDE: Final = -1
+
+NOTHING: Final = (0.0,) * 5
+"""CPU times of a job that has used nothing."""
+
 NO_REPORT: Final = JobReport("", "", 0.0, 0.0, mode="")
 
 
@@ -44,7 +49,8 @@ class Element:
 
     __slots__ = (
         "name", "parent", "tree", "usage", "demand", "limits", "fair_share", "demand_share", "strong_guarantee_share",
-        "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction", *CPU_COUNTERS,
+        "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction", "rank", "version",
+        *CPU_COUNTERS,
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -67,6 +73,10 @@ class Element:
         """Scheduler time of the first update that found the element below its share; None while it is not."""
         self.rules: PreemptionRules | None = None
         self.satisfaction = 0.0
+        self.rank = OUTSIDE
+        """Its place among its siblings in the order of service; OUTSIDE when it came after that was made."""
+        self.version = -1
+        """Of its valid entry in the order of service, -1 without one."""
         self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
         self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
         """``CpuUse`` of its jobs since the start of this scheduler, as far as their nodes have reported it."""
@@ -231,7 +241,7 @@ class Job:
         """Whether its start is stored: only then an answer may order it."""
         self.report = NO_REPORT
         """The last report of its node; a counter that the report leaves out keeps its last known value."""
-        self.counted: list[float | None] = [0.0] * len(CPU_COUNTERS)
+        self.counted: CpuTimes = NOTHING
         """The part of its ``cpu_times`` that is in the counters above, or that was used before this scheduler had the
         job; None: not known yet."""
 
@@ -406,9 +416,6 @@ def _change(element: OperationElement, delta: Vector) -> None:
         pool = pool.parent
 
 
-NOTHING: Final = [0.0] * len(CPU_COUNTERS)
-
-
 def count_cpu_time(job: Job, told: CpuTimes) -> None:
     """Add what a job has used and given up since it was last counted to its operation and the pools above (1.7).
 
@@ -417,8 +424,9 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
     crash loses the newest part: a lower value counts nothing, and becomes the base of the growth after it. What was
     counted stays with the pools above at that moment when the operation moves.
     """
-    counted = job.counted
-    grown = list(NOTHING)
+    if told.count(None) == len(told):
+        return
+    counted, grown = list(job.counted), list(NOTHING)
     for number, value in enumerate(told):
         if value is None:
             continue
@@ -429,7 +437,9 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
                 grown[number] = value - before
         elif number > 0:
             counted[number] = value
-    if grown != NOTHING:
+    a, b, c, d, e = counted
+    job.counted = (a, b, c, d, e)
+    if any(grown):
         add_cpu_time(job.element, grown)
 
 

@@ -109,9 +109,13 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
     threshold = pool.non_preemptible_threshold
     if threshold is not None and options.non_preemptible_resource_usage_threshold is not None:
         threshold = least(threshold, to_vector(options.non_preemptible_resource_usage_threshold, math.inf))
+    tolerance = min(pool.tolerance, _given(options.fair_share_starvation_tolerance, pool.tolerance))
+    own = (tolerance, fair_share_s, min_share_s, threshold)
+    if own == (pool.tolerance, pool.fair_share_timeout_s, pool.min_share_timeout_s, pool.non_preemptible_threshold):
+        return pool  # one object for all operations of the pool that say nothing else
     return replace(
         pool,
-        tolerance=min(pool.tolerance, _given(options.fair_share_starvation_tolerance, pool.tolerance)),
+        tolerance=tolerance,
         fair_share_timeout_s=fair_share_s,
         min_share_timeout_s=min_share_s,
         non_preemptible_threshold=threshold,

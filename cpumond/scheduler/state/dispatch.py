@@ -293,7 +293,7 @@ class Dispatch(Registration):
         job = Job(report.job_id, element, task, node, start_time, self.job_sequence)
         job.usage = reported_usage(job.limits, report)
         # What it used before is counted already: by an earlier run, or before it was given up.
-        job.counted = list(NO_CPU_TIMES if counted is None else cpu_times(counted))
+        job.counted = NO_CPU_TIMES if counted is None else cpu_times(counted)
         self._start(job)
         take_report(job, report, now)
         return True
@@ -312,7 +312,7 @@ class Dispatch(Registration):
         job = Job(record.id, element, task, node, record.start_time, record.sequence)
         job.is_stored = True
         job.first_sent_at = now
-        job.counted = list(NO_CPU_TIMES)
+        job.counted = NO_CPU_TIMES
         self._start(job)
         if record.stopped:
             told = preemption_record.make_record(job, record.stopped, "", now)
