@@ -58,7 +58,10 @@ def _assign_children(
             v0, v1, v2, v3, v4 = f.values[i]
             m0, m1, m2, m3, m4 = f.slopes[i]
             t = s - f.starts[i]
-            totals.append((v0 + m0 * t, v1 + m1 * t, v2 + m2 * t, v3 + m3 * t, v4 + m4 * t))
+            totals.append((
+                v0 + m0 * t if m0 else v0, v1 + m1 * t if m1 else v1, v2 + m2 * t if m2 else v2,
+                v3 + m3 * t if m3 else v3, v4 + m4 * t if m4 else v4,
+            ))  # fmt: skip
     if path.factors is None:
         in_order = [ZERO] * len(node.operations)
         for n, total in zip(node.order, totals, strict=False):  # those beyond the path get nothing

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 from cpumond.core.wire import CPU_COUNTERS, CpuTimes, JobReport, StopOrder
@@ -161,7 +162,7 @@ class OperationElement(Element):
 class Operation:
     """An operation: its record, what it still needs, its elements by tree."""
 
-    __slots__ = ("record", "needed", "elements", "active", "order_sizes", "_orders")
+    __slots__ = ("record", "needed", "elements", "active")
 
     def __init__(self, record: OperationRecord) -> None:
         self.record = record
@@ -171,16 +172,6 @@ class Operation:
         self.active: dict[str, int] = {}
         """Task -> jobs that count as usage, in all trees, and jobs that are stopping and will count as failed: each of
         those is replaced only after its end, if the operation goes on then."""
-        self.order_sizes: dict[str, int] = {}
-        """Task -> about how many bytes of JSON the order of one of its jobs takes, once one was made."""
-        self._orders: dict[str, tuple[Task, Vector]] = {}
-
-    def order_of(self, task: Task) -> Vector:
-        """``task.resources``, one object for all jobs of the task: each would take as much as its job."""
-        known = self._orders.get(task.name)
-        if known is None or known[0] is not task:
-            known = self._orders[task.name] = task, task.resources
-        return known[1]
 
     @property
     def active_job_count(self) -> int:
@@ -202,6 +193,12 @@ class Operation:
                 yield task
 
 
+@lru_cache(maxsize=4096)
+def _one_of(vector: Vector) -> Vector:
+    """One object for equal vectors: each would take as much memory as its job."""
+    return vector
+
+
 class Job:
     """A job from its order to its end. While ``is_active`` its ``usage`` is part of all counters above."""
 
@@ -218,7 +215,7 @@ class Job:
         self.element = element
         self.task = task
         self.node = node
-        self.limits: Vector = element.operation.order_of(task)
+        self.limits: Vector = _one_of(task.resources)
         """What it ordered."""
         self.usage: Vector = self.limits
         """What it may use now: its cpu is ``current_cpu_limit``."""

@@ -264,7 +264,7 @@ JobState = Literal["starting", "running", "stopping", "completed", "failed", "ab
 FINISHED_OPERATION_STATES: Final = frozenset({"completed", "failed", "aborted"})
 
 
-class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """One task of an operation: ``job_count`` equal jobs, and what each orders.
 
     ``command`` is a shell command or an argument list; ``spec`` is the rest of what the user wrote, untouched.
@@ -292,7 +292,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return (float(self.user_slots), self.cpu_limit, self.gpu_limit, float(self.memory_limit), self.network)
 
 
-class OperationTreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class OperationTreeOptions(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """What an operation asks for in one tree (``scheduling_options_per_pool_tree``; section 2.5); None is "not set".
 
     ``pool`` is the name of the pool it runs in: explicit or ephemeral, already resolved (2.9).
@@ -333,7 +333,7 @@ class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
     job_cpu_monitor: dict[str, Any] = {}
 
 
-class OperationRecord(OperationFacts, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """An operation as it is stored. Times are seconds since 1970; ``sequence`` is the order of arrival.
 
     ``running_in``: the trees in which it holds a running slot (3.2); ``state`` is "running" when there is one.

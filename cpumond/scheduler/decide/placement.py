@@ -198,7 +198,7 @@ class ServiceOrder:
             if isinstance(child, OperationElement):
                 ranked.append(child)
             elif isinstance(child, PoolElement):
-                stack += reversed(sorted(inside.get(child, ()), key=key))
+                stack += sorted(inside.get(child, ()), key=key, reverse=True)
         return ranked
 
     def _place(self, element: OperationElement, key: Key | None) -> None:

@@ -468,10 +468,7 @@ class Dispatch(Registration):
         total_bytes = 0
         for job in starting:
             order = self._order(job)
-            sizes = job.element.operation.order_sizes
-            if job.task.name not in sizes:
-                sizes[job.task.name] = len(msgspec.json.encode(order))
-            total_bytes += sizes[job.task.name]
+            total_bytes += len(msgspec.json.encode(order))
             if chosen and (len(chosen) == MAX_ORDERS or total_bytes > MAX_ORDER_BYTES):
                 break
             chosen.append((job, order))

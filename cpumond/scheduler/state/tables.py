@@ -48,7 +48,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.settings import preemption_rules
 from cpumond.scheduler.settings.nodes_filter import NodesFilter, parse_nodes_filter
-from cpumond.scheduler.state.spec_room import SpecRoom, weigh_change
+from cpumond.scheduler.state.spec_room import SpecRoom, share_parts, weigh_change
 from cpumond.scheduler.token_records import TokenTable
 
 KEPT_PREEMPTIONS = 10_000
@@ -313,7 +313,7 @@ class Tables:
             self._keep_finished(record)
             return
         if operation is None:
-            operation = self.operations[record.id] = Operation(record)
+            operation = self.operations[record.id] = Operation(share_parts(record, self.trees))
             deadline = operations.deadline(record)
             if deadline is not None:
                 heappush(self._deadlines, (deadline, record.id))
