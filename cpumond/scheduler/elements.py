@@ -193,9 +193,9 @@ class Operation:
                 yield task
 
 
-@lru_cache(maxsize=4096)
-def _one_of(vector: Vector) -> Vector:
-    """One object for equal vectors: each would take as much memory as its job."""
+@lru_cache(maxsize=1024)
+def one_of(vector: Vector) -> Vector:
+    """One object for equal vectors, where there are few: one takes as much memory as the job that orders it."""
     return vector
 
 
@@ -215,7 +215,7 @@ class Job:
         self.element = element
         self.task = task
         self.node = node
-        self.limits: Vector = _one_of(task.resources)
+        self.limits: Vector = one_of(task.resources)
         """What it ordered."""
         self.usage: Vector = self.limits
         """What it may use now: its cpu is ``current_cpu_limit``."""
