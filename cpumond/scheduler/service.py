@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import secrets
+import os
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
@@ -70,6 +72,8 @@ only through those made since the collection before."""
 MUTATION_AGE_S = 900.0
 """How long repeats of commands are recognised: longer than any client goes on trying (yt_protocol.md 8)."""
 MAX_MUTATIONS = 20_000
+_NUMBERS = chain.from_iterable(map(partial(struct.iter_unpack, "4I"), iter(partial(os.urandom, 4096), b"")))
+"""Random ones, many at a time: each call of the system lets another thread have the interpreter for a while."""
 
 
 class Clock:
@@ -93,7 +97,8 @@ class Clock:
 
 def make_id() -> str:
     """A random id of four hexadecimal numbers, as `yt` prints them."""
-    return "-".join(f"{secrets.randbits(32) or 1:x}" for _ in range(4))
+    a, b, c, d = next(_NUMBERS)
+    return f"{a or 1:x}-{b or 1:x}-{c or 1:x}-{d or 1:x}"
 
 
 @dataclass(frozen=True, slots=True)
