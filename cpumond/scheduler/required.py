@@ -23,6 +23,7 @@ from cpumond.scheduler.model import (
     PoolSettings,
     TreeConfig,
 )
+from cpumond.scheduler.node_commands import CordonNode, DrainNode, NodeCommand, UncordonNode
 from cpumond.scheduler.rights import Permission, Verdict, list_administrators
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import CONFIG, Edit, canonical_path, edit, read_pool
@@ -365,6 +366,13 @@ def _update_operation(state: State, command: operations.UpdateOperation, rights:
             yield Need("read_secrets", operation=record, aim="to have it inherit another access list")
 
 
+def _maintain(state: State, command: NodeCommand, _: Rights) -> Iterator[Need]:
+    node = state.nodes.get(command.node)
+    lost = state.lost_nodes.get(command.node)
+    tree = (node.tree if node is not None else lost.tree if lost is not None else "") or ""
+    yield Need("administer", tree if tree in state.trees else "", aim=f"(node {quoted(command.node)})")
+
+
 def _undo(state: State, command: Undo, rights: Rights) -> Iterator[Need]:
     for reverse in list_reverse_commands(command.changes):
         yield from list_needs(state, reverse, rights)
@@ -386,6 +394,9 @@ _NEEDS: Final[Mapping[type, Callable[[State, Any, Rights], Iterator[Need]]]] = {
     commands.MovePool: _move_pool,
     commands.TransferPoolResources: _transfer,
     Undo: _undo,
+    CordonNode: _maintain,
+    UncordonNode: _maintain,
+    DrainNode: _maintain,
     operations.StartOperation: _start,
     operations.AbortOperation: _manage,
     operations.CompleteOperation: _manage,

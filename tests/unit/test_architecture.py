@@ -19,8 +19,8 @@ PURE = (
     *(
         f"scheduler.{name}"
         for name in (
-            "model", "users", "rights", "access", "required", "token_records", "token_commands", "events", "elements",
-            "operations", "resulting", "settings", "decide", "state", "why", "lead",
+            "model", "users", "rights", "access", "required", "token_records", "token_commands", "node_commands",
+            "events", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead",
             "history.model", "history.collector", "history.series", "history.report", "history.chunks",
         )
     ),

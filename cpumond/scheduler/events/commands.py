@@ -19,6 +19,7 @@ from cpumond.scheduler import operations
 from cpumond.scheduler.elements import Job, Tree
 from cpumond.scheduler.events import Event, EventChange, EventKind, Subjects, Told
 from cpumond.scheduler.model import ROOT_POOL, CommandError, OperationRecord
+from cpumond.scheduler.node_commands import DrainNode, NodeCommand, say_node
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change
 from cpumond.scheduler.settings.undo import Undo, UndoChange
@@ -62,6 +63,8 @@ def tell_command(state: State, command: Command | TokenCommand, asked: Asked, ch
     if isinstance(command, operations.OperationCommand):
         record = change.operations[0] if change.operations else None
         return _tell_operation(state, command, asked, record, now)
+    if isinstance(command, NodeCommand):
+        return _tell_node(state, command, asked, now)
     new = state.config if change.config is None else change.config
     changes = describe_change(state.config, new, exact=True)
     event = msgspec.structs.replace(
@@ -84,8 +87,9 @@ def tell_refused(
     event = _begin(command, asked, now, f"was refused {_name_of(command)}: {refusal}", "refused")
     tree, pool = getattr(command, "tree", None) or "", _pool_of(command)
     event = msgspec.structs.replace(
-        event, tree=tree, pool=pool, operation=getattr(command, "operation_id", ""), refused=str(refusal)
-    )
+        event, tree=tree, pool=pool, node=getattr(command, "node", ""), refused=str(refusal),
+        operation=getattr(command, "operation_id", ""),
+    )  # fmt: skip
     return Subjects(event).add_pools(trees, [(tree, pool)] if pool else ()).tell()
 
 
@@ -185,6 +189,7 @@ def _name_of(command: Any) -> str:
     """The kind of a command in words, with the name of what it is about: ``change pool "a"``."""
     words = "".join(f" {sign.lower()}" if sign.isupper() else sign for sign in type(command).__name__).strip()
     name = _pool_of(command) or getattr(command, "operation_id", "") or getattr(command, "name", "")
+    name = name or getattr(command, "node", "")
     name = name or (getattr(command, "tree", "") if _is_of_tree(command) else "")
     return f"{words} {quoted(name)}" if isinstance(name, str) and name else words
 
@@ -210,6 +215,16 @@ def _tell_token(command: TokenCommand, asked: Asked, change: Transaction, now: f
         text = f"revoked the token {change.id}{of_user}"
     told = Subjects(_begin(command, asked, now, text)).tell()
     return Told(told.event, tuple(dict.fromkeys((*told.subjects, *(f"user:{name}" for name in users)))))
+
+
+def _tell_node(state: State, command: NodeCommand, asked: Asked, now: float) -> Told:
+    node = state.nodes.get(command.node)
+    event = msgspec.structs.replace(_begin(command, asked, now, say_node(command)), node=command.node)
+    if node is None:
+        return Subjects(event).tell()
+    event = msgspec.structs.replace(event, tree=node.tree or "")
+    stopped = {job.element.name for job in node.jobs.values()} if isinstance(command, DrainNode) else set()
+    return Subjects(event).add("operation", stopped).tell()
 
 
 # --- sentences about configurations

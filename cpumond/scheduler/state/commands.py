@@ -26,6 +26,7 @@ from cpumond.scheduler.model import (
     OperationTreeOptions,
     TreeConfig,
 )
+from cpumond.scheduler.node_commands import NodeCommand
 from cpumond.scheduler.operations import OperationCommand
 from cpumond.scheduler.settings import commands, preemption_rules, undo
 from cpumond.scheduler.settings.changes import find_renamed, rename_pool
@@ -33,13 +34,14 @@ from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.idle_options import find_idle_monitor_options, find_idle_options
 from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.settings.values import FIELD, name_field
+from cpumond.scheduler.state.maintenance import prepare_node
 from cpumond.scheduler.state.spec_room import check_config
 from cpumond.scheduler.state.transaction import Transaction
 
 if TYPE_CHECKING:
     from cpumond.scheduler.state import State
 
-Command = ConfigCommand | OperationCommand | undo.Undo
+Command = ConfigCommand | OperationCommand | NodeCommand | undo.Undo
 
 MAX_MESSAGE = 1000
 """Characters that are kept of the message of an abort."""
@@ -49,6 +51,8 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
     """The change that a command makes. Raises CommandError when it is refused; nothing is changed here."""
     if isinstance(command, operations.StartOperation):
         return _prepare_start(state, command, user, now, new_id)
+    if isinstance(command, NodeCommand):
+        return prepare_node(state, command, user, now)
     if not isinstance(command, OperationCommand):
         return _prepare_config(state, command, new_id)
     record = state.find_record(command.operation_id)

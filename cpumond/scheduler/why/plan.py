@@ -116,7 +116,7 @@ def collect(state: State) -> Material:
                 node.incarnation,
                 node.address,
                 tuple(node.tags),
-                to_amounts(node.capacity),
+                to_amounts(node.counted_capacity),
                 tree=node.tree or "" if node.matched_trees else "",
             )
             for node in state.nodes.values()
