@@ -36,6 +36,7 @@ class TreeView(View, frozen=True):
     pending_operation_count: int
     node_count: int
     online_node_count: int
+    cordoned_node_count: int
     update_count: int
     errors: list[str]
     may: dict[str, str]
@@ -120,6 +121,7 @@ def show_tree(rights: Rights, tree: Tree) -> TreeView:
         pending_operation_count=len(tree.queue),
         node_count=len(tree.nodes),
         online_node_count=sum(node.is_online for node in tree.nodes.values()),
+        cordoned_node_count=sum(node.cordoned for node in tree.nodes.values()),
         update_count=tree.update_count,
         errors=list(tree.errors),
         may=show_may_of_pool(rights, root),

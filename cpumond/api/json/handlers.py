@@ -42,6 +42,7 @@ from cpumond.scheduler.model import (
     OperationRecord,
     TreeConfig,
 )
+from cpumond.scheduler.node_commands import CordonNode, DrainNode, UncordonNode
 from cpumond.scheduler.required import check_operation
 from cpumond.scheduler.rights import Permission
 from cpumond.scheduler.service import Scheduler
@@ -52,6 +53,7 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.users import User
+from cpumond.scheduler.why.drain import plan_drain
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
 from cpumond.scheduler.why.plan import Plan, collect, make_plan, refused_plan, try_command
 
@@ -524,6 +526,9 @@ _COMMANDS: Final[dict[str, Callable[[JsonApi, Call], Command]]] = {
         api.find_operation(c).id, c.body.abort_running_jobs
     ),
     "resume_operation": lambda api, c: operations.ResumeOperation(api.find_operation(c).id),
+    "cordon_node": lambda _, c: CordonNode(c.path["node"], c.body.why),
+    "uncordon_node": lambda _, c: UncordonNode(c.path["node"], c.body.why),
+    "drain_node": lambda _, c: DrainNode(c.path["node"], c.body.why, c.body.graceful),
     "complete_operation": lambda api, c: operations.CompleteOperation(api.find_operation(c).id),
 }
 """Endpoints that carry out one command of the scheduler."""
@@ -547,6 +552,9 @@ _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
     ),
     "get_node": lambda api, c: node_views.show_node_details(
         node_views.find_node(api.state, c.path["node"]), api.now(), api.rights(c)
+    ),
+    "plan_drain": lambda api, c: plan_drain(
+        node_views.find_living_node(api.state, c.path["node"]), api.rights(c), api.now()
     ),
     "can": lambda api, c: rights.judge_question(api.rights(c), c.query, api.find_known),
     "list_tokens": lambda api, c: api.tokens.list(c.user),

@@ -24,10 +24,12 @@ from cpumond.core.wire import (
 )
 from cpumond.scheduler.events import EventKind
 from cpumond.scheduler.history.model import HistoryView, ReportView
+from cpumond.scheduler.node_commands import Why
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.token_commands import MAX_NOTE, Life
 from cpumond.scheduler.users import MAX_NAME, Role
+from cpumond.scheduler.why.drain import DrainPlan
 from cpumond.scheduler.why.operation import OperationAnswer
 from cpumond.scheduler.why.plan import Plan
 
@@ -181,6 +183,18 @@ class TokenBody(Body, frozen=True):
     groups: Annotated[list[Annotated[str, msgspec.Meta(max_length=MAX_NAME)]], msgspec.Meta(max_length=100)] = []
     expires_s: Life | None = None
     note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE)] = ""
+
+
+class WhyBody(Body, frozen=True):
+    """``why``: a sentence for those who look at the node and at the audit log."""
+
+    why: Why = ""
+
+
+class DrainBody(WhyBody, frozen=True):
+    """``graceful``: the jobs get the tree's ``job_graceful_preemption_timeout`` to end."""
+
+    graceful: bool = False
 
 
 class ParametersBody(Body, frozen=True):
@@ -357,6 +371,7 @@ class Endpoint:
 _TREE: Final = PREFIX + "/trees/{tree}"
 _POOL: Final = _TREE + "/pools/{pool}"
 _OPERATION: Final = PREFIX + "/operations/{operation}"
+_NODE: Final = PREFIX + "/nodes/{node}"
 _ASK_NODE: Final = (404, 429, 503, 504)
 """Refusals of endpoints that wait for a node, or for the disk of the history."""
 
@@ -464,7 +479,14 @@ ENDPOINTS: Final = (
     Endpoint(
         "POST", PREFIX + "/nodes", "register_node", "A node makes itself known", RegistrationAnswer, NodeRegistration
     ),
-    Endpoint("GET", PREFIX + "/nodes/{node}", "get_node", "One node with its jobs", node_views.NodeDetails),
+    Endpoint("GET", _NODE, "get_node", "One node with its jobs", node_views.NodeDetails),
+    _command("POST", _NODE + "/cordon", "cordon_node", "Start no more jobs on it", WhyBody, needs_body=False),
+    _command("POST", _NODE + "/uncordon", "uncordon_node", "Start jobs on it again", WhyBody, needs_body=False),
+    _command(
+        "POST", _NODE + "/drain", "drain_node", "Start no more jobs on it, and those that it has elsewhere", DrainBody,
+        needs_body=False,
+    ),
+    Endpoint("GET", _NODE + "/drain", "plan_drain", "What a drain would stop, and where there is room", DrainPlan),
     Endpoint(
         "POST", PREFIX + "/heartbeats", "heartbeat", "The state of a node; 409: it must register again",
         HeartbeatAnswer, NodeHeartbeat, others={409: HeartbeatAnswer},

@@ -113,7 +113,7 @@ def tree_show_command(client: SchedulerClient, tree: str) -> None:
     print_fields(
         [
             ("tree", show_name(answer.name) + (", the default one" if answer.is_default else "")),
-            ("nodes", f"{answer.online_node_count} of {answer.node_count} online"),
+            ("nodes", _tell_nodes(answer)),
             ("resources", show_amounts(answer.total_resources)),
             ("used", show_amounts(answer.resource_usage)),
             ("demand", show_amounts(answer.resource_demand)),
@@ -124,6 +124,11 @@ def tree_show_command(client: SchedulerClient, tree: str) -> None:
     )
     for error in answer.errors:
         warn(error)
+
+
+def _tell_nodes(answer: TreeView) -> str:
+    cordoned = f", {answer.cordoned_node_count} cordoned" if answer.cordoned_node_count else ""
+    return f"{answer.online_node_count} of {answer.node_count} online{cordoned}"
 
 
 def _operation_counts(answer: TreeView | PoolView) -> str:
