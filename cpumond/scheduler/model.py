@@ -58,6 +58,10 @@ class CommandError(CpumondError):
         self.inner = inner
 
 
+MAX_WHY: Final = 500
+Why = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
+"""A user's reason for a command, in a sentence; "" for none."""
+
 Resources = dict[str, float]
 Mode = Literal["fair_share", "fifo"]
 GuaranteeType = Literal["none", "burst", "relaxed"]

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
-
 import msgspec
 
+from cpumond.core.words import show_name
 from cpumond.fairshare.validate import quoted
-from cpumond.scheduler.model import Cordon
-
-MAX_WHY: Final = 500
-
-Why = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
-"""A user's reason, in a sentence; "" for none."""
+from cpumond.scheduler.model import Cordon, Why
 
 
 class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -57,4 +51,4 @@ def say_node(command: NodeCommand) -> str:
 
 def tell_why(why: str) -> str:
     """``: new disks``, or nothing."""
-    return f": {why if why.isprintable() else ascii(why)[1:-1]}" if why else ""
+    return f": {show_name(why)}" if why else ""

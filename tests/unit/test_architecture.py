@@ -42,6 +42,7 @@ MORE_FOR = {
     # suggestions for misspelt names
     "cpumond.fairshare.validate": {"difflib"},
     "cpumond.host.systemd.properties": {"os"},  # os.path, names only
+    "cpumond.scheduler.settings.tree_file": {"hashlib"},  # a name of a tree's content
     "cpumond.scheduler.settings.nodes_filter": {"lark"},  # a parser from a grammar
     "cpumond.api.yt.lazy": {"datetime"},  # times as people read them
     "cpumond.monitor.replay": {"csv", "sys"},  # csv reads lines it is given; sys.float_info

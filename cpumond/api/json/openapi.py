@@ -24,7 +24,7 @@ from cpumond.core.wire import (
 )
 from cpumond.scheduler.events import EventKind
 from cpumond.scheduler.history.model import HistoryView, ReportView
-from cpumond.scheduler.node_commands import Why
+from cpumond.scheduler.model import Why
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.token_commands import MAX_NOTE, Life

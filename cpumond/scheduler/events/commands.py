@@ -22,6 +22,7 @@ from cpumond.scheduler.model import ROOT_POOL, CommandError, OperationRecord
 from cpumond.scheduler.node_commands import DrainNode, NodeCommand, say_node
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change
+from cpumond.scheduler.settings.tree_file import ApplyTree, say_applied
 from cpumond.scheduler.settings.undo import Undo, UndoChange
 from cpumond.scheduler.settings.values import shown
 from cpumond.scheduler.state import State
@@ -140,6 +141,8 @@ def list_fields(command: Any) -> dict[str, Any]:
     fields = {name: value for name, value in fields.items() if name not in ("type", *SECRET)}
     if isinstance(command, operations.StartOperation):
         fields = {"type": command.type, "spec": _list_known(command.spec)}
+    elif isinstance(command, ApplyTree):
+        del fields["tables"]  # the changes tell
     elif isinstance(command, operations.UpdateOperation):
         fields["parameters"] = {key: each for key, each in fields["parameters"].items() if _is_parameter(key)}
     return {name: cut(value) for name, value in fields.items()}
@@ -175,7 +178,7 @@ def _begin(command: Any, asked: Asked, now: float, text: str, kind: EventKind = 
 
 
 def _is_of_tree(command: Command | TokenCommand) -> bool:
-    return isinstance(command, commands.CreateTree | commands.ChangeTree | commands.RemoveTree)
+    return isinstance(command, commands.CreateTree | commands.ChangeTree | commands.RemoveTree | ApplyTree)
 
 
 def _pool_of(command: Any) -> str:
@@ -234,6 +237,8 @@ def _say(command: Any, changes: list[ConfigChange]) -> str:
     """What a command has done, without its user."""
     if isinstance(command, Undo):
         return f"took back change {command.number}: {_say_changes(changes)}"
+    if isinstance(command, ApplyTree):
+        return f"{say_applied(command)}: {_say_changes(changes)}"
     if type(command) not in _SAYINGS:
         return f"carried out {_name_of(command)}"
     return _SAYINGS[type(command)](command, changes) + ("" if changes else ", which changed nothing")

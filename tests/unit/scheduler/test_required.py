@@ -35,6 +35,7 @@ from cpumond.scheduler.settings.commands import (
     SetDefaultTree,
     TransferPoolResources,
 )
+from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import Undo
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.users import User
@@ -76,7 +77,13 @@ def teams() -> Teams:
 
 
 def test_each_command_has_its_needs():
-    assert set(required._NEEDS) == {*get_args(ConfigCommand), *get_args(OperationCommand), *get_args(NodeCommand), Undo}
+    assert set(required._NEEDS) == {
+        *get_args(ConfigCommand),
+        *get_args(OperationCommand),
+        *get_args(NodeCommand),
+        ApplyTree,
+        Undo,
+    }
 
 
 def test_nodes_are_for_those_who_administer_their_tree(teams):
