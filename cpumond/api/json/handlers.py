@@ -48,6 +48,7 @@ from cpumond.scheduler.rights import Permission
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, UndoChange
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
@@ -510,6 +511,7 @@ _COMMANDS: Final[dict[str, Callable[[JsonApi, Call], Command]]] = {
     "change_tree": lambda _, c: commands.ChangeTree(c.path["tree"], _edits(c.body)),
     "remove_tree": lambda _, c: commands.RemoveTree(c.path["tree"], c.query.recursive),
     "set_default_tree": lambda _, c: commands.SetDefaultTree(c.body.tree),
+    "apply_tree": lambda _, c: ApplyTree(c.path["tree"], c.body.tables, c.body.prune, c.body.base, c.body.why),
     "create_pool": lambda _, c: commands.CreatePool(
         c.path["tree"], c.body.name, c.body.parent, c.body.attributes, c.body.ignore_existing
     ),
@@ -536,6 +538,7 @@ _COMMANDS: Final[dict[str, Callable[[JsonApi, Call], Command]]] = {
 _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
     "list_trees": lambda api, c: pool_views.show_trees(api.rights(c)),
     "get_tree": lambda api, c: pool_views.show_tree(api.rights(c), api.find_tree(c)),
+    "get_tree_file": lambda api, c: pool_views.show_tree_file(api.find_tree(c)),
     "list_pools": lambda api, c: pool_views.show_pools(api.find_tree(c), api.now()),
     "get_pool": lambda api, c: pool_views.show_pool(api.find_pool(c), api.now(), api.rights(c)),
     "get_pool_orchid": lambda api, c: pool_attributes(api.look_at(api.find_tree(c)), api.find_pool(c)).to_dict(),

@@ -26,6 +26,7 @@ from cpumond.scheduler.events import EventKind
 from cpumond.scheduler.history.model import HistoryView, ReportView
 from cpumond.scheduler.model import Why
 from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.tree_file import ApplyTree, TreeTables
 from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.token_commands import MAX_NOTE, Life
 from cpumond.scheduler.users import MAX_NAME, Role
@@ -103,6 +104,15 @@ class CreatePoolBody(Body, frozen=True):
     parent: _Name = "<Root>"
     attributes: _PoolAttributes = {}
     ignore_existing: bool = False
+
+
+class ApplyBody(Body, frozen=True):
+    """A tree as it shall be; see ``ApplyTree``. ``base``: the revision that it must still have, "" for any."""
+
+    tables: TreeTables
+    prune: bool = False
+    base: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    why: Why = ""
 
 
 class EditBody(Body, frozen=True):
@@ -389,6 +399,8 @@ ENDPOINTS: Final = (
     _command("PATCH", _TREE, "change_tree", "Change a tree's options", EditsBody),
     _command("DELETE", _TREE, "remove_tree", "Remove a tree", query=RemoveQuery),
     _command("PUT", PREFIX + "/default_tree", "set_default_tree", "Choose the default tree", DefaultTreeBody, (404,)),
+    Endpoint("GET", _TREE + "/file", "get_tree_file", "All that is set of a tree and its pools", pool_views.TreeFile),
+    _command("POST", _TREE + "/apply", "apply_tree", "Make a tree and its pools what a file says", ApplyBody),
     Endpoint("GET", _TREE + "/pools", "list_pools", "All pools of a tree", pool_views.PoolList),
     Endpoint(
         "GET", _TREE + "/pool_table", "get_pool_table", "All pools of a tree in short; made once for each update",
@@ -412,7 +424,7 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "POST", PREFIX + "/plan", "make_plan", "What a change would do to everybody's shares; nothing is changed",
-        Plan, ConfigCommand | UndoChange, PlanQuery,
+        Plan, ConfigCommand | ApplyTree | UndoChange, PlanQuery,
     ),
     Endpoint(
         "GET", PREFIX + "/events", "list_events", "What happened, the newest first", event_views.EventList,
