@@ -172,11 +172,21 @@ def _new_tree(config: Config, command: ApplyTree, new_id: Callable[[], str]) -> 
 def _with_options(tree: TreeConfig, own: Table, warnings: list[str]) -> TreeConfig:
     where = f"pool tree {quoted(tree.name)}"
     attributes, spelled, told = read_table("tree", own, where)
-    if is_same(tree.attributes, attributes):
+    if _is_said("tree", tree.attributes, attributes):
         return tree
     warnings += told
     with commands.at(where):
         return replace(tree, attributes=attributes, settings=read_tree(attributes), spelled=spelled)
+
+
+def _is_said(kind: Kind, present: Mapping[str, Any], attributes: Mapping[str, Any]) -> bool:
+    """Whether ``present`` is what a table says; an amount that was set by its path may be 2.0 there, and 2 here."""
+    if is_same(present, attributes):
+        return True
+    try:
+        return is_same(normalise(kind, present)[0], attributes)
+    except CommandError:
+        return False  # it was accepted by another version
 
 
 def read_table(kind: Kind, table: Table, where: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
@@ -263,7 +273,7 @@ def _make_pool(present: PoolConfig, table: PoolTable, warnings: list[str]) -> Po
     where = f"pool {quoted(table.name)}"
     attributes, spelled, told = read_table("pool", table, where)
     pool = present
-    if not is_same(present.attributes, attributes):
+    if not _is_said("pool", present.attributes, attributes):
         warnings += told
         with commands.at(where):
             pool = replace(pool, attributes=attributes, settings=read_pool(attributes), spelled=spelled)
