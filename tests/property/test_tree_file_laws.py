@@ -56,8 +56,11 @@ def do(config: Config, tables: TreeTables, **more: object) -> Config:
 
 
 def content(tree: TreeConfig) -> bytes:
-    """All that a tree says, but ids."""
-    return raw(Config(MappingProxyType({"t": tree})))
+    """All that a tree says, but ids; an amount of 2.0 that was set by its path is 2."""
+    tables = make_tables(tree, with_ids=False)
+    assert tables.own is not None
+    pools = [[pool.name, pool.parent, read_table("pool", pool, "")[0]] for pool in tables.pools or ()]
+    return msgspec.json.encode([read_table("tree", tables.own, "")[0], pools], order="deterministic")
 
 
 @many
