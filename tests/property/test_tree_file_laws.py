@@ -24,6 +24,7 @@ from cpumond.scheduler.settings.tree_file import (
     TreeTables,
     apply,
     make_tables,
+    read_table,
     revision_of,
 )
 from cpumond.scheduler.settings.undo import Undo

@@ -133,6 +133,11 @@ def _write_yaml(document: Mapping[str, Any]) -> str:
         def ignore_aliases(self, data: object) -> bool:
             return True
 
+    def write_text(dumper: Any, text: str) -> Any:
+        # Between other quotes an unprintable character may be taken for the end of a line.
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+    Dumper.add_representer(str, write_text)
     text: str = yaml.dump(
         document, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
     )
