@@ -28,9 +28,10 @@ INSIDE: Final = ("id", "attributes", "pools")
 HEAD: Final = """\
 Pool tree {tree}, as `cpumond tree export` writes it: only what is set is here.
 What the table of a pool, or `options` of the tree, leaves out is not set and has its default. Pools that are not here
-stay as they are; with --prune they are removed. `cpumond tree plan FILE` shows what would change, `cpumond tree apply
-FILE` does it.
+stay as they are, with --prune they are removed. `cpumond tree plan FILE` shows what would change.
 """
+
+MAP: Final = "tag:yaml.org,2002:map"
 
 Path = tuple[str, ...]
 
@@ -138,10 +139,35 @@ def _write_yaml(document: Mapping[str, Any]) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
     Dumper.add_representer(str, write_text)
-    text: str = yaml.dump(
-        document, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120
-    )
+    Dumper.add_representer(_Value, lambda dumper, value: dumper.represent_mapping(MAP, value, flow_style=True))
+    document = {**document, "options": _on_lines(document["options"]), "pools": _tables_on_lines(document["pools"])}
+    text: str = yaml.dump(document, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
     return text
+
+
+class _Value(dict[str, Any]):
+    """The value of an option, which stands on the line of its name, and an entry of a list on its own."""
+
+
+def _on_lines(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with each of its values on one line, but lists of dictionaries."""
+    return {name: _on_line(value) for name, value in table.items()}
+
+
+def _on_line(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_on_line(each) for each in value]
+    return _Value(_on_lines(value)) if isinstance(value, dict) else value
+
+
+def _tables_on_lines(pools: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: {
+            **_on_lines({key: value for key, value in table.items() if key != "pools"}),
+            **({"pools": _tables_on_lines(table["pools"])} if "pools" in table else {}),
+        }
+        for name, table in pools.items()
+    }
 
 
 def _import_yaml() -> Any:
@@ -182,11 +208,12 @@ def _read_toml(text: str, lines: dict[Path, int]) -> Any:
     place: Path = ()
     for number, line in enumerate(text.splitlines(), 1):
         header = re.match(r"\s*\[([^\[\]]+)\]", line)
+        key = re.match(r"""\s*((?:"[^"]*"|'[^']*'|[\w.-])+)\s*=""", line)
         if header is not None:
             place = _toml_path(header[1])
-            lines.setdefault(place, number)
-        elif (key := re.match(r"""\s*((?:"[^"]*"|'[^']*'|[\w.-])+)\s*=""", line)) is not None:
-            lines.setdefault((*place, *_toml_path(key[1])), number)
+        named = place if header is not None or key is None else (*place, *_toml_path(key[1]))
+        for depth in range(1, len(named) + 1):
+            lines.setdefault(named[:depth], number)
     return content
 
 

@@ -7,6 +7,7 @@ What is applied is the whole truth about what it names: an option that a table l
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -218,12 +219,13 @@ def _with_pool_tables(
     new_id: Callable[[], str],
     warnings: list[str],
 ) -> TreeConfig:
+    twice = next((name for name, number in Counter(table.name for table in tables).items() if number > 1), None)
+    if twice is not None:
+        text = f"pool {quoted(twice)}: is there twice; the names of pools are unique in a tree"
+        raise CommandError(text, attributes={FIELD: "name"})
     matched = _match(tree, tables, warnings)
     pools: dict[str, PoolConfig] = {}
     for table in tables:
-        if table.name in pools:
-            text = f"pool {quoted(table.name)}: is there twice; the names of pools are unique in a tree"
-            raise CommandError(text, attributes={FIELD: "name"})
         present = matched.get(table.name)
         pools[table.name] = _make_pool(present or PoolConfig(new_id(), table.name, ""), table, warnings)
     for table in tables:
