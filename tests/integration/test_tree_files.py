@@ -208,7 +208,13 @@ def test_each_change_needs_what_its_own_command_needs(scheduler: SchedulerProces
     text = cpumond("tree", "export", who="ci")[0]
     file.write_text(text.replace("weight = 0.5", 'mode = "fifo"'))
     assert cpumond("tree", "plan", file, who="ann")[1] == ""
-    _, told = cpumond("tree", "plan", file, who="ci", code=EXIT_CONFIG)
+    seen, told = cpumond("tree", "plan", file, "--detailed-exitcode", who="ci", code=2)
+    assert seen == (
+        "~ pool nightly: weight: 0.5 -> not set\n~ pool nightly: mode: not set -> fifo\n"
+        "0 to make, 1 to change, 0 to remove\n"
+    )
+    assert "this is the difference alone, without its effect on shares, and you may not apply it: ci may not" in told
+    _, told = cpumond("tree", "apply", file, "--yes", who="ci", code=EXIT_CONFIG)
     assert 'ci may not change the options of pool "nightly"' in told
     file.write_text(text.replace("weight = 2", "weight = 3").replace("weight = 0.5", 'mode = "fifo"'))
     _, told = cpumond("tree", "apply", file, "--yes", who="ann", code=EXIT_CONFIG)

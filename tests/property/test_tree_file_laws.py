@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
+from dataclasses import replace
 from types import MappingProxyType
 
 import msgspec
+import pytest
 from examples import examples
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
@@ -16,6 +19,7 @@ from test_undo_laws import kept, raw
 from cpumond.cli.scheduler.tree_text import Form, read_tree_text, write_tree
 from cpumond.scheduler.model import CommandError, Config, TreeConfig
 from cpumond.scheduler.settings import commands
+from cpumond.scheduler.settings.changes import describe_change
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.tree_file import (
     ApplyTree,
@@ -23,6 +27,7 @@ from cpumond.scheduler.settings.tree_file import (
     Table,
     TreeTables,
     apply,
+    list_changes,
     make_tables,
     read_table,
     revision_of,
@@ -105,6 +110,22 @@ def test_without_prune_no_pool_goes_and_those_of_the_file_are_as_it_says(one: Co
         assert msgspec.structs.asdict(table) == msgspec.structs.asdict(
             next(each for each in make_tables(made, with_ids=False).pools or () if each.name == table.name)
         )
+
+
+@many
+@given(configs(), configs(), st.booleans())
+def test_who_may_only_look_sees_the_same_changes(one: Config, other: Config, prune: bool) -> None:
+    command = ApplyTree("t", make_tables(one.trees["t"], with_ids=False), prune)
+    alone = replace(other, trees=MappingProxyType({"t": other.trees["t"]}), default_tree="")
+    try:
+        made = apply(alone, command, new_id=new_id, nodes={})
+    except CommandError as refusal:
+        with pytest.raises(CommandError, match=re.escape(str(refusal))):
+            list_changes(make_tables(other.trees["t"]), command)
+        return
+    changes, warnings = list_changes(make_tables(other.trees["t"]), command)
+    assert sorted(map(repr, changes)) == sorted(map(repr, describe_change(alone, made.config)))
+    assert warnings == [*made.warnings]
 
 
 @many

@@ -15,7 +15,8 @@ from cpumond.cli.scheduler.plans import PlanRefusedError, describe_plan, print_e
 from cpumond.cli.scheduler.tree_text import Form, TreeText, form_of, read_tree_text, write_tree
 from cpumond.core.errors import ConfigError, UsageError
 from cpumond.core.words import show_name
-from cpumond.scheduler.settings.tree_file import NO_TREE
+from cpumond.scheduler.model import ACCESS_DENIED, CommandError
+from cpumond.scheduler.settings.tree_file import NO_TREE, ApplyTree, list_changes
 from cpumond.scheduler.why.plan import Plan
 
 EXIT_CHANGES: Final = 2
@@ -52,10 +53,10 @@ def plan_command(
 ) -> None:
     """What `cpumond tree apply FILE` would change, and what that does to everybody's fair share; nothing is changed.
 
-    Ends with 78 when the change would be refused. FILE is TOML, YAML or JSON by its name, - is TOML from the input.
+    Ends with 78 when the change would be refused; who may only look sees what changes, not what that does. FILE is
+    TOML, YAML or JSON by its name, - is TOML from standard input.
     """
-    plan, content, _ = ask_plan(client, file, tree, prune, show_all)
-    show(client, plan, content)
+    plan = show_file_plan(client, file, tree, prune, show_all)
     if is_detailed and plan.changes:
         raise click.exceptions.Exit(EXIT_CHANGES)
 
@@ -97,18 +98,43 @@ def ask_plan(
     """The plan of a file, as a value and as it was answered, and the fields of the command that applies it."""
     told = read_file(file)
     name = client.find_tree(tree or told.tree)
-    body = {"tree": name, "tables": told.tables, "prune": prune, "base": _find_revision(client, name)}
+    present = _find_present(client, name)
+    base = NO_TREE if present is None else present.revision
+    body = {"tree": name, "tables": told.tables, "prune": prune, "base": base}
     content = client.request("POST", "/plan", {"type": "ApplyTree", **body}, {"everything": str(show_all).lower()})
     return client.decode(content, Plan), content, body
 
 
-def show(client: SchedulerClient, plan: Plan, content: bytes) -> None:
-    """Print a plan of a file. Raises PlanRefusedError."""
+def show_file_plan(client: SchedulerClient, file: str, tree: str | None, prune: bool, show_all: bool) -> Plan:
+    """Print the plan of a file; who may only look gets the difference alone. Raises PlanRefusedError."""
+    plan, content, body = ask_plan(client, file, tree, prune, show_all)
+    is_whole = plan.code != ACCESS_DENIED
+    if not is_whole:
+        plan = _compare(client, plan, ApplyTree(body["tree"], body["tables"], prune))
+        content = msgspec.json.encode(plan)
+    show(client, plan, content, is_whole=is_whole)
+    return plan
+
+
+def _compare(client: SchedulerClient, refused: Plan, command: ApplyTree) -> Plan:
+    """What a file would change, without what only the scheduler knows. Raises PlanRefusedError."""
+    present = _find_present(client, command.tree)
+    try:
+        changes, warnings = list_changes(None if present is None else present.tables, command)
+    except CommandError as error:
+        raise PlanRefusedError(f"the change would be refused: {error}") from None
+    note = f"this is the difference alone, without its effect on shares, and you may not apply it: {refused.refusal}"
+    return Plan(accepted=True, warnings=[*warnings, *([note] if changes else [])], changes=changes)
+
+
+def show(client: SchedulerClient, plan: Plan, content: bytes, *, is_whole: bool = True) -> None:
+    """Print a plan of a file, or the changes alone. Raises PlanRefusedError."""
     if client.as_json:
         print_json(content)
     elif plan.changes:
         print_signed(plan)
-        print_effects(plan)
+        if is_whole:
+            print_effects(plan)
     elif plan.accepted:
         click.echo("nothing to do: the tree is what the file says")
     tell_warnings(plan)
@@ -116,13 +142,14 @@ def show(client: SchedulerClient, plan: Plan, content: bytes) -> None:
         raise PlanRefusedError(f"the change would be refused: {plan.refusal}")
 
 
-def _find_revision(client: SchedulerClient, tree: str) -> str:
+def _find_present(client: SchedulerClient, tree: str) -> TreeFile | None:
+    """The tree as it is; None for one that there is not."""
     try:
-        return client.get(f"/trees/{quote_name(tree)}/file", TreeFile).revision
+        return client.get(f"/trees/{quote_name(tree)}/file", TreeFile)
     except SchedulerRefusedError as error:
         if error.status != 404:
             raise
-        return NO_TREE
+        return None
 
 
 def read_file(name: str) -> TreeText:

@@ -421,7 +421,7 @@ def pool_plan_command(
     if is_tree_file(pool):
         if assignments or unset or is_new or parent or is_removed or recursive:
             raise UsageError(f"{pool}: the file says what changes; leave the other arguments out")
-        pool_file.show(client, *pool_file.ask_plan(client, pool, tree, show_all=show_all)[:2])
+        pool_file.show_file_plan(client, pool, tree, False, show_all)
         return
     if is_new and is_removed:
         raise UsageError("--create and --remove: give one of them")

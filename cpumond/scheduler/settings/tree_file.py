@@ -7,6 +7,7 @@ What is applied is the whole truth about what it names: an option that a table l
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -39,6 +40,7 @@ from cpumond.scheduler.settings.attributes import (
     read_pool,
     read_tree,
 )
+from cpumond.scheduler.settings.changes import ConfigChange, describe_change
 from cpumond.scheduler.settings.commands import Outcome, with_pools
 from cpumond.scheduler.settings.validation import DEFAULT_NAME_PATTERN
 from cpumond.scheduler.settings.values import FIELD, quote_near, refuse
@@ -151,6 +153,26 @@ def make_target(config: Config, command: ApplyTree, new_id: Callable[[], str]) -
         return Outcome(config, tree.id, tuple(warnings))
     trees = dict(sorted({**config.trees, tree.name: tree}.items()))
     return Outcome(replace(config, trees=MappingProxyType(trees)), tree.id, tuple(warnings), changed=True)
+
+
+def list_changes(present: TreeTables | None, command: ApplyTree) -> tuple[list[ConfigChange], list[str]]:
+    """What a command changes in a tree that ``present`` describes, None for no such tree, and warnings. Raises
+    CommandError; of the rules only those are checked that need no more than this."""
+    config = Config(MappingProxyType({}))
+    if present is not None:
+        own, pools = _join(present.own or Table()), {}
+        for pool in present.pools or ():
+            attributes = _join(pool)
+            pools[pool.name] = PoolConfig(pool.id, pool.name, pool.parent, attributes, read_pool(attributes))
+        tree = TreeConfig("", command.tree, own, read_tree(own), pools=MappingProxyType(pools))
+        config = Config(MappingProxyType({tree.name: tree}))
+    numbers = itertools.count(1)
+    outcome = apply(config, command, new_id=lambda: f"planned-{next(numbers)}", nodes={})
+    return describe_change(config, outcome.config), list(outcome.warnings)
+
+
+def _join(table: Table) -> dict[str, Any]:
+    return {**table.options, **table.attributes}
 
 
 def _new_tree(config: Config, command: ApplyTree, new_id: Callable[[], str]) -> TreeConfig:
