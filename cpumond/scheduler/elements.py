@@ -14,8 +14,9 @@ from typing import Final, Literal
 
 from cpumond.core.wire import CPU_COUNTERS, CpuTimes, JobReport, StopOrder
 from cpumond.fairshare import tree as fairshare
-from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, ratio, subtract
+from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
 from cpumond.scheduler.model import (
+    Cordon,
     JobState,
     OperationRecord,
     OperationTreeOptions,
@@ -285,6 +286,7 @@ class Node:
         "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
         "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
         "overcommit_count", "unwanted", "replaced", "skipped_searches", "key_hash", "matched_trees", "strangers",
+        "cordon",
     )  # fmt: skip
 
     def __init__(self, node_id: str) -> None:
@@ -322,6 +324,19 @@ class Node:
         """Earlier runs of its agent that a later one replaced: incarnation -> address, the latest last."""
         self.matched_trees: tuple[str, ...] = ()
         """The trees that its tags fit, if several: its jobs in ``tree`` run on, none is started (2.2)."""
+        self.cordon: Cordon | None = None
+
+    @property
+    def cordoned(self) -> bool:
+        """Whether it gets no new jobs because somebody said so (2.11)."""
+        return self.cordon is not None
+
+    @property
+    def counted_capacity(self) -> Vector:
+        """What it adds to the tree's total: of a cordoned node what its jobs ordered, as far as it has that (2.11)."""
+        if not self.cordoned:
+            return self.capacity
+        return least(self.capacity, sum_vectors([job.limits for job in self.jobs.values()]))
 
     def all_jobs(self) -> list[Job]:
         """Active jobs and those told to stop."""
@@ -364,6 +379,12 @@ class Tree:
     @property
     def name(self) -> str:
         return self.config.name
+
+    def sum_total(self) -> None:
+        """Set ``total`` from the nodes; an equal total stays the identical object."""
+        total = sum_vectors([node.counted_capacity for node in self.nodes.values()])
+        if total != self.total:
+            self.total = total
 
 
 def start_job(job: Job) -> None:

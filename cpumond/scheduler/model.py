@@ -58,6 +58,10 @@ class CommandError(CpumondError):
         self.inner = inner
 
 
+MAX_WHY: Final = 500
+Why = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
+"""A user's reason for a command, in a sentence; "" for none."""
+
 Resources = dict[str, float]
 Mode = Literal["fair_share", "fifo"]
 GuaranteeType = Literal["none", "burst", "relaxed"]
@@ -384,9 +388,19 @@ class PreemptionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     priority: Literal["", "normal", "aggressive"] = ""
 
 
+class Cordon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Why a node gets no new jobs: ``user`` said so ``at`` (seconds since 1970). ``drain``: its jobs are told to stop,
+    too, "graceful" with the longer time-out."""
+
+    user: str
+    at: float
+    why: str = ""
+    drain: Literal["", "usual", "graceful"] = ""
+
+
 class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A node as it registered. ``capacity`` by resource; ``key_hash`` of its agent's key, "" for one without; ``tree``:
-    where its jobs are if its tags fit several trees."""
+    where its jobs are if its tags fit several trees. ``cordon`` outlives registrations."""
 
     id: str
     incarnation: str
@@ -395,6 +409,7 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     capacity: dict[str, float]
     key_hash: str = ""
     tree: str = ""
+    cordon: Cordon | None = None
 
 
 UNTOLD_STARTS: Final = ("system", "untold_starts")
@@ -446,7 +461,10 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A node that was given up, shown for a while: ``jobs`` are those that it had. Times are seconds since 1970."""
+    """A node that was given up, shown for a while: ``jobs`` are those that it had. Times are seconds since 1970.
+
+    ``cordon`` is the one that it has again when it comes back; with one it is remembered for longer.
+    """
 
     id: str
     address: str
@@ -456,6 +474,7 @@ class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     last_seen: float
     lost_at: float
     jobs: tuple[JobRecord, ...] = ()
+    cordon: Cordon | None = None
 
 
 def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:

@@ -52,6 +52,7 @@ from cpumond.scheduler.pace import first_period_s, look_s, next_period_s
 from cpumond.scheduler.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.required import check
 from cpumond.scheduler.retention import LogRetention
+from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
@@ -213,8 +214,10 @@ class Scheduler:
             allowed_by = check(self.state, command, asked.user)
             change = prepare(self.state, command, asked.user.name, now, self.new_id)
         asked = replace(asked, allowed_by=allowed_by)
-        told = tell_command(self.state, command, asked, change, now)
         reply = Reply(change.id, change.warnings)
+        if isinstance(command, ApplyTree) and change.is_empty:
+            return reply  # the same file again leaves no trace
+        told = tell_command(self.state, command, asked, change, now)
         await self._commit(change, [] if remember is None else self._remember(remember(reply)), [told])
         self.timings.commands += 1
         say(told.event, id=change.id or None, warnings=change.warnings or None)

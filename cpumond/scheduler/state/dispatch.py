@@ -26,6 +26,7 @@ from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree, end_job
 from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, OperationRecord, StartRecord, Task
+from cpumond.scheduler.state.maintenance import find_drained
 from cpumond.scheduler.state.nodes import Registration
 from cpumond.scheduler.state.reports import (
     GIVEN_UP,
@@ -363,6 +364,8 @@ class Dispatch(Registration):
         tree = self.trees.get(node.tree or "")
         if tree is None or not tree.update_count or self._is_awaiting(tree, now):
             return
+        for job, why in find_drained(node):
+            self._drain(job, why, now)
         for job, why in find_graceful(node):
             self._stop(job, "graceful", why, now)
         if not node.matched_trees:
@@ -379,8 +382,16 @@ class Dispatch(Registration):
         order = self._orders.get(tree.name)
         if order is None:
             order = self._orders[tree.name] = ServiceOrder(tree)
-        place_jobs(order, node, self.rules.spare, make_job, self._start)
+        if not node.cordoned:
+            place_jobs(order, node, self.rules.spare, make_job, self._start)
         self._preempt(node, tree, now, make_job)
+
+    def _drain(self, job: Job, why: str, now: float) -> None:
+        """Tell a job to stop because its node is drained."""
+        self._stop(job, "aborted", why, now)
+        cordon = job.node.cordon
+        if cordon is not None and cordon.drain == "graceful" and job.stop is not None:
+            job.stop.timeout_s = job.element.tree.config.settings.job_graceful_preemption_timeout / 1e3
 
     def _is_awaiting(self, tree: Tree, now: float) -> bool:
         """Whether a node of the tree may have jobs of a version that stored no starts."""
@@ -397,7 +408,7 @@ class Dispatch(Registration):
         if last is not None and now - last < settings.preemptive_scheduling_backoff / 1e3:
             return
         node.last_preemptive_attempt = now
-        budget = self.count_preemptions_left(tree, now)
+        budget = 0.0 if node.cordoned else self.count_preemptions_left(tree, now)
         plan = None
         if budget > 0 and node.jobs:
             plan = preemption.plan_preemption(node, self._targets(tree), now, self.rules.spare)

@@ -166,8 +166,7 @@ class Tables:
                 self._sync_pools(tree)
         for node in self.nodes.values():
             self._assign(node, now)
-        for tree in self.trees.values():
-            _sum_total(tree)
+        self._sum_totals()
 
     def _remove_tree(self, tree: Tree, now: float) -> None:
         for element in list(tree.operations.values()):
@@ -452,12 +451,13 @@ class Tables:
         node.incarnation, node.address, node.key_hash = record.incarnation, record.address, record.key_hash
         node.tags = frozenset([*record.tags, record.address])
         node.capacity = to_vector(record.capacity, 0.0)
+        node.cordon = record.cordon
         node.last_seen, node.is_online, node.lost_since = now, True, None
         self._assign(node, now)
 
     def _sum_totals(self) -> None:
         for tree in self.trees.values():
-            _sum_total(tree)
+            tree.sum_total()
 
     def _assign(self, node: Node, now: float) -> None:
         """Put a node into the tree that its tags fit; its jobs of another tree are aborted (2.2).
@@ -496,7 +496,7 @@ class Tables:
         tree = self.trees.get(node.tree or "")
         if tree is not None:
             tree.nodes.pop(node.id, None)
-            _sum_total(tree)
+            tree.sum_total()
 
     def _start(self, job: Job) -> None:
         start_job(job)
@@ -592,9 +592,3 @@ def _touch(operation: Operation) -> None:
     for element in operation.elements.values():
         element.entry = None
         element.tree.changed[element] = None
-
-
-def _sum_total(tree: Tree) -> None:
-    total = sum_vectors([node.capacity for node in tree.nodes.values()])
-    if total != tree.total:
-        tree.total = total
