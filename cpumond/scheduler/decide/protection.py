@@ -11,9 +11,9 @@ from typing import Final, Literal, NamedTuple
 
 from cpumond.fairshare.explain import show_amount
 from cpumond.fairshare.resources import RESOURCES
-from cpumond.scheduler.decide.preemption import TargetPriority
 from cpumond.scheduler.decide.snapshot import element_name
 from cpumond.scheduler.decide.starvation import EPSILON
+from cpumond.scheduler.decide.swap import TargetPriority
 from cpumond.scheduler.decide.victims import (
     blocks,
     is_protected_by_count,

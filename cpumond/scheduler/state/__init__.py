@@ -157,6 +157,8 @@ class State(Dispatch):
             self._install_job(ended)
         for record in change.operations:
             self._install_operation(record, now)
+        if change.jobs or change.operations:
+            self.stop_broken_gangs(now)
         if change.abort_jobs_of:
             operation = self.operations[change.abort_jobs_of]
             for job in [job for element in operation.elements.values() for job in element.jobs.values()]:
@@ -214,6 +216,7 @@ class State(Dispatch):
         """Take over an update: shares, volumes, starvation, a new order of service."""
         self._makers[tree.name].accept(tree, result)
         starvation.update_starvation(tree, now)
+        self.stop_broken_gangs(now)
         for element in tree.operations.values():
             element.deactivations.clear()
         self._forget_order(tree)

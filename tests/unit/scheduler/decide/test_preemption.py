@@ -636,13 +636,13 @@ def test_6_7_graceful_operations_give_up_their_preemptible_jobs():
     jobs = world.jobs(calm, node, 6)
     give(calm, 0.4)
     world.jobs(world.operation("other"), node, 2)
-    found = find_graceful(node)
+    found = find_graceful(node, 1000.0)
     assert [job for job, _ in found] == [jobs[5], jobs[4]]
     assert found[0][1] == (
         'its operation gives up what it has above its share: operation "calm" uses 60.0%, its fair share is 40.0%'
     )
     give(calm, 0.6)
-    assert find_graceful(node) == []
+    assert find_graceful(node, 1000.0) == []
 
 
 def test_6_7_the_count_rule_protects_graceful_operations():
@@ -651,7 +651,7 @@ def test_6_7_the_count_rule_protects_graceful_operations():
     calm = world.operation("calm", needs=9, preemption_mode="graceful")
     world.jobs(calm, node, 6)
     give(calm, 0.1)
-    assert find_graceful(node) == []
+    assert find_graceful(node, 1000.0) == []
 
 
 # --- 6.6 step 5, limits
