@@ -205,6 +205,9 @@ class State(Dispatch):
                 self._expired["job", job.id] = None
         for start in starts:
             self._resume(start, now)
+        # An earlier run may have ended between the end of one job and the order to stop the others.
+        self.broken_gangs = dict.fromkeys(self.gangs, "one of its jobs ended before")
+        self.stop_broken_gangs(now)
         for token in tokens:
             self.tokens.put(token)
 
@@ -216,7 +219,6 @@ class State(Dispatch):
         """Take over an update: shares, volumes, starvation, a new order of service."""
         self._makers[tree.name].accept(tree, result)
         starvation.update_starvation(tree, now)
-        self.stop_broken_gangs(now)
         for element in tree.operations.values():
             element.deactivations.clear()
         self._forget_order(tree)

@@ -156,6 +156,7 @@ class Dispatch(Gangs):
                 del self.jobs[known.id]
                 self._unstored.pop(known.id, None)
                 renew_needed(known)
+                self.note_broken(known)
 
     def _find_ended(
         self, node: Node, heartbeat: Heartbeat, reported: set[str], now: float
@@ -367,6 +368,7 @@ class Dispatch(Gangs):
         tree = self.trees.get(node.tree or "")
         if tree is None or not tree.update_count or self._is_awaiting(tree, now):
             return
+        self.stop_broken_gangs(now)
         for job, why in find_graceful(node, now):
             self._stop(job, "graceful", why, now)
         if not node.matched_trees:

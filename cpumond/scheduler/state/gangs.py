@@ -65,15 +65,26 @@ class Gangs(Registration):
     def _install_job(self, record: JobRecord) -> None:
         job = self.jobs.get(record.id)
         super()._install_job(record)
-        if job is not None and job.element.operation.record.is_gang and record.state != "completed":
-            self.broken_gangs[record.operation_id] = f"job {record.id} is {record.state}"
+        if job is not None and record.state != "completed":
+            self.note_broken(job, record.state)
+
+    def _remove_node(self, node: Node) -> None:
+        jobs = list(node.jobs.values())
+        super()._remove_node(node)
+        for job in jobs:
+            self.note_broken(job)
+
+    def note_broken(self, job: Job, how: str = "gone") -> None:
+        """Note that a job ended without its work done."""
+        if job.element.operation.record.is_gang:
+            self.broken_gangs[job.element.operation.id] = f"job {job.id} is {how}"
 
     def stop_broken_gangs(self, now: float) -> None:
         """Stop what is left of gangs of which a job ended without its work done: they start again as a whole."""
-        broken, self.broken_gangs = self.broken_gangs, {}
-        for operation_id, operation in self.gangs.items():
-            if operation.needed and operation.active_job_count:
-                why = broken.get(operation_id, "one of its jobs is gone")
+        while self.broken_gangs:
+            operation_id, why = self.broken_gangs.popitem()
+            operation = self.gangs.get(operation_id)
+            if operation is not None and operation.needed:
                 self._stop_rest(operation, "aborted", f"its gang starts again as a whole: {why}", now)
 
     def _stop_rest(self, operation: Operation, kind: Any, why: str, now: float) -> None:
