@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
@@ -108,10 +109,8 @@ class Cluster(World):
 def test_a_gang_never_runs_in_part(seed):
     world, rounds = Cluster(seed), {}
     for _ in range(60):
-        try:
+        with contextlib.suppress(CommandError):
             world.happen()
-        except CommandError:
-            pass
         silent = world.random.choice(list(world.nodes.values())) if world.random.random() < 0.15 else None
         world.step(1.0, *(node for node in world.nodes.values() if node is not silent))
         world.check(rounds)
@@ -123,10 +122,8 @@ def test_random_clusters_are_worth_trying():
     for seed in range(30):
         world, rounds = Cluster(seed), {}
         for _ in range(60):
-            try:
+            with contextlib.suppress(CommandError):
                 world.happen()
-            except CommandError:
-                pass
             world.step()
             world.check(rounds)
         ran += len(rounds)
