@@ -8,8 +8,9 @@ import pytest
 from scheduler_builders import World, amount, give, starve
 
 from cpumond.fairshare.resources import ZERO
-from cpumond.scheduler.decide.preemption import MOST_SEARCHES, PreemptionPlan, TargetPriority, Targets, plan_preemption
+from cpumond.scheduler.decide.preemption import MOST_SEARCHES, PreemptionPlan, Targets, plan_preemption
 from cpumond.scheduler.decide.preemption_record import make_record
+from cpumond.scheduler.decide.swap import TargetPriority
 from cpumond.scheduler.decide.victims import (
     find_graceful,
     find_limit_violators,

@@ -7,8 +7,9 @@ from typing import Any
 from scheduler_builders import World, give, starve
 
 from cpumond.fairshare.resources import ZERO
-from cpumond.scheduler.decide.preemption import TargetPriority, Targets, plan_preemption
+from cpumond.scheduler.decide.preemption import Targets, plan_preemption
 from cpumond.scheduler.decide.protection import find_protections, tell_protections
+from cpumond.scheduler.decide.swap import TargetPriority
 from cpumond.scheduler.elements import OperationElement, end_job
 
 NOW = 1000.0
