@@ -68,17 +68,22 @@ class Stage:
         self.conditional: dict[PoolElement, Vector] = {}
         conditional = self.settings.enable_conditional_preemption
         blockers: dict[OperationElement, OperationElement | PoolElement | None] = {}
+        left_out: set[OperationElement] = set()
         for job in node.jobs.values():
             element = job.element
-            # A node that changed its tree may still have jobs of the other tree.
-            if element.tree is not tree or not may_lose(element):
+            if element in left_out:
                 continue
-            is_gang = element.operation.record.is_gang
-            if is_gang and element in blockers:
-                continue
-            sort_jobs(element)
+            if element not in blockers:
+                # A node that changed its tree may still have jobs of the other tree.
+                if element.tree is not tree or not may_lose(element):
+                    left_out.add(element)
+                    continue
+                sort_jobs(element)
             if not self._may_go(job):
                 continue
+            is_gang = element.operation.record.is_gang
+            if is_gang:
+                left_out.add(element)  # one candidate for all of its jobs
             if element not in blockers:
                 blockers[element] = next((e for e in path_of(element) if blocks(e, element, self.aggressive)), None)
             blocker = blockers[element]
@@ -95,7 +100,8 @@ class Stage:
                     self.conditional.get(candidate.blocker, ZERO), candidate.usage
                 )
         self._sort()
-        self.pools = {pool: None for candidate in self.candidates for pool in candidate.element.ancestors()}
+        elements = dict.fromkeys(candidate.element for candidate in self.candidates)
+        self.pools = {pool: None for element in elements for pool in element.ancestors()}
         """Pools with a candidate below them."""
         self.inside: dict[PoolElement, list[PoolElement]] = {}
         """``pools`` by parent."""
@@ -109,13 +115,13 @@ class Stage:
     def _may_go(self, job: Job) -> bool:
         # A job that this heartbeat starts has not even been sent yet.
         is_new = job.state == "starting" and job.ordered_at >= self.now
-        return job.is_active and not is_new and is_permitted(job, self.aggressive) and spared_until(job) <= self.now
+        return not is_new and job.is_active and is_permitted(job, self.aggressive) and spared_until(job) <= self.now
 
     def _sort(self) -> None:
         settings = self.settings
         if settings.preempt_cpu_gap_first or settings.preempt_cheapest_first:
             for each in self.candidates:
-                if each.jobs[0].preemptibility != PREEMPTIBLE:
+                if any(job.preemptibility != PREEMPTIBLE for job in each.jobs):
                     each.rank = 1 if settings.preempt_cpu_gap_first and each.jobs[0].has_cpu_gap else 2
         if settings.preempt_cheapest_first:
             for each in self.candidates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,8 +31,8 @@ class Gangs(Registration):
         """By tree."""
         self._rests: dict[OperationElement, float] = {}
         """Until when no room is kept for a gang, since it was in vain before."""
-        self._looked: dict[OperationElement, float] = {}
-        """When it was last tried to place a gang."""
+        self._looked: dict[OperationElement, tuple[float, str]] = {}
+        """When it was last tried to place a gang, and why it was not."""
         self._preempted_for_gang: dict[str, float] = {}
         """Tree -> when it was last tried to make room for a gang."""
         super().__init__(rules, config)
@@ -114,10 +115,15 @@ class Gangs(Registration):
         return ZERO if kept is None else kept.rooms.get(node, ZERO)
 
     def _place_gang(self, element: OperationElement, now: float, make_job: MakeJob) -> str:
-        """Start all jobs that a gang needs, in one step; or the reason why not. Once a period at most."""
-        if now - self._looked.get(element, -1e18) < self.rules.heartbeat_period_s:
-            return GANG_WAITS
-        self._looked[element] = now
+        """Start all jobs that a gang needs, in one step; or the reason why not. Looked at once a period at most."""
+        last, reason = self._looked.get(element, (-math.inf, ""))
+        if now - last >= self.rules.heartbeat_period_s:
+            reason = self._try_gang(element, now, make_job)
+            if reason:
+                self._looked[element] = now, reason
+        return reason
+
+    def _try_gang(self, element: OperationElement, now: float, make_job: MakeJob) -> str:
         if self._is_stopping(element):
             return GANG_STOPS
         if element.operation.record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:
