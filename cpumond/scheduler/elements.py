@@ -52,7 +52,7 @@ class Element:
     __slots__ = (
         "name", "parent", "tree", "usage", "demand", "limits", "fair_share", "demand_share", "strong_guarantee_share",
         "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction", "rank", "version",
-        *CPU_COUNTERS,
+        "lost_core_seconds", *CPU_COUNTERS,
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -82,6 +82,8 @@ class Element:
         self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
         self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
         """``CpuUse`` of its jobs since the start of this scheduler, as far as their nodes have reported it."""
+        self.lost_core_seconds = 0.0
+        """By preemptions since the start of this scheduler (6.9)."""
 
     def ancestors(self) -> Iterator[PoolElement]:
         """The pools above, nearest first, the root last."""
@@ -471,6 +473,14 @@ def add_cpu_time(element: OperationElement, grown: Sequence[float]) -> None:
         above.ordered_cpu_seconds += ordered
         above.throttled_cpu_seconds += throttled
         above.late_cpu_seconds += late
+        above = above.parent
+
+
+def count_loss(element: OperationElement, core_seconds: float) -> None:
+    """Add what a preemption lost to an operation and the pools above."""
+    above: Element | None = element
+    while above is not None:
+        above.lost_core_seconds += core_seconds
         above = above.parent
 
 

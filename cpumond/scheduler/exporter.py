@@ -97,6 +97,10 @@ POOL_COUNTERS: PoolFamilies = {
         "The part of it while an agent held the limit below what the job could have.",
         lambda p: p.late_cpu_seconds,
     ),
+    "preempted_core_seconds_total": (
+        "Work of jobs of the subtree that preemptions lost, in core-seconds, since the start of this scheduler.",
+        lambda p: p.lost_core_seconds,
+    ),
 }
 
 

@@ -100,7 +100,10 @@ class EphemeralSubpoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=
 
 
 class PreemptionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Starvation and preemption options of trees, pools and (first three, last) operations (6.2); None is inherited."""
+    """Starvation and preemption options of trees and pools (6.2); None is inherited.
+
+    Operations have the first three and the last two.
+    """
 
     fair_share_starvation_timeout: _Milliseconds | None = None
     fair_share_starvation_tolerance: _Share | None = None
@@ -112,6 +115,7 @@ class PreemptionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     enable_aggressive_starvation: bool | None = None
     allow_aggressive_preemption: bool | None = None
     non_preemptible_resource_usage_threshold: _Amounts | None = None
+    min_run_time: _Milliseconds | None = None
 
 
 class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -161,6 +165,7 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     enable_aggressive_starvation: bool = False
     allow_aggressive_preemption: bool = True
     non_preemptible_resource_usage_threshold: _Amounts = {}
+    min_run_time: _Milliseconds = 0.0
 
     nodes_filter: str = ""
     max_operation_count: _Positive = 50_000
@@ -188,6 +193,12 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     preemption_check_satisfaction: bool = True
     preempt_cpu_gap_first: bool = False
     """Whether jobs with a lowered limit go first among those of the protected lists (6.6 step 4)."""
+    preempt_cheapest_first: bool = False
+    """Whether the victims that lose least work go first, rather than those that started last (6.6 step 4)."""
+    max_min_run_time: _Milliseconds = 600_000.0
+    """The most that a ``min_run_time`` protects (6.4)."""
+    gang_reservation_timeout: _Milliseconds = 60_000.0
+    """How long room may be kept free for one gang; 0: never (7.3)."""
     integral_guarantees: TreeIntegralGuarantees = TreeIntegralGuarantees()
     should_distribute_free_volume_among_children: bool = False
     main_resource: str = "cpu"
@@ -288,6 +299,8 @@ class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     """Absolute; "" for a fresh directory of each job's own."""
     job_time_limit: float | None = None
     """Milliseconds from its start after which a job is stopped and has failed; None for no limit."""
+    checkpoints: bool = False
+    """Whether its jobs tell of checkpoints, by touching the file that CPUMOND_CHECKPOINT names."""
     spec: dict[str, Any] = {}
 
     @property
@@ -313,6 +326,7 @@ class OperationTreeOptions(msgspec.Struct, frozen=True, gc=False, forbid_unknown
     min_share_preemption_timeout: _Milliseconds | None = None
     max_unpreemptible_running_job_count: _Count | None = None
     non_preemptible_resource_usage_threshold: _Amounts | None = None
+    min_run_time: _Milliseconds | None = None
 
 
 class JobCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -386,6 +400,8 @@ class PreemptionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     preemptor_operation_id: str = ""
     preemptor_pool: str = ""
     priority: Literal["", "normal", "aggressive"] = ""
+    lost_core_seconds: float = 0.0
+    """The work that the job has to do again (6.9)."""
 
 
 class Cordon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

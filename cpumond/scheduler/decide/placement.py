@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from cpumond.fairshare.explain import show_amount
-from cpumond.fairshare.resources import RESOURCES, Vector, dominates, share, subtract
+from cpumond.fairshare.resources import RESOURCES, ZERO, Vector, dominates, share, subtract
 from cpumond.scheduler.decide.snapshot import element_name, fifo_order, room_left
 from cpumond.scheduler.elements import OUTSIDE, Element, Job, Node, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import Task
@@ -21,6 +21,9 @@ ROUNDING = 1e-9
 NEVER = float("inf")
 MAX_TOLD = 10
 """How many tasks of one operation are named in warnings."""
+
+GANG_WAITS = "gang_room"
+"""Reason of a gang whose jobs do not all fit at once."""
 
 Key = tuple[float, float]
 """What decides between siblings, lower is earlier; the second number decides between equals."""
@@ -293,25 +296,45 @@ def has_spare(node: Node, free: Vector, spare: Vector) -> bool:
     return all(f >= s - ROUNDING * max(s, 1.0) or not c for f, s, c in zip(free, spare, node.capacity, strict=True))
 
 
+def room_beside(free: Vector, reserved: Vector) -> Vector:
+    """What of a node's free room is left beside ``reserved``; where it is negative it stays so."""
+    if reserved is ZERO:
+        return free
+    a, b, c, d, e = (f if f < 0.0 else max(f - r, 0.0) for f, r in zip(free, reserved, strict=True))
+    return (a, b, c, d, e)
+
+
 def place_jobs(
     order: ServiceOrder,
     node: Node,
     spare: Vector,
     make_job: Callable[[OperationElement, Task, Node], Job],
     start: Callable[[Job], None],
+    place_gang: Callable[[OperationElement], str] = lambda _: GANG_WAITS,
+    reserved: Callable[[], Vector] = lambda: ZERO,
 ) -> list[Job]:
     """One regular stage: start jobs on the node, the least satisfied operation first, while there is room (7.1).
 
     Each start is counted on the whole path at once, so that the next choice sees it; one that any level refuses is
-    not counted anywhere.
+    not counted anywhere. ``place_gang`` starts all jobs of a gang on any nodes, or says why not (7.3); ``reserved`` of
+    this node's free room is kept for one.
     """
     started: list[Job] = []
     order.catch_up()
-    free = node.free
+    free = room_beside(node.free, reserved())
     while has_spare(node, free, spare):
         element = order.best()
         if element is None:
             break
+        if element.operation.record.is_gang:
+            reason = place_gang(element)
+            if reason:
+                element.deactivations[reason] = element.deactivations.get(reason, 0) + 1
+                order.set_aside(element)
+            else:
+                order.refresh(element)
+            free = room_beside(node.free, reserved())
+            continue
         task, reason = find_task(element, free)
         if task is None:
             element.deactivations[reason] = element.deactivations.get(reason, 0) + 1
