@@ -185,6 +185,12 @@ def _reached(material: Material, hindrance: Hindrance, packing: Packing) -> int:
     return max((max(each.running + packing.activated.get(each.name, 0), each.max_running) for each in pools), default=0)
 
 
+def count_fitting(free: float, order: float, spare: float) -> int:
+    """How many jobs a node with that much ``free`` starts while it has ``spare`` left before each."""
+    least = max(order, spare)
+    return int((free - least) / order + 1e-9) + 1 if free >= least - 1e-9 else 0
+
+
 def split_pieces(result: Search, order: float) -> tuple[float, float]:
     """The largest order of CPU with which jobs would use about as much of the free pieces as can be, and the cores that
     would start; (0, 0) for none. ``order``: what a job orders now."""
@@ -199,12 +205,7 @@ def split_pieces(result: Search, order: float) -> tuple[float, float]:
     for size in sizes:
         if not 0.01 <= size < order:
             continue
-        cores = 0.0
-        for node in free:
-            left = node[CPU]
-            while left >= max(size, spare[CPU]) - 1e-9:
-                cores += size
-                left -= size
+        cores = size * sum(count_fitting(node[CPU], size, spare[CPU]) for node in free)
         if cores > best[1] * 1.02:
             best = (size, cores)
     return best

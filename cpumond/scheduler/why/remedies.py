@@ -16,7 +16,7 @@ from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand, CreatePool
 from cpumond.scheduler.why.idle_material import Material, PoolRoom
-from cpumond.scheduler.why.idle_search import COUNTS, Found, Search, split_pieces
+from cpumond.scheduler.why.idle_search import COUNTS, Found, Search, count_fitting, split_pieces
 from cpumond.scheduler.why.packing import FRAGMENTATION, GRACEFUL, SCARCE, SPARE, TAGS, Hindrance, pool_limits
 
 COUNT: Final = "max_running_operation_count"
@@ -259,13 +259,14 @@ def _smaller(result: Search, found: Found, r: int) -> tuple[float, float]:
     nodes = [(free, jobs) for free, jobs in nodes if jobs > 0 and free > 0.0]
     waiting = sum(result.base.left.get(number, 0.0) for number in found.waits)
     best = (0.0, 0.0)
-    for size in sorted({free / k for free, jobs in nodes for k in range(1, min(jobs, 16) + 1)}, reverse=True):
-        size = float(math.floor(size + 1e-6))
-        if not 0.0 < size < wanted[r]:
-            continue
-        cores = min(sum(min(jobs, int(free / size + 1e-9)) for free, jobs in nodes) * wanted[CPU], waiting)
-        if cores > best[1] * 1.02:
-            best = (size, cores)
+    spare = result.material.spare[r]
+    sizes = {math.floor(free / k + 1e-6) for free, jobs in nodes for k in range(1, min(jobs, 16) + 1)}
+    for size in sorted(sizes, reverse=True):
+        if 0 < size < wanted[r]:
+            started = sum(min(jobs, count_fitting(free, size, spare)) for free, jobs in nodes)
+            cores = min(started * wanted[CPU], waiting)
+            if cores > best[1] * 1.02:
+                best = (float(size), cores)
     return best
 
 
