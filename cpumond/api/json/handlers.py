@@ -17,6 +17,7 @@ from starlette.responses import Response
 from cpumond import __version__
 from cpumond.api import node_views, overview, pool_views, tables, views
 from cpumond.api.json import openapi, rights
+from cpumond.api.json.answers import AnswerHandlers
 from cpumond.api.json.call import Call
 from cpumond.api.json.document import make_document
 from cpumond.api.json.events import EventHandlers
@@ -109,7 +110,7 @@ async def compress(content: bytes) -> bytes:
     return await asyncio.to_thread(gzip.compress, content, GZIP_LEVEL, mtime=0)
 
 
-class JsonApi(EventHandlers):
+class JsonApi(EventHandlers, AnswerHandlers):
     """The functions of the table, by their names."""
 
     def __init__(

@@ -31,6 +31,8 @@ class Change(msgspec.Struct, frozen=True):
     text: str
     commands: list[dict[str, Any]] = []
     shell: list[str] = []
+    operations: list[str] = []
+    """Ids of the operations that are to be changed; others may not be shown them."""
 
 
 class IdleCause(msgspec.Struct, frozen=True):
@@ -81,10 +83,7 @@ class IdleReport(msgspec.Struct, frozen=True):
 
 def find_idle(state: State, tree: Tree, now: float) -> IdleReport:
     """The report on a tree as it is. Changes nothing."""
-    material = None
-    for material in take_material(state, tree, now):
-        pass
-    assert material is not None
+    *_, material = take_material(state, tree, now)
     return make_report(material)
 
 
@@ -122,7 +121,12 @@ def _make_cause(result: Search, found: Found, remedy: Remedy) -> IdleCause:
         kind=remedy.kind,
         pool=remedy.pool or _most_held(result, found.placed),
         cores=_round(cores),
-        change=Change(remedy.text, [msgspec.to_builtins(each) for each in remedy.commands], list(remedy.shell)),
+        change=Change(
+            remedy.text,
+            [msgspec.to_builtins(each) for each in remedy.commands],
+            list(remedy.shell),
+            list(remedy.operations),
+        ),
         why=remedy.why,
         idle_cores=_round(min(found.idle, cores)),
         operation_count=len(ids),
@@ -195,8 +199,12 @@ def in_pool(report: IdleReport, pool: str, above: frozenset[str], below: frozens
 
 def readable(report: IdleReport, may_read: Callable[[str], bool]) -> IdleReport:
     """The report for somebody who may not know of all operations: of those there are numbers only."""
-    causes = [
-        msgspec.structs.replace(cause, operations=[name for name in cause.operations if may_read(name)])
-        for cause in report.causes
-    ]
-    return msgspec.structs.replace(report, causes=causes)
+    causes = []
+    for cause in report.causes:
+        change = cause.change
+        if not all(map(may_read, change.operations)):
+            change = Change("ask those who may read these operations to change them")
+        operations = [name for name in cause.operations if may_read(name)]
+        causes.append(msgspec.structs.replace(cause, change=change, operations=operations))
+    shown = msgspec.structs.replace(report, causes=causes)
+    return msgspec.structs.replace(shown, sentence=tell(shown))

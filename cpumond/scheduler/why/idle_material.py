@@ -63,7 +63,7 @@ class WaitingOperation:
 
 @dataclass(slots=True, eq=False)
 class NodeRoom:
-    """A node: what it has and what is free of it. ``tree`` "": it is in no tree; ``why`` it takes no job, "" if it does."""
+    """A node: what it has and what is free. ``tree`` "": it is in none; ``why`` it takes no job, "" if it does."""
 
     id: str
     capacity: Vector
@@ -152,7 +152,8 @@ def take_material(state: State, tree: Tree, now: float) -> Iterator[Material]:
     wanting = [each for each in tree.operations.values() if each not in known and each.operation.needed]
     for target, elements in ((taken.running, wanting), (taken.queue, queue)):
         for start in range(0, len(elements), TAKEN_AT_ONCE):
-            target += _take_operations(elements[start : start + TAKEN_AT_ONCE], places, target is taken.queue)
+            some = elements[start : start + TAKEN_AT_ONCE]
+            target.extend(_take_operations(some, places, target is taken.queue))
             yield taken
     nodes = list(state.nodes.values())
     quiet = {name for name, each in state.trees.items() if each is not tree and not _has_waiting(each)}

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from cpumond.fairshare.resources import CPU
-from cpumond.scheduler.why.idle_material import Material
+from cpumond.scheduler.why.idle_material import Material, WaitingOperation
 from cpumond.scheduler.why.packing import (
     FULL,
     TAGS,
     Hindrance,
     Packing,
-    WaitingOperation,
     count_limit,
     pack,
 )
@@ -33,10 +32,10 @@ COUNTS: Final = ("count", "subpool_count")
 
 @dataclass(slots=True, eq=False)
 class Found:
-    """Hindrances that hold back ``cores`` together, with the values at which they would not; the first is what one sees.
+    """Hindrances that hold back ``cores`` together, the first is what one sees, and the values at which they would not.
 
-    ``placed``: place of an operation -> cores that would start. ``idle``: the part of the idle CPU that is laid to these
-    hindrances alone.
+    ``placed``: place of an operation -> cores that would start. ``idle``: the part of the idle CPU that is laid to
+    these hindrances alone.
     """
 
     hindrances: tuple[Hindrance, ...]
@@ -105,7 +104,7 @@ def _candidates(result: Search) -> list[Hindrance]:
 
 
 def _follow(result: Search, start: Hindrance) -> Found | None:
-    """Take away ``start``, then what it hid, until something starts; limits of counts further up as long as more does."""
+    """Take away ``start``, then what it hid, until something starts; counts further up as long as more does."""
     material, base = result.material, result.base
     waits = frozenset(number for number, in_way in base.in_way.items() if start in in_way or start is TAGS)
     chain = [start]
@@ -166,7 +165,7 @@ def _refine(result: Search, found: Found) -> Found:
         values[each] = float(_reached(material, each, best))
     best = pack(material, values)
     refined = _found(result, list(found.hindrances), values, best, found.waits)
-    return replace(refined) if refined.cores > LEAST_CORES else found
+    return refined if refined.cores > LEAST_CORES else found
 
 
 def _pools_of(material: Material, hindrance: Hindrance) -> Iterator[int]:
@@ -198,7 +197,7 @@ def split_pieces(result: Search, order: float) -> tuple[float, float]:
     free = [
         node.free
         for node in result.base.free
-        if all(f >= s or not c for f, s, c in zip(node.free, spare, node.capacity))
+        if all(f >= s or not c for f, s, c in zip(node.free, spare, node.capacity, strict=True))
     ]
     sizes = sorted({math.floor(node[CPU] / k * 100.0 + 1e-6) / 100.0 for node in free for k in (1, 2, 3)}, reverse=True)
     best = (0.0, 0.0)

@@ -1,7 +1,7 @@
 """Which waiting jobs would start on what is free now, with some of what is in their way taken away. Pure.
 
 A model of admission (semantics.md 3.3) and of the regular stage of heartbeats (7.1), without fair shares of operations
-that do not run yet: nobody's job is taken, and of the operations of one pool the one with the least use is served first.
+that do not run yet: nobody's job is taken, and of the operations of one pool the one with the least use goes first.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def pool_limits(material: Material, lifted: Lifted) -> list[Vector]:
 
 @dataclass(slots=True)
 class Packing:
-    """What would start. ``placed``: place of an operation in ``Material.operations`` -> cores; ``grown``: pool or operation
-    -> what its use would grow by; ``in_way``: of each operation with jobs left what is, the nearest first."""
+    """What would start. ``placed``: place of an operation in ``Material.operations`` -> cores; ``grown``: pool or
+    operation -> what its use would grow by; ``in_way``: of each operation with jobs left what is, the nearest first."""
 
     cores: float = 0.0
     jobs: int = 0
@@ -189,7 +189,9 @@ class _Packer:
             number = self._fitting(free, needed, best) if batch else 1
             self._give(best, number)
             free = subtract(free, scale(needed, number))
-        node.free = tuple(was if r in self.ignored else now for r, (was, now) in enumerate(zip(node.free, free)))  # type: ignore[assignment]
+        for r in self.ignored:
+            free = (*free[:r], node.free[r], *free[r + 1 :])  # type: ignore[assignment]
+        node.free = free
 
     def _head(self, order: Vector) -> _Item | None:
         """The next item of that order that may have another job; forgets those that may not."""
@@ -241,9 +243,9 @@ class _Packer:
             return True
         used = add(operation.usage, self.grown.get(item.number, ZERO))
         in_way = [] if fits(subtract(self._limits_of(operation), used), item.order) else [operation.id]
-        for place in self.material.pools[operation.pool].path:
-            if not fits(subtract(self.limits[place], self.usage[place]), item.order):
-                in_way.append(self.material.pools[place].name)
+        path = self.material.pools[operation.pool].path
+        full = (place for place in path if not fits(subtract(self.limits[place], self.usage[place]), item.order))
+        in_way += [self.material.pools[place].name for place in full]
         self.packing.in_way[item.number] = tuple(Hindrance("limits", name) for name in in_way)
         return False
 

@@ -25,8 +25,8 @@ SUBPOOL: Final = "ephemeral_subpool_config"
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """``why``: what is in the way; ``text``: what to do, as an order; ``cores``: what would start then. ``pool``: the one
-    that is limited, "" for none."""
+    """``why``: what is in the way; ``text``: what to do, as an order; ``cores``: what would start then. ``pool``: the
+    one that is limited, "" for none."""
 
     kind: str
     pool: str
@@ -35,6 +35,8 @@ class Remedy:
     text: str
     commands: tuple[ConfigCommand, ...] = ()
     shell: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
+    """Ids that the text names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class _Step:
     text: str
     commands: tuple[ConfigCommand, ...] = ()
     shell: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
 
 
 def find_remedy(result: Search, found: Found) -> Remedy:
@@ -61,6 +64,7 @@ def find_remedy(result: Search, found: Found) -> Remedy:
         kind, pool, cores, " and ".join(step.why for step in steps), " and ".join(step.text for step in steps),
         tuple(command for step in steps for command in step.commands),
         tuple(line for step in steps for line in step.shell),
+        tuple(name for step in steps for name in step.operations),
     )  # fmt: skip
 
 
@@ -95,19 +99,17 @@ def _step(result: Search, found: Found, hindrance: Hindrance) -> _Step:
             "lower min_spare_job_resources_on_node in the scheduler's configuration to what the smallest job orders",
         )
     if hindrance == GRACEFUL:
-        ids = ", ".join(result.operations[number].id for number in sorted(found.placed)[:3])
+        ids = tuple(result.operations[number].id for number in sorted(found.placed)[:3])
+        them = "it" if len(found.placed) == 1 else "them"
         return _Step(
-            f"preemption_mode of {_operations(found)} is graceful, and such an operation starts no job beyond its fair "
-            "share",
-            f"start {'it' if len(found.placed) == 1 else 'them'} with preemption_mode = normal ({ids})",
+            f"preemption_mode of {count(len(found.placed), 'waiting operation')} is graceful, and such an operation "
+            "starts no job beyond its fair share",
+            f"start {them} with preemption_mode = normal ({', '.join(ids)})",
+            operations=ids,
         )
     if hindrance == TAGS:
         return _fit_tags(result, found)
     return _order_less(result, found, RESOURCES.index(hindrance.kind))
-
-
-def _operations(found: Found) -> str:
-    return count(len(found.placed), "waiting operation")
 
 
 # --- limits of pools
@@ -213,7 +215,7 @@ def _raise_operation(material: Material, found: Found, operation_id: str) -> _St
         whys.append(f"max_share_ratio of an operation is {operation.ratio:g}")
         words.append("max_share_ratio=1")
     text = f"set {' '.join(words)} of operation {operation_id}"
-    return _Step(" and ".join(whys), text, (), (_line("operation", "set", operation_id, *words),))
+    return _Step(" and ".join(whys), text, (), (_line("operation", "set", operation_id, *words),), (operation_id,))
 
 
 # --- what nodes lack
@@ -249,7 +251,7 @@ def _cores(cores: float) -> str:
 
 
 def _smaller(result: Search, found: Found, r: int) -> tuple[float, float]:
-    """The largest order of a resource with which jobs would use most of the free CPU, and the cores that would start."""
+    """The largest order of a resource with which jobs would use most of the free CPU; the cores that would start."""
     orders = [order for order in _waiting_orders(result, found) if order[r] > 0.0]
     if not orders:
         return 0.0, 0.0
