@@ -43,7 +43,7 @@ class Element:
     """What pools and operations of a tree have in common."""
 
     __slots__ = (
-        "name", "parent", "tree", "usage", "demand", "limits", "fair_share", "demand_share", "strong_guarantee_share",
+        "name", "parent", "tree", "usage", "demand", "waiting", "limits", "fair_share", "demand_share", "strong_guarantee_share",
         "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction", *CPU_COUNTERS,
     )  # fmt: skip
 
@@ -55,6 +55,8 @@ class Element:
         self.usage: Vector = ZERO
         self.demand: Vector = ZERO
         """As of the last update."""
+        self.waiting: Vector = ZERO
+        """What operations that do not run in this tree would want besides ``demand``, as of the last update (5.2)."""
         self.limits: Vector = UNLIMITED
         """``resource_limits`` and ``max_share_ratio`` together, as of the last update (2.10)."""
         self.fair_share: Vector = ZERO

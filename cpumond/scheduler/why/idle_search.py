@@ -22,7 +22,7 @@ LEAST_CORES: Final = 1e-6
 """Less than that is nothing."""
 MAX_CANDIDATES: Final = 12
 """So many hindrances are tried, those in the way of most cores first."""
-MAX_REFINED: Final = 6
+MAX_REFINED: Final = 3
 """Of so many the least value is looked for that is enough."""
 MAX_CHAIN: Final = 6
 ENOUGH: Final = 0.995
@@ -123,7 +123,8 @@ def _follow(result: Search, start: Hindrance) -> Found | None:
     gain = packing.cores - base.cores
     if gain <= LEAST_CORES:
         return None
-    return _found(result, chain, dict.fromkeys(chain, math.inf), packing, waits)
+    values = {each: float(_reached(material, each, packing)) if each.kind in COUNTS else math.inf for each in chain}
+    return _found(result, chain, values, packing, waits)
 
 
 def _found(
@@ -153,7 +154,7 @@ def _refine(result: Search, found: Found) -> Found:
     enough = result.base.cores + ENOUGH * found.cores
     low, high = _limit_now(material, outermost), _reached(material, outermost, found.packing)
     best = pack(material, {**others, outermost: high})
-    while high - low > 1:
+    while high - low > max(1, high // 100):
         middle = (low + high) // 2
         tried = pack(material, {**others, outermost: middle})
         if tried.cores >= enough - LEAST_CORES:

@@ -9,19 +9,36 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from cpumond.fairshare.folding import limits_of_parent
-from cpumond.fairshare.resources import CPU, RESOURCES, UNLIMITED, ZERO, Vector, add, least, scale, share, subtract
+from cpumond.fairshare.resources import (
+    CPU,
+    RESOURCES,
+    UNLIMITED,
+    ZERO,
+    Vector,
+    add,
+    least,
+    scale,
+    share,
+    subtract,
+)  # fmt: skip
 from cpumond.scheduler.decide.placement import ROUNDING, fits, satisfaction_of
 from cpumond.scheduler.why.idle_material import Material, NodeRoom, PoolRoom, WaitingOperation, is_subpool
 
 SCARCE: Final = ("user_slots", "gpu", "memory", "network")
 """What a node may lack while CPU of it is free."""
 
-EXACT_JOBS: Final = 20_000
-"""With more waiting jobs than that several of one operation are placed at once."""
+EXACT_JOBS: Final = 2000
+"""With more waiting jobs than that as many of one operation as a node has room for are placed at once."""
+
+MANY_ORDERS: Final = 64
+"""With more different orders than that operations are served one after another, each on the nodes with most CPU."""
+MOST_TRIED: Final = 32
+"""So many nodes are looked at for one operation then."""
 
 
 class Hindrance(NamedTuple):
@@ -89,7 +106,9 @@ class _Item:
     operation: WaitingOperation
     order: Vector
     left: int
-    key: tuple[float, float, float, int] = (0.0, 0.0, 0.0, 0)
+    key: tuple[float, float, int] = (0.0, 0.0, 0)
+    used: float = 0.0
+    """Cores that its operation had been given when the key was made."""
 
     def __lt__(self, other: _Item) -> bool:
         return self.key < other.key
@@ -102,6 +121,11 @@ class _Packer:
         self.packing = Packing()
         self.usage = [pool.usage for pool in material.pools]
         self.limits = pool_limits(material, lifted)
+        self.limited = {
+            place
+            for place, pool in enumerate(material.pools)
+            if any(self.limits[each] is not UNLIMITED for each in pool.path)
+        }
         self.grown: dict[int, Vector] = {}
         """Place of an operation -> what it was given."""
         self.ignored = tuple(r for r, name in enumerate(RESOURCES) if Hindrance(name) in lifted)
@@ -118,11 +142,14 @@ class _Packer:
             for each in nodes
             if each.free[CPU] > ROUNDING
         ]
-        batch = sum(item.left for item in self.all_items) > EXACT_JOBS
-        for node in rooms:
-            if not self.items:
-                break
-            self._fill(node, batch)
+        if len(self.items) > MANY_ORDERS:
+            self._fill_in_turn(rooms)
+        else:
+            batch = sum(item.left for item in self.all_items) > EXACT_JOBS
+            for node in rooms:
+                if not self.items:
+                    break
+                self._fill(node, batch)
         packing.free = rooms
         if FRAGMENTATION in self.lifted:
             self._fill_pieces(rooms)
@@ -165,19 +192,62 @@ class _Packer:
             self.items.setdefault(needed, []).append(item)
             self.all_items.append(item)
 
-    def _key(self, item: _Item) -> tuple[float, float, float, int]:
-        """Lower is served earlier: the pool with the least of its share, in it the operation with the least use."""
-        operation, total = item.operation, self.material.total[CPU] or 1.0
-        pool = self.material.pools[operation.pool]
-        of_pool = self.usage[operation.pool][CPU] / max(pool.fair_share[CPU] * total, 1.0)
-        used = operation.usage[CPU] + self.grown.get(item.number, ZERO)[CPU]
-        return (max(of_pool, 1.0), used / max(operation.fair_share[CPU] * total, 1.0), operation.order, item.number)
+    def _key(self, item: _Item) -> tuple[float, float, int]:
+        """Lower is served earlier: the operation with the least of its share, then the one that came first."""
+        operation = item.operation
+        used = operation.usage[CPU]
+        if item.number in self.grown:
+            used += self.grown[item.number][CPU]
+        fair = operation.fair_share[CPU] * self.material.total[CPU]
+        return (used / fair if fair > 1.0 else used, operation.order, item.number)
 
-    def _fill(self, node: NodeRoom, batch: bool) -> None:
-        free, capacity = node.free, node.capacity
+    def _free_of(self, node: NodeRoom) -> Vector:
+        free = node.free
         for r in self.ignored:
             free = (*free[:r], math.inf, *free[r + 1 :])  # type: ignore[assignment]
-        while all(f >= s - ROUNDING * max(s, 1.0) or not c for f, s, c in zip(free, self.spare, capacity, strict=True)):
+        return free
+
+    def _has_spare(self, free: Vector, capacity: Vector) -> bool:
+        return all(f >= s - ROUNDING * max(s, 1.0) or not c for f, s, c in zip(free, self.spare, capacity, strict=True))
+
+    def _fill_in_turn(self, rooms: list[NodeRoom]) -> None:
+        """As ``_fill`` of all nodes: one operation after another, on the nodes with most CPU left."""
+        free_of = [self._free_of(node) for node in rooms]
+        heap = [
+            (-free[CPU], place) for place, free in enumerate(free_of) if self._has_spare(free, rooms[place].capacity)
+        ]
+        heapify(heap)
+        all_items = [(item.key, needed, item) for needed, items in self.items.items() for item in items]
+        for _, needed, item in sorted(all_items, key=itemgetter(0)):
+            passed: list[tuple[float, int]] = []
+            while heap and item.left > 0 and len(passed) < MOST_TRIED and -heap[0][0] >= needed[CPU] - ROUNDING:
+                entry = heappop(heap)
+                place = entry[1]
+                free = free_of[place]
+                if not fits(free, needed):
+                    passed.append(entry)
+                    continue
+                if not self._may_grow(item):
+                    passed.append(entry)
+                    break
+                number = self._fitting(free, needed, item)
+                self._give(item, number)
+                free = free_of[place] = subtract(free, scale(needed, number))
+                if self._has_spare(free, rooms[place].capacity):
+                    heappush(heap, (-free[CPU], place))
+            for entry in passed:
+                heappush(heap, entry)
+        for node, free in zip(rooms, free_of, strict=True):
+            self._keep(node, free)
+
+    def _keep(self, node: NodeRoom, free: Vector) -> None:
+        for r in self.ignored:
+            free = (*free[:r], node.free[r], *free[r + 1 :])  # type: ignore[assignment]
+        node.free = free
+
+    def _fill(self, node: NodeRoom, batch: bool) -> None:
+        free = self._free_of(node)
+        while self._has_spare(free, node.capacity):
             best: _Item | None = None
             needed = ZERO
             for order in [order for order in self.items if fits(free, order)]:
@@ -189,9 +259,7 @@ class _Packer:
             number = self._fitting(free, needed, best) if batch else 1
             self._give(best, number)
             free = subtract(free, scale(needed, number))
-        for r in self.ignored:
-            free = (*free[:r], node.free[r], *free[r + 1 :])  # type: ignore[assignment]
-        node.free = free
+        self._keep(node, free)
 
     def _head(self, order: Vector) -> _Item | None:
         """The next item of that order that may have another job; forgets those that may not."""
@@ -201,10 +269,10 @@ class _Packer:
             if item.left <= 0 or not self._may_grow(item):
                 heappop(items)
                 continue
-            key = self._key(item)
-            if key == item.key:
+            given = self.grown[item.number][CPU] if item.number in self.grown else 0.0
+            if given == item.used:
                 return item
-            item.key = key
+            item.used, item.key = given, self._key(item)
             heapreplace(items, item)
         del self.items[order]
         return None
@@ -239,6 +307,8 @@ class _Packer:
             if satisfaction_of(usage, operation.fair_share, operation.demand_share) >= 1.0:
                 self.packing.in_way[item.number] = (GRACEFUL,)
                 return False
+        if operation.pool not in self.limited and operation.own_limits is UNLIMITED and not operation.ratio:
+            return True
         if fits(self._room(item), item.order):
             return True
         used = add(operation.usage, self.grown.get(item.number, ZERO))
