@@ -43,8 +43,9 @@ class Element:
     """What pools and operations of a tree have in common."""
 
     __slots__ = (
-        "name", "parent", "tree", "usage", "demand", "waiting", "limits", "fair_share", "demand_share", "strong_guarantee_share",
-        "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction", *CPU_COUNTERS,
+        "name", "parent", "tree", "usage", "demand", "waiting", "limits", "fair_share", "demand_share",
+        "strong_guarantee_share", "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction",
+        *CPU_COUNTERS,
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -87,6 +88,7 @@ class PoolElement(Element):
     __slots__ = (
         "config", "settings", "children", "operations", "operation_count", "running_operation_count",
         "max_operation_count", "max_running_operation_count", "volume", "last_integral_ratio", "entry",
+        "idle_cores", "held_cores",
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -106,6 +108,9 @@ class PoolElement(Element):
         self.volume: Vector = ZERO
         """Accumulated volume, resource*seconds (9)."""
         self.last_integral_ratio = 0.0
+        self.idle_cores = self.held_cores = 0.0
+        """CPU that no job has, of the root only; the part of it that the pool's waiting work would use. As of the last
+        report (``idle_watch``)."""
         self.entry: fairshare.Pool | None = None
         """The pool's entry in the last snapshot; the same object again while nothing changes."""
 

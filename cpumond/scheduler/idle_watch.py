@@ -78,6 +78,11 @@ class IdleWatch:
         assert material is not None
         report = await asyncio.to_thread(make_report, material)
         self.reports[tree.name], self._made_of[tree.name] = report, basis
+        parts = report.parts
+        tree.root.idle_cores = parts.starting + parts.without_work + parts.held_back
+        for pool in (tree.root, *tree.pools.values()):
+            pool.held_cores = report.held_by_pool.get(pool.name, 0.0)
+        tree.root.held_cores = parts.held_back
         return report
 
 

@@ -29,6 +29,14 @@ class AnswerHandlers:
 
     async def read_idle(self, tree: Tree, rights: Rights) -> IdleReport:
         """The report on a tree, as the asker may see it."""
-        report = await self.scheduler.idle.read(tree)
+        return self._show_readable(await self.scheduler.idle.read(tree), rights)
+
+    def last_reports(self, rights: Rights) -> dict[str, IdleReport]:
+        """Those that there are, by tree, the default one first."""
+        default = self.scheduler.state.config.default_tree
+        known = sorted(self.scheduler.idle.reports.items(), key=lambda item: (item[0] != default, item[0]))
+        return {name: self._show_readable(report, rights) for name, report in known}
+
+    def _show_readable(self, report: IdleReport, rights: Rights) -> IdleReport:
         records = self.scheduler.state.record_of
         return readable(report, lambda name: (found := records(name)) is None or rights.may_read(found))

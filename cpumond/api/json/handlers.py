@@ -340,12 +340,14 @@ class JsonApi(EventHandlers, AnswerHandlers):
     async def get_overview(self, call: Call) -> overview.Overview:
         state = self.state
         default = state.config.default_tree
+        reports = self.last_reports(self.rights(call))
         return overview.Overview(
+            why=overview.choose_sentence(list(reports.values())),
             status=await self.get_status(call),
             health=self._health(),
             alerts=(await self.list_alerts(call)).alerts,
             trees=[
-                overview.show_totals(each, await self._cores_of(each), each.name == default)
+                overview.show_totals(each, await self._cores_of(each), each.name == default, reports.get(each.name))
                 for each in list(state.trees.values())
             ],
             history=None if self.scheduler.history is None else self.scheduler.history.describe(),

@@ -157,6 +157,24 @@ def _held_by_pool(result: Search) -> dict[str, float]:
     return {name: _round(cores) for name, cores in held.items()}
 
 
+KINDS: Final = (
+    "max_running_operation_count", "resource_limits", "max_share_ratio", "fragmentation", "memory", "user_slots", "gpu",
+    "network", "spare", "graceful", "gang", "cordon",
+)  # fmt: skip
+"""Kinds of causes that hold back CPU of a tree's own nodes; series of metrics begin at 0 for all of them."""
+
+
+def idle_reasons(report: IdleReport) -> dict[str, float]:
+    """Idle cores by reason: they add up to what is idle. "several": no single change would let them be used."""
+    parts = report.parts
+    reasons = {"no_work": parts.without_work, "starting": parts.starting, **dict.fromkeys((*KINDS, "several"), 0.0)}
+    for cause in report.causes:
+        if cause.kind in reasons:
+            reasons[cause.kind] += cause.idle_cores
+    reasons["several"] = max(parts.held_back - sum(cause.idle_cores for cause in report.causes), 0.0)
+    return reasons
+
+
 def tell(report: IdleReport) -> str:
     """The report in one sentence: how much is idle, what is most in the way, what to do."""
     parts, waiting = report.parts, count(report.waiting_operations, "operation")
