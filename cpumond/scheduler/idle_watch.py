@@ -13,6 +13,7 @@ from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.state import State
 from cpumond.scheduler.why.idle import IdleReport, make_report
 from cpumond.scheduler.why.idle_material import take_material
+from cpumond.scheduler.why.unmet import find_unmet
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -22,6 +23,9 @@ MAX_LOAD: Final = 0.02
 """They may take this part of the time, and are made less often where that is not enough."""
 FRESH_S: Final = 5.0
 """An older report is made anew for whoever asks."""
+
+MAX_OPERATIONS: Final = 2000
+"""With more in a tree only those who ask are told why guarantees are not met: that is looked up at once."""
 
 _Basis = tuple[object, ...]
 
@@ -43,14 +47,14 @@ class IdleWatch:
         if time.monotonic() >= self._due and (self._round is None or self._round.done()):
             self._round = asyncio.ensure_future(self._take_all())
 
-    async def read(self, tree: Tree) -> IdleReport:
+    async def read(self, tree: Tree, asked: bool = True) -> IdleReport:
         """A report on the tree as it is, or as it was less than FRESH_S ago where no update was made since."""
         report, basis = self.reports.get(tree.name), _basis(tree)
         if report is not None and self._made_of.get(tree.name) == basis and self._now() - report.as_of < FRESH_S:
             return report
         making = self._making.get(tree.name)
         if making is None or making.done():
-            making = self._making[tree.name] = asyncio.ensure_future(self._take(tree, basis))
+            making = self._making[tree.name] = asyncio.ensure_future(self._take(tree, basis, asked))
         return await asyncio.shield(making)
 
     async def close(self) -> None:
@@ -64,19 +68,21 @@ class IdleWatch:
         begun = time.monotonic()
         for tree in list(self._state.trees.values()):
             try:
-                await self.read(tree)
+                await self.read(tree, asked=False)
             except Exception:
                 log.exception("idle_report_failed", tree=tree.name)
         self.reports = {name: each for name, each in self.reports.items() if name in self._state.trees}
         ended = time.monotonic()
         self._due = max(begun + PERIOD_S, ended + (ended - begun) / MAX_LOAD)
 
-    async def _take(self, tree: Tree, basis: _Basis) -> IdleReport:
+    async def _take(self, tree: Tree, basis: _Basis, asked: bool) -> IdleReport:
         material = None
         for material in take_material(self._state, tree, self._now()):  # noqa: B007 - complete after the last
             await asyncio.sleep(0)
         assert material is not None
-        report = await asyncio.to_thread(make_report, material)
+        is_small = len(tree.operations) <= MAX_OPERATIONS
+        unmet = find_unmet(self._state, tree, material, self._now()) if is_small or asked else []
+        report = await asyncio.to_thread(make_report, material, unmet)
         self.reports[tree.name], self._made_of[tree.name] = report, basis
         parts = report.parts
         tree.root.idle_cores = parts.starting + parts.without_work + parts.held_back

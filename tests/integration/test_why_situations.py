@@ -72,10 +72,6 @@ class Cluster:
     def report(self, tree: str = TREE) -> IdleReport:
         return find_idle(self.scheduler.state, self.scheduler.state.trees[tree], self.clock.now())
 
-    def cores(self, tree: str = TREE) -> float:
-        """What jobs use."""
-        return self.scheduler.state.trees[tree].root.usage[1]
-
     async def apply(self, report: IdleReport) -> None:
         """What the first cause advises: its commands, or the command lines of an operation."""
         change = report.causes[0].change
@@ -106,9 +102,14 @@ class Expected:
     """``words`` of the first sentence; how what it advises is done where that is no command."""
 
     def __init__(
-        self, kind: str, pool: str, *words: str, by_hand: Callable[[IdleReport], Awaitable[None]] | None = None
+        self,
+        kind: str,
+        pool: str,
+        *words: str,
+        by_hand: Callable[[IdleReport], Awaitable[None]] | None = None,
+        watched: str = ROOT_POOL,
     ) -> None:
-        self.kind, self.pool, self.words, self.by_hand = kind, pool, words, by_hand
+        self.kind, self.pool, self.words, self.by_hand, self.watched = kind, pool, words, by_hand, watched
 
 
 async def count_limit(c: Cluster) -> Expected:
@@ -299,10 +300,66 @@ async def gpu_nodes(c: Cluster) -> Expected:
     return Expected("tags", "research", "g0", "tree gpu", by_hand=by_hand)
 
 
+async def count_rule(c: Cluster) -> Expected:
+    """A guarantee is not met: the others' operation has fewer jobs than the count rule protects."""
+    await c.begin()
+    await c.pool("prod", strong_guarantee_resources={"cpu": 12})
+    await c.pool("dev")
+    await c.node("n0", 16.0)
+    await c.start("dev", jobs=8, cpu=2.0)
+    await c.settle()
+    await c.start("prod", jobs=6, cpu=2.0)
+    await c.settle(steps=10, seconds=5.0)
+    return Expected(
+        "max_unpreemptible_running_job_count", "prod", "pool prod has 0 of 12 guaranteed cores", "tree default is 10",
+        watched="prod",
+    )  # fmt: skip
+
+
+async def preemptions_forbidden(c: Cluster) -> Expected:
+    await c.begin(max_preemptions_per_minute=0)
+    await c.pool("prod", strong_guarantee_resources={"cpu": 12})
+    await c.pool("dev")
+    await c.node("n0", 16.0)
+    await c.start("dev", jobs=16, cpu=1.0)
+    await c.settle()
+    await c.start("prod", jobs=6, cpu=2.0)
+    await c.settle(steps=10, seconds=5.0)
+    return Expected("max_preemptions_per_minute", "prod", "0 of 12 guaranteed cores", "is 0", watched="prod")
+
+
+async def guarantee_of_pending_operations(c: Cluster) -> Expected:
+    """A guarantee is not met: others use the CPU, and all operations of the pool are pending."""
+    await c.begin()
+    await c.pool("prod", strong_guarantee_resources={"cpu": 12}, max_running_operation_count=0)
+    await c.pool("dev")
+    await c.node("n0", 16.0)
+    await c.start("dev", jobs=16, cpu=1.0)
+    for _ in range(13):
+        await c.start("prod", jobs=1, cpu=2.0)
+    await c.settle()
+    return Expected(
+        "max_running_operation_count", "prod", "0 of 12 guaranteed cores", "pool prod is 0", "raise it to 3",
+        watched="prod",
+    )  # fmt: skip
+
+
+async def late_starvation(c: Cluster) -> Expected:
+    await c.begin(fair_share_starvation_timeout=3_600_000)
+    await c.pool("prod", strong_guarantee_resources={"cpu": 12})
+    await c.pool("dev")
+    await c.node("n0", 16.0)
+    await c.start("dev", jobs=16, cpu=1.0)
+    await c.settle()
+    await c.start("prod", jobs=6, cpu=2.0)
+    return Expected("fair_share_starvation_timeout", "prod", "tree default is 3600 s", watched="prod")
+
+
 SITUATIONS = (
     count_limit, count_limit_of_a_parent, count_limit_that_hides_another, limit_of_a_user, limit_of_users_subpools,
     count_limit_of_the_tree, resource_limits, share_of_a_parent, limits_of_an_operation, tag, memory, slots,
-    fragmentation, spare, gpu_nodes,
+    fragmentation, spare, gpu_nodes, count_rule, preemptions_forbidden, guarantee_of_pending_operations,
+    late_starvation,
 )  # fmt: skip
 
 
@@ -317,15 +374,18 @@ def test_the_first_sentence_names_the_bottleneck_and_its_change_frees_what_was_f
         assert (first.kind, first.pool) == (expected.kind, expected.pool), report.sentence
         for word in expected.words:
             assert word in report.sentence, report.sentence
-        before = _all_cores(cluster)
+        before = _cores_of(cluster, expected.watched)
         await (expected.by_hand(report) if expected.by_hand else cluster.apply(report))
-        await cluster.settle(6)
-        freed = _all_cores(cluster) - before
+        # Where jobs must be taken from others, that takes its time-outs.
+        await cluster.settle(*((20, 6.0) if expected.watched != ROOT_POOL else (6, 1.0)))
+        freed = _cores_of(cluster, expected.watched) - before
         assert first.cores > 0.0
         assert freed == pytest.approx(first.cores, rel=0.1), (report.sentence, freed)
 
     asyncio.run(work())
 
 
-def _all_cores(cluster: Cluster) -> float:
-    return sum(cluster.cores(name) for name in cluster.scheduler.state.trees)
+def _cores_of(cluster: Cluster, pool: str) -> float:
+    """What jobs of a pool use, of all trees for the root."""
+    trees = cluster.scheduler.state.trees
+    return sum(tree.root.usage[1] for tree in trees.values()) if pool == ROOT_POOL else trees[TREE].pools[pool].usage[1]

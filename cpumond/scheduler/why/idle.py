@@ -7,7 +7,7 @@ these do not add up. ``idle_cores`` do: they lay each idle core to one cause.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +18,7 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.why.idle_material import Material, take_material
 from cpumond.scheduler.why.idle_search import Found, Search, search
 from cpumond.scheduler.why.remedies import Remedy, find_remedy
+from cpumond.scheduler.why.unmet import find_unmet
 
 SHOWN_OPERATIONS: Final = 20
 LEAST: Final = 0.005
@@ -47,6 +48,8 @@ class IdleCause(msgspec.Struct, frozen=True):
     idle_cores: float
     operation_count: int
     operations: list[str]
+    lead: str = ""
+    """How its sentence begins where no CPU is idle: a pool has less than its guarantee while others use the CPU."""
 
 
 class IdleParts(msgspec.Struct, frozen=True):
@@ -84,11 +87,11 @@ class IdleReport(msgspec.Struct, frozen=True):
 def find_idle(state: State, tree: Tree, now: float) -> IdleReport:
     """The report on a tree as it is. Changes nothing."""
     *_, material = take_material(state, tree, now)
-    return make_report(material)
+    return make_report(material, find_unmet(state, tree, material, now))
 
 
-def make_report(material: Material) -> IdleReport:
-    """The report on a tree of which all parts are taken."""
+def make_report(material: Material, unmet: Sequence[Remedy] = ()) -> IdleReport:
+    """The report on a tree of which all parts are taken; ``unmet``: what keeps pools from their guarantees."""
     found = search(material)
     split, base = material.split, found.base
     starting = min(base.cores, split.idle)
@@ -104,6 +107,7 @@ def make_report(material: Material) -> IdleReport:
         held_back=held,
     )
     causes = [_make_cause(found, each, find_remedy(found, each)) for each in found.found]
+    causes += [_make_guarantee_cause(found, each) for each in unmet if not _is_told(each, found, causes)]
     causes = sorted((each for each in causes if each.cores > LEAST), key=lambda each: -each.cores)
     report = IdleReport(
         material.tree, "", "", material.at, parts, found.waiting, len(base.left), found.outside, causes,
@@ -121,17 +125,35 @@ def _make_cause(result: Search, found: Found, remedy: Remedy) -> IdleCause:
         kind=remedy.kind,
         pool=remedy.pool or _most_held(result, found.placed),
         cores=_round(cores),
-        change=Change(
-            remedy.text,
-            [msgspec.to_builtins(each) for each in remedy.commands],
-            list(remedy.shell),
-            list(remedy.operations),
-        ),
+        change=_make_change(remedy),
         why=remedy.why,
         idle_cores=_round(min(found.idle, cores)),
         operation_count=len(ids),
         operations=ids[:SHOWN_OPERATIONS],
     )
+
+
+def _is_told(remedy: Remedy, result: Search, causes: list[IdleCause]) -> bool:
+    """Whether idle CPU is enough for what a pool misses, and what holds that back is told already."""
+    return result.held >= remedy.cores and any(cause.kind == remedy.kind for cause in causes)
+
+
+def _make_guarantee_cause(result: Search, remedy: Remedy) -> IdleCause:
+    below = {
+        number
+        for number, each in enumerate(result.operations)
+        if any(result.material.pools[place].name == remedy.pool for place in result.material.pools[each.pool].path)
+    }
+    ids = [result.operations[number].id for number in sorted(below) if number in result.base.left]
+    return IdleCause(
+        kind=remedy.kind, pool=remedy.pool, cores=_round(remedy.cores), change=_make_change(remedy), why=remedy.why,
+        idle_cores=0.0, operation_count=len(ids), operations=ids[:SHOWN_OPERATIONS], lead=remedy.lead,
+    )  # fmt: skip
+
+
+def _make_change(remedy: Remedy) -> Change:
+    commands = [msgspec.to_builtins(each) for each in remedy.commands]
+    return Change(remedy.text, commands, list(remedy.shell), list(remedy.operations))
 
 
 def _round(cores: float) -> float:
@@ -182,10 +204,9 @@ def tell(report: IdleReport) -> str:
     if report.causes:
         first = report.causes[0]
         idle = max(parts.held_back, first.cores)
-        return (
-            f"{_cores(idle)} {_stand(idle)} idle while {waiting} {wait}: {first.why}; {first.change.text} and "
-            f"{_cores(first.cores)} {'starts' if show_cores(first.cores) == '1' else 'start'} work"
-        )
+        lead = first.lead or f"{_cores(idle)} {_stand(idle)} idle while {waiting} {wait}"
+        work = f"{_cores(first.cores)} {'starts' if show_cores(first.cores) == '1' else 'start'} work"
+        return f"{lead}: {first.why}; {first.change.text} and {work}{' for it' if first.lead else ''}"
     idle = parts.held_back + parts.without_work
     if parts.held_back > LEAST:
         return f"{_cores(idle)} {_stand(idle)} idle while {waiting} {wait}, and no single limit is in the way"

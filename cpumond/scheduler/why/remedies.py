@@ -37,10 +37,12 @@ class Remedy:
     shell: tuple[str, ...] = ()
     operations: tuple[str, ...] = ()
     """Ids that the text names."""
+    lead: str = ""
+    """How the sentence begins where it is not about idle CPU."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """One part of a remedy."""
 
     why: str
@@ -84,24 +86,24 @@ def _find_pool(material: Material, name: str) -> PoolRoom | None:
     return next((pool for pool in material.pools if pool.name == name), None)
 
 
-def _step(result: Search, found: Found, hindrance: Hindrance) -> _Step:
+def _step(result: Search, found: Found, hindrance: Hindrance) -> Step:
     material = result.material
     if hindrance.kind in COUNTS:
-        return _raise_count(material, hindrance, found.values[hindrance])
+        return raise_count(material, hindrance, found.values[hindrance])
     if hindrance.kind == "limits":
         return _raise_limits(material, found, hindrance.name)
     if hindrance == FRAGMENTATION:
         return _order_less_cpu(result, found)
     if hindrance == SPARE:
         amounts = ", ".join(f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(material.spare) if x)
-        return _Step(
+        return Step(
             f"a node gets jobs only while it has {amounts} free (min_spare_job_resources_on_node)",
             "lower min_spare_job_resources_on_node in the scheduler's configuration to what the smallest job orders",
         )
     if hindrance == GRACEFUL:
         ids = tuple(result.operations[number].id for number in sorted(found.placed)[:3])
         them = "it" if len(found.placed) == 1 else "them"
-        return _Step(
+        return Step(
             f"preemption_mode of {count(len(found.placed), 'waiting operation')} is graceful, and such an operation "
             "starts no job beyond its fair share",
             f"start {them} with preemption_mode = normal ({', '.join(ids)})",
@@ -119,7 +121,8 @@ def _of(pool: str, tree: str) -> str:
     return f"tree {tree}" if pool == ROOT_POOL else f"pool {pool}"
 
 
-def _raise_count(material: Material, hindrance: Hindrance, value: float) -> _Step:
+def raise_count(material: Material, hindrance: Hindrance, value: float) -> Step:
+    """A higher limit of running operations for the pools that a hindrance is of."""
     limit, tree = math.ceil(value), material.tree
     if hindrance.kind == "subpool_count":
         now = max(
@@ -135,7 +138,7 @@ def _raise_count(material: Material, hindrance: Hindrance, value: float) -> _Ste
     text = f"raise it to {limit}"
     if pool.parent < 0:
         edits = (Edit((COUNT,), limit),)
-        return _Step(why, text, (ChangeTree(tree, edits),), (_line("tree", "set", tree, f"{COUNT}={limit}"),))
+        return Step(why, text, (ChangeTree(tree, edits),), (command_line("tree", "set", tree, f"{COUNT}={limit}"),))
     if not pool.is_ephemeral:
         return _set_pool(
             tree, pool.name, [((COUNT,), limit)], why + ("" if pool.has_own_count else " by default"), text
@@ -144,21 +147,22 @@ def _raise_count(material: Material, hindrance: Hindrance, value: float) -> _Ste
     if parent.parent >= 0:
         return _set_pool(tree, parent.name, [((SUBPOOL, COUNT), limit)], why, text)
     command = CreatePool(tree, pool.name, parent.name, {COUNT: limit})
-    line = _line("pool", "create", pool.name, f"{COUNT}={limit}", "--tree", tree)
-    return _Step(f"{why} by default", f"make it a pool with {limit}", (command,), (line,))
+    line = command_line("pool", "create", pool.name, f"{COUNT}={limit}", "--tree", tree)
+    return Step(f"{why} by default", f"make it a pool with {limit}", (command,), (line,))
 
 
 def _is_of(material: Material, pool: PoolRoom, parent: str) -> bool:
     return pool.is_ephemeral and material.pools[pool.parent].name == parent
 
 
-def _set_pool(tree: str, pool: str, edits: Sequence[tuple[tuple[str, ...], Any]], why: str, text: str) -> _Step:
+def _set_pool(tree: str, pool: str, edits: Sequence[tuple[tuple[str, ...], Any]], why: str, text: str) -> Step:
     command = ChangePool(tree, pool, tuple(Edit(path, value) for path, value in edits))
     words = [f"{'/'.join(path)}={show_number(value)}" for path, value in edits]
-    return _Step(why, text, (command,), (_line("pool", "set", pool, *words, "--tree", tree),))
+    return Step(why, text, (command,), (command_line("pool", "set", pool, *words, "--tree", tree),))
 
 
-def _line(*words: str) -> str:
+def command_line(*words: str) -> str:
+    """A command of ``cpumond`` as one types it."""
     return shlex.join(["cpumond", *words])
 
 
@@ -175,7 +179,7 @@ def _up(r: int, amount: float) -> float:
     return math.ceil(amount * 100.0 - 1e-6) / 100.0 if r == CPU else float(math.ceil(amount - 1e-6))
 
 
-def _raise_limits(material: Material, found: Found, name: str) -> _Step:
+def _raise_limits(material: Material, found: Found, name: str) -> Step:
     pool = _find_pool(material, name)
     if pool is None:
         return _raise_operation(material, found, name)
@@ -202,7 +206,7 @@ def _raise_limits(material: Material, found: Found, name: str) -> _Step:
     return _set_pool(material.tree, where, edits, " and ".join(whys), " and ".join(texts))
 
 
-def _raise_operation(material: Material, found: Found, operation_id: str) -> _Step:
+def _raise_operation(material: Material, found: Found, operation_id: str) -> Step:
     operation = next(each for each in material.operations if each.id == operation_id)
     need = add(operation.usage, found.packing.grown.get(operation_id, (0.0,) * 5))
     words, whys = [], []
@@ -215,7 +219,9 @@ def _raise_operation(material: Material, found: Found, operation_id: str) -> _St
         whys.append(f"max_share_ratio of an operation is {operation.ratio:g}")
         words.append("max_share_ratio=1")
     text = f"set {' '.join(words)} of operation {operation_id}"
-    return _Step(" and ".join(whys), text, (), (_line("operation", "set", operation_id, *words),), (operation_id,))
+    return Step(
+        " and ".join(whys), text, (), (command_line("operation", "set", operation_id, *words),), (operation_id,)
+    )
 
 
 # --- what nodes lack
@@ -233,7 +239,7 @@ def _pieces(result: Search, found: Found) -> tuple[float, float]:
     return size, min(cores, waiting)
 
 
-def _order_less_cpu(result: Search, found: Found) -> _Step:
+def _order_less_cpu(result: Search, found: Found) -> Step:
     orders = _waiting_orders(result, found)
     smallest = min(order[CPU] for order in orders)
     size, _ = _pieces(result, found)
@@ -242,7 +248,7 @@ def _order_less_cpu(result: Search, found: Found) -> _Step:
         f"they are in pieces of at most {_cores(largest)}, and each waiting job orders {_cores(smallest)}"
         f"{' or more' if any(order[CPU] > smallest for order in orders) else ''}"
     )
-    return _Step(why, f"order at most {_cores(size)} for a job")
+    return Step(why, f"order at most {_cores(size)} for a job")
 
 
 def _cores(cores: float) -> str:
@@ -272,26 +278,26 @@ def _smaller(result: Search, found: Found, r: int) -> tuple[float, float]:
     return best
 
 
-def _order_less(result: Search, found: Found, r: int) -> _Step:
+def _order_less(result: Search, found: Found, r: int) -> Step:
     orders = [order for order in _waiting_orders(result, found) if order[r] > 0.0]
     name, wanted = RESOURCES[r], min((order[r] for order in orders), default=0.0)
     size, cores = _smaller(result, found, r)
     nodes = [node for node in result.base.free if node.free[r] < wanted]
     why = f"the nodes where CPU is free lack {name}: a waiting job orders {show_amount(r, wanted)}"
     if r != 0 and cores > 0.0:
-        return _Step(f"{why} {name}", f"order at most {show_amount(r, size)} {name} for a job")
+        return Step(f"{why} {name}", f"order at most {show_amount(r, size)} {name} for a job")
     if r == 0:
         jobs = found.packing.jobs - result.base.jobs
         more = f"let {count(len(nodes), 'node')} offer {count(jobs, 'more user_slot')} in all"
-        return _Step(f"the nodes where CPU is free have no {name} left", more)
+        return Step(f"the nodes where CPU is free have no {name} left", more)
     most = max((node.free[r] for node in nodes), default=0.0)
-    return _Step(f"{why} {name}, {show_amount(r, most)} is the most that is left", f"add a node with {name}")
+    return Step(f"{why} {name}, {show_amount(r, most)} is the most that is left", f"add a node with {name}")
 
 
 # --- nodes of other trees
 
 
-def _fit_tags(result: Search, found: Found) -> _Step:
+def _fit_tags(result: Search, found: Found) -> Step:
     material = result.material
     used = {node.id: node for node in found.packing.free}
     nodes = [each for each in material.outside if each.id in used and used[each.id].free != each.free]
@@ -300,7 +306,7 @@ def _fit_tags(result: Search, found: Found) -> _Step:
     several = [each for each in nodes if each.why]
     if several:
         why = f"the tags of {they} {names} fit the nodes_filter of trees {several[0].why}, so that no job starts there"
-        return _Step(why, f"change the tags of {they} {names}, or the filters, so that only one fits")
+        return Step(why, f"change the tags of {they} {names}, or the filters, so that only one fits")
     theirs = sorted({each.tree for each in nodes if each.tree})
     where = f"trees {', '.join(theirs)}" if len(theirs) > 1 else f"tree {theirs[0]}" if theirs else "no tree"
     why = (
@@ -308,11 +314,11 @@ def _fit_tags(result: Search, found: Found) -> _Step:
         f"{where}"
     )
     if theirs:
-        return _Step(why, f"let the operations run in {where}, too (pool_trees)")
+        return Step(why, f"let the operations run in {where}, too (pool_trees)")
     own, other = {tag for each in nodes for tag in each.tags}, set[str]()
     common = frozenset.intersection(*(each.tags for each in nodes))
     tag = min(common or own - other, key=lambda each: (each in {node.id for node in nodes}, each))
     wider = f"({material.nodes_filter}) | {tag}" if common else " | ".join([f"({material.nodes_filter})", *sorted(own)])
     command = ChangeTree(material.tree, (Edit(("nodes_filter",), wider),))
-    line = _line("tree", "set", material.tree, f"nodes_filter={wider}")
-    return _Step(why, f"set nodes_filter to {wider}", (command,), (line,))
+    line = command_line("tree", "set", material.tree, f"nodes_filter={wider}")
+    return Step(why, f"set nodes_filter to {wider}", (command,), (line,))

@@ -50,7 +50,7 @@ def test_what_an_inner_pool_says_itself_holds():
     assert limits(world, "lab") == (5, 7)
 
 
-@pytest.mark.parametrize("is_parent_of_all", (False, True))
+@pytest.mark.parametrize("is_parent_of_all", [False, True])
 def test_pools_in_which_ephemeral_ones_are_made_are_inner(is_parent_of_all):
     world = make()
     if is_parent_of_all:
