@@ -1,0 +1,1 @@
+"""What will be: the scheduler's own state, run ahead of time."""
