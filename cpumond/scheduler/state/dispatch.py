@@ -22,7 +22,7 @@ from cpumond.fairshare.resources import ZERO, add
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide import preemption, preemption_record, starvation
 from cpumond.scheduler.decide.cost import next_unspared
-from cpumond.scheduler.decide.placement import ServiceOrder, place_jobs, wants_jobs
+from cpumond.scheduler.decide.placement import ServiceOrder, has_spare, place_jobs, wants_jobs
 from cpumond.scheduler.decide.swap import TargetPriority
 from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators, find_overcommit_victims
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree, end_job
@@ -379,6 +379,24 @@ class Dispatch(Gangs):
         for job, why in find_overcommit_victims(node, now, self.rules.overcommit_duration_s):
             self._stop(job, "overcommit", why, now)
         _note_overcommit(node, now)
+
+    def is_at_rest(self, node: Node) -> bool:
+        """Whether a heartbeat of the node that tells nothing new would start and stop nothing, by what was left since
+        the last update: no order is under way, nobody wants its room or its jobs. For runs ahead of time."""
+        tree = self.trees.get(node.tree or "")
+        if tree is None or not tree.update_count:
+            return True
+        order = self._orders.get(tree.name)
+        is_draining = node.cordon is not None and node.cordon.drain
+        if order is None or node.stopping or is_draining or node.overcommitted_since is not None:
+            return False
+        for job in node.jobs.values():
+            if not job.was_reported or job.element.operation.record.preemption_mode == "graceful":
+                return False
+        targets = self._targets(tree)
+        if targets.gangs or (node.jobs and targets.below):
+            return False
+        return node.cordoned or order.best() is None or not has_spare(node, node.free, self.rules.spare)
 
     def _start_jobs(self, node: Node, tree: Tree, now: float, new_id: Callable[[], str]) -> None:
         def make_job(element: OperationElement, task: Task, on: Node) -> Job:

@@ -1,0 +1,119 @@
+"""Work on a copy of this process' memory, in a child of its own: frozen as it is now, in milliseconds, whatever its size.
+
+The copy is the kernel's (fork): nothing is encoded or walked, and what the child changes is only its own. A child does
+nothing but compute: it closes what it inherited, shares no thread, lock or connection, writes messages to a pipe and
+ends without the exit handlers of the program. It ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import struct
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+Send = Callable[[bytes], None]
+NICENESS: Final = 19
+_SIZE: Final = struct.Struct("<I")
+MAX_MESSAGE_BYTES: Final = 2**28
+
+
+class ChildError(Exception):
+    """The child ended without an end of its work; the message is its own last words, where it had some."""
+
+
+class Child:
+    """A child that works; its messages are read with ``messages``. Used by the thread of the event loop."""
+
+    def __init__(self, work: Callable[[Send], None]) -> None:
+        """Fork. ``work`` gets a function that sends a message; it is not heard of any more once it returns or raises."""
+        reading, writing = os.pipe()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if not self.pid:
+            _work(work, writing, parent)
+        os.close(writing)
+        self._reading = reading
+        self.cpu_s = 0.0
+        """What the child cost, once it has ended."""
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """What the child sends, until it is done. Raises ChildError. Whoever stops reading before ends the child."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
+        file = os.fdopen(self._reading, "rb", buffering=0)
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
+        try:
+            while True:
+                size = _SIZE.unpack(await reader.readexactly(_SIZE.size))[0]
+                if not size:
+                    break
+                yield await reader.readexactly(size)
+        except asyncio.IncompleteReadError:
+            raise ChildError("the process that computes it has ended before it was done") from None
+        finally:
+            transport.close()
+            self._end()
+            await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self._reap)))
+
+    def read_all(self) -> list[bytes]:
+        """The messages, for a caller without an event loop. Raises ChildError."""
+        found: list[bytes] = []
+        try:
+            with os.fdopen(self._reading, "rb") as file:
+                while True:
+                    head = file.read(_SIZE.size)
+                    if len(head) < _SIZE.size:
+                        raise ChildError("the process that computes it has ended before it was done")
+                    if not (size := _SIZE.unpack(head)[0]):
+                        return found
+                    found.append(file.read(size))
+        finally:
+            self._end()
+            self._reap()
+
+    def _end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)  # it has not been waited for: its id is nobody else's
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            usage = os.wait4(self.pid, 0)[2]
+            self.cpu_s = usage.ru_utime + usage.ru_stime
+
+
+def is_orphan(parent: int) -> bool:
+    """Whether the process that forked this one has ended."""
+    return os.getppid() != parent
+
+
+def _work(work: Callable[[Send], None], writing: int, parent: int) -> None:
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        os.nice(NICENESS)
+        kept = os.dup2(writing, 3) if writing != 3 else 3
+        os.closerange(4, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 2**20 else 2**20)
+
+        def send(message: bytes) -> None:
+            if is_orphan(parent):
+                os._exit(1)
+            data = memoryview(_SIZE.pack(len(message)) + message)
+            while data:
+                data = data[os.write(kept, data) :]
+
+        work(send)
+        send(b"")
+        code = 0
+    except BaseException:
+        with contextlib.suppress(Exception):
+            print(traceback.format_exc(), file=sys.__stderr__, flush=True)
+    finally:
+        os._exit(code)

@@ -1,0 +1,405 @@
+"""The state run ahead of time: its own updates, heartbeats and commands in virtual time, with nodes that obey. Pure.
+
+What is run is the state itself, which is changed by it: the caller gives one that nobody else has. What nodes and jobs
+do is the ``Load``'s to say. Events are handled one by one, in the order of their times, as the service would.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Final, Literal, NamedTuple, Protocol
+
+from cpumond.core.wire import FinishedJob, HeartbeatAnswer, JobOrder, JobReport, NodeHeartbeat
+from cpumond.fairshare.resources import CPU, Vector, dominates
+from cpumond.fairshare.update import FairShareUpdater
+from cpumond.scheduler.elements import Job, Node, Tree
+from cpumond.scheduler.model import CommandError, OperationRecord, PreemptionRecord, Task
+from cpumond.scheduler.state import State
+from cpumond.scheduler.state.commands import Command, prepare
+from cpumond.scheduler.state.transaction import NOTHING, Transaction
+
+EXACT_SIZE: Final = 400
+"""With so many operations and nodes at most, every update and heartbeat is made."""
+EXACT_S: Final = 15.0
+LEAST_DETAIL: Final = 0.06
+"""With more, those after EXACT_S are as far apart as this part of the time since the beginning, at most."""
+REACTION_S: Final = 0.05
+"""From the start or end of a job on a node to the heartbeat that tells of it; agents do not wait for the next one."""
+PROGRESS_EVENTS: Final = 2000
+MOST_BARREN: Final = 8
+
+
+class Load(Protocol):
+    """What is not the scheduler's to decide."""
+
+    def left_s(self, record: OperationRecord, task: Task, ran_s: float) -> float:
+        """How many seconds a job that has run for ``ran_s`` still runs; infinity where nobody knows."""
+
+    def limit_of(self, record: OperationRecord, task: Task) -> tuple[float, float]:
+        """Which part of its order a job's limit settles at, and after how many seconds."""
+
+    def next_arrival(self, after: float) -> tuple[float, OperationRecord] | None:
+        """The next operation that somebody starts, with the id and sequence of another one; None: none is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When things happen: seconds between heartbeats of a node and between updates, when the next update is due, and by
+    tree when the last one was made."""
+
+    heartbeat_s: float
+    update_s: float
+    update_due: float
+    updated_at: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Course:
+    """What happened. Times are the scheduler's."""
+
+    began: float
+    until: float
+    starts: list[tuple[float, str, str]] = field(default_factory=list)
+    """When, operation, node: of each job."""
+    first_starts: dict[str, float] = field(default_factory=dict)
+    ends: dict[str, float] = field(default_factory=dict)
+    arrived: dict[str, OperationRecord] = field(default_factory=dict)
+    """Operations that somebody would start meanwhile."""
+    stops: list[PreemptionRecord] = field(default_factory=list)
+    core_seconds: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    """(Tree, pool) -> fair share and use."""
+    ids: list[str] = field(default_factory=list)
+    """What the commands made."""
+
+
+class _Event(NamedTuple):
+    at: float
+    rank: int
+    number: int
+    kind: Literal["update", "beat", "end", "arrival", "settles"]
+    node_id: str = ""
+    job_id: str = ""
+
+
+@dataclass(slots=True)
+class _Process:
+    """A job on its node."""
+
+    order: JobOrder
+    began: float
+    is_stopping: bool = False
+
+
+@dataclass(slots=True)
+class _Host:
+    """What a node knows: the agent's side of one ``Node``."""
+
+    processes: dict[str, _Process] = field(default_factory=dict)
+    finished: dict[str, FinishedJob] = field(default_factory=dict)
+    news: dict[str, JobReport] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
+    beat_at: float = 0.0
+    """When its next heartbeat is; an event of another time is void."""
+
+
+class Forward:
+    """One run ahead of ``state``, from ``now`` on. ``tell``: called now and then with how far it is, 0 to 1."""
+
+    def __init__(
+        self, state: State, now: float, pace: Pace, load: Load, tell: Callable[[float], None] = lambda _: None
+    ) -> None:
+        self.state = state
+        self.now = now
+        self.pace = pace
+        self.load = load
+        self.tell = tell
+        self._ids = itertools.count(1)
+        self._numbers = itertools.count()
+        self._events: list[_Event] = []
+        self._hosts: dict[str, _Host] = {}
+        self._updaters = {name: FairShareUpdater() for name in state.trees}
+        self._updated_at = dict(pace.updated_at)
+        size = len(state.operations) + len(state.nodes)
+        self._detail = 0.0 if size <= EXACT_SIZE else min(size / 100_000, LEAST_DETAIL)
+        self._course = Course(now, now)
+        self._barren: dict[str, list[Vector]] = {}
+        """Tree -> free room in which nothing was placed since its last update or change."""
+
+    def run(self, until: float, commands: tuple[Command, ...] = (), user: str = "") -> Course:
+        """What happens until then if nobody does more than ``commands`` and the load. Raises CommandError where one of
+        the commands is refused."""
+        course = self._course
+        course.until = until
+        for command in commands:
+            self._apply(change := prepare(self.state, command, user, self.now, self._new_id))
+            course.ids.append(change.id)
+        self._barren.clear()
+        self._begin()
+        seen = 0
+        while self._events and (event := heappop(self._events)).at <= until:
+            seen += 1
+            if not seen % PROGRESS_EVENTS:
+                self.tell((event.at - course.began) / max(until - course.began, 1e-9))
+            self.now = max(event.at, self.now)
+            self._handle(event)
+        return course
+
+    # --- events
+
+    def _at(
+        self,
+        at: float,
+        kind: Literal["update", "beat", "end", "arrival", "settles"],
+        node_id: str = "",
+        job_id: str = "",
+    ) -> None:
+        rank = 0 if kind in ("end", "settles", "arrival") else 1 if kind == "update" else 2
+        heappush(self._events, _Event(at, rank, next(self._numbers), kind, node_id, job_id))
+
+    def _begin(self) -> None:
+        now, pace = self.now, self.pace
+        self._at(max(pace.update_due, now), "update")
+        for node in self.state.nodes.values():
+            host = self._hosts[node.id] = _Host()
+            if not node.is_online:
+                continue
+            for job in (*node.jobs.values(), *node.stopping.values()):
+                if job.was_reported:
+                    began = now if job.began_at is None else job.began_at
+                    host.processes[job.id] = _Process(_order_of(job), began, job.stop is not None)
+                    if job.stop is None:
+                        self._at(now + max(self._left_s(job, now - began), 0.0), "end", node.id, job.id)
+            host.beat_at = max(node.last_seen + pace.heartbeat_s, now)
+            self._at(host.beat_at, "beat", node.id)
+        self._expect_arrival(now)
+
+    def _expect_arrival(self, after: float) -> None:
+        arrival = self.load.next_arrival(after)
+        if arrival is not None:
+            self._next_arrival = arrival[1]
+            self._at(arrival[0], "arrival")
+
+    def _handle(self, event: _Event) -> None:
+        if event.kind == "update":
+            self._update()
+        elif event.kind == "beat":
+            if self._hosts[event.node_id].beat_at == event.at:
+                self._beat(event.node_id)
+        elif event.kind == "arrival":
+            self._arrive(self._next_arrival)
+            self._expect_arrival(self.now)
+        elif event.job_id in self._hosts[event.node_id].processes:
+            if event.kind == "end":
+                self._end(event.node_id, event.job_id, "completed")
+            else:
+                self._settle_limit(event.node_id, event.job_id)
+
+    def _step_s(self, least_s: float) -> float:
+        since_s = self.now - self._course.began - EXACT_S
+        return max(least_s, self._detail * since_s) if self._detail and since_s > 0.0 else least_s
+
+    # --- the scheduler's side
+
+    def _new_id(self) -> str:
+        return f"foretold-{next(self._ids)}"
+
+    def _apply(self, change: Transaction) -> None:
+        state, ends = self.state, self._course.ends
+        while True:
+            state.apply(change, self.now)
+            ends.update({record.id: self.now for record in change.operations if record.is_finished})
+            change = state.settle(self.now)
+            if change.is_empty:
+                break
+        state.take_expired()
+        self._barren.clear()
+
+    def _update(self) -> None:
+        state, now = self.state, self.now
+        for node_id, host in self._hosts.items():
+            if host.beat_at and (node := state.nodes.get(node_id)) is not None:
+                node.last_seen = now
+        expired = state.expire(now)
+        if not expired.is_empty or state.is_unsettled(now):
+            self._apply(state.recount(expired, now) if expired.removed_nodes else expired)
+        step_s = self._step_s(self.pace.update_s)
+        for name, tree in list(state.trees.items()):
+            updater = self._updaters.setdefault(name, FairShareUpdater())
+            result = updater.update(state.make_snapshot(tree), now, self._updated_at.get(name))
+            self._updated_at[name] = now
+            state.accept_update(tree, result, now)
+            self._sum_up(tree, step_s)
+        self._barren.clear()
+        self._at(now + step_s, "update")
+
+    def _sum_up(self, tree: Tree, step_s: float) -> None:
+        sums = self._course.core_seconds
+        for pool in (tree.root, *tree.pools.values()):
+            share, used = sums.get((tree.name, pool.name), (0.0, 0.0))
+            share += pool.fair_share[CPU] * tree.total[CPU] * step_s
+            sums[tree.name, pool.name] = share, used + pool.usage[CPU] * step_s
+
+    def _arrive(self, like: OperationRecord) -> None:
+        state = self.state
+        record = like.__class__(
+            **{name: getattr(like, name) for name in like.__struct_fields__ if name not in _OF_A_RUN},
+            id=self._new_id(), sequence=state.sequence + 1, start_time=self.now,
+        )  # fmt: skip
+        if any(name not in state.trees for name in record.trees):
+            return
+        self._course.arrived[record.id] = record
+        self._apply(Transaction(operations=(record,)))
+
+    # --- the nodes' side
+
+    def _left_s(self, job: Job, ran_s: float) -> float:
+        left_s = self.load.left_s(job.element.operation.record, job.task, ran_s)
+        limit_ms = job.task.job_time_limit
+        return left_s if limit_ms is None else min(left_s, max(limit_ms / 1e3 - ran_s, 0.0))
+
+    def _end(self, node_id: str, job_id: str, end: Literal["completed", "aborted"]) -> None:
+        host = self._hosts[node_id]
+        process = host.processes.pop(job_id)
+        order = process.order
+        host.news.pop(job_id, None)
+        host.gone.append(job_id)
+        host.finished[job_id] = FinishedJob(
+            job_id, order.operation_id, end, order.task, 0 if end == "completed" else None,
+            start_time=process.began, finish_time=self.now,
+        )  # fmt: skip
+        self._react(node_id)
+
+    def _react(self, node_id: str) -> None:
+        host = self._hosts[node_id]
+        if self.now + REACTION_S < host.beat_at:
+            host.beat_at = self.now + REACTION_S
+            self._at(host.beat_at, "beat", node_id)
+
+    def _settle_limit(self, node_id: str, job_id: str) -> None:
+        """The monitor has lowered the job's limit to what it needs."""
+        host, job = self._hosts[node_id], self.state.jobs.get(job_id)
+        if job is not None and job.is_active:
+            ratio, _ = self.load.limit_of(job.element.operation.record, job.task)
+            process = host.processes[job_id]
+            host.news[job_id] = _report(process, process.order.cpu_limit * ratio)
+
+    def _beat(self, node_id: str) -> None:
+        state, now, host = self.state, self.now, self._hosts[node_id]
+        node = state.nodes.get(node_id)
+        if node is None:
+            return
+        host.beat_at = now + self._step_s(self.pace.heartbeat_s)
+        self._at(host.beat_at, "beat", node_id)
+        is_exact = not self._detail or now - self._course.began < EXACT_S
+        if not is_exact and not host.news and not host.finished and self._is_at_rest(node):
+            return
+        receipt = state.receive(self._heartbeat(node, host), now)
+        host.news, host.gone = {}, []
+        if not receipt.accepted:
+            return
+        if not receipt.transaction.is_empty:
+            self._apply(state.recount(receipt.transaction, now))
+        elif state.is_unsettled(now):
+            self._apply(NOTHING)
+        before = len(self._course.starts)
+        free = node.free
+        state.schedule(node_id, now, self._new_id)
+        changed = state.starts_to_store()
+        state.note_stored(changed)
+        for record in changed:
+            # Where a gang starts, or jobs stop for it, on other nodes, these hear of it with their next heartbeat.
+            other = self._hosts.get(record.node_id)
+            if other is not None and record.node_id != node_id and other.beat_at > now + self.pace.heartbeat_s:
+                other.beat_at = now + self.pace.heartbeat_s
+                self._at(other.beat_at, "beat", record.node_id)
+        self._obey(node, host, state.answer(node_id, receipt, now))
+        if (
+            len(self._course.starts) == before
+            and len(barren := self._barren.setdefault(node.tree or "", [])) < MOST_BARREN
+        ):
+            barren.append(free)
+
+    def _is_at_rest(self, node: Node) -> bool:
+        """Whether a heartbeat without news would change nothing, as far as can be seen without making it."""
+        return self.state.is_at_rest(node) or any(
+            dominates(room, node.free) for room in self._barren.get(node.tree or "", ())
+        )
+
+    def _heartbeat(self, node: Node, host: _Host) -> NodeHeartbeat:
+        is_first = node.sequence < 0
+        news = (
+            [_report(each, each.order.cpu_limit) for each in host.processes.values()]
+            if is_first
+            else host.news.values()
+        )
+        others = sum(job_id not in host.processes for job_id in node.strangers)
+        return NodeHeartbeat(
+            node.id, node.incarnation, max(node.sequence, 0) + 1, self.now, node.capacity[CPU], list(news),
+            finished_jobs=list(host.finished.values()), base=None if is_first else node.sequence, gone=host.gone,
+            job_count=len(host.processes) + others,
+        )  # fmt: skip
+
+    def _obey(self, node: Node, host: _Host, answer: HeartbeatAnswer) -> None:
+        for job_id in answer.acknowledged:
+            host.finished.pop(job_id, None)
+        course, started = self._course, False
+        for stop in answer.stop:
+            if (process := host.processes.get(stop.job_id)) is not None:
+                job = self.state.jobs.get(stop.job_id)
+                if job is not None and job.stop is not None and not process.is_stopping:
+                    course.stops.append(job.stop.record)
+                self._end(node.id, stop.job_id, "aborted")
+        for order in answer.start:
+            if order.job_id in host.processes or order.job_id in host.finished:
+                continue
+            job = self.state.jobs.get(order.job_id)
+            if job is None:
+                continue
+            process = host.processes[order.job_id] = _Process(order, self.now)
+            host.news[order.job_id] = _report(process, order.cpu_limit)
+            course.starts.append((self.now, order.operation_id, node.id))
+            course.first_starts.setdefault(order.operation_id, self.now)
+            self._at(self.now + self._left_s(job, 0.0), "end", node.id, order.job_id)
+            ratio, after_s = self.load.limit_of(job.element.operation.record, job.task)
+            if ratio < 1.0:
+                self._at(self.now + after_s, "settles", node.id, order.job_id)
+            started = True
+        if started:
+            self._react(node.id)
+
+
+_OF_A_RUN: Final = frozenset(
+    {
+        "id",
+        "sequence",
+        "start_time",
+        "state",
+        "running_in",
+        "suspended",
+        "finish_time",
+        "counts",
+        "error",
+        "parents",
+        "alias",
+    }
+)
+"""What another start of a like operation does not have of this one."""
+
+
+def _order_of(job: Job) -> JobOrder:
+    """As much of a job's order as its node tells again."""
+    return JobOrder(
+        job.id, job.element.operation.id, job.task.name, "", job.task.cpu_limit, job.task.memory_limit,
+        job.task.user_slots, "", {}, "", {}, 0.0,
+    )  # fmt: skip
+
+
+def _report(process: _Process, limit_cores: float) -> JobReport:
+    order = process.order
+    return JobReport(
+        order.job_id, order.operation_id, order.cpu_limit, limit_cores, from_scheduler=True,
+        stopping=process.is_stopping, task=order.task, start_time=process.began,
+    )  # fmt: skip
