@@ -45,6 +45,8 @@ from cpumond.scheduler.event_log import EventLog, is_denied, say
 from cpumond.scheduler.events import Told
 from cpumond.scheduler.events.commands import Asked, tell_command, tell_pin, tell_refused
 from cpumond.scheduler.events.happenings import tell_change, tell_refused_node, tell_start
+from cpumond.scheduler.forecast.forward import Pace
+from cpumond.scheduler.forecast.keeper import Forecasts
 from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.idle_watch import IdleWatch
 from cpumond.scheduler.lead import LeadView
@@ -164,6 +166,8 @@ class Scheduler:
         self.idle = IdleWatch(self.state, clock.now)
         self.history: History | None = None
         """None where no history is kept."""
+        self.forecasts: Forecasts | None = None
+        """None where nothing is foretold."""
         self.retention: LogRetention | None = None
         """None where the store's log is never cut."""
         self.lead: Callable[[], LeadView] | None = None
@@ -483,6 +487,8 @@ class Scheduler:
                 await self.update_all()
                 self.ready.set()
                 self.idle.take_if_due()
+                if self.forecasts is not None:
+                    self.forecasts.take_if_due()
                 if self.history is not None:
                     self.history.take_if_due(self.clock.now())
                 if self.retention is not None:
@@ -505,8 +511,16 @@ class Scheduler:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), max(due - loop.time(), 0.0))
         await self.idle.close()
+        if self.forecasts is not None:
+            await self.forecasts.close()
         if self.history is not None:
             await self.history.close(self.clock.now())
+
+    def pace(self) -> Pace:
+        """When nodes and updates are due, for a run ahead from now on."""
+        at = {name: kept.previous_time for name, kept in self.updates.items() if kept.previous_time is not None}
+        due = max(at.values(), default=self.clock.now()) + self.update_period_s
+        return Pace(self.state.period_s, self.update_period_s, due, at)
 
     async def close(self) -> None:
         """Close the store, after the write that is under way; later ones are refused."""

@@ -44,7 +44,7 @@ class Known:
 
 
 class Cluster:
-    """A played cluster whose nodes send heartbeats each second, each at its own moment, and after what happens there."""
+    """A played cluster whose nodes send heartbeats each second at their own moments, and after what happens there."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Work on a copy of this process' memory, in a child of its own: frozen as it is now, in milliseconds, whatever its size.
+"""Work on a copy of this process' memory, in a child of its own: frozen as it is now, in milliseconds.
 
 The copy is the kernel's (fork): nothing is encoded or walked, and what the child changes is only its own. A child does
 nothing but compute: it closes what it inherited, shares no thread, lock or connection, writes messages to a pipe and
@@ -14,7 +14,7 @@ import signal
 import struct
 import sys
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
 Send = Callable[[bytes], None]
@@ -31,7 +31,7 @@ class Child:
     """A child that works; its messages are read with ``messages``. Used by the thread of the event loop."""
 
     def __init__(self, work: Callable[[Send], None]) -> None:
-        """Fork. ``work`` gets a function that sends a message; it is not heard of any more once it returns or raises."""
+        """Fork. ``work`` gets a function that sends a message; when it returns, the child ends."""
         reading, writing = os.pipe()
         parent = os.getpid()
         self.pid = os.fork()
@@ -61,9 +61,8 @@ class Child:
             self._end()
             await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self._reap)))
 
-    def read_all(self) -> list[bytes]:
+    def read_each(self) -> Iterator[bytes]:
         """The messages, for a caller without an event loop. Raises ChildError."""
-        found: list[bytes] = []
         try:
             with os.fdopen(self._reading, "rb") as file:
                 while True:
@@ -71,11 +70,15 @@ class Child:
                     if len(head) < _SIZE.size:
                         raise ChildError("the process that computes it has ended before it was done")
                     if not (size := _SIZE.unpack(head)[0]):
-                        return found
-                    found.append(file.read(size))
+                        return
+                    yield file.read(size)
         finally:
             self._end()
             self._reap()
+
+    def read_all(self) -> list[bytes]:
+        """All messages at once. Raises ChildError."""
+        return list(self.read_each())
 
     def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -90,6 +93,17 @@ class Child:
 def is_orphan(parent: int) -> bool:
     """Whether the process that forked this one has ended."""
     return os.getppid() != parent
+
+
+def ends_with_parent() -> Callable[[object], None]:
+    """A function that ends this process where the one that is its parent now has ended."""
+    parent = os.getppid()
+
+    def look(_: object) -> None:
+        if is_orphan(parent):
+            os._exit(1)
+
+    return look
 
 
 def _work(work: Callable[[Send], None], writing: int, parent: int) -> None:

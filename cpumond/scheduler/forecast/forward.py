@@ -16,19 +16,20 @@ from cpumond.core.wire import FinishedJob, HeartbeatAnswer, JobOrder, JobReport,
 from cpumond.fairshare.resources import CPU, Vector, dominates
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.elements import Job, Node, Tree
-from cpumond.scheduler.model import CommandError, OperationRecord, PreemptionRecord, Task
+from cpumond.scheduler.model import OperationRecord, PreemptionRecord, Task
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 EXACT_SIZE: Final = 400
 """With so many operations and nodes at most, every update and heartbeat is made."""
-EXACT_S: Final = 15.0
+EXACT_S: Final = 6.0
 LEAST_DETAIL: Final = 0.06
 """With more, those after EXACT_S are as far apart as this part of the time since the beginning, at most."""
 REACTION_S: Final = 0.05
 """From the start or end of a job on a node to the heartbeat that tells of it; agents do not wait for the next one."""
-PROGRESS_EVENTS: Final = 2000
+PROGRESS_EVENTS: Final = 1000
+LOOK_EVENTS: Final = 100
 MOST_BARREN: Final = 8
 
 
@@ -124,23 +125,35 @@ class Forward:
         self._updated_at = dict(pace.updated_at)
         size = len(state.operations) + len(state.nodes)
         self._detail = 0.0 if size <= EXACT_SIZE else min(size / 100_000, LEAST_DETAIL)
-        self._course = Course(now, now)
+        self.course = Course(now, now)
+        self._exact_s = 0.0
+        """Until then each heartbeat is made: what the commands changed may concern jobs that run."""
         self._barren: dict[str, list[Vector]] = {}
         """Tree -> free room in which nothing was placed since its last update or change."""
 
-    def run(self, until: float, commands: tuple[Command, ...] = (), user: str = "") -> Course:
+    def run(
+        self,
+        until: float,
+        commands: tuple[Command, ...] = (),
+        user: str = "",
+        enough: Callable[[], bool] = lambda: False,
+    ) -> Course:
         """What happens until then if nobody does more than ``commands`` and the load. Raises CommandError where one of
-        the commands is refused."""
-        course = self._course
+        the commands is refused. ``enough``: asked now and then whether it may end before."""
+        course = self.course
         course.until = until
         for command in commands:
             self._apply(change := prepare(self.state, command, user, self.now, self._new_id))
+            self._exact_s = EXACT_S
             course.ids.append(change.id)
         self._barren.clear()
         self._begin()
         seen = 0
         while self._events and (event := heappop(self._events)).at <= until:
             seen += 1
+            if not seen % LOOK_EVENTS and enough():
+                course.until = event.at
+                break
             if not seen % PROGRESS_EVENTS:
                 self.tell((event.at - course.began) / max(until - course.began, 1e-9))
             self.now = max(event.at, self.now)
@@ -198,7 +211,7 @@ class Forward:
                 self._settle_limit(event.node_id, event.job_id)
 
     def _step_s(self, least_s: float) -> float:
-        since_s = self.now - self._course.began - EXACT_S
+        since_s = self.now - self.course.began - EXACT_S
         return max(least_s, self._detail * since_s) if self._detail and since_s > 0.0 else least_s
 
     # --- the scheduler's side
@@ -207,7 +220,7 @@ class Forward:
         return f"foretold-{next(self._ids)}"
 
     def _apply(self, change: Transaction) -> None:
-        state, ends = self.state, self._course.ends
+        state, ends = self.state, self.course.ends
         while True:
             state.apply(change, self.now)
             ends.update({record.id: self.now for record in change.operations if record.is_finished})
@@ -236,7 +249,7 @@ class Forward:
         self._at(now + step_s, "update")
 
     def _sum_up(self, tree: Tree, step_s: float) -> None:
-        sums = self._course.core_seconds
+        sums = self.course.core_seconds
         for pool in (tree.root, *tree.pools.values()):
             share, used = sums.get((tree.name, pool.name), (0.0, 0.0))
             share += pool.fair_share[CPU] * tree.total[CPU] * step_s
@@ -250,7 +263,7 @@ class Forward:
         )  # fmt: skip
         if any(name not in state.trees for name in record.trees):
             return
-        self._course.arrived[record.id] = record
+        self.course.arrived[record.id] = record
         self._apply(Transaction(operations=(record,)))
 
     # --- the nodes' side
@@ -293,7 +306,7 @@ class Forward:
             return
         host.beat_at = now + self._step_s(self.pace.heartbeat_s)
         self._at(host.beat_at, "beat", node_id)
-        is_exact = not self._detail or now - self._course.began < EXACT_S
+        is_exact = not self._detail or now - self.course.began < self._exact_s
         if not is_exact and not host.news and not host.finished and self._is_at_rest(node):
             return
         receipt = state.receive(self._heartbeat(node, host), now)
@@ -304,7 +317,7 @@ class Forward:
             self._apply(state.recount(receipt.transaction, now))
         elif state.is_unsettled(now):
             self._apply(NOTHING)
-        before = len(self._course.starts)
+        before = len(self.course.starts)
         free = node.free
         state.schedule(node_id, now, self._new_id)
         changed = state.starts_to_store()
@@ -317,16 +330,15 @@ class Forward:
                 self._at(other.beat_at, "beat", record.node_id)
         self._obey(node, host, state.answer(node_id, receipt, now))
         if (
-            len(self._course.starts) == before
+            len(self.course.starts) == before
             and len(barren := self._barren.setdefault(node.tree or "", [])) < MOST_BARREN
         ):
             barren.append(free)
 
     def _is_at_rest(self, node: Node) -> bool:
         """Whether a heartbeat without news would change nothing, as far as can be seen without making it."""
-        return self.state.is_at_rest(node) or any(
-            dominates(room, node.free) for room in self._barren.get(node.tree or "", ())
-        )
+        rooms = self._barren.get(node.tree or "", ())
+        return self.state.is_at_rest(node, any(dominates(room, node.free) for room in rooms))
 
     def _heartbeat(self, node: Node, host: _Host) -> NodeHeartbeat:
         is_first = node.sequence < 0
@@ -345,7 +357,7 @@ class Forward:
     def _obey(self, node: Node, host: _Host, answer: HeartbeatAnswer) -> None:
         for job_id in answer.acknowledged:
             host.finished.pop(job_id, None)
-        course, started = self._course, False
+        course, started = self.course, False
         for stop in answer.stop:
             if (process := host.processes.get(stop.job_id)) is not None:
                 job = self.state.jobs.get(stop.job_id)

@@ -1,4 +1,4 @@
-"""What is foretold, as values. Times are seconds since 1970 in the scheduler's time, None: beyond what was looked at."""
+"""What is foretold, as values. Times are seconds since 1970; None: beyond what was looked at."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import msgspec
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """When an operation starts its first job and ends: in one run ahead of ten before ``..._p10``, in five of ten before
-    ``..._p50``, in nine of ten before ``..._p90``.
+    """When an operation starts its first job and ends: in one of ten runs ahead before ``..._p10``, in half of them
+    before ``..._p50``, in nine of ten before ``..._p90``.
 
     ``started_at`` of one that has started, and then no ``start_...``. ``end_...`` are None, too, where nothing is known
     of how long operations like it run. ``as_of``: the moment whose state was run ahead. ``lines``: the same in

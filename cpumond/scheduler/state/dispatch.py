@@ -380,9 +380,11 @@ class Dispatch(Gangs):
             self._stop(job, "overcommit", why, now)
         _note_overcommit(node, now)
 
-    def is_at_rest(self, node: Node) -> bool:
+    def is_at_rest(self, node: Node, is_barren: bool) -> bool:
         """Whether a heartbeat of the node that tells nothing new would start and stop nothing, by what was left since
-        the last update: no order is under way, nobody wants its room or its jobs. For runs ahead of time."""
+        the last update: no order is under way, nobody wants its room or its jobs. For runs ahead of time.
+
+        ``is_barren``: that nobody finds a place in its free room is known."""
         tree = self.trees.get(node.tree or "")
         if tree is None or not tree.update_count:
             return True
@@ -396,7 +398,7 @@ class Dispatch(Gangs):
         targets = self._targets(tree)
         if targets.gangs or (node.jobs and targets.below):
             return False
-        return node.cordoned or order.best() is None or not has_spare(node, node.free, self.rules.spare)
+        return node.cordoned or is_barren or order.best() is None or not has_spare(node, node.free, self.rules.spare)
 
     def _start_jobs(self, node: Node, tree: Tree, now: float, new_id: Callable[[], str]) -> None:
         def make_job(element: OperationElement, task: Task, on: Node) -> Job:

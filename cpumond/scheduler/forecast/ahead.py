@@ -1,0 +1,327 @@
+"""What a child of the scheduler computes: when operations start and end, and what a change would do.
+
+The state is the child's own. Each run ahead changes it, so that each is made by a child of the child.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from cpumond.core.measures import format_span
+from cpumond.core.words import count
+from cpumond.scheduler.forecast.fork import Child, Send, ends_with_parent
+from cpumond.scheduler.forecast.forward import Course, Forward, Pace
+from cpumond.scheduler.forecast.load import Drawn, Expected, Experience
+from cpumond.scheduler.forecast.model import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Simulation
+from cpumond.scheduler.model import CommandError, OperationRecord, PreemptionRecord
+from cpumond.scheduler.state import State
+from cpumond.scheduler.state.commands import Command
+
+LEAST_RUNS: Final = 8
+MOST_RUNS: Final = 40
+SAME_S: Final = 1.0
+"""Starts and ends that differ by less are the same."""
+MOST_LISTED: Final = 200
+CHUNK: Final = 500
+
+Moments = dict[str, tuple[float | None, float | None]]
+"""Operation -> its first start and its end, None where it had none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far and how long: seconds ahead, and seconds of CPU time that all runs may take, after LEAST_RUNS."""
+
+    horizon_s: float
+    budget_s: float
+
+
+class Told(msgspec.Struct):
+    """What a run ahead tells: the part of a ``Course`` that is needed, or why a command was refused."""
+
+    moments: Moments = {}
+    stops: list[ForetoldStop] = []
+    core_seconds: list[tuple[str, str, float, float]] = []
+    until: float = 0.0
+    ids: list[str] = []
+    names: dict[str, tuple[str, str, str]] = {}
+    """Of operations that the commands made: title, tree, pool."""
+    refusal: str = ""
+
+
+def foretell(state: State, now: float, pace: Pace, limits: Limits, seed: int, send: Send) -> None:
+    """Send forecasts of all live operations, in chunks (msgpack of ``list[Forecast]``)."""
+    experience = Experience(state, now)
+    watched = frozenset(state.operations)
+    runs: list[Moments] = []
+    begun = time.process_time() + _children_s()
+    while len(runs) < MOST_RUNS:
+        number = len(runs)
+
+        def work(send_up: Send, number: int = number) -> None:
+            load = Drawn(experience, random.Random(f"{seed} {number}"))  # noqa: S311 - of chance, not of secrets
+            forward = Forward(state, now, pace, load, ends_with_parent())
+            course = forward.run(now + limits.horizon_s, enough=lambda: watched <= forward.course.first_starts.keys())
+            send_up(msgspec.msgpack.encode(moments_of(course, watched)))
+
+        runs.append(msgspec.msgpack.decode(Child(work).read_all()[0], type=Moments))
+        if len(runs) >= LEAST_RUNS and time.process_time() + _children_s() - begun > limits.budget_s:
+            break
+    found = make_forecasts(state, experience, runs, now, now + limits.horizon_s)
+    for first in range(0, len(found), CHUNK):
+        send(msgspec.msgpack.encode(found[first : first + CHUNK]))
+
+
+def _children_s() -> float:
+    times = os.times()
+    return float(times.children_user + times.children_system)
+
+
+def moments_of(course: Course, operation_ids: Iterable[str]) -> Moments:
+    """The first start and the end of some operations."""
+    return {each: (course.first_starts.get(each), course.ends.get(each)) for each in operation_ids}
+
+
+def quantile(sorted_values: Sequence[float], part: float) -> float | None:
+    """The value below which ``part`` of all lie, between two of them; None where that is infinite."""
+    place = part * (len(sorted_values) - 1)
+    low = int(place)
+    first, second = sorted_values[low], sorted_values[min(low + 1, len(sorted_values) - 1)]
+    if math.isinf(second) and place > low:
+        return None
+    value = first + (second - first) * (place - low) if place > low else first
+    return None if math.isinf(value) else value
+
+
+def make_forecasts(
+    state: State, experience: Experience, runs: Sequence[Moments], now: float, horizon: float
+) -> list[Forecast]:
+    """Intervals of all live operations from what happened to them in each run. Pure."""
+    found = []
+    for operation in state.operations.values():
+        record = operation.record
+        started_at = when_started(state, record)
+        moments = [run.get(record.id, (None, None)) for run in runs]
+        starts = sorted(math.inf if start is None else start for start, _ in moments)
+        ends = sorted(math.inf if end is None else end for _, end in moments)
+        knows_end = all(experience.run_times(record, task) for task in record.tasks)
+        start = [None if started_at is not None else quantile(starts, part) for part in PARTS]
+        end = [quantile(ends, part) if knows_end else None for part in PARTS]
+        forecast = Forecast(
+            operation_id=record.id, started_at=started_at, start_p10=start[0], start_p50=start[1], start_p90=start[2],
+            end_p10=end[0], end_p50=end[1], end_p90=end[2], as_of=now, horizon=horizon, runs=len(runs),
+        )  # fmt: skip
+        found.append(msgspec.structs.replace(forecast, lines=tell(forecast, record, experience)))
+    return found
+
+
+PARTS: Final = (0.1, 0.5, 0.9)
+
+
+def when_started(state: State, record: OperationRecord) -> float | None:
+    """When its first job started, as far as its jobs are known; None for never."""
+    operation = state.operations.get(record.id)
+    live = [] if operation is None else [
+        job.start_time for element in operation.elements.values() for job in element.jobs.values()
+    ]  # fmt: skip
+    ended = [job.start_time for job in state.finished_jobs.get(record.id, {}).values()]
+    return min((*live, *ended), default=None)
+
+
+def tell(forecast: Forecast, record: OperationRecord, experience: Experience) -> list[str]:
+    """The sentences of a forecast."""
+    lines = []
+    span_s = forecast.horizon - forecast.as_of
+    if forecast.started_at is None:
+        if record.suspended:
+            lines.append("it is suspended: it starts nothing until it is resumed")
+        elif forecast.start_p50 is None:
+            lines.append(
+                f"in half of {count(forecast.runs, 'run')} ahead it does not start within {format_span(span_s)}"
+            )
+        elif forecast.start_p90 is None:
+            lines.append(
+                f"in some of {count(forecast.runs, 'run')} ahead it does not start within {format_span(span_s)}"
+            )
+    if forecast.end_p50 is None:
+        known = any(experience.run_times(record, task) for task in record.tasks)
+        why = f"it is beyond {format_span(span_s)}" if known else "no job like its own has completed yet"
+        lines.append(f"when it ends is not known: {why}")
+    else:
+        number = len(experience.run_times(record, record.tasks[0]))
+        lines.append(f"run times are those of {count(number, 'job')} like its own")
+    return lines
+
+
+# --- what if
+
+
+def compare(
+    state: State,
+    now: float,
+    pace: Pace,
+    horizon_s: float,
+    commands: tuple[Command, ...],
+    user: str,
+    tell_progress: Callable[[float], None],
+) -> Simulation:
+    """What commands would do: two runs ahead with the usual load, without them and with them. Raises CommandError."""
+    experience = Experience(state, now)
+    known = {each.id: each.record for each in state.operations.values()}
+    before = _run(state, now, pace, horizon_s, experience, (), user, lambda part: tell_progress(part / 2.0))
+    after = _run(state, now, pace, horizon_s, experience, commands, user, lambda part: tell_progress(0.5 + part / 2.0))
+    if after.refusal:
+        raise CommandError(after.refusal)
+    return make_simulation(known, before, after, now)
+
+
+def _run(
+    state: State,
+    now: float,
+    pace: Pace,
+    horizon_s: float,
+    experience: Experience,
+    commands: tuple[Command, ...],
+    user: str,
+    tell_progress: Callable[[float], None],
+) -> Told:
+    def work(send: Send) -> None:
+        forward = Forward(state, now, pace, Expected(experience), lambda part: send(msgspec.msgpack.encode(part)))
+        asked = forward.course.ids
+
+        def is_done() -> bool:
+            # All that is there has ended, and so has what was asked for.
+            return not forward.state.jobs and not any(tree.queue for tree in state.trees.values())
+
+        try:
+            course = forward.run(now + horizon_s, commands, user, enough=is_done)
+        except CommandError as error:
+            send(msgspec.msgpack.encode(Told(refusal=str(error))))
+            return
+        watched = {*course.first_starts, *course.ends, *asked}
+        send(
+            msgspec.msgpack.encode(
+                Told(
+                    moments_of(course, watched),
+                    [_stop_of(each) for each in course.stops],
+                    [(*key, *sums) for key, sums in course.core_seconds.items()],
+                    course.until,
+                    course.ids,
+                    {each: _name(state, each) for each in asked if state.record_of(each) is not None},
+                )
+            )
+        )
+
+    told: Told | None = None
+    for message in Child(work).read_each():
+        found = msgspec.msgpack.decode(message, type=float | Told)
+        if isinstance(found, Told):
+            told = found
+        else:
+            tell_progress(found)
+    assert told is not None
+    return told
+
+
+def _name(state: State, operation_id: str) -> tuple[str, str, str]:
+    record = state.find_record(operation_id)
+    tree, options = next(iter(record.trees.items()), ("", None))
+    return record.title, tree, "" if options is None else options.pool
+
+
+def _stop_of(record: PreemptionRecord) -> ForetoldStop:
+    return ForetoldStop(
+        record.job_id, record.operation_id, record.tree, record.pool, record.node_id, record.at, record.kind,
+        record.lost_core_seconds / 3600.0, record.preemptor_operation_id, record.why,
+    )  # fmt: skip
+
+
+def make_simulation(known: Mapping[str, OperationRecord], before: Told, after: Told, now: float) -> Simulation:
+    """The differences of two runs. Pure."""
+    starts: list[ForetoldStart] = []
+    left_out = 0
+    for operation_id in {**dict.fromkeys(after.ids), **dict.fromkeys(before.moments), **dict.fromkeys(after.moments)}:
+        was = before.moments.get(operation_id, (None, None))
+        will = after.moments.get(operation_id, (None, None))
+        record = known.get(operation_id)
+        if operation_id not in after.names and (
+            record is None or (_is_same(was[0], will[0]) and _is_same(was[1], will[1]))
+        ):
+            continue
+        if record is not None:
+            tree, options = next(iter(record.trees.items()), ("", None))
+            name = record.title, tree, "" if options is None else options.pool
+        else:
+            name = after.names[operation_id]
+        if len(starts) == MOST_LISTED:
+            left_out += 1
+            continue
+        starts.append(ForetoldStart(operation_id, *name, was[0], will[0], was[1], will[1]))
+    then = {(stop.job_id, stop.kind) for stop in before.stops}
+    stops = [stop for stop in after.stops if (stop.job_id, stop.kind) not in then]
+    shares = _compare_shares(before, after, now)
+    operation_id = next((each for each in after.ids if each in after.names), "")
+    simulation = Simulation(now, after.until, operation_id, starts, stops, shares, [], left_out)
+    return msgspec.structs.replace(simulation, lines=list(_tell_simulation(simulation)))
+
+
+def _is_same(one: float | None, other: float | None) -> bool:
+    return one == other or (one is not None and other is not None and abs(one - other) < SAME_S)
+
+
+def _compare_shares(before: Told, after: Told, now: float) -> list[ForetoldShare]:
+    was = {(tree, pool): (share, used) for tree, pool, share, used in before.core_seconds}
+    until = min(before.until, after.until)
+    span_s = max(until - now, 1e-9)
+    found = []
+    for tree, pool, share, used in after.core_seconds:
+        share_before, used_before = was.get((tree, pool), (0.0, 0.0))
+        each = ForetoldShare(tree, pool, share_before / span_s, share / span_s, used_before / span_s, used / span_s)
+        moved = max(abs(each.fair_share_after - each.fair_share_before), abs(each.used_after - each.used_before))
+        if moved > 0.01:
+            found.append(each)
+    return found
+
+
+def _tell_simulation(found: Simulation) -> Iterable[str]:
+    asked = next((each for each in found.starts if each.operation_id == found.operation_id), None)
+    if asked is not None:
+        if asked.start_after is None:
+            yield f"it does not start within {format_span(found.horizon - found.as_of)}"
+        else:
+            text = f"its first job starts after {format_span(max(asked.start_after - found.as_of, 0.0))}"
+            ends = asked.end_after
+            yield text if ends is None else f"{text}, it ends after {format_span(ends - found.as_of)}"
+    others = [each for each in found.starts if each.operation_id != found.operation_id]
+    later = [each for each in others if _moves(each) > SAME_S]
+    sooner = [each for each in others if _moves(each) < -SAME_S]
+    if later:
+        worst = max(later, key=_moves)
+        span = "beyond what was looked at" if math.isinf(_moves(worst)) else f"by {format_span(_moves(worst))} at most"
+        yield f"{count(len(later), 'operation')} would start later, {span}"
+    if sooner:
+        yield f"{count(len(sooner), 'operation')} would start sooner"
+    if found.stops:
+        lost = sum(stop.lost_core_hours for stop in found.stops)
+        yield f"{count(len(found.stops), 'job')} would be stopped, {lost:.3g} core-hours of work lost"
+    elif found.operation_id or found.starts or found.shares:
+        yield "no job would be stopped for it"
+    if not found.starts and not found.stops and not found.shares:
+        yield f"nothing would change within {format_span(found.horizon - found.as_of)}"
+
+
+def _moves(each: ForetoldStart) -> float:
+    """By how many seconds it starts later."""
+    if each.start_before is None and each.start_after is None:
+        return 0.0
+    if each.start_before is None or each.start_after is None:
+        return math.inf if each.start_after is None else -math.inf
+    return each.start_after - each.start_before

@@ -1,0 +1,184 @@
+"""Forecasts beside the running scheduler: made again and again in children of it, kept for whoever asks (shell)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import structlog
+
+from cpumond.core.measures import format_span
+from cpumond.scheduler.forecast.ahead import Limits, compare, foretell
+from cpumond.scheduler.forecast.fork import Child, ChildError, Send
+from cpumond.scheduler.forecast.forward import Pace
+from cpumond.scheduler.forecast.model import Forecast, Progress
+from cpumond.scheduler.model import CommandError, OperationRecord
+from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.required import check
+from cpumond.scheduler.state import State
+from cpumond.scheduler.state.commands import Command, prepare
+from cpumond.scheduler.users import User
+
+log = structlog.get_logger("cpumond.scheduler")
+
+NOT_YET: Final = 116
+"""The code of "not yet": it is not foretold so far, ask again (``TIMEOUT`` is another thing)."""
+MOST_SIMULATIONS: Final = 2
+"""At a time; each takes a core of the host at the lowest priority."""
+SIMULATION_S: Final = 120.0
+"""After which one is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What if these commands were carried out, one after the other."""
+
+    commands: tuple[Command, ...]
+    user: User
+
+
+class Forecasts:
+    """The last forecasts. Used by the event loop's thread. ``pace``: the moment's, see ``forward.Pace``.
+
+    A round begins ``period_s`` after the last one did, later where it takes more than ``max_load`` of one core.
+    """
+
+    def __init__(
+        self, state: State, now: Callable[[], float], pace: Callable[[], Pace], period_s: float, max_load: float,
+        horizon_s: float,
+    ) -> None:  # fmt: skip
+        self._state, self._now, self._pace = state, now, pace
+        self._period_s, self._max_load, self._horizon_s = period_s, max_load, horizon_s
+        self._found: Mapping[str, Forecast] = {}
+        self._round: asyncio.Task[None] | None = None
+        self._due = 0.0
+        self._seed = 0
+        self._simulations = 0
+        self.as_of: float | None = None
+        """The moment whose state the last forecasts are of; None before the first."""
+        self.cpu_s = 0.0
+        """What all children took."""
+        self.runs = self.failures = 0
+
+    def take_if_due(self) -> None:
+        """Begin a round, if it is due and none is under way."""
+        if time.monotonic() >= self._due and (self._round is None or self._round.done()):
+            self._round = asyncio.ensure_future(self._take())
+
+    async def close(self) -> None:
+        """Give up the round that is under way."""
+        if self._round is not None:
+            self._round.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._round
+
+    async def _take(self) -> None:
+        state, now, pace, seed = self._state, self._now(), self._pace(), self._seed
+        limits = Limits(self._horizon_s, self._period_s * self._max_load)
+        begun = time.monotonic()
+        self._seed += 1
+        found: dict[str, Forecast] = {}
+        child = Child(lambda send: foretell(state, now, pace, limits, seed, send))
+        try:
+            async for message in child.messages():
+                for forecast in msgspec.msgpack.decode(message, type=list[Forecast]):
+                    found[forecast.operation_id] = forecast
+                await asyncio.sleep(0)
+            self._found, self.as_of = found, now
+            self.runs += next((each.runs for each in found.values()), 0)
+        except ChildError as error:
+            self.failures += 1
+            log.error("forecast_failed", error=str(error))
+        finally:
+            self.cpu_s += child.cpu_s
+            self._due = begun + max(self._period_s, child.cpu_s / self._max_load)
+
+    def read(self, operation_id: str) -> Forecast | None:
+        """What the last round foretold of a live operation, None where it did not know it."""
+        return self._found.get(operation_id)
+
+    def when(self, record: OperationRecord) -> Forecast:
+        """The forecast of an operation. Raises CommandError: it has ended; nothing is foretold of it yet (NOT_YET)."""
+        if record.is_finished:
+            raise CommandError(f"operation {record.id} has ended: it is {record.state}")
+        found = self.read(record.id)
+        if found is None:
+            raise CommandError(
+                f"operation {record.id}: nothing is foretold of it yet, forecasts are made each "
+                f"{format_span(self._period_s)} and less often under load; ask again",
+                NOT_YET,
+            )
+        return found
+
+    async def simulate(self, question: Question) -> AsyncIterator[Progress]:
+        """What a question's commands would do; the last one says it. At once there is what the last round says of like
+        operations. Raises CommandError: refused as the commands themselves would be; too many simulations."""
+        for command in question.commands:
+            check(self._state, command, question.user)
+        if len(question.commands) == 1:  # later ones build on what the first does
+            prepare(self._state, question.commands[0], question.user.name, self._now(), lambda: "asked-for")
+        if self._simulations >= MOST_SIMULATIONS:
+            raise CommandError(f"{MOST_SIMULATIONS} simulations are under way; ask again in a moment", NOT_YET)
+        return self._simulate(question, self._first_lines(question))
+
+    async def _simulate(self, question: Question, first: list[str]) -> AsyncIterator[Progress]:
+        state, now, pace, horizon_s = self._state, self._now(), self._pace(), self._horizon_s
+
+        def work(send: Send) -> None:
+            def tell(part: float) -> None:
+                send(msgspec.msgpack.encode(Progress(part)))
+
+            try:
+                answer = compare(state, now, pace, horizon_s, question.commands, question.user.name, tell)
+                send(msgspec.msgpack.encode(Progress(1.0, answer=answer)))
+            except CommandError as error:
+                send(msgspec.msgpack.encode(Progress(1.0, error=str(error))))
+
+        self._simulations += 1
+        child: Child | None = None
+        try:
+            yield Progress(0.0, first)
+            child = Child(work)
+            async with asyncio.timeout(SIMULATION_S):
+                async for message in child.messages():
+                    yield msgspec.msgpack.decode(message, type=Progress)
+        except (ChildError, TimeoutError) as error:
+            self.failures += 1
+            yield Progress(1.0, error=str(error) or f"it is not done after {format_span(SIMULATION_S)}")
+        finally:
+            self._simulations -= 1
+            self.cpu_s += 0.0 if child is None else child.cpu_s
+
+    def _first_lines(self, question: Question) -> list[str]:
+        """What the last round says of operations that wait in the pools that are asked about."""
+        if self.as_of is None:
+            return ["nothing is foretold yet"]
+        age = format_span(max(self._now() - self.as_of, 0.0))
+        pools = {
+            (name, options.pool)
+            for command in question.commands
+            if isinstance(command, StartOperation)
+            for record in prepare(self._state, command, question.user.name, self._now(), lambda: "asked-for").operations
+            for name, options in record.trees.items()
+        }
+        waiting = [
+            found
+            for name, pool in pools
+            for element in self._state.trees[name].operations.values()
+            if element.parent is not None and element.parent.name == pool
+            and (found := self.read(element.name)) is not None and found.started_at is None
+        ]  # fmt: skip
+        if not pools:
+            return [f"forecasts as of {age} ago; what the change does is computed now"]
+        if not waiting:
+            return [f"as of {age} ago no operation waits in its pool: it would start as soon as there is room"]
+        middle = [found.start_p50 for found in waiting if found.start_p50 is not None]
+        if not middle:
+            return [f"as of {age} ago {len(waiting)} operations wait in its pool, beyond what was looked at"]
+        span = format_span(max(max(middle) - self._now(), 0.0))
+        return [f"as of {age} ago {len(waiting)} operations wait in its pool; the last of them starts in about {span}"]

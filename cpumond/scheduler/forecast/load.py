@@ -1,0 +1,182 @@
+"""What is expected of jobs and users: run times, arrivals, reclaim, as measured on what the state knows. Pure.
+
+What is asked of an operation is looked up among its own jobs, then those of like ones (title without numbers, task,
+user, pool), then its user's in its pool, its pool's, its tree's: the first of these that has enough of them answers.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from cpumond.scheduler.model import JobRecord, OperationRecord, Task
+from cpumond.scheduler.state import State
+
+ENOUGH: Final = 4
+"""So many jobs make a distribution; one is enough of an operation's own."""
+MOST: Final = 400
+"""The latest that are kept of one kind."""
+UNKNOWN_S: Final = 300.0
+"""Expected of a job of which nothing is known, if it has not run for longer."""
+SETTLED_S: Final = 30.0
+"""After so long the monitor has found a job's limit; as measured in the lab of limit rules."""
+SPREAD: Final = 0.1
+"""Of what is drawn from a few jobs: by which part it may differ from all of them, as a standard deviation."""
+DAY_S: Final = 86_400.0
+RECENT_S: Final = 6 * 3600.0
+"""Where less than two days are known, arrivals are expected to go on as in so long."""
+
+Kind = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The jobs of one kind that have completed."""
+
+    run_s: list[float] = field(default_factory=list)
+    """Sorted."""
+    ratios: list[float] = field(default_factory=list)
+    """Their last limits as parts of what they ordered."""
+
+
+class Experience:
+    """What the state knows of the past: of finished operations, of the finished jobs of live ones."""
+
+    def __init__(self, state: State, now: float) -> None:
+        self.now = now
+        self._seen: dict[Kind, _Seen] = {}
+        self.arrivals: list[OperationRecord] = []
+        """Operations that were started since ``since``, by time."""
+        records = [*state.finished.values(), *(each.record for each in state.operations.values())]
+        for record in records:
+            tasks = {task.name: task for task in record.tasks}
+            for job in state.finished_jobs.get(record.id, {}).values():
+                if job.state == "completed" and job.task in tasks:
+                    self._see(record, tasks[job.task], job)
+        for seen in self._seen.values():
+            seen.run_s = sorted(seen.run_s[-MOST:])
+            seen.ratios = seen.ratios[-MOST:]
+        finished = list(state.finished.values())
+        # What finished before the first one that is kept is not known, whenever it was started.
+        is_cut = len(finished) >= state.rules.finished_operation_retention_count
+        since = (finished[0].finish_time or 0.0) if is_cut else min((each.start_time for each in records), default=now)
+        self.since = max(since, now - 7 * DAY_S)
+        self.arrivals = sorted(
+            (each for each in records if each.start_time >= self.since), key=lambda each: each.start_time
+        )
+
+    def _see(self, record: OperationRecord, task: Task, job: JobRecord) -> None:
+        for kind in kinds_of(record, task):
+            seen = self._seen.setdefault(kind, _Seen())
+            seen.run_s.append(max(job.finish_time - job.start_time, 0.0))
+            if job.cpu_limit > 0.0:
+                seen.ratios.append(min(job.current_cpu_limit / job.cpu_limit, 1.0))
+
+    def run_times(self, record: OperationRecord, task: Task) -> list[float]:
+        """Run times of jobs like those of the task, sorted; empty where nothing is known."""
+        return self._find(record, task).run_s
+
+    def ratios(self, record: OperationRecord, task: Task) -> list[float]:
+        """Limits at the end of jobs like those of the task, as parts of what they ordered."""
+        return self._find(record, task).ratios
+
+    def _find(self, record: OperationRecord, task: Task) -> _Seen:
+        for number, kind in enumerate(kinds_of(record, task)):
+            seen = self._seen.get(kind)
+            if seen is not None and len(seen.run_s) >= (ENOUGH if number else 1):
+                return seen
+        return _NOTHING
+
+
+_NOTHING: Final = _Seen()
+
+
+def kinds_of(record: OperationRecord, task: Task) -> Iterator[Kind]:
+    """What a job of the task is like, the narrowest first."""
+    yield "operation", record.id, task.name
+    tree, options = next(iter(record.trees.items()))
+    like = re.sub(r"\d+", "#", record.title)
+    yield "like", tree, options.pool, record.user, like, task.name
+    yield "user", tree, options.pool, record.user
+    yield "pool", tree, options.pool
+    yield "tree", tree
+
+
+def _left_of(run_s: list[float], ran_s: float, at: float) -> float:
+    """The run time at the part ``at`` (0 to 1) of those that are longer than ``ran_s``, less that."""
+    first = bisect_right(run_s, ran_s)
+    longer = len(run_s) - first
+    if longer:
+        return run_s[first + min(int(at * longer), longer - 1)] - ran_s
+    # It runs for longer than any before: it is expected to do so for about as long again.
+    return max(ran_s, UNKNOWN_S if not run_s else 0.0) * 2.0 * at
+
+
+class Expected:
+    """The usual: half of all jobs run for longer, nobody starts anything. For comparing two runs."""
+
+    def __init__(self, experience: Experience) -> None:
+        self._experience = experience
+
+    def left_s(self, record: OperationRecord, task: Task, ran_s: float) -> float:
+        return _left_of(self._experience.run_times(record, task), ran_s, 0.5)
+
+    def limit_of(self, record: OperationRecord, task: Task) -> tuple[float, float]:
+        ratios = self._experience.ratios(record, task)
+        return (sum(ratios) / len(ratios) if ratios else 1.0), SETTLED_S
+
+    def next_arrival(self, after: float) -> tuple[float, OperationRecord] | None:
+        return None
+
+
+class Drawn:
+    """One of the ways in which it may go, by chance."""
+
+    def __init__(self, experience: Experience, rng: random.Random) -> None:
+        self._experience = experience
+        self._rng = rng
+        self._scale: dict[Kind, float] = {}
+        arrivals = experience.arrivals
+        known_s = experience.now - experience.since
+        self._by_hour = known_s >= 2 * DAY_S
+        self._recent = arrivals if self._by_hour else [
+            each for each in arrivals if each.start_time > experience.now - RECENT_S
+        ]  # fmt: skip
+        self._window_s = known_s if self._by_hour else min(known_s, RECENT_S)
+
+    def left_s(self, record: OperationRecord, task: Task, ran_s: float) -> float:
+        kind = ("operation", record.id, task.name)
+        scale = self._scale.get(kind)
+        if scale is None:
+            # Jobs of one operation differ from others of its kind together.
+            scale = self._scale[kind] = self._rng.lognormvariate(0.0, SPREAD)
+        run_s = self._experience.run_times(record, task)
+        return _left_of(run_s, ran_s / scale, self._rng.random()) * scale
+
+    def limit_of(self, record: OperationRecord, task: Task) -> tuple[float, float]:
+        ratios = self._experience.ratios(record, task)
+        return (self._rng.choice(ratios) if ratios else 1.0), SETTLED_S
+
+    def next_arrival(self, after: float) -> tuple[float, OperationRecord] | None:
+        if len(self._recent) < ENOUGH or self._window_s <= 0.0:
+            return None
+        if not self._by_hour:
+            at = after + self._rng.expovariate(len(self._recent) / self._window_s)
+            return at, self._rng.choice(self._recent)
+        return self._next_by_hour(after)
+
+    def _next_by_hour(self, after: float) -> tuple[float, OperationRecord]:
+        days = self._window_s / DAY_S
+        at = after
+        while True:
+            hour = int(at % DAY_S // 3600.0)
+            seen = [each for each in self._recent if int(each.start_time % DAY_S // 3600.0) == hour]
+            end = (at // 3600.0 + 1.0) * 3600.0
+            at = at + self._rng.expovariate(len(seen) / days / 3600.0) if seen else end
+            if at < end and seen:
+                return at, self._rng.choice(seen)
+            at = end
