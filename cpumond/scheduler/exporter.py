@@ -103,6 +103,10 @@ POOL_COUNTERS: PoolFamilies = {
         "The part of it while an agent held the limit below what the job could have.",
         lambda p: p.late_cpu_seconds,
     ),
+    "preempted_core_seconds_total": (
+        "Work of jobs of the subtree that preemptions lost, in core-seconds, since the start of this scheduler.",
+        lambda p: p.lost_core_seconds,
+    ),
 }
 
 
@@ -295,7 +299,9 @@ class _Collector:
         overcommitted = GaugeMetricFamily(
             "cpumond_tree_overcommitted_nodes", "Nodes whose jobs may use more than there is.", labels=["tree"]
         )
+        cordoned = GaugeMetricFamily("cpumond_tree_cordoned_nodes", "Nodes that get no new jobs.", labels=["tree"])
         for tree in trees:
+            cordoned.add_metric([tree.name], sum(node.cordoned for node in tree.nodes.values()))
             online = sum(node.is_online for node in tree.nodes.values())
             nodes.add_metric([tree.name, "online"], online)
             nodes.add_metric([tree.name, "silent"], len(tree.nodes) - online)
@@ -306,7 +312,7 @@ class _Collector:
             overcommitted.add_metric(
                 [tree.name], sum(node.overcommitted_since is not None for node in tree.nodes.values())
             )
-        yield from (nodes, total, used, ordered, overcommitted, self._idle())
+        yield from (nodes, total, used, ordered, overcommitted, cordoned, self._idle())
 
     def _idle(self) -> Metric:
         """Of the last reports, which are some seconds old."""

@@ -215,6 +215,9 @@ _COMMON: Final[Mapping[str, Reader]] = {
     "effective_aggressive_preemption_allowed": _rule("aggressive_preemption"),
     "non_preemptible_resource_usage_threshold": _own_threshold,
     "effective_non_preemptible_resource_usage_threshold": _threshold,
+    "min_run_time": _own_rule("min_run_time", "min_run_time_s"),
+    "effective_min_run_time": _rule("min_run_time_s"),
+    "lost_core_seconds": lambda _, e: e.lost_core_seconds,
 }
 
 

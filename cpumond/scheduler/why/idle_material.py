@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cpumond.fairshare.resources import CPU, UNLIMITED, Vector, positive_part
-from cpumond.scheduler.elements import Node, OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements import Node, OperationElement, PoolElement, Tree, one_of
 from cpumond.scheduler.model import SUBPOOL_DELIMITER, to_vector
 from cpumond.scheduler.state import State
 
@@ -205,7 +205,7 @@ def _take_operations(
             continue
         wanted: tuple[tuple[Vector, int], ...] = ()
         if not record.suspended:
-            wanted = tuple((operation.order_of(task), operation.needed[task.name]) for task in operation.next_tasks())
+            wanted = tuple((one_of(task.resources), operation.needed[task.name]) for task in operation.next_tasks())
         if not wanted and not is_queue:
             continue
         options = element.options

@@ -137,7 +137,7 @@ def _held_by_rules(
     if priority == "none":
         yield from _held_by_time(pool, target, could, now) if could > LEAST else ()
         return
-    protections = find_protections(target, priority)
+    protections = find_protections(target, priority, now)
     counted = [each.element for each in protections if each.cause == "count"]
     operations = [each for each in counted if isinstance(each, OperationElement)]
     if operations:

@@ -123,6 +123,9 @@ OF_STARVATION = {
     "effective_aggressive_preemption_allowed": True,
     "non_preemptible_resource_usage_threshold": {},
     "effective_non_preemptible_resource_usage_threshold": {},
+    "min_run_time": 0,
+    "effective_min_run_time": 0,
+    "lost_core_seconds": 0.0,
 }
 OF_B = {
     # The demand is 20 cores, the limit 5 of 10, and nothing is guaranteed: all of it is by weight.
