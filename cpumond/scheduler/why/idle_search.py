@@ -10,6 +10,7 @@ from typing import Final
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.why.idle_material import Material, WaitingOperation
 from cpumond.scheduler.why.packing import (
+    CORDON,
     FULL,
     TAGS,
     Hindrance,
@@ -97,8 +98,9 @@ def _candidates(result: Search) -> list[Hindrance]:
         firsts = in_way[:1] if in_way and in_way[0].kind in (*COUNTS, "limits") else in_way
         for hindrance in firsts:
             cores[hindrance] = cores.get(hindrance, 0.0) + left
-        if result.material.outside:
-            cores[TAGS] = cores.get(TAGS, 0.0) + left
+        for hindrance, nodes in ((TAGS, result.material.outside), (CORDON, result.material.cordoned)):
+            if nodes:
+                cores[hindrance] = cores.get(hindrance, 0.0) + left
     cores.pop(FULL, None)
     return sorted(cores, key=lambda each: -cores[each])[:MAX_CANDIDATES]
 
@@ -106,7 +108,7 @@ def _candidates(result: Search) -> list[Hindrance]:
 def _follow(result: Search, start: Hindrance) -> Found | None:
     """Take away ``start``, then what it hid, until something starts; counts further up as long as more does."""
     material, base = result.material, result.base
-    waits = frozenset(number for number, in_way in base.in_way.items() if start in in_way or start is TAGS)
+    waits = frozenset(number for number, in_way in base.in_way.items() if start in in_way or start in (CORDON, TAGS))
     chain = [start]
     packing = pack(material, dict.fromkeys(chain, math.inf))
     while len(chain) < MAX_CHAIN:
