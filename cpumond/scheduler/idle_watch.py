@@ -13,6 +13,7 @@ from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.state import State
 from cpumond.scheduler.why.idle import IdleReport, make_report
 from cpumond.scheduler.why.idle_material import take_material
+from cpumond.scheduler.why.plan import collect
 from cpumond.scheduler.why.unmet import find_unmet
 
 log = structlog.get_logger("cpumond.scheduler")
@@ -82,7 +83,8 @@ class IdleWatch:
         assert material is not None
         is_small = len(tree.operations) <= MAX_OPERATIONS
         unmet = find_unmet(self._state, tree, material, self._now()) if is_small or asked else []
-        report = await asyncio.to_thread(make_report, material, unmet)
+        known = collect(self._state) if is_small else None
+        report = await asyncio.to_thread(make_report, material, unmet, known)
         self.reports[tree.name], self._made_of[tree.name] = report, basis
         parts = report.parts
         tree.root.idle_cores = parts.starting + parts.without_work + parts.held_back

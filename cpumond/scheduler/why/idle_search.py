@@ -29,6 +29,9 @@ MAX_CHAIN: Final = 6
 ENOUGH: Final = 0.995
 """This part of what a limit holds back must start with the value that is advised."""
 COUNTS: Final = ("count", "subpool_count")
+CONFIGURED: Final = (*COUNTS, "limits")
+SINGLE: Final = 0.1
+"""A change that lets this part start is told rather than several that let more start."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +50,11 @@ class Found:
     waits: frozenset[int] = frozenset()
     """Places of the operations in whose way the first one is."""
     idle: float = 0.0
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it takes more than changes of the configuration, or than one thing that nodes lack."""
+        return len(self.hindrances) > 1 and any(each.kind not in CONFIGURED for each in self.hindrances)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +90,7 @@ def search(material: Material) -> Search:
     ranked = sorted(known.values(), key=lambda each: -each.cores)
     result.found = [_refine(result, each) for each in ranked[:MAX_REFINED]] + ranked[MAX_REFINED:]
     result.found = [each for each in result.found if each.cores > LEAST_CORES]
+    result.found = _without_mixed(result.found)
     result.found.sort(key=lambda each: -each.cores)
     left = result.held
     for found in result.found:
@@ -89,6 +98,12 @@ def search(material: Material) -> Search:
             found.idle = min(found.cores, left)
             left -= found.idle
     return result
+
+
+def _without_mixed(found: list[Found]) -> list[Found]:
+    """Where one change alone lets enough start, those that need several of different kinds are left out."""
+    most = max((each.cores for each in found if not each.is_mixed), default=0.0)
+    return [each for each in found if not each.is_mixed or each.cores * SINGLE > most]
 
 
 def _candidates(result: Search) -> list[Hindrance]:

@@ -74,7 +74,7 @@ def find_remedy(result: Search, found: Found) -> Remedy:
     kind, pool = _name(result.material, first)
     return Remedy(
         kind, pool, cores, " and ".join(step.why for step in steps), " and ".join(step.text for step in steps),
-        tuple(command for step in steps for command in step.commands),
+        () if found.is_mixed else tuple(command for step in steps for command in step.commands),
         tuple(line for step in steps for line in step.shell),
         tuple(name for step in steps for name in step.operations),
     )  # fmt: skip
@@ -205,19 +205,35 @@ def _raise_limits(material: Material, found: Found, name: str) -> Step:
         where, prefix = material.pools[pool.parent].name, (SUBPOOL,)
     for r, (own, wanted) in enumerate(zip(pool.own_limits, need, strict=True)):
         if wanted > own:
-            value = _up(r, wanted)
+            value = _up(r, wanted + _slack(material, pool, r))
             whys.append(f"resource_limits of pool {name} allow {show_amount(r, own)} {RESOURCES[r]}")
             texts.append(f"raise {RESOURCES[r]} to {show_amount(r, value)}")
             edits.append(((*prefix, "resource_limits", RESOURCES[r]), value))
     if pool.ratio is not None:
         above = least(pool_limits(material, {})[pool.parent], material.total)
-        ratio = max((wanted / part for wanted, part in zip(need, above, strict=True) if part > 0.0), default=0.0)
+        ratio = max(
+            (
+                (wanted + _slack(material, pool, r)) / part
+                for r, (wanted, part) in enumerate(zip(need, above, strict=True))
+                if part > 0.0
+            ),
+            default=0.0,
+        )
         if ratio > pool.ratio:
             value = min(math.ceil(ratio * 1e4 - 1e-6) / 1e4, 1.0)
             whys.append(f"max_share_ratio of pool {name} is {pool.ratio:g}")
             texts.append(f"raise {'it' if not edits else 'that'} to {value:g}")
             edits.append((("max_share_ratio",), value))
     return _set_pool(material.tree, where, edits, " and ".join(whys), " and ".join(texts))
+
+
+def _slack(material: Material, pool: PoolRoom, r: int) -> float:
+    """Room for one job more, where jobs of several sizes wait: others may start than are counted with."""
+    inside = (
+        each for each in material.operations if pool in [material.pools[at] for at in material.pools[each.pool].path]
+    )
+    orders = {order[r] for each in inside for order, _ in each.tasks}
+    return max(orders) if len(orders) > 1 else 0.0
 
 
 def _raise_operation(material: Material, found: Found, operation_id: str) -> Step:
