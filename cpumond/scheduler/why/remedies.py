@@ -326,7 +326,8 @@ def _order_less(result: Search, found: Found, r: int) -> Step:
 
 def _fit_gang(result: Search, found: Found) -> Step:
     """Of the gang that would use most: as many jobs as there is room for at once."""
-    number = max(found.placed, key=lambda each: found.placed[each])
+    gangs = [each for each in found.placed if result.operations[each].is_gang] or list(found.placed)
+    number = max(gangs, key=lambda each: found.placed[each])
     operation = result.operations[number]
     needed = sum(jobs for _, jobs in operation.tasks)
     room = round(found.placed[number] / (operation.waiting_cores / needed))
