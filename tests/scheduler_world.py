@@ -35,6 +35,7 @@ from cpumond.scheduler.model import (
     UNTOLD_STARTS,
     Config,
     JobRecord,
+    LostNode,
     NodeRecord,
     OperationRecord,
     Rules,
@@ -308,7 +309,8 @@ class World:
         self.stored.update({("job", record.id): dump(record) for record in change.jobs})
         for record in change.jobs:
             self.stored.pop(("start", record.id), None)
-        self.stored.update({("node", record.id): dump(record) for record in change.nodes})
+        self.stored.update({("node", record.id): dump(record) for record in (*change.nodes, *change.cordons)})
+        self.stored.update({("lost_node", record.id): dump(record) for record in change.lost_nodes})
         for node_id in change.removed_nodes:
             self.stored.pop(("node", node_id), None)
         self.state.apply(change, self.now)
@@ -332,7 +334,10 @@ class World:
         records.sort(key=lambda record: record.finish_time or 0.0)
         jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
         starts = sorted(read("start", StartRecord), key=lambda record: record.sequence)
-        self.state.load(records, jobs, read("node", NodeRecord), self.now, starts, UNTOLD_STARTS in self.stored)
+        self.state.load(
+            records, jobs, read("node", NodeRecord), self.now, starts, UNTOLD_STARTS in self.stored,
+            lost_nodes=read("lost_node", LostNode),
+        )  # fmt: skip
         for (kind, name), value in self.stored.items():
             if kind == "progress" and name in self.state.trees:
                 self.state.restore_progress(self.state.trees[name], msgspec.json.decode(value))
@@ -528,7 +533,8 @@ def assert_consistent(state: State) -> None:
             assert_near(element.usage, sum_vectors(usages), f"usage of operation {name}")
         assert set(tree.queue) <= set(tree.operations)
         assert [*tree.queue] == sorted(tree.queue, key=lambda name: state.operations[name].record.sequence)
-        assert_near(tree.total, sum_vectors([node.capacity for node in tree.nodes.values()]), "total")
+        if not any(node.cordoned for node in tree.nodes.values()):
+            assert_near(tree.total, sum_vectors([node.capacity for node in tree.nodes.values()]), "total")
     for operation in state.operations.values():
         _assert_operation(operation, state)
     for node in state.nodes.values():
@@ -587,7 +593,7 @@ def describe(state: State, with_jobs: bool = True) -> dict[str, Any]:
         "finished_jobs": {name: dict(jobs) for name, jobs in state.finished_jobs.items() if jobs},
         "operations": [operation.record for operation in state.operations.values()],
         "nodes": {
-            node.id: (node.tree, node.tags, node.address, node.capacity, node.incarnation)
+            node.id: (node.tree, node.tags, node.address, node.capacity, node.incarnation, node.cordon)
             for node in state.nodes.values()
         },
         "trees": {

@@ -62,9 +62,10 @@ def _tree_alerts(tree: Tree) -> Iterator[Alert]:
     for sentence in tree.errors:
         yield Alert("fair_share_update", "warning", tree.name, sentence)
     online = [node for node in tree.nodes.values() if node.is_online]
-    if tree.operations and not online:
+    if tree.operations and all(node.cordoned for node in online):
         operations = count(len(tree.operations), "operation")
-        message = f'pool tree "{tree.name}": has {operations} and no node that is online'
+        what = "all nodes that are online are cordoned" if online else "no node that is online"
+        message = f'pool tree "{tree.name}": has {operations} and {what}'
         yield Alert("no_nodes", "error", tree.name, message)
 
 

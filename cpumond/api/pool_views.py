@@ -13,6 +13,7 @@ from cpumond.api.permissions import InheritedEntry, show_inherited, show_may_of_
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import PoolElement, SchedulingStatus, StarvationStatus, Tree
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Mode, to_amounts
+from cpumond.scheduler.settings.tree_file import TreeTables, make_tables, revision_of
 
 
 class TreeView(View, frozen=True):
@@ -36,6 +37,7 @@ class TreeView(View, frozen=True):
     pending_operation_count: int
     node_count: int
     online_node_count: int
+    cordoned_node_count: int
     update_count: int
     errors: list[str]
     may: dict[str, str]
@@ -96,6 +98,14 @@ class PoolView(View, frozen=True):
     """What counts besides the own ``acl``; empty in lists."""
 
 
+class TreeFile(View, frozen=True):
+    """A tree as a file has it: only what is set, pools depth first. ``revision`` differs whenever the tree does."""
+
+    tree: str
+    revision: str
+    tables: TreeTables
+
+
 class PoolList(View, frozen=True):
     """The root, then the pools of a tree, each before its sub-pools."""
 
@@ -120,10 +130,16 @@ def show_tree(rights: Rights, tree: Tree) -> TreeView:
         pending_operation_count=len(tree.queue),
         node_count=len(tree.nodes),
         online_node_count=sum(node.is_online for node in tree.nodes.values()),
+        cordoned_node_count=sum(node.cordoned for node in tree.nodes.values()),
         update_count=tree.update_count,
         errors=list(tree.errors),
         may=show_may_of_pool(rights, root),
     )
+
+
+def show_tree_file(tree: Tree) -> TreeFile:
+    """All that is set of a tree and its pools."""
+    return TreeFile(tree.name, revision_of(tree.config), make_tables(tree.config))
 
 
 def show_trees(rights: Rights) -> TreeList:

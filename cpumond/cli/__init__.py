@@ -36,13 +36,16 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "fair-share": ("fairshare.command", "Shares of a pool tree: compute, draw, explain, simulate."),
     "scheduler": ("scheduler.service", "Run the scheduler: pools, fair share, preemption, the `yt` protocol."),
     "store": ("scheduler.store", "The scheduler's state while no scheduler runs: copy between SQLite and PostgreSQL."),
-    "tree": ("scheduler.pools", "Pool trees of the running scheduler: list, show, create, set, remove."),
+    "tree": (
+        "scheduler.pools",
+        "Pool trees of the scheduler: list, show, create, set, remove, export, plan, apply.",
+    ),
     "pool": ("scheduler.pools", "Pools of the running scheduler: list, show, create, set, move, remove, plan."),
     "operation": (
         "scheduler.operations",
         "Operations: start, list, show, why, jobs, set, abort, suspend, resume, complete.",
     ),
-    "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show."),
+    "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show, cordon, uncordon, drain."),
     "can": ("scheduler.rights", "Whether a user may do something on the running scheduler, and by what."),
     "token": ("scheduler.tokens", "Tokens of users, nodes and proxies: create, list, revoke."),
     "events": ("scheduler.events", "What happened to pools, nodes and operations; --follow prints what comes."),

@@ -293,7 +293,9 @@ class _Collector:
         overcommitted = GaugeMetricFamily(
             "cpumond_tree_overcommitted_nodes", "Nodes whose jobs may use more than there is.", labels=["tree"]
         )
+        cordoned = GaugeMetricFamily("cpumond_tree_cordoned_nodes", "Nodes that get no new jobs.", labels=["tree"])
         for tree in trees:
+            cordoned.add_metric([tree.name], sum(node.cordoned for node in tree.nodes.values()))
             online = sum(node.is_online for node in tree.nodes.values())
             nodes.add_metric([tree.name, "online"], online)
             nodes.add_metric([tree.name, "silent"], len(tree.nodes) - online)
@@ -304,4 +306,4 @@ class _Collector:
             overcommitted.add_metric(
                 [tree.name], sum(node.overcommitted_since is not None for node in tree.nodes.values())
             )
-        yield from (nodes, total, used, ordered, overcommitted)
+        yield from (nodes, total, used, ordered, overcommitted, cordoned)

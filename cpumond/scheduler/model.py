@@ -58,6 +58,10 @@ class CommandError(CpumondError):
         self.inner = inner
 
 
+MAX_WHY: Final = 500
+Why = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
+"""A user's reason for a command, in a sentence; "" for none."""
+
 Resources = dict[str, float]
 Mode = Literal["fair_share", "fifo"]
 GuaranteeType = Literal["none", "burst", "relaxed"]
@@ -275,7 +279,7 @@ JobState = Literal["starting", "running", "stopping", "completed", "failed", "ab
 FINISHED_OPERATION_STATES: Final = frozenset({"completed", "failed", "aborted"})
 
 
-class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """One task of an operation: ``job_count`` equal jobs, and what each orders.
 
     ``command`` is a shell command or an argument list; ``spec`` is the rest of what the user wrote, untouched.
@@ -305,7 +309,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return (float(self.user_slots), self.cpu_limit, self.gpu_limit, float(self.memory_limit), self.network)
 
 
-class OperationTreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class OperationTreeOptions(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """What an operation asks for in one tree (``scheduling_options_per_pool_tree``; section 2.5); None is "not set".
 
     ``pool`` is the name of the pool it runs in: explicit or ephemeral, already resolved (2.9).
@@ -347,7 +351,7 @@ class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
     job_cpu_monitor: dict[str, Any] = {}
 
 
-class OperationRecord(OperationFacts, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """An operation as it is stored. Times are seconds since 1970; ``sequence`` is the order of arrival.
 
     ``running_in``: the trees in which it holds a running slot (3.2); ``state`` is "running" when there is one.
@@ -400,9 +404,19 @@ class PreemptionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The work that the job has to do again (6.9)."""
 
 
+class Cordon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Why a node gets no new jobs: ``user`` said so ``at`` (seconds since 1970). ``drain``: its jobs are told to stop,
+    too, "graceful" with the longer time-out."""
+
+    user: str
+    at: float
+    why: str = ""
+    drain: Literal["", "usual", "graceful"] = ""
+
+
 class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A node as it registered. ``capacity`` by resource; ``key_hash`` of its agent's key, "" for one without; ``tree``:
-    where its jobs are if its tags fit several trees."""
+    where its jobs are if its tags fit several trees. ``cordon`` outlives registrations."""
 
     id: str
     incarnation: str
@@ -411,6 +425,7 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     capacity: dict[str, float]
     key_hash: str = ""
     tree: str = ""
+    cordon: Cordon | None = None
 
 
 UNTOLD_STARTS: Final = ("system", "untold_starts")
@@ -462,7 +477,10 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A node that was given up, shown for a while: ``jobs`` are those that it had. Times are seconds since 1970."""
+    """A node that was given up, shown for a while: ``jobs`` are those that it had. Times are seconds since 1970.
+
+    ``cordon`` is the one that it has again when it comes back; with one it is remembered for longer.
+    """
 
     id: str
     address: str
@@ -472,6 +490,7 @@ class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     last_seen: float
     lost_at: float
     jobs: tuple[JobRecord, ...] = ()
+    cordon: Cordon | None = None
 
 
 def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:

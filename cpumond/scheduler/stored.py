@@ -108,7 +108,7 @@ def encode(change: Transaction, config: Config) -> list[Change]:
     changes += [Change("operation", record.id, _dump(record)) for record in change.operations]
     changes += [Change("job", record.id, _dump(record)) for record in change.jobs]
     changes += [Change("start", record.id, None) for record in change.jobs]
-    changes += [Change("node", record.id, _dump(record)) for record in change.nodes]
+    changes += [Change("node", record.id, _dump(record)) for record in (*change.nodes, *change.cordons)]
     changes += [Change("node", node_id, None) for node_id in change.removed_nodes]
     changes += [Change("lost_node", lost.id, _dump(lost)) for lost in change.lost_nodes]
     changes += [Change("token", digest, None) for digest in change.forgotten_tokens]

@@ -1,10 +1,10 @@
 """What preemption costs in a generated week, in the documents' order of victims and with the cheapest first.
 
 The scheduler's real state in virtual time, a step per minute: 20 nodes of 16 cores; ``batch`` fills them with jobs of
-hours; ``prod`` has a guarantee of half of the cores and comes in bursts, ``research`` comes by its weight. Operations of
-``batch`` and ``research`` that save their work tell of a checkpoint every 10 to 40 minutes; a job that was stopped goes
-on from its last one. Jobs use a fifth of their cores up to all of them. All follows from the seed, so that two weeks
-differ by the option alone.
+hours; ``prod`` has a guarantee of half of the cores and comes in bursts, ``research`` comes by its weight. Operations
+of ``batch`` and ``research`` that save their work tell of a checkpoint every 10 to 40 minutes; a job that was stopped
+goes on from its last one. Jobs use a fifth of their cores up to all of them. All follows from the seed, so that two
+weeks differ by the option alone.
 
     python tests/bench/preemption_cost.py [--days 7] [--seeds 2] [--check]
 
@@ -191,8 +191,8 @@ def find_faults(plain: Figures, cheapest: Figures) -> list[str]:
 
 
 COLUMNS = (
-    ("preempted", "preemptions", ".0f"), ("core-hours lost", "lost_hours", ".1f"), ("really lost", "really_lost_hours", ".1f"),
-    ("used", "used_hours", ".0f"), ("missing of the guarantee", "unmet_hours", ".1f"),
+    ("preempted", "preemptions", ".0f"), ("core-hours lost", "lost_hours", ".1f"),
+    ("really lost", "really_lost_hours", ".1f"), ("used", "used_hours", ".0f"), ("missing of the guarantee", "unmet_hours", ".1f"),
 )  # fmt: skip
 
 

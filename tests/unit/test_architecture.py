@@ -19,8 +19,8 @@ PURE = (
     *(
         f"scheduler.{name}"
         for name in (
-            "model", "users", "rights", "access", "required", "token_records", "token_commands", "events", "elements",
-            "operations", "resulting", "settings", "decide", "state", "why", "lead",
+            "model", "users", "rights", "access", "required", "token_records", "token_commands", "node_commands",
+            "events", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead",
             "history.model", "history.collector", "history.series", "history.report", "history.chunks",
         )
     ),
@@ -42,6 +42,7 @@ MORE_FOR = {
     # suggestions for misspelt names
     "cpumond.fairshare.validate": {"difflib"},
     "cpumond.host.systemd.properties": {"os"},  # os.path, names only
+    "cpumond.scheduler.settings.tree_file": {"hashlib"},  # a name of a tree's content
     "cpumond.scheduler.settings.nodes_filter": {"lark"},  # a parser from a grammar
     "cpumond.api.yt.lazy": {"datetime"},  # times as people read them
     "cpumond.monitor.replay": {"csv", "sys"},  # csv reads lines it is given; sys.float_info

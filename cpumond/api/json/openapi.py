@@ -24,10 +24,13 @@ from cpumond.core.wire import (
 )
 from cpumond.scheduler.events import EventKind
 from cpumond.scheduler.history.model import HistoryView, ReportView
+from cpumond.scheduler.model import Why
 from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.tree_file import ApplyTree, TreeTables
 from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.token_commands import MAX_NOTE, Life
 from cpumond.scheduler.users import MAX_NAME, Role
+from cpumond.scheduler.why.drain import DrainPlan
 from cpumond.scheduler.why.operation import OperationAnswer
 from cpumond.scheduler.why.plan import Plan
 
@@ -101,6 +104,15 @@ class CreatePoolBody(Body, frozen=True):
     parent: _Name = "<Root>"
     attributes: _PoolAttributes = {}
     ignore_existing: bool = False
+
+
+class ApplyBody(Body, frozen=True):
+    """A tree as it shall be; see ``ApplyTree``. ``base``: the revision that it must still have, "" for any."""
+
+    tables: TreeTables
+    prune: bool = False
+    base: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    why: Why = ""
 
 
 class EditBody(Body, frozen=True):
@@ -181,6 +193,18 @@ class TokenBody(Body, frozen=True):
     groups: Annotated[list[Annotated[str, msgspec.Meta(max_length=MAX_NAME)]], msgspec.Meta(max_length=100)] = []
     expires_s: Life | None = None
     note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE)] = ""
+
+
+class WhyBody(Body, frozen=True):
+    """``why``: a sentence for those who look at the node and at the audit log."""
+
+    why: Why = ""
+
+
+class DrainBody(WhyBody, frozen=True):
+    """``graceful``: the jobs get the tree's ``job_graceful_preemption_timeout`` to end."""
+
+    graceful: bool = False
 
 
 class ParametersBody(Body, frozen=True):
@@ -357,6 +381,7 @@ class Endpoint:
 _TREE: Final = PREFIX + "/trees/{tree}"
 _POOL: Final = _TREE + "/pools/{pool}"
 _OPERATION: Final = PREFIX + "/operations/{operation}"
+_NODE: Final = PREFIX + "/nodes/{node}"
 _ASK_NODE: Final = (404, 429, 503, 504)
 """Refusals of endpoints that wait for a node, or for the disk of the history."""
 
@@ -374,6 +399,8 @@ ENDPOINTS: Final = (
     _command("PATCH", _TREE, "change_tree", "Change a tree's options", EditsBody),
     _command("DELETE", _TREE, "remove_tree", "Remove a tree", query=RemoveQuery),
     _command("PUT", PREFIX + "/default_tree", "set_default_tree", "Choose the default tree", DefaultTreeBody, (404,)),
+    Endpoint("GET", _TREE + "/file", "get_tree_file", "All that is set of a tree and its pools", pool_views.TreeFile),
+    _command("POST", _TREE + "/apply", "apply_tree", "Make a tree and its pools what a file says", ApplyBody),
     Endpoint("GET", _TREE + "/pools", "list_pools", "All pools of a tree", pool_views.PoolList),
     Endpoint(
         "GET", _TREE + "/pool_table", "get_pool_table", "All pools of a tree in short; made once for each update",
@@ -397,7 +424,7 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "POST", PREFIX + "/plan", "make_plan", "What a change would do to everybody's shares; nothing is changed",
-        Plan, ConfigCommand | UndoChange, PlanQuery,
+        Plan, ConfigCommand | ApplyTree | UndoChange, PlanQuery,
     ),
     Endpoint(
         "GET", PREFIX + "/events", "list_events", "What happened, the newest first", event_views.EventList,
@@ -464,7 +491,14 @@ ENDPOINTS: Final = (
     Endpoint(
         "POST", PREFIX + "/nodes", "register_node", "A node makes itself known", RegistrationAnswer, NodeRegistration
     ),
-    Endpoint("GET", PREFIX + "/nodes/{node}", "get_node", "One node with its jobs", node_views.NodeDetails),
+    Endpoint("GET", _NODE, "get_node", "One node with its jobs", node_views.NodeDetails),
+    _command("POST", _NODE + "/cordon", "cordon_node", "Start no more jobs on it", WhyBody, needs_body=False),
+    _command("POST", _NODE + "/uncordon", "uncordon_node", "Start jobs on it again", WhyBody, needs_body=False),
+    _command(
+        "POST", _NODE + "/drain", "drain_node", "Start no more jobs on it, and those that it has elsewhere", DrainBody,
+        needs_body=False,
+    ),
+    Endpoint("GET", _NODE + "/drain", "plan_drain", "What a drain would stop, and where there is room", DrainPlan),
     Endpoint(
         "POST", PREFIX + "/heartbeats", "heartbeat", "The state of a node; 409: it must register again",
         HeartbeatAnswer, NodeHeartbeat, others={409: HeartbeatAnswer},

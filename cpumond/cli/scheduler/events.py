@@ -14,7 +14,7 @@ from cpumond.api.event_views import AuditList, AuditView, EventList, EventView
 from cpumond.cli.options import DurationType, given, is_terminal, print_json
 from cpumond.cli.render.tables import Cell
 from cpumond.cli.scheduler.client import SchedulerClient, print_table, scheduler_options
-from cpumond.cli.scheduler.pools import PlanRefusedError, describe_plan, show_plan
+from cpumond.cli.scheduler.plans import PlanRefusedError, describe_plan, show_plan
 from cpumond.core.errors import UsageError
 from cpumond.core.words import show_name, show_time, show_utc
 from cpumond.scheduler.events import KINDS

@@ -26,7 +26,8 @@ from cpumond.cli.scheduler.client import (
     read_attributes,
     scheduler_options,
 )
-from cpumond.cli.scheduler.pools import show_amounts, show_cpu_time, show_limits, show_state, show_value
+from cpumond.cli.scheduler.plans import show_limits, show_value
+from cpumond.cli.scheduler.pools import show_amounts, show_cpu_time, show_state
 from cpumond.core.answers import ExplainAnswer
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import UsageError

@@ -17,6 +17,7 @@ from cpumond.fairshare.resources import (
     ZERO,
     Vector,
     add,
+    dominates,
     greatest,
     scale,
     share,
@@ -24,7 +25,7 @@ from cpumond.fairshare.resources import (
     sum_vectors,
 )
 from cpumond.fairshare.result import Elements, UpdateResult
-from cpumond.scheduler.elements import Element, OperationElement, PoolElement, Tree, flow_ratio, is_integral
+from cpumond.scheduler.elements import Element, OperationElement, PoolElement, Tree, flow_ratio, is_integral, one_of
 from cpumond.scheduler.model import DEFAULT_FIFO_SORT, ROOT_POOL, TreeSettings, to_amounts, to_vector
 
 OPERATION_PREFIX = "#"
@@ -239,7 +240,7 @@ def pool_limits(pool: PoolElement) -> Vector:
 def operation_limits(element: OperationElement) -> Vector:
     """The limits that hold for an operation in its pool (2.10)."""
     assert element.parent is not None
-    own = to_vector(element.options.resource_limits, math.inf)
+    own = to_vector(element.options.resource_limits, math.inf) if element.options.resource_limits else UNLIMITED
     return limits_of_parent(element.tree.total, own, element.parent.limits, element.options.max_share_ratio)
 
 
@@ -344,14 +345,15 @@ def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | N
     if element.entry is not None and rank is None:
         return element.entry
     record = element.operation.record
-    element.demand = operation_demand(element)
+    element.usage = one_of(element.usage)
+    element.demand = one_of(operation_demand(element))
     element.limits = operation_limits(element)
     # The update requires a demand of at least the usage; sums of floats may be one bit below.
     entry = fairshare.Operation(
         name=OPERATION_PREFIX + element.name,
         parent=GUARANTEE_PREFIX + element.name if has_guarantee(element) else _name(pool),
         weight=operation_weight(element) if rank is None else 1.0,
-        demand=greatest(element.demand, element.usage),
+        demand=element.demand if dominates(element.demand, element.usage) else greatest(element.demand, element.usage),
         usage=element.usage,
         gang=record.is_gang,
         start_time=record.start_time if rank is None else float(rank),

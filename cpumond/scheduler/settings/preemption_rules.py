@@ -117,14 +117,25 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
     threshold = pool.non_preemptible_threshold
     if threshold is not None and options.non_preemptible_resource_usage_threshold is not None:
         threshold = least(threshold, to_vector(options.non_preemptible_resource_usage_threshold, math.inf))
+    tolerance = min(pool.tolerance, _given(options.fair_share_starvation_tolerance, pool.tolerance))
+    run_s = min(_seconds(options.min_run_time, pool.min_run_time_s), pool.max_min_run_time_s)
+    own = (tolerance, fair_share_s, min_share_s, threshold, run_s)
+    if own == _operations(pool):
+        return pool  # one object for all operations of the pool that say nothing else
     return replace(
         pool,
-        tolerance=min(pool.tolerance, _given(options.fair_share_starvation_tolerance, pool.tolerance)),
+        tolerance=tolerance,
         fair_share_timeout_s=fair_share_s,
         min_share_timeout_s=min_share_s,
         non_preemptible_threshold=threshold,
-        min_run_time_s=min(_seconds(options.min_run_time, pool.min_run_time_s), pool.max_min_run_time_s),
+        min_run_time_s=run_s,
     )
+
+
+_operations: Final = attrgetter(
+    "tolerance", "fair_share_timeout_s", "min_share_timeout_s", "non_preemptible_threshold", "min_run_time_s"
+)
+"""What an operation may have otherwise than its pool."""
 
 
 def list_own(options: PoolSettings | OperationTreeOptions, rules: PreemptionRules) -> list[tuple[str, float, float]]:

@@ -120,7 +120,8 @@ class State(Dispatch):
                 ended += [job_record(job, "lost", now, reason=reason) for job in node.jobs.values()]
                 ended += [job_record(job, "aborted", now, reason=reason) for job in node.stopping.values()]
         for old in itertools.takewhile(lambda lost: lost.lost_at < now - LOST_S, list(self.lost_nodes.values())):
-            self._forget_lost(old.id)
+            if old.cordon is None:
+                self._forget_lost(old.id)
         if not gone:
             return NOTHING
         return Transaction(operations=self._count(ended, now), jobs=tuple(ended), removed_nodes=tuple(gone))
@@ -151,7 +152,9 @@ class State(Dispatch):
             self._install_config(change.config, now)
         for node in change.nodes:
             self._install_node(node, now)
-        if change.nodes:
+        for node in change.cordons:
+            self.nodes[node.id].cordon = node.cordon
+        if change.nodes or change.cordons:
             self._sum_totals()
         for ended in change.jobs:
             self._install_job(ended)
@@ -213,6 +216,8 @@ class State(Dispatch):
 
     def make_snapshot(self, tree: Tree) -> Snapshot:
         """The tree as a fair-share update reads it."""
+        if any(node.cordoned for node in tree.nodes.values()):
+            tree.sum_total()  # jobs that were there have ended
         return self._makers[tree.name].make(tree)
 
     def accept_update(self, tree: Tree, result: UpdateResult, now: float) -> None:

@@ -29,6 +29,7 @@ from cpumond.scheduler.elements import Job, Node, OperationElement, Tree, end_jo
 from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, OperationRecord, StartRecord, Task
 from cpumond.scheduler.state.gangs import Gangs
+from cpumond.scheduler.state.maintenance import find_drained
 from cpumond.scheduler.state.reports import (
     GIVEN_UP,
     MAX_NODE_FAILURE_REASON,
@@ -298,7 +299,7 @@ class Dispatch(Gangs):
         job = Job(report.job_id, element, task, node, start_time, self.job_sequence)
         job.usage = reported_usage(job.limits, report)
         # What it used before is counted already: by an earlier run, or before it was given up.
-        job.counted = list(NO_CPU_TIMES if counted is None else cpu_times(counted))
+        job.counted = NO_CPU_TIMES if counted is None else cpu_times(counted)
         self._start(job)
         take_report(job, report, now)
         return True
@@ -317,7 +318,7 @@ class Dispatch(Gangs):
         job = Job(record.id, element, task, node, record.start_time, record.sequence)
         job.is_stored = True
         job.first_sent_at = now
-        job.counted = list(NO_CPU_TIMES)
+        job.counted = NO_CPU_TIMES
         self._start(job)
         if record.stopped:
             told = preemption_record.make_record(job, record.stopped, "", now)
@@ -369,6 +370,8 @@ class Dispatch(Gangs):
         if tree is None or not tree.update_count or self._is_awaiting(tree, now):
             return
         self.stop_broken_gangs(now)
+        for job, why in find_drained(node):
+            self._drain(job, why, now)
         for job, why in find_graceful(node, now):
             self._stop(job, "graceful", why, now)
         if not node.matched_trees:
@@ -385,11 +388,19 @@ class Dispatch(Gangs):
         order = self._orders.get(tree.name)
         if order is None:
             order = self._orders[tree.name] = ServiceOrder(tree)
-        place_jobs(
-            order, node, self.rules.spare, make_job, self._start,
-            lambda element: self._place_gang(element, now, make_job), lambda: self.reserved_on(node, tree, now),
-        )  # fmt: skip
+        if not node.cordoned:
+            place_jobs(
+                order, node, self.rules.spare, make_job, self._start,
+                lambda element: self._place_gang(element, now, make_job), lambda: self.reserved_on(node, tree, now),
+            )  # fmt: skip
         self._preempt(node, tree, now, make_job)
+
+    def _drain(self, job: Job, why: str, now: float) -> None:
+        """Tell a job to stop because its node is drained."""
+        self._stop(job, "aborted", why, now)
+        cordon = job.node.cordon
+        if cordon is not None and cordon.drain == "graceful" and job.stop is not None:
+            job.stop.timeout_s = job.element.tree.config.settings.job_graceful_preemption_timeout / 1e3
 
     def _is_awaiting(self, tree: Tree, now: float) -> bool:
         """Whether a node of the tree may have jobs of a version that stored no starts."""
@@ -406,7 +417,7 @@ class Dispatch(Gangs):
         if last is not None and now - last < settings.preemptive_scheduling_backoff / 1e3:
             return
         node.last_preemptive_attempt = now
-        budget = self.count_preemptions_left(tree, now)
+        budget = 0.0 if node.cordoned else self.count_preemptions_left(tree, now)
         plan, is_done = None, False
         if budget > 0 and (gangs := self._targets(tree).gangs):
             is_done = self._preempt_for_gang(gangs, tree, now, budget, make_job)
@@ -484,10 +495,7 @@ class Dispatch(Gangs):
         total_bytes = 0
         for job in starting:
             order = self._order(job)
-            sizes = job.element.operation.order_sizes
-            if job.task.name not in sizes:
-                sizes[job.task.name] = len(msgspec.json.encode(order))
-            total_bytes += sizes[job.task.name]
+            total_bytes += len(msgspec.json.encode(order))
             if chosen and (len(chosen) == MAX_ORDERS or total_bytes > MAX_ORDER_BYTES):
                 break
             chosen.append((job, order))

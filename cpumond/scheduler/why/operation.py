@@ -257,9 +257,11 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
         return
     yield f"{count(needed, 'job')} of it {'is' if needed == 1 else 'are'} still to be started"
     tree = element.tree
-    online = [node for node in tree.nodes.values() if node.is_online]
+    online = [node for node in tree.nodes.values() if node.is_online and not node.cordoned]
     if not online:
-        yield f"tree {tree.name!r} has no node that is online"
+        cordoned = sum(node.cordoned for node in tree.nodes.values())
+        rest = f"; {count(cordoned, 'node')} cordoned" if cordoned else ""
+        yield f"tree {tree.name!r} has no node that is online{rest}"
         return
     for task in operation.next_tasks():
         orders = f'a job of task "{task.name}", which orders {_amounts(task.resources)}'

@@ -29,11 +29,10 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.required import check
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change, find_renamed, rename_pool
-from cpumond.scheduler.settings.commands import ConfigCommand
-from cpumond.scheduler.settings.undo import ChangedSinceError, Undo
+from cpumond.scheduler.settings.undo import ChangedSinceError
 from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.state import State
-from cpumond.scheduler.state.commands import prepare
+from cpumond.scheduler.state.commands import ConfigChanging, prepare
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import SAME_SHARE, SHOWN_RECORDS, Amounts
@@ -116,7 +115,7 @@ def collect(state: State) -> Material:
                 node.incarnation,
                 node.address,
                 tuple(node.tags),
-                to_amounts(node.capacity),
+                to_amounts(node.counted_capacity),
                 tree=node.tree or "" if node.matched_trees else "",
             )
             for node in state.nodes.values()
@@ -143,7 +142,7 @@ def collect(state: State) -> Material:
     )
 
 
-def try_command(state: State, command: ConfigCommand | Undo, user: User, now: float) -> Transaction | Plan:
+def try_command(state: State, command: ConfigChanging, user: User, now: float) -> Transaction | Plan:
     """The change that a command would make, or the plan that says why it is refused. Changes nothing.
 
     Raises ChangedSinceError, about which the log knows more.
