@@ -191,9 +191,12 @@ def find_faults(plain: Figures, cheapest: Figures) -> list[str]:
 
 
 COLUMNS = (
-    ("preempted", "preemptions", ".0f"), ("core-hours lost", "lost_hours", ".1f"),
-    ("really lost", "really_lost_hours", ".1f"), ("used", "used_hours", ".0f"), ("missing of the guarantee", "unmet_hours", ".1f"),
-)  # fmt: skip
+    ("preempted", "preemptions", ".0f"),
+    ("core-hours lost", "lost_hours", ".1f"),
+    ("really lost", "really_lost_hours", ".1f"),
+    ("used", "used_hours", ".0f"),
+    ("missing of the guarantee", "unmet_hours", ".1f"),
+)
 
 
 def main() -> None:

@@ -50,9 +50,16 @@ class Gangs(Registration):
                 self._rests.pop(element, None)
 
     def _stop(
-        self, job: Job, kind: Any, why: str, now: float, record: PreemptionRecord | None = None, fails: bool = False
+        self,
+        job: Job,
+        kind: Any,
+        why: str,
+        now: float,
+        record: PreemptionRecord | None = None,
+        fails: bool = False,
+        alone: bool = False,
     ) -> None:
-        """Stop a job, and of a gang all others with it. A preemption has all of them in its plan already."""
+        """Stop a job, and of a gang all others with it unless ``alone``. A preemption has all of them in its plan."""
         if not job.is_active:
             return  # with its gang
         super()._stop(job, kind, why, now, record, fails)
@@ -60,7 +67,7 @@ class Gangs(Registration):
         if kind != "aborted":
             count_loss(job.element, job.stop.record.lost_core_seconds)
         operation = job.element.operation
-        if operation.record.is_gang and kind != "preempted":
+        if operation.record.is_gang and kind != "preempted" and not alone:
             self._stop_rest(operation, kind, f"its gang stops with job {job.id}: {why}", now)
 
     def _install_job(self, record: JobRecord) -> None:
@@ -91,7 +98,7 @@ class Gangs(Registration):
     def _stop_rest(self, operation: Operation, kind: Any, why: str, now: float) -> None:
         for element in operation.elements.values():
             for job in list(element.jobs.values()):
-                super()._stop(job, kind, why, now)
+                self._stop(job, kind, why, now, alone=True)
 
     # --- started whole
 
@@ -129,6 +136,8 @@ class Gangs(Registration):
         if element.operation.record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:
             return "graceful_over_fair_share"
         needed = gangs.list_needed(element)
+        if not needed:
+            return "no_needed_jobs"
         reason = gangs.find_limit(element, needed)
         if reason:
             return reason
