@@ -138,11 +138,10 @@ class Week(World):
 
     def lose(self, node: PlayedNode, before: dict[str, PlayedJob]) -> None:
         """Work of jobs that this heartbeat stopped: what was not saved is to be done again."""
-        for job_id in before.keys() - node.jobs.keys():
+        for job_id, job in before.items():
             work = self.works.get(job_id)
-            if work is None or work.done_s >= work.total_s:
+            if job_id in node.jobs or work is None or work.done_s >= work.total_s:
                 continue
-            job = before[job_id]
             lost = (work.done_s - work.saved_s) * work.busy * job.order.cpu_limit
             self.figures.really_lost_hours += lost / HOUR_S
             self.figures.used_hours += (job.cpu_seconds or 0.0) / HOUR_S
