@@ -6,7 +6,7 @@ of ``batch`` and ``research`` that save their work tell of a checkpoint every 10
 goes on from its last one. Jobs use a fifth of their cores up to all of them. All follows from the seed, so that two
 weeks differ by the option alone.
 
-    python tests/bench/preemption_cost.py [--days 7] [--seeds 2] [--check]
+    python tests/bench/preemption_cost.py [--days 7] [--seeds 3] [--check]
 
 Prints a table in Markdown, for weeks in which all, half and none of these operations save their work: jobs preempted,
 core-hours lost as the records say and as the jobs really lost, and core-hours by which ``prod`` had less than its
@@ -32,7 +32,7 @@ from cpumond.scheduler.model import Rules
 
 NODES, CORES, STEP_S, HOUR_S = 20, 16.0, 60.0, 3600.0
 GUARANTEE = NODES * CORES / 2
-MOST_UNMET = 1.05
+MOST_UNMET = 1.1
 """So many times what is missing of the guarantee without the option may be missing with it, and an hour of cores."""
 
 
@@ -201,7 +201,7 @@ COLUMNS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--days", type=float, default=7.0)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     faults: list[str] = []
