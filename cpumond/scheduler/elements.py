@@ -50,10 +50,9 @@ class Element:
     """What pools and operations of a tree have in common."""
 
     __slots__ = (
-        "name", "parent", "tree", "usage", "demand", "limits", "fair_share", "demand_share", "strong_guarantee_share",
-        "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction", "rank", "version",
-        "lost_core_seconds",
-        *CPU_COUNTERS,
+        "name", "parent", "tree", "usage", "demand", "waiting", "limits", "fair_share", "demand_share",
+        "strong_guarantee_share", "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction",
+        "rank", "version", "lost_core_seconds", *CPU_COUNTERS,
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -64,6 +63,8 @@ class Element:
         self.usage: Vector = ZERO
         self.demand: Vector = ZERO
         """As of the last update."""
+        self.waiting: Vector = ZERO
+        """What operations that do not run in this tree would want besides ``demand``, as of the last update (5.2)."""
         self.limits: Vector = UNLIMITED
         """``resource_limits`` and ``max_share_ratio`` together, as of the last update (2.10)."""
         self.fair_share: Vector = ZERO
@@ -100,6 +101,7 @@ class PoolElement(Element):
     __slots__ = (
         "config", "settings", "children", "operations", "operation_count", "running_operation_count",
         "max_operation_count", "max_running_operation_count", "volume", "last_integral_ratio", "entry",
+        "idle_cores", "held_cores",
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -119,6 +121,9 @@ class PoolElement(Element):
         self.volume: Vector = ZERO
         """Accumulated volume, resource*seconds (9)."""
         self.last_integral_ratio = 0.0
+        self.idle_cores = self.held_cores = 0.0
+        """CPU that no job has, of the root only; the part of it that the pool's waiting work would use. As of the last
+        report (``idle_watch``)."""
         self.entry: fairshare.Pool | None = None
         """The pool's entry in the last snapshot; the same object again while nothing changes."""
 

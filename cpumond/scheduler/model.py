@@ -172,6 +172,8 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     max_operation_count_per_pool: _Positive = 50
     max_running_operation_count: _Positive = 2000
     max_running_operation_count_per_pool: _Positive = 8
+    per_pool_counts_for_leaves_only: bool = False
+    """Whether the two ``..._per_pool`` leave out pools that are there for their sub-pools (2.4)."""
     default_parent_pool: str = ROOT_POOL
     enable_pool_starvation: bool = True
     forbid_immediate_operations_in_root: bool = True

@@ -46,6 +46,7 @@ from cpumond.scheduler.events import Told
 from cpumond.scheduler.events.commands import Asked, tell_command, tell_pin, tell_refused
 from cpumond.scheduler.events.happenings import tell_change, tell_refused_node, tell_start
 from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.idle_watch import IdleWatch
 from cpumond.scheduler.lead import LeadView
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
 from cpumond.scheduler.pace import first_period_s, look_s, next_period_s
@@ -160,6 +161,7 @@ class Scheduler:
             len(self.state.nodes), rules.heartbeat_period_s, rules.node_heartbeat_timeout_s
         )
         self._mutations = deque((float(entry.get("at_s", 0.0)), key) for key, entry in self.remembered.items())
+        self.idle = IdleWatch(self.state, clock.now)
         self.history: History | None = None
         """None where no history is kept."""
         self.retention: LogRetention | None = None
@@ -480,6 +482,7 @@ class Scheduler:
             while not stopping.is_set():
                 await self.update_all()
                 self.ready.set()
+                self.idle.take_if_due()
                 if self.history is not None:
                     self.history.take_if_due(self.clock.now())
                 if self.retention is not None:
@@ -501,6 +504,7 @@ class Scheduler:
                     due = now
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), max(due - loop.time(), 0.0))
+        await self.idle.close()
         if self.history is not None:
             await self.history.close(self.clock.now())
 

@@ -271,6 +271,7 @@ def _integral_resources(name: str) -> Reader:
 
 _POOL: Final[Mapping[str, Reader]] = {
     **_COMMON,
+    "waiting_resource_demand": lambda _, pool: amounts(pool.waiting),
     "parent": _below_root(lambda _, pool: pool.parent.name),
     "full_path": _below_root(_full_path),
     "mode": _below_root(lambda _, pool: pool.mode),

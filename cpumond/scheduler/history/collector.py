@@ -160,6 +160,7 @@ class Collector:
                 rows.values.extend((
                     max(share(pool.usage, tree.total)), max(pool.demand_share), max(pool.fair_share), strong, guarantee,
                     volume, capacity, total_cores, pool.demand[1], pool.usage[1], pool.running_operation_count,
+                    pool.waiting[1], pool.idle_cores, pool.held_cores,
                 ))  # fmt: skip
                 self._put(rows, pool, seen, interval_s, grown)
 

@@ -370,9 +370,9 @@ class Dispatch(Gangs):
         tree = self.trees.get(node.tree or "")
         if tree is None or not tree.update_count or self._is_awaiting(tree, now):
             return
-        self.stop_broken_gangs(now)
         for job, why in find_drained(node):
             self._drain(job, why, now)
+        self.stop_broken_gangs(now)
         for job, why in find_graceful(node, now):
             self._stop(job, "graceful", why, now)
         if not node.matched_trees:

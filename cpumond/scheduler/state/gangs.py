@@ -218,5 +218,6 @@ class Gangs(Registration):
 
 def _takes_jobs(node: Node, tree: Tree) -> bool:
     """Whether a node may be given jobs before its next heartbeat: it has sent one to this run, and is there."""
-    is_there = node.is_online and node.sequence >= 0 and tree.nodes.get(node.id) is node
-    return is_there and not node.matched_trees and not node.cordoned
+    if node.cordoned or node.matched_trees:
+        return False
+    return node.is_online and node.sequence >= 0 and tree.nodes.get(node.id) is node

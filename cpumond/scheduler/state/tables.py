@@ -229,6 +229,7 @@ class Tables:
         for pool in tree.pools.values():
             assert pool.parent is not None
             pool.parent.children[pool.name] = pool
+        for pool in tree.pools.values():
             _set_limits(pool)
         for element in tree.operations.values():
             assert element.parent is not None
@@ -553,8 +554,7 @@ def _place_ephemeral(tree: Tree, were_ephemeral: Collection[PoolElement]) -> Non
 
 def _set_limits(pool: PoolElement) -> None:
     """Set the limits and rules that follow from a pool's own settings and its parent's."""
-    limits = admission.operation_limits(pool.settings, pool.tree.config.settings)
-    pool.max_operation_count, pool.max_running_operation_count = limits
+    pool.max_operation_count, pool.max_running_operation_count = admission.operation_limits_of(pool)
     assert pool.parent is not None
     assert pool.parent.rules is not None
     pool.rules = preemption_rules.pool_rules(pool.parent.rules, pool.settings)

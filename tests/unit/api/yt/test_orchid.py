@@ -172,6 +172,7 @@ OF_B = {
     "promised_fair_share": vector(user_slots=0.15, cpu=0.15),
     "resource_usage": {**NOTHING, "user_slots": 5, "cpu": 5.0},
     "resource_demand": {**NOTHING, "user_slots": 20, "cpu": 20.0},
+    "waiting_resource_demand": NOTHING,
     "limited_resource_demand": {**NOTHING, "user_slots": 20, "cpu": 5.0},
     "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 5.0},
     "specified_resource_limits": {"cpu": 5.0},
@@ -250,6 +251,7 @@ OF_A = {
     "promised_fair_share": vector(user_slots=0.85, cpu=0.85),
     "resource_usage": {**NOTHING, "user_slots": 2, "cpu": 2.0},
     "resource_demand": {**NOTHING, "user_slots": 2, "cpu": 2.0},
+    "waiting_resource_demand": NOTHING,
     "limited_resource_demand": {**NOTHING, "user_slots": 2, "cpu": 2.0},
     "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 10.0},
     "specified_resource_limits": {},
@@ -297,6 +299,7 @@ OF_ROOT = {
     "promised_fair_share": vector(user_slots=1.0, cpu=1.0),
     "resource_usage": {**NOTHING, "user_slots": 7, "cpu": 7.0},
     "resource_demand": {**NOTHING, "user_slots": 22, "cpu": 22.0},
+    "waiting_resource_demand": NOTHING,
     "limited_resource_demand": {**NOTHING, "user_slots": 22, "cpu": 7.0},
     "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 10.0},
     "specified_resource_limits": {},
@@ -318,6 +321,7 @@ OF_POOLS_ONLY = frozenset(
         "max_operation_count", "max_running_operation_count", "effective_strong_guarantee_resources",
         "integral_guarantee_type", "specified_burst_ratio", "specified_burst_guarantee_resources",
         "specified_resource_flow_ratio", "specified_resource_flow", "total_burst_ratio", "total_resource_flow_ratio",
+        "waiting_resource_demand",
     }
 )  # fmt: skip
 OF_GREEDY = {
