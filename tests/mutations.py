@@ -138,8 +138,26 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("parent.aggressive_starvation or bool(", "bool("),
         ("min(1.0, element.operation.needed_job_count / coefficient)", "1.0"),
     ],
+    "test_cost.py": [
+        ("return lost * max(now - told, 0.0) / ran_s", "return lost"),
+        ("not job.began_at <= told <= now + CLOCK_SKEW_S", "not job.began_at <= told"),
+        ("is_permitted(job, self.aggressive) and spared_until(job) <= self.now", "is_permitted(job, self.aggressive)"),
+        ("jobs.sort(key=_loss_by_size, reverse=True)", "jobs.sort(key=_loss_by_size)"),
+        (
+            "above.lost_core_seconds += core_seconds\n        above = above.parent",
+            "above.lost_core_seconds += core_seconds\n        break",
+        ),
+    ],
+    "test_gangs.py": [
+        ('if operation.record.is_gang and kind != "preempted" and not alone:', "if False:"),
+        ("if self._is_stopping(element):\n            return GANG_STOPS", "if False:\n            return GANG_STOPS"),
+        ("if is_gang and not all(self._may_go(other) for other in candidate.jobs):", "if False:"),
+        ("if plan is None or len(plan.victims) > budget:", "if plan is None:"),
+        ("self._rests[element] = now +", "self._rests[element] = now + 0 *"),
+        ('self.broken_gangs = dict.fromkeys(self.gangs, "one of its jobs ended before")', "self.broken_gangs = {}"),
+    ],
     "test_preemption.py": [
-        ('is_new = job.state == "starting" and job.ordered_at >= now', "is_new = False"),
+        ('is_new = job.state == "starting" and job.ordered_at >= self.now', "is_new = False"),
         ("settings.preemption_check_starvation and element", "element"),
     ],
     "test_state_nodes.py": [

@@ -302,7 +302,8 @@ def _tell_preemptions(
 ) -> Iterator[str]:
     for record in taken[:SHOWN_RECORDS]:
         ago, kind = format_span(now - record.at), record.kind.replace("_", " ")
-        yield f"{ago} ago its job {record.job_id} on {record.node_id} was stopped ({kind}): {record.why}"
+        lost = f"; it lost {record.lost_core_seconds / 3600:.2g} core-hours" if record.lost_core_seconds else ""
+        yield f"{ago} ago its job {record.job_id} on {record.node_id} was stopped ({kind}): {record.why}{lost}"
     if len(taken) > SHOWN_RECORDS:
         yield f"{len(taken) - SHOWN_RECORDS} more of its jobs were stopped before that"
     for record in given[:SHOWN_RECORDS]:

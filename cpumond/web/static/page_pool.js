@@ -43,6 +43,7 @@ const OPTIONS = {
   enable_aggressive_starvation: ["", "effective_aggressive_starvation_enabled"],
   allow_aggressive_preemption: ["", "effective_aggressive_preemption_allowed"],
   non_preemptible_resource_usage_threshold: ["resources", "effective_non_preemptible_resource_usage_threshold"],
+  min_run_time: ["ms", "effective_min_run_time"],
 };
 
 export const pool = {
