@@ -77,6 +77,7 @@ class PlayedJob:
     throttled_cpu_seconds: float | None = None
     late_cpu_seconds: float | None = None
     smoothed_cpu_usage: float | None = None
+    checkpoint_at: float | None = None
 
 
 @dataclass
@@ -143,6 +144,7 @@ class PlayedNode:
                 start_time=job.started_at,
                 cgroup=f"jobs/{job_id}",
                 smoothed_cpu_usage=job.smoothed_cpu_usage,
+                checkpoint_at=job.checkpoint_at,
                 **{name: getattr(job, name) for name in CPU_COUNTERS},
             )
             for job_id, job in self.jobs.items()

@@ -180,10 +180,14 @@ def find_living_node(state: State, node_id: str) -> Node:
 
 
 class PreemptionList(View, frozen=True):
-    """Preemptions, the newest first; ``counts`` are those since the start, kept or not."""
+    """Preemptions, the newest first; ``counts`` are those since the start, kept or not.
+
+    ``lost_core_seconds``: what they lost since the start, in the pool and those below it where one was asked for.
+    """
 
     preemptions: list[PreemptionRecord]
     counts: dict[str, int]
+    lost_core_seconds: float
 
 
 def show_preemptions(
@@ -206,4 +210,6 @@ def show_preemptions(
     for (_, of_pool, kind), number in state.preemption_counts.items():
         if not pool or of_pool == pool:
             counts[kind] = counts.get(kind, 0) + number
-    return PreemptionList(chosen, counts)
+    trees = state.trees.values()
+    pools = [tree.pools.get(pool) if pool else tree.root for tree in trees]
+    return PreemptionList(chosen, counts, sum(each.lost_core_seconds for each in pools if each is not None))

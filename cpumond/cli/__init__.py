@@ -45,6 +45,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "scheduler.operations",
         "Operations: start, list, show, why, jobs, set, abort, suspend, resume, complete.",
     ),
+    "why": ("scheduler.why", "Why CPU stands idle while operations wait, and what to change."),
     "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show, cordon, uncordon, drain."),
     "can": ("scheduler.rights", "Whether a user may do something on the running scheduler, and by what."),
     "token": ("scheduler.tokens", "Tokens of users, nodes and proxies: create, list, revoke."),

@@ -354,6 +354,7 @@ def _read_task(name: str, given: object) -> Task:
         interruptible=_flag(task.get("interruptible", False), f"{where}/interruptible"),
         working_directory=directory,
         job_time_limit=_read_time_limit(task.get("job_time_limit"), f"{where}/job_time_limit"),
+        checkpoints=_flag(task.get("checkpoints", False), f"{where}/checkpoints"),
         spec={key: task[key] for key in sorted(rest)},
     )
 

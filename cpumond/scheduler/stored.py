@@ -77,9 +77,11 @@ def load_state(
 
 
 def _make_default_tree(new_id: Callable[[], str]) -> Config:
-    """One tree with an empty filter, the default one; closed until an administrator says who may do what (12.4)."""
+    """One tree with an empty filter, the default one; closed until an administrator says who may do what (12.4),
+    with counts of operations that leave room for sub-pools (2.4)."""
     config = Config({})
-    for command in (CreateTree(DEFAULT_TREE, {"acl_required": True}), SetDefaultTree(DEFAULT_TREE)):
+    options = {"acl_required": True, "per_pool_counts_for_leaves_only": True}
+    for command in (CreateTree(DEFAULT_TREE, options), SetDefaultTree(DEFAULT_TREE)):
         config = apply(config, command, new_id=new_id, nodes={}).config
     return config
 

@@ -37,6 +37,7 @@ MORE_FOR = {
     "cpumond.scheduler.lead": {"cpumond.scheduler.store"},  # the value Lease
     "cpumond.scheduler.state.spec_room": {"sys"},  # sys.getsizeof
     "cpumond.scheduler.users": {"fnmatch"},  # patterns of names
+    "cpumond.scheduler.why.remedies": {"shlex"},  # command lines
     "cpumond.core.measures": {"sys"},  # sys.float_info
     "cpumond.core.words": {"datetime"},  # times as people read them
     # suggestions for misspelt names

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from cpumond import __version__
 from cpumond.api import node_views, overview, pool_views, tables, views
 from cpumond.api.json import openapi, rights
+from cpumond.api.json.answers import AnswerHandlers
 from cpumond.api.json.call import Call
 from cpumond.api.json.document import make_document
 from cpumond.api.json.events import EventHandlers
@@ -112,7 +113,7 @@ async def compress(content: bytes) -> bytes:
     return await asyncio.to_thread(gzip.compress, content, GZIP_LEVEL, mtime=0)
 
 
-class JsonApi(EventHandlers):
+class JsonApi(EventHandlers, AnswerHandlers):
     """The functions of the table, by their names."""
 
     def __init__(
@@ -342,12 +343,14 @@ class JsonApi(EventHandlers):
     async def get_overview(self, call: Call) -> overview.Overview:
         state = self.state
         default = state.config.default_tree
+        reports = self.last_reports(self.rights(call))
         return overview.Overview(
+            why=overview.choose_sentence(list(reports.values())),
             status=await self.get_status(call),
             health=self._health(),
             alerts=(await self.list_alerts(call)).alerts,
             trees=[
-                overview.show_totals(each, await self._cores_of(each), each.name == default)
+                overview.show_totals(each, await self._cores_of(each), each.name == default, reports.get(each.name))
                 for each in list(state.trees.values())
             ],
             history=None if self.scheduler.history is None else self.scheduler.history.describe(),

@@ -31,6 +31,7 @@ from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.token_commands import MAX_NOTE, Life
 from cpumond.scheduler.users import MAX_NAME, Role
 from cpumond.scheduler.why.drain import DrainPlan
+from cpumond.scheduler.why.idle import IdleReport
 from cpumond.scheduler.why.operation import OperationAnswer
 from cpumond.scheduler.why.plan import Plan
 
@@ -229,6 +230,12 @@ class PlanQuery(Query, frozen=True):
     everything: bool = False
 
 
+class IdleQuery(Query, frozen=True):
+    """``pool``: only what concerns it; "" for the whole tree."""
+
+    pool: _Text = ""
+
+
 class OperationsQuery(Query, frozen=True):
     """Filters; those not given let everything through. ``search``: part of id, title, alias, user or pool."""
 
@@ -409,6 +416,10 @@ ENDPOINTS: Final = (
     _command("POST", _TREE + "/pools", "create_pool", "Make a pool", CreatePoolBody, status=201),
     Endpoint(
         "GET", _TREE + "/rights", "list_rights", "What the asker may do to each pool of a tree", permissions.PoolRights
+    ),
+    Endpoint(
+        "GET", _TREE + "/why", "explain_idle", "Why CPU stands idle while work waits, and what to change", IdleReport,
+        query=IdleQuery,
     ),
     Endpoint("GET", _POOL, "get_pool", "One pool, <Root> for the root", pool_views.PoolView),
     Endpoint(

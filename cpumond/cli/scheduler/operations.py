@@ -77,7 +77,9 @@ def operation_path(operation: str, action: str = "") -> str:
 @click.option("--memory", type=BytesType(), help="Such as 2G; default: none is ordered.")
 @click.option("--weight", type=float, metavar="WEIGHT", help="Among the operations of the pool; default: 1.")
 @click.option("--title", metavar="TEXT")
-@click.option("--gang", "is_gang", is_flag=True, help="Its fair share is its whole demand or nothing.")
+@click.option("--gang", "is_gang", is_flag=True, help="All of its jobs start together or none; so does its fair share.")
+@click.option("--min-run-time", type=DurationType(0.0, 1e12), help="No job is preempted before it has run so long.")
+@click.option("--checkpoints", is_flag=True, help="Jobs touch $CPUMOND_CHECKPOINT when they have saved their work.")
 @click.option(
     "--job-cpu-monitor",
     "monitor",
@@ -104,6 +106,8 @@ def operation_start_command(
     weight: float | None,
     title: str | None,
     is_gang: bool,
+    min_run_time: float | None,
+    checkpoints: bool,
     monitor: str | None,
     variables: tuple[str, ...],
     working_directory: str | None,
@@ -125,6 +129,7 @@ def operation_start_command(
         "environment": _read_variables(variables) or None,
         "working_directory": working_directory,
         "interruptible": interruptible or None,
+        "checkpoints": checkpoints or None,
         "job_time_limit": None if job_time_limit is None else job_time_limit * 1e3,
     }
     options = {
@@ -133,6 +138,7 @@ def operation_start_command(
         "weight": weight,
         "title": title,
         "is_gang": is_gang or None,
+        "min_run_time": None if min_run_time is None else min_run_time * 1e3,
         "time_limit": None if time_limit is None else time_limit * 1e3,
         "job_cpu_monitor": None if monitor is None else _read_monitor(monitor),
     }
@@ -261,6 +267,7 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
         ("ended", "" if answer.finish_time is None else show_time(answer.finish_time)),
         ("jobs", ", ".join(counts)),
         ("cpu time", show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)),
+        ("lost", f"{answer.lost_core_seconds / 3600:.3g} core-hours" if answer.lost_core_seconds else ""),
         ("gang", "yes" if answer.is_gang else ""),
     ]
     for task in answer.tasks:

@@ -221,8 +221,8 @@ def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
     """
     pools = client.show(pool_path(client.find_tree(tree)), PoolList).pools
     headings = (
-        "pool", "mode", ">weight", ">share", ">cores", ">used", ">demand", ">guarantee", ">limit", ">running", ">all",
-        "state",
+        "pool", "mode", ">weight", ">share", ">cores", ">used", ">demand", ">waiting", ">guarantee", ">limit",
+        ">running", ">all", "state",
     )  # fmt: skip
     depths: dict[str, int] = {}
     rows = []
@@ -244,6 +244,7 @@ def _pool_row(pool: PoolView, depth: int) -> list[Cell]:
         show_cores(pool.fair_share["cpu"]),
         show_cores(pool.usage["cpu"]),
         show_cores(pool.demand["cpu"]),
+        show_cores(pool.waiting["cpu"]) if pool.waiting["cpu"] else "-",
         show_cores(pool.strong_guarantee["cpu"]) if pool.strong_guarantee["cpu"] else "-",
         "-" if limit is None else show_cores(limit),
         f"{pool.running_operation_count}/{pool.max_running_operation_count}",
@@ -264,7 +265,6 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
         print_fields(_option_fields(client.show(f"{path}/orchid", dict[str, Any])))
         return
     answer = client.show(path, PoolView)
-    state = show_state(answer.starvation_status, answer.starves_in_s)
     used = show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)
     share = f"{show_percent(answer.fair_share_ratio)} % of the cluster: {show_amounts(answer.fair_share)}"
     print_fields(
@@ -276,12 +276,13 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
             ("fair share", share),
             ("used", show_amounts(answer.usage)),
             ("demand", show_amounts(answer.demand)),
+            ("waiting", show_amounts(answer.waiting, "")),
             ("guarantee", show_amounts(answer.strong_guarantee, "")),
             ("volume", show_amounts(answer.volume, "")),
             ("cpu time", f"{used}, since the start of the scheduler"),
             ("limits", show_limits(answer.limits)),
             ("operations", _operation_counts(answer)),
-            ("state", state if isinstance(state, str) else state[0]),
+            ("state", show_name(answer.state_text)),
             *_option_fields(answer.attributes),
         ]
     )

@@ -7,6 +7,7 @@ from typing import Final
 
 from cpumond.fairshare.resources import RESOURCES, UNLIMITED, ZERO, Vector, add, dominates, share, subtract
 from cpumond.fairshare.validate import quoted
+from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.placement import satisfaction_of
 from cpumond.scheduler.decide.preemption_record import tell_amount, tell_name, tell_shares
 from cpumond.scheduler.decide.starvation import EPSILON
@@ -165,8 +166,9 @@ def as_vector(numbers: Iterable[float]) -> Vector:
     return (a, b, c, d, e)
 
 
-def uses(job: Job, excess: Vector) -> bool:
-    return any(x > 0.0 and u > 0.0 for x, u in zip(excess, job.usage, strict=True))
+def uses(usage: Vector, excess: Vector) -> bool:
+    """Whether there is something of ``usage`` in what is too much."""
+    return any(x > 0.0 and u > 0.0 for x, u in zip(excess, usage, strict=True))
 
 
 def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
@@ -235,7 +237,7 @@ def _excess(element: Element, lost: Vector) -> Vector:
 
 def _find_violated(job: Job, lost: dict[Element, Vector]) -> Element | None:
     for above in path_of(job.element):
-        if uses(job, _excess(above, lost.get(above, ZERO))):
+        if uses(job.usage, _excess(above, lost.get(above, ZERO))):
             return above
     return None
 
@@ -255,7 +257,7 @@ def _has_candidates(element: Element, excess: Vector, taken: set[str], least_lis
         return any(
             job.id not in taken
             and job.node.is_online
-            and uses(job, excess)
+            and uses(job.usage, excess)
             and _is_candidate_for_limits(job)
             and job.preemptibility >= least_list
             for job in element.jobs.values()
@@ -265,16 +267,16 @@ def _has_candidates(element: Element, excess: Vector, taken: set[str], least_lis
     return any(_has_candidates(child, excess, taken, least_list) for child in children)
 
 
-def find_graceful(node: Node) -> list[tuple[Job, str]]:
+def find_graceful(node: Node, now: float) -> list[tuple[Job, str]]:
     """Preemptible jobs of operations with ``preemption_mode`` graceful on this node, latest start first (6.7).
 
-    They are told to end whether or not another operation starves; the count rule protects them, too.
+    They are told to end whether or not another operation starves; the count rule and ``min_run_time`` protect them.
     """
     found: list[tuple[Job, str]] = []
     graceful = [job for job in node.jobs.values() if job.element.operation.record.preemption_mode == "graceful"]
     for job in sorted(graceful, key=start_order, reverse=True):
         element = job.element
-        if not job.is_active:
+        if not job.is_active or spared_until(job) > now:
             continue
         sort_jobs(element)
         if job.preemptibility == PREEMPTIBLE and not is_protected_by_count(element, len(element.jobs)):

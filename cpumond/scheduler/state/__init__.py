@@ -160,6 +160,8 @@ class State(Dispatch):
             self._install_job(ended)
         for record in change.operations:
             self._install_operation(record, now)
+        if change.jobs or change.operations:
+            self.stop_broken_gangs(now)
         if change.abort_jobs_of:
             operation = self.operations[change.abort_jobs_of]
             for job in [job for element in operation.elements.values() for job in element.jobs.values()]:
@@ -206,6 +208,9 @@ class State(Dispatch):
                 self._expired["job", job.id] = None
         for start in starts:
             self._resume(start, now)
+        # An earlier run may have ended between the end of one job and the order to stop the others.
+        self.broken_gangs = dict.fromkeys(self.gangs, "one of its jobs ended before")
+        self.stop_broken_gangs(now)
         for token in tokens:
             self.tokens.put(token)
 

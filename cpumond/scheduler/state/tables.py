@@ -48,7 +48,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.settings import preemption_rules
 from cpumond.scheduler.settings.nodes_filter import NodesFilter, parse_nodes_filter
-from cpumond.scheduler.state.spec_room import SpecRoom, weigh_change
+from cpumond.scheduler.state.spec_room import SpecRoom, share_parts, weigh_change
 from cpumond.scheduler.token_records import TokenTable
 
 KEPT_PREEMPTIONS = 10_000
@@ -229,6 +229,7 @@ class Tables:
         for pool in tree.pools.values():
             assert pool.parent is not None
             pool.parent.children[pool.name] = pool
+        for pool in tree.pools.values():
             _set_limits(pool)
         for element in tree.operations.values():
             assert element.parent is not None
@@ -312,7 +313,7 @@ class Tables:
             self._keep_finished(record)
             return
         if operation is None:
-            operation = self.operations[record.id] = Operation(record)
+            operation = self.operations[record.id] = Operation(share_parts(record, self.trees))
             deadline = operations.deadline(record)
             if deadline is not None:
                 heappush(self._deadlines, (deadline, record.id))
@@ -553,8 +554,7 @@ def _place_ephemeral(tree: Tree, were_ephemeral: Collection[PoolElement]) -> Non
 
 def _set_limits(pool: PoolElement) -> None:
     """Set the limits and rules that follow from a pool's own settings and its parent's."""
-    limits = admission.operation_limits(pool.settings, pool.tree.config.settings)
-    pool.max_operation_count, pool.max_running_operation_count = limits
+    pool.max_operation_count, pool.max_running_operation_count = admission.operation_limits_of(pool)
     assert pool.parent is not None
     assert pool.parent.rules is not None
     pool.rules = preemption_rules.pool_rules(pool.parent.rules, pool.settings)
