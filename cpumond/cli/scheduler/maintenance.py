@@ -129,9 +129,11 @@ def _show_plan(client: SchedulerClient, node: str) -> None:
         print_table(("job", "operation", "pool", ">cores", ">running", "interruptible", ">core-hours", "goes to"), rows)
     hours = show_cores(plan.lost_core_seconds / 3600.0)
     click.echo(
-        f"{count(plan.job_count, 'job')} would be stopped, of which {plan.waiting_job_count} would wait for room; at "
-        f"most {hours} core-hours would be lost"
+        f"{count(plan.job_count, 'job')} would be stopped, of which {plan.waiting_job_count} would wait for room; "
+        f"{hours} core-hours of work would be lost"
     )
+    if plan.gang_job_count:
+        click.echo(f"{count(plan.gang_job_count, 'job')} on other nodes would stop with their gangs")
     if plan.hidden_job_count:
         warn(f"{count(plan.hidden_job_count, 'job')} of operations that you may not see are not shown")
 

@@ -46,16 +46,30 @@ def test_interruptible_jobs_go_first_and_each_place_is_given_once(world: World) 
     assert found.jobs[1].title == "hard"
 
 
-def test_what_is_lost_is_what_was_ordered_since_the_job_began(world: World) -> None:
-    world.now += 100.0
-    began = {job.id: job.began_at for job in world.state.nodes["n1"].jobs.values()}
+def test_what_is_lost_is_the_work_since_the_job_began(world: World) -> None:
+    jobs = world.nodes["n1"].jobs
+    for number, job in enumerate(jobs.values()):
+        job.cpu_seconds = 10.0 + number
+    world.step(100.0)
     found = plan(world)
-    for job in found.jobs:
-        since = began[job.job_id]
-        assert since is not None
-        assert job.running_s == world.now - since
-        assert job.lost_core_seconds == job.running_s * job.cores
-    assert found.lost_core_seconds == sum(job.lost_core_seconds for job in found.jobs)
+    assert found.lost_core_seconds == pytest.approx(sum(10.0 + number for number in range(3)))
+    assert {job.lost_core_seconds for job in found.jobs} == {10.0, 11.0, 12.0}
+    assert all(job.running_s > 99.0 for job in found.jobs)
+
+
+def test_jobs_of_a_gang_on_other_nodes_stop_with_it() -> None:
+    world = World()
+    for name in ("n1", "n2"):
+        world.node(name, cpu=2.0)
+    gang = world.start(jobs=4, is_gang=True)
+    world.settle_down(4)
+    assert len(world.jobs_of(gang)) == 4
+    found = plan(world)
+    assert (found.job_count, found.gang_job_count) == (2, 2)
+    world.do(DrainNode("n1"))
+    world.settle_down(4)
+    assert world.jobs_of(gang) == [], "half of it has no place"
+    assert world.record(gang).counts["t"].aborted == 4
 
 
 def test_nodes_that_start_nothing_have_no_room(world: World) -> None:
