@@ -23,6 +23,7 @@ tree = "default"
 [options]
 acl_required = true
 max_running_operation_count = 100
+per_pool_counts_for_leaves_only = true
 
 [pools.research]
 strong_guarantee_resources = { cpu = 4 }
