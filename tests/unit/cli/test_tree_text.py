@@ -82,6 +82,12 @@ def test_each_form_says_the_same(form: Form) -> None:
     assert read.tables == TREE
 
 
+@pytest.mark.parametrize("form", ["toml", "yaml", "json"])
+def test_a_tree_without_pools_says_that_there_shall_be_none(form: Form) -> None:
+    empty = TreeTables(Table(), ())
+    assert read_tree_text(write_tree("t", empty, form), "f", form).tables == empty
+
+
 def test_ids_are_there_when_they_are_wanted() -> None:
     tables = TreeTables(None, (PoolTable(name="a", id="1-2-3-4"),))
     text = write_tree("t", tables, "toml")
