@@ -210,7 +210,7 @@ def _read_toml(text: str, lines: dict[Path, int]) -> Any:
     content = decode_toml(text)
     place: Path = ()
     for number, line in enumerate(text.splitlines(), 1):
-        header = re.match(r"\s*\[([^\[\]]+)\]", line)
+        header = re.match(r"\s*\[\[?([^\[\]]+)\]", line)
         key = re.match(r"""\s*((?:"[^"]*"|'[^']*'|[\w.-])+)\s*=""", line)
         if header is not None:
             place = _toml_path(header[1])

@@ -118,6 +118,7 @@ YAML = "pools:\n  a:\n    weight: 1\n    pools:\n      b:\n"
         (f"{TOML}attributes.weight = 1\n", "toml", "attributes/weight: is an option; let it stand beside"),
         (f"{TOML}acl = [{{ action = 'alow' }}]\n", "toml", "f:7:"),
         (f"{TOML}\n[options]\nnodes_fliter = 'x'\n", "toml", "f:9: the tree: nodes_fliter: is no option of a tree"),
+        ("[[pools.a.acl]]\naction = 'allow'\n[[pools.b.acl]]\naction = 'alow'\n", "toml", "f:1: pool"),
         (f"{TOML}\n[pool.x]\n", "toml", "f:8: pool is unknown; did you mean pools?"),
         (f"{TOML}\n[pools.b]\n", "toml", "f:8: pools/b is there twice, also as pools/a/pools/b"),
         ("pools = 3\n", "toml", "f:1: pools must be a table, got 3"),
