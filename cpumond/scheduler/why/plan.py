@@ -346,8 +346,10 @@ def _note_lost_operations(material: Material, state: State) -> Iterator[str]:
 
 def _note_left_operations(old: State, config: Config) -> Iterator[str]:
     for name, tree in old.trees.items():
-        left = {pool.id for pool in config.trees[name].pools.values()} if name in config.trees else None
-        for pool in tree.pools.values() if left is not None else ():
+        if name not in config.trees:
+            continue
+        left = {pool.id for pool in config.trees[name].pools.values()}
+        for pool in tree.pools.values():
             if pool.config is not None and pool.config.id not in left and pool.operations:
                 go = "goes" if len(pool.operations) == 1 else "go"
                 held = (
