@@ -260,7 +260,7 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
     online = [node for node in tree.nodes.values() if node.is_online and not node.cordoned]
     if not online:
         cordoned = sum(node.cordoned for node in tree.nodes.values())
-        rest = f"; {count(cordoned, 'node')} cordoned" if cordoned else ""
+        rest = f" and not cordoned, as {cordoned} {'is' if cordoned == 1 else 'are'}" if cordoned else ""
         yield f"tree {tree.name!r} has no node that is online{rest}"
         return
     for task in operation.next_tasks():
