@@ -7,6 +7,7 @@
 # fetches what pyproject.toml names. DEB_VERSION overrides the version in the package's name.
 set -eu
 cd "$(dirname "$0")/.."
+unset PYTHONPATH PYTHONHOME  # else pip takes what lies there for installed
 out=${1:-dist}
 mkdir -p "$out"
 out=$(realpath "$out")

@@ -1,7 +1,7 @@
-"""setuptools' build backend, whose wheels and source distributions are the same bytes whenever and wherever they are built.
+"""setuptools' build backend, whose wheels and source distributions are the same bytes whenever and wherever it ran.
 
-Dates are SOURCE_DATE_EPOCH, or that of the newest release in CHANGELOG.md; rights, owners and order say nothing of the host.
-As a program it prints that date, in seconds since 1970.
+Dates are SOURCE_DATE_EPOCH or that of the newest release in CHANGELOG.md; rights, owners and order tell nothing of the
+host. As a program it prints that date, in seconds since 1970.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 # usage: sh packaging/venv.sh [test]                with "test" also what tests need (tests/venv.sh)
 set -eu
 cd "$(dirname "$0")/.."
+unset PYTHONPATH PYTHONHOME  # else pip takes what lies there for installed
 stop() { echo "cpumond: $*" >&2; exit 1; }
 is_new_enough() { python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 if [ "${1:-}" = test ]; then
