@@ -110,7 +110,7 @@ def podman() -> Iterator[Podman]:
 
 def build_image(podman: Podman, wheels: Path) -> None:
     """As the recipe's head says for hosts without a network."""
-    gather_wheels(wheels, ("scheduler", "postgresql"))
+    gather_wheels(wheels, ("postgresql",))
     environment = {**os.environ, "MACHINE_PACKAGES": "python3-venv"}
     made = subprocess.run(
         [NSPAWN, "build"], env=environment, stdout=subprocess.PIPE, text=True, timeout=600, check=True

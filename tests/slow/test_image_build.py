@@ -27,6 +27,7 @@ def test_the_steps_of_the_build_give_a_program_that_runs(steps, tmp_path: Path):
                 if (REPOSITORY / each).is_dir():
                     shutil.copytree(REPOSITORY / each, source / target, ignore=shutil.ignore_patterns("__pycache__"))
                 else:
+                    (source / target).mkdir(exist_ok=True)
                     shutil.copy(REPOSITORY / each, source / target)
     [program] = [argument for name, argument in stage if name == "RUN" and "pip" in argument and "apt" not in argument]
     # In directories of the test. Dependencies are those that the tests have: an image is not built here each time.
