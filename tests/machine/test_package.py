@@ -115,8 +115,7 @@ def read_readme() -> dict[str, Any]:
     is built, the configuration, the steps of a roll-out."""
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     trials = text.partition("## Try it\n")[2].partition("\n## ")[0]
-    demo, tests, estimate = re.findall(r"^```sh\n(.*)\n```", trials, re.MULTILINE)
-    assert tests == "sh tests/venv.sh && .venv/bin/pytest", "as .ci/run has it"
+    demo, _, estimate = re.findall(r"^```sh\n(.*)\n```", trials, re.MULTILINE)
     section = text.partition("## Install as a service\n")[2].partition("\n## ")[0]
     (lines,) = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     (toml,) = re.findall(r"^```toml\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
@@ -216,8 +215,8 @@ def test_the_demo_runs_within_half_a_minute_of_the_first_line(facts: Facts) -> N
     fact = of(facts, "demo")
     assert fact["code"] == 0, fact["output"]
     assert fact["first_s"] < 3.0
-    assert fact["runs_s"] < 30.0
-    assert fact["freed_s"] is not None, fact["output"]
+    runs_s, _ = fact["word_s"]
+    assert runs_s < 30.0
     assert fact["megabytes"] <= 130
     assert "All that the demo made is removed." in fact["output"]
 
@@ -226,7 +225,9 @@ def test_the_estimate_is_there_within_two_minutes(facts: Facts) -> None:
     fact = of(facts, "estimate")
     assert fact["code"] == 0, fact["output"]
     assert fact["took_s"] < 120.0
-    assert re.search(r"^Rule peak: .* cores reclaimable", fact["output"], re.MULTILINE), fact["output"]
+    table = re.findall(r"^(?:workload |total,).*", fact["output"], re.MULTILINE)
+    assert len(table) >= 2
+    assert max(map(len, table)) <= 80
 
 
 def test_the_jobs_are_there(facts: Facts) -> None:

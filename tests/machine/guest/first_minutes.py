@@ -40,46 +40,46 @@ class FirstMinutes:
         """Until render runs on the freed CPU; then Ctrl-C. The estimate begins, and goes on meanwhile."""
         shutil.copytree("/in/checkout", self._checkout)
         self._began_s = time.monotonic()
+        seen = self._type(self._demo, ("simulation started", "render-1 started"))
+        self._thread.start()
+        size = subprocess.run(["du", "-sm", ".venv"], cwd=self._checkout, capture_output=True, text=True, check=True)
+        return {**seen, "megabytes": int(size.stdout.split()[0])}
+
+    def _run_estimate(self) -> None:
+        self._estimated = self._type(self._estimate)
+
+    def _type(self, line: str, words: tuple[str, ...] = ()) -> dict[str, Any]:
+        """A line to its end, or to Ctrl-C once all words were seen; ``first_s``, ``word_s``: when anything was seen,
+        and each of the words."""
+        began_s = time.monotonic()
         pid, terminal = pty.fork()
         if pid == 0:
             os.chdir(self._checkout)
-            os.execvpe("bash", ["bash", "-c", self._demo], self._env)  # noqa: S606
+            os.execvpe("bash", ["bash", "-c", line], self._env)  # noqa: S606
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-        seen, first_s, runs_s, freed_s = "", None, None, None
-        while self.seconds() < LIMIT_S:
+        output, first_s, word_s = "", None, {}
+        while time.monotonic() - began_s < LIMIT_S:
             if not select.select([terminal], [], [], 0.1)[0]:
                 continue
             try:
-                seen += os.read(terminal, 65536).decode(errors="replace")
+                output += os.read(terminal, 65536).decode(errors="replace")
             except OSError:  # its end
                 break
-            first_s = first_s or self.seconds()
-            if runs_s is None and "simulation started" in seen:
-                runs_s = self.seconds()
-            if freed_s is None and "render-1 started" in seen:
-                freed_s = self.seconds()
-                os.write(terminal, INTERRUPT)
+            now_s = time.monotonic() - began_s
+            first_s = first_s or now_s
+            for word in words:
+                if word in output and word not in word_s:
+                    word_s[word] = now_s
+                    if len(word_s) == len(words):
+                        os.write(terminal, INTERRUPT)
         os.close(terminal)
-        _, status = os.waitpid(pid, 0)
-        self._thread.start()
-        size = subprocess.run(["du", "-sm", ".venv"], cwd=self._checkout, capture_output=True, text=True, check=True)
         return {
-            "code": os.waitstatus_to_exitcode(status),
-            "output": re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen),
+            "code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]),
+            "output": re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r(?=\n)", "", output),
             "first_s": first_s,
-            "runs_s": runs_s,
-            "freed_s": freed_s,
-            "megabytes": int(size.stdout.split()[0]),
+            "word_s": list(word_s.values()),
+            "took_s": time.monotonic() - began_s,
         }
-
-    def _run_estimate(self) -> None:
-        began_s = time.monotonic()
-        done = subprocess.run(
-            ["bash", "-c", self._estimate], cwd=self._checkout, env={**self._env, "COLUMNS": str(COLUMNS)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
-        took_s = time.monotonic() - began_s
-        self._estimated = {"code": done.returncode, "output": done.stdout, "took_s": took_s, "at_s": self.seconds()}
 
     def estimate(self) -> dict[str, Any]:
         """What it said; waits for its end."""
