@@ -5,6 +5,7 @@ The base is a Debian made by mmdebstrap, which the guests of ``nspawn.sh`` have 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -151,6 +152,8 @@ def test_the_image_is_what_its_name_says(podman: Podman) -> None:
         podman.run(f"podman run --rm {LIMITS} --network none {IMAGE} --version") == f"cpumond, version {__version__}\n"
     )
     assert "Usage: cpumond" in podman.run(f"podman run --rm {LIMITS} --network none {IMAGE}")
+    shown = podman.run(f"podman run --rm {LIMITS} --network none {IMAGE} demo --duration 2 --json")
+    assert json.loads(shown)["kernel"] == "simulated"
     inside = f"podman run --rm {LIMITS} --network none --entrypoint sh {IMAGE} -c"
     assert podman.run(f"{inside} 'id -u; id -g; stat -c %U:%a /var/lib/cpumond-scheduler'").split() == [
         *("950", "950", "cpumond:700")
