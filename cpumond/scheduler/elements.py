@@ -366,6 +366,7 @@ class Tree:
 
     __slots__ = (
         "config", "root", "pools", "operations", "nodes", "total", "queue", "changed", "errors", "update_count",
+        "updated_at",
     )  # fmt: skip
 
     def __init__(self, config: TreeConfig) -> None:
@@ -383,6 +384,8 @@ class Tree:
         """Operations whose usage or needs changed since ``placement`` last looked."""
         self.errors: tuple[str, ...] = ()
         self.update_count = 0
+        self.updated_at = 0.0
+        """When starvation was last looked at, after an update; scheduler time."""
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.state import State
 from cpumond.scheduler.why.idle import IdleReport, make_report
 from cpumond.scheduler.why.idle_material import take_material
+from cpumond.scheduler.why.plan import collect
 from cpumond.scheduler.why.unmet import find_unmet
 
 log = structlog.get_logger("cpumond.scheduler")
@@ -21,6 +22,9 @@ PERIOD_S: Final = 5.0
 """How often the reports are made by themselves, for metrics and the history."""
 MAX_LOAD: Final = 0.02
 """They may take this part of the time, and are made less often where that is not enough."""
+MAX_LOAD_ASKED: Final = 0.2
+"""What those who ask may make of it, of a report that takes longer than QUICK_S."""
+QUICK_S: Final = 0.1
 FRESH_S: Final = 5.0
 """An older report is made anew for whoever asks."""
 
@@ -40,6 +44,7 @@ class IdleWatch:
         self._made_of: dict[str, _Basis] = {}
         self._making: dict[str, asyncio.Task[IdleReport]] = {}
         self._round: asyncio.Task[None] | None = None
+        self._took_s: dict[str, float] = {}
         self._due = 0.0
 
     def take_if_due(self) -> None:
@@ -49,13 +54,21 @@ class IdleWatch:
 
     async def read(self, tree: Tree, asked: bool = True) -> IdleReport:
         """A report on the tree as it is, or as it was less than FRESH_S ago where no update was made since."""
-        report, basis = self.reports.get(tree.name), _basis(tree)
-        if report is not None and self._made_of.get(tree.name) == basis and self._now() - report.as_of < FRESH_S:
-            return report
+        report, basis, made_of = self.reports.get(tree.name), _basis(tree), self._made_of.get(tree.name)
+        if report is not None and made_of is not None:
+            age_s = self._now() - report.as_of
+            is_same = made_of == basis and age_s < FRESH_S
+            took_s = self._took_s.get(tree.name, 0.0)
+            # Nobody who asks again and again may keep a thread busy; a changed configuration is looked at in any case.
+            if is_same or (made_of[:2] == basis[:2] and age_s < took_s / MAX_LOAD_ASKED and took_s > QUICK_S):
+                return report
         making = self._making.get(tree.name)
         if making is None or making.done():
             making = self._making[tree.name] = asyncio.ensure_future(self._take(tree, basis, asked))
-        return await asyncio.shield(making)
+        report = await asyncio.shield(making)
+        if self._made_of[tree.name][1] is not tree.config and self._state.trees.get(tree.name) is tree:
+            return await self.read(tree, asked)  # it was begun before a change
+        return report
 
     async def close(self) -> None:
         """Give up what is under way."""
@@ -76,14 +89,17 @@ class IdleWatch:
         self._due = max(begun + PERIOD_S, ended + (ended - begun) / MAX_LOAD)
 
     async def _take(self, tree: Tree, basis: _Basis, asked: bool) -> IdleReport:
+        begun = time.monotonic()
         material = None
         for material in take_material(self._state, tree, self._now()):  # noqa: B007 - complete after the last
             await asyncio.sleep(0)
         assert material is not None
         is_small = len(tree.operations) <= MAX_OPERATIONS
         unmet = find_unmet(self._state, tree, material, self._now()) if is_small or asked else []
-        report = await asyncio.to_thread(make_report, material, unmet)
+        known = collect(self._state) if is_small else None
+        report = await asyncio.to_thread(make_report, material, unmet, known)
         self.reports[tree.name], self._made_of[tree.name] = report, basis
+        self._took_s[tree.name] = time.monotonic() - begun
         parts = report.parts
         tree.root.idle_cores = parts.starting + parts.without_work + parts.held_back
         for pool in (tree.root, *tree.pools.values()):
@@ -93,4 +109,4 @@ class IdleWatch:
 
 
 def _basis(tree: Tree) -> _Basis:
-    return (tree, tree.update_count, tree.config, tree.root.running_operation_count, tree.root.operation_count)
+    return (tree, tree.config, tree.update_count, tree.root.running_operation_count, tree.root.operation_count)

@@ -303,6 +303,8 @@ class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     """Milliseconds from its start after which a job is stopped and has failed; None for no limit."""
     checkpoints: bool = False
     """Whether its jobs tell of checkpoints, by touching the file that CPUMOND_CHECKPOINT names."""
+    min_run_time: float | None = None
+    """Milliseconds from its start in which no job of it is preempted; None for what holds for the operation."""
     spec: dict[str, Any] = {}
 
     @property

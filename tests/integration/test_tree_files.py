@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import pty
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from scheduler_process import SchedulerProcess, clean_environment
 
 from cpumond.core.errors import EXIT_CONFIG, EXIT_PERMISSION, EXIT_USAGE
@@ -23,6 +26,7 @@ tree = "default"
 [options]
 acl_required = true
 max_running_operation_count = 100
+per_pool_counts_for_leaves_only = true
 
 [pools.research]
 strong_guarantee_resources = { cpu = 4 }
@@ -163,8 +167,9 @@ def test_pools_that_are_not_in_the_file_stay_without_prune(
     _, told = cpumond("tree", "apply", file, "--yes")
     assert 'warning: 1 pool is not in the file and stays (prune removes what is not): "old"' in told
     assert "old" in pools(scheduler)
-    plan, _ = cpumond("tree", "plan", file, "--prune")
+    plan, told = cpumond("tree", "plan", file, "--prune")
     assert "- pool old: removed" in plan
+    assert 'pool "old" is removed with 1 operation in it, which goes on in an ephemeral pool of that name' in told
     cpumond("tree", "apply", file, "--yes", "--prune")
     assert scheduler.state_of(operation) == "running"
     shown = scheduler.get("trees/default/pools/old")
@@ -189,7 +194,7 @@ def test_a_wrong_file_changes_nothing_and_says_where_it_is_wrong(
 ) -> None:
     file.write_text(FILE.replace("weight = 0.5", "weihgt = 0.5"))
     _, told = cpumond("tree", "apply", file, "--yes", code=EXIT_CONFIG)
-    assert f'{file}:13: pool "nightly": weihgt: is no option of a pool; did you mean "weight"?' in told
+    assert f'{file}:14: pool "nightly": weihgt: is no option of a pool; did you mean "weight"?' in told
     file.write_text(FILE + "strong_guarantee_resources = { cpu = 5 }\n")
     _, told = cpumond("tree", "apply", file, "--yes", code=EXIT_CONFIG)
     assert "the change would be refused" in told
@@ -235,6 +240,22 @@ def test_a_tree_that_there_is_not_is_made(scheduler: SchedulerProcess, cpumond: 
     assert [each["name"] for each in scheduler.get("trees/gpu/pools")["pools"]] == ["<Root>", "a", "b"]
     copied, _ = cpumond("tree", "plan", path, "--tree", "default")
     assert "~ tree default: nodes_filter: not set -> gpu" in copied, "it may be for another tree than it names"
+
+
+def test_the_documents_example_is_one(cpumond: Shell, file: Path) -> None:
+    document = (Path(__file__).parents[2] / "docs/answers.md").read_text()
+    text = document.partition("## Pools as a file\n")[2].partition("\n## ")[0]
+    blocks = dict(re.findall(r"^```(toml|yaml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    file.write_text(blocks["toml"])
+    cpumond("tree", "apply", file, "--yes")
+    assert below_head(cpumond("tree", "export")[0]) == file.read_text()
+    for name, job in yaml.safe_load(blocks["yaml"]).items():
+        words = shlex.split(job["script"].replace("pools.toml", str(file)))[1:]
+        assert cpumond(*words)[0].startswith("nothing to do"), name
+
+
+def below_head(text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#")).lstrip()
 
 
 def test_a_terminal_shows_the_plan_in_colour_and_asks(scheduler: SchedulerProcess, cpumond: Shell, file: Path) -> None:

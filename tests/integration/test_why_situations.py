@@ -16,6 +16,7 @@ from scheduler_world import GIB, ServedNode, StillClock
 
 from cpumond.cli.scheduler.client import read_edits
 from cpumond.scheduler.model import ROOT_POOL, Rules
+from cpumond.scheduler.node_commands import CordonNode, UncordonNode
 from cpumond.scheduler.operations import AbortOperation, StartOperation, UpdateOperation
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.commands import (
@@ -300,6 +301,54 @@ async def gpu_nodes(c: Cluster) -> Expected:
     return Expected("tags", "research", "g0", "tree gpu", by_hand=by_hand)
 
 
+async def gang(c: Cluster) -> Expected:
+    await c.begin()
+    await c.pool("research")
+    for n in range(3):
+        await c.node(f"n{n}", 8.0)
+    whole = await c.start("research", jobs=10, cpu=4.0, is_gang=True)
+
+    async def by_hand(report: IdleReport) -> None:
+        assert report.causes[0].change.operations == [whole]
+        await c.do(AbortOperation(whole))
+        await c.start("research", jobs=6, cpu=4.0, is_gang=True)
+
+    return Expected("gang", "research", "all of its 10 jobs at once", "room for 6", by_hand=by_hand)
+
+
+async def cordoned_nodes(c: Cluster) -> Expected:
+    await c.begin()
+    await c.pool("research")
+    for n in range(3):
+        await c.node(f"n{n}", 8.0)
+    for name in ("n1", "n2"):
+        await c.do(CordonNode(name, "new disks"))
+    await c.start("research", jobs=12, cpu=2.0)
+
+    async def by_hand(report: IdleReport) -> None:
+        assert report.causes[0].change.shell == ["cpumond node uncordon n1", "cpumond node uncordon n2"]
+        for name in ("n1", "n2"):
+            await c.do(UncordonNode(name))
+
+    return Expected("cordon", "research", "nodes n1, n2 are cordoned", by_hand=by_hand)
+
+
+async def graceful(c: Cluster) -> Expected:
+    """What a large job of another operation cannot use, a graceful one does not take beyond its share."""
+    await c.begin()
+    await c.pool("research")
+    await c.node("n0", 16.0)
+    await c.node("n1", 16.0)
+    mild = await c.start("research", jobs=40, cpu=1.0, preemption_mode="graceful")
+    await c.start("research", jobs=10, cpu=20.0)
+
+    async def by_hand(report: IdleReport) -> None:
+        assert report.causes[0].change.operations == [mild]
+        await c.start("research", jobs=24, cpu=1.0)
+
+    return Expected("graceful", "research", "is graceful", by_hand=by_hand)
+
+
 async def count_rule(c: Cluster) -> Expected:
     """A guarantee is not met: the others' operation has fewer jobs than the count rule protects."""
     await c.begin()
@@ -358,7 +407,8 @@ async def late_starvation(c: Cluster) -> Expected:
 SITUATIONS = (
     count_limit, count_limit_of_a_parent, count_limit_that_hides_another, limit_of_a_user, limit_of_users_subpools,
     count_limit_of_the_tree, resource_limits, share_of_a_parent, limits_of_an_operation, tag, memory, slots,
-    fragmentation, spare, gpu_nodes, count_rule, preemptions_forbidden, guarantee_of_pending_operations,
+    fragmentation, spare, gpu_nodes, gang, cordoned_nodes, graceful, count_rule,
+    preemptions_forbidden, guarantee_of_pending_operations,
     late_starvation,
 )  # fmt: skip
 

@@ -147,7 +147,15 @@ def find_list(job: Job) -> int:
     """6.4 from its text, for one job."""
     element = job.element
     options, total = element.tree.config.settings, element.tree.total
-    before = sum_vectors([other.usage for other in element.jobs.values() if other.sequence < job.sequence])
+
+    def place(of: Job) -> tuple[float, int]:
+        if not options.preempt_cheapest_first:
+            return (0.0, of.sequence)
+        size = max(u / t if t else 0.0 for u, t in zip(of.usage, total, strict=True))
+        lost = lost_core_seconds(of, element.tree.updated_at)
+        return (-lost / size if size else -lost, of.sequence)
+
+    before = sum_vectors([other.usage for other in element.jobs.values() if place(other) < place(job)])
     used = [u / t if t else 0.0 for u, t in zip(before, total, strict=True)]
     open_ones = [
         k for k in range(5) if total[k] and element.demand_share[k] > element.fair_share[k] + 1e-9

@@ -80,7 +80,7 @@ def drain_command(
 
 def _wait(client: SchedulerClient, node: str, timeout_s: float | None) -> None:
     """Until the node is empty. Raises StillBusyError."""
-    progress, begun_s = Progress(), time.monotonic()
+    progress, begun_s, is_warned = Progress(), time.monotonic(), False
     try:
         while True:
             view = client.get(_path(node), NodeDetails)
@@ -88,6 +88,9 @@ def _wait(client: SchedulerClient, node: str, timeout_s: float | None) -> None:
                 break
             if view.cordon is None or not view.cordon.drain:
                 raise StillBusyError(f"node {show_name(node)} is not drained any more: somebody took it back")
+            if not view.is_online and not is_warned:
+                warn(f"node {show_name(node)} is silent: its jobs stop when it is back, or are lost in a while")
+                is_warned = True
             left = count(view.job_count + view.stopping_job_count, "job")
             spent_s = time.monotonic() - begun_s
             progress.show(f"{left} left, {view.stopping_job_count} ending, {format_span(spent_s)}")
@@ -129,9 +132,11 @@ def _show_plan(client: SchedulerClient, node: str) -> None:
         print_table(("job", "operation", "pool", ">cores", ">running", "interruptible", ">core-hours", "goes to"), rows)
     hours = show_cores(plan.lost_core_seconds / 3600.0)
     click.echo(
-        f"{count(plan.job_count, 'job')} would be stopped, of which {plan.waiting_job_count} would wait for room; at "
-        f"most {hours} core-hours would be lost"
+        f"{count(plan.job_count, 'job')} would be stopped, of which {plan.waiting_job_count} would wait for room; "
+        f"{hours} core-hours of work would be lost"
     )
+    if plan.gang_job_count:
+        click.echo(f"{count(plan.gang_job_count, 'job')} on other nodes would stop with their gangs")
     if plan.hidden_job_count:
         warn(f"{count(plan.hidden_job_count, 'job')} of operations that you may not see are not shown")
 

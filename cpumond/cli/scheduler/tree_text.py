@@ -95,7 +95,10 @@ def _short(kind: Kind, name: str, value: Any) -> Any:
 def _write_toml(document: Mapping[str, Any]) -> str:
     lines = [f"tree = {_toml(document['tree'])}", "", "[options]"]
     lines += [f"{_toml_key(name)} = {_toml(value, 0)}" for name, value in document["options"].items()]
-    return "\n".join([*lines, *_toml_pools(document["pools"], "pools")]) + "\n"
+    # Without any pool the table says that there shall be none.
+    return (
+        "\n".join([*lines, *(_toml_pools(document["pools"], "pools") if document["pools"] else ("", "[pools]"))]) + "\n"
+    )
 
 
 def _toml_pools(pools: Mapping[str, Any], path: str) -> Iterator[str]:
@@ -207,7 +210,7 @@ def _read_toml(text: str, lines: dict[Path, int]) -> Any:
     content = decode_toml(text)
     place: Path = ()
     for number, line in enumerate(text.splitlines(), 1):
-        header = re.match(r"\s*\[([^\[\]]+)\]", line)
+        header = re.match(r"\s*\[\[?([^\[\]]+)\]", line)
         key = re.match(r"""\s*((?:"[^"]*"|'[^']*'|[\w.-])+)\s*=""", line)
         if header is not None:
             place = _toml_path(header[1])

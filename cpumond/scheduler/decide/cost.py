@@ -33,10 +33,13 @@ def lost_core_seconds(job: Job, now: float) -> float:
 
 def spared_until(job: Job) -> float:
     """Until when ``min_run_time`` protects a job from being preempted, in scheduler time; -inf where it does not."""
-    rules = job.element.rules
-    if rules is None or not rules.min_run_time_s:
+    rules, own = job.element.rules, job.task.min_run_time
+    if rules is None:
         return float("-inf")
-    return (job.start_time if job.began_at is None else job.began_at) + rules.min_run_time_s
+    spared_s = rules.min_run_time_s if own is None else min(own / 1e3, rules.max_min_run_time_s)
+    if not spared_s:
+        return float("-inf")
+    return (job.start_time if job.began_at is None else job.began_at) + spared_s
 
 
 def next_unspared(node: Node, now: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 from typing import Final, NamedTuple
 
 from cpumond.fairshare.resources import ZERO, Vector, add, dominates, subtract, sum_vectors
@@ -18,7 +19,7 @@ from cpumond.scheduler.model import Task
 MOST_STEPS: Final = 2000
 """How many ways to place a gang of several tasks are tried beyond the simple ones."""
 MOST_GANG_SEARCHES: Final = 512
-"""Searches for victims of one attempt for one gang."""
+"""Searches for victims of one attempt for one gang; for larger ones nobody is preempted."""
 
 
 class Place(NamedTuple):
@@ -58,19 +59,29 @@ def list_needed(element: OperationElement) -> list[Task]:
     return [task for task in tasks for _ in range(needed[task.name])]
 
 
-def find_limit(element: OperationElement, needed: Sequence[Task]) -> str:
-    """Why limits forbid all these jobs together; "" where they do not."""
+def sum_needed(element: OperationElement) -> Vector:
+    """What all jobs that the operation needs order together."""
+    tasks = [(element.operation.needed[task.name], task.resources) for task in element.operation.next_tasks()]
+    return sum_vectors([as_vector(number * amount for amount in order) for number, order in tasks]) if tasks else ZERO
+
+
+def find_limit(element: OperationElement) -> str:
+    """Why limits forbid all jobs that it needs together; "" where they do not."""
     left, tightest = room_left(element)
-    if fits(left, sum_vectors([task.resources for task in needed])):
+    if fits(left, sum_needed(element)):
         return ""
     return f"resource_limits of {element_name(tightest)}" if tightest is not None else "resource_limits"
 
 
-def find_places(needed: Sequence[Task], rooms: Mapping[Node, Vector], spare: Vector) -> list[Place] | None:
-    """A place for each of these jobs in the free room of the nodes, None where none is found.
+def find_places(element: OperationElement, rooms: Mapping[Node, Vector], spare: Vector) -> list[Place] | None:
+    """A place for each job that it needs in the free room of the nodes, None where none is found.
 
     The fullest node that holds a job first, then the emptiest first, then other ways, MOST_STEPS of them at most.
     """
+    free = [as_vector(max(amount, 0.0) for amount in room) for room in rooms.values()]
+    if not free or not fits(sum_vectors(free), sum_needed(element)):
+        return None
+    needed = list_needed(element)
     by_room = sorted(rooms, key=lambda node: rooms[node][1])
     for nodes in (by_room, by_room[::-1]):
         places = _fill(needed, dict(rooms), nodes, spare)
@@ -154,16 +165,28 @@ def find_reservation(element: OperationElement, nodes: Iterable[Node], until: fl
     small."""
     free = {node: node.free for node in nodes}
     empty = {node: subtract(node.capacity, node.foreign_usage) for node in free}
+    if not free or not fits(sum_vectors(list(empty.values())), sum_needed(element)):
+        return None
     rooms: dict[Node, Vector] = {}
-    for task in list_needed(element):
+    for task in element.operation.next_tasks():
         order = task.resources
-        able = [node for node in free if fits(empty[node], order)]
-        if not able:
-            return None
-        node = min(able, key=lambda each: (_lack(free[each], order, each.capacity), -free[each][1], each.id))
-        free[node] = subtract(free[node], order)
-        empty[node] = subtract(empty[node], order)
-        rooms[node] = add(rooms.get(node, ZERO), order)
+
+        def entry(node: Node, order: Vector = order) -> tuple[float, float, str, Node]:
+            return (_lack(free[node], order, node.capacity), -free[node][1], node.id, node)
+
+        heap = [entry(node) for node in free if fits(empty[node], order)]
+        heapify(heap)
+        for _ in range(element.operation.needed[task.name]):
+            if not heap:
+                return None
+            node = heap[0][-1]
+            free[node] = subtract(free[node], order)
+            empty[node] = subtract(empty[node], order)
+            rooms[node] = add(rooms.get(node, ZERO), order)
+            if fits(empty[node], order):
+                heapreplace(heap, entry(node))
+            else:
+                heappop(heap)
     return Reservation(element, rooms, until)
 
 
@@ -180,10 +203,11 @@ def plan_for_gang(
     ``rooms``: what is free on each node that takes jobs. The rules are those of ``plan_preemption``, each victim after
     the loss of all before, on whichever node. What fits without victims is placed so first.
     """
-    needed = list_needed(target)
-    total = sum_vectors([task.resources for task in needed])
-    if not dominates(room_below_limits(target, total), ZERO):
+    if target.operation.needed_job_count > MOST_GANG_SEARCHES:
         return None
+    if not dominates(room_below_limits(target, sum_needed(target)), ZERO):
+        return None
+    needed = list_needed(target)
     search = _GangSearch(target, priority, rooms, now, spare)
     for task in needed:
         if not search.place(task):
@@ -211,15 +235,18 @@ class _GangSearch:
         self.searches = 0
         self.full: set[tuple[Node, Vector]] = set()
         """Nodes on which no room could be made for an order."""
+        self.without_room: set[Vector] = set()
+        """Orders that no node has room for without victims."""
         self.gone: set[Job] = set()
 
     def place(self, task: Task) -> bool:
         """Place one more job, with victims where it needs some."""
         order = task.resources
-        if self._is_within_limits(order):
+        if order not in self.without_room and self._is_within_limits(order):
             for node, free in self.rooms.items():
                 if _holds(node, free, task, self.spare):
                     return self._take(task, node, [])
+            self.without_room.add(order)
         found: tuple[float, Node, list[Candidate]] | None = None
         for node in self.rooms:
             if not node.jobs or (node, order) in self.full or self.searches >= MOST_GANG_SEARCHES:
@@ -250,6 +277,8 @@ class _GangSearch:
         return Swap(stage, self.target, order, self.losses).find_victims()
 
     def _take(self, task: Task, node: Node, victims: list[Candidate]) -> bool:
+        if victims:
+            self.without_room.clear()
         for victim in victims:
             self.losses.lose(victim)
             self.victims.append(victim)

@@ -160,6 +160,10 @@ class ServiceOrder:
         self._aside.append(element)
         self._place(element, None)
 
+    def leave(self, element: OperationElement) -> None:
+        """Pass an operation over until its needs change or the next order is made: no other node helps it now."""
+        self._place(element, None)
+
     def restore(self) -> None:
         """End of a heartbeat: operations that were set aside take part again."""
         for element in self._aside:
@@ -330,7 +334,7 @@ def place_jobs(
             reason = place_gang(element)
             if reason:
                 element.deactivations[reason] = element.deactivations.get(reason, 0) + 1
-                order.set_aside(element)
+                order.leave(element)
             else:
                 order.refresh(element)
             free = room_beside(node.free, reserved())

@@ -70,7 +70,8 @@ class HistoryView(msgspec.Struct, frozen=True):
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     """What a pool or an operation came to, in core-hours. ``late``: the part of ``throttled`` while it had been
     lowered. ``peak_limit_cores`` is as fine as the points are by now; ``points``: about how many were taken. Where
-    ``since`` or ``until`` falls into coarse points, ``limit`` and ``points`` are as exact as these.
+    ``since`` or ``until`` falls into coarse points, ``limit`` and ``points`` are as exact as these. ``lost``: by
+    preemptions of operations that are still known, in the pool where it was and those above (6.9).
 
     ``parent``: of pools that exist. ``title``, ``user``, ``pool``, ``state``: of operations that are still known.
     """
@@ -87,6 +88,7 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     reclaimed: float = 0.0
     throttled: float = 0.0
     late: float = 0.0
+    lost: float = 0.0
     peak_limit_cores: float = 0.0
     points: int = 0
 

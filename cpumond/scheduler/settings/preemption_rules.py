@@ -118,8 +118,9 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
     if threshold is not None and options.non_preemptible_resource_usage_threshold is not None:
         threshold = least(threshold, to_vector(options.non_preemptible_resource_usage_threshold, math.inf))
     tolerance = min(pool.tolerance, _given(options.fair_share_starvation_tolerance, pool.tolerance))
-    own = (tolerance, fair_share_s, min_share_s, threshold)
-    if own == (pool.tolerance, pool.fair_share_timeout_s, pool.min_share_timeout_s, pool.non_preemptible_threshold):
+    run_s = min(_seconds(options.min_run_time, pool.min_run_time_s), pool.max_min_run_time_s)
+    own = (tolerance, fair_share_s, min_share_s, threshold, run_s)
+    if own == _operations(pool):
         return pool  # one object for all operations of the pool that say nothing else
     return replace(
         pool,
@@ -127,8 +128,14 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
         fair_share_timeout_s=fair_share_s,
         min_share_timeout_s=min_share_s,
         non_preemptible_threshold=threshold,
-        min_run_time_s=min(_seconds(options.min_run_time, pool.min_run_time_s), pool.max_min_run_time_s),
+        min_run_time_s=run_s,
     )
+
+
+_operations: Final = attrgetter(
+    "tolerance", "fair_share_timeout_s", "min_share_timeout_s", "non_preemptible_threshold", "min_run_time_s"
+)
+"""What an operation may have otherwise than its pool."""
 
 
 def list_own(options: PoolSettings | OperationTreeOptions, rules: PreemptionRules) -> list[tuple[str, float, float]]:

@@ -158,6 +158,7 @@ class Dispatch(Gangs):
                 self._unstored.pop(known.id, None)
                 renew_needed(known)
                 self.note_broken(known)
+        self.stop_broken_gangs(now)
 
     def _find_ended(
         self, node: Node, heartbeat: Heartbeat, reported: set[str], now: float

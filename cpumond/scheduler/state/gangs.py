@@ -15,6 +15,8 @@ from cpumond.scheduler.model import Config, JobRecord, OperationRecord, Preempti
 from cpumond.scheduler.state.nodes import Registration
 
 MakeJob = Callable[[OperationElement, Any, Node], Job]
+MOST_TRIES = 16
+"""How many gangs of a tree are tried to be placed in one heartbeat period, and to be given room by one attempt."""
 GANG_STOPS = "gang_stops"
 """Reason of a gang whose jobs of before have not all ended."""
 
@@ -33,6 +35,10 @@ class Gangs(Registration):
         """Until when no room is kept for a gang, since it was in vain before."""
         self._looked: dict[OperationElement, tuple[float, str]] = {}
         """When it was last tried to place a gang, and why it was not."""
+        self._tries: dict[str, tuple[float, int]] = {}
+        """Tree -> since when it is counted how many gangs were tried to be placed, and the number."""
+        self._first_gang: dict[str, int] = {}
+        """Tree -> the first gang that the next attempt to make room looks at, since the one before found none."""
         self._preempted_for_gang: dict[str, float] = {}
         """Tree -> when it was last tried to make room for a gang."""
         super().__init__(rules, config)
@@ -50,9 +56,16 @@ class Gangs(Registration):
                 self._rests.pop(element, None)
 
     def _stop(
-        self, job: Job, kind: Any, why: str, now: float, record: PreemptionRecord | None = None, fails: bool = False
+        self,
+        job: Job,
+        kind: Any,
+        why: str,
+        now: float,
+        record: PreemptionRecord | None = None,
+        fails: bool = False,
+        alone: bool = False,
     ) -> None:
-        """Stop a job, and of a gang all others with it. A preemption has all of them in its plan already."""
+        """Stop a job, and of a gang all others with it unless ``alone``. A preemption has all of them in its plan."""
         if not job.is_active:
             return  # with its gang
         super()._stop(job, kind, why, now, record, fails)
@@ -60,7 +73,7 @@ class Gangs(Registration):
         if kind != "aborted":
             count_loss(job.element, job.stop.record.lost_core_seconds)
         operation = job.element.operation
-        if operation.record.is_gang and kind != "preempted":
+        if operation.record.is_gang and kind != "preempted" and not alone:
             self._stop_rest(operation, kind, f"its gang stops with job {job.id}: {why}", now)
 
     def _install_job(self, record: JobRecord) -> None:
@@ -91,7 +104,7 @@ class Gangs(Registration):
     def _stop_rest(self, operation: Operation, kind: Any, why: str, now: float) -> None:
         for element in operation.elements.values():
             for job in list(element.jobs.values()):
-                super()._stop(job, kind, why, now)
+                self._stop(job, kind, why, now, alone=True)
 
     # --- started whole
 
@@ -115,12 +128,22 @@ class Gangs(Registration):
         return ZERO if kept is None else kept.rooms.get(node, ZERO)
 
     def _place_gang(self, element: OperationElement, now: float, make_job: MakeJob) -> str:
-        """Start all jobs that a gang needs, in one step; or the reason why not. Looked at once a period at most."""
-        last, reason = self._looked.get(element, (-math.inf, ""))
-        if now - last >= self.rules.heartbeat_period_s:
-            reason = self._try_gang(element, now, make_job)
-            if reason:
-                self._looked[element] = now, reason
+        """Start all jobs that a gang needs, in one step; or the reason why not.
+
+        A gang is looked at once a heartbeat period at most, and rarer where many wait.
+        """
+        last, reason = self._looked.get(element, (-math.inf, GANG_WAITS))
+        if now - last < self.rules.heartbeat_period_s * max(1.0, len(self._looked) / MOST_TRIES):
+            return reason
+        begun, tries = self._tries.get(element.tree.name, (-math.inf, 0))
+        if now - begun >= self.rules.heartbeat_period_s:
+            begun, tries = now, 0
+        if tries >= MOST_TRIES:
+            return reason
+        self._tries[element.tree.name] = begun, tries + 1
+        reason = self._try_gang(element, now, make_job)
+        if reason:
+            self._looked[element] = now, reason
         return reason
 
     def _try_gang(self, element: OperationElement, now: float, make_job: MakeJob) -> str:
@@ -128,11 +151,12 @@ class Gangs(Registration):
             return GANG_STOPS
         if element.operation.record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:
             return "graceful_over_fair_share"
-        needed = gangs.list_needed(element)
-        reason = gangs.find_limit(element, needed)
+        if not element.operation.needed:
+            return "no_needed_jobs"
+        reason = gangs.find_limit(element)
         if reason:
             return reason
-        places = gangs.find_places(needed, self._rooms(element, now), self.rules.spare)
+        places = gangs.find_places(element, self._rooms(element, now), self.rules.spare)
         if places is None:
             self._reserve(element, now)
             return GANG_WAITS
@@ -184,7 +208,10 @@ class Gangs(Registration):
         if last is not None and now - last < tree.config.settings.preemptive_scheduling_backoff / 1e3:
             return False
         self._preempted_for_gang[tree.name] = now
-        for element, priority in targets:
+        first = self._first_gang.pop(tree.name, 0)
+        if first + MOST_TRIES < len(targets):
+            self._first_gang[tree.name] = first + MOST_TRIES
+        for element, priority in targets[first : first + MOST_TRIES]:
             if tree.operations.get(element.name) is not element or not wants_jobs(element):
                 continue
             if not still_starves(element, priority) or priority_of(element) == "none" or self._is_stopping(element):
@@ -203,6 +230,7 @@ class Gangs(Registration):
             for (victim, why), record in zip(plan.victims, records, strict=True):
                 self._stop(victim, "preempted", why, now, record)
             self._start_gang(jobs)
+            self._first_gang.pop(tree.name, None)
             return True
         return False
 

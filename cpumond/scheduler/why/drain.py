@@ -6,13 +6,14 @@ import msgspec
 
 from cpumond.fairshare.resources import CPU, Vector, subtract
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.decide.cost import lost_core_seconds
 from cpumond.scheduler.decide.placement import fits, has_spare
 from cpumond.scheduler.decide.victims import start_order
 from cpumond.scheduler.elements import Job, Node
 
 
 class DrainedJob(msgspec.Struct, frozen=True):
-    """A job that would end. ``lost_core_seconds``: what it ordered since it began, an interruptible one loses less.
+    """A job that would end. ``lost_core_seconds``: work done again, since its start or last checkpoint (6.9).
 
     ``to_node``: one that has room for it now; "" where none has, and it would wait.
     """
@@ -31,13 +32,15 @@ class DrainedJob(msgspec.Struct, frozen=True):
 
 class DrainPlan(msgspec.Struct, frozen=True):
     """In the order in which the jobs would be stopped. ``hidden_job_count``: those of operations that the asker may not
-    read, which are counted in the sums. ``waiting_job_count``: those that no node has room for now."""
+    read, which are counted in the sums. ``waiting_job_count``: those that no node has room for now.
+    ``gang_job_count``: jobs on other nodes that stop with their gang; their loss is in the sum."""
 
     node: str
     jobs: list[DrainedJob]
     job_count: int
     hidden_job_count: int
     waiting_job_count: int
+    gang_job_count: int
     lost_core_seconds: float
 
 
@@ -55,6 +58,14 @@ def plan_drain(node: Node, rights: Rights, now: float) -> DrainPlan:
         if place is not None:
             room[place.id] = subtract(room[place.id], wanted)
         found.append((job, _show(job, "" if place is None else place.id, now)))
+    gangs = {job.element.operation for job in jobs if job.element.operation.record.is_gang}
+    mates = [
+        mate
+        for operation in gangs
+        for element in operation.elements.values()
+        for mate in element.jobs.values()
+        if mate.node is not node
+    ]
     shown = [each for job, each in found if rights.may_read(job.element.operation.record)]
     return DrainPlan(
         node=node.id,
@@ -62,7 +73,8 @@ def plan_drain(node: Node, rights: Rights, now: float) -> DrainPlan:
         job_count=len(found),
         hidden_job_count=len(found) - len(shown),
         waiting_job_count=sum(not each.to_node for _, each in found),
-        lost_core_seconds=sum(each.lost_core_seconds for _, each in found),
+        gang_job_count=len(mates),
+        lost_core_seconds=sum(lost_core_seconds(job, now) for job in (*jobs, *mates)),
     )
 
 
@@ -87,6 +99,6 @@ def _show(job: Job, to_node: str, now: float) -> DrainedJob:
         cores=job.limits[CPU],
         interruptible=job.task.interruptible,
         running_s=running_s,
-        lost_core_seconds=running_s * job.limits[CPU],
+        lost_core_seconds=lost_core_seconds(job, now),
         to_node=to_node,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -15,12 +16,17 @@ import msgspec
 from cpumond.core.words import count, show_cores
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.state import State
+from cpumond.scheduler.why.foretell import foretell
 from cpumond.scheduler.why.idle_material import Material, take_material
 from cpumond.scheduler.why.idle_search import Found, Search, search
+from cpumond.scheduler.why.plan import Material as Known
+from cpumond.scheduler.why.plan import collect
 from cpumond.scheduler.why.remedies import Remedy, find_remedy
 from cpumond.scheduler.why.unmet import find_unmet
 
 SHOWN_OPERATIONS: Final = 20
+TRIED_OUT: Final = 3
+"""So many changes are tried out on a copy of the scheduler, those that would let most start."""
 LEAST: Final = 0.005
 """Fewer cores are not told of: they would be shown as 0."""
 
@@ -87,11 +93,12 @@ class IdleReport(msgspec.Struct, frozen=True):
 def find_idle(state: State, tree: Tree, now: float) -> IdleReport:
     """The report on a tree as it is. Changes nothing."""
     *_, material = take_material(state, tree, now)
-    return make_report(material, find_unmet(state, tree, material, now))
+    return make_report(material, find_unmet(state, tree, material, now), collect(state))
 
 
-def make_report(material: Material, unmet: Sequence[Remedy] = ()) -> IdleReport:
-    """The report on a tree of which all parts are taken; ``unmet``: what keeps pools from their guarantees."""
+def make_report(material: Material, unmet: Sequence[Remedy] = (), known: Known | None = None) -> IdleReport:
+    """The report on a tree of which all parts are taken; ``unmet``: what keeps pools from their guarantees. With what
+    plans are made of, ``known``, the first changes of the configuration are tried on a copy."""
     found = search(material)
     split, base = material.split, found.base
     starting = min(base.cores, split.idle)
@@ -106,7 +113,10 @@ def make_report(material: Material, unmet: Sequence[Remedy] = ()) -> IdleReport:
         without_work=max(split.idle - starting - held, 0.0),
         held_back=held,
     )
-    causes = [_make_cause(found, each, find_remedy(found, each)) for each in found.found]
+    remedies = [find_remedy(found, each) for each in found.found]
+    if known is not None:
+        remedies = _try_out(known, found, remedies)
+    causes = [_make_cause(found, each, remedy) for each, remedy in zip(found.found, remedies, strict=True)]
     causes += [_make_guarantee_cause(found, each) for each in unmet if not _is_told(each, found, causes)]
     causes = sorted((each for each in causes if each.cores > LEAST), key=lambda each: -each.cores)
     report = IdleReport(
@@ -114,6 +124,20 @@ def make_report(material: Material, unmet: Sequence[Remedy] = ()) -> IdleReport:
         _held_by_pool(found),
     )  # fmt: skip
     return msgspec.structs.replace(report, sentence=tell(report))
+
+
+def _try_out(known: Known, result: Search, remedies: list[Remedy]) -> list[Remedy]:
+    """The same, the first ones with the cores that start on a copy of the scheduler."""
+    base = 0.0
+    if result.base.cores > LEAST:
+        base = foretell(known, result.material, ()) or 0.0
+    tried: list[Remedy] = []
+    for remedy in remedies:
+        cores = None
+        if remedy.commands and len(tried) < TRIED_OUT:
+            cores = foretell(known, result.material, remedy.commands)
+        tried.append(remedy if cores is None else replace(remedy, cores=max(cores - base, 0.0)))
+    return tried
 
 
 def _make_cause(result: Search, found: Found, remedy: Remedy) -> IdleCause:

@@ -127,6 +127,8 @@ class Material:
     queue: list[WaitingOperation] = field(default_factory=list)
     """Pending operations in order of arrival, also those that want nothing."""
     nodes: list[NodeRoom] = field(default_factory=list)
+    cordoned: list[NodeRoom] = field(default_factory=list)
+    """Its nodes that take no new jobs."""
     outside: list[NodeRoom] = field(default_factory=list)
     """Nodes of no tree, of several, and those of trees where nothing waits."""
     split: Split = field(default_factory=Split)
@@ -231,8 +233,8 @@ def _take_node(taken: Material, node: Node, quiet: set[str]) -> None:
         room.why = " and ".join(node.matched_trees)
         taken.outside.append(room)
     elif node.tree == taken.tree:
-        taken.nodes.append(room)
-    elif node.tree is None or node.tree in quiet:
+        (taken.cordoned if node.cordoned else taken.nodes).append(room)
+    elif (node.tree is None or node.tree in quiet) and not node.cordoned:
         taken.outside.append(room)
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.why.idle_material import Material, WaitingOperation
 from cpumond.scheduler.why.packing import (
+    CORDON,
     FULL,
     TAGS,
     Hindrance,
@@ -28,6 +29,9 @@ MAX_CHAIN: Final = 6
 ENOUGH: Final = 0.995
 """This part of what a limit holds back must start with the value that is advised."""
 COUNTS: Final = ("count", "subpool_count")
+CONFIGURED: Final = (*COUNTS, "limits")
+SINGLE: Final = 0.1
+"""A change that lets this part start is told rather than several that let more start."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +50,11 @@ class Found:
     waits: frozenset[int] = frozenset()
     """Places of the operations in whose way the first one is."""
     idle: float = 0.0
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it takes more than changes of the configuration, or than one thing that nodes lack."""
+        return len(self.hindrances) > 1 and any(each.kind not in CONFIGURED for each in self.hindrances)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +90,7 @@ def search(material: Material) -> Search:
     ranked = sorted(known.values(), key=lambda each: -each.cores)
     result.found = [_refine(result, each) for each in ranked[:MAX_REFINED]] + ranked[MAX_REFINED:]
     result.found = [each for each in result.found if each.cores > LEAST_CORES]
+    result.found = _without_mixed(result.found)
     result.found.sort(key=lambda each: -each.cores)
     left = result.held
     for found in result.found:
@@ -90,6 +100,12 @@ def search(material: Material) -> Search:
     return result
 
 
+def _without_mixed(found: list[Found]) -> list[Found]:
+    """Where one change alone lets enough start, those that need several of different kinds are left out."""
+    most = max((each.cores for each in found if not each.is_mixed), default=0.0)
+    return [each for each in found if not each.is_mixed or each.cores * SINGLE > most]
+
+
 def _candidates(result: Search) -> list[Hindrance]:
     cores: dict[Hindrance, float] = {}
     for number, in_way in result.base.in_way.items():
@@ -97,8 +113,9 @@ def _candidates(result: Search) -> list[Hindrance]:
         firsts = in_way[:1] if in_way and in_way[0].kind in (*COUNTS, "limits") else in_way
         for hindrance in firsts:
             cores[hindrance] = cores.get(hindrance, 0.0) + left
-        if result.material.outside:
-            cores[TAGS] = cores.get(TAGS, 0.0) + left
+        for hindrance, nodes in ((TAGS, result.material.outside), (CORDON, result.material.cordoned)):
+            if nodes:
+                cores[hindrance] = cores.get(hindrance, 0.0) + left
     cores.pop(FULL, None)
     return sorted(cores, key=lambda each: -cores[each])[:MAX_CANDIDATES]
 
@@ -106,7 +123,7 @@ def _candidates(result: Search) -> list[Hindrance]:
 def _follow(result: Search, start: Hindrance) -> Found | None:
     """Take away ``start``, then what it hid, until something starts; counts further up as long as more does."""
     material, base = result.material, result.base
-    waits = frozenset(number for number, in_way in base.in_way.items() if start in in_way or start is TAGS)
+    waits = frozenset(number for number, in_way in base.in_way.items() if start in in_way or start in (CORDON, TAGS))
     chain = [start]
     packing = pack(material, dict.fromkeys(chain, math.inf))
     while len(chain) < MAX_CHAIN:

@@ -260,7 +260,7 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
     online = [node for node in tree.nodes.values() if node.is_online and not node.cordoned]
     if not online:
         cordoned = sum(node.cordoned for node in tree.nodes.values())
-        rest = f"; {count(cordoned, 'node')} cordoned" if cordoned else ""
+        rest = f" and not cordoned, as {cordoned} {'is' if cordoned == 1 else 'are'}" if cordoned else ""
         yield f"tree {tree.name!r} has no node that is online{rest}"
         return
     for task in operation.next_tasks():
@@ -302,7 +302,8 @@ def _tell_preemptions(
 ) -> Iterator[str]:
     for record in taken[:SHOWN_RECORDS]:
         ago, kind = format_span(now - record.at), record.kind.replace("_", " ")
-        yield f"{ago} ago its job {record.job_id} on {record.node_id} was stopped ({kind}): {record.why}"
+        lost = f"; it lost {record.lost_core_seconds / 3600:.2g} core-hours" if record.lost_core_seconds else ""
+        yield f"{ago} ago its job {record.job_id} on {record.node_id} was stopped ({kind}): {record.why}{lost}"
     if len(taken) > SHOWN_RECORDS:
         yield f"{len(taken) - SHOWN_RECORDS} more of its jobs were stopped before that"
     for record in given[:SHOWN_RECORDS]:

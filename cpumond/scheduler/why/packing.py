@@ -25,6 +25,7 @@ from cpumond.fairshare.resources import (
     scale,
     share,
     subtract,
+    sum_vectors,
 )  # fmt: skip
 from cpumond.scheduler.decide.placement import ROUNDING, fits, satisfaction_of
 from cpumond.scheduler.why.idle_material import Material, NodeRoom, PoolRoom, WaitingOperation, is_subpool
@@ -51,6 +52,8 @@ class Hindrance(NamedTuple):
 SPARE: Final = Hindrance("spare")
 FRAGMENTATION: Final = Hindrance("fragmentation")
 GRACEFUL: Final = Hindrance("graceful")
+GANG: Final = Hindrance("gang")
+CORDON: Final = Hindrance("cordon")
 TAGS: Final = Hindrance("tags")
 FULL: Final = Hindrance("full")
 
@@ -132,16 +135,20 @@ class _Packer:
         self.spare = ZERO if SPARE in lifted else material.spare
         self.items: dict[Vector, list[_Item]] = {}
         self.all_items: list[_Item] = []
+        self.gangs: dict[int, list[tuple[Vector, _Item]]] = {}
+        """Place of an operation whose jobs start together -> what of its jobs is needed on nodes, and they."""
 
     def run(self) -> Packing:
         packing, material = self.packing, self.material
         self._activate()
         nodes = [*material.nodes, *(material.outside if TAGS in self.lifted else ())]
+        nodes += material.cordoned if CORDON in self.lifted else ()
         rooms = [
             NodeRoom(each.id, each.capacity, each.free, each.tags, each.tree, each.is_empty, each.why)
             for each in nodes
             if each.free[CPU] > ROUNDING
         ]
+        self._place_gangs(rooms)
         if len(self.items) > MANY_ORDERS:
             self._fill_in_turn(rooms)
         else:
@@ -183,13 +190,17 @@ class _Packer:
             heapify(items)
 
     def _offer(self, number: int, operation: WaitingOperation) -> None:
+        is_gang = operation.is_gang and GANG not in self.lifted
         for order, count in operation.tasks:
             item = _Item(number, operation, order, count)
             item.key = self._key(item)
             needed = order
             for r in self.ignored:
                 needed = (*needed[:r], 0.0, *needed[r + 1 :])  # type: ignore[assignment]
-            self.items.setdefault(needed, []).append(item)
+            if is_gang:
+                self.gangs.setdefault(number, []).append((needed, item))
+            else:
+                self.items.setdefault(needed, []).append(item)
             self.all_items.append(item)
 
     def _key(self, item: _Item) -> tuple[float, float, int]:
@@ -200,6 +211,36 @@ class _Packer:
             used += self.grown[item.number][CPU]
         fair = operation.fair_share[CPU] * self.material.total[CPU]
         return (used / fair if fair > 1.0 else used, operation.order, item.number)
+
+    def _place_gangs(self, rooms: list[NodeRoom]) -> None:
+        """All jobs of a gang start, or none (7.3)."""
+        by_room = sorted(rooms, key=lambda node: node.free[CPU])
+        for parts in sorted(self.gangs.values(), key=lambda parts: parts[0][1].key):
+            whole = sum_vectors([scale(item.order, item.left) for _, item in parts])
+            if not self._may_grow(parts[0][1], whole):
+                continue
+            found = self._find_places(parts, by_room) or self._find_places(parts, by_room[::-1])
+            if found is not None:
+                for node, free in found.items():
+                    self._keep(node, free)
+                for _, item in parts:
+                    self._give(item, item.left)
+
+    def _find_places(self, parts: list[tuple[Vector, _Item]], nodes: list[NodeRoom]) -> dict[NodeRoom, Vector] | None:
+        """What the nodes have free with all these jobs, None where they do not fit."""
+        free_of: dict[NodeRoom, Vector] = {}
+        for needed, item in sorted(parts, key=lambda part: -part[1].order[CPU]):
+            left = item.left
+            for node in nodes:
+                free = free_of.get(node) or self._free_of(node)
+                while left and fits(free, needed) and self._has_spare(free, node.capacity):
+                    free = free_of[node] = subtract(free, needed)
+                    left -= 1
+                if not left:
+                    break
+            if left:
+                return None
+        return free_of
 
     def _free_of(self, node: NodeRoom) -> Vector:
         free = node.free
@@ -300,8 +341,9 @@ class _Packer:
             return UNLIMITED
         return limits_of_parent(self.material.total, operation.own_limits, self.limits[operation.pool], operation.ratio)
 
-    def _may_grow(self, item: _Item) -> bool:
-        operation = item.operation
+    def _may_grow(self, item: _Item, order: Vector = ZERO) -> bool:
+        """Whether limits allow another job of an item, or ``order`` if that is given; else notes what does not."""
+        operation, order = item.operation, order if any(order) else item.order
         if operation.is_graceful and operation.is_running and GRACEFUL not in self.lifted:
             usage = share(add(operation.usage, self.grown.get(item.number, ZERO)), self.material.total)
             if satisfaction_of(usage, operation.fair_share, operation.demand_share) >= 1.0:
@@ -309,12 +351,12 @@ class _Packer:
                 return False
         if operation.pool not in self.limited and operation.own_limits is UNLIMITED and not operation.ratio:
             return True
-        if fits(self._room(item), item.order):
+        if fits(self._room(item), order):
             return True
         used = add(operation.usage, self.grown.get(item.number, ZERO))
-        in_way = [] if fits(subtract(self._limits_of(operation), used), item.order) else [operation.id]
+        in_way = [] if fits(subtract(self._limits_of(operation), used), order) else [operation.id]
         path = self.material.pools[operation.pool].path
-        full = (place for place in path if not fits(subtract(self.limits[place], self.usage[place]), item.order))
+        full = (place for place in path if not fits(subtract(self.limits[place], self.usage[place]), order))
         in_way += [self.material.pools[place].name for place in full]
         self.packing.in_way[item.number] = tuple(Hindrance("limits", name) for name in in_way)
         return False
@@ -336,6 +378,8 @@ class _Packer:
         for item in sorted(self.all_items):
             while item.left > 0 and fits(left, item.order) and self._may_grow(item):
                 number = self._fitting(left, item.order, item)
+                if item.number in self.gangs and number < item.left:
+                    break
                 self._give(item, number)
                 left = subtract(left, scale(item.order, number))
 
@@ -359,7 +403,10 @@ class _Packer:
             if item.left > 0 and item.number not in packing.in_way:
                 if item.order not in known:
                     known[item.order] = tuple(self._find_in_way(item.order, rooms))
-                packing.in_way[item.number] = known[item.order]
+                in_way = known[item.order]
+                if item.number in self.gangs and in_way != (FULL,):
+                    in_way = (GANG, *(each for each in in_way if each != SPARE))
+                packing.in_way[item.number] = in_way
 
     def _find_in_way(self, order: Vector, rooms: list[NodeRoom]) -> Iterator[Hindrance]:
         """Why no node takes a job of this order, what concerns most cores first."""

@@ -15,9 +15,19 @@ from cpumond.fairshare.validate import number as show_number
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand, CreatePool
-from cpumond.scheduler.why.idle_material import Material, PoolRoom
+from cpumond.scheduler.why.idle_material import Material, NodeRoom, PoolRoom
 from cpumond.scheduler.why.idle_search import COUNTS, Found, Search, count_fitting, split_pieces
-from cpumond.scheduler.why.packing import FRAGMENTATION, GRACEFUL, SCARCE, SPARE, TAGS, Hindrance, pool_limits
+from cpumond.scheduler.why.packing import (
+    CORDON,
+    FRAGMENTATION,
+    GANG,
+    GRACEFUL,
+    SCARCE,
+    SPARE,
+    TAGS,
+    Hindrance,
+    pool_limits,
+)
 
 COUNT: Final = "max_running_operation_count"
 SUBPOOL: Final = "ephemeral_subpool_config"
@@ -64,7 +74,7 @@ def find_remedy(result: Search, found: Found) -> Remedy:
     kind, pool = _name(result.material, first)
     return Remedy(
         kind, pool, cores, " and ".join(step.why for step in steps), " and ".join(step.text for step in steps),
-        tuple(command for step in steps for command in step.commands),
+        () if found.is_mixed else tuple(command for step in steps for command in step.commands),
         tuple(line for step in steps for line in step.shell),
         tuple(name for step in steps for name in step.operations),
     )  # fmt: skip
@@ -109,6 +119,10 @@ def _step(result: Search, found: Found, hindrance: Hindrance) -> Step:
             f"start {them} with preemption_mode = normal ({', '.join(ids)})",
             operations=ids,
         )
+    if hindrance == GANG:
+        return _fit_gang(result, found)
+    if hindrance == CORDON:
+        return _uncordon(result, found)
     if hindrance == TAGS:
         return _fit_tags(result, found)
     return _order_less(result, found, RESOURCES.index(hindrance.kind))
@@ -191,19 +205,35 @@ def _raise_limits(material: Material, found: Found, name: str) -> Step:
         where, prefix = material.pools[pool.parent].name, (SUBPOOL,)
     for r, (own, wanted) in enumerate(zip(pool.own_limits, need, strict=True)):
         if wanted > own:
-            value = _up(r, wanted)
+            value = _up(r, wanted + _slack(material, pool, r))
             whys.append(f"resource_limits of pool {name} allow {show_amount(r, own)} {RESOURCES[r]}")
             texts.append(f"raise {RESOURCES[r]} to {show_amount(r, value)}")
             edits.append(((*prefix, "resource_limits", RESOURCES[r]), value))
     if pool.ratio is not None:
         above = least(pool_limits(material, {})[pool.parent], material.total)
-        ratio = max((wanted / part for wanted, part in zip(need, above, strict=True) if part > 0.0), default=0.0)
+        ratio = max(
+            (
+                (wanted + _slack(material, pool, r)) / part
+                for r, (wanted, part) in enumerate(zip(need, above, strict=True))
+                if part > 0.0
+            ),
+            default=0.0,
+        )
         if ratio > pool.ratio:
             value = min(math.ceil(ratio * 1e4 - 1e-6) / 1e4, 1.0)
             whys.append(f"max_share_ratio of pool {name} is {pool.ratio:g}")
             texts.append(f"raise {'it' if not edits else 'that'} to {value:g}")
             edits.append((("max_share_ratio",), value))
     return _set_pool(material.tree, where, edits, " and ".join(whys), " and ".join(texts))
+
+
+def _slack(material: Material, pool: PoolRoom, r: int) -> float:
+    """Room for one job more, where jobs of several sizes wait: others may start than are counted with."""
+    inside = (
+        each for each in material.operations if pool in [material.pools[at] for at in material.pools[each.pool].path]
+    )
+    orders = {order[r] for each in inside for order, _ in each.tasks}
+    return max(orders) if len(orders) > 1 else 0.0
 
 
 def _raise_operation(material: Material, found: Found, operation_id: str) -> Step:
@@ -294,24 +324,53 @@ def _order_less(result: Search, found: Found, r: int) -> Step:
     return Step(f"{why} {name}, {show_amount(r, most)} is the most that is left", f"add a node with {name}")
 
 
+def _fit_gang(result: Search, found: Found) -> Step:
+    """Of the gang that would use most: as many jobs as there is room for at once."""
+    gangs = [each for each in found.placed if result.operations[each].is_gang] or list(found.placed)
+    number = max(gangs, key=lambda each: found.placed[each])
+    operation = result.operations[number]
+    needed = sum(jobs for _, jobs in operation.tasks)
+    room = round(found.placed[number] / (operation.waiting_cores / needed))
+    return Step(
+        f"a gang needs room for all of its {needed} jobs at once, and there is room for {room}",
+        f"start operation {operation.id} with at most {room} jobs",
+        operations=(operation.id,),
+    )
+
+
+def _used(nodes: Sequence[NodeRoom], found: Found) -> list[NodeRoom]:
+    """Those of the nodes that jobs would start on."""
+    after = {node.id: node.free for node in found.packing.free}
+    return [each for each in nodes if after.get(each.id, each.free) != each.free]
+
+
+def _names(nodes: Sequence[NodeRoom]) -> str:
+    names = ", ".join(each.id for each in nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+    return f"{'node' if len(nodes) == 1 else 'nodes'} {names}"
+
+
+def _uncordon(result: Search, found: Found) -> Step:
+    nodes = _used(result.material.cordoned, found)
+    verb = "is" if len(nodes) == 1 else "are"
+    lines = tuple(command_line("node", "uncordon", each.id) for each in nodes)
+    return Step(f"{_names(nodes)} {verb} cordoned", f"uncordon {_names(nodes)}", shell=lines)
+
+
 # --- nodes of other trees
 
 
 def _fit_tags(result: Search, found: Found) -> Step:
     material = result.material
-    used = {node.id: node for node in found.packing.free}
-    nodes = [each for each in material.outside if each.id in used and used[each.id].free != each.free]
-    names = ", ".join(each.id for each in nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
-    they = "node" if len(nodes) == 1 else "nodes"
+    nodes = _used(material.outside, found)
+    they = _names(nodes)
     several = [each for each in nodes if each.why]
     if several:
-        why = f"the tags of {they} {names} fit the nodes_filter of trees {several[0].why}, so that no job starts there"
-        return Step(why, f"change the tags of {they} {names}, or the filters, so that only one fits")
+        why = f"the tags of {they} fit the nodes_filter of trees {several[0].why}, so that no job starts there"
+        return Step(why, f"change the tags of {they}, or the filters, so that only one fits")
     theirs = sorted({each.tree for each in nodes if each.tree})
     where = f"trees {', '.join(theirs)}" if len(theirs) > 1 else f"tree {theirs[0]}" if theirs else "no tree"
     why = (
-        f"nodes_filter of tree {material.tree} ({material.nodes_filter or 'every node'}) leaves out {they} {names}, of "
-        f"{where}"
+        f"nodes_filter of tree {material.tree} ({material.nodes_filter or 'every node'}) leaves out {they}, of {where}"
     )
     if theirs:
         return Step(why, f"let the operations run in {where}, too (pool_trees)")

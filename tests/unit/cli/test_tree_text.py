@@ -82,6 +82,12 @@ def test_each_form_says_the_same(form: Form) -> None:
     assert read.tables == TREE
 
 
+@pytest.mark.parametrize("form", ["toml", "yaml", "json"])
+def test_a_tree_without_pools_says_that_there_shall_be_none(form: Form) -> None:
+    empty = TreeTables(Table(), ())
+    assert read_tree_text(write_tree("t", empty, form), "f", form).tables == empty
+
+
 def test_ids_are_there_when_they_are_wanted() -> None:
     tables = TreeTables(None, (PoolTable(name="a", id="1-2-3-4"),))
     text = write_tree("t", tables, "toml")
@@ -112,6 +118,7 @@ YAML = "pools:\n  a:\n    weight: 1\n    pools:\n      b:\n"
         (f"{TOML}attributes.weight = 1\n", "toml", "attributes/weight: is an option; let it stand beside"),
         (f"{TOML}acl = [{{ action = 'alow' }}]\n", "toml", "f:7:"),
         (f"{TOML}\n[options]\nnodes_fliter = 'x'\n", "toml", "f:9: the tree: nodes_fliter: is no option of a tree"),
+        ("[[pools.a.acl]]\naction = 'allow'\n[[pools.b.acl]]\naction = 'alow'\n", "toml", "f:1: pool"),
         (f"{TOML}\n[pool.x]\n", "toml", "f:8: pool is unknown; did you mean pools?"),
         (f"{TOML}\n[pools.b]\n", "toml", "f:8: pools/b is there twice, also as pools/a/pools/b"),
         ("pools = 3\n", "toml", "f:1: pools must be a table, got 3"),

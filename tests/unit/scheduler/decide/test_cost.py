@@ -9,7 +9,7 @@ from scheduler_builders import World as Built
 from scheduler_world import PlayedNode, World
 
 from cpumond.core.wire import JobReport
-from cpumond.scheduler.decide.cost import lost_core_seconds
+from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import ChangePool, Edit
@@ -127,3 +127,16 @@ def test_6_4_a_pools_min_run_time_holds_for_operations_without_their_own_and_the
     assert any("min_run_time 70000 is cut to 60000" in text for text in changed.warnings)
     with pytest.raises(CommandError, match="min_run_time"):
         world.start("p", min_run_time=-1)
+
+
+def test_6_4_a_tasks_own_min_run_time_wins_within_the_trees_bound():
+    world = World(max_min_run_time=60_000)
+    world.node("n1", cpu=4)
+    tasks = {
+        name: {"job_count": 1, "min_run_time": own} if own is not None else {"job_count": 1}
+        for name, own in (("a", 90_000), ("b", 0), ("c", None))
+    }
+    operation = world.do(StartOperation({"tasks": tasks, "min_run_time": 20_000})).id
+    world.settle_down()
+    spared = {job.task.name: spared_until(job) - (job.began_at or 0.0) for job in world.jobs_of(operation)}
+    assert spared == {"a": 60.0, "b": float("-inf"), "c": 20.0}

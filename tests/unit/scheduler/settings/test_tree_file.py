@@ -92,6 +92,13 @@ def test_a_pool_is_renamed_by_its_id_with_what_is_in_it(world: World) -> None:
     assert change.warnings[0].startswith("2 pools are not in the file")
 
 
+def test_the_name_of_a_renamed_pool_may_be_that_of_a_new_one(world: World) -> None:
+    (a, b, c) = tables(world)
+    do(world, PoolTable(name="a"), msgspec.structs.replace(a, name="z"), msgspec.structs.replace(b, parent="z"), c)
+    assert pools_of(world)["z"].id == a.id
+    assert pools_of(world)["a"].id not in {a.id, b.id, c.id}
+
+
 def test_two_pools_change_names(world: World) -> None:
     (a, b, c) = tables(world)
     do(world, msgspec.structs.replace(a, name="c"), msgspec.structs.replace(b, parent="c"),
