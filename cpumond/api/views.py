@@ -88,6 +88,18 @@ class JobTotals(View, frozen=True):
     lost: int
 
 
+class Outlook(View, frozen=True):
+    """The times of a ``Forecast``, seconds since 1970; ``start_...`` null for an operation that has started."""
+
+    start_p10: float | None
+    start_p50: float | None
+    start_p90: float | None
+    end_p10: float | None
+    end_p50: float | None
+    end_p90: float | None
+    as_of: float
+
+
 class OperationView(View, frozen=True):
     """An operation. ``trees`` is empty for a finished one; ``pools`` names the pool of each tree in any state."""
 
@@ -104,6 +116,8 @@ class OperationView(View, frozen=True):
     pools: dict[str, str]
     jobs: JobTotals
     trees: dict[str, OperationInTree]
+    forecast: Outlook | None
+    """When it will start and end, as last foretold; null for one that has ended, and before it is foretold."""
 
 
 class OperationDetails(OperationView, frozen=True):
@@ -236,8 +250,15 @@ def _show_record(kind: type[V], state: State, record: OperationRecord, now: floa
         pools={name: options.pool for name, options in record.trees.items()},
         jobs=count_jobs(record, live),
         trees={} if live is None else {name: _in_tree(each, now, places) for name, each in live.elements.items()},
+        forecast=show_outlook(state, record.id),
         **more,
     )
+
+
+def show_outlook(state: State, operation_id: str) -> Outlook | None:
+    """What was last foretold of a live operation."""
+    found = state.foretold.get(operation_id) if operation_id in state.operations else None
+    return None if found is None else make_view(Outlook, found)
 
 
 def count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:

@@ -112,6 +112,20 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_series: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 30_000
 
 
+class Forecasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[forecast]``: when operations will start, from runs ahead in a process of its own, each ``period``, less often
+    where that would take more than ``max_load`` of one core; ``horizon``: how far ahead, also of simulations."""
+
+    enabled: bool = True
+    period_s: Annotated[float, msgspec.Meta(ge=1.0, le=86_400.0, extra=DURATION)] = msgspec.field(
+        name="period", default=30.0
+    )
+    max_load: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.1
+    horizon_s: Annotated[float, msgspec.Meta(ge=60.0, le=2_592_000.0, extra=DURATION)] = msgspec.field(
+        name="horizon", default=86_400.0
+    )
+
+
 class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[audit]``: how far back the log of commands and events goes, in the store; ``max_size``: bytes of it there."""
 
@@ -148,6 +162,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     store: StoreSettings = StoreSettings()
     metrics: PoolMetrics = PoolMetrics()
     history: History = History()
+    forecast: Forecasting = Forecasting()
     audit: Audit = Audit()
     groups: dict[str, tuple[str, ...]] = {}
     """Group -> its users, in whatever way they are known."""

@@ -312,7 +312,21 @@ class _Collector:
             overcommitted.add_metric(
                 [tree.name], sum(node.overcommitted_since is not None for node in tree.nodes.values())
             )
-        yield from (nodes, total, used, ordered, overcommitted, cordoned, self._idle())
+        yield from (nodes, total, used, ordered, overcommitted, cordoned, self._idle(), *self._forecasts())
+
+    def _forecasts(self) -> Iterator[Metric]:
+        forecasts = self._scheduler.forecasts
+        if forecasts is None:
+            return
+        if forecasts.as_of is not None:
+            age_s = self._scheduler.clock.now() - forecasts.as_of
+            yield GaugeMetricFamily("cpumond_forecast_age_seconds", "Since the state of the last forecasts.", age_s)
+        for name, text, value in (
+            ("cpumond_forecast_cpu_seconds_total", "CPU time of forecasts and simulations.", forecasts.cpu_s),
+            ("cpumond_forecast_runs_total", "Runs ahead that forecasts were made of.", forecasts.runs),
+            ("cpumond_forecast_failures_total", "Forecasts and simulations that failed.", forecasts.failures),
+        ):
+            yield CounterMetricFamily(name, text, value)
 
     def _idle(self) -> Metric:
         """Of the last reports, which are some seconds old."""

@@ -34,6 +34,8 @@ from cpumond.scheduler.config import Api, SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.door import LeaderDoor
 from cpumond.scheduler.events import Event
 from cpumond.scheduler.exporter import LeadMetrics, MetricsText
+from cpumond.scheduler.forecast.forward import Pace
+from cpumond.scheduler.forecast.keeper import Forecasts
 from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.identities import Identities, load_identities
@@ -233,10 +235,28 @@ def _make_scheduler(
 ) -> Scheduler:
     scheduler = Scheduler(make_rules(config), store, Clock(time_scale), config.fair_share_update_period_s)
     scheduler.retention = LogRetention(config.audit.keep_s, config.audit.max_size)
+    if config.forecast.enabled:
+        told = config.forecast
+        scheduler.forecasts = Forecasts(
+            scheduler.state,
+            scheduler.clock.now,
+            lambda: pace_of(scheduler),
+            told.period_s,
+            told.max_load,
+            told.horizon_s,
+        )
     if config.history.length_s:
         reads_history()
         scheduler.history = open_history(scheduler, config)
     return scheduler
+
+
+def pace_of(scheduler: Scheduler) -> Pace:
+    """When nodes and updates of a scheduler are due, from now on."""
+    known = {name: kept.previous_time for name, kept in scheduler.updates.items()}
+    at = {name: time for name, time in known.items() if time is not None}
+    last, period_s = max(at.values(), default=scheduler.clock.now()), scheduler.update_period_s
+    return Pace(scheduler.state.period_s, period_s, last + period_s, at)
 
 
 def _share(

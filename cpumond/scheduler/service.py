@@ -45,7 +45,6 @@ from cpumond.scheduler.event_log import EventLog, is_denied, say
 from cpumond.scheduler.events import Told
 from cpumond.scheduler.events.commands import Asked, tell_command, tell_pin, tell_refused
 from cpumond.scheduler.events.happenings import tell_change, tell_refused_node, tell_start
-from cpumond.scheduler.forecast.forward import Pace
 from cpumond.scheduler.forecast.keeper import Forecasts
 from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.idle_watch import IdleWatch
@@ -510,17 +509,11 @@ class Scheduler:
                     due = now
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), max(due - loop.time(), 0.0))
-        await self.idle.close()
-        if self.forecasts is not None:
-            await self.forecasts.close()
+        for each in (self.idle, self.forecasts):
+            if each is not None:
+                await each.close()
         if self.history is not None:
             await self.history.close(self.clock.now())
-
-    def pace(self) -> Pace:
-        """When nodes and updates are due, for a run ahead from now on."""
-        at = {name: kept.previous_time for name, kept in self.updates.items() if kept.previous_time is not None}
-        due = max(at.values(), default=self.clock.now()) + self.update_period_s
-        return Pace(self.state.period_s, self.update_period_s, due, at)
 
     async def close(self) -> None:
         """Close the store, after the write that is under way; later ones are refused."""

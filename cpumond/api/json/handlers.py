@@ -21,6 +21,7 @@ from cpumond.api.json.answers import AnswerHandlers
 from cpumond.api.json.call import Call
 from cpumond.api.json.document import make_document
 from cpumond.api.json.events import EventHandlers
+from cpumond.api.json.forecasts import ForecastHandlers
 from cpumond.api.json.tokens import FileTokens, TokenApi
 from cpumond.api.permissions import PoolRights
 from cpumond.api.token_views import NewToken
@@ -113,7 +114,7 @@ async def compress(content: bytes) -> bytes:
     return await asyncio.to_thread(gzip.compress, content, GZIP_LEVEL, mtime=0)
 
 
-class JsonApi(EventHandlers, AnswerHandlers):
+class JsonApi(EventHandlers, AnswerHandlers, ForecastHandlers):
     """The functions of the table, by their names."""
 
     def __init__(

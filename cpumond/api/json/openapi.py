@@ -23,6 +23,7 @@ from cpumond.core.wire import (
     RegistrationAnswer,
 )
 from cpumond.scheduler.events import EventKind
+from cpumond.scheduler.forecast.model import Forecast, Progress
 from cpumond.scheduler.history.model import HistoryView, ReportView
 from cpumond.scheduler.model import Why
 from cpumond.scheduler.settings.commands import ConfigCommand
@@ -39,6 +40,7 @@ PREFIX: Final = "/api/v1"
 MAX_PAGE: Final = 1000
 DEFAULT_TAIL_BYTES: Final = 65_536
 TEXT: Final = "text/plain; charset=utf-8"
+NDJSON: Final = "application/x-ndjson"
 TOTAL_BYTES: Final = "X-Cpumond-Total-Bytes"
 """Header: how much a job wrote in all."""
 
@@ -208,6 +210,18 @@ class DrainBody(WhyBody, frozen=True):
     """``graceful``: the jobs get the tree's ``job_graceful_preemption_timeout`` to end."""
 
     graceful: bool = False
+
+
+class SimulateBody(Body, frozen=True):
+    """What may be done, one of: ``spec``, an operation is started; ``tables``, the tree ``tree`` becomes what they say;
+    ``node``, a node is cordoned, or drained."""
+
+    spec: _Spec | None = None
+    tree: _Text = ""
+    tables: TreeTables | None = None
+    prune: bool = False
+    node: _Text | None = None
+    drain: bool = False
 
 
 class ParametersBody(Body, frozen=True):
@@ -464,6 +478,12 @@ ENDPOINTS: Final = (
     ),
     Endpoint("GET", _OPERATION, "get_operation", "One operation, by id or *alias", views.OperationDetails),
     _command("PATCH", _OPERATION, "update_operation", "Change the parameters of an operation", ParametersBody),
+    Endpoint("GET", _OPERATION + "/when", "foretell_operation", "When an operation starts and ends", Forecast),
+    Endpoint(
+        "POST", PREFIX + "/simulate", "simulate",
+        "What would start when, who would be stopped, whose share would move; a line of JSON now and then, at last the "
+        "answer", Progress, SimulateBody, content_type=NDJSON,
+    ),
     Endpoint("GET", _OPERATION + "/why", "explain_operation", "Why an operation has what it has", OperationAnswer),
     Endpoint(
         "GET", _OPERATION + "/specification", "get_specification", "What an operation was given, and all that holds",

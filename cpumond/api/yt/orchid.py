@@ -15,7 +15,7 @@ import msgspec
 
 from cpumond.api.permissions import hide_secrets, show_acl
 from cpumond.api.updated_tree import LookAt, Results, UpdatedTree, look_once
-from cpumond.api.views import count_jobs
+from cpumond.api.views import count_jobs, show_outlook
 from cpumond.api.yt.lazy import MISSING, Lazy, Table, amounts, fixed, iso_time, table
 from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attributes
 from cpumond.core.wire import JobReport
@@ -242,7 +242,7 @@ def operation_info(state: State, record: OperationRecord, look_at: LookAt, right
                 "owners": [],
                 "acl": show_acl(record.acl),
             },
-            "brief_progress": lambda: {"jobs": job_counts(record, live)},
+            "brief_progress": lambda: _brief_progress(state, record, live),
             "progress": progress,
             "task_names": lambda: [task.name for task in record.tasks],
             "result": lambda: _result(record),
@@ -251,6 +251,16 @@ def operation_info(state: State, record: OperationRecord, look_at: LookAt, right
             "events": list,
         }
     )
+
+
+def _brief_progress(state: State, record: OperationRecord, live: Operation | None) -> dict[str, Any]:
+    """Counts of jobs and, where it is foretold, when it starts and ends, as times of ``yt``."""
+    outlook = show_outlook(state, record.id)
+    counts = {"jobs": job_counts(record, live)}
+    if outlook is None:
+        return counts
+    times = {name: getattr(outlook, name) for name in outlook.__struct_fields__}
+    return {**counts, "forecast": {name: iso_time(at) for name, at in times.items() if at is not None}}
 
 
 _JOB_STATES: Final = {"starting": "waiting", "stopping": "aborting"}

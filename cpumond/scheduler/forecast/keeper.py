@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,7 +54,6 @@ class Forecasts:
     ) -> None:  # fmt: skip
         self._state, self._now, self._pace = state, now, pace
         self._period_s, self._max_load, self._horizon_s = period_s, max_load, horizon_s
-        self._found: Mapping[str, Forecast] = {}
         self._round: asyncio.Task[None] | None = None
         self._due = 0.0
         self._seed = 0
@@ -89,7 +88,7 @@ class Forecasts:
                 for forecast in msgspec.msgpack.decode(message, type=list[Forecast]):
                     found[forecast.operation_id] = forecast
                 await asyncio.sleep(0)
-            self._found, self.as_of = found, now
+            self._state.foretold, self.as_of = found, now
             self.runs += next((each.runs for each in found.values()), 0)
         except ChildError as error:
             self.failures += 1
@@ -100,7 +99,7 @@ class Forecasts:
 
     def read(self, operation_id: str) -> Forecast | None:
         """What the last round foretold of a live operation, None where it did not know it."""
-        return self._found.get(operation_id)
+        return self._state.foretold.get(operation_id)
 
     def when(self, record: OperationRecord) -> Forecast:
         """The forecast of an operation. Raises CommandError: it has ended; nothing is foretold of it yet (NOT_YET)."""

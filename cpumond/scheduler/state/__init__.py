@@ -23,6 +23,7 @@ from cpumond.scheduler import operations
 from cpumond.scheduler.decide import admission, starvation
 from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, Tree, is_integral
 from cpumond.scheduler.events.noticed import tell_silent
+from cpumond.scheduler.forecast.model import Forecast
 from cpumond.scheduler.model import (
     SUBPOOL_DELIMITER,
     UNTOLD_STARTS,
@@ -42,6 +43,9 @@ from cpumond.scheduler.token_records import TokenRecord
 
 class State(Dispatch):
     """Everything the scheduler knows. Used by one thread; not safe for more."""
+
+    foretold: Mapping[str, Forecast] = {}
+    """Operation -> what was last foretold of it, as a whole put in by whoever foretells; some may have ended since."""
 
     def settle(self, now: float) -> Transaction:
         """What follows from the present state: operations without a tree end, those of switched-off sub-pools move,

@@ -1,0 +1,82 @@
+"""What requests do that ask what will be: when an operation starts, what a change would do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.responses import StreamingResponse
+
+from cpumond.api.json import openapi
+from cpumond.api.json.call import Call
+from cpumond.scheduler.access import Rights
+from cpumond.scheduler.forecast.keeper import Forecasts, Question
+from cpumond.scheduler.forecast.model import Forecast, Progress, Simulation
+from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.node_commands import CordonNode, DrainNode
+from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.required import check_operation
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.settings.tree_file import ApplyTree
+from cpumond.scheduler.state.commands import Command
+
+
+class ForecastHandlers:
+    """A part of ``JsonApi``."""
+
+    scheduler: Scheduler
+
+    async def foretell_operation(self, call: Call) -> Forecast:
+        state = self.scheduler.state
+        record = state.find_record(call.path["operation"])
+        check_operation(Rights(state, call.user), record, "read")
+        return self._forecasts().when(record)
+
+    async def simulate(self, call: Call) -> StreamingResponse:
+        question = Question(_commands_of(call.body), call.user)
+        found = await self._forecasts().simulate(question)
+        return StreamingResponse(self._tell(found, call), media_type=openapi.NDJSON)
+
+    async def _tell(self, found: AsyncIterator[Progress], call: Call) -> AsyncIterator[bytes]:
+        async for progress in found:
+            told = progress
+            if told.answer is not None:
+                rights = Rights(self.scheduler.state, call.user)
+                told = msgspec.structs.replace(told, answer=hide_unreadable(told.answer, rights))
+            yield msgspec.json.encode(told) + b"\n"
+
+    def _forecasts(self) -> Forecasts:
+        if self.scheduler.forecasts is None:
+            raise CommandError("nothing is foretold here: [forecast] enabled is false in the scheduler's configuration")
+        return self.scheduler.forecasts
+
+
+def _commands_of(body: openapi.SimulateBody) -> tuple[Command, ...]:
+    """The commands whose effect is asked for. Raises CommandError."""
+    given = [name for name in ("spec", "tables", "node") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise CommandError(f"expected one of spec, tables and node, got {' and '.join(given) or 'none of them'}")
+    if body.spec is not None:
+        return (StartOperation(body.spec),)
+    if body.tables is not None:
+        return (ApplyTree(body.tree, body.tables, body.prune, "", ""),)
+    assert body.node is not None
+    return (DrainNode(body.node) if body.drain else CordonNode(body.node),)
+
+
+def hide_unreadable(found: Simulation, rights: Rights) -> Simulation:
+    """A simulation without what the asker may not read of operations; how many are missing is told."""
+
+    def may_read(operation_id: str) -> bool:
+        record = rights.state.record_of(operation_id)
+        return record is None or rights.may_read(record)
+
+    starts = [each for each in found.starts if may_read(each.operation_id)]
+    stops = [
+        each
+        if may_read(each.operation_id)
+        else msgspec.structs.replace(each, operation_id="", job_id="", why="", for_operation_id="")
+        for each in found.stops
+    ]
+    left_out = found.left_out + len(found.starts) - len(starts)
+    return msgspec.structs.replace(found, starts=starts, stops=stops, left_out=left_out)
