@@ -22,6 +22,7 @@ PURE = (
             "model", "users", "rights", "access", "required", "token_records", "token_commands", "node_commands",
             "events", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead",
             "history.model", "history.collector", "history.series", "history.report", "history.chunks",
+            "forecast.model", "forecast.forward", "forecast.load",
         )
     ),
 )  # fmt: skip
@@ -34,6 +35,7 @@ VALUE_MODULES = {
 MORE_FOR = {
     "cpumond.core.errors": {"os"},  # os.strerror, the system's words for an errno
     "cpumond.scheduler.history.chunks": {"zlib"},
+    "cpumond.scheduler.forecast.load": {"random"},  # the caller's generator, with a seed
     "cpumond.scheduler.lead": {"cpumond.scheduler.store"},  # the value Lease
     "cpumond.scheduler.state.spec_room": {"sys"},  # sys.getsizeof
     "cpumond.scheduler.users": {"fnmatch"},  # patterns of names
