@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import click
-
+from cpumond.cli.output import warn as warn
+from cpumond.cli.render.grid import Cell as Cell
 from cpumond.core.answers import AssignedView, EngineAnswer, JobAnswer, LinkView, RegisteredJob, StatusAnswer
 from cpumond.core.measures import format_duration, format_span
 from cpumond.core.words import count, show_cores, show_left, show_name, show_number, show_time, show_votes
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
-
-Cell = str | tuple[str, str]
-"""Text, or text and its style."""
 
 PIPE_WIDTH = 100_000
 MAX_TITLE: Final = 60
@@ -81,11 +78,6 @@ STYLES: Final = {
     "failed": "red",
     "paused": "yellow",
 }
-
-
-def warn(sentence: str) -> None:
-    """A warning on standard error."""
-    click.echo(f"warning: {show_name(sentence)}", err=True)
 
 
 def show_title(text: str, most: int = MAX_TITLE) -> str:

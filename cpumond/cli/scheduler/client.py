@@ -1,7 +1,8 @@
 """How commands speak with the scheduler: its address and token, requests, ``key=value`` arguments, tables.
 
 Exit codes by the HTTP status of a refusal: 77 without the rights (401, 403), 73 for what exists already or is too many
-(409), 78 for wrong values (400, 413, 422), 69 for what does not exist and for a scheduler that fails (404, 5xx).
+(409), 78 for wrong values (400, 413, 422), 67 for an operation, pool, node or job that does not exist (404), 75 for
+what is not there yet, 69 for a scheduler that fails (5xx).
 """
 
 from __future__ import annotations
@@ -21,13 +22,21 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from cpumond.cli.options import given, print_json, print_json_and_end, terminal_width, use_colour
-from cpumond.cli.render.tables import Cell, draw, make_table, warn
-from cpumond.core.decode import ContentError, decode_json, decode_toml
+from cpumond.cli.options import given
+from cpumond.cli.output import output_options, print_json, print_json_and_end, print_text, warn
+from cpumond.cli.output import print_fields as print_fields
+from cpumond.cli.output import print_table as print_table
+from cpumond.cli.scheduler.arguments import read_attributes as read_attributes
+from cpumond.cli.scheduler.arguments import read_edits as read_edits
+from cpumond.cli.scheduler.arguments import read_value as read_value
+from cpumond.cli.scheduler.finding import TREE, find_parameters
+from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import (
     EXIT_CANNOT_CREATE,
     EXIT_CONFIG,
+    EXIT_NO_SUCH,
     EXIT_PERMISSION,
+    EXIT_TRY_AGAIN,
     EXIT_UNAVAILABLE,
     AccessError,
     ConfigError,
@@ -40,6 +49,7 @@ from cpumond.core.route import LOST_LEAD, Route, Terms, is_standby, was_not_done
 from cpumond.core.settings import find_rights_of_others
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
 from cpumond.core.tls import describe_tls_error, make_client_context
+from cpumond.scheduler.model import NO_SUCH_JOB, NO_SUCH_OPERATION, RESOLVE
 
 if TYPE_CHECKING:
     import httpx2
@@ -67,13 +77,19 @@ EXIT_OF_STATUS: Final = {
 }  # fmt: skip
 
 
-class SchedulerRefusedError(CpumondError):
-    """The scheduler answered with an error: its own sentence, and the HTTP status."""
+NO_SUCH: Final = frozenset({RESOLVE, NO_SUCH_OPERATION, NO_SUCH_JOB})
 
-    def __init__(self, sentence: str, status: int) -> None:
+
+class SchedulerRefusedError(CpumondError):
+    """The scheduler answered with an error: its own sentence, the HTTP status, the documents' number of the error."""
+
+    def __init__(self, sentence: str, status: int, code: int = 0, is_early: bool = False) -> None:
         super().__init__(sentence)
         self.status = status
+        self.code = code
         self.exit_code = EXIT_OF_STATUS.get(status, EXIT_UNAVAILABLE)
+        if code in NO_SUCH:
+            self.exit_code = EXIT_TRY_AGAIN if is_early else EXIT_NO_SUCH
 
 
 class _Warned(msgspec.Struct):
@@ -88,7 +104,7 @@ class _UnreachedError(UnavailableError):
 
 
 class SchedulerClient:
-    """Speaks HTTP with a scheduler, one connection for each request. ``as_json``: answers are printed as JSON.
+    """Speaks HTTP with a scheduler, one connection for each request. ``as_json``: answers are printed for programs.
 
     ``urls``: its address, or those of several of which one leads. That one is found; where none leads, because another
     one is about to, requests wait for it up to ``patience_s`` seconds. ``ca_file``: what signed its certificate, "" for
@@ -114,6 +130,10 @@ class SchedulerClient:
         self.ca_file = ca_file
         self.plan_shown = ""
         """What the user was shown of the change that is asked for next, for the audit log."""
+
+    def clone(self, patience_s: float) -> SchedulerClient:
+        """Another one with the same addresses and token, for another thread."""
+        return SchedulerClient(self._urls, self.token, self.as_json, self.timeout_s, patience_s, self.ca_file)
 
     @property
     def url(self) -> str:
@@ -211,11 +231,14 @@ class SchedulerClient:
         """The answer to GET as a value; None in ``query`` is left out."""
         return self.decode(self.request("GET", path, query=given(query)), kind)
 
-    def show(self, path: str, kind: type[Kind], query: dict[str, Any] | None = None) -> Kind:
-        """The answer to GET as a value for people; with ``as_json`` it is printed, and the command ends here."""
+    def show(self, path: str, kind: type[Kind], query: dict[str, Any] | None = None, rows: str | None = None) -> Kind:
+        """The answer to GET as a value for people; where JSON or CSV was asked for it is printed, and the command ends.
+
+        ``rows`` as of ``print_json``.
+        """
         content = self.request("GET", path, query=query)
         if self.as_json:
-            print_json_and_end(content)
+            print_json_and_end(content, kind, rows)
         return self.decode(content, kind)
 
     def change(self, sentence: str, method: str, path: str, body: object = None, **query: Any) -> None:
@@ -223,11 +246,11 @@ class SchedulerClient:
         self.tell_done(self.request(method, path, body, query or None), sentence)
 
     def tell_done(self, content: bytes, sentence: str) -> None:
-        """Print the answer to a change: ``sentence``, or JSON with ``as_json``; its warnings on standard error."""
+        """Print the answer to a change: ``sentence``, or JSON or CSV; its warnings on standard error."""
         if self.as_json:
             print_json(content)
         else:
-            click.echo(sentence)
+            print_text(sentence)
         with contextlib.suppress(ContentError):
             for warning in decode_json(content, _Warned).warnings:
                 warn(warning)
@@ -306,7 +329,9 @@ def _read_refusal(url: str, status: int, content: bytes) -> SchedulerRefusedErro
         sentence = f"{url}: HTTP status {status}; is this the address of a cpumond scheduler?"
     elif status == 401:
         sentence += "; give one with --token, --token-file or CPUMOND_TOKEN"
-    return SchedulerRefusedError(sentence, status)
+    code, attributes = told.get("code"), told.get("attributes")
+    is_early = isinstance(attributes, dict) and attributes.get("try_again") is True
+    return SchedulerRefusedError(sentence, status, code if isinstance(code, int) else 0, is_early)
 
 
 def read_urls(text: str) -> list[str]:
@@ -396,16 +421,24 @@ def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result
         url: str, token: str | None, token_file: str | None, ca_file: str, *args: P.args, **kwargs: P.kwargs
     ) -> Result:
         client = SchedulerClient(read_urls(url), read_token(token, token_file), ca_file=ca_file)
+        find_parameters(client, click.get_current_context().command, kwargs)
         return command(client, *args, **kwargs)
 
     return with_client
 
 
+def make_client(values: Mapping[str, Any], **more: Any) -> SchedulerClient:
+    """The client of parameters as ``connection_options`` names them."""
+    urls = read_urls(values.get("url") or DEFAULT_SCHEDULER)
+    token = read_token(values.get("token"), values.get("token_file"))
+    return SchedulerClient(urls, token, ca_file=values.get("ca_file") or "", **more)
+
+
 def scheduler_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:
-    """As ``connection_options``, and ``--json``, which sets ``as_json`` of the client."""
+    """As ``connection_options``, and ``output_options``, which set ``as_json`` of the client."""
 
     @connection_options
-    @click.option("--json", "as_json", is_flag=True, help="Print the scheduler's answer as JSON.")
+    @output_options("Print the scheduler's answer as JSON.")
     @functools.wraps(command)
     def with_json(client: SchedulerClient, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         client.as_json = bool(kwargs.pop("as_json"))
@@ -414,74 +447,7 @@ def scheduler_options(command: Callable[Concatenate[SchedulerClient, P], Result]
     return with_json
 
 
-tree_option = click.option("--tree", metavar="TREE", help="Default: the scheduler's default tree.")
+tree_option = click.option("--tree", metavar="TREE", type=TREE, help="Default: the scheduler's default tree.")
 unset_option = click.option(
     "--unset", "unset", metavar="KEY", multiple=True, help="Remove an attribute, as KEY= does; may be repeated."
 )
-
-
-def read_value(text: str) -> Any:
-    """A value of the command line: JSON, else a value of TOML such as {cpu = 1}, else text; "" is None."""
-    stripped = text.strip()
-    if not stripped:
-        return None
-    try:
-        return decode_json(stripped, object)
-    except ContentError:
-        pass
-    if "\n" in stripped:
-        return stripped
-    try:
-        return decode_toml(f"value = {stripped}")["value"]
-    except ContentError:
-        return stripped
-
-
-def read_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """``key=value`` arguments as edits of the API, and removals. Raises UsageError."""
-    edits = []
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"expected key=value, for example weight=2, got {assignment!r}")
-        edits.append(_edit(key, read_value(text)))
-    edits += [_edit(key, None) for key in unset]
-    if not edits:
-        raise UsageError("nothing to change; give key=value, or --unset KEY")
-    return edits
-
-
-def _edit(key: str, value: Any) -> dict[str, Any]:
-    # In a path with slashes dots are a part of names.
-    path = key.strip().split("/" if "/" in key else ".")
-    if not all(path):
-        raise UsageError(
-            f"{key}: expected the name of an attribute, or a path such as integral_guarantees/resource_flow"
-        )
-    return {"path": path, "value": value}
-
-
-def read_attributes(assignments: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` arguments as attributes of something new, nested by their paths. Raises UsageError."""
-    attributes: dict[str, Any] = {}
-    for edit in read_edits(assignments) if assignments else ():
-        target, path = attributes, edit["path"]
-        for step in path[:-1]:
-            target = target.setdefault(step, {})
-            if not isinstance(target, dict):
-                raise UsageError(f"{'/'.join(path)}: {step} has another value, too")
-        if edit["value"] is not None:
-            target[path[-1]] = edit["value"]
-    return attributes
-
-
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    click.echo(draw([make_table(headings, rows)], terminal_width(), use_colour()))
-
-
-def print_fields(fields: Sequence[tuple[str, str]]) -> None:
-    """Lines ``name: value`` with aligned values; fields with an empty value are left out."""
-    shown = [(name, value) for name, value in fields if value]
-    width = max(len(name) for name, _ in shown)
-    for name, value in shown:
-        click.echo(f"{name + ':':<{width + 1}} {value}")

@@ -136,7 +136,8 @@ class Tables:
         job = self.jobs.get(job_id)
         if job is not None and job.element.operation.id == record.id:
             if not job.was_reported:
-                raise CommandError(f"job {job_id} has not started yet on node {job.node.id}; try again", NO_SUCH_JOB)
+                text = f"job {job_id} has not started yet on node {job.node.id}; try again"
+                raise CommandError(text, NO_SUCH_JOB, {"try_again": True})
             return job.node.id
         ended = self.finished_jobs.get(record.id, {}).get(job_id)
         if ended is None:
