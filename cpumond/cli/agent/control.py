@@ -5,20 +5,24 @@ What they print is made in ``tables`` and ``explain``.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import time
-from typing import NoReturn
+from collections.abc import Collection
+from typing import NoReturn, cast
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from cpumond.agent.config import parse_layer, read_assignments
-from cpumond.cli.agent.client import AgentClient, agent_options
+from cpumond.cli.agent.client import AgentClient, agent_options, find_socket, is_given, socket_option
 from cpumond.cli.agent.explain import draw_explain
 from cpumond.cli.options import (
     CoresType,
     DurationType,
+    config_option,
     given,
     is_terminal,
     json_option,
@@ -38,12 +42,18 @@ from cpumond.cli.render.tables import (
     is_only_watched,
     warn,
 )
+from cpumond.cli.scheduler.client import connection_flags
+from cpumond.cli.scheduler.cluster_top import SORTS as CLUSTER_SORT_KEYS
+from cpumond.cli.scheduler.cluster_top import show_cluster
+from cpumond.cli.scheduler.finding import TREE
+from cpumond.cli.scheduler.http_client import make_client
 from cpumond.core.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, StatusAnswer
 from cpumond.core.decode import decode_json
 from cpumond.core.errors import AccessError, CpumondError, UsageError
 from cpumond.core.words import show_cores, show_name
 from cpumond.monitor.model import MODES
 
+CLUSTER_SORTS = tuple(CLUSTER_SORT_KEYS.values())
 MIN_INTERVAL_S = 0.1
 MAX_INTERVAL_S = 3600.0
 
@@ -61,7 +71,11 @@ def status_command(client: AgentClient) -> None:
 
 
 @click.command("top", epilog="Example: cpumond top --sort usage --interval 2s")
-@agent_options
+@config_option
+@socket_option
+@connection_flags
+@click.option("--cluster", is_flag=True, help="The scheduler's pools, operations and nodes; so does --scheduler.")
+@click.option("--tree", metavar="TREE", type=TREE, help="With --cluster; default: the scheduler's default tree.")
 @click.option(
     "--interval",
     "interval_s",
@@ -69,15 +83,41 @@ def status_command(client: AgentClient) -> None:
     help='Time between two frames, such as "2s"; default: the agent\'s check period.',
 )
 @click.option(
-    "--sort", type=click.Choice(list(SORTS)), default="reclaimed", show_default=True, help="First line: most."
+    "--sort",
+    type=click.Choice(list(dict.fromkeys([*SORTS, *CLUSTER_SORTS]))),
+    help="First line: most; of jobs, or with --cluster.  [default: reclaimed, used]",
 )
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @json_option
-def top_command(client: AgentClient, interval_s: float | None, sort: Sort, once: bool) -> None:
-    """Live table of the running agent; Ctrl-C ends it.
+def top_command(
+    config_path: str, socket_path: str | None, cluster: bool, tree: str | None, interval_s: float | None,
+    sort: str | None, once: bool, as_json: bool, **connection: str | None,
+) -> None:  # fmt: skip
+    """Live table of the running agent, or with --cluster of the scheduler; Ctrl-C ends it.
 
     It waits for an agent that is restarted. Into a pipe it prints one frame after the other, with --json one line each.
+
+    With --cluster: keys p, o, n show pools, operations, nodes; u, d, s, a sort by use, demand, share, name; q ends.
+    Where there is no terminal it prints one picture.
     """
+    source = click.get_current_context().get_parameter_source("url")
+    is_of_cluster = cluster or source is ParameterSource.COMMANDLINE
+    sorts: Collection[str] = CLUSTER_SORTS if is_of_cluster else SORTS
+    if sort is not None and sort not in sorts:
+        raise UsageError(
+            f"--sort {sort}: expected {', '.join(sorts)} {'with' if is_of_cluster else 'without'} --cluster"
+        )
+    with contextlib.suppress(KeyboardInterrupt):
+        if is_of_cluster:
+            scheduler = make_client(connection, as_json=as_json)
+            show_cluster(scheduler, tree, interval_s, sort or "used", once)
+            return
+        client = AgentClient(find_socket(config_path, is_given("config_path"), socket_path), as_json)
+        show_agent(client, interval_s, cast("Sort", sort or "reclaimed"), once)
+
+
+def show_agent(client: AgentClient, interval_s: float | None, sort: Sort, once: bool) -> None:
+    """Print one frame, or show them one after the other until KeyboardInterrupt."""
     try:
         content = client.status()
         answer = client.decode(content, StatusAnswer)

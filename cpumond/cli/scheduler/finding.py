@@ -7,7 +7,7 @@ A parameter of a ``Named`` type is found before the command begins; what is not 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem
@@ -16,11 +16,10 @@ from cpumond.api.finding import NEWEST, Match, Matches, NamedKind
 from cpumond.cli.options import given, quote_name
 from cpumond.cli.output import error_width
 from cpumond.cli.render.grid import column, draw_grid
-from cpumond.core.errors import CpumondError, NoSuchError, UsageError
+from cpumond.cli.scheduler.http_client import SchedulerClient, make_client
+from cpumond.core.errors import CpumondError, NoSuchError, NotYetError, UsageError
 from cpumond.core.words import count, show_name
-
-if TYPE_CHECKING:
-    from cpumond.cli.scheduler.client import SchedulerClient
+from cpumond.fairshare.validate import quoted
 
 COMPLETION_S: Final = 1.0
 """How long a shell waits for the scheduler at Tab."""
@@ -39,9 +38,6 @@ class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """What the scheduler knows that begins so; nothing where it does not answer at once."""
-        import importlib
-
-        make_client = importlib.import_module("cpumond.cli.scheduler.client").make_client
         with contextlib.suppress(CpumondError, click.ClickException):
             client = make_client(ctx.params, timeout_s=COMPLETION_S, patience_s=0.0)
             query = {"name": incomplete, "all_of": "true", "operation": ctx.params.get("operation")}
@@ -93,14 +89,19 @@ def find_name(client: SchedulerClient, kind: NamedKind, typed: str, operation: s
         return found.matches[0].id
     if not found.total and kind != "node" and typed.count("-") == 3:
         return typed  # the scheduler says what is with it: it may be one that the user must not read
+    if not found.total and operation and typed == NEWEST:
+        text = f"operation {operation} has no job that has started; see `cpumond operation why {operation}`"
+        raise NotYetError(text)
     if not found.total:
         raise NoSuchError(_tell_missing(kind, typed, operation))
     raise UsageError(f"{show_name(typed)} may be {count(found.total, kind)}; give more of the id", _draw(found))
 
 
 def _tell_missing(kind: NamedKind, typed: str, operation: str | None) -> str:
-    if typed == NEWEST:
-        return f"operation {operation} has no job that has started" if operation else "you have started no operation"
+    if typed == NEWEST and kind == "operation":
+        return "you have started no operation"
+    if kind == "node":
+        return f"Node {quoted(typed)} is not registered; see `cpumond node list`"
     where = f" in operation {operation}" if operation else ""
     known = "`cpumond operation jobs ID`" if operation else f"`cpumond {kind} list`"
     return f"No such {kind} {show_name(typed)}{where}; see {known}"
