@@ -42,8 +42,9 @@ Any_ = dict[str, Any]
 """A dictionary whose keys are those of the configuration, of attributes, or of what was found on a host."""
 
 ANSWERS: Final[dict[str, Any]] = {
+    # A tuple: one of these, by the options of the command.
     "status": StatusAnswer,
-    "top": StatusAnswer | ClusterPicture | Refusal,
+    "top": (StatusAnswer, ClusterPicture, Refusal),
     "explain": ExplainAnswer,
     "job add": AddedJob,
     "job list": RegisteredList,
@@ -61,10 +62,10 @@ ANSWERS: Final[dict[str, Any]] = {
     "tree list": pool_views.TreeList,
     "tree show": pool_views.TreeView,
     "pool list": pool_views.PoolList,
-    "pool show": pool_views.PoolView | Any_,
+    "pool show": (pool_views.PoolView, Any_),
     "pool plan": Plan,
     "operation list": views.OperationList,
-    "operation show": views.OperationDetails | Any_,
+    "operation show": (views.OperationDetails, Any_),
     "operation jobs": views.JobList,
     "operation explain": ExplainAnswer,
     "operation why": OperationAnswer,
@@ -76,7 +77,7 @@ ANSWERS: Final[dict[str, Any]] = {
     "token create": token_views.NewToken,
     "events": event_views.EventView,
     "audit": event_views.AuditView,
-    "undo": views.Done | Plan,
+    "undo": (views.Done, Plan),
     "report": ReportView,
     **dict.fromkeys(
         (

@@ -67,6 +67,16 @@ def _meta() -> dict[str, Any]:
     return {} if context is None else context.meta
 
 
+def _keep_wide(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.meta[_WIDE] = value
+
+
+wide_option = click.option(
+    "--wide", is_flag=True, expose_value=False, callback=_keep_wide,
+    help="All columns, nothing shortened, however narrow the terminal.",
+)  # fmt: skip
+
+
 def output_options(json_help: str) -> Callable[[Command], Command]:
     """Give a command ``-o/--output text|json|csv``, ``--json`` and ``--wide``.
 
@@ -75,8 +85,7 @@ def output_options(json_help: str) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         for option in (
-            click.option("--wide", is_flag=True, expose_value=False, callback=_keep_wide,
-                         help="All columns, nothing shortened, however narrow the terminal."),
+            wide_option,
             click.option("--json", "as_json", is_flag=True, callback=_join_json, help=json_help),
             click.option("-o", "--output", "output", type=click.Choice(OUTPUTS), is_eager=True, expose_value=False,
                          callback=_keep_output, help="Form of the output; --json is -o json.  [default: text]"),
@@ -85,10 +94,6 @@ def output_options(json_help: str) -> Callable[[Command], Command]:
         return command
 
     return decorate
-
-
-def _keep_wide(context: click.Context, _: click.Parameter, value: bool) -> None:
-    context.meta[_WIDE] = value
 
 
 def _keep_output(context: click.Context, _: click.Parameter, value: Output | None) -> None:
@@ -146,6 +151,14 @@ def print_csv(rows: Sequence[Any], names: Iterable[str] = (), with_header: bool 
         write([row.get(name, "") for name in header])
     click.echo(output.getvalue(), nl=False)
     return header
+
+
+def print_line(value: dict[str, Any], header: list[str] | None = None) -> list[str]:
+    """Print a value as a line of JSON, or of CSV: with a header unless ``header`` was printed before. Returns it."""
+    if chosen_output() == "csv":
+        return print_csv([value], header or (), with_header=not header)
+    click.echo(msgspec.json.encode(value))
+    return []
 
 
 def guard_cell(text: str) -> str:

@@ -18,7 +18,12 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def make_schema(command: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of what a command prints with ``--json``; of a line where it prints several."""
-    return {"$schema": DIALECT, "title": f"cpumond {command} --json", **msgspec.json.schema(ANSWERS[command])}
+    kinds = ANSWERS[command]
+    schemas, parts = msgspec.json.schema_components(
+        kinds if isinstance(kinds, tuple) else (kinds,), ref_template="#/$defs/{name}"
+    )
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+    return {"$schema": DIALECT, "title": f"cpumond {command} --json", **schema, "$defs": parts}
 
 
 @click.command("schema", epilog="Example: cpumond schema operation list")

@@ -419,7 +419,7 @@ def test_the_end_of_a_log_is_printed_as_it_is(server, cpumond):
     assert log(job, "--stderr") == "oops\n"
     assert log("--tail", "2") == "2J"
     assert "12 bytes before these are not shown; raise --tail" in cpumond.err
-    log("1-2-3-4", code=69)
+    log("1-2-3-4", code=67)
     assert "No such job 1-2-3-4" in cpumond.err
     cpumond("operation", "log", operation_id, "--tail", "2M", code=64)
     assert "--tail: expected 1 to 1048576 bytes" in cpumond.err
