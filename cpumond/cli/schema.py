@@ -16,11 +16,18 @@ from cpumond.fairshare.validate import did_you_mean
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
+def _describe_any(kind: type) -> dict[str, Any]:
+    """Of ``object``: anything."""
+    if kind is object:
+        return {"description": "Any value."}
+    raise NotImplementedError
+
+
 def make_schema(command: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of what a command prints with ``--json``; of a line where it prints several."""
     kinds = ANSWERS[command]
     schemas, parts = msgspec.json.schema_components(
-        kinds if isinstance(kinds, tuple) else (kinds,), ref_template="#/$defs/{name}"
+        kinds if isinstance(kinds, tuple) else (kinds,), schema_hook=_describe_any, ref_template="#/$defs/{name}"
     )
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
     return {"$schema": DIALECT, "title": f"cpumond {command} --json", **schema, "$defs": parts}

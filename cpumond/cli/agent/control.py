@@ -32,6 +32,7 @@ from cpumond.cli.options import (
     terminal_width,
     use_colour,
 )
+from cpumond.cli.output import print_text
 from cpumond.cli.render.tables import (
     SORTS,
     Sort,
@@ -66,7 +67,7 @@ def status_command(client: AgentClient) -> None:
 
     Numbers are cores: what the job ordered, its limit now, its use in the last check, and smoothed.
     """
-    answer = client.show(client.status(), StatusAnswer)
+    answer = client.show(client.status(), StatusAnswer, "jobs")
     click.echo(draw_status(answer, terminal_width(), use_colour()))
 
 
@@ -187,7 +188,7 @@ def job_add_command(
     content = client.request("POST", "/v1/registered", {**body, "job_cpu_monitor": layer})
     job = client.show(content, AddedJob)
     hint = "; nothing is written to it, give --mode reclaim for that" if is_only_watched(job) else ""
-    click.echo(
+    print_text(
         f"job {show_name(job.job_id)} ({job.cgroup}): mode {job.mode}, {show_cores(job.cpu_limit)} cores ordered, "
         f"limit {show_cores(job.current_cpu_limit)}{hint}"
     )
@@ -206,7 +207,7 @@ def job_remove_command(client: AgentClient, job: str) -> None:
     """
     content = client.request("DELETE", f"/v1/registered/{quote_name(job)}")
     client.show(content, dict[str, object])
-    click.echo(f"job {show_name(job)} is removed; its cgroup has its original limit back unless a source names it, too")
+    print_text(f"job {show_name(job)} is removed; its cgroup has its original limit back unless a source names it, too")
 
 
 @job_command.command("list", epilog="Example: cpumond job list --json")
@@ -221,7 +222,7 @@ def job_list_command(client: AgentClient) -> None:
     if jobs:
         click.echo(draw_registered(jobs, terminal_width(), use_colour()))
     else:
-        click.echo("no job was added over the socket; `cpumond status` shows those of the configuration")
+        print_text("no job was added over the socket; `cpumond status` shows those of the configuration")
 
 
 @click.command("pin", epilog="Example: cpumond pin steady-low --cpu-limit 4 --for 1h")
@@ -234,7 +235,7 @@ def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: f
     """Hold the limit of JOB, an id or a cgroup, until unpin or for a time."""
     body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
     content = client.request("PUT", f"/v1/jobs/{quote_name(job)}/pin", body)
-    click.echo(describe_pin(client.show(content, JobAnswer), ttl_s))
+    print_text(describe_pin(client.show(content, JobAnswer), ttl_s))
 
 
 @click.command("unpin", epilog="Example: cpumond unpin steady-low")
@@ -245,7 +246,7 @@ def unpin_command(client: AgentClient, job: str) -> None:
     """Give JOB back to the monitor when it is pinned, overridden by somebody else's write, or contested."""
     content = client.request("DELETE", f"/v1/jobs/{quote_name(job)}/pin")
     answer = client.show(content, JobAnswer)
-    click.echo(
+    print_text(
         f"job {show_name(answer.job_id)} is the monitor's again (mode {answer.mode}); "
         f"its limit stands at {show_cores(answer.current_cpu_limit)} cores"
     )

@@ -15,7 +15,7 @@ import msgspec
 from cpumond.agent.config import parse_assignments
 from cpumond.cli.agent.trace import convert_layer, list_idle, read_lines
 from cpumond.cli.options import DurationType, cpu_limit_option, set_option
-from cpumond.cli.output import output_options, print_json, print_text
+from cpumond.cli.output import output_options, print_json, print_table, print_text
 from cpumond.core.errors import UsageError
 from cpumond.core.measures import format_duration
 from cpumond.fairshare.validate import nearest

@@ -26,8 +26,8 @@ from cpumond.cli.doctor.checks import Finding
 from cpumond.cli.doctor.host import AgentSeen
 from cpumond.cli.engines import EngineSeen, collect_views, see_engines
 from cpumond.cli.options import config_option
-from cpumond.cli.output import output_options, print_json, terminal_width
-from cpumond.cli.render.grid import fold
+from cpumond.cli.output import output_options, print_json, terminal_width, use_colour
+from cpumond.cli.render.grid import fold, paint
 from cpumond.core.errors import EXIT_CONFIG, EXIT_UNAVAILABLE, CpumondError, UnavailableError, describe
 from cpumond.core.words import count
 
@@ -72,13 +72,15 @@ def draw_findings(findings: list[Finding], width: int | None) -> str:
     indent = " " * (6 + column)
     lines = []
     for finding in findings:
-        level = click.style(f"{finding.level:<6}", colours[finding.level])
+        level = paint(f"{finding.level:<6}", colours[finding.level], use_colour())
         text = _wrap(finding.text, width, indent)
         lines.append(f"{level}{finding.check:<{column}}{text}")
         if finding.advice:
             lines.append(f"{indent}-> {_wrap(finding.advice, width, indent + '   ')}")
     times = {level: sum(finding.level == level for finding in findings) for level in colours}
-    lines.append(f"{len(findings)} findings: {times['ok']} ok, {times['warn']} to look at, {times['fail']} failed")
+    lines.append(
+        fold(f"{len(findings)} findings: {times['ok']} ok, {times['warn']} to look at, {times['fail']} failed", width)
+    )
     return "\n".join(lines)
 
 
