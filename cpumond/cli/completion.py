@@ -8,7 +8,7 @@ from click.shell_completion import get_completion_class
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command("completion", epilog='Example: eval "$(cpumond completion bash)"')
+@click.command("completion", epilog="Example: cpumond completion fish >~/.config/fish/completions/cpumond.fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion_command(shell: str) -> None:
     """Print what makes a shell complete commands, options, and the names of pools, operations and nodes.
