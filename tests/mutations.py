@@ -50,6 +50,30 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("(RANKS[each.kind], not each.is_named)", "RANKS[each.kind]"),
         (" or (job.is_named and path not in named)", ""),
     ],
+    # --- nodes under maintenance, trees as files
+    "test_cordon.py": [
+        ("if not node.cordoned:\n            place_jobs(", "if True:\n            place_jobs("),
+        ("budget = 0.0 if node.cordoned else ", "budget = "),
+        ("if not self.cordoned:\n            return self.capacity", "if True:\n            return self.capacity"),
+        ("return least(self.capacity, sum_vectors([job.limits", "return least(self.capacity, sum_vectors([job.usage"),
+        (
+            "            if old.cordon is None:\n                self._forget_lost",
+            "            if True:\n                self._forget_lost",
+        ),
+        (", cordon=self.cordon_of(registration.node_id)", ""),
+        ("now, tuple(jobs[:MAX_LOST_JOBS]), node.cordon,", "now, tuple(jobs[:MAX_LOST_JOBS]),"),
+        ("chosen = [job for job in jobs if job.task.interruptible]", "chosen = jobs"),
+        ("if not chosen and not any(job.task.interruptible for job in node.stopping.values()):", "if not chosen:"),
+        ('if cordon is not None and cordon.drain == "graceful" and', "if cordon is None and"),
+    ],
+    "test_tree_file.py": [
+        ("    if command.base and command.base != revision_of(present):", "    if False:"),
+        ("kept = [] if prune else [", "kept = ["),
+        ("parent = renamed.get(pool.parent, pool.parent)\n        pools[", "parent = pool.parent\n        pools["),
+        ("if table.id != pool.id and pool.id in given:", "if False:"),
+        ("    return is_same(normalise(kind, present)[0], attributes)", "    return False"),
+        ('default.settings.acl_required and "acl_required" not in tree.attributes:', "False:"),
+    ],
     # --- which of several schedulers is asked and believed
     "test_route.py": [
         ("if self.highest is not None and term < self.highest:", "if False:"),
@@ -138,8 +162,26 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("parent.aggressive_starvation or bool(", "bool("),
         ("min(1.0, element.operation.needed_job_count / coefficient)", "1.0"),
     ],
+    "test_cost.py": [
+        ("return lost * max(now - told, 0.0) / ran_s", "return lost"),
+        ("not job.began_at <= told <= now + CLOCK_SKEW_S", "not job.began_at <= told"),
+        ("is_permitted(job, self.aggressive) and spared_until(job) <= self.now", "is_permitted(job, self.aggressive)"),
+        ("jobs.sort(key=_loss_by_size, reverse=True)", "jobs.sort(key=_loss_by_size)"),
+        (
+            "above.lost_core_seconds += core_seconds\n        above = above.parent",
+            "above.lost_core_seconds += core_seconds\n        break",
+        ),
+    ],
+    "test_gangs.py": [
+        ('if operation.record.is_gang and kind != "preempted" and not alone:', "if False:"),
+        ("if self._is_stopping(element):\n            return GANG_STOPS", "if False:\n            return GANG_STOPS"),
+        ("if is_gang and not all(self._may_go(other) for other in candidate.jobs):", "if False:"),
+        ("if plan is None or len(plan.victims) > budget:", "if plan is None:"),
+        ("self._rests[element] = now +", "self._rests[element] = now + 0 *"),
+        ('self.broken_gangs = dict.fromkeys(self.gangs, "one of its jobs ended before")', "self.broken_gangs = {}"),
+    ],
     "test_preemption.py": [
-        ('is_new = job.state == "starting" and job.ordered_at >= now', "is_new = False"),
+        ('is_new = job.state == "starting" and job.ordered_at >= self.now', "is_new = False"),
         ("settings.preemption_check_starvation and element", "element"),
     ],
     "test_state_nodes.py": [

@@ -155,7 +155,7 @@ class World:
     def make_job(self, element: OperationElement, task: Task, node: Node) -> Job:
         self.started += 1
         job = Job(f"j{self.started}", element, task, node, float(self.started), self.started)
-        job.state = "running"
+        job.state, job.began_at = "running", job.start_time
         return job
 
     # --- what happens

@@ -35,6 +35,7 @@ from cpumond.scheduler.model import (
     UNTOLD_STARTS,
     Config,
     JobRecord,
+    LostNode,
     NodeRecord,
     OperationRecord,
     Rules,
@@ -76,6 +77,7 @@ class PlayedJob:
     throttled_cpu_seconds: float | None = None
     late_cpu_seconds: float | None = None
     smoothed_cpu_usage: float | None = None
+    checkpoint_at: float | None = None
 
 
 @dataclass
@@ -142,6 +144,7 @@ class PlayedNode:
                 start_time=job.started_at,
                 cgroup=f"jobs/{job_id}",
                 smoothed_cpu_usage=job.smoothed_cpu_usage,
+                checkpoint_at=job.checkpoint_at,
                 **{name: getattr(job, name) for name in CPU_COUNTERS},
             )
             for job_id, job in self.jobs.items()
@@ -306,7 +309,8 @@ class World:
         self.stored.update({("job", record.id): dump(record) for record in change.jobs})
         for record in change.jobs:
             self.stored.pop(("start", record.id), None)
-        self.stored.update({("node", record.id): dump(record) for record in change.nodes})
+        self.stored.update({("node", record.id): dump(record) for record in (*change.nodes, *change.cordons)})
+        self.stored.update({("lost_node", record.id): dump(record) for record in change.lost_nodes})
         for node_id in change.removed_nodes:
             self.stored.pop(("node", node_id), None)
         self.state.apply(change, self.now)
@@ -330,7 +334,10 @@ class World:
         records.sort(key=lambda record: record.finish_time or 0.0)
         jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
         starts = sorted(read("start", StartRecord), key=lambda record: record.sequence)
-        self.state.load(records, jobs, read("node", NodeRecord), self.now, starts, UNTOLD_STARTS in self.stored)
+        self.state.load(
+            records, jobs, read("node", NodeRecord), self.now, starts, UNTOLD_STARTS in self.stored,
+            lost_nodes=read("lost_node", LostNode),
+        )  # fmt: skip
         for (kind, name), value in self.stored.items():
             if kind == "progress" and name in self.state.trees:
                 self.state.restore_progress(self.state.trees[name], msgspec.json.decode(value))
@@ -526,7 +533,8 @@ def assert_consistent(state: State) -> None:
             assert_near(element.usage, sum_vectors(usages), f"usage of operation {name}")
         assert set(tree.queue) <= set(tree.operations)
         assert [*tree.queue] == sorted(tree.queue, key=lambda name: state.operations[name].record.sequence)
-        assert_near(tree.total, sum_vectors([node.capacity for node in tree.nodes.values()]), "total")
+        if not any(node.cordoned for node in tree.nodes.values()):
+            assert_near(tree.total, sum_vectors([node.capacity for node in tree.nodes.values()]), "total")
     for operation in state.operations.values():
         _assert_operation(operation, state)
     for node in state.nodes.values():
@@ -585,7 +593,7 @@ def describe(state: State, with_jobs: bool = True) -> dict[str, Any]:
         "finished_jobs": {name: dict(jobs) for name, jobs in state.finished_jobs.items() if jobs},
         "operations": [operation.record for operation in state.operations.values()],
         "nodes": {
-            node.id: (node.tree, node.tags, node.address, node.capacity, node.incarnation)
+            node.id: (node.tree, node.tags, node.address, node.capacity, node.incarnation, node.cordon)
             for node in state.nodes.values()
         },
         "trees": {

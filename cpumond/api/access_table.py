@@ -34,6 +34,7 @@ NEEDS: Final[Mapping[str, frozenset[Role]]] = {
     "`manage`": _MANAGERS | {"owner"},
     "`read_secrets`": _MANAGERS | {"owner"},
     "`write` on the tree": frozenset({"administrator"}),
+    "`administer` on the tree": frozenset({"administrator"}),
     "an administrator": frozenset({"administrator"}),
 }
 """What a request needs, in words -> who has it where the pool's access list lets its manager administer it."""
@@ -63,12 +64,13 @@ _OF_ENDPOINT: Final[Mapping[str, str]] = {
         (
             "list_pools", "get_pool", "get_pool_table", "get_pool_orchid", "list_operations", "get_operation",
             "explain_operation", "get_operation_orchid", "list_jobs", "get_job", "explain_job", "read_history",
-            "list_preemptions", "find",
+            "list_preemptions", "plan_drain", "get_tree_file", "explain_idle", "find",
         ),
         "`read`",
     ),
     **dict.fromkeys(("list_tokens", "create_token", "revoke_token", "can", "list_audit"), "a known user, for the own"),
-    "undo_change": "what the change needs",
+    **dict.fromkeys(("undo_change", "apply_tree"), "what the change needs"),
+    **dict.fromkeys(("cordon_node", "uncordon_node", "drain_node"), "`administer` on the tree"),
 }  # fmt: skip
 """By the name of an endpoint; others need a known user, nothing, or a node's token as the table of endpoints says."""
 

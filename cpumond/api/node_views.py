@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from cpumond.api.figures import Amounts, View, make_view
 from cpumond.api.views import JobView, show_job, show_living_job
@@ -14,6 +14,16 @@ from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, LostNode, 
 from cpumond.scheduler.state import State
 
 V = TypeVar("V", bound="NodeView")
+
+
+class CordonView(View, frozen=True):
+    """Why a node gets no new jobs: ``user`` said so ``at`` (seconds since 1970). ``drain``: its jobs are stopped, too,
+    "graceful" with the longer time-out."""
+
+    user: str
+    at: float
+    why: str
+    drain: Literal["", "usual", "graceful"]
 
 
 class NodeView(View, frozen=True):
@@ -48,6 +58,8 @@ class NodeView(View, frozen=True):
     lost_at: float | None
     """Seconds since 1970, of a node that was given up and has not come back: it is shown for a day, with the jobs that
     it had; null for a node that is there."""
+    cordon: CordonView | None
+    """Of a node that gets no new jobs, or would get none if it came back."""
 
 
 class NodeDetails(NodeView, frozen=True):
@@ -90,6 +102,7 @@ def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
         used_cores=sum(used_now(job) for job in jobs),
         matched_trees=list(node.matched_trees),
         lost_at=None,
+        cordon=_show_cordon(node),
         **more,
     )
 
@@ -122,8 +135,13 @@ def _show_lost(kind: type[V], node: LostNode, now: float, **more: Any) -> V:
         ordered_cores=0.0,
         used_cores=0.0,
         matched_trees=[],
+        cordon=_show_cordon(node),
         **more,
     )
+
+
+def _show_cordon(node: Node | LostNode) -> CordonView | None:
+    return None if node.cordon is None else make_view(CordonView, node.cordon)
 
 
 def show_nodes(
@@ -153,11 +171,23 @@ def find_node(state: State, node_id: str) -> Node | LostNode:
     return node
 
 
+def find_living_node(state: State, node_id: str) -> Node:
+    """A node that is registered. Raises CommandError with code RESOLVE."""
+    node = find_node(state, node_id)
+    if isinstance(node, LostNode):
+        raise CommandError(f'Node "{node_id}" was given up, silent for too long; its jobs are gone', RESOLVE)
+    return node
+
+
 class PreemptionList(View, frozen=True):
-    """Preemptions, the newest first; ``counts`` are those since the start, kept or not."""
+    """Preemptions, the newest first; ``counts`` are those since the start, kept or not.
+
+    ``lost_core_seconds``: what they lost since the start, in the pool and those below it where one was asked for.
+    """
 
     preemptions: list[PreemptionRecord]
     counts: dict[str, int]
+    lost_core_seconds: float
 
 
 def show_preemptions(
@@ -180,4 +210,6 @@ def show_preemptions(
     for (_, of_pool, kind), number in state.preemption_counts.items():
         if not pool or of_pool == pool:
             counts[kind] = counts.get(kind, 0) + number
-    return PreemptionList(chosen, counts)
+    trees = state.trees.values()
+    pools = [tree.pools.get(pool) if pool else tree.root for tree in trees]
+    return PreemptionList(chosen, counts, sum(each.lost_core_seconds for each in pools if each is not None))

@@ -17,6 +17,7 @@ from cpumond.scheduler.history.model import HistoryStatus
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.settings.validation import find_overcommit, find_warnings
 from cpumond.scheduler.state import State
+from cpumond.scheduler.why.idle import IdleParts, IdleReport
 
 
 class Alert(View, frozen=True):
@@ -62,9 +63,10 @@ def _tree_alerts(tree: Tree) -> Iterator[Alert]:
     for sentence in tree.errors:
         yield Alert("fair_share_update", "warning", tree.name, sentence)
     online = [node for node in tree.nodes.values() if node.is_online]
-    if tree.operations and not online:
+    if tree.operations and all(node.cordoned for node in online):
         operations = count(len(tree.operations), "operation")
-        message = f'pool tree "{tree.name}": has {operations} and no node that is online'
+        what = "all nodes that are online are cordoned" if online else "no node that is online"
+        message = f'pool tree "{tree.name}": has {operations} and {what}'
         yield Alert("no_nodes", "error", tree.name, message)
 
 
@@ -152,7 +154,9 @@ class Status(View, frozen=True):
 class TreeTotals(View, frozen=True):
     """A tree in numbers: what its nodes have, what its jobs ordered, may use now and did use at their last check.
 
-    ``reclaimed_cores``: ordered, and free for others now.
+    ``reclaimed_cores``: ordered, and free for others now. ``waiting_cores``: what operations that do not run would want
+    besides ``demand_cores``. ``idle``: the parts of the capacity, and ``why`` CPU stands idle while work waits, as of
+    the last report; null before the first.
     """
 
     name: str
@@ -168,12 +172,16 @@ class TreeTotals(View, frozen=True):
     used_cores: float
     reclaimed_cores: float
     demand_cores: float
+    waiting_cores: float
     overcommitted_nodes: int
+    idle: IdleParts | None
+    why: str
 
 
 class Overview(View, frozen=True):
-    """The first page. ``history`` null: it is turned off."""
+    """The first page. ``why``: of the tree where most CPU stands idle while work waits. ``history`` null: it is off."""
 
+    why: str
     status: Status
     health: Health
     alerts: list[Alert]
@@ -196,6 +204,12 @@ class Me(View, frozen=True):
     history_length_s: float
 
 
+def choose_sentence(reports: Sequence[IdleReport]) -> str:
+    """Of the tree where most CPU stands idle while work waits; of the first where none does."""
+    chosen = max(reports, key=lambda each: (each.parts.held_back, bool(each.causes)), default=None)
+    return "" if chosen is None else chosen.sentence
+
+
 def count_all(state: State) -> Counts:
     preemptions: dict[str, int] = {}
     for (_, _, kind), number in state.preemption_counts.items():
@@ -215,7 +229,7 @@ def count_all(state: State) -> Counts:
     )
 
 
-def show_totals(tree: Tree, cores: CoreSums, is_default: bool) -> TreeTotals:
+def show_totals(tree: Tree, cores: CoreSums, is_default: bool, report: IdleReport | None = None) -> TreeTotals:
     ordered, limit = cores.ordered.get(ROOT_POOL, 0.0), tree.root.usage[CPU]
     nodes = tree.nodes.values()
     return TreeTotals(
@@ -232,5 +246,8 @@ def show_totals(tree: Tree, cores: CoreSums, is_default: bool) -> TreeTotals:
         used_cores=cores.used.get(ROOT_POOL, 0.0),
         reclaimed_cores=max(ordered - limit, 0.0),
         demand_cores=tree.root.demand[CPU],
+        waiting_cores=tree.root.waiting[CPU],
+        idle=None if report is None else report.parts,
+        why="" if report is None else report.sentence,
         overcommitted_nodes=sum(node.overcommitted_since is not None for node in nodes),
     )

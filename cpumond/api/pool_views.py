@@ -13,6 +13,8 @@ from cpumond.api.permissions import InheritedEntry, show_inherited, show_may_of_
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import PoolElement, SchedulingStatus, StarvationStatus, Tree
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Mode, to_amounts
+from cpumond.scheduler.settings.tree_file import TreeTables, make_tables, revision_of
+from cpumond.scheduler.why.pool import tell_pool
 
 
 class TreeView(View, frozen=True):
@@ -28,6 +30,7 @@ class TreeView(View, frozen=True):
     total_resources: Amounts
     resource_usage: Amounts
     resource_demand: Amounts
+    waiting_demand: Amounts
     pool_count: int
     operation_count: int
     running_operation_count: int
@@ -36,6 +39,7 @@ class TreeView(View, frozen=True):
     pending_operation_count: int
     node_count: int
     online_node_count: int
+    cordoned_node_count: int
     update_count: int
     errors: list[str]
     may: dict[str, str]
@@ -53,7 +57,8 @@ class PoolView(View, frozen=True):
 
     ``attributes`` as they were set. ``weight`` null: not set. ``fair_share_ratio`` and ``usage_ratio`` are of the
     dominant resource. ``strong_guarantee`` is after the scaling of an overcommitted cluster. ``volume`` is what an
-    integral pool has accumulated, resource times seconds. ``starves_in_s`` null while it has its share, 0: it starves.
+    integral pool has accumulated, resource times seconds. ``waiting`` is what operations that do not run would want
+    besides ``demand``. ``starves_in_s`` null while it has its share, 0: it starves.
     ``cpu_seconds`` is what its jobs have used since the start of this scheduler, ``reclaimed_cpu_seconds`` what they
     ordered and could not use meanwhile, ``ordered_cpu_seconds`` what they could have used without their agents
     (semantics.md 1.7); ``throttled_cpu_seconds``: how long a quota held their threads back, ``late_cpu_seconds`` the
@@ -78,6 +83,7 @@ class PoolView(View, frozen=True):
     usage: Amounts
     usage_ratio: float
     demand: Amounts
+    waiting: Amounts
     limits: Amounts
     strong_guarantee: Amounts
     volume: Amounts
@@ -92,8 +98,18 @@ class PoolView(View, frozen=True):
     late_cpu_seconds: float
     may: dict[str, str]
     """As of a tree; empty in lists, GET .../rights has it for all pools."""
+    state_text: str
+    """Whether it starves, or why it has less than its guarantee without that; "" in lists and for the root."""
     inherited_acl: list[InheritedEntry]
     """What counts besides the own ``acl``; empty in lists."""
+
+
+class TreeFile(View, frozen=True):
+    """A tree as a file has it: only what is set, pools depth first. ``revision`` differs whenever the tree does."""
+
+    tree: str
+    revision: str
+    tables: TreeTables
 
 
 class PoolList(View, frozen=True):
@@ -116,14 +132,21 @@ def show_tree(rights: Rights, tree: Tree) -> TreeView:
         total_resources=to_amounts(tree.total),
         resource_usage=to_amounts(root.usage),
         resource_demand=to_amounts(root.demand),
+        waiting_demand=to_amounts(root.waiting),
         pool_count=len(tree.pools),
         pending_operation_count=len(tree.queue),
         node_count=len(tree.nodes),
         online_node_count=sum(node.is_online for node in tree.nodes.values()),
+        cordoned_node_count=sum(node.cordoned for node in tree.nodes.values()),
         update_count=tree.update_count,
         errors=list(tree.errors),
         may=show_may_of_pool(rights, root),
     )
+
+
+def show_tree_file(tree: Tree) -> TreeFile:
+    """All that is set of a tree and its pools."""
+    return TreeFile(tree.name, revision_of(tree.config), make_tables(tree.config))
 
 
 def show_trees(rights: Rights) -> TreeList:
@@ -155,6 +178,8 @@ def show_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> Po
         children=sorted(pool.children),
         strong_guarantee=to_amounts(absolute(pool.strong_guarantee_share, pool.tree.total)),
         volume=to_amounts(pool.volume),
+        waiting=to_amounts(pool.waiting),
+        state_text="" if rights is None else tell_pool(pool, now),
         may={} if rights is None else show_may_of_pool(rights, pool),
         inherited_acl=[] if rights is None else show_inherited(rights, pool),
         **show_shares(pool, now),

@@ -26,7 +26,7 @@ COLUMNS: Final = (
     "name", "parent", "depth", "is_ephemeral", "mode", "weight", "fair_share_ratio", "usage_ratio", "demand_ratio",
     "strong_guarantee_ratio", "starvation", "operation_count", "max_operation_count", "running_operation_count",
     "max_running_operation_count", "integral_type", "flow_ratio", "volume", "capacity", "ordered_cores", "limit_cores",
-    "used_cores", "child_count", "operations_here",
+    "used_cores", "child_count", "operations_here", "waiting_cores", "held_cores",
 )  # fmt: skip
 """Of a pool table, in the order of its rows' values."""
 
@@ -35,7 +35,8 @@ class PoolTable(View, frozen=True):
     """All pools of a tree as rows of ``columns``, depth first, siblings by name, the root first.
 
     ``parent`` of the root is null; ``weight`` null: not set; ``flow_ratio``, ``volume`` and ``capacity`` null: not an
-    integral pool. ``update`` counts the tree's updates, ``at`` is when the table was made; ``total`` is the tree's.
+    integral pool. ``held_cores``: idle CPU that operations of the pool's subtree would use. ``update`` counts the
+    tree's updates, ``at`` is when the table was made; ``total`` is the tree's.
     """
 
     tree: str
@@ -131,6 +132,8 @@ def _row(pool: PoolElement, depth: int, usage_ratio: float, ordered_cores: float
         _short(used_cores),
         len(pool.children),
         len(pool.operations),
+        _short(pool.waiting[1]),
+        _short(pool.held_cores),
     ]
 
 

@@ -167,7 +167,7 @@ class UpdatedTree:
 
     @_once
     def _online_capacity(self, tree: Tree) -> Vector:
-        return sum_vectors([node.capacity for node in tree.nodes.values() if node.is_online])
+        return sum_vectors([node.counted_capacity for node in tree.nodes.values() if node.is_online])
 
     def scheduling_index(self, element: OperationElement) -> int:
         """Place in the order of service among the tree's running operations; -1 of one that does not run."""

@@ -17,6 +17,7 @@ from cpumond.api.permissions import hide_secrets, show_may_of_operation
 from cpumond.core.wire import CPU_COUNTERS, JobFigures, cpu_times
 from cpumond.scheduler import resulting
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.placement import find_stuck_tasks, satisfaction
 from cpumond.scheduler.decide.snapshot import operation_weight
 from cpumond.scheduler.decide.victims import sort_jobs
@@ -131,6 +132,8 @@ class OperationDetails(OperationView, frozen=True):
     ordered_cpu_seconds: float
     throttled_cpu_seconds: float
     late_cpu_seconds: float
+    lost_core_seconds: float
+    """What preemptions of these jobs lost (6.9)."""
 
 
 class OperationList(View, frozen=True):
@@ -149,6 +152,9 @@ PREEMPTIBILITY: Final = {
 
 class JobView(JobFigures, frozen=True):
     """A job, living or ended. ``preemptibility`` "" for one that is not active; ``preemption``: why it was stopped.
+
+    ``spared_until``: until when ``min_run_time`` protects an active one from preemption, null where it does not.
+    ``checkpoint_at``: its last checkpoint, by its node's clock.
 
     ``node`` is the same as ``node_id``. ``cgroup`` is relative to the root of the node's cpu hierarchy, "" before
     the node has told it. CPU times are as of the node's last word, and so is what its monitor sees: ``cpu_usage`` of
@@ -174,6 +180,8 @@ class JobView(JobFigures, frozen=True):
     preemption: PreemptionRecord | None = None
     node: str = ""
     cgroup: str = ""
+    spared_until: float | None = None
+    checkpoint_at: float | None = None
 
 
 class JobList(View, frozen=True):
@@ -189,8 +197,11 @@ def show_operation_details(rights: Rights, record: OperationRecord, now: float) 
     state, may = rights.state, show_may_of_operation(rights, record)
     if may["read_secrets"]:
         record = hide_secrets(record)
-    times = [cpu_times(job.report) for job in living_jobs(state, record.id)]
-    times += [cpu_times(job) for job in state.finished_jobs.get(record.id, {}).values()]
+    living, ended = living_jobs(state, record.id), state.finished_jobs.get(record.id, {})
+    times = [cpu_times(job.report) for job in living]
+    times += [cpu_times(job) for job in ended.values()]
+    stopped = [job.stop.record for job in living if job.stop is not None and job.id not in ended]
+    stopped += [job.preemption for job in ended.values() if job.preemption is not None]
     used: dict[str, Any] = {name: sum((known[n] or 0.0 for known in times), 0.0) for n, name in enumerate(CPU_COUNTERS)}
     return _show_record(
         OperationDetails,
@@ -202,6 +213,7 @@ def show_operation_details(rights: Rights, record: OperationRecord, now: float) 
         acl=list(record.acl),
         may=may,
         alerts=[] if record.id not in state.operations else find_stuck_tasks(state.operations[record.id]),
+        lost_core_seconds=sum(each.lost_core_seconds for each in stopped if each.kind != "aborted"),
         **used,
     )
 
@@ -442,6 +454,7 @@ def show_living_job(job: Job) -> JobView:
         reason="" if stop is None else stop.record.why,
         preemption=None if stop is None else stop.record,
         node=job.node.id,
+        spared_until=until if job.is_active and math.isfinite(until := spared_until(job)) else None,
     )
 
 

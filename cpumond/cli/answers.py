@@ -12,6 +12,8 @@ from cpumond.cli.scheduler.cluster_top import ClusterPicture
 from cpumond.cli.scheduler.running import WaitedList
 from cpumond.core.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, StatusAnswer
 from cpumond.scheduler.history.model import ReportView
+from cpumond.scheduler.why.drain import DrainPlan
+from cpumond.scheduler.why.idle import IdleReport
 from cpumond.scheduler.why.operation import OperationAnswer
 from cpumond.scheduler.why.plan import Plan
 
@@ -61,6 +63,10 @@ ANSWERS: Final[dict[str, Any]] = {
     "doctor": Findings,
     "tree list": pool_views.TreeList,
     "tree show": pool_views.TreeView,
+    "tree export": pool_views.TreeFile,
+    "tree plan": Plan,
+    "why": IdleReport,
+    "node drain": (views.Done, DrainPlan),
     "pool list": pool_views.PoolList,
     "pool show": (pool_views.PoolView, Any_),
     "pool plan": Plan,
@@ -83,7 +89,8 @@ ANSWERS: Final[dict[str, Any]] = {
         (
             "tree create", "tree set", "tree remove", "pool create", "pool set", "pool move", "pool remove",
             "operation start", "operation set", "operation abort", "operation suspend", "operation resume",
-            "operation complete", "operation pin", "operation unpin", "token revoke",
+            "operation complete", "operation pin", "operation unpin", "token revoke", "node cordon", "node uncordon",
+            "tree apply",
         ),
         views.Done,
     ),

@@ -227,9 +227,10 @@ def print_fields(fields: Iterable[tuple[str, Cell]]) -> None:
         click.echo(line)
 
 
-def print_text(text: str, indent: str = "") -> None:
+def print_text(text: str, indent: str = "", style: str = "") -> None:
     """A sentence, in lines as long as the terminal is wide; ``indent`` stands before all but the first."""
-    click.echo(fold(text, terminal_width(), indent))
+    for line in fold(text, terminal_width(), indent).split("\n"):
+        click.echo(paint(line, style, use_colour()))
 
 
 def warn(sentence: str) -> None:

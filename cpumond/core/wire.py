@@ -78,7 +78,7 @@ def list_figures(told: JobFigures) -> dict[str, Any]:
 _figures = attrgetter(*JobFigures.__struct_fields__)
 
 
-class JobReport(JobFigures, frozen=True, forbid_unknown_fields=True, gc=False):
+class JobReport(JobFigures, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """One job of the node.
 
     ``cpu_limit`` is what the job ordered; ``current_cpu_limit`` what its cgroup may use now, at most ``cpu_limit``
@@ -102,6 +102,8 @@ class JobReport(JobFigures, frozen=True, forbid_unknown_fields=True, gc=False):
     """What it may use now; null for what it ordered."""
     cgroup: str = ""
     """Relative to the root of the hierarchy of the cpu controller."""
+    checkpoint_at: float | None = None
+    """When it last told of a checkpoint, by its node's clock; null for never. Schedulers before 0.2 do not know it."""
 
 
 class FinishedJob(CpuUse, frozen=True, forbid_unknown_fields=True):
@@ -193,7 +195,8 @@ class JobOrder(msgspec.Struct, frozen=True):
     """A job to start. ``command`` is a shell command or an argument list; ``job_cpu_monitor`` the operation's section.
 
     ``wait_s``: how long the job may wait on the node for resources that other jobs still hold. ``working_directory``
-    "" is a fresh directory of the job's own, removed with it.
+    "" is a fresh directory of the job's own, removed with it. ``checkpoints``: it tells of checkpoints, by touching the
+    file that CPUMOND_CHECKPOINT names.
     """
 
     job_id: str
@@ -210,6 +213,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     wait_s: _Seconds
     interruptible: bool = False
     working_directory: str = ""
+    checkpoints: bool = False
 
 
 class StopOrder(msgspec.Struct, frozen=True):

@@ -51,14 +51,22 @@ def _assign_children(
     pools = len(node.pools)
     segments, suggestions = path.places_at(x, group, jumped)
     totals: list[Vector] = []
-    for f, i, s in zip(path.functions[pools:], segments[pools:], suggestions[pools:], strict=True):
-        if i < 0:
+    before: object = None
+    for here in zip(path.functions[pools:], segments[pools:], suggestions[pools:], strict=True):
+        f, i, s = here
+        if here == before:
+            totals.append(totals[-1])
+        elif i < 0:
             totals.append(f.at_zero)
         else:
             v0, v1, v2, v3, v4 = f.values[i]
             m0, m1, m2, m3, m4 = f.slopes[i]
             t = s - f.starts[i]
-            totals.append((v0 + m0 * t, v1 + m1 * t, v2 + m2 * t, v3 + m3 * t, v4 + m4 * t))
+            totals.append((
+                v0 + m0 * t if m0 else v0, v1 + m1 * t if m1 else v1, v2 + m2 * t if m2 else v2,
+                v3 + m3 * t if m3 else v3, v4 + m4 * t if m4 else v4,
+            ))  # fmt: skip
+        before = here
     if path.factors is None:
         in_order = [ZERO] * len(node.operations)
         for n, total in zip(node.order, totals, strict=False):  # those beyond the path get nothing

@@ -33,6 +33,8 @@ the children that jump right here, and how many of them have jumped."""
 SlopeChange = tuple[float, int, int, int, int, int]
 """A fit factor and by how much the slope changes there, in each resource, in units of 1 / EXACT."""
 
+NO_CHANGES: Final[tuple[float, list[SlopeChange]]] = (0.0, [])
+
 NO_JUMPS: Final[Mapping[int, Vector]] = MappingProxyType({})
 
 
@@ -79,7 +81,7 @@ class ShareFunction:
         self.lower_ends = lower_ends
         if lower_ends:
             self.jumps = [(starts[n], n, positive_part(subtract(values[n], end))) for n, end in lower_ends.items()]
-        self._changes: tuple[float, list[SlopeChange]] = (0.0, [])
+        self._changes = NO_CHANGES
         self.ramps: Sequence[int] = ()
         if max(map(max, slopes)) > STEEPEST:
             self.ramps = [n for n, slope in enumerate(slopes) if max(slope) > STEEPEST]

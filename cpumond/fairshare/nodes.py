@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from cpumond.fairshare.functions import ShareFunction, gang_function, operation_function
@@ -33,6 +34,11 @@ SETTLED: Final = 128
 """Vertices of the longest path whose sums are settled."""
 
 
+# Many operations demand and use as much as others: these have one copy of it.
+_share: Final = lru_cache(maxsize=1024)(share)
+_operation_function: Final = lru_cache(maxsize=1024)(operation_function)
+
+
 class OperationRecord:
     """One operation: its shares (fractions of the cluster) and its function; serves any number of updates."""
 
@@ -41,8 +47,8 @@ class OperationRecord:
     def __init__(self, operation: Operation, gang: bool, total: Vector, full: Vector) -> None:
         self.operation = operation
         self.gang = gang
-        self.demand_share = share(operation.demand, total)
-        self.usage_share = share(operation.usage, total)
+        self.demand_share = _share(operation.demand, total)
+        self.usage_share = _share(operation.usage, total)
         limits = full
         if operation.resource_limits != UNLIMITED:
             limits = share(least(operation.resource_limits, total), total)
@@ -57,7 +63,7 @@ class OperationRecord:
             if self.gang:
                 self._function = gang_function(self.demand_share, self.limits_share)
             else:
-                self._function = operation_function(self.usage_share, self.demand_share, self.limits_share)
+                self._function = _operation_function(self.usage_share, self.demand_share, self.limits_share)
         return self._function
 
 

@@ -22,16 +22,21 @@ ONE: Final[Vector] = (1.0, 1.0, 1.0, 1.0, 1.0)
 UNLIMITED: Final[Vector] = (math.inf, math.inf, math.inf, math.inf, math.inf)
 
 
+# Vectors are what many thousands of operations keep, and most have zeros: "or 0.0" makes these one object.
+
+
 def add(a: Vector, b: Vector) -> Vector:
-    return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4])
+    return (a[0] + b[0] or 0.0, a[1] + b[1] or 0.0, a[2] + b[2] or 0.0, a[3] + b[3] or 0.0, a[4] + b[4] or 0.0)
 
 
 def subtract(a: Vector, b: Vector) -> Vector:
-    return (a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3], a[4] - b[4])
+    return (a[0] - b[0] or 0.0, a[1] - b[1] or 0.0, a[2] - b[2] or 0.0, a[3] - b[3] or 0.0, a[4] - b[4] or 0.0)
 
 
 def scale(a: Vector, factor: float) -> Vector:
-    return (a[0] * factor, a[1] * factor, a[2] * factor, a[3] * factor, a[4] * factor)
+    return (
+        a[0] * factor or 0.0, a[1] * factor or 0.0, a[2] * factor or 0.0, a[3] * factor or 0.0, a[4] * factor or 0.0,
+    )  # fmt: skip
 
 
 def least(a: Vector, b: Vector) -> Vector:
@@ -63,7 +68,10 @@ def share(x: Vector, total: Vector) -> Vector:
     """``x`` as fractions of ``total``; 0 where the cluster has none of a resource, whatever ``x`` says (0)."""
     a, b, c, d, e = x
     f, g, h, i, j = total
-    return (a / f if f else 0.0, b / g if g else 0.0, c / h if h else 0.0, d / i if i else 0.0, e / j if j else 0.0)
+    return (
+        a / f if a and f else 0.0, b / g if b and g else 0.0, c / h if c and h else 0.0, d / i if d and i else 0.0,
+        e / j if e and j else 0.0,
+    )  # fmt: skip
 
 
 def ratio(x: Vector, total: Vector) -> float:

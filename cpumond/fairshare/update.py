@@ -143,6 +143,8 @@ class FairShareUpdater:
                 or record.gang is not gang
             ):
                 records[operation.name] = record = OperationRecord(operation, gang, total, full)
+            else:
+                record.operation = operation  # one of two equal ones need not be kept
             node.operations.append(record)
         if len(records) > len(snapshot.operations):
             names = {operation.name for operation in snapshot.operations}

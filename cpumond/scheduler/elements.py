@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 from cpumond.core.wire import CPU_COUNTERS, CpuTimes, JobReport, StopOrder
 from cpumond.fairshare import tree as fairshare
-from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, ratio, subtract
+from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
 from cpumond.scheduler.model import (
+    Cordon,
     JobState,
     OperationRecord,
     OperationTreeOptions,
@@ -36,6 +38,11 @@ PREEMPTIBLE: Final = 2
 Preemptibility = Literal[0, 1, 2]
 """The three lists of section 6.4."""
 
+OUTSIDE: Final = -1
+
+NOTHING: Final = (0.0,) * 5
+"""CPU times of a job that has used nothing."""
+
 NO_REPORT: Final = JobReport("", "", 0.0, 0.0, mode="")
 
 
@@ -43,8 +50,9 @@ class Element:
     """What pools and operations of a tree have in common."""
 
     __slots__ = (
-        "name", "parent", "tree", "usage", "demand", "limits", "fair_share", "demand_share", "strong_guarantee_share",
-        "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction", *CPU_COUNTERS,
+        "name", "parent", "tree", "usage", "demand", "waiting", "limits", "fair_share", "demand_share",
+        "strong_guarantee_share", "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction",
+        "rank", "version", "lost_core_seconds", *CPU_COUNTERS,
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -55,6 +63,8 @@ class Element:
         self.usage: Vector = ZERO
         self.demand: Vector = ZERO
         """As of the last update."""
+        self.waiting: Vector = ZERO
+        """What operations that do not run in this tree would want besides ``demand``, as of the last update (5.2)."""
         self.limits: Vector = UNLIMITED
         """``resource_limits`` and ``max_share_ratio`` together, as of the last update (2.10)."""
         self.fair_share: Vector = ZERO
@@ -67,9 +77,15 @@ class Element:
         """Scheduler time of the first update that found the element below its share; None while it is not."""
         self.rules: PreemptionRules | None = None
         self.satisfaction = 0.0
+        self.rank = OUTSIDE
+        """Its place among its siblings in the order of service; OUTSIDE when it came after that was made."""
+        self.version = -1
+        """Of its valid entry in the order of service, -1 without one."""
         self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
         self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
         """``CpuUse`` of its jobs since the start of this scheduler, as far as their nodes have reported it."""
+        self.lost_core_seconds = 0.0
+        """By preemptions since the start of this scheduler (6.9)."""
 
     def ancestors(self) -> Iterator[PoolElement]:
         """The pools above, nearest first, the root last."""
@@ -85,6 +101,7 @@ class PoolElement(Element):
     __slots__ = (
         "config", "settings", "children", "operations", "operation_count", "running_operation_count",
         "max_operation_count", "max_running_operation_count", "volume", "last_integral_ratio", "entry",
+        "idle_cores", "held_cores",
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -104,6 +121,9 @@ class PoolElement(Element):
         self.volume: Vector = ZERO
         """Accumulated volume, resource*seconds (9)."""
         self.last_integral_ratio = 0.0
+        self.idle_cores = self.held_cores = 0.0
+        """CPU that no job has, of the root only; the part of it that the pool's waiting work would use. As of the last
+        report (``idle_watch``)."""
         self.entry: fairshare.Pool | None = None
         """The pool's entry in the last snapshot; the same object again while nothing changes."""
 
@@ -151,7 +171,7 @@ class OperationElement(Element):
 class Operation:
     """An operation: its record, what it still needs, its elements by tree."""
 
-    __slots__ = ("record", "needed", "elements", "active", "order_sizes", "_orders")
+    __slots__ = ("record", "needed", "elements", "active")
 
     def __init__(self, record: OperationRecord) -> None:
         self.record = record
@@ -161,16 +181,6 @@ class Operation:
         self.active: dict[str, int] = {}
         """Task -> jobs that count as usage, in all trees, and jobs that are stopping and will count as failed: each of
         those is replaced only after its end, if the operation goes on then."""
-        self.order_sizes: dict[str, int] = {}
-        """Task -> about how many bytes of JSON the order of one of its jobs takes, once one was made."""
-        self._orders: dict[str, tuple[Task, Vector]] = {}
-
-    def order_of(self, task: Task) -> Vector:
-        """``task.resources``, one object for all jobs of the task: each would take as much as its job."""
-        known = self._orders.get(task.name)
-        if known is None or known[0] is not task:
-            known = self._orders[task.name] = task, task.resources
-        return known[1]
 
     @property
     def active_job_count(self) -> int:
@@ -192,6 +202,12 @@ class Operation:
                 yield task
 
 
+@lru_cache(maxsize=1024)
+def one_of(vector: Vector) -> Vector:
+    """One object for equal vectors, where there are few: one takes as much memory as the job that orders it."""
+    return vector
+
+
 class Job:
     """A job from its order to its end. While ``is_active`` its ``usage`` is part of all counters above."""
 
@@ -208,7 +224,7 @@ class Job:
         self.element = element
         self.task = task
         self.node = node
-        self.limits: Vector = element.operation.order_of(task)
+        self.limits: Vector = one_of(task.resources)
         """What it ordered."""
         self.usage: Vector = self.limits
         """What it may use now: its cpu is ``current_cpu_limit``."""
@@ -231,7 +247,7 @@ class Job:
         """Whether its start is stored: only then an answer may order it."""
         self.report = NO_REPORT
         """The last report of its node; a counter that the report leaves out keeps its last known value."""
-        self.counted: list[float | None] = [0.0] * len(CPU_COUNTERS)
+        self.counted: CpuTimes = NOTHING
         """The part of its ``cpu_times`` that is in the counters above, or that was used before this scheduler had the
         job; None: not known yet."""
 
@@ -278,6 +294,7 @@ class Node:
         "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
         "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
         "overcommit_count", "unwanted", "replaced", "skipped_searches", "key_hash", "matched_trees", "strangers",
+        "cordon",
     )  # fmt: skip
 
     def __init__(self, node_id: str) -> None:
@@ -315,6 +332,19 @@ class Node:
         """Earlier runs of its agent that a later one replaced: incarnation -> address, the latest last."""
         self.matched_trees: tuple[str, ...] = ()
         """The trees that its tags fit, if several: its jobs in ``tree`` run on, none is started (2.2)."""
+        self.cordon: Cordon | None = None
+
+    @property
+    def cordoned(self) -> bool:
+        """Whether it gets no new jobs because somebody said so (2.11)."""
+        return self.cordon is not None
+
+    @property
+    def counted_capacity(self) -> Vector:
+        """What it adds to the tree's total: of a cordoned node what its jobs ordered, as far as it has that (2.11)."""
+        if not self.cordoned:
+            return self.capacity
+        return least(self.capacity, sum_vectors([job.limits for job in self.jobs.values()]))
 
     def all_jobs(self) -> list[Job]:
         """Active jobs and those told to stop."""
@@ -336,6 +366,7 @@ class Tree:
 
     __slots__ = (
         "config", "root", "pools", "operations", "nodes", "total", "queue", "changed", "errors", "update_count",
+        "updated_at",
     )  # fmt: skip
 
     def __init__(self, config: TreeConfig) -> None:
@@ -353,10 +384,18 @@ class Tree:
         """Operations whose usage or needs changed since ``placement`` last looked."""
         self.errors: tuple[str, ...] = ()
         self.update_count = 0
+        self.updated_at = 0.0
+        """When starvation was last looked at, after an update; scheduler time."""
 
     @property
     def name(self) -> str:
         return self.config.name
+
+    def sum_total(self) -> None:
+        """Set ``total`` from the nodes; an equal total stays the identical object."""
+        total = sum_vectors([node.counted_capacity for node in self.nodes.values()])
+        if total != self.total:
+            self.total = total
 
 
 def start_job(job: Job) -> None:
@@ -406,9 +445,6 @@ def _change(element: OperationElement, delta: Vector) -> None:
         pool = pool.parent
 
 
-NOTHING: Final = [0.0] * len(CPU_COUNTERS)
-
-
 def count_cpu_time(job: Job, told: CpuTimes) -> None:
     """Add what a job has used and given up since it was last counted to its operation and the pools above (1.7).
 
@@ -417,8 +453,9 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
     crash loses the newest part: a lower value counts nothing, and becomes the base of the growth after it. What was
     counted stays with the pools above at that moment when the operation moves.
     """
-    counted = job.counted
-    grown = list(NOTHING)
+    if told.count(None) == len(told):
+        return
+    counted, grown = list(job.counted), list(NOTHING)
     for number, value in enumerate(told):
         if value is None:
             continue
@@ -429,7 +466,9 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
                 grown[number] = value - before
         elif number > 0:
             counted[number] = value
-    if grown != NOTHING:
+    a, b, c, d, e = counted
+    job.counted = (a, b, c, d, e)
+    if any(grown):
         add_cpu_time(job.element, grown)
 
 
@@ -443,6 +482,14 @@ def add_cpu_time(element: OperationElement, grown: Sequence[float]) -> None:
         above.ordered_cpu_seconds += ordered
         above.throttled_cpu_seconds += throttled
         above.late_cpu_seconds += late
+        above = above.parent
+
+
+def count_loss(element: OperationElement, core_seconds: float) -> None:
+    """Add what a preemption lost to an operation and the pools above."""
+    above: Element | None = element
+    while above is not None:
+        above.lost_core_seconds += core_seconds
         above = above.parent
 
 

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import generate_latest
 
 from cpumond import __version__
-from cpumond.fairshare.resources import ratio
+from cpumond.fairshare.resources import add, ratio
 from cpumond.scheduler.elements import (
     PoolElement,
     Tree,
@@ -30,6 +30,7 @@ from cpumond.scheduler.events import KINDS
 from cpumond.scheduler.leading import Leading
 from cpumond.scheduler.model import to_vector
 from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.why.idle import idle_reasons
 
 STARVATION = {"non_starving": 0.0, "starving": 1.0, "aggressively_starving": 2.0}
 PREEMPTION_KINDS = ("preempted", "graceful", "limit_violated", "overcommit")
@@ -47,6 +48,11 @@ POOL_GAUGES: PoolFamilies = {
     "fair_share_cores": ("Fair share of the CPU.", lambda p: p.fair_share[1] * p.tree.total[1]),
     "usage_cores": ("CPU that its jobs may use now.", lambda p: p.usage[1]),
     "demand_cores": ("CPU that its operations want.", lambda p: p.demand[1]),
+    "waiting_cores": ("CPU that operations would want that do not run.", lambda p: p.waiting[1]),
+    "waiting_ratio": (
+        "What operations that do not run would add to the demand, its largest component as a fraction of the tree.",
+        lambda p: max(ratio(add(p.demand, p.waiting), p.tree.total) - max(p.demand_share), 0.0),
+    ),
     "burst_ratio": (
         "Burst guarantee as a fraction of the tree, of burst pools.",
         lambda p: (
@@ -96,6 +102,10 @@ POOL_COUNTERS: PoolFamilies = {
     "late_cpu_seconds_total": (
         "The part of it while an agent held the limit below what the job could have.",
         lambda p: p.late_cpu_seconds,
+    ),
+    "preempted_core_seconds_total": (
+        "Work of jobs of the subtree that preemptions lost, in core-seconds, since the start of this scheduler.",
+        lambda p: p.lost_core_seconds,
     ),
 }
 
@@ -289,7 +299,9 @@ class _Collector:
         overcommitted = GaugeMetricFamily(
             "cpumond_tree_overcommitted_nodes", "Nodes whose jobs may use more than there is.", labels=["tree"]
         )
+        cordoned = GaugeMetricFamily("cpumond_tree_cordoned_nodes", "Nodes that get no new jobs.", labels=["tree"])
         for tree in trees:
+            cordoned.add_metric([tree.name], sum(node.cordoned for node in tree.nodes.values()))
             online = sum(node.is_online for node in tree.nodes.values())
             nodes.add_metric([tree.name, "online"], online)
             nodes.add_metric([tree.name, "silent"], len(tree.nodes) - online)
@@ -300,4 +312,15 @@ class _Collector:
             overcommitted.add_metric(
                 [tree.name], sum(node.overcommitted_since is not None for node in tree.nodes.values())
             )
-        yield from (nodes, total, used, ordered, overcommitted)
+        yield from (nodes, total, used, ordered, overcommitted, cordoned, self._idle())
+
+    def _idle(self) -> Metric:
+        """Of the last reports, which are some seconds old."""
+        text = (
+            "CPU that no job has, by why: no work waits for it, it is about to be given, what holds waiting work back"
+        )
+        idle = GaugeMetricFamily("cpumond_tree_idle_cores", text, labels=["tree", "reason"])
+        for name, report in self._scheduler.idle.reports.items():
+            for reason, cores in idle_reasons(report).items():
+                idle.add_metric([name, reason], cores)
+        return idle

@@ -58,6 +58,10 @@ class CommandError(CpumondError):
         self.inner = inner
 
 
+MAX_WHY: Final = 500
+Why = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
+"""A user's reason for a command, in a sentence; "" for none."""
+
 Resources = dict[str, float]
 Mode = Literal["fair_share", "fifo"]
 GuaranteeType = Literal["none", "burst", "relaxed"]
@@ -96,7 +100,10 @@ class EphemeralSubpoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=
 
 
 class PreemptionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Starvation and preemption options of trees, pools and (first three, last) operations (6.2); None is inherited."""
+    """Starvation and preemption options of trees and pools (6.2); None is inherited.
+
+    Operations have the first three and the last two.
+    """
 
     fair_share_starvation_timeout: _Milliseconds | None = None
     fair_share_starvation_tolerance: _Share | None = None
@@ -108,6 +115,7 @@ class PreemptionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     enable_aggressive_starvation: bool | None = None
     allow_aggressive_preemption: bool | None = None
     non_preemptible_resource_usage_threshold: _Amounts | None = None
+    min_run_time: _Milliseconds | None = None
 
 
 class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -157,12 +165,15 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     enable_aggressive_starvation: bool = False
     allow_aggressive_preemption: bool = True
     non_preemptible_resource_usage_threshold: _Amounts = {}
+    min_run_time: _Milliseconds = 0.0
 
     nodes_filter: str = ""
     max_operation_count: _Positive = 50_000
     max_operation_count_per_pool: _Positive = 50
     max_running_operation_count: _Positive = 2000
     max_running_operation_count_per_pool: _Positive = 8
+    per_pool_counts_for_leaves_only: bool = False
+    """Whether the two ``..._per_pool`` leave out pools that are there for their sub-pools (2.4)."""
     default_parent_pool: str = ROOT_POOL
     enable_pool_starvation: bool = True
     forbid_immediate_operations_in_root: bool = True
@@ -184,6 +195,12 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     preemption_check_satisfaction: bool = True
     preempt_cpu_gap_first: bool = False
     """Whether jobs with a lowered limit go first among those of the protected lists (6.6 step 4)."""
+    preempt_cheapest_first: bool = False
+    """Whether the victims that lose least work go first, rather than those that started last (6.6 step 4)."""
+    max_min_run_time: _Milliseconds = 600_000.0
+    """The most that a ``min_run_time`` protects (6.4)."""
+    gang_reservation_timeout: _Milliseconds = 60_000.0
+    """How long room may be kept free for one gang; 0: never (7.3)."""
     integral_guarantees: TreeIntegralGuarantees = TreeIntegralGuarantees()
     should_distribute_free_volume_among_children: bool = False
     main_resource: str = "cpu"
@@ -264,7 +281,7 @@ JobState = Literal["starting", "running", "stopping", "completed", "failed", "ab
 FINISHED_OPERATION_STATES: Final = frozenset({"completed", "failed", "aborted"})
 
 
-class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """One task of an operation: ``job_count`` equal jobs, and what each orders.
 
     ``command`` is a shell command or an argument list; ``spec`` is the rest of what the user wrote, untouched.
@@ -284,6 +301,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """Absolute; "" for a fresh directory of each job's own."""
     job_time_limit: float | None = None
     """Milliseconds from its start after which a job is stopped and has failed; None for no limit."""
+    checkpoints: bool = False
+    """Whether its jobs tell of checkpoints, by touching the file that CPUMOND_CHECKPOINT names."""
+    min_run_time: float | None = None
+    """Milliseconds from its start in which no job of it is preempted; None for what holds for the operation."""
     spec: dict[str, Any] = {}
 
     @property
@@ -292,7 +313,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return (float(self.user_slots), self.cpu_limit, self.gpu_limit, float(self.memory_limit), self.network)
 
 
-class OperationTreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class OperationTreeOptions(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """What an operation asks for in one tree (``scheduling_options_per_pool_tree``; section 2.5); None is "not set".
 
     ``pool`` is the name of the pool it runs in: explicit or ephemeral, already resolved (2.9).
@@ -309,6 +330,7 @@ class OperationTreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     min_share_preemption_timeout: _Milliseconds | None = None
     max_unpreemptible_running_job_count: _Count | None = None
     non_preemptible_resource_usage_threshold: _Amounts | None = None
+    min_run_time: _Milliseconds | None = None
 
 
 class JobCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -333,7 +355,7 @@ class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
     job_cpu_monitor: dict[str, Any] = {}
 
 
-class OperationRecord(OperationFacts, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """An operation as it is stored. Times are seconds since 1970; ``sequence`` is the order of arrival.
 
     ``running_in``: the trees in which it holds a running slot (3.2); ``state`` is "running" when there is one.
@@ -382,11 +404,23 @@ class PreemptionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     preemptor_operation_id: str = ""
     preemptor_pool: str = ""
     priority: Literal["", "normal", "aggressive"] = ""
+    lost_core_seconds: float = 0.0
+    """The work that the job has to do again (6.9)."""
+
+
+class Cordon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Why a node gets no new jobs: ``user`` said so ``at`` (seconds since 1970). ``drain``: its jobs are told to stop,
+    too, "graceful" with the longer time-out."""
+
+    user: str
+    at: float
+    why: str = ""
+    drain: Literal["", "usual", "graceful"] = ""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A node as it registered. ``capacity`` by resource; ``key_hash`` of its agent's key, "" for one without; ``tree``:
-    where its jobs are if its tags fit several trees."""
+    where its jobs are if its tags fit several trees. ``cordon`` outlives registrations."""
 
     id: str
     incarnation: str
@@ -395,6 +429,7 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     capacity: dict[str, float]
     key_hash: str = ""
     tree: str = ""
+    cordon: Cordon | None = None
 
 
 UNTOLD_STARTS: Final = ("system", "untold_starts")
@@ -446,7 +481,10 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A node that was given up, shown for a while: ``jobs`` are those that it had. Times are seconds since 1970."""
+    """A node that was given up, shown for a while: ``jobs`` are those that it had. Times are seconds since 1970.
+
+    ``cordon`` is the one that it has again when it comes back; with one it is remembered for longer.
+    """
 
     id: str
     address: str
@@ -456,6 +494,7 @@ class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     last_seen: float
     lost_at: float
     jobs: tuple[JobRecord, ...] = ()
+    cordon: Cordon | None = None
 
 
 def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:

@@ -228,9 +228,9 @@ def _read_acl(table: Mapping[str, Any], where: str) -> tuple[AccessEntry, ...]:
     return msgspec.convert(given, tuple[AccessEntry, ...])
 
 
-def _read_time_limit(value: object, where: str) -> float | None:
+def _read_time_limit(value: object, where: str, least: float = 1.0) -> float | None:
     """Milliseconds, None for no limit."""
-    return None if value is None else _number(value, where, 1e15, 1.0)
+    return None if value is None else _number(value, where, 1e15, least)
 
 
 def _read_monitor(given: object, read_monitor: Callable[[object], dict[str, Any]]) -> dict[str, Any]:
@@ -354,6 +354,8 @@ def _read_task(name: str, given: object) -> Task:
         interruptible=_flag(task.get("interruptible", False), f"{where}/interruptible"),
         working_directory=directory,
         job_time_limit=_read_time_limit(task.get("job_time_limit"), f"{where}/job_time_limit"),
+        min_run_time=_read_time_limit(task.get("min_run_time"), f"{where}/min_run_time", 0.0),
+        checkpoints=_flag(task.get("checkpoints", False), f"{where}/checkpoints"),
         spec={key: task[key] for key in sorted(rest)},
     )
 

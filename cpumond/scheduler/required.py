@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -18,15 +19,19 @@ from cpumond.scheduler.model import (
     NO_POOL_SETTINGS,
     ROOT_POOL,
     CommandError,
+    Config,
     OperationRecord,
     PoolConfig,
     PoolSettings,
     TreeConfig,
 )
+from cpumond.scheduler.node_commands import CordonNode, DrainNode, NodeCommand, UncordonNode
 from cpumond.scheduler.rights import Permission, Verdict, list_administrators
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import CONFIG, Edit, canonical_path, edit, read_pool
-from cpumond.scheduler.settings.undo import Undo, list_reverse_commands
+from cpumond.scheduler.settings.changes import describe_change
+from cpumond.scheduler.settings.tree_file import ApplyTree, make_target
+from cpumond.scheduler.settings.undo import Undo, list_reverse_commands, reverse
 from cpumond.scheduler.users import User
 
 if TYPE_CHECKING:
@@ -365,9 +370,53 @@ def _update_operation(state: State, command: operations.UpdateOperation, rights:
             yield Need("read_secrets", operation=record, aim="to have it inherit another access list")
 
 
+def _maintain(state: State, command: NodeCommand, _: Rights) -> Iterator[Need]:
+    node = state.nodes.get(command.node)
+    lost = state.lost_nodes.get(command.node)
+    tree = (node.tree if node is not None else lost.tree if lost is not None else "") or ""
+    yield Need("administer", tree if tree in state.trees else "", aim=f"(node {quoted(command.node)})")
+
+
 def _undo(state: State, command: Undo, rights: Rights) -> Iterator[Need]:
-    for reverse in list_reverse_commands(command.changes):
-        yield from list_needs(state, reverse, rights)
+    for each in list_reverse_commands(command.changes):
+        yield from list_needs(state, each, rights)
+    try:
+        target = reverse(state.config, command.changes, _planned_ids())
+    except CommandError:
+        return  # and so is the command
+    yield from _inherit_at_once(state.config, target)
+
+
+def _apply_tree(state: State, command: ApplyTree, rights: Rights) -> Iterator[Need]:
+    target = make_target(state.config, command, _planned_ids()).config
+    # What takes the target back to the present, the other way round: pools are named as they are now.
+    for each in list_reverse_commands(describe_change(target, state.config, exact=True)):
+        yield from list_needs(state, each, rights)
+    yield from _inherit_at_once(state.config, target)
+
+
+def _planned_ids() -> Callable[[], str]:
+    numbers = itertools.count(1)
+    return lambda: f"planned-{next(numbers)}"
+
+
+def _inherit_at_once(config: Config, target: Config) -> Iterator[Need]:
+    """``_inherit_anew`` of the pools that many changes at once move: what is above them may be new, too."""
+    for name, tree in target.trees.items():
+        old = config.trees.get(name)
+        if old is None or old is tree:
+            continue
+        before = {pool.id: pool for pool in old.pools.values()}
+        for pool in tree.pools.values():
+            was = before.get(pool.id)
+            if was is None or _id_of(old, was.parent) == _id_of(tree, pool.parent):
+                continue
+            if _inherited(old, was.parent, was.settings) != _inherited(tree, pool.parent, was.settings):
+                yield Need("administer", name, was.name, aim="to have it inherit another access list")
+
+
+def _id_of(tree: TreeConfig, pool: str) -> str:
+    return tree.id if pool == ROOT_POOL else tree.pools[pool].id
 
 
 def _counting(rights: Rights, tree: str, pool: str) -> Any:
@@ -385,7 +434,11 @@ _NEEDS: Final[Mapping[type, Callable[[State, Any, Rights], Iterator[Need]]]] = {
     commands.RemovePool: _remove_pool,
     commands.MovePool: _move_pool,
     commands.TransferPoolResources: _transfer,
+    ApplyTree: _apply_tree,
     Undo: _undo,
+    CordonNode: _maintain,
+    UncordonNode: _maintain,
+    DrainNode: _maintain,
     operations.StartOperation: _start,
     operations.AbortOperation: _manage,
     operations.CompleteOperation: _manage,

@@ -117,6 +117,7 @@ def _options(options: OperationTreeOptions, element: OperationElement | None) ->
 
 def _task(task: Task) -> dict[str, Any]:
     shown = {name: getattr(task, name) for name in task.__struct_fields__ if name not in ("name", "spec")}
-    if task.job_time_limit is None:
-        del shown["job_time_limit"]
+    for name in ("job_time_limit", "min_run_time"):
+        if shown[name] is None:
+            del shown[name]
     return {**task.spec, **shown, "command": task.command if isinstance(task.command, str) else list(task.command)}

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import secrets
+import os
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
@@ -44,12 +46,14 @@ from cpumond.scheduler.events import Told
 from cpumond.scheduler.events.commands import Asked, tell_command, tell_pin, tell_refused
 from cpumond.scheduler.events.happenings import tell_change, tell_refused_node, tell_start
 from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.idle_watch import IdleWatch
 from cpumond.scheduler.lead import LeadView
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
 from cpumond.scheduler.pace import first_period_s, look_s, next_period_s
 from cpumond.scheduler.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.required import check
 from cpumond.scheduler.retention import LogRetention
+from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
@@ -70,6 +74,8 @@ only through those made since the collection before."""
 MUTATION_AGE_S = 900.0
 """How long repeats of commands are recognised: longer than any client goes on trying (yt_protocol.md 8)."""
 MAX_MUTATIONS = 20_000
+_NUMBERS = chain.from_iterable(map(partial(struct.iter_unpack, "4I"), iter(partial(os.urandom, 4096), b"")))
+"""Random ones, many at a time: each call of the system lets another thread have the interpreter for a while."""
 
 
 class Clock:
@@ -93,7 +99,8 @@ class Clock:
 
 def make_id() -> str:
     """A random id of four hexadecimal numbers, as `yt` prints them."""
-    return "-".join(f"{secrets.randbits(32) or 1:x}" for _ in range(4))
+    a, b, c, d = next(_NUMBERS)
+    return f"{a or 1:x}-{b or 1:x}-{c or 1:x}-{d or 1:x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +161,7 @@ class Scheduler:
             len(self.state.nodes), rules.heartbeat_period_s, rules.node_heartbeat_timeout_s
         )
         self._mutations = deque((float(entry.get("at_s", 0.0)), key) for key, entry in self.remembered.items())
+        self.idle = IdleWatch(self.state, clock.now)
         self.history: History | None = None
         """None where no history is kept."""
         self.retention: LogRetention | None = None
@@ -208,8 +216,10 @@ class Scheduler:
             allowed_by = check(self.state, command, asked.user)
             change = prepare(self.state, command, asked.user.name, now, self.new_id)
         asked = replace(asked, allowed_by=allowed_by)
-        told = tell_command(self.state, command, asked, change, now)
         reply = Reply(change.id, change.warnings)
+        if isinstance(command, ApplyTree) and change.is_empty:
+            return reply  # the same file again leaves no trace
+        told = tell_command(self.state, command, asked, change, now)
         await self._commit(change, [] if remember is None else self._remember(remember(reply)), [told])
         self.timings.commands += 1
         say(told.event, id=change.id or None, warnings=change.warnings or None)
@@ -476,6 +486,7 @@ class Scheduler:
             while not stopping.is_set():
                 await self.update_all()
                 self.ready.set()
+                self.idle.take_if_due()
                 if self.history is not None:
                     self.history.take_if_due(self.clock.now())
                 if self.retention is not None:
@@ -497,6 +508,7 @@ class Scheduler:
                     due = now
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), max(due - loop.time(), 0.0))
+        await self.idle.close()
         if self.history is not None:
             await self.history.close(self.clock.now())
 

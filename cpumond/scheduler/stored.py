@@ -77,9 +77,11 @@ def load_state(
 
 
 def _make_default_tree(new_id: Callable[[], str]) -> Config:
-    """One tree with an empty filter, the default one; closed until an administrator says who may do what (12.4)."""
+    """One tree with an empty filter, the default one; closed until an administrator says who may do what (12.4),
+    with counts of operations that leave room for sub-pools (2.4)."""
     config = Config({})
-    for command in (CreateTree(DEFAULT_TREE, {"acl_required": True}), SetDefaultTree(DEFAULT_TREE)):
+    options = {"acl_required": True, "per_pool_counts_for_leaves_only": True}
+    for command in (CreateTree(DEFAULT_TREE, options), SetDefaultTree(DEFAULT_TREE)):
         config = apply(config, command, new_id=new_id, nodes={}).config
     return config
 
@@ -108,7 +110,7 @@ def encode(change: Transaction, config: Config) -> list[Change]:
     changes += [Change("operation", record.id, _dump(record)) for record in change.operations]
     changes += [Change("job", record.id, _dump(record)) for record in change.jobs]
     changes += [Change("start", record.id, None) for record in change.jobs]
-    changes += [Change("node", record.id, _dump(record)) for record in change.nodes]
+    changes += [Change("node", record.id, _dump(record)) for record in (*change.nodes, *change.cordons)]
     changes += [Change("node", node_id, None) for node_id in change.removed_nodes]
     changes += [Change("lost_node", lost.id, _dump(lost)) for lost in change.lost_nodes]
     changes += [Change("token", digest, None) for digest in change.forgotten_tokens]

@@ -124,6 +124,13 @@ class Site:
         self.do("PATCH", f"trees/default/pools/{self.make_pool()}", {"edits": MODE})
         return int(self.do("GET", "events?kind=command&limit=1")["events"][0]["number"])
 
+    def change_file(self) -> dict[str, Any]:
+        """The tree's file with another attribute of a pool."""
+        tables = self.do("GET", "trees/default/file")["tables"]
+        (pool,) = (each for each in tables["pools"] if each["name"] == OTHER)
+        pool["attributes"] = {"label": next(self.names)}
+        return {"tables": {"pools": tables["pools"]}}
+
     def make_token(self, role: Role) -> str:
         """The id of a token of that role's user, any id where it can have none."""
         answer = self.clients[role].post("/api/v1/tokens", json={})
@@ -187,6 +194,7 @@ CASES: dict[str, Make] = {
     ),
     "DELETE /api/v1/trees/{tree}": lambda site, _: _api("DELETE", f"trees/{site.make_tree()}"),
     "PUT /api/v1/default_tree": lambda *_: _api("PUT", "default_tree", {"tree": "default"}),
+    "POST /api/v1/trees/{tree}/apply": lambda site, _: _api("POST", "trees/default/apply", site.change_file()),
     "POST /api/v1/trees/{tree}/pools": lambda site, _: _api(
         "POST", "trees/default/pools", {"name": next(site.names), "parent": POOL}
     ),

@@ -77,6 +77,26 @@ def test_a_job_beyond_its_time_limit_is_ended_on_its_node_and_has_failed(cluster
     assert all(node["job_count"] == 0 for node in cluster.get("/api/v1/nodes")["nodes"])
 
 
+def test_a_job_tells_of_its_checkpoints(cluster: Cluster, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    command = f'until [ -e {gate} ]; do sleep 0.1; done; touch "$CPUMOND_CHECKPOINT"; exec sleep 3600'
+    task = {"job_count": 1, "cpu_limit": 0.1, "memory_limit": 2**24, "checkpoints": True, "command": command}
+    spec = {"pool": "saving", "tasks": {"main": task}}
+    operation = cluster.post("/api/v1/operations", {"spec": spec})["id"]
+    [job] = cluster.wait(lambda: cluster.jobs(operation, "running"), "it runs")
+    assert job["checkpoint_at"] is None
+    gate.touch()
+
+    def find_checkpoint() -> float:
+        found: list[float] = [job["checkpoint_at"] or 0.0 for job in cluster.jobs(operation)]
+        return found[0]
+
+    told = cluster.wait(find_checkpoint, "its checkpoint is told")
+    assert job["start_time"] <= told <= gate.stat().st_mtime + 60.0
+    cluster.post(f"/api/v1/operations/{operation}/abort", {})
+    cluster.wait(lambda: not cluster.jobs(operation, "running"), "it ends")
+
+
 def test_jobs_run_in_cgroups_of_the_nodes_and_end(cluster: Cluster, tmp_path: Path) -> None:
     gate = tmp_path / "open"
     command = f"until [ -e {gate} ]; do sleep 0.1; done"

@@ -53,6 +53,8 @@ class Case:
     words: str
     is_change: bool = False
     code: int = 0
+    prints_file: bool = False
+    """Whether what it prints is for programs, whatever the terminal."""
 
 
 OF_SCHEDULER = {
@@ -60,6 +62,9 @@ OF_SCHEDULER = {
     "tree show": Case("tree show default"),
     "tree create": Case("tree create new-tree nodes_filter=none", is_change=True),
     "tree set": Case("tree set new-tree fair_share_starvation_timeout=10000", is_change=True),
+    "tree export": Case("tree export default", prints_file=True),
+    "tree plan": Case("tree plan {file}"),
+    "tree apply": Case("tree apply {file} --yes", is_change=True),
     "tree remove": Case("tree remove new-tree --yes", is_change=True),
     "pool list": Case("pool list"),
     "pool show": Case(f"pool show {LONG_POOL}"),
@@ -81,6 +86,10 @@ OF_SCHEDULER = {
     "operation abort": Case("operation abort {spare2}", is_change=True),
     "node list": Case("node list"),
     "node show": Case(f"node show {LONG_NODE}"),
+    "why": Case("why"),
+    "node cordon": Case(f"node cordon {LONG_NODE} --why kernel", is_change=True),
+    "node uncordon": Case(f"node uncordon {LONG_NODE}", is_change=True),
+    "node drain": Case(f"node drain {LONG_NODE} --plan"),
     "can": Case(f"can tester use {LONG_POOL} --why"),
     "events": Case("events"),
     "audit": Case("audit"),
@@ -105,15 +114,13 @@ OF_CGROUPS = {"job add", "job remove", "dry-run"}
 ALONE = {
     "doctor": Case("doctor", code=-1),
     "estimate": Case("estimate --prometheus http://127.0.0.1:1", code=69),
-    "replay": Case("replay {trace} --cpu-limit 10"),
+    "replay": Case("replay {trace} --cpu-limit 10", prints_file=True),
     "simulate": Case("simulate {trace} --cpu-limit 10"),
-    "fair-share": Case("fair-share {tree}"),
-    "schema": Case("schema heartbeat"),
-    "completion": Case("completion bash"),
+    "fair-share": Case("fair-share {tree}", prints_file=True),
+    "schema": Case("schema heartbeat", prints_file=True),
+    "completion": Case("completion bash", prints_file=True),
 }
 CASES = {**OF_SCHEDULER, **OF_AGENT, **ALONE}
-PRINTS_FILES = {"schema", "completion", "replay", "fair-share"}
-"""What they print is for programs, whatever the terminal."""
 
 
 def walk(command: click.Command, context: click.Context, path: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -170,10 +177,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             '{"now": 0, "total_resources": {"cpu": 100}, "pools": [{"name": "q", "parent": "<root>"}],'
             ' "operations": [{"name": "o", "parent": "q", "demand": {"cpu": 60}}]}'
         )
+        file = directory / "default.toml"
+        file.write_text(f'tree = "default"\n\n[pools.{LONG_POOL}]\nweight = 5\n')
         change = server.get("/events", kind="command")["events"][0]["number"]
         yield {
             "url": server.url, "operation": operation, "spare": spare, "spare2": spare2, "change": str(change),
-            "trace": str(trace), "tree": str(tree), "home": str(directory),
+            "trace": str(trace), "tree": str(tree), "file": str(file), "home": str(directory),
         }  # fmt: skip
 
 
@@ -247,7 +256,7 @@ def check_terminal(name: str, case: Case, names: dict[str, str], environment: di
         shown, code = on_terminal(words, columns, environment)
         assert case.code in (-1, code), shown
         text = without_colour(shown)
-        if name in PRINTS_FILES:
+        if case.prints_file:
             continue
         longest = max(map(width, [word for word in text.split() if len(word) > columns] or [""]))
         too_long = [line for line in text.split("\n") if width(line) > max(columns, longest)]

@@ -350,11 +350,14 @@ def test_an_operation_is_steered(server, cpumond):
 def test_the_spec_carries_what_the_options_say(server, cpumond):
     monitor = '{"mode": "shadow"}'
     words = ("--gang", "--weight", "2", "--job-cpu-monitor", monitor, "--set", "max_failed_job_count=3")
+    words = (*words, "--min-run-time", "2m", "--checkpoints")
     operation_id = cpumond("operation", "start", "--pool", "p", *words, "--", "a", "--b").strip()
     shown = cpumond.json("operation", "show", operation_id)
     assert (shown["is_gang"], shown["max_failed_job_count"]) == (True, 3)
     assert shown["job_cpu_monitor"] == {"mode": "shadow"}
     assert shown["tasks"][0]["command"] == ["a", "--b"]
+    assert shown["tasks"][0]["checkpoints"] is True
+    assert shown["spec"]["min_run_time"] == 120_000.0
 
 
 def test_time_limits_are_durations_and_the_task_is_not_overwritten_silently(server, cpumond):

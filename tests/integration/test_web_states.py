@@ -289,6 +289,19 @@ def test_an_operation_of_two_trees_and_one_that_fits_nowhere(page, scheduler, no
         scheduler.post(f"operations/{operation}/abort", {})
 
 
+def test_a_cordoned_node_says_by_whom_and_why(page, scheduler, node):
+    path = f"nodes/{node.id}"
+    scheduler.post(f"{path}/cordon", {"why": "bad fan"})
+    show(page, scheduler, "#/nodes")
+    expect(page.locator("#main, main").get_by_text("1 cordoned", exact=True)).to_be_visible()
+    turn_page(page, f"{scheduler.url}/", f"#/{path}")
+    expect(page.get_by_text(re.compile(r"cordoned by .* ago: it gets no new jobs \(bad fan\)"))).to_be_visible()
+    scheduler.post(f"{path}/drain")
+    turn_page(page, f"{scheduler.url}/", f"#/{path}")
+    expect(page.get_by_text(re.compile(r"drained by .*, those that it has are stopped"))).to_be_visible()
+    scheduler.post(f"{path}/uncordon")
+
+
 def test_what_is_not_there_has_a_heading_and_the_scheduler_says_so(page, scheduler):
     page.allow("status: 404 GET ")
     for where, heading in (

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from scheduler_builders import World, amount, give, starve
 
+from cpumond.core.wire import JobReport
 from cpumond.fairshare.resources import ZERO, Vector, add, subtract, sum_vectors
+from cpumond.scheduler.decide.cost import lost_core_seconds
 from cpumond.scheduler.decide.placement import ServiceOrder, satisfaction_of
-from cpumond.scheduler.decide.preemption import PreemptionPlan, TargetPriority, Targets, plan_preemption
+from cpumond.scheduler.decide.preemption import PreemptionPlan, Targets, plan_preemption
 from cpumond.scheduler.decide.starvation import priority_of, starving_operations
+from cpumond.scheduler.decide.swap import Stage, Swap, TargetPriority
 from cpumond.scheduler.decide.victims import find_limit_violators, find_overcommit_victims, is_protected_by_count
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
@@ -29,6 +36,7 @@ from cpumond.scheduler.elements import (
 )
 from cpumond.scheduler.model import ROOT_POOL, Task
 
+NOW = 200.0
 EPS = 1e-6
 INF = float("inf")
 quick = examples(300, suppress_health_check=[HealthCheck.too_slow])
@@ -50,6 +58,7 @@ def make_world(seed: int) -> World:
         preemption_check_satisfaction=rng.random() < 0.9,
         preempt_cpu_gap_first=rng.random() < 0.3,
         allow_aggressive_preemption=rng.random() < 0.8,
+        preempt_cheapest_first=rng.random() < 0.4,
     )
     nodes = [
         world.node(f"n{i}", float(rng.choice([4, 8, 10])), float(rng.choice([8, 16])))
@@ -65,6 +74,7 @@ def make_world(seed: int) -> World:
             resource_limits_overcommit_tolerance={"cpu": 1.0} if rng.random() < 0.2 else {},
             enable_aggressive_starvation=rng.random() < 0.4,
             allow_aggressive_preemption=rng.choice([None, None, True, False]),
+            min_run_time=195_000.0 if rng.random() < 0.2 else None,
         )
         names.append(f"p{i}")
     elements = [make_operation(world, rng, f"o{i}", rng.choice(names)) for i in range(rng.randint(2, 7))]
@@ -77,6 +87,8 @@ def make_world(seed: int) -> World:
         job = world.job(element, node, cpu, memory)
         if rng.random() < 0.2:
             change_usage(job, amount(cpu / 2, memory))
+        checkpoint = rng.choice([None, None, rng.uniform(0.0, NOW)])
+        job.report = JobReport(job.id, element.name, cpu, cpu, checkpoint_at=checkpoint)
     if rng.random() < 0.5:
         for now in (0.0, 100.0):
             world.update(now)
@@ -123,7 +135,7 @@ def targets_of(world: World) -> list[tuple[OperationElement, TargetPriority]]:
 
 def plans(world: World) -> Iterator[tuple[Node, PreemptionPlan]]:
     for node in world.tree.nodes.values():
-        plan = plan_preemption(node, Targets(targets_of(world)), 200.0, ZERO)
+        plan = plan_preemption(node, Targets(targets_of(world)), NOW, ZERO)
         if plan is not None:
             yield node, plan
 
@@ -135,7 +147,15 @@ def find_list(job: Job) -> int:
     """6.4 from its text, for one job."""
     element = job.element
     options, total = element.tree.config.settings, element.tree.total
-    before = sum_vectors([other.usage for other in element.jobs.values() if other.sequence < job.sequence])
+
+    def place(of: Job) -> tuple[float, int]:
+        if not options.preempt_cheapest_first:
+            return (0.0, of.sequence)
+        size = max(u / t if t else 0.0 for u, t in zip(of.usage, total, strict=True))
+        lost = lost_core_seconds(of, element.tree.updated_at)
+        return (-lost / size if size else -lost, of.sequence)
+
+    before = sum_vectors([other.usage for other in element.jobs.values() if place(other) < place(job)])
     used = [u / t if t else 0.0 for u, t in zip(before, total, strict=True)]
     open_ones = [
         k for k in range(5) if total[k] and element.demand_share[k] > element.fair_share[k] + 1e-9
@@ -211,9 +231,9 @@ def test_the_plan_is_the_one_that_asking_each_target_in_turn_finds(seed):
     world = make_world(seed)
     targets = targets_of(world)
     for node in world.tree.nodes.values():
-        plan = plan_preemption(node, Targets(targets), 200.0, ZERO)
+        plan = plan_preemption(node, Targets(targets), NOW, ZERO)
         in_turn = sorted(targets, key=lambda target: target[1] != "aggressive")
-        alone = (plan_preemption(node, Targets([target]), 200.0, ZERO) for target in in_turn)
+        alone = (plan_preemption(node, Targets([target]), NOW, ZERO) for target in in_turn)
         assert plan == next((each for each in alone if each is not None), None)
 
 
@@ -233,6 +253,8 @@ def test_victims_are_what_the_rules_allow(seed):
             assert element.operation.record.preemption_mode == "normal"
             assert job.preemptibility == find_list(job)
             assert element.rules is not None
+            assert job.began_at is not None
+            assert NOW - job.began_at >= element.rules.min_run_time_s
             if aggressive and element.rules.aggressive_preemption:
                 assert job.preemptibility != NON_PREEMPTIBLE
             else:
@@ -280,6 +302,35 @@ def test_the_same_tree_gives_the_same_plan_and_planning_changes_nothing(seed):
     assert told[0] == told[1] == told[2]
     assert before == [(element.name, element.usage, element.starvation_status) for element in first.elements()]
     assert all(job.is_active for node in first.tree.nodes.values() for job in node.jobs.values())
+
+
+def with_tree(world: World, **settings: Any) -> World:
+    config = world.tree.config
+    world.tree.config = replace(config, settings=msgspec.structs.replace(config.settings, **settings))
+    return world
+
+
+@quick
+@given(seeds)
+def test_no_other_victims_that_would_do_lose_less(seed):
+    """With preempt_cheapest_first, against all sets of jobs of the node, from as little protected lists."""
+    world = with_tree(make_world(seed), preempt_cheapest_first=True, preempt_cpu_gap_first=False)
+    targets = targets_of(world)
+    for node in world.tree.nodes.values():
+        for target, priority in targets:
+            plan = plan_preemption(node, Targets([(target, priority)]), NOW, ZERO)
+            if plan is None or not plan.victims:
+                continue
+            stage = Stage(node, world.tree, priority, NOW)
+            found = {job for job, _ in plan.victims}
+            cost = sum(lost_core_seconds(job, NOW) for job in found)
+            worst = max(each.rank for each in stage.candidates if each.jobs[0] in found)
+            candidates = [each for each in stage.candidates if each.rank <= worst]
+            for size in range(1, 4):
+                for others in itertools.combinations(candidates, size):
+                    if sum(each.lost_core_seconds for each in others) < cost - 1e-6:
+                        swap = Swap(stage, target, plan.task.resources)
+                        assert swap._walk(sorted(others, key=lambda each: each.lost_core_seconds)) is None
 
 
 def test_random_worlds_are_worth_trying():
@@ -372,6 +423,8 @@ def make_rivals(seed: int) -> World:
         enable_conditional_preemption=rng.random() < 0.8,
         enable_aggressive_starvation=rng.random() < 0.5,
         preempt_cpu_gap_first=rng.random() < 0.2,
+        preempt_cheapest_first=rng.random() < 0.4,
+        min_run_time=rng.choice([0.0, 0.0, 7000.0]),
     )
     for i in range(rng.choice([1, 1, 2])):
         world.node(f"n{i}", float(rng.choice([4, 7, 10])), 16.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 from examples import examples
@@ -14,6 +16,7 @@ from cpumond.scheduler.access import Rights, read_access
 from cpumond.scheduler.model import ROOT_POOL, CommandError, PoolConfig, TreeConfig
 from cpumond.scheduler.required import check, decide
 from cpumond.scheduler.rights import PERMISSIONS, Permission
+from cpumond.scheduler.settings import tree_file
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.commands import (
     ChangePool,
@@ -25,6 +28,7 @@ from cpumond.scheduler.settings.commands import (
     TransferPoolResources,
     apply,
 )
+from cpumond.scheduler.settings.tree_file import ApplyTree, make_tables
 from cpumond.scheduler.users import User
 
 many = examples(100)
@@ -238,6 +242,7 @@ def every_command() -> list[ConfigCommand]:
 
 
 COMMANDS = every_command()
+FILES = 30
 
 
 def allowed_changes(world: World, user: User) -> Iterator[tuple[ConfigCommand, TreeConfig]]:
@@ -253,6 +258,34 @@ def allowed_changes(world: World, user: User) -> Iterator[tuple[ConfigCommand, T
         yield command, outcome.config.trees[TREE]
 
 
+def allowed_files(world: World, user: User, random: Random) -> Iterator[tuple[ApplyTree, TreeConfig]]:
+    """Files that change several things at once, which the user may apply, and the tree after each."""
+    for _ in range(FILES):
+        config = world.state.config
+        for command in random.sample(COMMANDS, random.choice([2, 2, 3])):
+            with contextlib.suppress(CommandError):
+                config = apply(config, command, new_id=lambda: f"made-{random.random()}", nodes={}).config
+        if TREE not in config.trees:
+            continue
+        file = ApplyTree(TREE, make_tables(config.trees[TREE]), prune=True)
+        try:
+            check(world.state, file, user)
+            outcome = tree_file.apply(world.state.config, file, new_id=lambda: f"new-{random.random()}", nodes={})
+        except CommandError:
+            continue
+        if outcome.changed:
+            event("a file")
+            yield file, outcome.config.trees[TREE]
+
+
+def known_above(old: TreeConfig, new: TreeConfig, name: str) -> str:
+    """The pool that was there before, at ``name`` in the new tree or the nearest above it, by its name then."""
+    names = {pool.id: pool.name for pool in old.pools.values()}
+    while name != ROOT_POOL and new.pools[name].id not in names:
+        name = new.pools[name].parent
+    return name if name == ROOT_POOL else names[new.pools[name].id]
+
+
 def lists_of(tree: TreeConfig) -> dict[str, tuple[str, list[Any]]]:
     """Id -> name, and what the object's own attributes say of rights."""
     named = ("acl", "inherit_acl", "owner", "acl_required")
@@ -261,20 +294,20 @@ def lists_of(tree: TreeConfig) -> dict[str, tuple[str, list[Any]]]:
 
 
 @many
-@given(teams())
-def test_nobody_changes_a_list_that_it_does_not_administer(world):
+@given(teams(), st.randoms(use_true_random=False))
+def test_nobody_changes_a_list_that_it_does_not_administer(world, random):
     rights, old = Rights(world.state, USERS[0]), world.state.config.trees[TREE]
     administered = {name for name in POOLS if rights.on_pool(TREE, name, "administer").allowed}
     before = lists_of(old)
     counted = {pool.id: counting(old, name) for name, pool in old.pools.items()}
-    for command, new in allowed_changes(world, USERS[0]):
+    for command, new in (*allowed_changes(world, USERS[0]), *allowed_files(world, USERS[0], random)):
         after = lists_of(new)
         changed = {before[key][0] for key in before if key in after and before[key][1] != after[key][1]}
         assert changed <= administered, command
         gone = {name for key, (name, rights) in before.items() if key not in after and rights[0] is not None}
         assert gone <= administered, command
         made = [pool for key, (pool, rights) in after.items() if key not in before and rights[:3] != [None, True, ""]]
-        assert all(new.pools[name].parent in administered for name in made), command
+        assert all(known_above(old, new, new.pools[name].parent) in administered for name in made), command
         # Nor what counts for it, unless it is inherited from one that the user does administer.
         for name, pool in new.pools.items():
             if pool.id in counted and counting(new, name) != counted[pool.id]:
@@ -292,19 +325,20 @@ def counting(tree: TreeConfig, pool: str) -> Any:
 
 
 @many
-@given(teams())
-def test_nobody_gives_a_pool_more_of_what_its_parent_has(world):
+@given(teams(), st.randoms(use_true_random=False))
+def test_nobody_gives_a_pool_more_of_what_its_parent_has(world, random):
     rights, old = Rights(world.state, USERS[0]), world.state.config.trees[TREE]
     may_write = {name for name in POOLS if rights.on_pool(TREE, name, "write").allowed}
     before = {pool.id: pool for pool in old.pools.values()}
-    for command, new in allowed_changes(world, USERS[0]):
+    for command, new in (*allowed_changes(world, USERS[0]), *allowed_files(world, USERS[0], random)):
         for pool in new.pools.values():
             was = before.get(pool.id)
             had = (0.0, 1.0) if was is None else given_to(was)
             if any(now > then for now, then in zip(given_to(pool), had, strict=True)):
-                assert (pool if was is None else was).parent in may_write, command
+                above_it = known_above(old, new, pool.parent) if was is None else was.parent
+                assert above_it in may_write, command
             elif was is not None and parent_id(new, pool) != parent_id(old, was):
-                assert pool.parent in may_write, command  # where its guarantee comes from now
+                assert known_above(old, new, pool.parent) in may_write, command  # where its guarantee comes from now
 
 
 def parent_id(tree: TreeConfig, pool: PoolConfig) -> str:
@@ -327,3 +361,21 @@ def test_the_own_guarantee_may_be_lowered_and_not_raised(cores, on_parent):
     command = ChangePool(TREE, "b", (Edit(("strong_guarantee_resources", "cpu"), cores),))
     allowed = all(verdict.allowed for verdict in decide(world.state, command, USERS[0]))
     assert allowed == (on_parent or cores <= 6)
+
+
+@many
+@given(teams())
+def test_a_file_with_one_change_needs_what_the_command_of_that_change_needs(world):
+    for command in COMMANDS:
+        if isinstance(command, TransferPoolResources):
+            continue  # as single changes these are others: they need no right to the pools themselves
+        if isinstance(command, CreatePool) and None in command.attributes.values():
+            continue  # a file cannot say what is not there
+        try:
+            outcome = apply(world.state.config, command, new_id=lambda: "made", nodes={})
+        except CommandError:
+            continue
+        if outcome.changed:
+            file = ApplyTree(TREE, make_tables(outcome.config.trees[TREE]), prune=True)
+            verdicts = [all(each.allowed for each in decide(world.state, one, USERS[0])) for one in (command, file)]
+            assert verdicts[0] == verdicts[1], command

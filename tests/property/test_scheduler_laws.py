@@ -14,8 +14,10 @@ from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
 
 from cpumond.scheduler.elements import PoolElement
 from cpumond.scheduler.model import ROOT_POOL, UNTOLD_STARTS, CommandError, Rules
+from cpumond.scheduler.node_commands import CordonNode, DrainNode, NodeCommand, UncordonNode
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import CreatePool, CreateTree, MovePool, RemovePool, RemoveTree
+from cpumond.scheduler.settings.tree_file import ApplyTree, PoolTable, TreeTables
 from cpumond.scheduler.state.commands import prepare
 
 TREES = st.sampled_from(["default", "default", "default", "other"])
@@ -147,6 +149,11 @@ class Life(RuleBasedStateMachine):
         else:
             self.try_command(CreateTree("other", {"nodes_filter": "x"}))
 
+    @rule(tree=TREES, pools=st.lists(st.tuples(EXPLICIT, PARENTS, POOL_ATTRIBUTES), max_size=4), prune=st.booleans())
+    def apply_a_file(self, tree: str, pools: list[tuple[str, str, dict[str, Any]]], prune: bool) -> None:
+        tables = tuple(PoolTable(name=name, parent=parent, options=options) for name, parent, options in pools)
+        self.try_command(ApplyTree(tree, TreeTables(None, tables), prune))
+
     # --- operations
 
     @rule(
@@ -212,6 +219,13 @@ class Life(RuleBasedStateMachine):
         else:
             with contextlib.suppress(CommandError):
                 world.node(name, cpu=cpu, tags=tags)
+
+    @rule(
+        name=st.sampled_from(["n1", "n2", "n3"]),
+        kind=st.sampled_from([CordonNode, DrainNode, UncordonNode, UncordonNode]),
+    )
+    def maintain(self, name: str, kind: type[NodeCommand]) -> None:
+        self.try_command(kind(name))
 
     @precondition(lambda self: any(node.jobs for node in self.world.nodes.values()))
     @rule(data=st.data(), what=st.sampled_from(["completed", "completed", "failed", "aborted", "lost", "vanished"]))
@@ -351,6 +365,10 @@ class Life(RuleBasedStateMachine):
         before = describe(self.world.state, with_jobs=False)
         self.world.restart()
         after = describe(self.world.state, with_jobs=False)
+        if any(node.cordoned for node in self.world.state.nodes.values()):
+            for seen in (before, after):  # what cordoned nodes count for is as of the last update
+                for tree in seen["trees"].values():
+                    del tree["total"]
         del before["sequence"]  # the last number may be that of an operation that is not kept
         assert all(record.sequence <= after["sequence"] for record in before["operations"])
         for name in before:
@@ -400,6 +418,13 @@ class Life(RuleBasedStateMachine):
                 assert pool.reclaimed_cpu_seconds <= pool.cpu_seconds + 1e-6, pool.name
         self.counted_cpu_s = seen
         assert sum(tree.root.cpu_seconds for tree in self.world.state.trees.values()) <= self.used_cpu_s + 1e-6
+
+    @invariant()
+    def nothing_is_ordered_from_a_cordoned_node(self) -> None:
+        for node in self.world.state.nodes.values():
+            if node.cordon is not None:
+                new = [job for job in node.jobs.values() if not job.was_reported and job.start_time > node.cordon.at]
+                assert not new, node.id
 
     @invariant()
     def nothing_is_left_to_settle(self) -> None:

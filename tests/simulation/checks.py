@@ -295,6 +295,9 @@ class Ledger:
         except AssertionError as error:
             self.check(False, f"a state is not consistent: {error}")
         for operation in scheduler.state.operations.values():
+            runs = any(element.jobs for element in operation.elements.values())
+            in_part = operation.record.is_gang and bool(operation.needed) and runs
+            self.check(not in_part, f"gang {operation.id} runs in part, it needs {operation.needed}")
             task = operation.record.tasks[0]
             completed = operation.record.counts[task.name].completed if task.name in operation.record.counts else 0
             self.check(

@@ -94,6 +94,8 @@ class Client:
             **({"job_time_limit": 10_000.0} if rng.random() < 0.1 else {}),
         }  # fmt: skip
         spec: dict[str, Any] = {"tasks": {"t": task}, "pool": self.pool, "max_failed_job_count": 5}
+        if len(self.started) % 4 == 3:
+            spec["is_gang"] = True
         return StartOperation(spec)
 
     async def _do(self, command: Command) -> None:

@@ -167,13 +167,18 @@ class World:
                 task = operation.record.tasks[0]
                 if not operation.needed or operation.record.suspended or operation.record.state != "running":
                     continue
+                kept = {node.id for each in state.reservations.values() for node in each.rooms} if state else set()
+                holds = 0
                 for host in self.hosts:
                     agent = host.agent
                     if agent is None or agent.assigned.problem:  # the latter lasts up to a minute longer than its fault
                         continue
                     used = sum(each.order.cpu_limit for each in agent.assigned.jobs.values())
-                    if host.cpu - used >= task.cpu_limit:
+                    holds += int((host.cpu - used) // task.cpu_limit)
+                    if host.cpu - used >= task.cpu_limit and not operation.record.is_gang and host.name not in kept:
                         waits.add((operation.id, host.name))
+                if operation.record.is_gang and not kept and holds >= operation.needed_job_count:
+                    waits.add((operation.id, "all together"))
         self.idle = waits if self.idle is None else self.idle & waits
 
     def _abort_all(self) -> None:

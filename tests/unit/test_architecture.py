@@ -19,8 +19,8 @@ PURE = (
     *(
         f"scheduler.{name}"
         for name in (
-            "model", "users", "rights", "access", "required", "token_records", "token_commands", "events", "elements",
-            "operations", "resulting", "settings", "decide", "state", "why", "lead",
+            "model", "users", "rights", "access", "required", "token_records", "token_commands", "node_commands",
+            "events", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead",
             "history.model", "history.collector", "history.series", "history.report", "history.chunks",
         )
     ),
@@ -37,11 +37,13 @@ MORE_FOR = {
     "cpumond.scheduler.lead": {"cpumond.scheduler.store"},  # the value Lease
     "cpumond.scheduler.state.spec_room": {"sys"},  # sys.getsizeof
     "cpumond.scheduler.users": {"fnmatch"},  # patterns of names
+    "cpumond.scheduler.why.remedies": {"shlex"},  # command lines
     "cpumond.core.measures": {"sys"},  # sys.float_info
     "cpumond.core.words": {"datetime"},  # times as people read them
     # suggestions for misspelt names
     "cpumond.fairshare.validate": {"difflib"},
     "cpumond.host.systemd.properties": {"os"},  # os.path, names only
+    "cpumond.scheduler.settings.tree_file": {"hashlib"},  # a name of a tree's content
     "cpumond.scheduler.settings.nodes_filter": {"lark"},  # a parser from a grammar
     "cpumond.api.yt.lazy": {"datetime"},  # times as people read them
     "cpumond.monitor.replay": {"csv", "sys"},  # csv reads lines it is given; sys.float_info

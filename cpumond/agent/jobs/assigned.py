@@ -28,11 +28,14 @@ from cpumond.agent.clock import Clock
 from cpumond.agent.config import AgentConfig
 from cpumond.agent.discovery import FoundJob
 from cpumond.agent.jobs.files import (
+    CHECKPOINT,
     JOB_FILE,
     SANDBOX,
     JobFile,
     JobsDir,
     list_set_aside,
+    make_checkpoint_file,
+    read_checkpoint,
     read_job_file,
     read_sums,
     set_aside,
@@ -437,13 +440,15 @@ class AssignedJobs:
                 os.mkdir(where, 0o700)
                 if account.pw_uid != os.geteuid():
                     os.chown(where, account.pw_uid, account.pw_gid, follow_symlinks=False)
+            if order.checkpoints:
+                make_checkpoint_file(job.directory, account.pw_uid, account.pw_gid)
         except OSError as error:
             raise from_os_error(error, f"make {job.directory}", "free space or fix the rights of jobs_dir") from error
         self._update_file(job, strict=True, state="starting")
         return Launch(
             job_id=order.job_id,
             argv=argv,
-            environment=make_environment(order, account),
+            environment=make_environment(order, account, os.path.join(job.directory, CHECKPOINT)),
             user=user,
             working_directory=where,
             cpu_limit=order.cpu_limit,
@@ -466,6 +471,9 @@ class AssignedJobs:
 
     def reports(self) -> list[JobReport]:
         """Jobs that live, as of the last ``note_usage``; those that wait are not started yet."""
+        for job in self.jobs.values():
+            if job.order.checkpoints and job.takes_room:
+                job.note_checkpoint(read_checkpoint(job.directory), self.clock.wall_s())
         return [job.report() for job in self.jobs.values() if job.takes_room]
 
     def finished_jobs(self) -> list[FinishedJob]:

@@ -31,6 +31,8 @@ JOB_FILE = "job.json"
 BEFORE = ".before"
 """Suffix of the file as it was a step before, which is read where the newest is damaged."""
 SANDBOX = "sandbox"
+CHECKPOINT = "checkpoint"
+"""The file that a job touches to tell of a checkpoint; only for tasks with ``checkpoints``."""
 LOCK_FILE = ".lock"
 SUMS_FILE = ".sums"
 """No job has a name that begins with a dot."""
@@ -213,6 +215,24 @@ def _replace(path: str, content: bytes, before: str = "") -> None:
         with contextlib.suppress(FileNotFoundError):
             os.rename(path, before)
     os.rename(f"{path}.new", path)
+
+
+def make_checkpoint_file(directory: str, uid: int, gid: int) -> None:
+    """Make the empty file of a job that its user may touch, older than the job's start. Raises OSError."""
+    path = os.path.join(directory, CHECKPOINT)
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, 0o600)) as file:
+        os.utime(file.fileno(), (0, 0))
+        if uid != os.geteuid():
+            os.fchown(file.fileno(), uid, gid)
+
+
+def read_checkpoint(directory: str) -> float | None:
+    """When a job last touched its file, in seconds since 1970; None where it has none."""
+    try:
+        found = os.stat(os.path.join(directory, CHECKPOINT), follow_symlinks=False)
+    except OSError:
+        return None
+    return found.st_mtime
 
 
 def set_aside(directory: str) -> str:

@@ -41,7 +41,9 @@ SUMS = CPU_COUNTERS[1:]
 class AssignedJob:
     """One job. ``sent_at_s``: when the heartbeat was sent whose answer brought the order (monotonic seconds)."""
 
-    __slots__ = ("directory", "earlier", "file", "found", "kill_at_s", "received_at_s", "sent_at_s", "usage")
+    __slots__ = (
+        "checkpoint_at", "directory", "earlier", "file", "found", "kill_at_s", "received_at_s", "sent_at_s", "usage",
+    )  # fmt: skip
 
     def __init__(self, file: JobFile, directory: str, received_at_s: float, sent_at_s: float) -> None:
         self.file = file
@@ -51,6 +53,8 @@ class AssignedJob:
         self.kill_at_s = math.inf
         self.found: FoundJob | None = None
         self.usage: Usage | None = None
+        self.checkpoint_at: float | None = None
+        """Its last checkpoint, in seconds since 1970."""
         self.earlier: dict[str, float] = {name: getattr(file, name) for name in SUMS}
         """``SUMS`` of earlier runs of the agent."""
 
@@ -83,6 +87,15 @@ class AssignedJob:
             if fallen := {name: before for name, (before, after) in sums.items() if after < before}:
                 now = msgspec.structs.replace(now, **fallen)
         self.usage = now
+
+    def note_checkpoint(self, touched_at: float | None, now: float) -> None:
+        """Take in when the job touched its file; both in seconds since 1970.
+
+        A time before its start or in the future, which any job can set, is not believed, nor one before the last.
+        """
+        start = self.file.start_time
+        if touched_at is not None and start is not None and max(start, self.checkpoint_at or 0.0) <= touched_at <= now:
+            self.checkpoint_at = touched_at
 
     def share(self, amount: float) -> Share:
         """``amount`` of a resource as its share; a job that is still being started counts as the latest of all."""
@@ -122,6 +135,7 @@ class AssignedJob:
             start_time=self.file.start_time,
             memory=order.memory_limit,
             cgroup=self.file.cgroup,
+            checkpoint_at=self.checkpoint_at,
             **{**list_figures(usage), **self.sums()},
         )
 

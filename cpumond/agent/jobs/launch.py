@@ -72,8 +72,11 @@ def _own_account() -> pwd.struct_passwd:
         return pwd.struct_passwd((str(own), "x", own, os.getegid(), "", "/", "/bin/sh"))
 
 
-def make_environment(order: JobOrder, account: pwd.struct_passwd) -> dict[str, str]:
-    """The environment of a job: a login's basics, its ids, and what its task gives, which wins."""
+def make_environment(order: JobOrder, account: pwd.struct_passwd, checkpoint: str = "") -> dict[str, str]:
+    """The environment of a job: a login's basics, its ids, and what its task gives, which wins.
+
+    ``checkpoint``: the file by which it tells of checkpoints, if its task says that it does.
+    """
     return {
         "PATH": SAFE_PATH,
         "HOME": account.pw_dir,
@@ -89,6 +92,7 @@ def make_environment(order: JobOrder, account: pwd.struct_passwd) -> dict[str, s
         "YT_JOB_ID": order.job_id,
         "YT_OPERATION_ID": order.operation_id,
         "YT_TASK_NAME": order.task,
+        **({"CPUMOND_CHECKPOINT": checkpoint} if order.checkpoints else {}),
         **order.environment,
     }
 

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from cpumond import __version__
 from cpumond.api import finding, node_views, overview, pool_views, tables, views
 from cpumond.api.json import openapi, rights
+from cpumond.api.json.answers import AnswerHandlers
 from cpumond.api.json.call import Call
 from cpumond.api.json.document import make_document
 from cpumond.api.json.events import EventHandlers
@@ -42,16 +43,19 @@ from cpumond.scheduler.model import (
     OperationRecord,
     TreeConfig,
 )
+from cpumond.scheduler.node_commands import CordonNode, DrainNode, UncordonNode
 from cpumond.scheduler.required import check_operation
 from cpumond.scheduler.rights import Permission
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, UndoChange
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.users import User
+from cpumond.scheduler.why.drain import plan_drain
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
 from cpumond.scheduler.why.plan import Plan, collect, make_plan, refused_plan, try_command
 
@@ -109,7 +113,7 @@ async def compress(content: bytes) -> bytes:
     return await asyncio.to_thread(gzip.compress, content, GZIP_LEVEL, mtime=0)
 
 
-class JsonApi(EventHandlers):
+class JsonApi(EventHandlers, AnswerHandlers):
     """The functions of the table, by their names."""
 
     def __init__(
@@ -347,12 +351,14 @@ class JsonApi(EventHandlers):
     async def get_overview(self, call: Call) -> overview.Overview:
         state = self.state
         default = state.config.default_tree
+        reports = self.last_reports(self.rights(call))
         return overview.Overview(
+            why=overview.choose_sentence(list(reports.values())),
             status=await self.get_status(call),
             health=self._health(),
             alerts=(await self.list_alerts(call)).alerts,
             trees=[
-                overview.show_totals(each, await self._cores_of(each), each.name == default)
+                overview.show_totals(each, await self._cores_of(each), each.name == default, reports.get(each.name))
                 for each in list(state.trees.values())
             ],
             history=None if self.scheduler.history is None else self.scheduler.history.describe(),
@@ -516,6 +522,7 @@ _COMMANDS: Final[dict[str, Callable[[JsonApi, Call], Command]]] = {
     "change_tree": lambda _, c: commands.ChangeTree(c.path["tree"], _edits(c.body)),
     "remove_tree": lambda _, c: commands.RemoveTree(c.path["tree"], c.query.recursive),
     "set_default_tree": lambda _, c: commands.SetDefaultTree(c.body.tree),
+    "apply_tree": lambda _, c: ApplyTree(c.path["tree"], c.body.tables, c.body.prune, c.body.base, c.body.why),
     "create_pool": lambda _, c: commands.CreatePool(
         c.path["tree"], c.body.name, c.body.parent, c.body.attributes, c.body.ignore_existing
     ),
@@ -532,6 +539,9 @@ _COMMANDS: Final[dict[str, Callable[[JsonApi, Call], Command]]] = {
         api.find_operation(c).id, c.body.abort_running_jobs
     ),
     "resume_operation": lambda api, c: operations.ResumeOperation(api.find_operation(c).id),
+    "cordon_node": lambda _, c: CordonNode(c.path["node"], c.body.why),
+    "uncordon_node": lambda _, c: UncordonNode(c.path["node"], c.body.why),
+    "drain_node": lambda _, c: DrainNode(c.path["node"], c.body.why, c.body.graceful),
     "complete_operation": lambda api, c: operations.CompleteOperation(api.find_operation(c).id),
 }
 """Endpoints that carry out one command of the scheduler."""
@@ -539,6 +549,7 @@ _COMMANDS: Final[dict[str, Callable[[JsonApi, Call], Command]]] = {
 _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
     "list_trees": lambda api, c: pool_views.show_trees(api.rights(c)),
     "get_tree": lambda api, c: pool_views.show_tree(api.rights(c), api.find_tree(c)),
+    "get_tree_file": lambda api, c: pool_views.show_tree_file(api.find_tree(c)),
     "list_pools": lambda api, c: pool_views.show_pools(api.find_tree(c), api.now()),
     "get_pool": lambda api, c: pool_views.show_pool(api.find_pool(c), api.now(), api.rights(c)),
     "get_pool_orchid": lambda api, c: pool_attributes(api.look_at(api.find_tree(c)), api.find_pool(c)).to_dict(),
@@ -559,6 +570,9 @@ _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
     "find": lambda api, c: finding.find_matches(
         api.rights(c), c.query.kind, c.query.name, operation=c.query.operation, tree=c.query.tree,
         all_of=c.query.all_of, limit=c.query.limit,
+    ),
+    "plan_drain": lambda api, c: plan_drain(
+        node_views.find_living_node(api.state, c.path["node"]), api.rights(c), api.now()
     ),
     "can": lambda api, c: rights.judge_question(api.rights(c), c.query, api.find_known),
     "list_tokens": lambda api, c: api.tokens.list(c.user),

@@ -24,10 +24,14 @@ from cpumond.core.wire import (
 )
 from cpumond.scheduler.events import EventKind
 from cpumond.scheduler.history.model import HistoryView, ReportView
+from cpumond.scheduler.model import Why
 from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.tree_file import ApplyTree, TreeTables
 from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.token_commands import MAX_NOTE, Life
 from cpumond.scheduler.users import MAX_NAME, Role
+from cpumond.scheduler.why.drain import DrainPlan
+from cpumond.scheduler.why.idle import IdleReport
 from cpumond.scheduler.why.operation import OperationAnswer
 from cpumond.scheduler.why.plan import Plan
 
@@ -54,9 +58,11 @@ _Spec = Annotated[
         description=(
             "tasks: name -> job_count, command (text for a shell, or a list of arguments), cpu_limit in cores (1), "
             "memory_limit in bytes (0), user_slots (1), gpu_limit, network, environment, interruptible, "
-            "working_directory (absolute; a fresh one of each job's own). Besides them: pool (the user's name), "
+            "working_directory (absolute; a fresh one of each job's own), checkpoints (its jobs touch the file that "
+            "CPUMOND_CHECKPOINT names). Besides them: pool (the user's name), "
             "pool_trees, weight, max_share_ratio, resource_limits, scheduling_options_per_pool_tree, title, alias, "
-            "preemption_mode, is_gang, max_failed_job_count, job_cpu_monitor."
+            "preemption_mode, is_gang (all jobs start in one step or none), min_run_time in ms, "
+            "max_failed_job_count, job_cpu_monitor."
         ),
         examples=[
             {
@@ -103,6 +109,15 @@ class CreatePoolBody(Body, frozen=True):
     parent: _Name = "<Root>"
     attributes: _PoolAttributes = {}
     ignore_existing: bool = False
+
+
+class ApplyBody(Body, frozen=True):
+    """A tree as it shall be; see ``ApplyTree``. ``base``: the revision that it must still have, "" for any."""
+
+    tables: TreeTables
+    prune: bool = False
+    base: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    why: Why = ""
 
 
 class EditBody(Body, frozen=True):
@@ -185,6 +200,18 @@ class TokenBody(Body, frozen=True):
     note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE)] = ""
 
 
+class WhyBody(Body, frozen=True):
+    """``why``: a sentence for those who look at the node and at the audit log."""
+
+    why: Why = ""
+
+
+class DrainBody(WhyBody, frozen=True):
+    """``graceful``: the jobs get the tree's ``job_graceful_preemption_timeout`` to end."""
+
+    graceful: bool = False
+
+
 class ParametersBody(Body, frozen=True):
     """``pool``, ``weight``, ``resource_limits`` and others, for all of its trees or each."""
 
@@ -205,6 +232,12 @@ class PlanQuery(Query, frozen=True):
     """``everything``: also what stays as it is."""
 
     everything: bool = False
+
+
+class IdleQuery(Query, frozen=True):
+    """``pool``: only what concerns it; "" for the whole tree."""
+
+    pool: _Text = ""
 
 
 class OperationsQuery(Query, frozen=True):
@@ -373,6 +406,7 @@ class Endpoint:
 _TREE: Final = PREFIX + "/trees/{tree}"
 _POOL: Final = _TREE + "/pools/{pool}"
 _OPERATION: Final = PREFIX + "/operations/{operation}"
+_NODE: Final = PREFIX + "/nodes/{node}"
 _ASK_NODE: Final = (404, 429, 503, 504)
 """Refusals of endpoints that wait for a node, or for the disk of the history."""
 
@@ -390,6 +424,8 @@ ENDPOINTS: Final = (
     _command("PATCH", _TREE, "change_tree", "Change a tree's options", EditsBody),
     _command("DELETE", _TREE, "remove_tree", "Remove a tree", query=RemoveQuery),
     _command("PUT", PREFIX + "/default_tree", "set_default_tree", "Choose the default tree", DefaultTreeBody, (404,)),
+    Endpoint("GET", _TREE + "/file", "get_tree_file", "All that is set of a tree and its pools", pool_views.TreeFile),
+    _command("POST", _TREE + "/apply", "apply_tree", "Make a tree and its pools what a file says", ApplyBody),
     Endpoint("GET", _TREE + "/pools", "list_pools", "All pools of a tree", pool_views.PoolList),
     Endpoint(
         "GET", _TREE + "/pool_table", "get_pool_table", "All pools of a tree in short; made once for each update",
@@ -398,6 +434,10 @@ ENDPOINTS: Final = (
     _command("POST", _TREE + "/pools", "create_pool", "Make a pool", CreatePoolBody, status=201),
     Endpoint(
         "GET", _TREE + "/rights", "list_rights", "What the asker may do to each pool of a tree", permissions.PoolRights
+    ),
+    Endpoint(
+        "GET", _TREE + "/why", "explain_idle", "Why CPU stands idle while work waits, and what to change", IdleReport,
+        query=IdleQuery,
     ),
     Endpoint("GET", _POOL, "get_pool", "One pool, <Root> for the root", pool_views.PoolView),
     Endpoint(
@@ -413,7 +453,7 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "POST", PREFIX + "/plan", "make_plan", "What a change would do to everybody's shares; nothing is changed",
-        Plan, ConfigCommand | UndoChange, PlanQuery,
+        Plan, ConfigCommand | ApplyTree | UndoChange, PlanQuery,
     ),
     Endpoint(
         "GET", PREFIX + "/events", "list_events", "What happened, the newest first", event_views.EventList,
@@ -480,7 +520,14 @@ ENDPOINTS: Final = (
     Endpoint(
         "POST", PREFIX + "/nodes", "register_node", "A node makes itself known", RegistrationAnswer, NodeRegistration
     ),
-    Endpoint("GET", PREFIX + "/nodes/{node}", "get_node", "One node with its jobs", node_views.NodeDetails),
+    Endpoint("GET", _NODE, "get_node", "One node with its jobs", node_views.NodeDetails),
+    _command("POST", _NODE + "/cordon", "cordon_node", "Start no more jobs on it", WhyBody, needs_body=False),
+    _command("POST", _NODE + "/uncordon", "uncordon_node", "Start jobs on it again", WhyBody, needs_body=False),
+    _command(
+        "POST", _NODE + "/drain", "drain_node", "Start no more jobs on it, and those that it has elsewhere", DrainBody,
+        needs_body=False,
+    ),
+    Endpoint("GET", _NODE + "/drain", "plan_drain", "What a drain would stop, and where there is room", DrainPlan),
     Endpoint(
         "POST", PREFIX + "/heartbeats", "heartbeat", "The state of a node; 409: it must register again",
         HeartbeatAnswer, NodeHeartbeat, others={409: HeartbeatAnswer},

@@ -25,6 +25,7 @@ from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.access import Rights, read_access
 from cpumond.scheduler.elements import Node
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
+from cpumond.scheduler.node_commands import DrainNode, NodeCommand, UncordonNode
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.attributes import Edit, canonical_name, is_option, read_attribute
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand, SetDefaultTree
@@ -32,6 +33,8 @@ from cpumond.scheduler.settings.values import REMOVE
 from cpumond.scheduler.users import User
 
 Edits = tuple[Edit, ...]
+
+DISABLE: Final = "disable_scheduler_jobs"
 
 MAX_TURN_S: Final = 0.003
 """How long a large answer may hold up other requests at a time."""
@@ -150,7 +153,7 @@ class CypressNode:
             return _descend({keys[0]: system[name]()}, keys)
         return self.read_stored(keys)
 
-    def change(self, edits: Edits) -> ConfigCommand:
+    def change(self, edits: Edits) -> ConfigCommand | NodeCommand:
         """The command that changes attributes. Raises YtError where they cannot be changed."""
         raise YtError(f"Attributes of {self.path} cannot be changed")
 
@@ -196,6 +199,22 @@ class _Directory(CypressNode):
 
     def stored(self) -> Mapping[str, Any]:
         return self._attributes
+
+
+class _Host(_Directory):
+    """A node of the cluster."""
+
+    type = "cluster_node"
+
+    def change(self, edits: Edits) -> NodeCommand:
+        """``disable_scheduler_jobs`` drains it, as there: its jobs are interrupted, and none is started."""
+        for edit in edits:
+            if edit.path != (DISABLE,):
+                raise YtError(f"{self.path} has one attribute that can be changed: {DISABLE}")
+            if edit.value is not REMOVE and not isinstance(edit.value, bool):
+                raise YtError(f"{DISABLE}: must be %true or %false, not {quote_text(edit.value)}")
+        node_id = str(self.stored()["id"])
+        return DrainNode(node_id) if edits[-1].value else UncordonNode(node_id)
 
 
 class PoolTrees(CypressNode):
@@ -482,9 +501,7 @@ class Cypress:
         def make_host(node: Node, path: str, name: str) -> CypressNode:
             info = orchid.node_info(node)
             info["resource_usage"] = {"disk_space": 0, **info["resource_usage"]}  # `yt list -l` reads it
-            host = _Directory(self, path, name, {}, info)
-            host.type = "cluster_node"
-            return host
+            return _Host(self, path, name, {}, info)
 
         nodes = orchid.nodes_by_address(self.scheduler.state)
         return _Directory(self, path, name, {address: partial(make_host, node) for address, node in nodes.items()})

@@ -103,6 +103,10 @@ def resource_distribution_info(view: UpdatedTree) -> dict[str, Any]:
     }
 
 
+TIMES: Final = ("_timeout", "_timeout_limit", "_period", "_backoff", "_time")
+"""How the names of options end that are milliseconds."""
+
+
 def _tree_options(tree: Tree) -> dict[str, Any]:
     """All options of a tree as they hold, under every name that is accepted for them (2.4)."""
     options = _plain(tree.config.settings)
@@ -114,7 +118,7 @@ def _tree_options(tree: Tree) -> dict[str, Any]:
         options["fair_share_starvation_tolerance_limit"] = rules.tolerance_limit
     for given in (options, options["integral_guarantees"]):
         for name, value in given.items():
-            if name.endswith(("_timeout", "_timeout_limit", "_period", "_backoff")) and float(value).is_integer():
+            if name.endswith(TIMES) and float(value).is_integer():
                 given[name] = int(value)
     known = {alias: options[name] for alias, name in ALIASES["tree"].items() if name in options}
     return {**known, **options}
@@ -321,6 +325,7 @@ def node_info(node: Node) -> dict[str, Any]:
         "stopping_job_count": len(node.stopping),
         "overcommit_count": node.overcommit_count,
         "is_overcommitted": node.overcommitted_since is not None,
+        "disable_scheduler_jobs": node.cordoned,
     }
 
 

@@ -215,6 +215,9 @@ _COMMON: Final[Mapping[str, Reader]] = {
     "effective_aggressive_preemption_allowed": _rule("aggressive_preemption"),
     "non_preemptible_resource_usage_threshold": _own_threshold,
     "effective_non_preemptible_resource_usage_threshold": _threshold,
+    "min_run_time": _own_rule("min_run_time", "min_run_time_s"),
+    "effective_min_run_time": _rule("min_run_time_s"),
+    "lost_core_seconds": lambda _, e: e.lost_core_seconds,
 }
 
 
@@ -268,6 +271,7 @@ def _integral_resources(name: str) -> Reader:
 
 _POOL: Final[Mapping[str, Reader]] = {
     **_COMMON,
+    "waiting_resource_demand": lambda _, pool: amounts(pool.waiting),
     "parent": _below_root(lambda _, pool: pool.parent.name),
     "full_path": _below_root(_full_path),
     "mode": _below_root(lambda _, pool: pool.mode),

@@ -15,7 +15,7 @@ from cpumond.cli.options import DurationType, given
 from cpumond.cli.output import can_ask, chosen_output, print_csv, print_json, print_table, print_text
 from cpumond.cli.render.grid import Cell, Column, column
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
-from cpumond.cli.scheduler.pools import PlanRefusedError, describe_plan, show_plan
+from cpumond.cli.scheduler.plans import PlanRefusedError, describe_plan, show_plan
 from cpumond.core.errors import UsageError
 from cpumond.core.words import show_name, show_time, show_utc
 from cpumond.scheduler.events import KINDS

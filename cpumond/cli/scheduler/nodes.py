@@ -13,6 +13,7 @@ from cpumond.cli.render.grid import Cell, column
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.cli.scheduler.finding import TREE, node_argument
 from cpumond.cli.scheduler.jobs import STYLES
+from cpumond.cli.scheduler.maintenance import COMMANDS
 from cpumond.cli.scheduler.pools import show_amounts
 from cpumond.core.measures import format_span
 from cpumond.core.words import show_cores, show_name, show_number
@@ -20,7 +21,11 @@ from cpumond.core.words import show_cores, show_name, show_number
 
 @click.group("node", epilog="Example: cpumond node list --tree default")
 def node_command() -> None:
-    """Show the nodes that give room to jobs. They register themselves."""
+    """Show the nodes that give room to jobs, which register themselves; cordon and drain them for maintenance."""
+
+
+for each in COMMANDS:
+    node_command.add_command(each)
 
 
 @node_command.command("list", epilog="Example: cpumond node list --tag gpu --offline")
@@ -70,14 +75,25 @@ def _show_tree(node: NodeView) -> Cell:
 
 
 def show_node_state(node: NodeView) -> tuple[str, str]:
-    """Whether a node is online or overcommitted, with a style."""
+    """Whether a node is online, cordoned or overcommitted, with a style."""
     if node.lost_at is not None:
         return f"lost {format_span(time.time() - node.lost_at)} ago", "dim"
     if not node.is_online:
         return f"silent for {format_span(node.silent_s)}", "red"
+    if node.cordon is not None:
+        return "draining" if node.cordon.drain and node.job_count + node.stopping_job_count else "cordoned", "yellow"
     if node.overcommitted_s is not None:
         return f"overcommitted for {format_span(node.overcommitted_s)}", "yellow"
     return "online", ""
+
+
+def _tell_cordon(node: NodeView) -> str:
+    cordon = node.cordon
+    if cordon is None:
+        return ""
+    how = "drained" if cordon.drain else "cordoned"
+    ago = format_span(time.time() - cordon.at)
+    return f"{how} by {show_name(cordon.user)} {ago} ago" + (f": {show_name(cordon.why)}" if cordon.why else "")
 
 
 @node_command.command("show", epilog="Example: cpumond node show host-17")
@@ -97,6 +113,7 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
             ("tags", show_name(", ".join(answer.tags))),
             ("tree", show_name(tree)),
             ("state", show_node_state(answer)[0]),
+            ("cordon", _tell_cordon(answer)),
             ("last heard of", f"{format_span(answer.silent_s)} ago"),
             ("capacity", show_amounts(answer.capacity)),
             ("used", show_amounts(answer.usage)),

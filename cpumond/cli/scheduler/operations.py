@@ -16,7 +16,8 @@ from cpumond.cli.scheduler.arguments import read_attributes
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.cli.scheduler.finding import POOL, TREE, operation_argument, operation_path
 from cpumond.cli.scheduler.jobs import STYLES
-from cpumond.cli.scheduler.pools import show_amounts, show_cpu_time, show_limits, show_state, show_value
+from cpumond.cli.scheduler.plans import show_limits, show_value
+from cpumond.cli.scheduler.pools import show_amounts, show_cpu_time, show_state
 from cpumond.cli.scheduler.running import wait_command
 from cpumond.cli.scheduler.spec import spec_options
 from cpumond.core.measures import format_span
@@ -136,6 +137,7 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
         ("ended", "" if answer.finish_time is None else show_time(answer.finish_time)),
         ("jobs", ", ".join(counts)),
         ("cpu time", show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)),
+        ("lost", f"{answer.lost_core_seconds / 3600:.3g} core-hours" if answer.lost_core_seconds else ""),
         ("gang", "yes" if answer.is_gang else ""),
     ]
     for task in answer.tasks:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
-import msgspec
 
 from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
 from cpumond.cli.options import given, quote_name
 from cpumond.cli.output import can_ask, print_json, print_text, warn
 from cpumond.cli.render.grid import Cell, column
+from cpumond.cli.scheduler import pool_file
 from cpumond.cli.scheduler.client import (
     SchedulerClient,
     print_fields,
@@ -23,31 +23,26 @@ from cpumond.cli.scheduler.client import (
     unset_option,
 )
 from cpumond.cli.scheduler.finding import POOL, TREE, pool_argument
-from cpumond.core.errors import EXIT_CONFIG, CpumondError, UsageError
+from cpumond.cli.scheduler.plans import (
+    PlanRefusedError,
+    describe_plan,
+    show_limits,
+    show_plan,
+    show_value,
+    tell_warnings,
+)
+from cpumond.cli.scheduler.tree_text import is_tree_file
+from cpumond.core.errors import UsageError
 from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_cores, show_name
-from cpumond.fairshare.explain import show_amount, show_percent
-from cpumond.fairshare.resources import RESOURCES
-from cpumond.fairshare.validate import number
+from cpumond.fairshare.explain import show_percent
 from cpumond.scheduler.model import ROOT_POOL, IntegralGuarantees
 from cpumond.scheduler.settings.attributes import is_option
-from cpumond.scheduler.why.plan import Effect, Outlook, Plan
+from cpumond.scheduler.why.plan import Plan
 
 ASSIGNMENTS: Final = "[KEY=VALUE]..."
 STARVES: Final = {"starving": "red", "aggressively_starving": "bold red"}
 INTEGRAL: Final = "integral_guarantees"
-
-
-class PlanRefusedError(CpumondError):
-    """A change that would be refused."""
-
-    exit_code = EXIT_CONFIG
-
-
-def show_limits(limits: dict[str, float], nothing: str = "-") -> str:
-    """``10 cpu, 0 gpu, 2 GiB memory``."""
-    texts = (f"{show_amount(r, limits[name])} {name}" for r, name in enumerate(RESOURCES) if name in limits)
-    return ", ".join(texts) or nothing
 
 
 def show_amounts(amounts: dict[str, float], nothing: str = "-") -> str:
@@ -61,13 +56,6 @@ def show_cpu_time(cpu_seconds: float, reclaimed_cpu_seconds: float) -> str:
     return f"{show_cores(cpu_seconds)} core-seconds used{reclaimed}"
 
 
-def show_value(value: object) -> str:
-    """A value of an attribute as it can be typed in ``pool set``."""
-    if isinstance(value, float):
-        return number(value)
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
 def show_state(starvation: str, starves_in_s: float | None) -> Cell:
     """``starving``, ``starves in 12 s``, or nothing."""
     if starvation in STARVES:
@@ -77,7 +65,11 @@ def show_state(starvation: str, starves_in_s: float | None) -> Cell:
 
 @click.group("tree", epilog="Example: cpumond tree list")
 def tree_command() -> None:
-    """Show, make, change and remove the pool trees of the scheduler."""
+    """Show, make, change and remove the pool trees of the scheduler, and keep them as files."""
+
+
+for each in pool_file.COMMANDS:
+    tree_command.add_command(each)
 
 
 @tree_command.command("list", epilog="Example: cpumond tree list --json")
@@ -117,7 +109,7 @@ def tree_show_command(client: SchedulerClient, tree: str) -> None:
     print_fields(
         [
             ("tree", show_name(answer.name) + (", the default one" if answer.is_default else "")),
-            ("nodes", f"{answer.online_node_count} of {answer.node_count} online"),
+            ("nodes", _tell_nodes(answer)),
             ("resources", show_amounts(answer.total_resources)),
             ("used", show_amounts(answer.resource_usage)),
             ("demand", show_amounts(answer.resource_demand)),
@@ -128,6 +120,11 @@ def tree_show_command(client: SchedulerClient, tree: str) -> None:
     )
     for error in answer.errors:
         warn(error)
+
+
+def _tell_nodes(answer: TreeView) -> str:
+    cordoned = f", {answer.cordoned_node_count} cordoned" if answer.cordoned_node_count else ""
+    return f"{answer.online_node_count} of {answer.node_count} online{cordoned}"
 
 
 def _operation_counts(answer: TreeView | PoolView) -> str:
@@ -229,8 +226,8 @@ def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
     pools = client.show(pool_path(client.find_tree(tree)), PoolList).pools
     headings = (
         column("pool"), column("mode", 10), column(">weight", 8), column(">share", 4), column(">cores", 5),
-        column(">used", 1), column(">demand", 2), column(">guarantee", 6), column(">limit", 9), column(">running", 7),
-        column(">all", 11), column("state", 3),
+        column(">used", 1), column(">demand", 2), column(">waiting", 6), column(">guarantee", 6), column(">limit", 9),
+        column(">running", 7), column(">all", 11), column("state", 3),
     )  # fmt: skip
     depths: dict[str, int] = {}
     rows = []
@@ -252,6 +249,7 @@ def _pool_row(pool: PoolView, depth: int) -> list[Cell]:
         show_cores(pool.fair_share["cpu"]),
         show_cores(pool.usage["cpu"]),
         show_cores(pool.demand["cpu"]),
+        show_cores(pool.waiting["cpu"]) if pool.waiting["cpu"] else "-",
         show_cores(pool.strong_guarantee["cpu"]) if pool.strong_guarantee["cpu"] else "-",
         "-" if limit is None else show_cores(limit),
         f"{pool.running_operation_count}/{pool.max_running_operation_count}",
@@ -272,7 +270,6 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
         print_fields(_option_fields(client.show(f"{path}/orchid", dict[str, Any])))
         return
     answer = client.show(path, PoolView)
-    state = show_state(answer.starvation_status, answer.starves_in_s)
     used = show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)
     share = f"{show_percent(answer.fair_share_ratio)} % of the cluster: {show_amounts(answer.fair_share)}"
     print_fields(
@@ -284,12 +281,13 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
             ("fair share", share),
             ("used", show_amounts(answer.usage)),
             ("demand", show_amounts(answer.demand)),
+            ("waiting", show_amounts(answer.waiting, "")),
             ("guarantee", show_amounts(answer.strong_guarantee, "")),
             ("volume", show_amounts(answer.volume, "")),
             ("cpu time", f"{used}, since the start of the scheduler"),
             ("limits", show_limits(answer.limits)),
             ("operations", _operation_counts(answer)),
-            ("state", state if isinstance(state, str) else state[0]),
+            ("state", show_name(answer.state_text)),
             *_option_fields(answer.attributes),
         ]
     )
@@ -423,8 +421,14 @@ def pool_plan_command(
     """What a change of a pool would do to everybody's fair share; nothing is changed.
 
     Takes the same KEY=VALUE as `cpumond pool set`. Numbers are cores, before -> after; only what changes is shown. Ends
-    with 78 when the change would be refused.
+    with 78 when the change would be refused. In place of POOL a file may stand that has several, as in `cpumond tree
+    plan`: there, options that are not named are not set.
     """
+    if is_tree_file(pool):
+        if assignments or unset or is_new or parent or is_removed or recursive:
+            raise UsageError(f"{pool}: the file says what changes; leave the other arguments out")
+        pool_file.show_file_plan(client, pool, tree, False, show_all)
+        return
     if is_new and is_removed:
         raise UsageError("--create and --remove: give one of them")
     name = client.find_tree(tree)
@@ -448,83 +452,8 @@ def pool_plan_command(
     plan = client.decode(content, Plan)
     if client.as_json:
         print_json(content, Plan, "effects")
+        tell_warnings(plan)
     elif plan.accepted:
-        _print_plan(plan)
-    for warning in (*plan.warnings, *plan.notes):
-        warn(warning)
+        show_plan(plan)
     if not plan.accepted:
         raise PlanRefusedError(f"the change would be refused: {plan.refusal}")
-
-
-def describe_plan(plan: Plan) -> str:
-    """A plan that was shown, for the audit log."""
-    pools = sum(effect.kind == "pool" for effect in plan.effects)
-    parts = [count(len(plan.changes), "change"), count(pools, "pool"), count(len(plan.effects) - pools, "operation")]
-    told = count(len(plan.warnings) + len(plan.notes), "warning")
-    return f"{parts[0]}, with effects on {parts[1]} and {parts[2]}, {told}"
-
-
-def show_plan(plan: Plan) -> None:
-    """Print an accepted plan, and its warnings on standard error."""
-    _print_plan(plan)
-    for warning in (*plan.warnings, *plan.notes):
-        warn(warning)
-
-
-def _print_plan(plan: Plan) -> None:
-    for change in plan.changes:
-        where = f"pool {show_name(change.pool)}" if change.pool else f"tree {show_name(change.tree)}"
-        if not change.attribute:
-            print_text(f"{where}: {'made' if change.old is None else 'removed'}")
-            continue
-        old, new = ("not set" if value is None else show_name(show_value(value)) for value in (change.old, change.new))
-        print_text(f"{where}: {show_name(change.attribute)}: {old} -> {new}", "  ")
-    if not plan.changes:
-        print_text("nothing would change: everything is as asked for already")
-    if not plan.effects:
-        print_text("nobody's share, limits or guarantees would change now")
-        return
-    headings = ["", "name", "fair share", "guarantee", "limit", "running/at most", "all/at most", ""]
-    rows = [_effect_row(effect) for effect in plan.effects]
-    # After the first three, columns that are empty in all rows are left out.
-    kept = [n for n, heading in enumerate(headings) if n < 3 or any(row[n] for row in rows)]
-    print_table([headings[n] for n in kept], [[row[n] for n in kept] for row in rows])
-
-
-def _effect_row(effect: Effect) -> list[str]:
-    old, new = effect.before, effect.after
-    name = show_name(effect.name) + (f" {show_name(effect.title)!r}" if effect.title else "")
-    notes = []
-    if old is None or new is None:
-        notes.append("new" if old is None else "gone")
-    elif old.pool != new.pool:
-        notes.append(f"{show_name(old.pool)} -> {show_name(new.pool)}")
-    if old is not None and new is not None and old.is_running != new.is_running:
-        notes.append("would run" if new.is_running else "would wait")
-
-    def change(show: Callable[[Outlook], str], *fields: str) -> str:
-        """Before -> after; "" where none of ``fields`` changes."""
-        if fields and not {*fields} & {*effect.changed}:
-            return ""
-        before, after = ("-" if each is None else show(each) for each in (old, new))
-        return before if before == after else f"{before} -> {after}"
-
-    def count_change(*fields: str) -> str:
-        shown = change(lambda each: "/".join(str(getattr(each, field)) for field in fields), *fields)
-        return shown if effect.kind == "pool" else ""
-
-    return [
-        effect.kind,
-        name,
-        change(lambda each: show_cores(each.fair_share["cpu"])),
-        change(_show_guarantee, "strong_guarantee", "exists"),
-        change(lambda each: show_limits(each.limits), "limits", "exists"),
-        count_change("running_operation_count", "max_running_operation_count"),
-        count_change("operation_count", "max_operation_count"),
-        ", ".join(notes),
-    ]
-
-
-def _show_guarantee(outlook: Outlook) -> str:
-    cores = outlook.strong_guarantee.get("cpu", 0.0)
-    return show_cores(cores) if cores else "-"

@@ -279,7 +279,7 @@ OPERATION_COLUMNS: Final = (
     *NUMBER_COLUMNS,
 )
 DROP_ORDER: Final = (
-    "peak limit", "state", "late %", "user", "title", "reclaimed %", "pool", "used %", "throttled", "late",
+    "peak limit", "state", "late %", "user", "title", "reclaimed %", "pool", "used %", "lost", "throttled", "late",
 )  # fmt: skip
 """Columns that a narrow terminal does without, the first one first; the names of the rows are always there."""
 

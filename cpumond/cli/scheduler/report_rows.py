@@ -70,6 +70,7 @@ AMOUNTS: Final = (
         "throttled", "throttled", "throttled_core_hours", "core-hours that their threads were held back by a limit"
     ),
     Measure("late", "late", "late_core_hours", "the part of throttled under a lowered limit: given back too late"),
+    Measure("lost", "lost", "lost_core_hours", "core-hours of work that preemptions lost, of operations still known"),
 )
 RATIOS: Final = (
     Measure("used", "used %", "used_of_ordered_percent", "used in percent of ordered"),
@@ -82,7 +83,7 @@ LIMIT: Final = Measure("limit", "limit", "limit_core_hours", "core-hours that li
 """In CSV only: tables for people have ``reclaimed``."""
 
 MEASURES: Final = (
-    AMOUNTS[0], AMOUNTS[1], RATIOS[0], AMOUNTS[2], RATIOS[1], AMOUNTS[3], AMOUNTS[4], RATIOS[2], PEAK,
+    AMOUNTS[0], AMOUNTS[1], RATIOS[0], AMOUNTS[2], RATIOS[1], AMOUNTS[3], AMOUNTS[4], RATIOS[2], AMOUNTS[5], PEAK,
 )  # fmt: skip
 """All numbers of a row, in the order of the columns."""
 

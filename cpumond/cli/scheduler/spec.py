@@ -60,7 +60,23 @@ SPEC_OPTIONS: Final = (
     click.option("--weight", type=float, metavar="WEIGHT", help="Among the operations of the pool; default: 1."),
     click.option("--title", metavar="TEXT"),
     click.option(
-        "--gang", "is_gang", is_flag=True, default=None, help="Its fair share is its whole demand or nothing."
+        "--gang",
+        "is_gang",
+        is_flag=True,
+        default=None,
+        help="All of its jobs start together or none; so does its fair share.",
+    ),
+    click.option(
+        "--min-run-time",
+        "min_run_time_s",
+        type=DurationType(0.0, 1e12),
+        help="No job is preempted before it has run so long.",
+    ),
+    click.option(
+        "--checkpoints",
+        is_flag=True,
+        default=None,
+        help="Jobs touch $CPUMOND_CHECKPOINT when they have saved their work.",
     ),
     click.option(
         "--job-cpu-monitor",
@@ -111,7 +127,8 @@ def spec_options(
 
 NAMES: Final = (
     "file", "pool", "trees", "job_count", "cpu_limit", "memory_limit", "weight", "title", "is_gang", "monitor",
-    "variables", "working_directory", "interruptible", "time_limit_s", "job_time_limit_s", "assignments", "command",
+    "variables", "working_directory", "interruptible", "time_limit_s", "job_time_limit_s", "min_run_time_s",
+    "checkpoints", "assignments", "command",
 )  # fmt: skip
 
 
@@ -128,6 +145,7 @@ def make_spec(values: Mapping[str, Any]) -> dict[str, Any]:
         "environment": _read_variables(values["variables"]) or None,
         "working_directory": values["working_directory"],
         "interruptible": values["interruptible"],
+        "checkpoints": values["checkpoints"],
         "job_time_limit": milliseconds("job_time_limit_s"),
     }
     options = {
@@ -136,6 +154,7 @@ def make_spec(values: Mapping[str, Any]) -> dict[str, Any]:
         "weight": values["weight"],
         "title": values["title"],
         "is_gang": values["is_gang"],
+        "min_run_time": milliseconds("min_run_time_s"),
         "time_limit": milliseconds("time_limit_s"),
         "job_cpu_monitor": None if values["monitor"] is None else _read_monitor(values["monitor"]),
     }

@@ -156,6 +156,32 @@ def operation_limits(settings: PoolSettings, tree: TreeSettings) -> tuple[int, i
     )
 
 
+def operation_limits_of(pool: PoolElement) -> tuple[int, int]:
+    """``operation_limits`` of a living pool below the root.
+
+    With ``per_pool_counts_for_leaves_only`` an inner pool that says none is bounded as the tree is: one that has
+    explicit sub-pools, or in which ephemeral ones are made.
+    """
+    tree = pool.tree.config.settings
+    if tree.per_pool_counts_for_leaves_only and is_inner(pool):
+        own = pool.settings
+        most, running = tree.max_operation_count, tree.max_running_operation_count
+        return (
+            most if own.max_operation_count is None else own.max_operation_count,
+            running if own.max_running_operation_count is None else own.max_running_operation_count,
+        )
+    return operation_limits(pool.settings, tree)
+
+
+def is_inner(pool: PoolElement) -> bool:
+    """Whether a pool is there for the sub-pools that it has, or that are made in it."""
+    return (
+        any(child.config is not None for child in pool.children.values())
+        or pool.settings.create_ephemeral_subpools
+        or pool.name == pool.tree.config.settings.default_parent_pool
+    )
+
+
 def check_start(tree: Tree, choice: PoolChoice) -> None:
     """Raises CommandError with code TOO_MANY_OPERATIONS if a limit on the way to the root is reached (3.1)."""
     most, _ = operation_limits(choice.settings, tree.config.settings)

@@ -6,14 +6,13 @@ operation moves only its own path. ``place_jobs`` is one regular stage of one he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from cpumond.fairshare.explain import show_amount
-from cpumond.fairshare.resources import RESOURCES, Vector, dominates, share, subtract
+from cpumond.fairshare.resources import RESOURCES, ZERO, Vector, dominates, share, subtract
 from cpumond.scheduler.decide.snapshot import element_name, fifo_order, room_left
-from cpumond.scheduler.elements import Element, Job, Node, Operation, OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements import OUTSIDE, Element, Job, Node, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import Task
 
 SHARE_EPS = 1e-9
@@ -23,10 +22,13 @@ NEVER = float("inf")
 MAX_TOLD = 10
 """How many tasks of one operation are named in warnings."""
 
+GANG_WAITS = "gang_room"
+"""Reason of a gang whose jobs do not all fit at once."""
+
 Key = tuple[float, float]
 """What decides between siblings, lower is earlier; the second number decides between equals."""
 
-Entry = tuple[Key, int, int, Element]
+Entry = tuple[float, float, int, int, Element]
 """Key, order among siblings, version, element. The version makes the rest of the tuple unreachable in comparisons."""
 
 
@@ -77,23 +79,14 @@ def wants_jobs(element: OperationElement) -> bool:
     return element.is_running and not operation.record.suspended and bool(operation.needed)
 
 
-@dataclass(slots=True, eq=False)
-class _Heap:
-    """The children of one pool that want jobs."""
-
-    entries: list[Entry] = field(default_factory=list)
-    versions: dict[Element, int] = field(default_factory=dict)
-    """Element -> version of its valid entry, -1 without one."""
-    ranks: dict[Element, int] = field(default_factory=dict)
-
-    def top(self) -> Entry | None:
-        entries, versions = self.entries, self.versions
-        while entries:
-            entry = entries[0]
-            if versions[entry[3]] == entry[2]:
-                return entry
-            heappop(entries)
-        return None
+def _top(heap: list[Entry]) -> Entry | None:
+    """The first valid entry of a heap; those before it are dropped."""
+    while heap:
+        entry = heap[0]
+        if entry[4].version == entry[3]:
+            return entry
+        heappop(heap)
+    return None
 
 
 class ServiceOrder:
@@ -101,37 +94,33 @@ class ServiceOrder:
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self._heaps: dict[PoolElement, _Heap] = {}
+        self._heaps: dict[PoolElement, list[Entry]] = {}
+        """Pool -> its children that want jobs."""
         self._version = 0
         self._aside: list[OperationElement] = []
         tree.changed.clear()
         self._build(tree.root)
 
     def _build(self, pool: PoolElement) -> Key | None:
-        heap = self._heaps[pool] = _Heap()
-        for child in pool.children.values():
-            key = self._build(child)
-            heap.ranks[child] = len(heap.ranks)
-            self._enter(heap, child, key)
-        if pool.mode == "fifo":
-            for element in fifo_order(pool):
-                heap.ranks[element] = len(heap.ranks)
-        else:
-            for element in pool.operations.values():
-                if element.is_running:
-                    heap.ranks[element] = len(heap.ranks)
+        heap = self._heaps[pool] = []
+        for rank, child in enumerate(pool.children.values()):
+            child.rank = rank
+            self._enter(heap, child, self._build(child))
         for element in pool.operations.values():
-            if element in heap.ranks:
-                self._enter(heap, element, self._key_of(element) if wants_jobs(element) else None)
-        heapify(heap.entries)
+            element.rank = OUTSIDE
+        running = fifo_order(pool) if pool.mode == "fifo" else [e for e in pool.operations.values() if e.is_running]
+        for rank, element in enumerate(running, len(pool.children)):
+            element.rank = rank
+            self._enter(heap, element, self._key_of(element) if wants_jobs(element) else None)
+        heapify(heap)
         return self._key_of_pool(pool, heap)
 
-    def _enter(self, heap: _Heap, child: Element, key: Key | None) -> None:
+    def _enter(self, heap: list[Entry], child: Element, key: Key | None) -> None:
         """Add an entry to a heap that is being built; ``key`` None: the child wants no jobs."""
         self._version += 1
-        heap.versions[child] = -1 if key is None else self._version
+        child.version = -1 if key is None else self._version
         if key is not None:
-            heap.entries.append((key, heap.ranks[child], self._version, child))
+            heap.append((*key, child.rank, self._version, child))
 
     def _key_of(self, element: OperationElement) -> Key:
         parent = element.parent
@@ -141,22 +130,22 @@ class ServiceOrder:
             return (0.0, 0.0)
         return (element.satisfaction, 0.0)
 
-    def _key_of_pool(self, pool: PoolElement, heap: _Heap) -> Key | None:
+    def _key_of_pool(self, pool: PoolElement, heap: list[Entry]) -> Key | None:
         """A pool's key, from its best child; None when nothing below wants a job."""
-        top = heap.top()
+        top = _top(heap)
         if top is None:
             return None
-        child = top[3]
-        return pool_key(pool, child.satisfaction if isinstance(child, OperationElement) else top[0][0])
+        child = top[4]
+        return pool_key(pool, child.satisfaction if isinstance(child, OperationElement) else top[0])
 
     def best(self) -> OperationElement | None:
         """The operation that is served next, None when none wants a job."""
         pool = self.tree.root
         while True:
-            top = self._heaps[pool].top()
+            top = _top(self._heaps[pool])
             if top is None:
                 return None
-            child = top[3]
+            child = top[4]
             if isinstance(child, OperationElement):
                 return child
             assert isinstance(child, PoolElement)
@@ -169,6 +158,10 @@ class ServiceOrder:
     def set_aside(self, element: OperationElement) -> None:
         """Pass an operation over until ``restore`` (7.1, deactivation)."""
         self._aside.append(element)
+        self._place(element, None)
+
+    def leave(self, element: OperationElement) -> None:
+        """Pass an operation over until its needs change or the next order is made: no other node helps it now."""
         self._place(element, None)
 
     def restore(self) -> None:
@@ -204,26 +197,28 @@ class ServiceOrder:
             is_fifo = child.parent.mode == "fifo" and child.fifo_index is not None
             return ((float(child.fifo_index or 0) if is_fifo else child.satisfaction, 0.0), child.name)
 
-        def walk(pool: PoolElement) -> Iterator[OperationElement]:
-            for child in sorted(inside.get(pool, ()), key=key):
-                if isinstance(child, PoolElement):
-                    yield from walk(child)
-                elif isinstance(child, OperationElement):
-                    yield child
-
-        return list(walk(self.tree.root))
+        # No function that calls itself: it would keep this order until the next garbage collection.
+        ranked: list[OperationElement] = []
+        stack: list[Element] = [self.tree.root]
+        while stack:
+            child = stack.pop()
+            if isinstance(child, OperationElement):
+                ranked.append(child)
+            elif isinstance(child, PoolElement):
+                stack += sorted(inside.get(child, ()), key=key, reverse=True)
+        return ranked
 
     def _place(self, element: OperationElement, key: Key | None) -> None:
         child: Element = element
         pool = element.parent
         while pool is not None:
             heap = self._heaps.get(pool)
-            if heap is None or child not in heap.versions:
+            if heap is None or child.rank == OUTSIDE:
                 return  # the child came or moved after this order was made; the order of the next update has it
             self._version += 1
-            heap.versions[child] = -1 if key is None else self._version
+            child.version = -1 if key is None else self._version
             if key is not None:
-                heappush(heap.entries, (key, heap.ranks[child], self._version, child))
+                heappush(heap, (*key, child.rank, self._version, child))
             # Even where no operation wants a job the usage of the pools above has changed.
             key = self._key_of_pool(pool, heap)
             child, pool = pool, pool.parent
@@ -305,25 +300,45 @@ def has_spare(node: Node, free: Vector, spare: Vector) -> bool:
     return all(f >= s - ROUNDING * max(s, 1.0) or not c for f, s, c in zip(free, spare, node.capacity, strict=True))
 
 
+def room_beside(free: Vector, reserved: Vector) -> Vector:
+    """What of a node's free room is left beside ``reserved``; where it is negative it stays so."""
+    if reserved is ZERO:
+        return free
+    a, b, c, d, e = (f if f < 0.0 else max(f - r, 0.0) for f, r in zip(free, reserved, strict=True))
+    return (a, b, c, d, e)
+
+
 def place_jobs(
     order: ServiceOrder,
     node: Node,
     spare: Vector,
     make_job: Callable[[OperationElement, Task, Node], Job],
     start: Callable[[Job], None],
+    place_gang: Callable[[OperationElement], str] = lambda _: GANG_WAITS,
+    reserved: Callable[[], Vector] = lambda: ZERO,
 ) -> list[Job]:
     """One regular stage: start jobs on the node, the least satisfied operation first, while there is room (7.1).
 
     Each start is counted on the whole path at once, so that the next choice sees it; one that any level refuses is
-    not counted anywhere.
+    not counted anywhere. ``place_gang`` starts all jobs of a gang on any nodes, or says why not (7.3); ``reserved`` of
+    this node's free room is kept for one.
     """
     started: list[Job] = []
     order.catch_up()
-    free = node.free
+    free = room_beside(node.free, reserved())
     while has_spare(node, free, spare):
         element = order.best()
         if element is None:
             break
+        if element.operation.record.is_gang:
+            reason = place_gang(element)
+            if reason:
+                element.deactivations[reason] = element.deactivations.get(reason, 0) + 1
+                order.leave(element)
+            else:
+                order.refresh(element)
+            free = room_beside(node.free, reserved())
+            continue
         task, reason = find_task(element, free)
         if task is None:
             element.deactivations[reason] = element.deactivations.get(reason, 0) + 1

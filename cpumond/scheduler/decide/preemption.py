@@ -9,32 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
-from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, dominates, greatest, subtract
+from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, dominates
 from cpumond.scheduler.decide.placement import has_spare
 from cpumond.scheduler.decide.preemption_record import tell_shares, tell_starvation
-from cpumond.scheduler.decide.starvation import EPSILON
-from cpumond.scheduler.decide.victims import (
-    ROUNDING,
-    as_vector,
-    blocks,
-    is_permitted,
-    is_protected_by_count,
-    local_satisfaction,
-    may_lose,
-    path_of,
-    room_below_limits,
-    sort_jobs,
-    uses,
-)
-from cpumond.scheduler.elements import PREEMPTIBLE, Element, Job, Node, OperationElement, PoolElement, Tree
+from cpumond.scheduler.decide.swap import Candidate, Stage, Swap, TargetPriority
+from cpumond.scheduler.decide.victims import local_satisfaction, room_below_limits
+from cpumond.scheduler.elements import Element, Job, Node, OperationElement, PoolElement
 from cpumond.scheduler.model import Task
-
-TargetPriority = Literal["normal", "aggressive"]
-
-LEAST_GAIN: Final = 0.1
-"""By which part of itself the lesser satisfaction must rise where the swap leaves the victim's side below its share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +53,12 @@ class Targets:
     ) -> None:
         self.may_preempt = may_preempt
         self.below: dict[TargetPriority, dict[Element, _Below]] = {}
+        self.gangs: list[tuple[OperationElement, TargetPriority]] = []
+        """Aggressive ones first. They need several nodes at once (``gangs.plan_for_gang``)."""
         for element, priority in ranked:
+            if element.operation.record.is_gang:
+                self.gangs.append((element, priority))
+                continue
             table = self.below.setdefault(priority, {})
             own = table[element] = _Below()
             own.orders = dict.fromkeys(task.resources for task in element.operation.record.tasks)
@@ -84,6 +72,7 @@ class Targets:
                     break  # the pools above have these orders, and lead here
                 below.orders |= own.orders
                 side = pool
+        self.gangs.sort(key=lambda gang: gang[1] != "aggressive")
 
 
 @dataclass(slots=True, eq=False)
@@ -94,17 +83,23 @@ class _Below:
     orders: dict[Vector, None] = field(default_factory=dict)
 
 
-def plan_preemption(node: Node, targets: Targets, now: float, spare: Vector) -> PreemptionPlan | None:
+def plan_preemption(
+    node: Node, targets: Targets, now: float, spare: Vector, reserved: Vector = ZERO
+) -> PreemptionPlan | None:
     """The first job of a starving operation that room can be made for on this node, and the jobs that must go for it.
 
     Targets are tried in the usual order of service, aggressive ones before normal ones. A stage is left out when the
     node's free resources and all that could be freed do not reach ``spare`` (6.6). At most ``MOST_SEARCHES`` are made;
     ``node.skipped_searches`` is where the next attempt goes on.
 
+    ``reserved`` of what is free there is kept for a gang (7.3). Jobs within their ``min_run_time`` are no candidates,
+    and a gang goes whole, its jobs on other nodes included, or not at all.
+
     Victims are walked latest start first, or with ``preempt_cpu_gap_first`` the preemptible ones first and among the
     others those with a lowered limit; what is not needed in the end is spared, the last of the walk first. Each is
     taken only if its list (6.4), the count rule and the elements above it (6.5) still allow it after the loss of those
     before.
+    With ``preempt_cheapest_first`` they are of those that would be enough the ones that lose least work (``Swap``).
     With ``enable_conditional_preemption`` elements above both victim and target do not block: their total stays.
 
     No job goes to and fro: below the lowest pool that victim and target have in common, the victim's side must after
@@ -119,7 +114,7 @@ def plan_preemption(node: Node, targets: Targets, now: float, spare: Vector) -> 
         if below is None:
             continue
         tree = next(iter(below)).tree
-        stage = _Stage(node, tree, priority, now)
+        stage = Stage(node, tree, priority, now, reserved)
         if not has_spare(node, add(stage.free, stage.most), spare):
             continue
         plan = _Search(stage, below, targets.may_preempt, budget, now).visit(tree.root, add(stage.free, stage.discount))
@@ -146,57 +141,6 @@ class _Budget:
         return self.made >= self.first + MOST_SEARCHES
 
 
-class _Stage:
-    """The candidates on one node at one priority, in the order of the walk, and what they could free (6.6 step 2)."""
-
-    def __init__(self, node: Node, tree: Tree, priority: TargetPriority, now: float) -> None:
-        self.priority = priority
-        self.aggressive = aggressive = priority == "aggressive"
-        self.free = as_vector(f + c * ROUNDING for f, c in zip(node.free, node.capacity, strict=True))
-        self.candidates: list[tuple[Job, PoolElement | None]] = []
-        """Jobs, each with the nearest pool that blocks: only targets inside that pool may take the job."""
-        self.discount = ZERO
-        self.conditional: dict[PoolElement, Vector] = {}
-        blockers: dict[OperationElement, Element | None] = {}
-        for job in node.jobs.values():
-            element = job.element
-            # A node that changed its tree may still have jobs of the other tree; a job that this heartbeat starts has
-            # not even been sent yet.
-            is_new = job.state == "starting" and job.ordered_at >= now
-            if not job.is_active or is_new or element.tree is not tree or not may_lose(element):
-                continue
-            sort_jobs(element)
-            if not is_permitted(job, aggressive):
-                continue
-            if element not in blockers:
-                blockers[element] = next((e for e in path_of(element) if blocks(e, element, aggressive)), None)
-            blocker = blockers[element]
-            if blocker is None:
-                self.discount = add(self.discount, job.usage)
-                self.candidates.append((job, None))
-            elif isinstance(blocker, PoolElement) and element.tree.config.settings.enable_conditional_preemption:
-                self.conditional[blocker] = add(self.conditional.get(blocker, ZERO), job.usage)
-                self.candidates.append((job, blocker))
-        self.candidates.sort(key=lambda candidate: _victim_order(candidate[0]))
-        self.pools = {pool: None for job, _ in self.candidates for pool in job.element.ancestors()}
-        """Pools with a candidate below them."""
-        self.inside: dict[PoolElement, list[PoolElement]] = {}
-        """``pools`` by parent."""
-        for pool in self.pools:
-            if pool.parent is not None:
-                self.inside.setdefault(pool.parent, []).append(pool)
-        self.most = self.discount
-        for amount in self.conditional.values():
-            self.most = greatest(self.most, add(self.discount, amount))
-
-
-def _victim_order(job: Job) -> tuple[int, int, float, int]:
-    if not job.element.tree.config.settings.preempt_cpu_gap_first:
-        return (0, 0, -job.start_time, -job.sequence)
-    protected = job.preemptibility != PREEMPTIBLE
-    return (int(protected), int(protected and not job.has_cpu_gap), -job.start_time, -job.sequence)
-
-
 class _Search:
     """The way through the pools to the first target that victims are found for, in the order of service.
 
@@ -206,7 +150,7 @@ class _Search:
 
     def __init__(
         self,
-        stage: _Stage,
+        stage: Stage,
         below: Mapping[Element, _Below],
         may_preempt: Callable[[OperationElement, TargetPriority], bool],
         budget: _Budget,
@@ -218,7 +162,7 @@ class _Search:
         self.budget = budget
         self.now = now
         self.failed: dict[tuple[PoolElement, Vector], float] = {}
-        self.own = {job.element for job, _ in stage.candidates}
+        self.own = {candidate.element for candidate in stage.candidates}
 
     def visit(self, pool: PoolElement, available: Vector) -> PreemptionPlan | None:
         """Search below a pool with candidates or the root. ``available``: free room and what the pools above let go."""
@@ -281,7 +225,7 @@ class _Search:
             if budget.is_spent:
                 return None
             budget.made += 1
-            victims = _Swap(stage, target, order).find_victims() if budget.made > budget.first else None
+            victims = Swap(stage, target, order).find_victims() if budget.made > budget.first else None
             if victims is not None:
                 return _make_plan(target, task, stage.priority, victims, self.now)
             if target not in self.own:
@@ -293,137 +237,13 @@ class _Search:
         return least is not None and satisfaction >= least
 
 
-@dataclass(slots=True, eq=False)
-class _Room:
-    """What is still missing below one limit, the node's or a pool's, per resource; 0 or less is enough."""
-
-    depth: int
-    """How many of the target's pools, nearest first, lie below the limited one; -1 for the node."""
-    missing: Vector
-
-    @property
-    def is_there(self) -> bool:
-        return max(self.missing) <= 0.0
-
-    def needs(self, job: Job) -> bool:
-        return uses(job, self.missing)
-
-
-class _Swap:
-    """The search for victims for one order of one target."""
-
-    def __init__(self, stage: _Stage, target: OperationElement, order: Vector) -> None:
-        self.stage = stage
-        self.target = target
-        self.order = order
-        self.pools = list(target.ancestors())
-        self.depths = {pool: depth for depth, pool in enumerate(self.pools)}
-        self.branches: list[Element] = [target, *self.pools]
-        """Below ``pools[i]``, the target's side is ``branches[i]``."""
-        self.satisfactions: dict[int, float] = {}
-        self.lost: dict[Element, Vector] = {}
-        self.counts: dict[OperationElement, int] = {}
-        self.was_refused_for_losses = False
-
-    def find_victims(self) -> list[Job] | None:
-        """Victims in the order of the walk, all of them needed; None when the room cannot be made."""
-        candidates = [
-            job
-            for job, blocker in self.stage.candidates
-            if job.element is not self.target and (blocker is None or blocker in self.depths)
-        ]
-        victims = self._walk(candidates)
-        if victims is None and self.was_refused_for_losses:
-            # The first victims used up what a pool may lose; a single larger job may be enough.
-            victims = next((one for one in map(self._walk, ([job] for job in candidates)) if one is not None), None)
-        return victims
-
-    def _walk(self, candidates: list[Job]) -> list[Job] | None:
-        self.lost.clear()
-        self.counts.clear()
-        rooms = self._find_rooms()
-        victims: list[Job] = []
-        for job in candidates:
-            if all(room.is_there for room in rooms):
-                break
-            side, depth = self._find_side(job.element)
-            needed = any(room.depth < 0 or room.depth >= depth for room in rooms if room.needs(job))
-            if not needed or not self._may_go(job, side, depth):
-                continue
-            victims.append(job)
-            self._lose(job)
-            for room in rooms:
-                if room.depth < 0 or room.depth >= depth:
-                    room.missing = subtract(room.missing, job.usage)
-        if not all(room.is_there for room in rooms):
-            return None
-        return self._spare(victims, rooms)
-
-    def _spare(self, victims: list[Job], rooms: list[_Room]) -> list[Job]:
-        for job in reversed(victims):
-            _, depth = self._find_side(job.element)
-            concerned = [room for room in rooms if room.depth < 0 or room.depth >= depth]
-            without = [add(room.missing, job.usage) for room in concerned]
-            if all(max(missing) <= 0.0 for missing in without):
-                victims = [other for other in victims if other is not job]
-                for room, missing in zip(concerned, without, strict=True):
-                    room.missing = missing
-        return victims
-
-    def _find_rooms(self) -> list[_Room]:
-        rooms = [_Room(-1, subtract(self.order, self.stage.free))]
-        for depth, pool in enumerate(self.pools):
-            if not pool.is_root and pool.limits != UNLIMITED:
-                missing = subtract(ZERO, room_below_limits(pool, self.order))
-                if max(missing) > 0.0:
-                    rooms.append(_Room(depth, missing))
-        return rooms
-
-    def _find_side(self, victim: OperationElement) -> tuple[Element, int]:
-        """The victim's side below the lowest common pool, and that pool's place among the target's pools."""
-        side: Element = victim
-        for pool in victim.ancestors():
-            depth = self.depths.get(pool)
-            if depth is not None:
-                return side, depth
-            side = pool
-        raise AssertionError("victim and target are of one tree")
-
-    def _may_go(self, job: Job, side: Element, depth: int) -> bool:
-        """Whether this job, too, may be taken after the victims so far (see ``plan_preemption``)."""
-        element = job.element
-        aggressive = self.stage.aggressive
-        if is_protected_by_count(element, self.counts.get(element, len(element.jobs))):
-            return self._refuse(element)
-        conditional = element.tree.config.settings.enable_conditional_preemption
-        for above in path_of(element):
-            lost = self.lost.get(above)
-            if lost is not None and blocks(above, element, aggressive, lost):
-                return self._refuse(above)
-            if above is side and conditional:
-                break
-        after = local_satisfaction(side, add(self.lost.get(side, ZERO), job.usage))
-        if depth not in self.satisfactions:
-            self.satisfactions[depth] = local_satisfaction(self.branches[depth])
-        now = self.satisfactions[depth]
-        if after > now + EPSILON and (after > 1.0 - EPSILON or after > now * (1.0 + LEAST_GAIN)):
-            return True
-        return self._refuse(side)
-
-    def _refuse(self, element: Element) -> bool:
-        self.was_refused_for_losses |= element in self.lost
-        return False
-
-    def _lose(self, job: Job) -> None:
-        element = job.element
-        self.counts[element] = self.counts.get(element, len(element.jobs)) - 1
-        for above in path_of(element):
-            self.lost[above] = add(self.lost.get(above, ZERO), job.usage)
-
-
 def _make_plan(
-    target: OperationElement, task: Task, priority: TargetPriority, victims: list[Job], now: float
+    target: OperationElement, task: Task, priority: TargetPriority, victims: list[Candidate], now: float
 ) -> PreemptionPlan:
+    return PreemptionPlan(target, task, priority, tell_victims(target, victims, now))
+
+
+def tell_victims(target: OperationElement, victims: Iterable[Candidate], now: float) -> tuple[tuple[Job, str], ...]:
+    """All jobs that go, each with its reason."""
     reason = tell_starvation(target, now)
-    told = tuple((job, f"{reason}; {tell_shares(job.element)}") for job in victims)
-    return PreemptionPlan(target, task, priority, told)
+    return tuple((job, f"{reason}; {tell_shares(job.element)}") for each in victims for job in each.jobs)

@@ -7,6 +7,7 @@ from typing import Final, Literal
 from cpumond.fairshare.explain import GIB
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.validate import named, printable
+from cpumond.scheduler.decide.cost import lost_core_seconds
 from cpumond.scheduler.decide.starvation import starving_element
 from cpumond.scheduler.elements import Element, Job, OperationElement, PoolElement, usage_share
 from cpumond.scheduler.model import PreemptionRecord, to_amounts
@@ -51,6 +52,7 @@ def make_record(
         preemptor_operation_id=for_operation,
         preemptor_pool=for_pool,
         priority=priority,
+        lost_core_seconds=lost_core_seconds(job, now),
     )
 
 

@@ -9,11 +9,13 @@ import math
 from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
+from cpumond.core.measures import format_span
 from cpumond.fairshare.explain import show_amount
 from cpumond.fairshare.resources import RESOURCES
-from cpumond.scheduler.decide.preemption import TargetPriority
+from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.snapshot import element_name
 from cpumond.scheduler.decide.starvation import EPSILON
+from cpumond.scheduler.decide.swap import TargetPriority
 from cpumond.scheduler.decide.victims import (
     blocks,
     is_protected_by_count,
@@ -32,23 +34,29 @@ from cpumond.scheduler.elements import (
     usage_share,
 )
 
-Cause = Literal["count", "graceful", "starving", "share", "forbids", "threshold", "list", "aggressive", "free"]
+Cause = Literal["count", "graceful", "starving", "share", "forbids", "threshold", "list", "aggressive", "time", "free"]
 """The count rule; ``preemption_mode``; the element is starving, too; it has no more than its share; it would give more
-if it did not forbid aggression; two parts of the non-preemptible list; the list that aggression may take; nothing."""
+if it did not forbid aggression; two parts of the non-preemptible list; the list that aggression may take;
+``min_run_time``; nothing."""
 
 SHOWN: Final = 3
 """How many pools or operations are named for one cause, those with most jobs first."""
 
 
 class Protection(NamedTuple):
-    """``jobs`` jobs at or below ``element`` that an operation may not take, and the cause."""
+    """``jobs`` jobs at or below ``element`` that an operation may not take, and the cause.
+
+    ``first_until``, ``until``: when the first and the last of them are no more protected by ``min_run_time``.
+    """
 
     cause: Cause
     element: OperationElement | PoolElement
     jobs: int
+    first_until: float = math.inf
+    until: float = -math.inf
 
 
-def find_protections(target: OperationElement, priority: TargetPriority) -> list[Protection]:
+def find_protections(target: OperationElement, priority: TargetPriority, now: float) -> list[Protection]:
     """Why ``target`` may or may not take the active jobs of the other operations of its tree, most jobs first.
 
     One entry per element and cause; cause "free" is of jobs that nothing protects by itself: whether a node has enough
@@ -57,6 +65,7 @@ def find_protections(target: OperationElement, priority: TargetPriority) -> list
     own = set(target.ancestors())
     aggressive = priority == "aggressive"
     found: dict[tuple[Cause, OperationElement | PoolElement], int] = {}
+    ends: dict[OperationElement | PoolElement, list[float]] = {}
     for element in target.tree.operations.values():
         if element is target or not element.jobs:
             continue
@@ -67,9 +76,17 @@ def find_protections(target: OperationElement, priority: TargetPriority) -> list
         sort_jobs(element)
         for job in element.jobs.values():
             cause = _cause_of_list(element, job.preemptibility, aggressive)
+            if cause == "free" and (until := spared_until(job)) > now:
+                cause = "time"
+                ends.setdefault(element, []).append(until)
             key = (cause, _forbidder(element) if cause == "forbids" else element)
             found[key] = found.get(key, 0) + 1
-    protections = [Protection(cause, element, jobs) for (cause, element), jobs in found.items()]
+    protections = [
+        Protection(cause, element, jobs, min(ends[element]), max(ends[element]))
+        if cause == "time"
+        else Protection(cause, element, jobs)
+        for (cause, element), jobs in found.items()
+    ]
     return sorted(protections, key=lambda each: -each.jobs)
 
 
@@ -121,10 +138,10 @@ def _forbidder(element: OperationElement | PoolElement) -> OperationElement | Po
     return pool
 
 
-def tell_protections(target: OperationElement, priority: TargetPriority) -> Iterator[str]:
+def tell_protections(target: OperationElement, priority: TargetPriority, now: float) -> Iterator[str]:
     """Sentences on what protects the others, the cause with most jobs first."""
     by_cause: dict[Cause, list[Protection]] = {}
-    for each in find_protections(target, priority):
+    for each in find_protections(target, priority, now):
         by_cause.setdefault(each.cause, []).append(each)
     if not by_cause:
         yield "no other operation has jobs in this tree that it could take"
@@ -132,7 +149,10 @@ def tell_protections(target: OperationElement, priority: TargetPriority) -> Iter
         if cause in ("count", "free"):
             yield (_tell_count if cause == "count" else _tell_free)(protections)
             continue
-        yield from (_tell(each, target) for each in protections[:SHOWN])
+        if cause == "time":
+            yield from (_tell_time(each, now) for each in protections[:SHOWN])
+        else:
+            yield from (_tell(each, target) for each in protections[:SHOWN])
         left = protections[SHOWN:]
         if left:
             yield f"the same holds for {len(left)} more, with {_jobs(left)}"
@@ -159,6 +179,12 @@ def _tell_free(protections: list[Protection]) -> str:
         "room and the others still have more of their share than it has of its own; a node looks once in "
         f"preemptive_scheduling_backoff, {settings.preemptive_scheduling_backoff / 1e3:g} s"
     )
+
+
+def _tell_time(each: Protection, now: float) -> str:
+    first, last = (format_span(until - now) for until in (each.first_until, each.until))
+    how_long = first if first == last else f"{first} to {last}"
+    return f"{element_name(each.element)} keeps {_jobs([each])}: protected for {how_long} more by min_run_time"
 
 
 def _tell(each: Protection, target: OperationElement) -> str:

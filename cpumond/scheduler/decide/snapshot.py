@@ -17,6 +17,7 @@ from cpumond.fairshare.resources import (
     ZERO,
     Vector,
     add,
+    dominates,
     greatest,
     scale,
     share,
@@ -24,7 +25,7 @@ from cpumond.fairshare.resources import (
     sum_vectors,
 )
 from cpumond.fairshare.result import Elements, UpdateResult
-from cpumond.scheduler.elements import Element, OperationElement, PoolElement, Tree, flow_ratio, is_integral
+from cpumond.scheduler.elements import Element, OperationElement, PoolElement, Tree, flow_ratio, is_integral, one_of
 from cpumond.scheduler.model import DEFAULT_FIFO_SORT, ROOT_POOL, TreeSettings, to_amounts, to_vector
 
 OPERATION_PREFIX = "#"
@@ -32,6 +33,9 @@ OPERATION_PREFIX = "#"
 
 GUARANTEE_PREFIX = "##"
 """Before the id of an operation with ``min_share_resources``: a pool around it that has its guarantee."""
+
+_WAITS = fairshare.Operation("", "")
+"""In place of the entry of an operation that does not run: its ``waiting`` is known."""
 
 
 class SnapshotMaker:
@@ -73,6 +77,7 @@ class SnapshotMaker:
             inside: list[Element] = [*pool.children.values(), *pool.operations.values()]
             pool.usage = sum_vectors([each.usage for each in inside])
             pool.demand = sum_vectors([each.demand for each in inside])
+            pool.waiting = sum_vectors([each.waiting for each in inside if each.waiting is not ZERO])
         return fairshare.Snapshot(
             total_resources=tree.total,
             pools=(*pools, *guarantees),
@@ -239,7 +244,7 @@ def pool_limits(pool: PoolElement) -> Vector:
 def operation_limits(element: OperationElement) -> Vector:
     """The limits that hold for an operation in its pool (2.10)."""
     assert element.parent is not None
-    own = to_vector(element.options.resource_limits, math.inf)
+    own = to_vector(element.options.resource_limits, math.inf) if element.options.resource_limits else UNLIMITED
     return limits_of_parent(element.tree.total, own, element.parent.limits, element.options.max_share_ratio)
 
 
@@ -306,12 +311,23 @@ def operation_weight(element: OperationElement) -> float:
 
 def operation_demand(element: OperationElement) -> Vector:
     """Usage and what the jobs still to be started order; a suspended operation wants no more (5.2)."""
-    demand = element.usage
-    operation = element.operation
-    if element.is_running and not operation.record.suspended:
+    return add(element.usage, _wanted(element)) if element.is_running else element.usage
+
+
+def _wanted(element: OperationElement) -> Vector:
+    """What its jobs still to be started order; nothing while it is suspended."""
+    wanted, operation = ZERO, element.operation
+    if not operation.record.suspended:
         for task in operation.next_tasks():
-            demand = add(demand, scale(task.resources, float(operation.needed[task.name])))
-    return demand
+            wanted = add(wanted, scale(task.resources, float(operation.needed[task.name])))
+    return wanted
+
+
+def _note_waiting(element: OperationElement) -> None:
+    """An operation that does not run: it needs nothing yet, what it would is kept beside."""
+    element.demand = element.usage
+    if element.entry is None:
+        element.waiting, element.entry = _wanted(element), _WAITS
 
 
 def _operation_entries(pool: PoolElement) -> list[fairshare.Operation]:
@@ -328,14 +344,15 @@ def _operation_entries(pool: PoolElement) -> list[fairshare.Operation]:
             entries.append(_operation_entry(pool, element, rank if ranked else None))
         for element in pool.operations.values():
             if not element.is_running:
-                element.fifo_index, element.demand = None, element.usage
+                element.fifo_index = None
+                _note_waiting(element)
         return entries
     entries = []
     for element in pool.operations.values():
         if element.is_running:
             entries.append(element.entry or _operation_entry(pool, element, None))
         else:
-            element.demand = element.usage
+            _note_waiting(element)
     return entries
 
 
@@ -344,14 +361,15 @@ def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | N
     if element.entry is not None and rank is None:
         return element.entry
     record = element.operation.record
-    element.demand = operation_demand(element)
+    element.usage = one_of(element.usage)
+    element.demand, element.waiting = one_of(operation_demand(element)), ZERO
     element.limits = operation_limits(element)
     # The update requires a demand of at least the usage; sums of floats may be one bit below.
     entry = fairshare.Operation(
         name=OPERATION_PREFIX + element.name,
         parent=GUARANTEE_PREFIX + element.name if has_guarantee(element) else _name(pool),
         weight=operation_weight(element) if rank is None else 1.0,
-        demand=greatest(element.demand, element.usage),
+        demand=element.demand if dominates(element.demand, element.usage) else greatest(element.demand, element.usage),
         usage=element.usage,
         gang=record.is_gang,
         start_time=record.start_time if rank is None else float(rank),

@@ -26,6 +26,7 @@ def update_starvation(tree: Tree, now: float) -> None:
     when it has its share. The job lists of section 6.4 follow the fair share, so they are old from now on.
     """
     tree.root.scheduling_status, tree.root.starvation_status, tree.root.below_since = "normal", "non_starving", None
+    tree.updated_at = now
     pools_starve = tree.config.settings.enable_pool_starvation
     for pool in tree.pools.values():
         _move(pool, _find_status(pool) if pools_starve else "normal", now)

@@ -7,6 +7,7 @@ from typing import Final
 
 from cpumond.fairshare.resources import RESOURCES, UNLIMITED, ZERO, Vector, add, dominates, share, subtract
 from cpumond.fairshare.validate import quoted
+from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
 from cpumond.scheduler.decide.placement import satisfaction_of
 from cpumond.scheduler.decide.preemption_record import tell_amount, tell_name, tell_shares
 from cpumond.scheduler.decide.starvation import EPSILON
@@ -30,8 +31,9 @@ ROUNDING: Final = 1e-9
 def sort_jobs(element: OperationElement) -> None:
     """Put the active jobs of an operation in the three lists (6.4), if they may have changed (``lists_are_old``).
 
-    In the order of start; U is the usage of all jobs before. A job is non-preemptible while U is below the fair share
-    times ``aggressive_preemption_satisfaction_threshold`` on every non-blocked resource, or below the
+    In the order of start, or with ``preempt_cheapest_first`` of what each would have lost at the last update in
+    proportion to its size, most first; U is the usage of all jobs before. A job is non-preemptible while U is below the
+    fair share times ``aggressive_preemption_satisfaction_threshold`` on every non-blocked resource, or below the
     ``non_preemptible_resource_usage_threshold`` on all resources that it names; then aggressively preemptible while U
     is below the fair share times ``preemption_satisfaction_threshold``; then preemptible, unless the fair share covers
     the whole demand. A resource is blocked when the fair share covers its demand; if all are, any one is enough.
@@ -56,7 +58,10 @@ def sort_jobs(element: OperationElement) -> None:
     threshold = element.rules.non_preemptible_threshold if element.rules is not None else None
     status: Preemptibility = NON_PREEMPTIBLE
     before = ZERO
-    for job in sorted(element.jobs.values(), key=start_order):
+    jobs = sorted(element.jobs.values(), key=start_order)
+    if settings.preempt_cheapest_first:
+        jobs.sort(key=_loss_by_size, reverse=True)
+    for job in jobs:
         if status == NON_PREEMPTIBLE:
             safe = threshold is not None and all(u < t for u, t in zip(before, threshold, strict=True))
             if not safe and not meets(before[k] < bound for k, bound in zip(names, inner, strict=True)):
@@ -69,6 +74,13 @@ def sort_jobs(element: OperationElement) -> None:
             status = PREEMPTIBLE
         job.preemptibility = status
         before = add(before, job.usage)
+
+
+def _loss_by_size(job: Job) -> float:
+    """What the job would have lost at the last update, for each part of the tree's resources that it takes."""
+    size = max(share(job.usage, job.element.tree.total))
+    lost = lost_core_seconds(job, job.element.tree.updated_at)
+    return lost / size if size else lost
 
 
 def _resources_that_count(element: Element) -> tuple[int, ...]:
@@ -165,8 +177,9 @@ def as_vector(numbers: Iterable[float]) -> Vector:
     return (a, b, c, d, e)
 
 
-def uses(job: Job, excess: Vector) -> bool:
-    return any(x > 0.0 and u > 0.0 for x, u in zip(excess, job.usage, strict=True))
+def uses(usage: Vector, excess: Vector) -> bool:
+    """Whether there is something of ``usage`` in what is too much."""
+    return any(x > 0.0 and u > 0.0 for x, u in zip(excess, usage, strict=True))
 
 
 def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
@@ -235,7 +248,7 @@ def _excess(element: Element, lost: Vector) -> Vector:
 
 def _find_violated(job: Job, lost: dict[Element, Vector]) -> Element | None:
     for above in path_of(job.element):
-        if uses(job, _excess(above, lost.get(above, ZERO))):
+        if uses(job.usage, _excess(above, lost.get(above, ZERO))):
             return above
     return None
 
@@ -255,7 +268,7 @@ def _has_candidates(element: Element, excess: Vector, taken: set[str], least_lis
         return any(
             job.id not in taken
             and job.node.is_online
-            and uses(job, excess)
+            and uses(job.usage, excess)
             and _is_candidate_for_limits(job)
             and job.preemptibility >= least_list
             for job in element.jobs.values()
@@ -265,16 +278,16 @@ def _has_candidates(element: Element, excess: Vector, taken: set[str], least_lis
     return any(_has_candidates(child, excess, taken, least_list) for child in children)
 
 
-def find_graceful(node: Node) -> list[tuple[Job, str]]:
+def find_graceful(node: Node, now: float) -> list[tuple[Job, str]]:
     """Preemptible jobs of operations with ``preemption_mode`` graceful on this node, latest start first (6.7).
 
-    They are told to end whether or not another operation starves; the count rule protects them, too.
+    They are told to end whether or not another operation starves; the count rule and ``min_run_time`` protect them.
     """
     found: list[tuple[Job, str]] = []
     graceful = [job for job in node.jobs.values() if job.element.operation.record.preemption_mode == "graceful"]
     for job in sorted(graceful, key=start_order, reverse=True):
         element = job.element
-        if not job.is_active:
+        if not job.is_active or spared_until(job) > now:
             continue
         sort_jobs(element)
         if job.preemptibility == PREEMPTIBLE and not is_protected_by_count(element, len(element.jobs)):

@@ -19,8 +19,10 @@ from cpumond.scheduler import operations
 from cpumond.scheduler.elements import Job, Tree
 from cpumond.scheduler.events import Event, EventChange, EventKind, Subjects, Told
 from cpumond.scheduler.model import ROOT_POOL, CommandError, OperationRecord
+from cpumond.scheduler.node_commands import DrainNode, NodeCommand, say_node
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change
+from cpumond.scheduler.settings.tree_file import ApplyTree, say_applied
 from cpumond.scheduler.settings.undo import Undo, UndoChange
 from cpumond.scheduler.settings.values import shown
 from cpumond.scheduler.state import State
@@ -62,6 +64,8 @@ def tell_command(state: State, command: Command | TokenCommand, asked: Asked, ch
     if isinstance(command, operations.OperationCommand):
         record = change.operations[0] if change.operations else None
         return _tell_operation(state, command, asked, record, now)
+    if isinstance(command, NodeCommand):
+        return _tell_node(state, command, asked, now)
     new = state.config if change.config is None else change.config
     changes = describe_change(state.config, new, exact=True)
     event = msgspec.structs.replace(
@@ -84,8 +88,9 @@ def tell_refused(
     event = _begin(command, asked, now, f"was refused {_name_of(command)}: {refusal}", "refused")
     tree, pool = getattr(command, "tree", None) or "", _pool_of(command)
     event = msgspec.structs.replace(
-        event, tree=tree, pool=pool, operation=getattr(command, "operation_id", ""), refused=str(refusal)
-    )
+        event, tree=tree, pool=pool, node=getattr(command, "node", ""), refused=str(refusal),
+        operation=getattr(command, "operation_id", ""),
+    )  # fmt: skip
     return Subjects(event).add_pools(trees, [(tree, pool)] if pool else ()).tell()
 
 
@@ -136,6 +141,8 @@ def list_fields(command: Any) -> dict[str, Any]:
     fields = {name: value for name, value in fields.items() if name not in ("type", *SECRET)}
     if isinstance(command, operations.StartOperation):
         fields = {"type": command.type, "spec": _list_known(command.spec)}
+    elif isinstance(command, ApplyTree):
+        del fields["tables"]  # the changes tell
     elif isinstance(command, operations.UpdateOperation):
         fields["parameters"] = {key: each for key, each in fields["parameters"].items() if _is_parameter(key)}
     return {name: cut(value) for name, value in fields.items()}
@@ -171,7 +178,7 @@ def _begin(command: Any, asked: Asked, now: float, text: str, kind: EventKind = 
 
 
 def _is_of_tree(command: Command | TokenCommand) -> bool:
-    return isinstance(command, commands.CreateTree | commands.ChangeTree | commands.RemoveTree)
+    return isinstance(command, commands.CreateTree | commands.ChangeTree | commands.RemoveTree | ApplyTree)
 
 
 def _pool_of(command: Any) -> str:
@@ -185,6 +192,7 @@ def _name_of(command: Any) -> str:
     """The kind of a command in words, with the name of what it is about: ``change pool "a"``."""
     words = "".join(f" {sign.lower()}" if sign.isupper() else sign for sign in type(command).__name__).strip()
     name = _pool_of(command) or getattr(command, "operation_id", "") or getattr(command, "name", "")
+    name = name or getattr(command, "node", "")
     name = name or (getattr(command, "tree", "") if _is_of_tree(command) else "")
     return f"{words} {quoted(name)}" if isinstance(name, str) and name else words
 
@@ -212,6 +220,16 @@ def _tell_token(command: TokenCommand, asked: Asked, change: Transaction, now: f
     return Told(told.event, tuple(dict.fromkeys((*told.subjects, *(f"user:{name}" for name in users)))))
 
 
+def _tell_node(state: State, command: NodeCommand, asked: Asked, now: float) -> Told:
+    node = state.nodes.get(command.node)
+    event = msgspec.structs.replace(_begin(command, asked, now, say_node(command)), node=command.node)
+    if node is None:
+        return Subjects(event).tell()
+    event = msgspec.structs.replace(event, tree=node.tree or "")
+    stopped = {job.element.name for job in node.jobs.values()} if isinstance(command, DrainNode) else set()
+    return Subjects(event).add("operation", stopped).tell()
+
+
 # --- sentences about configurations
 
 
@@ -219,6 +237,8 @@ def _say(command: Any, changes: list[ConfigChange]) -> str:
     """What a command has done, without its user."""
     if isinstance(command, Undo):
         return f"took back change {command.number}: {_say_changes(changes)}"
+    if isinstance(command, ApplyTree):
+        return f"{say_applied(command)}: {_say_changes(changes)}"
     if type(command) not in _SAYINGS:
         return f"carried out {_name_of(command)}"
     return _SAYINGS[type(command)](command, changes) + ("" if changes else ", which changed nothing")

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from cpumond.scheduler.history.model import KINDS, WIDTHS, Tick
+from cpumond.scheduler.history.model import EARLIER_WIDTHS, KINDS, NOT_KNOWN, RATES, WIDTHS, Tick
 
 VALUE_BYTES: Final = 4
 
@@ -79,14 +79,19 @@ def unpack(data: bytes, kind: int, chunk: Chunk) -> list[array[float]]:
         sorted_bytes = zlib.decompress(data)
     except (zlib.error, TypeError) as error:
         raise DamageError(f"points cannot be unpacked: {error}", chunk) from None
-    if kind not in range(len(KINDS)) or len(sorted_bytes) != VALUE_BYTES * WIDTHS[kind] * length:
+    widths = (WIDTHS[kind], EARLIER_WIDTHS[kind]) if kind in range(len(KINDS)) else ()
+    width = next((each for each in widths if len(sorted_bytes) == VALUE_BYTES * each * length), 0)
+    if not width:
         raise DamageError("a row of points has another length than its chunk", chunk)
     raw = bytearray(len(sorted_bytes))
-    plane = WIDTHS[kind] * length
+    plane = width * length
     for number in range(VALUE_BYTES):
         raw[number::VALUE_BYTES] = sorted_bytes[number * plane : (number + 1) * plane]
     values = array("f", bytes(raw))
-    return [values[number * length : (number + 1) * length] for number in range(WIDTHS[kind])]
+    columns = [values[number * length : (number + 1) * length] for number in range(width)]
+    if width < WIDTHS[kind]:
+        columns[width - RATES : width - RATES] = [array("f", [NOT_KNOWN]) * length] * (WIDTHS[kind] - width)
+    return columns
 
 
 def encode_tick(tick: Tick) -> bytes:
@@ -107,14 +112,26 @@ def decode_tick(data: bytes) -> Tick:
         for count in counts:
             ids.append(array("q", bytes(view[offset : offset + 8 * count])))
             offset += 8 * count
-        for count, width in zip(counts, WIDTHS, strict=True):
-            values.append(array("f", bytes(view[offset : offset + 4 * count * width])))
+        whole = sum(4 * count * width for count, width in zip(counts, WIDTHS, strict=True))
+        widths = WIDTHS if offset + whole == len(raw) else EARLIER_WIDTHS
+        for kind, (count, width) in enumerate(zip(counts, widths, strict=True)):
+            rows = array("f", bytes(view[offset : offset + 4 * count * width]))
+            values.append(rows if width == WIDTHS[kind] else _widen(rows, width, WIDTHS[kind]))
             offset += 4 * count * width
     except (zlib.error, struct.error, ValueError, TypeError) as error:
         raise DamageError(f"a tick of the journal cannot be read: {error}") from None
     if offset != len(raw):
         raise DamageError("a tick of the journal has another length than it says")
     return Tick(at, interval_s, tuple(ids), tuple(values), left_out=left_out)
+
+
+def _widen(rows: array[float], width: int, now: int) -> array[float]:
+    """Rows as they were stored by an earlier version: what it did not know stands before the rates."""
+    widened = array("f")
+    for start in range(0, len(rows), width):
+        rates = start + width - RATES
+        widened += rows[start:rates] + array("f", [NOT_KNOWN] * (now - width)) + rows[rates : start + width]
+    return widened
 
 
 def decode_times(times: bytes) -> tuple[array[float], array[float]]:

@@ -84,6 +84,7 @@ class Collector:
         self._gone: dict[Element, _Seen] = {}
         self._named: tuple[dict[str, int], ...] = ({}, {}, {}, {})
         self._new: dict[int, Key] = {}
+        self._ids: tuple[array[int], ...] = (array("q"),) * len(KINDS)
 
     def collect(self, state: State, now: float) -> Tick | None:
         """The tick of ``now``; None when no time has passed since the last."""
@@ -114,11 +115,14 @@ class Collector:
         self.previous_at = now
         self.left_out = room.left_out
         self.series = room.size - room.left
+        all_ids = [array("q", rows.ids) for rows in all_rows]
+        # Most ticks have the series of the one before: they share one copy.
+        self._ids = tuple(old if old == ids else ids for old, ids in zip(self._ids, all_ids, strict=True))
         return Tick(
             now,
             interval_s,
-            tuple(array("q", rows.ids) for rows in all_rows),
-            tuple(array("f", rows.values) for rows in all_rows),
+            self._ids,
+            tuple(rows.values for rows in all_rows),
             self._new,
             left_out_operations,
         )
@@ -152,10 +156,11 @@ class Collector:
                 if is_integral(pool):
                     guarantee += flow_ratio(pool)
                     volume, capacity = volume_ratio(pool), volume_capacity(pool)
-                rows.values += (
+                rows.values.extend((
                     max(share(pool.usage, tree.total)), max(pool.demand_share), max(pool.fair_share), strong, guarantee,
                     volume, capacity, total_cores, pool.demand[1], pool.usage[1], pool.running_operation_count,
-                )  # fmt: skip
+                    pool.waiting[1], pool.idle_cores, pool.held_cores,
+                ))  # fmt: skip
                 self._put(rows, pool, seen, interval_s, grown)
 
     def _take_operations(self, state: State, interval_s: float, room: _Room, rows: _Rows) -> None:
@@ -174,10 +179,10 @@ class Collector:
                 grown = seen.grow(element)
                 if (is_active or grown is not _NOTHING) and room.take():
                     a, b, c, d, e = element.usage
-                    rows.values += (
+                    rows.values.extend((
                         max(a * f, b * g, c * h, d * i, e * j), max(element.demand_share), max(element.fair_share),
                         b, len(element.jobs),
-                    )  # fmt: skip
+                    ))  # fmt: skip
                     self._put(rows, element, seen, interval_s, grown)
 
     def _take_named(
@@ -190,7 +195,7 @@ class Collector:
             if room.take():
                 series = before.pop(each.id, None)
                 now[each.id] = self._make_id(Key(rows.kind, "", each.id)) if series is None else series
-                rows.values += values_of(each)
+                rows.values.extend(values_of(each))
         rows.ids += now.values()
         before.clear()
         before.update(now)
@@ -211,16 +216,16 @@ class Collector:
                 del self._gone[element]
             if (was_there or grown is not _NOTHING) and room.take():
                 rows = pools if isinstance(element, PoolElement) else operations
-                rows.values += (0.0,) * (WIDTHS[rows.kind] - RATES)
+                rows.values.extend((0.0,) * (WIDTHS[rows.kind] - RATES))
                 self._put(rows, element, seen, interval_s, grown)
 
     def _put(self, rows: _Rows, element: Element, seen: _Seen, interval_s: float, grown: _Five) -> None:
         """Complete the row of an element, whose gauges are in ``rows`` already."""
         if grown is _NOTHING:
-            rows.values += grown
+            rows.values.extend(grown)
         else:
             a, b, c, d, e = grown
-            rows.values += (a / interval_s, b / interval_s, c / interval_s, d / interval_s, e / interval_s)
+            rows.values.extend((a / interval_s, b / interval_s, c / interval_s, d / interval_s, e / interval_s))
         key = seen.key
         if key is None or key.name != element.name:
             key = seen.key = Key(rows.kind, element.tree.name, element.name)
@@ -237,7 +242,7 @@ class _Rows:
 
     kind: int
     ids: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    values: array[float] = field(default_factory=lambda: array("f"))
 
 
 class _Room:

@@ -19,8 +19,8 @@ POOL, NODE, OPERATION, JOB = range(4)
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "pool": (
         "usage_ratio", "demand_ratio", "fair_share_ratio", "strong_guarantee_ratio", "guarantee_ratio", "volume",
-        "capacity", "total_cores", "demand_cores", "limit_cores", "running_operations", "used_cores", "reclaimed_cores",
-        "ordered_cores", "throttled_cores", "late_cores",
+        "capacity", "total_cores", "demand_cores", "limit_cores", "running_operations", "waiting_cores",
+        "idle_cores", "held_cores", "used_cores", "reclaimed_cores", "ordered_cores", "throttled_cores", "late_cores",
     ),
     "node": ("capacity_cores", "ordered_cores", "limit_cores", "used_cores", "jobs"),
     "operation": (
@@ -35,6 +35,10 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 """Kind -> columns. The last five of pools and operations are rates, the differences of CPU_COUNTERS in their order."""
 
 WIDTHS: Final = tuple(len(COLUMNS[kind]) for kind in KINDS)
+
+EARLIER_WIDTHS: Final = (WIDTHS[POOL] - 3, *WIDTHS[NODE:])
+"""Of what was stored before pools had ``waiting_cores``, ``idle_cores`` and ``held_cores``, the last ones that are no
+rates."""
 
 RATES: Final = 5
 
@@ -66,7 +70,8 @@ class HistoryView(msgspec.Struct, frozen=True):
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     """What a pool or an operation came to, in core-hours. ``late``: the part of ``throttled`` while it had been
     lowered. ``peak_limit_cores`` is as fine as the points are by now; ``points``: about how many were taken. Where
-    ``since`` or ``until`` falls into coarse points, ``limit`` and ``points`` are as exact as these.
+    ``since`` or ``until`` falls into coarse points, ``limit`` and ``points`` are as exact as these. ``lost``: by
+    preemptions of operations that are still known, in the pool where it was and those above (6.9).
 
     ``parent``: of pools that exist. ``title``, ``user``, ``pool``, ``state``: of operations that are still known.
     """
@@ -83,6 +88,7 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     reclaimed: float = 0.0
     throttled: float = 0.0
     late: float = 0.0
+    lost: float = 0.0
     peak_limit_cores: float = 0.0
     points: int = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ def make_report(
     state: State, summary: Summary, since: float, until: float, period_s: float, tree: str | None
 ) -> ReportView:
     """The report; users, titles and parents are those that ``state`` has now."""
-    sums = summary.sums
+    sums, lost = summary.sums, _find_losses(state, since, until)
     names = list(state.trees) if tree is None else [tree]
     names += sorted({key.tree for key in sums} - set(names)) if tree is None else []
     trees: list[ReportTree] = []
@@ -40,9 +41,15 @@ def make_report(
         trees.append(
             ReportTree(
                 tree=name,
-                total=_row(ROOT_POOL, total),
-                pools=[_row(pool, pools[pool], parent=parent) for pool, parent in _order_pools(state, name, pools)],
-                operations=[_operation_row(state, name, operation, each) for operation, each in operations],
+                total=_row(ROOT_POOL, total, lost=lost.get(Key(POOL, name, ROOT_POOL), 0.0)),
+                pools=[
+                    _row(pool, pools[pool], parent=parent, lost=lost.get(Key(POOL, name, pool), 0.0))
+                    for pool, parent in _order_pools(state, name, pools)
+                ],
+                operations=[
+                    _operation_row(state, name, operation, each, lost.get(Key(OPERATION, name, operation), 0.0))
+                    for operation, each in operations
+                ],
                 left_out_operations=summary.left_out.get(name, 0),
             )
         )
@@ -63,12 +70,31 @@ def _order_pools(state: State, tree_name: str, wanted: Mapping[str, Sums]) -> It
     yield from ((name, "") for name in sorted(wanted) if name not in known)
 
 
-def _operation_row(state: State, tree: str, operation_id: str, sums: Sums) -> ReportRow:
+def _find_losses(state: State, since: float, until: float) -> dict[Key, float]:
+    """The core-hours that preemptions of that time lost, by pool and operation."""
+    ended = (job.preemption for jobs in state.finished_jobs.values() for job in jobs.values())
+    stopping = (job.stop.record for job in state.jobs.values() if job.stop is not None)
+    lost: dict[Key, float] = {}
+    for record in itertools.chain(ended, stopping):
+        if record is None or record.kind == "aborted" or not since <= record.at <= until:
+            continue
+        tree = state.trees.get(record.tree)
+        pool = None if tree is None else tree.pools.get(record.pool)
+        names = [record.pool] if pool is None else [pool.name, *(above.name for above in pool.ancestors())]
+        keys = [Key(OPERATION, record.tree, record.operation_id), *(Key(POOL, record.tree, name) for name in names)]
+        if pool is None and record.pool != ROOT_POOL:
+            keys.append(Key(POOL, record.tree, ROOT_POOL))
+        for key in keys:
+            lost[key] = lost.get(key, 0.0) + record.lost_core_seconds / HOUR_S
+    return lost
+
+
+def _operation_row(state: State, tree: str, operation_id: str, sums: Sums, lost: float) -> ReportRow:
     record = state.record_of(operation_id)
     if record is None:
-        return _row(operation_id, sums)
+        return _row(operation_id, sums, lost=lost)
     pool = record.trees[tree].pool if tree in record.trees else ""
-    return _row(operation_id, sums, title=record.title, user=record.user, pool=pool, state=record.state)
+    return _row(operation_id, sums, title=record.title, user=record.user, pool=pool, state=record.state, lost=lost)
 
 
 def _row(name: str, sums: Sums, **facts: Any) -> ReportRow:

@@ -244,7 +244,7 @@ def _create_tree(context: _Context, command: CreateTree) -> Outcome:
         if command.ignore_existing:
             return Outcome(config, existing.id)
         raise CommandError(f"Pool tree {quoted(command.name)} already exists", ALREADY_EXISTS, {FIELD: "name"})
-    with _at(f"pool tree {quoted(command.name)}"):
+    with at(f"pool tree {quoted(command.name)}"):
         attributes, spelled, warnings = normalise("tree", command.attributes)
         settings = read_tree(attributes)
         default = config.trees.get(config.default_tree)
@@ -262,7 +262,7 @@ def _says(attributes: Mapping[str, Any], option: str) -> bool:
 
 def _change_tree(context: _Context, command: ChangeTree) -> Outcome:
     tree = find_tree(context.config, command.tree)
-    with _at(f"pool tree {quoted(tree.name)}"):
+    with at(f"pool tree {quoted(tree.name)}"):
         attributes, spelled, warnings = edit("tree", tree.attributes, tree.spelled, command.edits)
         changed = tree
         if not _is_same(tree, attributes, spelled):
@@ -307,7 +307,7 @@ def _create_pool(context: _Context, command: CreatePool) -> Outcome:
         text = f"Pool {quoted(name)} already exists in tree {quoted(tree.name)}{place}"
         raise CommandError(text, ALREADY_EXISTS, {FIELD: "name"})
     _check_parent(tree, command.parent)
-    with _at(f"pool {quoted(name)}"):
+    with at(f"pool {quoted(name)}"):
         attributes, spelled, warnings = normalise("pool", command.attributes)
         settings = read_pool(attributes)
     pool = PoolConfig(context.new_id(), name, command.parent, attributes, settings, spelled)
@@ -320,7 +320,7 @@ def _change_pool(context: _Context, command: ChangePool) -> Outcome:
     pool = find_pool(tree, command.pool)
     place = {"name": pool.name, "parent_name": pool.parent}
     edits = []
-    with _at(f"pool {quoted(pool.name)}"):
+    with at(f"pool {quoted(pool.name)}"):
         for change in command.edits:
             first = canonical_path("pool", change.path[:1])
             if not first or first[0] not in place:
@@ -432,7 +432,7 @@ def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
                 raise CommandError(f"resource_delta: {key}: given twice; keep one of them", attributes={FIELD: name})
             flat[name] = amounts
     result: dict[tuple[str, ...], float] = {}
-    with _at("resource_delta"):
+    with at("resource_delta"):
         for name, path in _AMOUNT_PATHS.items():
             checked, _, _ = edit("pool", {}, {}, [Edit(path, flat.get(name))])
             for key in path:
@@ -467,7 +467,7 @@ def _transferred(pool: PoolConfig, amounts: Mapping[tuple[str, ...], float], sig
         edits.append(Edit(path, int(left) if is_count else max(left, 0.0)))
     if not edits:
         return pool
-    with _at(f"pool {quoted(pool.name)}"):
+    with at(f"pool {quoted(pool.name)}"):
         attributes, _, _ = edit("pool", pool.attributes, {}, edits)
         return replace(pool, attributes=attributes, settings=read_pool(attributes))
 
@@ -553,7 +553,7 @@ def _about(tree: str, pool: str, warnings: Iterable[str]) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _at(where: str) -> Iterator[None]:
+def at(where: str) -> Iterator[None]:
     """Prefix a CommandError from inside with ``where``."""
     try:
         yield

@@ -44,7 +44,9 @@ def find_idle_monitor_options(given: Mapping[str, Any]) -> list[str]:
 def _find_privileges(rules: PreemptionRules, options: OperationTreeOptions) -> Iterator[str]:
     """Options that would make an operation more privileged than its pool (6.2)."""
     for option, own, effective in list_own(options, operation_rules(rules, options)):
-        if not math.isclose(own, effective):
+        if option == "min_run_time" and own > effective:
+            yield f"min_run_time {own:g} is cut to {effective:g} by max_min_run_time of the tree"
+        elif not math.isclose(own, effective):
             yield (
                 f"{option} {own:g} has no effect: an operation may not be more privileged than its pool, "
                 f"{effective:g} holds"
@@ -60,6 +62,8 @@ def _find_overtaken(
     if tree.scheduling_preemption_priority_scope != "operation_and_ancestors":
         return
     for option, own, of_pool in list_own(options, rules):
+        if option == "min_run_time":
+            continue
         if own < of_pool if option == "fair_share_starvation_tolerance" else own > of_pool:
             yield (
                 f'{option} {own:g} has no effect while pool "{name}" starves, for which {of_pool:g} holds: a starving '

@@ -30,6 +30,9 @@ class PreemptionRules:
     aggressive_preemption: bool
     non_preemptible_threshold: Vector | None
     """Infinite for a resource that the option does not name; None protects nothing (6.4)."""
+    min_run_time_s: float
+    max_min_run_time_s: float
+    """The tree's bound of the one before."""
     says_min_share: bool = True
     """Whether an element on the path sets ``min_share_preemption_timeout``; else the fair-share time-out is used."""
 
@@ -54,6 +57,8 @@ def root_rules(settings: TreeSettings) -> PreemptionRules:
         aggressive_starvation=settings.enable_aggressive_starvation,
         aggressive_preemption=settings.allow_aggressive_preemption,
         non_preemptible_threshold=_threshold(settings.non_preemptible_resource_usage_threshold),
+        min_run_time_s=settings.min_run_time / 1000.0,
+        max_min_run_time_s=settings.max_min_run_time / 1000.0,
         says_min_share=settings.min_share_preemption_timeout is not None,
     )
     return _within_limits(rules)
@@ -85,6 +90,8 @@ def pool_rules(parent: PreemptionRules, settings: PoolSettings) -> PreemptionRul
         aggressive_starvation=parent.aggressive_starvation or bool(settings.enable_aggressive_starvation),
         aggressive_preemption=_given(settings.allow_aggressive_preemption, parent.aggressive_preemption),
         non_preemptible_threshold=parent.non_preemptible_threshold if threshold is None else _threshold(threshold),
+        min_run_time_s=_seconds(settings.min_run_time, parent.min_run_time_s),
+        max_min_run_time_s=parent.max_min_run_time_s,
     )
     rules.says_min_share = settings.min_share_preemption_timeout is not None or parent.says_min_share
     return _within_limits(rules)
@@ -98,7 +105,8 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
     """What holds for an operation: its pool's, or its own where that makes it less privileged (6.2).
 
     Less privileged is a lesser tolerance, longer time-outs, a lesser non-preemptible threshold in each resource. A
-    pool without a threshold protects nothing, and an operation cannot change that.
+    pool without a threshold protects nothing, and an operation cannot change that. Its ``min_run_time`` is its own,
+    within the tree's bound.
     """
     fair_share_s = max(pool.fair_share_timeout_s, _seconds(options.fair_share_starvation_timeout, 0.0))
     min_share_s = pool.min_share_timeout_s
@@ -109,18 +117,32 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
     threshold = pool.non_preemptible_threshold
     if threshold is not None and options.non_preemptible_resource_usage_threshold is not None:
         threshold = least(threshold, to_vector(options.non_preemptible_resource_usage_threshold, math.inf))
+    tolerance = min(pool.tolerance, _given(options.fair_share_starvation_tolerance, pool.tolerance))
+    run_s = min(_seconds(options.min_run_time, pool.min_run_time_s), pool.max_min_run_time_s)
+    own = (tolerance, fair_share_s, min_share_s, threshold, run_s)
+    if own == _operations(pool):
+        return pool  # one object for all operations of the pool that say nothing else
     return replace(
         pool,
-        tolerance=min(pool.tolerance, _given(options.fair_share_starvation_tolerance, pool.tolerance)),
+        tolerance=tolerance,
         fair_share_timeout_s=fair_share_s,
         min_share_timeout_s=min_share_s,
         non_preemptible_threshold=threshold,
+        min_run_time_s=run_s,
     )
+
+
+_operations: Final = attrgetter(
+    "tolerance", "fair_share_timeout_s", "min_share_timeout_s", "non_preemptible_threshold", "min_run_time_s"
+)
+"""What an operation may have otherwise than its pool."""
 
 
 def list_own(options: PoolSettings | OperationTreeOptions, rules: PreemptionRules) -> list[tuple[str, float, float]]:
     """The options of ``LIMIT_OF`` that a pool or an operation sets itself: name, own value, value in ``rules``."""
-    holding = (rules.fair_share_timeout_s * 1e3, rules.min_share_timeout_s * 1e3, rules.tolerance)
+    holding = (
+        rules.fair_share_timeout_s * 1e3, rules.min_share_timeout_s * 1e3, rules.tolerance, rules.min_run_time_s * 1e3,
+    )  # fmt: skip
     named = [(name, getattr(options, name), value) for name, value in zip(LIMIT_OF, holding, strict=True)]
     return [each for each in named if each[1] is not None]
 
@@ -139,6 +161,7 @@ LIMIT_OF: Final = {
     "fair_share_starvation_timeout": "fair_share_preemption_timeout_limit",
     "min_share_preemption_timeout": "min_share_preemption_timeout_limit",
     "fair_share_starvation_tolerance": "fair_share_starvation_tolerance_limit",
+    "min_run_time": "max_min_run_time",
 }
 
 
@@ -148,6 +171,7 @@ def _within_limits(rules: PreemptionRules) -> PreemptionRules:
     if not rules.says_min_share:
         rules.min_share_timeout_s = rules.fair_share_timeout_s
     rules.min_share_timeout_s = max(rules.min_share_timeout_s, rules.min_share_timeout_limit_s)
+    rules.min_run_time_s = min(rules.min_run_time_s, rules.max_min_run_time_s)
     return rules
 
 

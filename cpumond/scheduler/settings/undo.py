@@ -55,29 +55,34 @@ def apply(
     name_pattern: str = DEFAULT_NAME_PATTERN,
 ) -> Outcome:
     """As ``commands.apply``. Trees and pools that come back have new ids. Raises ChangedSinceError, CommandError."""
-    made = Outcome(_reverse(config, undo.changes, new_id), "")
+    made = Outcome(reverse(config, undo.changes, new_id), "")
     return commands.check(config, made, nodes=nodes, name_pattern=name_pattern)
 
 
 def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand]:
     """The commands that would take back ``changes`` one by one, for the question who may do that.
 
-    What comes back below a pool is made where that pool is; what goes with a pool, or comes and goes with a tree, is
-    left out.
+    What comes back below a pool, or goes back there, does so where the nearest pool is that is there now; what goes
+    with a pool or with a tree, and a parent that is only called otherwise, is left out.
     """
     found: list[ConfigCommand] = []
     changes = list(changes)
     whole = {(each.tree, each.pool): each for each in changes if not each.attribute and each.tree}
     places: dict[tuple[str, str], dict[str, str]] = {}
     edits: dict[tuple[str, str], list[Edit]] = {}
+    present = {(each.tree, each.old): each.pool for each in changes if each.attribute == "name"}
     for change in changes:
         key = change.tree, change.pool
         if not change.tree:
             found.append(commands.SetDefaultTree(change.old))
-        elif key in whole:
+        elif not change.attribute:
             continue
-        elif change.pool and change.attribute in ("name", "parent_name"):
-            places.setdefault(key, {})[change.attribute] = change.old
+        elif change.pool and change.attribute == "name":
+            places.setdefault(key, {})["name"] = change.old
+        elif change.pool and change.attribute == "parent_name":
+            if present.get((change.tree, change.old)) != change.new:
+                above = _find_parent(change.tree, change.old, whole, present)
+                places.setdefault(key, {})["parent_name"] = above
         else:
             edits.setdefault(key, []).append(Edit(split_path(change.attribute), change.old, recursive=True))
     for (tree, pool), change in whole.items():
@@ -89,9 +94,7 @@ def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand
             continue
         elif change.new is None:
             parent, rest = given["parent_name"], {key: value for key, value in given.items() if key != "parent_name"}
-            while (above := whole.get((tree, parent))) is not None and above.new is None:
-                parent = above.old["parent_name"]
-            found.append(commands.CreatePool(tree, pool, parent, rest))
+            found.append(commands.CreatePool(tree, pool, _find_parent(tree, parent, whole, present), rest))
         elif (tree, given["parent_name"]) not in whole:
             found.append(commands.RemovePool(tree, pool, recursive=True))
     for (tree, pool), place in places.items():
@@ -102,7 +105,17 @@ def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand
     return found
 
 
-def _reverse(config: Config, changes: Iterable[ConfigChange], new_id: Callable[[], str]) -> Config:
+def _find_parent(
+    tree: str, parent: str, whole: Mapping[tuple[str, str], ConfigChange], present: Mapping[tuple[str, str], str]
+) -> str:
+    """The pool that is there now where ``parent`` was, or the nearest one above it; ``present``: old name -> new."""
+    while (above := whole.get((tree, parent))) is not None and above.new is None:
+        parent = above.old["parent_name"]
+    return present.get((tree, parent), parent)
+
+
+def reverse(config: Config, changes: Iterable[ConfigChange], new_id: Callable[[], str]) -> Config:
+    """The configuration before ``changes``, whose rules are not checked. Raises ChangedSinceError, CommandError."""
     trees, default = dict(config.trees), config.default_tree
     by_tree: dict[str, list[ConfigChange]] = {}
     for change in changes:

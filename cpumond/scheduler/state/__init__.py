@@ -120,7 +120,8 @@ class State(Dispatch):
                 ended += [job_record(job, "lost", now, reason=reason) for job in node.jobs.values()]
                 ended += [job_record(job, "aborted", now, reason=reason) for job in node.stopping.values()]
         for old in itertools.takewhile(lambda lost: lost.lost_at < now - LOST_S, list(self.lost_nodes.values())):
-            self._forget_lost(old.id)
+            if old.cordon is None:
+                self._forget_lost(old.id)
         if not gone:
             return NOTHING
         return Transaction(operations=self._count(ended, now), jobs=tuple(ended), removed_nodes=tuple(gone))
@@ -151,12 +152,16 @@ class State(Dispatch):
             self._install_config(change.config, now)
         for node in change.nodes:
             self._install_node(node, now)
-        if change.nodes:
+        for node in change.cordons:
+            self.nodes[node.id].cordon = node.cordon
+        if change.nodes or change.cordons:
             self._sum_totals()
         for ended in change.jobs:
             self._install_job(ended)
         for record in change.operations:
             self._install_operation(record, now)
+        if change.jobs or change.operations:
+            self.stop_broken_gangs(now)
         if change.abort_jobs_of:
             operation = self.operations[change.abort_jobs_of]
             for job in [job for element in operation.elements.values() for job in element.jobs.values()]:
@@ -203,11 +208,16 @@ class State(Dispatch):
                 self._expired["job", job.id] = None
         for start in starts:
             self._resume(start, now)
+        # An earlier run may have ended between the end of one job and the order to stop the others.
+        self.broken_gangs = dict.fromkeys(self.gangs, "one of its jobs ended before")
+        self.stop_broken_gangs(now)
         for token in tokens:
             self.tokens.put(token)
 
     def make_snapshot(self, tree: Tree) -> Snapshot:
         """The tree as a fair-share update reads it."""
+        if any(node.cordoned for node in tree.nodes.values()):
+            tree.sum_total()  # jobs that were there have ended
         return self._makers[tree.name].make(tree)
 
     def accept_update(self, tree: Tree, result: UpdateResult, now: float) -> None:

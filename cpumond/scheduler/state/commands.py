@@ -26,20 +26,26 @@ from cpumond.scheduler.model import (
     OperationTreeOptions,
     TreeConfig,
 )
+from cpumond.scheduler.node_commands import NodeCommand
 from cpumond.scheduler.operations import OperationCommand
-from cpumond.scheduler.settings import commands, preemption_rules, undo
+from cpumond.scheduler.settings import commands, preemption_rules, tree_file, undo
 from cpumond.scheduler.settings.changes import find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.idle_options import find_idle_monitor_options, find_idle_options
+from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.settings.values import FIELD, name_field
+from cpumond.scheduler.state.maintenance import prepare_node
 from cpumond.scheduler.state.spec_room import check_config
 from cpumond.scheduler.state.transaction import Transaction
 
 if TYPE_CHECKING:
     from cpumond.scheduler.state import State
 
-Command = ConfigCommand | OperationCommand | undo.Undo
+ConfigChanging = ConfigCommand | ApplyTree | undo.Undo
+"""Commands whose plan can be made."""
+
+Command = ConfigChanging | OperationCommand | NodeCommand
 
 MAX_MESSAGE = 1000
 """Characters that are kept of the message of an abort."""
@@ -49,6 +55,8 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
     """The change that a command makes. Raises CommandError when it is refused; nothing is changed here."""
     if isinstance(command, operations.StartOperation):
         return _prepare_start(state, command, user, now, new_id)
+    if isinstance(command, NodeCommand):
+        return prepare_node(state, command, user, now)
     if not isinstance(command, OperationCommand):
         return _prepare_config(state, command, new_id)
     record = state.find_record(command.operation_id)
@@ -70,12 +78,14 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
     return _prepare_update(state, record, command.parameters)
 
 
-def _prepare_config(state: State, command: ConfigCommand | undo.Undo, new_id: Callable[[], str]) -> Transaction:
+def _prepare_config(state: State, command: ConfigChanging, new_id: Callable[[], str]) -> Transaction:
     # A node that fits several trees already must not block the command that may end that.
     nodes = {node.id: node.tags for node in state.nodes.values() if not node.matched_trees}
     pattern = state.rules.pool_name_regex
     if isinstance(command, undo.Undo):
         outcome = undo.apply(state.config, command, new_id=new_id, nodes=nodes, name_pattern=pattern)
+    elif isinstance(command, ApplyTree):
+        outcome = tree_file.apply(state.config, command, new_id=new_id, nodes=nodes, name_pattern=pattern)
     else:
         outcome = commands.apply(state.config, command, new_id=new_id, nodes=nodes, name_pattern=pattern)
     check_config(state.config, outcome.config, state.config_bytes)

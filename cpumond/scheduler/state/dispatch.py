@@ -21,12 +21,15 @@ from cpumond.core.wire import (
 from cpumond.fairshare.resources import ZERO, add
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide import preemption, preemption_record, starvation
+from cpumond.scheduler.decide.cost import next_unspared
 from cpumond.scheduler.decide.placement import ServiceOrder, place_jobs, wants_jobs
+from cpumond.scheduler.decide.swap import TargetPriority
 from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators, find_overcommit_victims
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree, end_job
 from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, OperationRecord, StartRecord, Task
-from cpumond.scheduler.state.nodes import Registration
+from cpumond.scheduler.state.gangs import Gangs
+from cpumond.scheduler.state.maintenance import find_drained
 from cpumond.scheduler.state.reports import (
     GIVEN_UP,
     MAX_NODE_FAILURE_REASON,
@@ -70,7 +73,7 @@ class Receipt:
     acknowledged: list[str] = field(default_factory=list)
 
 
-class Dispatch(Registration):
+class Dispatch(Gangs):
     """Heartbeats taken in and answered."""
 
     def receive(self, heartbeat: Heartbeat, now: float) -> Receipt:
@@ -154,6 +157,8 @@ class Dispatch(Registration):
                 del self.jobs[known.id]
                 self._unstored.pop(known.id, None)
                 renew_needed(known)
+                self.note_broken(known)
+        self.stop_broken_gangs(now)
 
     def _find_ended(
         self, node: Node, heartbeat: Heartbeat, reported: set[str], now: float
@@ -281,6 +286,8 @@ class Dispatch(Registration):
             why = f"its operation does not run in the node's tree {node.tree!r}"
         elif report.job_id in self.jobs or operation.needed.get(task.name, 0) <= 0:
             why = "it was replaced while its node was away"
+        elif operation.record.is_gang:
+            why = "its gang starts again as a whole"
         if why or element is None or task is None:
             self._stop_unknown(node, report, why)
             return False
@@ -293,7 +300,7 @@ class Dispatch(Registration):
         job = Job(report.job_id, element, task, node, start_time, self.job_sequence)
         job.usage = reported_usage(job.limits, report)
         # What it used before is counted already: by an earlier run, or before it was given up.
-        job.counted = list(NO_CPU_TIMES if counted is None else cpu_times(counted))
+        job.counted = NO_CPU_TIMES if counted is None else cpu_times(counted)
         self._start(job)
         take_report(job, report, now)
         return True
@@ -312,7 +319,7 @@ class Dispatch(Registration):
         job = Job(record.id, element, task, node, record.start_time, record.sequence)
         job.is_stored = True
         job.first_sent_at = now
-        job.counted = list(NO_CPU_TIMES)
+        job.counted = NO_CPU_TIMES
         self._start(job)
         if record.stopped:
             told = preemption_record.make_record(job, record.stopped, "", now)
@@ -363,7 +370,10 @@ class Dispatch(Registration):
         tree = self.trees.get(node.tree or "")
         if tree is None or not tree.update_count or self._is_awaiting(tree, now):
             return
-        for job, why in find_graceful(node):
+        for job, why in find_drained(node):
+            self._drain(job, why, now)
+        self.stop_broken_gangs(now)
+        for job, why in find_graceful(node, now):
             self._stop(job, "graceful", why, now)
         if not node.matched_trees:
             self._start_jobs(node, tree, now, new_id)
@@ -379,8 +389,19 @@ class Dispatch(Registration):
         order = self._orders.get(tree.name)
         if order is None:
             order = self._orders[tree.name] = ServiceOrder(tree)
-        place_jobs(order, node, self.rules.spare, make_job, self._start)
+        if not node.cordoned:
+            place_jobs(
+                order, node, self.rules.spare, make_job, self._start,
+                lambda element: self._place_gang(element, now, make_job), lambda: self.reserved_on(node, tree, now),
+            )  # fmt: skip
         self._preempt(node, tree, now, make_job)
+
+    def _drain(self, job: Job, why: str, now: float) -> None:
+        """Tell a job to stop because its node is drained."""
+        self._stop(job, "aborted", why, now)
+        cordon = job.node.cordon
+        if cordon is not None and cordon.drain == "graceful" and job.stop is not None:
+            job.stop.timeout_s = job.element.tree.config.settings.job_graceful_preemption_timeout / 1e3
 
     def _is_awaiting(self, tree: Tree, now: float) -> bool:
         """Whether a node of the tree may have jobs of a version that stored no starts."""
@@ -397,10 +418,17 @@ class Dispatch(Registration):
         if last is not None and now - last < settings.preemptive_scheduling_backoff / 1e3:
             return
         node.last_preemptive_attempt = now
-        budget = self.count_preemptions_left(tree, now)
-        plan = None
-        if budget > 0 and node.jobs:
-            plan = preemption.plan_preemption(node, self._targets(tree), now, self.rules.spare)
+        budget = 0.0 if node.cordoned else self.count_preemptions_left(tree, now)
+        plan, is_done = None, False
+        if budget > 0 and (gangs := self._targets(tree).gangs):
+            is_done = self._preempt_for_gang(gangs, tree, now, budget, make_job)
+        if budget > 0 and node.jobs and not is_done:
+            reserved = self.reserved_on(node, tree, now)
+            plan = preemption.plan_preemption(node, self._targets(tree), now, self.rules.spare, reserved)
+            if plan is None:
+                # The next attempt does not wait for longer than the protection of a job here lasts.
+                until = next_unspared(node, now)
+                node.last_preemptive_attempt = min(now, until - settings.preemptive_scheduling_backoff / 1e3)
         if plan is not None and len(plan.victims) <= budget:
             job = make_job(plan.element, plan.task, node)
             for victim, why in plan.victims:
@@ -468,10 +496,7 @@ class Dispatch(Registration):
         total_bytes = 0
         for job in starting:
             order = self._order(job)
-            sizes = job.element.operation.order_sizes
-            if job.task.name not in sizes:
-                sizes[job.task.name] = len(msgspec.json.encode(order))
-            total_bytes += sizes[job.task.name]
+            total_bytes += len(msgspec.json.encode(order))
             if chosen and (len(chosen) == MAX_ORDERS or total_bytes > MAX_ORDER_BYTES):
                 break
             chosen.append((job, order))
@@ -499,6 +524,7 @@ class Dispatch(Registration):
             wait_s=self.rules.waiting_job_timeout_s,
             interruptible=task.interruptible,
             working_directory=task.working_directory,
+            checkpoints=task.checkpoints,
         )
 
 
@@ -518,7 +544,7 @@ def _start_record(job: Job) -> StartRecord:
     )
 
 
-def _may_preempt(element: OperationElement, level: preemption.TargetPriority) -> bool:
+def _may_preempt(element: OperationElement, level: TargetPriority) -> bool:
     """Whether an operation of ``_targets`` still wants jobs in the tree and has not got its share meanwhile."""
     is_there = element.tree.operations.get(element.name) is element
     return is_there and wants_jobs(element) and starvation.still_starves(element, level)

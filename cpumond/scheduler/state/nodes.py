@@ -13,6 +13,7 @@ from cpumond.scheduler.model import (
     ALREADY_EXISTS,
     TOO_MANY_REQUESTS,
     CommandError,
+    Cordon,
     JobRecord,
     LostNode,
     NodeRecord,
@@ -86,7 +87,7 @@ class Registration(Tables):
         capacity = {name: float(getattr(resources, name)) for name in to_amounts(ZERO)}
         record = NodeRecord(
             registration.node_id, registration.incarnation, address, tuple(registration.tags), capacity,
-            registration.key,
+            registration.key, cordon=self.cordon_of(registration.node_id),
         )  # fmt: skip
         matched = self.match_trees(tags)
         if len(matched) > 1:
@@ -96,6 +97,11 @@ class Registration(Tables):
                 change = Transaction(nodes=(msgspec.structs.replace(record, tree=known.tree or ""),))
             raise SeveralTreesError(record, tags, matched, change)
         return Transaction(nodes=(record,), id=registration.node_id)
+
+    def cordon_of(self, node_id: str) -> Cordon | None:
+        """The cordon of a node that is registered, or was."""
+        known = self.nodes.get(node_id) or self.lost_nodes.get(node_id)
+        return None if known is None else known.cordon
 
     def _forget_lost(self, node_id: str) -> None:
         del self.lost_nodes[node_id]
@@ -129,7 +135,7 @@ def lost_node(node: Node, ended: Iterable[JobRecord], now: float) -> LostNode:
     jobs = [job for job in ended if job.node_id == node.id]
     return LostNode(
         node.id, node.address, tuple(sorted(node.tags)), to_amounts(node.capacity), node.tree or "", node.last_seen,
-        now, tuple(jobs[:MAX_LOST_JOBS]),
+        now, tuple(jobs[:MAX_LOST_JOBS]), node.cordon,
     )  # fmt: skip
 
 

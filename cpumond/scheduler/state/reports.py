@@ -85,16 +85,16 @@ def take_report(job: Job, report: JobReport, now: float) -> bool:
         # The node's clock may differ; the start of a job that was taken over comes from its node.
         job.began_at = now if report.start_time is None else min(max(report.start_time, job.ordered_at), now)
     before, job.report = job.report, _keep_known(job.report, report, times)
-    _share_text(job, before.cgroup)
     count_cpu_time(job, times)
     if job.is_active:
         job.state = "running"
         change_usage(job, reported_usage(job.limits, report))
+    _share_values(job, before.cgroup)
     return report.mode != before.mode
 
 
-def _share_text(job: Job, cgroup: str) -> None:
-    """Keep one copy of the texts of a job's report: each was decoded anew, and they are most of its memory."""
+def _share_values(job: Job, cgroup: str) -> None:
+    """Keep one copy of what a job's report repeats: each was decoded anew, and they are most of its memory."""
     # Called for each changed job of each heartbeat: no loop.
     report, operation_id, task = job.report, job.element.operation.id, job.task.name
     if report.job_id == job.id:
@@ -107,6 +107,10 @@ def _share_text(job: Job, cgroup: str) -> None:
         _replace(report, "mode", USUAL_MODE)
     if report.cgroup == cgroup:
         _replace(report, "cgroup", cgroup)
+    if report.cpu_limit == job.limits[CPU]:
+        _replace(report, "cpu_limit", job.limits[CPU])
+    if report.current_cpu_limit == job.usage[CPU]:
+        _replace(report, "current_cpu_limit", job.usage[CPU])
 
 
 _replace = msgspec.structs.force_setattr

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
+from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.model import (
     TOO_MANY_OPERATIONS,
     TOO_MANY_REQUESTS,
     CommandError,
     Config,
     OperationRecord,
+    OperationTreeOptions,
     PoolConfig,
+    Task,
     TreeConfig,
 )
 
@@ -43,6 +49,38 @@ def weigh(value: Any) -> int:
             # One character outside of ASCII can make every character of its text take four bytes.
             total += sys.getsizeof(each) if isinstance(each, str) else SCALAR_BYTES
     return total
+
+
+def share_parts(record: OperationRecord, trees: Mapping[str, Tree]) -> OperationRecord:
+    """The same record of a new operation, with one copy of what the operation that came before it into its pool says,
+    too, and of all empty maps: most of them differ in little, and leave most options out."""
+    for name, options in list(record.trees.items())[:1]:
+        pool = trees[name].pools.get(options.pool) if name in trees else None
+        before = None if pool is None else next(reversed(pool.operations.values()), None)
+        if before is not None:
+            for part in _PARTS:
+                _share(record, part, getattr(before.operation.record, part))
+    parts: list[msgspec.Struct] = [record, *record.tasks, *record.trees.values()]
+    for each in parts:
+        for name in _MAPS[type(each)]:
+            _share(each, name, EMPTY)
+    return record
+
+
+def _share(record: Any, name: str, known: Any) -> None:
+    own = getattr(record, name)
+    # 1, 1.0 and true are equal, and are not written alike.
+    if own == known and own is not known and msgspec.json.encode(own) == msgspec.json.encode(known):
+        msgspec.structs.force_setattr(record, name, known)
+
+
+EMPTY: Final[dict[str, Any]] = {}
+"""Never changed, as nothing in a record is."""
+_PARTS: Final = ("user", "tasks", "trees", "running_in", "spec", "job_cpu_monitor")
+_MAPS: Final[dict[type[msgspec.Struct], list[str]]] = {
+    kind: [field.name for field in msgspec.structs.fields(kind) if field.default_factory is dict]
+    for kind in (OperationRecord, Task, OperationTreeOptions)
+}
 
 
 def weigh_change(old: Config, new: Config) -> int:

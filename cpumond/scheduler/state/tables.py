@@ -48,7 +48,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.settings import preemption_rules
 from cpumond.scheduler.settings.nodes_filter import NodesFilter, parse_nodes_filter
-from cpumond.scheduler.state.spec_room import SpecRoom, weigh_change
+from cpumond.scheduler.state.spec_room import SpecRoom, share_parts, weigh_change
 from cpumond.scheduler.token_records import TokenTable
 
 KEPT_PREEMPTIONS = 10_000
@@ -166,8 +166,7 @@ class Tables:
                 self._sync_pools(tree)
         for node in self.nodes.values():
             self._assign(node, now)
-        for tree in self.trees.values():
-            _sum_total(tree)
+        self._sum_totals()
 
     def _remove_tree(self, tree: Tree, now: float) -> None:
         for element in list(tree.operations.values()):
@@ -230,6 +229,7 @@ class Tables:
         for pool in tree.pools.values():
             assert pool.parent is not None
             pool.parent.children[pool.name] = pool
+        for pool in tree.pools.values():
             _set_limits(pool)
         for element in tree.operations.values():
             assert element.parent is not None
@@ -313,7 +313,7 @@ class Tables:
             self._keep_finished(record)
             return
         if operation is None:
-            operation = self.operations[record.id] = Operation(record)
+            operation = self.operations[record.id] = Operation(share_parts(record, self.trees))
             deadline = operations.deadline(record)
             if deadline is not None:
                 heappush(self._deadlines, (deadline, record.id))
@@ -452,12 +452,13 @@ class Tables:
         node.incarnation, node.address, node.key_hash = record.incarnation, record.address, record.key_hash
         node.tags = frozenset([*record.tags, record.address])
         node.capacity = to_vector(record.capacity, 0.0)
+        node.cordon = record.cordon
         node.last_seen, node.is_online, node.lost_since = now, True, None
         self._assign(node, now)
 
     def _sum_totals(self) -> None:
         for tree in self.trees.values():
-            _sum_total(tree)
+            tree.sum_total()
 
     def _assign(self, node: Node, now: float) -> None:
         """Put a node into the tree that its tags fit; its jobs of another tree are aborted (2.2).
@@ -496,7 +497,7 @@ class Tables:
         tree = self.trees.get(node.tree or "")
         if tree is not None:
             tree.nodes.pop(node.id, None)
-            _sum_total(tree)
+            tree.sum_total()
 
     def _start(self, job: Job) -> None:
         start_job(job)
@@ -553,8 +554,7 @@ def _place_ephemeral(tree: Tree, were_ephemeral: Collection[PoolElement]) -> Non
 
 def _set_limits(pool: PoolElement) -> None:
     """Set the limits and rules that follow from a pool's own settings and its parent's."""
-    limits = admission.operation_limits(pool.settings, pool.tree.config.settings)
-    pool.max_operation_count, pool.max_running_operation_count = limits
+    pool.max_operation_count, pool.max_running_operation_count = admission.operation_limits_of(pool)
     assert pool.parent is not None
     assert pool.parent.rules is not None
     pool.rules = preemption_rules.pool_rules(pool.parent.rules, pool.settings)
@@ -592,9 +592,3 @@ def _touch(operation: Operation) -> None:
     for element in operation.elements.values():
         element.entry = None
         element.tree.changed[element] = None
-
-
-def _sum_total(tree: Tree) -> None:
-    total = sum_vectors([node.capacity for node in tree.nodes.values()])
-    if total != tree.total:
-        tree.total = total

@@ -22,6 +22,8 @@ class Transaction:
     removed_nodes: tuple[str, ...] = ()
     lost_nodes: tuple[LostNode, ...] = ()
     """What stays to be seen of ``removed_nodes``."""
+    cordons: tuple[NodeRecord, ...] = ()
+    """Nodes that are known, of which only ``cordon`` changes."""
     tokens: tuple[TokenRecord, ...] = ()
     forgotten_tokens: tuple[str, ...] = ()
     """The hashes of tokens that are not valid any more."""
@@ -37,6 +39,8 @@ class Transaction:
             or self.jobs
             or self.nodes
             or self.removed_nodes
+            or self.lost_nodes
+            or self.cordons
             or self.tokens
             or self.forgotten_tokens
             or self.abort_jobs_of

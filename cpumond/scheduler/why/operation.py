@@ -17,6 +17,7 @@ from cpumond.core.words import count
 from cpumond.fairshare.explain import show_amount
 from cpumond.fairshare.resources import CPU, RESOURCES, Vector, dominates
 from cpumond.scheduler.decide.admission import find_full
+from cpumond.scheduler.decide.gangs import Reservation
 from cpumond.scheduler.decide.placement import wants_jobs
 from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand
@@ -66,6 +67,8 @@ def explain_operation(
             _explain_in_tree(each, now, shares.get(name), state.count_preemptions_left(each.tree, now))
             for name, each in live.elements.items()
         ]
+        for part in trees:
+            part.lines.extend(_tell_reservation(live.elements[part.tree], state.reservations.get(part.tree), now))
     taken, given = _find_preemptions(state.preemptions, record.id)
     lines = [_tell_state(record, now)]
     if live is None:
@@ -205,7 +208,7 @@ def _tell_starvation(element: OperationElement, now: float, preemptions_left: fl
             f"no job is taken at the moment: max_preemptions_per_minute of tree {element.tree.name!r} is "
             f"{settings.max_preemptions_per_minute}, and so many were; raise it"
         )
-    yield from tell_protections(element, priority)
+    yield from tell_protections(element, priority, now)
 
 
 def _tell_tolerance(element: PoolElement | OperationElement) -> str:
@@ -238,6 +241,8 @@ REASONS: Final = {
     "node_resources": "a node that asked for work had too little room for its jobs",
     "no_needed_jobs": "it needed no more jobs",
     "graceful_over_fair_share": "its preemption_mode is graceful and it has its fair share",
+    "gang_room": "it is a gang, and the free room of all nodes together does not hold all jobs that it needs",
+    "gang_stops": "it is a gang, and jobs of its last run have not ended yet",
     "resource_limits": "its resource limits leave no room for another job",
 }
 
@@ -252,9 +257,11 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
         return
     yield f"{count(needed, 'job')} of it {'is' if needed == 1 else 'are'} still to be started"
     tree = element.tree
-    online = [node for node in tree.nodes.values() if node.is_online]
+    online = [node for node in tree.nodes.values() if node.is_online and not node.cordoned]
     if not online:
-        yield f"tree {tree.name!r} has no node that is online"
+        cordoned = sum(node.cordoned for node in tree.nodes.values())
+        rest = f" and not cordoned, as {cordoned} {'is' if cordoned == 1 else 'are'}" if cordoned else ""
+        yield f"tree {tree.name!r} has no node that is online{rest}"
         return
     for task in operation.next_tasks():
         orders = f'a job of task "{task.name}", which orders {_amounts(task.resources)}'
@@ -265,6 +272,16 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
     for reason, times in sorted(element.deactivations.items(), key=lambda item: -item[1]):
         text = REASONS.get(reason, f"{reason} leave no room for another job")
         yield f"passed over {count(times, 'time')} since the last update: {text}"
+
+
+def _tell_reservation(element: OperationElement, kept: Reservation | None, now: float) -> Iterator[str]:
+    if kept is None or not element.is_running or not element.operation.needed:
+        return
+    who = "it" if kept.element is element else "a gang"
+    yield (
+        f"room on {count(len(kept.rooms), 'node')} is kept free for {who}, for {format_span(kept.until - now)} more at "
+        f"most (gang_reservation_timeout of tree {element.tree.name!r})"
+    )
 
 
 def _find_preemptions(
@@ -285,7 +302,8 @@ def _tell_preemptions(
 ) -> Iterator[str]:
     for record in taken[:SHOWN_RECORDS]:
         ago, kind = format_span(now - record.at), record.kind.replace("_", " ")
-        yield f"{ago} ago its job {record.job_id} on {record.node_id} was stopped ({kind}): {record.why}"
+        lost = f"; it lost {record.lost_core_seconds / 3600:.2g} core-hours" if record.lost_core_seconds else ""
+        yield f"{ago} ago its job {record.job_id} on {record.node_id} was stopped ({kind}): {record.why}{lost}"
     if len(taken) > SHOWN_RECORDS:
         yield f"{len(taken) - SHOWN_RECORDS} more of its jobs were stopped before that"
     for record in given[:SHOWN_RECORDS]:

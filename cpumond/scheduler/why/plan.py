@@ -14,6 +14,7 @@ from cpumond.core.words import count
 from cpumond.fairshare.resources import RESOURCES, Vector
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.update import fair_share_update
+from cpumond.fairshare.validate import quoted
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX
 from cpumond.scheduler.elements import OperationElement, PoolElement, is_integral
@@ -29,11 +30,10 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.required import check
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change, find_renamed, rename_pool
-from cpumond.scheduler.settings.commands import ConfigCommand
-from cpumond.scheduler.settings.undo import ChangedSinceError, Undo
+from cpumond.scheduler.settings.undo import ChangedSinceError
 from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.state import State
-from cpumond.scheduler.state.commands import prepare
+from cpumond.scheduler.state.commands import ConfigChanging, prepare
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import SAME_SHARE, SHOWN_RECORDS, Amounts
@@ -116,7 +116,7 @@ def collect(state: State) -> Material:
                 node.incarnation,
                 node.address,
                 tuple(node.tags),
-                to_amounts(node.capacity),
+                to_amounts(node.counted_capacity),
                 tree=node.tree or "" if node.matched_trees else "",
             )
             for node in state.nodes.values()
@@ -143,7 +143,7 @@ def collect(state: State) -> Material:
     )
 
 
-def try_command(state: State, command: ConfigCommand | Undo, user: User, now: float) -> Transaction | Plan:
+def try_command(state: State, command: ConfigChanging, user: User, now: float) -> Transaction | Plan:
     """The change that a command would make, or the plan that says why it is refused. Changes nothing.
 
     Raises ChangedSinceError, about which the log knows more.
@@ -187,6 +187,7 @@ def make_plan(
         warnings=list(change.warnings),
         notes=[
             *_note_lost_operations(material, new_state),
+            *_note_left_operations(old_state, new),
             *_note_overcommit(old_state, new_state),
             *_note_integral(material.config, new),
         ],
@@ -341,6 +342,20 @@ def _note_lost_operations(material: Material, state: State) -> Iterator[str]:
     if stopped:
         verb = "fits" if stopped == 1 else "fit"
         yield f"{count(stopped, 'node')} {verb} the nodes_filter of no tree and would get no work"
+
+
+def _note_left_operations(old: State, config: Config) -> Iterator[str]:
+    for name, tree in old.trees.items():
+        if name not in config.trees:
+            continue
+        left = {pool.id for pool in config.trees[name].pools.values()}
+        for pool in tree.pools.values():
+            if pool.config is not None and pool.config.id not in left and pool.operations:
+                go = "goes" if len(pool.operations) == 1 else "go"
+                held = (
+                    f"{count(len(pool.operations), 'operation')} in it, which {go} on in an ephemeral pool of that name"
+                )
+                yield f"pool {quoted(pool.name)} is removed with {held}"
 
 
 def _note_overcommit(old: State, new: State) -> Iterator[str]:

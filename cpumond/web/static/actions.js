@@ -150,6 +150,19 @@ export function openUndo(event, app) {
   });
 }
 
+// `command`: a change of a pool or a tree that a report advises.
+export function openChange(command, text, app) {
+  const where = path`/trees/${command.tree ?? command.name}`;
+  const carryOut = {
+    ChangePool: (shown) => send("PATCH", `${where}${path`/pools/${command.pool}`}`, { edits: command.edits }, shown),
+    ChangeTree: (shown) => send("PATCH", where, { edits: command.edits }, shown),
+    CreatePool: (shown) => send("POST", `${where}/pools`, { name: command.name, parent: command.parent, attributes: command.attributes }, shown),
+  }[command.type];
+  openPlanned(`Change ${command.pool ?? command.name ?? command.tree}`, text, "Apply", new Form([], () => {}), {
+    command: () => command, carryOut, done: () => app.reload(),
+  });
+}
+
 // Shows at once what the command changes; its button is enabled once the scheduler has answered for the present choice.
 // Returns what asks again.
 function openPlanned(title, text, label, form, { command, carryOut, done }) {

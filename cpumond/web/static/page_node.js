@@ -1,6 +1,6 @@
 // One node: its ledger, and the jobs that add up to it.
 
-import { get, path } from "./api.js";
+import { get, path, serverNow } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
@@ -34,6 +34,7 @@ export const node = {
         ["Last heard of", `${showSpan(n.silent_s)} ago`],
         ["Jobs", count(n.job_count, "job") + (n.stopping_job_count ? `, ${n.stopping_job_count} ending` : "")],
         ["Overcommitted", tellOvercommits(n)],
+        ...(n.cordon ? [["Cordon", tellCordon(n.cordon)]] : []),
       ])),
       ledger(n),
       h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app)),
@@ -44,6 +45,10 @@ export const node = {
     ];
   },
 };
+
+function tellCordon({ user, at, why, drain }) {
+  return `${drain ? "drained" : "cordoned"} by ${user} ${showSpan(serverNow() - at)} ago: it gets no new jobs${drain ? ", those that it has are stopped" : ""}${why ? ` (${why})` : ""}`;
+}
 
 function tellOvercommits(n) {
   if (n.overcommitted_s !== null) return `for ${showSpan(n.overcommitted_s)} now`;

@@ -25,9 +25,11 @@ export const nodes = {
     const lost = list.filter(isLost).length;
     const silent = list.filter((node) => !node.is_online && !isLost(node)).length;
     const over = list.filter((node) => node.overcommitted_s !== null).length;
+    const cordoned = list.filter((node) => node.cordon && !isLost(node)).length;
     return [
       h("div.heading", h("h1", "Nodes"), h("span.muted", count(list.length - lost, "node")),
-        lost ? badge(`${lost} lost`, "bad") : null, silent ? badge(`${silent} silent`, "bad") : null, over ? badge(`${over} overcommitted`, "warn") : null),
+        lost ? badge(`${lost} lost`, "bad") : null, silent ? badge(`${silent} silent`, "bad") : null, over ? badge(`${over} overcommitted`, "warn") : null,
+        cordoned ? badge(`${cordoned} cordoned`, "warn") : null),
       bigTable("nodes", {
         caption: "Nodes", noun: "node", columns: COLUMNS, rows: list, rowKey: (node) => node.id, rowClass: (node) => (isLost(node) ? "gone" : ""), sort: "id", height: "75vh",
         searchable: (node) => `${node.id} ${node.address} ${node.tree ?? ""} ${node.tags.join(" ")} ${nodeState(node)[0]}`,
@@ -40,10 +42,11 @@ export const nodes = {
 // A node that was given up is kept for a day with the jobs that it had.
 export const isLost = (node) => (node.lost_at ?? null) !== null;
 
-// [words, tone]: whether it is online and overcommitted.
+// [words, tone]: whether it is online, cordoned, overcommitted.
 export function nodeState(node) {
   if (isLost(node)) return [`lost ${showSpan(serverNow() - node.lost_at)} ago`, "bad"];
   if (!node.is_online) return [`silent for ${showSpan(node.silent_s)}`, "bad"];
+  if (node.cordon) return [node.cordon.drain && node.job_count + node.stopping_job_count ? "draining" : "cordoned", "warn"];
   if (node.overcommitted_s !== null) return [`overcommitted for ${showSpan(node.overcommitted_s)}`, "warn"];
   return ["online", "good"];
 }

@@ -85,7 +85,7 @@ function overview({ operation: o, history, hindered }, app) {
       o.finish_time ? ["Ended", time(o.finish_time)] : null,
       ["Jobs", tellJobs(o.jobs)],
       ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
-      o.is_gang ? ["Gang", "yes: its fair share is its whole demand or nothing"] : null,
+      o.is_gang ? ["Gang", "yes: all of its jobs start together or none, and its fair share is its whole demand or nothing"] : null,
     ])),
     ...Object.entries(o.pools).map(([tree, pool]) => treeCard(o, tree, pool)),
     h("div.heading", { key: "range" }, h("h2", "Over time"),

@@ -26,6 +26,7 @@ export const overview = {
     const { trees, alerts, status } = answer;
     return h("div.page",
       h("div.heading", h("h1", "Overview"), trees.length ? h("div.actions", rangeButtons(app)) : null),
+      answer.why ? h("p.note", { key: "why" }, `${answer.why.charAt(0).toUpperCase()}${answer.why.slice(1)}. `, whyLink(answer)) : null,
       figures(answer),
       alertCard(alerts, trees, status.counts),
       trees.length ? trees.map((tree, index) => treeCard(tree, graphs[index]))
@@ -36,6 +37,12 @@ export const overview = {
 
   title: () => "Overview",
 };
+
+// To the causes: they stand on the page of the tree's root pool.
+function whyLink({ trees, why }) {
+  const tree = trees.find((each) => each.why === why);
+  return tree ? h("a", { href: to("pools", tree.name, ROOT) }, "why") : null;
+}
 
 const sum = (trees, name) => trees.reduce((total, tree) => total + (tree[name] ?? 0), 0);
 
@@ -123,7 +130,9 @@ function ledger(tree) {
         row("used", "used", used, "what the jobs use, as their nodes said last", "used"),
         row("idle", "in limits, not used", idle, "kept for the jobs that have it, above their use", "idle"),
         row("reclaimed", "reclaimed", reclaimed, "ordered, not needed, and given to others now", "reclaimed"),
-        row("demand", "demand", tree.demand_cores, "what all operations would use if they could"))),
+        row("demand", "demand", tree.demand_cores, "what all operations that run would use if they could"),
+        row("waiting", "waiting", tree.waiting_cores, "what operations want besides that do not run"),
+        tree.idle ? row("held", "held back", tree.idle.held_back, "idle while operations wait that could use it") : null)),
     h("p.flat", sentence(tree)));
 }
 

@@ -7,6 +7,7 @@ import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
 import { amount, amounts, cores, duration, NONE, number, percent, time } from "./format.js";
+import { idleSection } from "./idle.js";
 import { axis, column, line, rangeButtons, readHistory, remember } from "./history.js";
 import { EPHEMERAL, loadPoolTable, poolRows, poolTable, starvationBadge } from "./page_pools.js";
 import { readRights, ROOT } from "./rights.js";
@@ -42,6 +43,7 @@ const OPTIONS = {
   enable_aggressive_starvation: ["", "effective_aggressive_starvation_enabled"],
   allow_aggressive_preemption: ["", "effective_aggressive_preemption_allowed"],
   non_preemptible_resource_usage_threshold: ["resources", "effective_non_preemptible_resource_usage_threshold"],
+  min_run_time: ["ms", "effective_min_run_time"],
 };
 
 export const pool = {
@@ -54,23 +56,24 @@ export const pool = {
       if (error.status !== 404) throw error;
       return { missing: error.message };
     }
-    const [orchid, all, history, rights, events, holder, preemptions, ...operations] = await Promise.all([
-      get(`${where}/orchid`, options), remember(`pools/${tree}`, TABLE_PERIOD_MS, () => loadPoolTable(tree)),
+    const [orchid, idle, all, history, rights, events, holder, preemptions, ...operations] = await Promise.all([
+      get(`${where}/orchid`, options), get(`${path`/trees/${tree}`}/why${query({ pool: data.parent === null ? "" : name })}`, options).catch(() => null), remember(`pools/${tree}`, TABLE_PERIOD_MS, () => loadPoolTable(tree)),
       readHistory({ kind: "pool", tree, name }), readRights(tree), readEvents({ tree, pool: data.parent === null ? "" : name }),
       data.parent === null ? get(path`/trees/${tree}`, options) : data,
       get(`/preemptions${query({ pool: name, limit: MAX_PREEMPTIONS })}`, options),
       ...LIVE.map((state) => get(`/operations${query({ tree, pool: name, state, limit: MAX_OPERATIONS })}`, options)),
     ]);
-    return { data, orchid, rows: all.value ? poolRows(all.value) : [], history, rights, events, holder, preemptions, operations };
+    return { data, orchid, idle, rows: all.value ? poolRows(all.value) : [], history, rights, events, holder, preemptions, operations };
   },
 
-  view({ missing, data, orchid, rows, history, rights, events, holder, preemptions, operations }, { tree, pool: name }, app) {
+  view({ missing, data, orchid, idle, rows, history, rights, events, holder, preemptions, operations }, { tree, pool: name }, app) {
     if (missing) return h("div.page", h("h1", name), h("p.error", { role: "alert" }, missing), h("p.flat", h("a", { href: to("pools", tree) }, `Pools of ${tree}`)));
     const row = rows.find((each) => each.name === data.name);
     return h("div.page",
       crumbs(data, rows),
       h("div.heading", h("h1", data.parent === null ? `Root pool of ${tree}` : data.name), badges(data, orchid), h("div.actions", poolActions(tree, data, app, rights))),
       h("section.card", { "aria-label": "At a glance" }, glance(data, orchid, row)),
+      idle && (idle.causes.length || data.parent === null) ? idleSection(idle, app) : null,
       h("div.heading", h("h2", "Over time"), rangeButtons(app)),
       graphs(history, typeOf(orchid, row), orchid, row, app),
       childrenSection(data, rows),
@@ -114,6 +117,8 @@ function glance(data, orchid, row) {
     ["Fair share", share(data.fair_share_ratio, amounts(data.fair_share))],
     ["Usage", share(data.usage_ratio, amounts(data.usage))],
     ["Demand", share(orchid.demand_ratio ?? row?.demand_ratio, amounts(data.demand))],
+    data.waiting && hasAny(data.waiting) ? ["Waiting", `${amounts(data.waiting)}, wanted by operations that do not run`] : null,
+    data.state_text ? ["Starving", data.state_text] : null,
     ["Strong guarantee", hasAny(data.strong_guarantee) ? share(orchid.min_share_ratio ?? row?.strong_guarantee_ratio, amounts(data.strong_guarantee)) : "none"],
     typeOf(orchid, row) === "none" ? null : ["Integral guarantee", integralText(typeOf(orchid, row), orchid)],
     data.parent === null ? null : ["Weight", data.weight === null ? `not set, counts as ${number(orchid.weight ?? 1)}` : number(data.weight)],
@@ -203,6 +208,7 @@ function coresGraph(history) {
     series: [
       line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
       line(history, "ordered_cores", "ordered", "--c7", { dash: true }), line(history, "reclaimed_cores", "reclaimed", "--c3"),
+      line(history, "waiting_cores", "waiting", "--c4", { dash: true }), line(history, "held_cores", "held back", "--c5"),
     ],
   }));
 }

@@ -8,6 +8,8 @@ import { loadTrees, readRights, ROOT } from "./rights.js";
 import { to } from "./route.js";
 import { badge, bar, bigTable } from "./table.js";
 
+const HELD = 0.005; // fewer cores are shown as 0
+
 export const EPHEMERAL = "ephemeral: made by itself for its operations, gone with the last of them";
 
 const INTEGRAL = { none: "", burst: "burst", relaxed: "relaxed" };
@@ -41,8 +43,10 @@ const most = (value, limit) => `${number(value, 6)} / ${number(limit, 6)}`;
 function nameCell(row) {
   const link = h("a", { href: to("pools", row.tree, row.name), title: row.name }, row.name);
   const isStarving = starvationBadge(row.starvation) !== null;
-  if (!row.is_ephemeral && !isStarving) return link;
+  const isHeld = row.held_cores >= HELD;
+  if (!row.is_ephemeral && !isStarving && !isHeld) return link;
   return h("span",
+    isHeld ? h("span.held", { title: `${cores(row.held_cores)} cores stand idle that operations in it wait for`, "aria-hidden": "true" }, "◔ ") : null,
     isStarving ? h("span.starves", { title: row.starvation.replaceAll("_", " "), "aria-hidden": "true" }, "⚠ ") : null,
     row.is_ephemeral ? h("span.muted", { title: EPHEMERAL, "aria-hidden": "true" }, "◌ ") : null, link,
     row.is_ephemeral ? h("span.hidden-text", ", ephemeral") : null);
@@ -89,6 +93,9 @@ export const POOL_COLUMNS = [
   { key: "used", width: 72, title: "Used", help: "cores that its jobs use", align: "right", value: (row) => row.used_cores, cell: (row) => cores(row.used_cores) },
   { key: "weight", width: 78, title: "Weight", help: "how much it counts among its siblings; – : not set", align: "right", value: (row) => row.weight, cell: (row) => number(row.weight) },
   { key: "mode", width: 98, title: "Mode", help: "fair_share: its children share; fifo: one after the other", value: (row) => row.mode, isText: true },
+  { key: "waiting", width: 84, title: "Waiting", help: "cores that operations would want that do not run", align: "right", value: (row) => row.waiting_cores, cell: (row) => cores(row.waiting_cores) },
+  { key: "held", width: 118, title: "Held back", help: "idle cores that its operations wait for; the pool's page says why", align: "right",
+    value: (row) => row.held_cores, cell: (row) => (row.held_cores >= HELD ? badge(`${cores(row.held_cores)} cores`, "warn") : h("span.muted", "–")) },
 ];
 
 export const poolTable = (key, rows, more) => bigTable(key, {
@@ -126,7 +133,7 @@ export const pools = {
         caption: `Pools of the tree ${name}`, parentKey, height: "max(340px, calc(100vh - 250px))", empty: "No pools.",
       }),
       h("p.muted", `As of update ${number(answer.update, 15)} at ${time(answer.at)}. Percentages are of all that the tree ${name} has: ${totals(answer.total)}. `
-        + `Sorting sorts the pools of each parent.${rows.some((row) => row.is_ephemeral) ? ` ◌ is ${EPHEMERAL}.` : ""}`));
+        + `Sorting sorts the pools of each parent.${rows.some((row) => row.is_ephemeral) ? ` ◌ is ${EPHEMERAL}.` : ""}${rows.some((row) => row.held_cores >= HELD) ? " ◔: CPU stands idle that its operations wait for; its page says why." : ""}`));
   },
 
   title: ({ tree }) => (tree ? `Pools of ${tree}` : "Pools"),

@@ -24,13 +24,13 @@ export const preemptions = {
     const found = await get(`/preemptions${query({ pool: chosen.get("pool"), operation: chosen.get("operation"), limit })}`, { signal });
     return { ...found, limit };
   },
-  view({ preemptions: records, counts, limit }, _, app) {
+  view({ preemptions: records, counts, lost_core_seconds: lost, limit }, _, app) {
     const chosen = currentQuery();
     const isFiltered = Boolean(chosen.get("pool") || chosen.get("operation"));
     return [
       h("h1", "Preemptions"),
       h("p.muted.plain-text", "Jobs that were stopped before they had ended, the newest first. “For” is who got the room."),
-      countCards(counts, chosen.get("pool")),
+      countCards(counts, lost, chosen.get("pool")),
       h("div.filters", { role: "search", "aria-label": "Filter the preemptions" },
         textFilter("pool", "Pool", "that lost or got the room", app, { type: "search", isWide: true }),
         textFilter("operation", "Operation", "id of one that lost or got it", app, { type: "search", isWide: true })),
@@ -49,13 +49,15 @@ function limitOf(chosen) {
   return limit >= 1 && limit <= MOST ? limit : STEP;
 }
 
-function countCards(counts, pool) {
+function countCards(counts, lost, pool) {
   const known = Object.entries(counts);
   if (!known.length) return null;
   return h("section.card", { "aria-labelledby": "counts" },
     h("h2", { id: "counts" }, `Since the start of the scheduler${pool ? ` in pool ${pool}` : ""}`),
     h("div.cards", known.map(([kind, value]) => h("div", { key: kind, title: KINDS[kind]?.[1] },
-      h("div.figure-number", number(value, 6)), h("div.figure-name", kindWord(kind))))));
+      h("div.figure-number", number(value, 6)), h("div.figure-name", kindWord(kind)))),
+    h("div", { key: "lost", title: "What these jobs had used since their start or their last checkpoint" },
+      h("div.figure-number", number(lost / 3600, 4)), h("div.figure-name", "core-hours lost"))));
 }
 
 const kindWord = (kind) => KINDS[kind]?.[0] ?? kind.replaceAll("_", " ");
@@ -78,4 +80,5 @@ const COLUMNS = [
   { title: "Node", cell: (r) => h("a", { href: to("nodes", r.node_id) }, r.node_id) },
   { title: "For", cell: forWhom },
   { title: "Why", cell: (r) => h("span.sentence", r.why, h("span.muted", ` (freed ${amounts(r.freed)})`)) },
+  { title: "Lost", align: "right", cell: (r) => h("span", { title: "Core-hours that it has to do again" }, number((r.lost_core_seconds ?? 0) / 3600, 3)) },
 ];

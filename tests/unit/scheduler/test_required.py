@@ -10,6 +10,7 @@ from scheduler_world import TREE, World
 from cpumond.scheduler import required
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model import ACCESS_DENIED, ROOT_POOL, CommandError, PoolSettings, PreemptionSettings
+from cpumond.scheduler.node_commands import CordonNode, DrainNode, NodeCommand, UncordonNode
 from cpumond.scheduler.operations import (
     AbortOperation,
     CompleteOperation,
@@ -34,6 +35,7 @@ from cpumond.scheduler.settings.commands import (
     SetDefaultTree,
     TransferPoolResources,
 )
+from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import Undo
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.users import User
@@ -75,7 +77,22 @@ def teams() -> Teams:
 
 
 def test_each_command_has_its_needs():
-    assert set(required._NEEDS) == {*get_args(ConfigCommand), *get_args(OperationCommand), Undo}
+    assert set(required._NEEDS) == {
+        *get_args(ConfigCommand),
+        *get_args(OperationCommand),
+        *get_args(NodeCommand),
+        ApplyTree,
+        Undo,
+    }
+
+
+def test_nodes_are_for_those_who_administer_their_tree(teams):
+    teams.node("n1")
+    for command in (CordonNode("n1"), UncordonNode("n1"), DrainNode("n1")):
+        assert teams.needs(command) == {("administer", ROOT_POOL)}
+        with pytest.raises(CommandError, match=r'ann may not administer pool tree "default" \(node "n1"\)'):
+            check(teams.state, command, ANN)
+    assert teams.needs(CordonNode("n2")) == {("administer", "")}, "what is not there says nothing to others"
 
 
 def test_each_option_of_a_pool_has_its_place():

@@ -35,7 +35,10 @@ def test_an_empty_store_gets_one_tree_that_is_the_default(store):
     scheduler = make_scheduler(store)
     assert list(scheduler.state.trees) == ["default"]
     assert scheduler.state.config.default_tree == "default"
-    assert scheduler.state.config.trees["default"].attributes == {"acl_required": True}
+    assert scheduler.state.config.trees["default"].attributes == {
+        "acl_required": True,
+        "per_pool_counts_for_leaves_only": True,
+    }
     again = make_scheduler(store)
     assert again.state.config == scheduler.state.config
 

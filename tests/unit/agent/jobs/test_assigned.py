@@ -1040,3 +1040,45 @@ def test_room_that_comes_too_late_starts_nothing(world: World) -> None:
     assert world.advance(2.0)
     assert world.finished("j1")["state"] == "aborted"
     assert "there is now, too late" in world.finished("j1")["reason"]
+
+
+# --- checkpoints
+
+
+def touch(world: World, job_id: str, at: float) -> None:
+    environment = world.executor.launches[job_id].environment
+    os.utime(environment["CPUMOND_CHECKPOINT"], (at, at))
+
+
+def checkpoint_of(world: World) -> float | None:
+    [report] = world.jobs.reports()
+    return report.checkpoint_at
+
+
+def test_a_job_tells_of_checkpoints_by_touching_its_file(world: World) -> None:
+    world.run("j1", checkpoints=True)
+    assert checkpoint_of(world) is None
+    for at in (150.0, 160.0):
+        touch(world, "j1", at)
+        assert checkpoint_of(world) == at
+
+
+def test_times_that_a_job_made_up_are_not_believed(world: World) -> None:
+    world.run("j1", checkpoints=True)
+    touch(world, "j1", 99.0)
+    assert checkpoint_of(world) is None
+    touch(world, "j1", world.clock.wall_s() + 1000.0)
+    assert checkpoint_of(world) is None
+    touch(world, "j1", 150.0)
+    for at in (120.0, world.clock.wall_s() + 1000.0):
+        checkpoint_of(world)
+        touch(world, "j1", at)
+        assert checkpoint_of(world) == 150.0
+    os.unlink(world.executor.launches["j1"].environment["CPUMOND_CHECKPOINT"])
+    assert checkpoint_of(world) == 150.0
+
+
+def test_who_says_nothing_of_checkpoints_has_no_file_for_them(world: World) -> None:
+    world.run("j1")
+    assert "CPUMOND_CHECKPOINT" not in world.executor.launches["j1"].environment
+    assert checkpoint_of(world) is None

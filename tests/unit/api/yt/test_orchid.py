@@ -123,6 +123,9 @@ OF_STARVATION = {
     "effective_aggressive_preemption_allowed": True,
     "non_preemptible_resource_usage_threshold": {},
     "effective_non_preemptible_resource_usage_threshold": {},
+    "min_run_time": 0,
+    "effective_min_run_time": 0,
+    "lost_core_seconds": 0.0,
 }
 OF_B = {
     # The demand is 20 cores, the limit 5 of 10, and nothing is guaranteed: all of it is by weight.
@@ -169,6 +172,7 @@ OF_B = {
     "promised_fair_share": vector(user_slots=0.15, cpu=0.15),
     "resource_usage": {**NOTHING, "user_slots": 5, "cpu": 5.0},
     "resource_demand": {**NOTHING, "user_slots": 20, "cpu": 20.0},
+    "waiting_resource_demand": NOTHING,
     "limited_resource_demand": {**NOTHING, "user_slots": 20, "cpu": 5.0},
     "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 5.0},
     "specified_resource_limits": {"cpu": 5.0},
@@ -247,6 +251,7 @@ OF_A = {
     "promised_fair_share": vector(user_slots=0.85, cpu=0.85),
     "resource_usage": {**NOTHING, "user_slots": 2, "cpu": 2.0},
     "resource_demand": {**NOTHING, "user_slots": 2, "cpu": 2.0},
+    "waiting_resource_demand": NOTHING,
     "limited_resource_demand": {**NOTHING, "user_slots": 2, "cpu": 2.0},
     "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 10.0},
     "specified_resource_limits": {},
@@ -294,6 +299,7 @@ OF_ROOT = {
     "promised_fair_share": vector(user_slots=1.0, cpu=1.0),
     "resource_usage": {**NOTHING, "user_slots": 7, "cpu": 7.0},
     "resource_demand": {**NOTHING, "user_slots": 22, "cpu": 22.0},
+    "waiting_resource_demand": NOTHING,
     "limited_resource_demand": {**NOTHING, "user_slots": 22, "cpu": 7.0},
     "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 10.0},
     "specified_resource_limits": {},
@@ -315,6 +321,7 @@ OF_POOLS_ONLY = frozenset(
         "max_operation_count", "max_running_operation_count", "effective_strong_guarantee_resources",
         "integral_guarantee_type", "specified_burst_ratio", "specified_burst_guarantee_resources",
         "specified_resource_flow_ratio", "specified_resource_flow", "total_burst_ratio", "total_resource_flow_ratio",
+        "waiting_resource_demand",
     }
 )  # fmt: skip
 OF_GREEDY = {

@@ -77,13 +77,13 @@ def test_text_has_a_table_of_the_tree_and_one_of_its_operations(report):
     ]  # fmt: skip
     assert [len(line) - len(line.lstrip()) for line in lines[start + 2 : start + 7]] == [0, 0, 2, 4, 0]
     assert lines[start + 4].split() == [
-        "nightly", "100.25", "50.12", "50.0", "40.1", "40.0", "10.03", "2", "20.0", "25.06",
+        "nightly", "100.25", "50.12", "50.0", "40.1", "40.0", "10.03", "2", "20.0", "0", "25.06",
     ]  # fmt: skip
     assert lines[start + 6].split()[1] == "408"
     assert lines[start + 9].split()[:6] == ["op-1", "a", "title", "ann", "deep", "running"]
-    assert lines[start + 11].split() == ["total", "98", "49", "50.0", "39.2", "40.0", "9.8", "1.96", "20.0", "-"]
+    assert lines[start + 11].split() == ["total", "98", "49", "50.0", "39.2", "40.0", "9.8", "1.96", "20.0", "0", "-"]
     assert lines[start + 12] == "3 more operations with less ordered: --top shows more of them"
-    assert lines[-9:][0].startswith("ordered ")
+    assert lines[-10:][0].startswith("ordered ")
 
 
 def test_text_says_which_time_it_is_of(report):
@@ -113,7 +113,7 @@ def test_all_formats_say_how_many_operations_had_no_series():
 def test_what_was_not_ordered_has_no_percent():
     text = render_text(make_report([make_row("idle", 0.0, parent="<Root>")]), DAY_S, None, False)
     line = next(line for line in text.splitlines() if line.startswith("idle"))
-    assert line.split() == ["idle", "0", "0", "-", "0", "-", "0", "0", "-", "0"]
+    assert line.split() == ["idle", "0", "0", "-", "0", "-", "0", "0", "-", "0", "0"]
     assert "no operations in this time" in text
 
 
@@ -122,7 +122,7 @@ def test_no_name_moves_the_cursor_or_makes_a_line():
     operations = [make_row(f"op-{n}", title=name, user=name, pool=name) for n, name in enumerate(HOSTILE)]
     text = render_text(make_report(pools, operations), DAY_S, None, False)
     assert all(line.isprintable() for line in text.split("\n"))
-    assert text.count("\n") == len(HOSTILE) * 2 + 17
+    assert text.count("\n") == len(HOSTILE) * 2 + 18
     assert "[bold]b[/bold]" in text
 
 
@@ -158,7 +158,8 @@ def test_csv_has_a_row_for_each_tree_pool_and_operation(report):
         "user": "ann", "pool": "deep", "state": "running", "ordered_core_hours": "90", "used_core_hours": "45",
         "used_of_ordered_percent": "50", "reclaimed_core_hours": "36", "reclaimed_of_ordered_percent": "40",
         "throttled_core_hours": "9", "late_core_hours": "1.8", "late_of_throttled_percent": "20",
-        "peak_limit_cores": "22.5", "limit_core_hours": "54", "points": "100", "covered_s": "86400",
+        "peak_limit_cores": "22.5", "lost_core_hours": "0", "limit_core_hours": "54",
+            "points": "100", "covered_s": "86400",
         "operations_without_series": "0",
     }  # fmt: skip
     assert rows[0]["since"] == "2027-01-14T08:00:00Z"

@@ -8,8 +8,9 @@ import pytest
 from scheduler_builders import World, amount, give, starve
 
 from cpumond.fairshare.resources import ZERO
-from cpumond.scheduler.decide.preemption import MOST_SEARCHES, PreemptionPlan, TargetPriority, Targets, plan_preemption
+from cpumond.scheduler.decide.preemption import MOST_SEARCHES, PreemptionPlan, Targets, plan_preemption
 from cpumond.scheduler.decide.preemption_record import make_record
+from cpumond.scheduler.decide.swap import TargetPriority
 from cpumond.scheduler.decide.victims import (
     find_graceful,
     find_limit_violators,
@@ -636,13 +637,13 @@ def test_6_7_graceful_operations_give_up_their_preemptible_jobs():
     jobs = world.jobs(calm, node, 6)
     give(calm, 0.4)
     world.jobs(world.operation("other"), node, 2)
-    found = find_graceful(node)
+    found = find_graceful(node, 1000.0)
     assert [job for job, _ in found] == [jobs[5], jobs[4]]
     assert found[0][1] == (
         'its operation gives up what it has above its share: operation "calm" uses 60.0%, its fair share is 40.0%'
     )
     give(calm, 0.6)
-    assert find_graceful(node) == []
+    assert find_graceful(node, 1000.0) == []
 
 
 def test_6_7_the_count_rule_protects_graceful_operations():
@@ -651,7 +652,7 @@ def test_6_7_the_count_rule_protects_graceful_operations():
     calm = world.operation("calm", needs=9, preemption_mode="graceful")
     world.jobs(calm, node, 6)
     give(calm, 0.1)
-    assert find_graceful(node) == []
+    assert find_graceful(node, 1000.0) == []
 
 
 # --- 6.6 step 5, limits

@@ -7,9 +7,12 @@ from typing import Any
 from scheduler_builders import World, give, starve
 
 from cpumond.fairshare.resources import ZERO
-from cpumond.scheduler.decide.preemption import TargetPriority, Targets, plan_preemption
+from cpumond.scheduler.decide.preemption import Targets, plan_preemption
 from cpumond.scheduler.decide.protection import find_protections, tell_protections
+from cpumond.scheduler.decide.swap import TargetPriority
 from cpumond.scheduler.elements import OperationElement, end_job
+
+NOW = 1000.0
 
 
 def make_world(rich: dict[str, Any] | None = None, poor: dict[str, Any] | None = None, **tree: Any) -> World:
@@ -27,11 +30,11 @@ def make_world(rich: dict[str, Any] | None = None, poor: dict[str, Any] | None =
 
 
 def tell(world: World, priority: TargetPriority = "normal") -> str:
-    return "\n".join(tell_protections(world.tree.operations["late"], priority))
+    return "\n".join(tell_protections(world.tree.operations["late"], priority, NOW))
 
 
 def causes(world: World, priority: TargetPriority = "normal") -> dict[tuple[str, str], int]:
-    found = find_protections(world.tree.operations["late"], priority)
+    found = find_protections(world.tree.operations["late"], priority, NOW)
     return {(each.cause, each.element.name): each.jobs for each in found}
 
 
@@ -160,3 +163,13 @@ def test_what_is_told_as_free_is_what_a_node_would_take():
             world.tree.nodes["n0"], Targets([(world.tree.operations["late"], "normal")]), 100.0, ZERO
         )
         assert (plan is not None) == (("free", "big") in causes(world))
+
+
+def test_6_4_min_run_time_is_told_with_how_long_it_still_protects():
+    world = make_world(rich={"min_run_time": 600_000})
+    big = world.tree.operations["big"]
+    for number, job in enumerate(big.jobs.values()):
+        job.began_at = NOW - 420.0 - 600.0 * (number % 2)
+    assert causes(world)["time", "big"] == 2
+    assert "operation big keeps 2 jobs: protected for 3 min more by min_run_time" in tell(world)
+    assert causes(world)["free", "big"] == 3

@@ -98,6 +98,7 @@ POOL: dict[str, tuple[Any, dict[str, Any]]] = {
     "enable_aggressive_starvation": (True, {}),
     "allow_aggressive_preemption": (False, {}),
     "non_preemptible_resource_usage_threshold": ({"cpu": 3}, {}),
+    "min_run_time": (60_000, {}),
     "acl": ([{"action": "allow", "subjects": ["bob"], "permissions": ["use"]}], {}),
     "inherit_acl": (False, {}),
     "owner": ("bob", {"acl": [{"action": "allow", "subjects": ["owner"], "permissions": ["use"]}]}),
@@ -145,6 +146,7 @@ OPERATION: dict[str, Any] = {
     "min_share_preemption_timeout": 60_000,
     "max_unpreemptible_running_job_count": 3,
     "non_preemptible_resource_usage_threshold": {"cpu": 1},
+    "min_run_time": 60_000,
 }
 
 

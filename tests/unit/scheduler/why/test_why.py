@@ -184,6 +184,7 @@ def test_preemptions_are_told_to_both_sides(service):
     assert [record.preemptor_operation_id for record in got.preempted_for_it] == [late]
     job_id = lost.preempted[0].job_id
     assert any(line.startswith(f"5 s ago its job {job_id} on n1 was stopped (preempted): ") for line in lost.lines)
+    assert any(line.endswith("; it lost 0.0086 core-hours") for line in lost.lines)
     assert any(f"got the place of job {job_id} of operation {early} on n1" in line for line in got.lines)
 
 

@@ -1,0 +1,138 @@
+"""How plans of changes are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from cpumond.cli.output import print_table, print_text, warn
+from cpumond.core.errors import EXIT_CONFIG, CpumondError
+from cpumond.core.words import count, show_cores, show_name
+from cpumond.fairshare.explain import show_amount
+from cpumond.fairshare.resources import RESOURCES
+from cpumond.fairshare.validate import number
+from cpumond.scheduler.settings.changes import ConfigChange
+from cpumond.scheduler.why.plan import Effect, Outlook, Plan
+
+COLOURS: Final = {"+": "green", "~": "yellow", "-": "red"}
+
+
+class PlanRefusedError(CpumondError):
+    """A change that would be refused."""
+
+    exit_code = EXIT_CONFIG
+
+
+def show_limits(limits: dict[str, float], nothing: str = "-") -> str:
+    """``10 cpu, 0 gpu, 2 GiB memory``."""
+    texts = (f"{show_amount(r, limits[name])} {name}" for r, name in enumerate(RESOURCES) if name in limits)
+    return ", ".join(texts) or nothing
+
+
+def show_value(value: object) -> str:
+    """A value of an attribute as it can be typed in ``pool set``."""
+    if isinstance(value, float):
+        return number(value)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def describe_plan(plan: Plan) -> str:
+    """A plan that was shown, for the audit log."""
+    pools = sum(effect.kind == "pool" for effect in plan.effects)
+    parts = [count(len(plan.changes), "change"), count(pools, "pool"), count(len(plan.effects) - pools, "operation")]
+    told = count(len(plan.warnings) + len(plan.notes), "warning")
+    return f"{parts[0]}, with effects on {parts[1]} and {parts[2]}, {told}"
+
+
+def show_plan(plan: Plan) -> None:
+    """Print an accepted plan, and its warnings on standard error."""
+    for change in plan.changes:
+        print_text(_tell_change(change)[1], "  ")
+    if not plan.changes:
+        print_text("nothing would change: everything is as asked for already")
+    print_effects(plan)
+    tell_warnings(plan)
+
+
+def print_signed(plan: Plan) -> None:
+    """Print the changes of a plan with +, ~ or - for what is made, changed or removed, in colour on a terminal, and
+    then how many trees and pools they are about."""
+    places = set()
+    for change in plan.changes:
+        sign, text = _tell_change(change)
+        places.add((sign, change.tree, change.pool))
+        lines = [f"{sign} {text}"]
+        if sign == "+":
+            lines += [f"    {show_name(name)}: {show_name(show_value(value))}" for name, value in change.new.items()]
+        for line in lines:
+            print_text(line, "  ", COLOURS[sign])
+    made, changed, removed = (sum(each[0] == sign for each in places) for sign in COLOURS)
+    print_text(f"{made} to make, {changed} to change, {removed} to remove")
+
+
+def _tell_change(change: ConfigChange) -> tuple[str, str]:
+    """The sign, and the sentence."""
+    where = f"pool {show_name(change.pool)}" if change.pool else f"tree {show_name(change.tree)}"
+    if not change.attribute:
+        return ("+", f"{where}: made") if change.old is None else ("-", f"{where}: removed")
+    old, new = ("not set" if value is None else show_name(show_value(value)) for value in (change.old, change.new))
+    return "~", f"{where}: {show_name(change.attribute)}: {old} -> {new}"
+
+
+def tell_warnings(plan: Plan) -> None:
+    """Print what is odd about a plan on standard error."""
+    for warning in (*plan.warnings, *plan.notes):
+        warn(warning)
+
+
+def print_effects(plan: Plan) -> None:
+    """Print what a plan does to pools and operations."""
+    if not plan.effects:
+        print_text("nobody's share, limits or guarantees would change now")
+        return
+    headings = ["", "name", "fair share", "guarantee", "limit", "running/at most", "all/at most", ""]
+    rows = [_effect_row(effect) for effect in plan.effects]
+    # After the first three, columns that are empty in all rows are left out.
+    kept = [n for n, heading in enumerate(headings) if n < 3 or any(row[n] for row in rows)]
+    print_table([headings[n] for n in kept], [[row[n] for n in kept] for row in rows])
+
+
+def _effect_row(effect: Effect) -> list[str]:
+    old, new = effect.before, effect.after
+    name = show_name(effect.name) + (f" {show_name(effect.title)!r}" if effect.title else "")
+    notes = []
+    if old is None or new is None:
+        notes.append("new" if old is None else "gone")
+    elif old.pool != new.pool:
+        notes.append(f"{show_name(old.pool)} -> {show_name(new.pool)}")
+    if old is not None and new is not None and old.is_running != new.is_running:
+        notes.append("would run" if new.is_running else "would wait")
+
+    def change(show: Callable[[Outlook], str], *fields: str) -> str:
+        """Before -> after; "" where none of ``fields`` changes."""
+        if fields and not {*fields} & {*effect.changed}:
+            return ""
+        before, after = ("-" if each is None else show(each) for each in (old, new))
+        return before if before == after else f"{before} -> {after}"
+
+    def count_change(*fields: str) -> str:
+        shown = change(lambda each: "/".join(str(getattr(each, field)) for field in fields), *fields)
+        return shown if effect.kind == "pool" else ""
+
+    return [
+        effect.kind,
+        name,
+        change(lambda each: show_cores(each.fair_share["cpu"])),
+        change(_show_guarantee, "strong_guarantee", "exists"),
+        change(lambda each: show_limits(each.limits), "limits", "exists"),
+        count_change("running_operation_count", "max_running_operation_count"),
+        count_change("operation_count", "max_operation_count"),
+        ", ".join(notes),
+    ]
+
+
+def _show_guarantee(outlook: Outlook) -> str:
+    cores = outlook.strong_guarantee.get("cpu", 0.0)
+    return show_cores(cores) if cores else "-"

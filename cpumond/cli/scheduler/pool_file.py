@@ -1,0 +1,171 @@
+"""The commands ``tree export``, ``tree plan`` and ``tree apply``: a tree with its pools as a file in Git."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final, get_args
+
+import click
+import msgspec
+
+from cpumond.api.pool_views import TreeFile
+from cpumond.cli.options import naming_unreadable, quote_name
+from cpumond.cli.output import can_ask, print_json, print_text
+from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, scheduler_options, tree_option
+from cpumond.cli.scheduler.plans import PlanRefusedError, describe_plan, print_effects, print_signed, tell_warnings
+from cpumond.cli.scheduler.tree_text import Form, TreeText, form_of, read_tree_text, write_tree
+from cpumond.core.errors import ConfigError, UsageError
+from cpumond.core.words import show_name
+from cpumond.scheduler.model import ACCESS_DENIED, CommandError
+from cpumond.scheduler.settings.tree_file import NO_TREE, ApplyTree, list_changes
+from cpumond.scheduler.why.plan import Plan
+
+EXIT_CHANGES: Final = 2
+STDIN: Final = "-"
+
+prune_option = click.option("--prune/--no-prune", help="Remove pools that are not in the file; else they stay.")
+file_argument = click.argument("file", metavar="FILE")
+
+
+@click.command("export", epilog="Example: cpumond tree export default > default.toml")
+@click.argument("tree", required=False)
+@click.option("--format", "form", type=click.Choice(get_args(Form)), default="toml", show_default=True)
+@click.option("--ids", is_flag=True, help="With the ids of pools, by which a renamed one is known again.")
+@scheduler_options
+def export_command(client: SchedulerClient, tree: str | None, form: Form, ids: bool) -> None:
+    """A tree with its pools as a file to keep in Git, for `cpumond tree plan` and `apply`; access lists included."""
+    found = client.show(f"/trees/{quote_name(client.find_tree(tree))}/file", TreeFile)
+    tables = found.tables
+    if not ids:
+        pools = tuple(msgspec.structs.replace(pool, id="") for pool in tables.pools or ())
+        tables = msgspec.structs.replace(tables, pools=pools)
+    click.echo(write_tree(found.tree, tables, form), nl=False)
+
+
+@click.command("plan", epilog="Example: cpumond tree plan default.toml --detailed-exitcode")
+@file_argument
+@prune_option
+@click.option("--detailed-exitcode", "is_detailed", is_flag=True, help="End with 2 if something would change, else 0.")
+@click.option("--all", "show_all", is_flag=True, help="Also who keeps what it has.")
+@tree_option
+@scheduler_options
+def plan_command(
+    client: SchedulerClient, file: str, prune: bool, is_detailed: bool, show_all: bool, tree: str | None
+) -> None:
+    """What `cpumond tree apply FILE` would change, and what that does to everybody's fair share; nothing is changed.
+
+    Ends with 78 when the change would be refused; who may only look sees what changes, not what that does. FILE is
+    TOML, YAML or JSON by its name, - is TOML from standard input.
+    """
+    plan = show_file_plan(client, file, tree, prune, show_all)
+    if is_detailed and plan.changes:
+        raise click.exceptions.Exit(EXIT_CHANGES)
+
+
+@click.command("apply", epilog='Example: cpumond tree apply default.toml --yes --why "more for research"')
+@file_argument
+@prune_option
+@click.option("--yes", is_flag=True, help="Without asking.")
+@click.option("--why", metavar="TEXT", default="", help="A sentence for the audit log, such as the commit's subject.")
+@tree_option
+@scheduler_options
+def apply_command(client: SchedulerClient, file: str, prune: bool, yes: bool, why: str, tree: str | None) -> None:
+    """Make a tree and its pools what a file says: all of it, or nothing.
+
+    The plan is shown, and you are asked; without a terminal it needs --yes. What changed since the plan is not
+    overwritten: the change is refused then. `cpumond undo` takes it back in one step.
+    """
+    plan, content, body = ask_plan(client, file, tree, prune)
+    if not client.as_json or not plan.accepted:
+        show(client, plan, content)
+    if not yes and plan.changes:
+        if client.as_json or not can_ask() or file == STDIN:
+            raise UsageError("nothing is changed: give --yes to apply it without being asked")
+        if not click.confirm("Apply this?"):
+            click.echo("nothing is changed", err=True)
+            raise click.Abort
+    client.plan_shown = describe_plan(plan)
+    name = body.pop("tree")
+    answer = client.request("POST", f"/trees/{quote_name(name)}/apply", {**body, "why": why})
+    if client.as_json:
+        print_json(answer)
+    elif plan.changes:
+        print_text(f"tree {show_name(name)} is what the file says")
+
+
+def ask_plan(
+    client: SchedulerClient, file: str, tree: str | None, prune: bool = False, show_all: bool = False
+) -> tuple[Plan, bytes, dict[str, Any]]:
+    """The plan of a file, as a value and as it was answered, and the fields of the command that applies it."""
+    told = read_file(file)
+    name = client.find_tree(tree or told.tree)
+    present = _find_present(client, name)
+    base = NO_TREE if present is None else present.revision
+    body = {"tree": name, "tables": told.tables, "prune": prune, "base": base}
+    content = client.request("POST", "/plan", {"type": "ApplyTree", **body}, {"everything": str(show_all).lower()})
+    return client.decode(content, Plan), content, body
+
+
+def show_file_plan(client: SchedulerClient, file: str, tree: str | None, prune: bool, show_all: bool) -> Plan:
+    """Print the plan of a file; who may only look gets the difference alone. Raises PlanRefusedError."""
+    plan, content, body = ask_plan(client, file, tree, prune, show_all)
+    is_whole = plan.code != ACCESS_DENIED
+    if not is_whole:
+        plan = _compare(client, plan, ApplyTree(body["tree"], body["tables"], prune))
+        content = msgspec.json.encode(plan)
+    show(client, plan, content, is_whole=is_whole)
+    return plan
+
+
+def _compare(client: SchedulerClient, refused: Plan, command: ApplyTree) -> Plan:
+    """What a file would change, without what only the scheduler knows. Raises PlanRefusedError."""
+    present = _find_present(client, command.tree)
+    try:
+        changes, warnings = list_changes(None if present is None else present.tables, command)
+    except CommandError as error:
+        raise PlanRefusedError(f"the change would be refused: {error}") from None
+    note = f"this is the difference alone, without its effect on shares, and you may not apply it: {refused.refusal}"
+    return Plan(accepted=True, warnings=[*warnings, *([note] if changes else [])], changes=changes)
+
+
+def show(client: SchedulerClient, plan: Plan, content: bytes, *, is_whole: bool = True) -> None:
+    """Print a plan of a file, or the changes alone. Raises PlanRefusedError."""
+    if client.as_json:
+        print_json(content, Plan, "effects")
+    elif plan.changes:
+        print_signed(plan)
+        if is_whole:
+            print_effects(plan)
+    elif plan.accepted:
+        print_text("nothing to do: the tree is what the file says")
+    tell_warnings(plan)
+    if not plan.accepted:
+        raise PlanRefusedError(f"the change would be refused: {plan.refusal}")
+
+
+def _find_present(client: SchedulerClient, tree: str) -> TreeFile | None:
+    """The tree as it is; None for one that there is not."""
+    try:
+        return client.get(f"/trees/{quote_name(tree)}/file", TreeFile)
+    except SchedulerRefusedError as error:
+        if error.status != 404:
+            raise
+        return None
+
+
+def read_file(name: str) -> TreeText:
+    """What a file says; "-" is standard input. Raises ConfigError, AccessError, UnavailableError."""
+    form = "toml" if name == STDIN else form_of(name)
+    with naming_unreadable(name, "a file of `cpumond tree export`"):
+        try:
+            if name == STDIN:
+                text = sys.stdin.read()
+            else:
+                with open(name, encoding="utf-8") as source:
+                    text = source.read()
+        except UnicodeDecodeError:
+            raise ConfigError(f"{name}: it is not UTF-8") from None
+    return read_tree_text(text, "standard input" if name == STDIN else name, form)
+
+
+COMMANDS: Final[tuple[click.Command, ...]] = (export_command, plan_command, apply_command)

@@ -1,0 +1,352 @@
+"""A tree with its pools as TOML or YAML for people: written, and read with the line of each mistake."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, Final, Literal
+
+import msgspec
+
+from cpumond.core.decode import ContentError, decode_json, decode_toml
+from cpumond.core.errors import ConfigError, UsageError
+from cpumond.fairshare.validate import nearest, quoted
+from cpumond.scheduler.model import ROOT_POOL, CommandError
+from cpumond.scheduler.settings.attributes import CONFIG, Kind, is_option
+from cpumond.scheduler.settings.tree_file import PoolTable, Table, TreeTables, read_table
+from cpumond.scheduler.settings.values import FIELD, shown
+
+Form = Literal["toml", "yaml", "json"]
+SUFFIXES: Final[Mapping[str, Form]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
+KEYS: Final = ("tree", "options", "pools")
+INSIDE: Final = ("id", "attributes", "pools")
+"""Keys of a pool's table that are no options."""
+
+HEAD: Final = """\
+Pool tree {tree}, as `cpumond tree export` writes it: only what is set is here.
+What the table of a pool, or `options` of the tree, leaves out is not set and has its default. Pools that are not here
+stay as they are, with --prune they are removed. `cpumond tree plan FILE` shows what would change.
+"""
+
+MAP: Final = "tag:yaml.org,2002:map"
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeText:
+    """What a file says: ``tree`` "" where it names none; ``warnings`` of its own."""
+
+    tree: str
+    tables: TreeTables
+
+
+# --- written
+
+
+def write_tree(tree: str, tables: TreeTables, form: Form) -> str:
+    """The file of a tree; equal trees give equal files. Raises UsageError where there is no YAML."""
+    head = "".join(f"# {line}\n" for line in HEAD.format(tree=quoted(tree)).splitlines())
+    document = _nest(tree, tables)
+    if form == "json":
+        return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    return f"{head}\n" + (_write_toml(document) if form == "toml" else _write_yaml(document))
+
+
+def _nest(tree: str, tables: TreeTables) -> dict[str, Any]:
+    pools: dict[str, Any] = {}
+    places = {ROOT_POOL: pools}
+    for pool in tables.pools or ():
+        table = {"id": pool.id} if pool.id else {}
+        table |= _list_set("pool", pool)
+        places[pool.parent][pool.name] = table
+        places[pool.name] = _Children(table)
+    return {"tree": tree, "options": _list_set("tree", tables.own or Table()), "pools": pools}
+
+
+class _Children(dict[str, Any]):
+    """The pools below one, which get a place in its table with the first of them."""
+
+    def __init__(self, table: dict[str, Any]) -> None:
+        super().__init__()
+        self._table = table
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._table.setdefault("pools", {})[name] = value
+
+
+def _list_set(kind: Kind, table: Table) -> dict[str, Any]:
+    found = {name: _short(kind, name, value) for name, value in sorted(table.options.items())}
+    return {**found, "attributes": table.attributes} if table.attributes else found
+
+
+def _short(kind: Kind, name: str, value: Any) -> Any:
+    """The value of an option without the ".0" of whole numbers, which it has again when it is read."""
+    if kind == "tree" and name == CONFIG:
+        return {key: _short(kind, key, each) if is_option(kind, key) else each for key, each in sorted(value.items())}
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return {key: _short(kind, "", each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _write_toml(document: Mapping[str, Any]) -> str:
+    lines = [f"tree = {_toml(document['tree'])}", "", "[options]"]
+    lines += [f"{_toml_key(name)} = {_toml(value, 0)}" for name, value in document["options"].items()]
+    # Without any pool the table says that there shall be none.
+    return (
+        "\n".join([*lines, *(_toml_pools(document["pools"], "pools") if document["pools"] else ("", "[pools]"))]) + "\n"
+    )
+
+
+def _toml_pools(pools: Mapping[str, Any], path: str) -> Iterator[str]:
+    for name, table in pools.items():
+        where = f"{path}.{_toml_key(name)}"
+        yield from ("", f"[{where}]")
+        yield from (f"{_toml_key(key)} = {_toml(value, 0)}" for key, value in table.items() if key != "pools")
+        yield from _toml_pools(table.get("pools", {}), f"{where}.pools")
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: Any, depth: int = 1) -> str:
+    if isinstance(value, str):
+        # Strings of JSON are strings of TOML, but for DEL.
+        return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{_toml_key(key)} = {_toml(each)}" for key, each in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, list | tuple):
+        items = [_toml(each) for each in value]
+        if depth == 0 and any(isinstance(each, Mapping) for each in value):
+            return "[\n" + "".join(f"  {item},\n" for item in items) + "]"
+        return f"[{', '.join(items)}]"
+    return repr(value)
+
+
+def _write_yaml(document: Mapping[str, Any]) -> str:
+    yaml = _import_yaml()
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[name-defined,misc]  # the module is imported where it is needed
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    def write_text(dumper: Any, text: str) -> Any:
+        # Between other quotes an unprintable character may be taken for the end of a line.
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+    Dumper.add_representer(str, write_text)
+    Dumper.add_representer(_Value, lambda dumper, value: dumper.represent_mapping(MAP, value, flow_style=True))
+    document = {**document, "options": _on_lines(document["options"]), "pools": _tables_on_lines(document["pools"])}
+    text: str = yaml.dump(document, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
+class _Value(dict[str, Any]):
+    """The value of an option, which stands on the line of its name, and an entry of a list on its own."""
+
+
+def _on_lines(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with each of its values on one line, but lists of dictionaries."""
+    return {name: _on_line(value) for name, value in table.items()}
+
+
+def _on_line(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_on_line(each) for each in value]
+    return _Value(_on_lines(value)) if isinstance(value, dict) else value
+
+
+def _tables_on_lines(pools: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: {
+            **_on_lines({key: value for key, value in table.items() if key != "pools"}),
+            **({"pools": _tables_on_lines(table["pools"])} if "pools" in table else {}),
+        }
+        for name, table in pools.items()
+    }
+
+
+def _import_yaml() -> Any:
+    try:
+        return importlib.import_module("yaml")
+    except ImportError:
+        raise UsageError("YAML needs PyYAML: pip install 'cpumond[yaml]'; or use TOML") from None
+
+
+# --- read
+
+
+def is_tree_file(name: str) -> bool:
+    """Whether a word on the command line names a file of a tree."""
+    return PurePath(name).suffix.lower() in SUFFIXES
+
+
+def form_of(name: str) -> Form:
+    """The form of a file by its name. Raises UsageError."""
+    form = SUFFIXES.get(PurePath(name).suffix.lower())
+    if form is None:
+        raise UsageError(f"{name}: expected the name of a file that ends with {', '.join(SUFFIXES)}")
+    return form
+
+
+def read_tree_text(text: str, name: str, form: Form) -> TreeText:
+    """What a file says; ``name`` is told in messages, with the line. Raises ConfigError, UsageError."""
+    lines: dict[Path, int] = {}
+    try:
+        content = _READERS[form](text, lines)
+    except ContentError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    return _Reader(name, lines).read(content)
+
+
+def _read_toml(text: str, lines: dict[Path, int]) -> Any:
+    content = decode_toml(text)
+    place: Path = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[\[?([^\[\]]+)\]", line)
+        key = re.match(r"""\s*((?:"[^"]*"|'[^']*'|[\w.-])+)\s*=""", line)
+        if header is not None:
+            place = _toml_path(header[1])
+        named = place if header is not None or key is None else (*place, *_toml_path(key[1]))
+        for depth in range(1, len(named) + 1):
+            lines.setdefault(named[:depth], number)
+    return content
+
+
+def _toml_path(text: str) -> Path:
+    """The names of a key with dots; () for what is none."""
+    try:
+        table: Any = decode_toml(f"{text} = 0")
+    except ContentError:
+        return ()
+    path = []
+    while isinstance(table, dict):
+        ((name, table),) = table.items()
+        path.append(name)
+    return tuple(path)
+
+
+def _read_yaml(text: str, lines: dict[Path, int]) -> Any:
+    yaml = _import_yaml()
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return {}
+        _find_lines(yaml, node, (), lines, ())
+        return loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise ContentError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ContentError("it is nested too deep") from None
+    finally:
+        loader.dispose()
+
+
+def _find_lines(yaml: Any, node: Any, path: Path, lines: dict[Path, int], above: tuple[int, ...]) -> None:
+    """Note the line of each key. Raises ContentError for a key that is there twice, a value inside of itself."""
+    if id(node) in above:
+        raise ContentError(f"line {node.start_mark.line + 1}: a value cannot be inside of itself")
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        number = key.start_mark.line + 1
+        if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+            raise ContentError(f"line {number}: {shown(key.value)} is there twice; keep one of them")
+        seen.add(key.value)
+        where = (*path, str(key.value))
+        lines.setdefault(where, number)
+        _find_lines(yaml, value, where, lines, (*above, id(node)))
+
+
+def _read_json(text: str, _: dict[Path, int]) -> Any:
+    return decode_json(text, dict[str, Any])
+
+
+_READERS: Final[Mapping[Form, Callable[[str, dict[Path, int]], Any]]] = {
+    "toml": _read_toml,
+    "yaml": _read_yaml,
+    "json": _read_json,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """From nested tables to those of ``TreeTables``."""
+
+    name: str
+    lines: Mapping[Path, int]
+    found: list[PoolTable] = field(default_factory=list)
+    places: dict[str, Path] = field(default_factory=dict)
+
+    def read(self, content: Any) -> TreeText:
+        self._check_table(content, ())
+        for key in content:
+            if key not in KEYS:
+                near = nearest(key, KEYS)
+                hint = f"did you mean {near}?" if near else f"known: {', '.join(KEYS)}; options stand in `options`"
+                raise self._refuse((key,), f"is unknown; {hint}")
+        tree = content.get("tree", "")
+        if not isinstance(tree, str):
+            raise self._refuse(("tree",), f"must be the name of a pool tree, got {shown(tree)}")
+        own = None
+        if "options" in content:
+            own = Table(**self._read_table("tree", content["options"], ("options",), "the tree"))
+        if "pools" in content:
+            self._read_pools(content["pools"], ("pools",), ROOT_POOL)
+        return TreeText(tree, TreeTables(own, tuple(self.found) if "pools" in content else None))
+
+    def _read_pools(self, pools: Any, path: Path, parent: str) -> None:
+        self._check_table(pools, path)
+        for name, given in pools.items():
+            where, table = (*path, name), {} if given is None else given
+            if name in self.places:
+                also = "/".join(self.places[name])
+                raise self._refuse(where, f"is there twice, also as {also}; the names of pools are unique in a tree")
+            self.places[name] = where
+            own = self._read_table("pool", table, where, f"pool {quoted(name)}")
+            pool_id = table.get("id", "")
+            if not isinstance(pool_id, str):
+                raise self._refuse((*where, "id"), f"must be a text, got {shown(pool_id)}")
+            self.found.append(PoolTable(name=name, parent=parent, id=pool_id, **own))
+            self._read_pools(table.get("pools", {}), (*where, "pools"), name)
+
+    def _read_table(self, kind: Kind, table: Any, path: Path, what: str) -> dict[str, Any]:
+        self._check_table(table, path)
+        attributes = table.get("attributes", {})
+        self._check_table(attributes, (*path, "attributes"))
+        no_options = INSIDE if kind == "pool" else ("attributes",)
+        given = {
+            "options": {key: each for key, each in table.items() if key not in no_options},
+            "attributes": attributes,
+        }
+        try:
+            read_table(kind, Table(**given), what)
+        except CommandError as error:
+            field_path = (*path, *str(error.attributes.get(FIELD, "")).split("/"))
+            raise ConfigError(f"{self._at(field_path)}: {error}") from None
+        return given
+
+    def _check_table(self, value: Any, path: Path) -> None:
+        if not isinstance(value, dict):
+            raise self._refuse(path, f"must be a table, got {shown(value)}")
+        for key in value:
+            if not isinstance(key, str):
+                raise self._refuse(path, f"its keys must be text, got {shown(key)}; put it in quotes")
+
+    def _refuse(self, path: Path, what: str) -> ConfigError:
+        return ConfigError(f"{self._at(path)}: {'/'.join(path) or 'the whole'} {what}")
+
+    def _at(self, path: Path) -> str:
+        """``pools.toml:12``, or the name alone where the line is not known."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return f"{self.name}:{self.lines[path]}" if path else self.name

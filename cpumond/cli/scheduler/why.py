@@ -1,0 +1,57 @@
+"""The command ``why``: why CPU of a running scheduler stands idle while work waits."""
+
+from __future__ import annotations
+
+import click
+
+from cpumond.cli.options import given, quote_name
+from cpumond.cli.output import print_text
+from cpumond.cli.render.grid import Cell, column
+from cpumond.cli.scheduler.client import SchedulerClient, print_fields, print_table, scheduler_options, tree_option
+from cpumond.cli.scheduler.finding import POOL
+from cpumond.core.words import show_cores, show_name
+from cpumond.scheduler.why.idle import IdleParts, IdleReport
+
+
+@click.command("why", epilog="Example: cpumond why research")
+@click.argument("pool", type=POOL, required=False)
+@tree_option
+@scheduler_options
+def why_command(client: SchedulerClient, pool: str | None, tree: str | None) -> None:
+    """Why CPU stands idle while operations wait: what holds back how many cores, and what to change.
+
+    Each change is told with the cores that would start work by it alone; see what else it does with `cpumond pool
+    plan` before you make it. With POOL: what concerns that pool.
+    """
+    path = f"/trees/{quote_name(client.find_tree(tree))}/why"
+    report = client.show(path, IdleReport, given({"pool": pool}), "causes")
+    print_text(show_name(report.sentence))
+    click.echo()
+    print_fields(_part_fields(report.parts))
+    if not report.causes:
+        return
+    click.echo()
+    rows: list[list[Cell]] = [
+        [show_cores(each.cores), each.kind, show_name(each.pool or "-"), show_name(each.change.text)]
+        for each in report.causes
+    ]
+    print_table((column(">cores"), column("held back by"), column("pool", 1), column("change")), rows)
+    for line in report.causes[0].change.shell:
+        click.echo(f"$ {line}")
+
+
+def _part_fields(parts: IdleParts) -> list[tuple[str, str]]:
+    rows = (
+        ("capacity", parts.capacity, ""),
+        ("used", parts.used, ""),
+        ("used again", parts.reused, "reclaimed from jobs that did not use it"),
+        ("not used", parts.unused, "allotted to jobs that do not use it"),
+        ("silent", parts.silent, "of nodes that are offline"),
+        ("starting", parts.starting, "about to be given to jobs"),
+        ("no work", parts.without_work, "idle, nothing waits for it"),
+        ("held back", parts.held_back, "idle while work waits for it"),
+    )
+    shown = [
+        (name, cores, what) for name, cores, what in rows if cores > 0.0 or name in ("capacity", "used", "held back")
+    ]
+    return [(name, show_cores(cores) + (f" cores, {what}" if what else " cores")) for name, cores, what in shown]

@@ -1,0 +1,47 @@
+"""What the preemption of a job costs: the work that is done again, and until when a job is spared (semantics.md 6.9).
+
+Pure: of a job only what its node has reported is read.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cpumond.scheduler.elements import Job, Node
+
+CLOCK_SKEW_S: Final = 60.0
+"""By how much the clock of a job's node may be ahead; later checkpoints are not believed."""
+
+
+def lost_core_seconds(job: Job, now: float) -> float:
+    """The core-seconds that a job loses if it is stopped at ``now``: what it used since its start, or since its last
+    checkpoint.
+
+    What it used is the CPU time that its node reported, taken as even over its run; what it may use, where the node
+    reported none. A checkpoint in the future or before the start is none, so that a job can only lower its loss. A job
+    that its node has not begun loses nothing.
+    """
+    if job.began_at is None or now <= job.began_at:
+        return 0.0
+    ran_s = now - job.began_at
+    used, told = job.report.cpu_seconds, job.report.checkpoint_at
+    lost = job.usage[1] * ran_s if used is None else used
+    if told is None or not job.began_at <= told <= now + CLOCK_SKEW_S:
+        return lost
+    return lost * max(now - told, 0.0) / ran_s
+
+
+def spared_until(job: Job) -> float:
+    """Until when ``min_run_time`` protects a job from being preempted, in scheduler time; -inf where it does not."""
+    rules, own = job.element.rules, job.task.min_run_time
+    if rules is None:
+        return float("-inf")
+    spared_s = rules.min_run_time_s if own is None else min(own / 1e3, rules.max_min_run_time_s)
+    if not spared_s:
+        return float("-inf")
+    return (job.start_time if job.began_at is None else job.began_at) + spared_s
+
+
+def next_unspared(node: Node, now: float) -> float:
+    """When the next job of a node ceases to be protected by ``min_run_time``; infinity where none is."""
+    return min((until for job in node.jobs.values() if (until := spared_until(job)) > now), default=float("inf"))

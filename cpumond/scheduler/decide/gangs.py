@@ -1,0 +1,296 @@
+"""Gangs: all of their jobs start in one round, on whatever nodes, or none (semantics.md 7.3). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+from typing import Final, NamedTuple
+
+from cpumond.fairshare.resources import ZERO, Vector, add, dominates, subtract, sum_vectors
+from cpumond.scheduler.decide.placement import fits, has_spare
+from cpumond.scheduler.decide.preemption import tell_victims
+from cpumond.scheduler.decide.snapshot import element_name, room_left
+from cpumond.scheduler.decide.swap import Candidate, Losses, Stage, Swap, TargetPriority
+from cpumond.scheduler.decide.victims import ROUNDING, as_vector, room_below_limits
+from cpumond.scheduler.elements import Job, Node, OperationElement
+from cpumond.scheduler.model import Task
+
+MOST_STEPS: Final = 2000
+"""How many ways to place a gang of several tasks are tried beyond the simple ones."""
+MOST_GANG_SEARCHES: Final = 512
+"""Searches for victims of one attempt for one gang; for larger ones nobody is preempted."""
+
+
+class Place(NamedTuple):
+    """Where a job of a gang starts."""
+
+    task: Task
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class GangPlan:
+    """The jobs of a gang to start, and those on their nodes that must end for it, each with its reason."""
+
+    element: OperationElement
+    priority: TargetPriority
+    places: tuple[Place, ...]
+    victims: tuple[tuple[Job, str], ...]
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Room that is kept free for one gang of a tree until it fits, or until ``until`` (scheduler time)."""
+
+    element: OperationElement
+    rooms: Mapping[Node, Vector]
+    until: float
+
+
+def list_needed(element: OperationElement) -> list[Task]:
+    """The task of each job that the operation still needs, those that order most first."""
+    needed = element.operation.needed
+    total = element.tree.total
+    tasks = sorted(
+        element.operation.next_tasks(),
+        key=lambda task: -max((r / t for r, t in zip(task.resources, total, strict=True) if t), default=0.0),
+    )
+    return [task for task in tasks for _ in range(needed[task.name])]
+
+
+def sum_needed(element: OperationElement) -> Vector:
+    """What all jobs that the operation needs order together."""
+    tasks = [(element.operation.needed[task.name], task.resources) for task in element.operation.next_tasks()]
+    return sum_vectors([as_vector(number * amount for amount in order) for number, order in tasks]) if tasks else ZERO
+
+
+def find_limit(element: OperationElement) -> str:
+    """Why limits forbid all jobs that it needs together; "" where they do not."""
+    left, tightest = room_left(element)
+    if fits(left, sum_needed(element)):
+        return ""
+    return f"resource_limits of {element_name(tightest)}" if tightest is not None else "resource_limits"
+
+
+def find_places(element: OperationElement, rooms: Mapping[Node, Vector], spare: Vector) -> list[Place] | None:
+    """A place for each job that it needs in the free room of the nodes, None where none is found.
+
+    The fullest node that holds a job first, then the emptiest first, then other ways, MOST_STEPS of them at most.
+    """
+    free = [as_vector(max(amount, 0.0) for amount in room) for room in rooms.values()]
+    if not free or not fits(sum_vectors(free), sum_needed(element)):
+        return None
+    needed = list_needed(element)
+    by_room = sorted(rooms, key=lambda node: rooms[node][1])
+    for nodes in (by_room, by_room[::-1]):
+        places = _fill(needed, dict(rooms), nodes, spare)
+        if places is not None:
+            return places
+    if len({task.resources for task in needed}) == 1:
+        return None
+    return _Packing(needed, by_room, dict(rooms), spare).search()
+
+
+def _fill(
+    needed: Sequence[Task], rooms: dict[Node, Vector], nodes: Sequence[Node], spare: Vector
+) -> list[Place] | None:
+    places: list[Place] = []
+    first, before = 0, None
+    for task in needed:
+        # What did not hold the last job of the same task does not hold the next one.
+        first = first if task is before else 0
+        before = task
+        while first < len(nodes) and not _holds(nodes[first], rooms[nodes[first]], task, spare):
+            first += 1
+        if first == len(nodes):
+            return None
+        node = nodes[first]
+        rooms[node] = subtract(rooms[node], task.resources)
+        places.append(Place(task, node))
+    return places
+
+
+def _holds(node: Node, free: Vector, task: Task, spare: Vector) -> bool:
+    return has_spare(node, free, spare) and fits(free, task.resources)
+
+
+class _Packing:
+    """A search through all ways to place jobs of several sizes, as far as MOST_STEPS go."""
+
+    def __init__(self, needed: Sequence[Task], nodes: Sequence[Node], rooms: dict[Node, Vector], spare: Vector) -> None:
+        self.needed, self.nodes, self.rooms, self.spare = needed, nodes, rooms, spare
+        self.steps = 0
+
+    def search(self) -> list[Place] | None:
+        """Places for all, or None."""
+        places: list[Place] = []
+        tried: list[set[tuple[Vector, Vector]]] = [set()]
+        at = [0]
+        while self.steps < MOST_STEPS:
+            self.steps += 1
+            depth = len(places)
+            if depth == len(self.needed):
+                return places
+            task = self.needed[depth]
+            node = self._next(task, at, tried[depth])
+            if node is not None:
+                self.rooms[node] = subtract(self.rooms[node], task.resources)
+                places.append(Place(task, node))
+                at.append(0)
+                tried.append(set())
+                continue
+            at.pop()
+            tried.pop()
+            if not places:
+                return None
+            undone = places.pop()
+            self.rooms[undone.node] = add(self.rooms[undone.node], undone.task.resources)
+        return None
+
+    def _next(self, task: Task, at: list[int], tried: set[tuple[Vector, Vector]]) -> Node | None:
+        """The next node to try at this depth; of equal ones only the first is."""
+        while at[-1] < len(self.nodes):
+            node = self.nodes[at[-1]]
+            at[-1] += 1
+            alike = (node.capacity, self.rooms[node])
+            if alike not in tried and _holds(node, self.rooms[node], task, self.spare):
+                tried.add(alike)
+                return node
+        return None
+
+
+def find_reservation(element: OperationElement, nodes: Iterable[Node], until: float) -> Reservation | None:
+    """Room to keep free for a gang: for each job the node that lacks least of it; None where even empty nodes are too
+    small."""
+    free = {node: node.free for node in nodes}
+    empty = {node: subtract(node.capacity, node.foreign_usage) for node in free}
+    if not free or not fits(sum_vectors(list(empty.values())), sum_needed(element)):
+        return None
+    rooms: dict[Node, Vector] = {}
+    for task in element.operation.next_tasks():
+        order = task.resources
+
+        def entry(node: Node, order: Vector = order) -> tuple[float, float, str, Node]:
+            return (_lack(free[node], order, node.capacity), -free[node][1], node.id, node)
+
+        heap = [entry(node) for node in free if fits(empty[node], order)]
+        heapify(heap)
+        for _ in range(element.operation.needed[task.name]):
+            if not heap:
+                return None
+            node = heap[0][-1]
+            free[node] = subtract(free[node], order)
+            empty[node] = subtract(empty[node], order)
+            rooms[node] = add(rooms.get(node, ZERO), order)
+            if fits(empty[node], order):
+                heapreplace(heap, entry(node))
+            else:
+                heappop(heap)
+    return Reservation(element, rooms, until)
+
+
+def _lack(free: Vector, order: Vector, capacity: Vector) -> float:
+    return max((max(o - f, 0.0) / c for f, o, c in zip(free, order, capacity, strict=True) if c), default=0.0)
+
+
+def plan_for_gang(
+    target: OperationElement, priority: TargetPriority, rooms: Mapping[Node, Vector], now: float, spare: Vector
+) -> GangPlan | None:
+    """All jobs of a starving gang with the victims that make room for them on several nodes; None where that is not
+    enough for all of them: then nobody is killed.
+
+    ``rooms``: what is free on each node that takes jobs. The rules are those of ``plan_preemption``, each victim after
+    the loss of all before, on whichever node. What fits without victims is placed so first.
+    """
+    if target.operation.needed_job_count > MOST_GANG_SEARCHES:
+        return None
+    if not dominates(room_below_limits(target, sum_needed(target)), ZERO):
+        return None
+    needed = list_needed(target)
+    search = _GangSearch(target, priority, rooms, now, spare)
+    for task in needed:
+        if not search.place(task):
+            return None
+    if not search.victims:
+        return None
+    return GangPlan(target, priority, tuple(search.places), tell_victims(target, search.victims, now))
+
+
+class _GangSearch:
+    def __init__(
+        self,
+        target: OperationElement,
+        priority: TargetPriority,
+        rooms: Mapping[Node, Vector],
+        now: float,
+        spare: Vector,
+    ) -> None:
+        self.target, self.priority, self.now, self.spare = target, priority, now, spare
+        self.rooms = dict(rooms)
+        self.losses = Losses()
+        self.places: list[Place] = []
+        self.victims: list[Candidate] = []
+        self.stages: dict[Node, Stage] = {}
+        self.searches = 0
+        self.full: set[tuple[Node, Vector]] = set()
+        """Nodes on which no room could be made for an order."""
+        self.without_room: set[Vector] = set()
+        """Orders that no node has room for without victims."""
+        self.gone: set[Job] = set()
+
+    def place(self, task: Task) -> bool:
+        """Place one more job, with victims where it needs some."""
+        order = task.resources
+        if order not in self.without_room and self._is_within_limits(order):
+            for node, free in self.rooms.items():
+                if _holds(node, free, task, self.spare):
+                    return self._take(task, node, [])
+            self.without_room.add(order)
+        found: tuple[float, Node, list[Candidate]] | None = None
+        for node in self.rooms:
+            if not node.jobs or (node, order) in self.full or self.searches >= MOST_GANG_SEARCHES:
+                continue
+            victims = self._find_victims(node, order)
+            if victims is None:
+                self.full.add((node, order))
+                continue
+            cost = sum(each.lost_core_seconds for each in victims)
+            if found is None or cost < found[0]:
+                found = cost, node, victims
+            if not cost:
+                break
+        return found is not None and self._take(task, found[1], found[2])
+
+    def _is_within_limits(self, order: Vector) -> bool:
+        order, lost = add(order, self.losses.ordered), self.losses.lost
+        pools = (pool for pool in self.target.ancestors() if not pool.is_root)
+        return all(dominates(add(room_below_limits(pool, order), lost.get(pool, ZERO)), ZERO) for pool in pools)
+
+    def _find_victims(self, node: Node, order: Vector) -> list[Candidate] | None:
+        self.searches += 1
+        stage = self.stages.get(node)
+        if stage is None:
+            stage = self.stages[node] = Stage(node, self.target.tree, self.priority, self.now)
+            stage.candidates = [each for each in stage.candidates if each.jobs[0] not in self.gone]
+        stage.free = as_vector(f + c * ROUNDING for f, c in zip(self.rooms[node], node.capacity, strict=True))
+        return Swap(stage, self.target, order, self.losses).find_victims()
+
+    def _take(self, task: Task, node: Node, victims: list[Candidate]) -> bool:
+        if victims:
+            self.without_room.clear()
+        for victim in victims:
+            self.losses.lose(victim)
+            self.victims.append(victim)
+            self.gone.update(victim.jobs)
+            for job in victim.jobs:
+                if job.node in self.rooms:
+                    self.rooms[job.node] = add(self.rooms[job.node], job.usage)
+                if job.node is not node:
+                    self.full = {each for each in self.full if each[0] is not job.node}
+            for stage in self.stages.values():
+                stage.candidates = [each for each in stage.candidates if each.jobs[0] not in self.gone]
+        self.rooms[node] = subtract(self.rooms[node], task.resources)
+        self.losses.ordered = add(self.losses.ordered, task.resources)
+        self.places.append(Place(task, node))
+        return True

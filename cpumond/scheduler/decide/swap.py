@@ -1,0 +1,343 @@
+"""Who may be preempted on one node, and who of them goes for one job of a target (semantics.md 6.6). Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, greatest, subtract, sum_vectors
+from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
+from cpumond.scheduler.decide.placement import room_beside
+from cpumond.scheduler.decide.starvation import EPSILON
+from cpumond.scheduler.decide.victims import (
+    ROUNDING,
+    as_vector,
+    blocks,
+    is_permitted,
+    is_protected_by_count,
+    local_satisfaction,
+    may_lose,
+    path_of,
+    room_below_limits,
+    sort_jobs,
+    uses,
+)
+from cpumond.scheduler.elements import PREEMPTIBLE, Element, Job, Node, OperationElement, PoolElement, Tree
+
+TargetPriority = Literal["normal", "aggressive"]
+
+LEAST_GAIN: Final = 0.1
+"""By which part of itself the lesser satisfaction must rise where the swap leaves the victim's side below its share."""
+
+MOST_SETS: Final = 200
+"""How many sets of victims are looked at for the one that loses least; the first that was enough bounds the others."""
+
+
+class Candidate:
+    """What can be taken on a node: a job, or of a gang all jobs, wherever they are."""
+
+    __slots__ = ("blocker", "element", "jobs", "lost_core_seconds", "rank", "usage", "whole")
+
+    def __init__(self, job: Job, blocker: PoolElement | None) -> None:
+        self.element = job.element
+        self.jobs: tuple[Job, ...] = (job,)
+        """The one on this node that started last comes first."""
+        self.usage = job.usage
+        """What it frees on the node."""
+        self.whole = job.usage
+        """What it frees in all."""
+        self.blocker = blocker
+        """The nearest pool that blocks: only targets inside that pool may take it."""
+        self.rank = 0
+        """Lower ranks go first: less protected lists."""
+        self.lost_core_seconds = 0.0
+
+
+class Stage:
+    """The candidates on one node at one priority, in the order of the walk, and what they could free (6.6 step 2)."""
+
+    def __init__(self, node: Node, tree: Tree, priority: TargetPriority, now: float, reserved: Vector = ZERO) -> None:
+        self.priority = priority
+        self.aggressive = priority == "aggressive"
+        self.now = now
+        self.settings = tree.config.settings
+        free = room_beside(node.free, reserved)
+        self.free = as_vector(f + c * ROUNDING for f, c in zip(free, node.capacity, strict=True))
+        self.candidates: list[Candidate] = []
+        self.discount = ZERO
+        self.conditional: dict[PoolElement, Vector] = {}
+        conditional = self.settings.enable_conditional_preemption
+        blockers: dict[OperationElement, OperationElement | PoolElement | None] = {}
+        left_out: set[OperationElement] = set()
+        for job in node.jobs.values():
+            element = job.element
+            if element in left_out:
+                continue
+            if element not in blockers:
+                # A node that changed its tree may still have jobs of the other tree.
+                if element.tree is not tree or not may_lose(element):
+                    left_out.add(element)
+                    continue
+                sort_jobs(element)
+            if not self._may_go(job):
+                continue
+            is_gang = element.operation.record.is_gang
+            if is_gang:
+                left_out.add(element)  # one candidate for all of its jobs
+            if element not in blockers:
+                blockers[element] = next((e for e in path_of(element) if blocks(e, element, self.aggressive)), None)
+            blocker = blockers[element]
+            if isinstance(blocker, OperationElement) or (blocker is not None and not conditional):
+                continue
+            candidate = _make_gang(node, element, blocker) if is_gang else Candidate(job, blocker)
+            if is_gang and not all(self._may_go(other) for other in candidate.jobs):
+                continue
+            self.candidates.append(candidate)
+            if candidate.blocker is None:
+                self.discount = add(self.discount, candidate.usage)
+            else:
+                self.conditional[candidate.blocker] = add(
+                    self.conditional.get(candidate.blocker, ZERO), candidate.usage
+                )
+        self._sort()
+        elements = dict.fromkeys(candidate.element for candidate in self.candidates)
+        self.pools = {pool: None for element in elements for pool in element.ancestors()}
+        """Pools with a candidate below them."""
+        self.inside: dict[PoolElement, list[PoolElement]] = {}
+        """``pools`` by parent."""
+        for pool in self.pools:
+            if pool.parent is not None:
+                self.inside.setdefault(pool.parent, []).append(pool)
+        self.most = self.discount
+        for amount in self.conditional.values():
+            self.most = greatest(self.most, add(self.discount, amount))
+
+    def _may_go(self, job: Job) -> bool:
+        # A job that this heartbeat starts has not even been sent yet.
+        is_new = job.state == "starting" and job.ordered_at >= self.now
+        return not is_new and job.is_active and is_permitted(job, self.aggressive) and spared_until(job) <= self.now
+
+    def _sort(self) -> None:
+        settings = self.settings
+        if settings.preempt_cpu_gap_first or settings.preempt_cheapest_first:
+            for each in self.candidates:
+                if any(job.preemptibility != PREEMPTIBLE for job in each.jobs):
+                    each.rank = 1 if settings.preempt_cpu_gap_first and each.jobs[0].has_cpu_gap else 2
+        if settings.preempt_cheapest_first:
+            for each in self.candidates:
+                each.lost_core_seconds = sum(lost_core_seconds(job, self.now) for job in each.jobs)
+        self.candidates.sort(key=_victim_order)
+
+
+def _make_gang(node: Node, element: OperationElement, blocker: PoolElement | None) -> Candidate:
+    jobs = sorted(element.jobs.values(), key=lambda job: (job.node is not node, -job.start_time, -job.sequence))
+    gang = Candidate(jobs[0], blocker)
+    gang.jobs, gang.whole = tuple(jobs), element.usage
+    gang.usage = sum_vectors([job.usage for job in jobs if job.node is node])
+    return gang
+
+
+def _victim_order(candidate: Candidate) -> tuple[int, float, float, int]:
+    last = candidate.jobs[0]
+    return (candidate.rank, candidate.lost_core_seconds, -last.start_time, -last.sequence)
+
+
+@dataclass(slots=True, eq=False)
+class _Room:
+    """What is still missing below one limit, the node's or a pool's, per resource; 0 or less is enough."""
+
+    depth: int
+    """How many of the target's pools, nearest first, lie below the limited one; -1 for the node."""
+    missing: Vector
+
+    @property
+    def is_there(self) -> bool:
+        return max(self.missing) <= 0.0
+
+    def freed_by(self, victim: Candidate, depth: int) -> Vector | None:
+        """What a victim, whose side hangs below the target's pool ``depth``, gives here; None for nothing."""
+        if self.depth < 0:
+            return victim.usage
+        return victim.whole if self.depth >= depth else None
+
+
+@dataclass(slots=True, eq=False)
+class Losses:
+    """What is planned already for the same target, on any node."""
+
+    lost: dict[Element, Vector] = field(default_factory=dict)
+    counts: dict[OperationElement, int] = field(default_factory=dict)
+    """Operation -> jobs that are left to it."""
+    ordered: Vector = ZERO
+    """By the target."""
+
+    def lose(self, victim: Candidate) -> None:
+        """Note a victim."""
+        element = victim.element
+        self.counts[element] = self.counts.get(element, len(element.jobs)) - len(victim.jobs)
+        for above in path_of(element):
+            self.lost[above] = add(self.lost.get(above, ZERO), victim.whole)
+
+    def copy(self) -> Losses:
+        """Another one with the same content."""
+        return Losses(dict(self.lost), dict(self.counts), self.ordered)
+
+
+class Swap:
+    """The search for victims for one order of one target.
+
+    ``before``: what is planned for other jobs of the target.
+    """
+
+    def __init__(self, stage: Stage, target: OperationElement, order: Vector, before: Losses | None = None) -> None:
+        self.stage = stage
+        self.target = target
+        self.order = order
+        self.before = before or Losses()
+        self.pools = list(target.ancestors())
+        self.depths = {pool: depth for depth, pool in enumerate(self.pools)}
+        self.branches: list[Element] = [target, *self.pools]
+        """Below ``pools[i]``, the target's side is ``branches[i]``."""
+        self.satisfactions: dict[int, float] = {}
+        self.losses = Losses()
+        self.was_refused_for_losses = False
+        self.sets = 0
+
+    def find_victims(self) -> list[Candidate] | None:
+        """Victims in the order of the walk, all of them needed; None when the room cannot be made."""
+        candidates = [
+            each
+            for each in self.stage.candidates
+            if each.element is not self.target and (each.blocker is None or each.blocker in self.depths)
+        ]
+        if self.stage.settings.preempt_cheapest_first:
+            return self._find_cheapest(candidates)
+        victims = self._walk(candidates)
+        if victims is None and self.was_refused_for_losses:
+            # The first victims used up what a pool may lose; a single larger job may be enough.
+            victims = next((one for one in map(self._walk, ([each] for each in candidates)) if one is not None), None)
+        return victims
+
+    def _walk(self, candidates: list[Candidate]) -> list[Candidate] | None:
+        self.losses = self.before.copy()
+        rooms = self._find_rooms()
+        victims: list[Candidate] = []
+        for each in candidates:
+            if all(room.is_there for room in rooms):
+                break
+            after = self._take(each, rooms)
+            if after is not None:
+                victims.append(each)
+                rooms = after
+        if not all(room.is_there for room in rooms):
+            return None
+        return self._spare(victims, rooms)
+
+    def _take(self, each: Candidate, rooms: list[_Room]) -> list[_Room] | None:
+        """The rooms once this one goes, too, which is noted; None where it is not needed or may not go."""
+        side, depth = self._find_side(each.element)
+        gifts = [room.freed_by(each, depth) for room in rooms]
+        needed = any(gift is not None and uses(gift, room.missing) for gift, room in zip(gifts, rooms, strict=True))
+        if not needed or not self._may_go(each, side, depth):
+            return None
+        self.losses.lose(each)
+        return [
+            room if gift is None else _Room(room.depth, subtract(room.missing, gift))
+            for gift, room in zip(gifts, rooms, strict=True)
+        ]
+
+    def _spare(self, victims: list[Candidate], rooms: list[_Room]) -> list[Candidate]:
+        for each in reversed(victims):
+            _, depth = self._find_side(each.element)
+            gifts = [(room, gift) for room in rooms if (gift := room.freed_by(each, depth)) is not None]
+            without = [add(room.missing, gift) for room, gift in gifts]
+            if all(max(missing) <= 0.0 for missing in without):
+                victims = [other for other in victims if other is not each]
+                for (room, _), missing in zip(gifts, without, strict=True):
+                    room.missing = missing
+        return victims
+
+    def _find_cheapest(self, candidates: list[Candidate]) -> list[Candidate] | None:
+        """The victims that lose least work, of the least protected ranks that are enough.
+
+        Exact up to MOST_SETS sets; what the first walk finds is the bound.
+        """
+        for rank in sorted({each.rank for each in candidates}):
+            some = sorted((each for each in candidates if each.rank <= rank), key=_cost_order)
+            best = self._walk(some)
+            self.sets = 0
+            self.losses = self.before.copy()
+            found = self._improve(some, self._find_rooms(), [], best)
+            if found is not None:
+                return self._walk(found) or found
+        return None
+
+    def _improve(
+        self, candidates: list[Candidate], rooms: list[_Room], chosen: list[Candidate], best: list[Candidate] | None
+    ) -> list[Candidate] | None:
+        """The cheapest set of ``chosen`` and some of the candidates, if it is cheaper than ``best``."""
+        if all(room.is_there for room in rooms):
+            return list(chosen)
+        cost = _cost(chosen)
+        for number, each in enumerate(candidates):
+            if self.sets >= MOST_SETS or (best is not None and cost + each.lost_core_seconds >= _cost(best)):
+                break
+            self.sets += 1
+            before = self.losses.copy()
+            after = self._take(each, rooms)
+            if after is not None:
+                best = self._improve(candidates[number + 1 :], after, [*chosen, each], best)
+            self.losses = before
+        return best
+
+    def _find_rooms(self) -> list[_Room]:
+        order, before = add(self.order, self.before.ordered), self.before.lost
+        rooms = [_Room(-1, subtract(self.order, self.stage.free))]
+        for depth, pool in enumerate(self.pools):
+            if not pool.is_root and pool.limits != UNLIMITED:
+                missing = subtract(ZERO, add(room_below_limits(pool, order), before.get(pool, ZERO)))
+                if max(missing) > 0.0:
+                    rooms.append(_Room(depth, missing))
+        return rooms
+
+    def _find_side(self, victim: OperationElement) -> tuple[Element, int]:
+        """The victim's side below the lowest common pool, and that pool's place among the target's pools."""
+        side: Element = victim
+        for pool in victim.ancestors():
+            depth = self.depths.get(pool)
+            if depth is not None:
+                return side, depth
+            side = pool
+        raise AssertionError("victim and target are of one tree")
+
+    def _may_go(self, each: Candidate, side: Element, depth: int) -> bool:
+        """Whether this one, too, may be taken after the victims so far (see ``plan_preemption``)."""
+        element, losses = each.element, self.losses
+        if is_protected_by_count(element, losses.counts.get(element, len(element.jobs))):
+            return self._refuse(element)
+        conditional = self.stage.settings.enable_conditional_preemption
+        for above in path_of(element):
+            lost = losses.lost.get(above)
+            if lost is not None and blocks(above, element, self.stage.aggressive, lost):
+                return self._refuse(above)
+            if above is side and conditional:
+                break
+        after = local_satisfaction(side, add(losses.lost.get(side, ZERO), each.whole))
+        if depth not in self.satisfactions:
+            self.satisfactions[depth] = local_satisfaction(self.branches[depth])
+        now = self.satisfactions[depth]
+        if after > now + EPSILON and (after > 1.0 - EPSILON or after > now * (1.0 + LEAST_GAIN)):
+            return True
+        return self._refuse(side)
+
+    def _refuse(self, element: Element) -> bool:
+        self.was_refused_for_losses |= element in self.losses.lost
+        return False
+
+
+def _cost(victims: list[Candidate]) -> float:
+    return sum(each.lost_core_seconds for each in victims)
+
+
+def _cost_order(candidate: Candidate) -> tuple[float, int]:
+    return (candidate.lost_core_seconds, candidate.rank)

@@ -1,0 +1,112 @@
+"""Reports of idle CPU, made beside updates and heartbeats: copied in parts by the event loop, computed in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from cpumond.scheduler.elements import Tree
+from cpumond.scheduler.state import State
+from cpumond.scheduler.why.idle import IdleReport, make_report
+from cpumond.scheduler.why.idle_material import take_material
+from cpumond.scheduler.why.plan import collect
+from cpumond.scheduler.why.unmet import find_unmet
+
+log = structlog.get_logger("cpumond.scheduler")
+
+PERIOD_S: Final = 5.0
+"""How often the reports are made by themselves, for metrics and the history."""
+MAX_LOAD: Final = 0.02
+"""They may take this part of the time, and are made less often where that is not enough."""
+MAX_LOAD_ASKED: Final = 0.2
+"""What those who ask may make of it, of a report that takes longer than QUICK_S."""
+QUICK_S: Final = 0.1
+FRESH_S: Final = 5.0
+"""An older report is made anew for whoever asks."""
+
+MAX_OPERATIONS: Final = 2000
+"""With more in a tree only those who ask are told why guarantees are not met: that is looked up at once."""
+
+_Basis = tuple[object, ...]
+
+
+class IdleWatch:
+    """The last report of each tree. Used by the event loop's thread."""
+
+    def __init__(self, state: State, now: Callable[[], float]) -> None:
+        self._state = state
+        self._now = now
+        self.reports: dict[str, IdleReport] = {}
+        self._made_of: dict[str, _Basis] = {}
+        self._making: dict[str, asyncio.Task[IdleReport]] = {}
+        self._round: asyncio.Task[None] | None = None
+        self._took_s: dict[str, float] = {}
+        self._due = 0.0
+
+    def take_if_due(self) -> None:
+        """Begin to make all reports anew, if that is due and not under way."""
+        if time.monotonic() >= self._due and (self._round is None or self._round.done()):
+            self._round = asyncio.ensure_future(self._take_all())
+
+    async def read(self, tree: Tree, asked: bool = True) -> IdleReport:
+        """A report on the tree as it is, or as it was less than FRESH_S ago where no update was made since."""
+        report, basis, made_of = self.reports.get(tree.name), _basis(tree), self._made_of.get(tree.name)
+        if report is not None and made_of is not None:
+            age_s = self._now() - report.as_of
+            is_same = made_of == basis and age_s < FRESH_S
+            took_s = self._took_s.get(tree.name, 0.0)
+            # Nobody who asks again and again may keep a thread busy; a changed configuration is looked at in any case.
+            if is_same or (made_of[:2] == basis[:2] and age_s < took_s / MAX_LOAD_ASKED and took_s > QUICK_S):
+                return report
+        making = self._making.get(tree.name)
+        if making is None or making.done():
+            making = self._making[tree.name] = asyncio.ensure_future(self._take(tree, basis, asked))
+        report = await asyncio.shield(making)
+        if self._made_of[tree.name][1] is not tree.config and self._state.trees.get(tree.name) is tree:
+            return await self.read(tree, asked)  # it was begun before a change
+        return report
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        tasks = [each for each in (self._round, *self._making.values()) if each is not None and not each.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take_all(self) -> None:
+        begun = time.monotonic()
+        for tree in list(self._state.trees.values()):
+            try:
+                await self.read(tree, asked=False)
+            except Exception:
+                log.exception("idle_report_failed", tree=tree.name)
+        self.reports = {name: each for name, each in self.reports.items() if name in self._state.trees}
+        ended = time.monotonic()
+        self._due = max(begun + PERIOD_S, ended + (ended - begun) / MAX_LOAD)
+
+    async def _take(self, tree: Tree, basis: _Basis, asked: bool) -> IdleReport:
+        begun = time.monotonic()
+        material = None
+        for material in take_material(self._state, tree, self._now()):  # noqa: B007 - complete after the last
+            await asyncio.sleep(0)
+        assert material is not None
+        is_small = len(tree.operations) <= MAX_OPERATIONS
+        unmet = find_unmet(self._state, tree, material, self._now()) if is_small or asked else []
+        known = collect(self._state) if is_small else None
+        report = await asyncio.to_thread(make_report, material, unmet, known)
+        self.reports[tree.name], self._made_of[tree.name] = report, basis
+        self._took_s[tree.name] = time.monotonic() - begun
+        parts = report.parts
+        tree.root.idle_cores = parts.starting + parts.without_work + parts.held_back
+        for pool in (tree.root, *tree.pools.values()):
+            pool.held_cores = report.held_by_pool.get(pool.name, 0.0)
+        tree.root.held_cores = parts.held_back
+        return report
+
+
+def _basis(tree: Tree) -> _Basis:
+    return (tree, tree.config, tree.update_count, tree.root.running_operation_count, tree.root.operation_count)

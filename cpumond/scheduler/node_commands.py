@@ -1,0 +1,54 @@
+"""Commands on nodes, for maintenance (semantics.md 2.11). Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cpumond.core.words import show_name
+from cpumond.fairshare.validate import quoted
+from cpumond.scheduler.model import Cordon, Why
+
+
+class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Base of the commands: the name of the type is the tag ``type`` in JSON."""
+
+    node: str
+    why: Why = ""
+
+
+class CordonNode(_Command, frozen=True):
+    """A node gets no new jobs; those that it has run on. One that is drained is not any more."""
+
+
+class UncordonNode(_Command, frozen=True):
+    """A node gets jobs again."""
+
+
+class DrainNode(_Command, frozen=True):
+    """A node gets no new jobs, and those that it has are told to stop and started elsewhere; ``graceful``: with the
+    longer time-out."""
+
+    graceful: bool = False
+
+
+NodeCommand = CordonNode | UncordonNode | DrainNode
+
+
+def make_cordon(command: NodeCommand, user: str, now: float) -> Cordon | None:
+    """What the node has after the command."""
+    if isinstance(command, UncordonNode):
+        return None
+    if isinstance(command, CordonNode):
+        return Cordon(user, now, command.why)
+    return Cordon(user, now, command.why, "graceful" if command.graceful else "usual")
+
+
+def say_node(command: NodeCommand) -> str:
+    """``drained node "n1": new disks``."""
+    verb = {CordonNode: "cordoned", UncordonNode: "uncordoned", DrainNode: "drained"}[type(command)]
+    return f"{verb} node {quoted(command.node)}{tell_why(command.why)}"
+
+
+def tell_why(why: str) -> str:
+    """``: new disks``, or nothing."""
+    return f": {show_name(why)}" if why else ""

@@ -1,0 +1,325 @@
+"""A tree with its pools as one value, as a file has it: written of a configuration, and applied to one (2.12).
+
+What is applied is the whole truth about what it names: an option that a table leaves out is not set. Pools are known by
+``id`` where one is given that the tree has, else by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from cpumond.core.words import count, show_name
+from cpumond.fairshare.validate import quoted
+from cpumond.scheduler.model import (
+    ALREADY_EXISTS,
+    RESOLVE,
+    ROOT_POOL,
+    CommandError,
+    Config,
+    PoolConfig,
+    PoolSettings,
+    TreeConfig,
+    TreeSettings,
+    Why,
+)
+from cpumond.scheduler.settings import commands
+from cpumond.scheduler.settings.attributes import (
+    CONFIG,
+    Kind,
+    is_option,
+    is_same,
+    normalise,
+    read_pool,
+    read_tree,
+)
+from cpumond.scheduler.settings.changes import ConfigChange, describe_change
+from cpumond.scheduler.settings.commands import Outcome, with_pools
+from cpumond.scheduler.settings.validation import DEFAULT_NAME_PATTERN
+from cpumond.scheduler.settings.values import FIELD, quote_near, refuse
+
+NO_TREE: Final = "none"
+"""The revision of a tree that there is not."""
+SHOWN_NAMES: Final = 10
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is set of a tree or pool: ``options`` by their names, and ``attributes`` that are no options."""
+
+    options: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
+
+
+class PoolTable(Table, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A pool; ``id`` "": it is known by its name."""
+
+    name: str
+    parent: str = ROOT_POOL
+    id: str = ""
+
+
+class TreeTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tree as a file has it: ``own`` are the tree's options. Null: nothing is said of them, or of any pool."""
+
+    own: Table | None = None
+    pools: tuple[PoolTable, ...] | None = None
+
+
+class ApplyTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Make a tree what ``tables`` say; one that there is not is made.
+
+    ``prune``: pools that they do not name are removed, and kept otherwise. ``base``: the revision that the tree must
+    still have; "" for any.
+    """
+
+    tree: str
+    tables: TreeTables
+    prune: bool = False
+    base: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    why: Why = ""
+
+
+# --- of a configuration
+
+
+def make_tables(tree: TreeConfig, *, with_ids: bool = True) -> TreeTables:
+    """The tables that say what a tree is; pools depth first."""
+    pools = tuple(
+        PoolTable(name=pool.name, parent=pool.parent, id=pool.id if with_ids else "", **_split("pool", pool.attributes))
+        for pool in tree.pools.values()
+    )
+    return TreeTables(Table(**_split("tree", tree.attributes)), pools)
+
+
+def _split(kind: Kind, attributes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The fields of a ``Table``."""
+    found: dict[str, dict[str, Any]] = {"options": {}, "attributes": {}}
+    for name in sorted(attributes):
+        found["options" if _is_option(kind, name) else "attributes"][name] = attributes[name]
+    return found
+
+
+def _is_option(kind: Kind, name: str) -> bool:
+    return is_option(kind, name) or (kind == "tree" and name == CONFIG)
+
+
+def revision_of(tree: TreeConfig | None) -> str:
+    """Differs whenever a tree differs: another one, or other options or pools."""
+    if tree is None:
+        return NO_TREE
+    pools = [[pool.id, pool.name, pool.parent, pool.attributes] for pool in tree.pools.values()]
+    content = msgspec.json.encode([tree.id, tree.name, dict(tree.attributes), pools], order="deterministic")
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+# --- to a configuration
+
+
+def apply(
+    config: Config,
+    command: ApplyTree,
+    *,
+    new_id: Callable[[], str],
+    nodes: Mapping[str, Collection[str]],
+    name_pattern: str = DEFAULT_NAME_PATTERN,
+) -> Outcome:
+    """As ``commands.apply``."""
+    return commands.check(config, make_target(config, command, new_id), nodes=nodes, name_pattern=name_pattern)
+
+
+def make_target(config: Config, command: ApplyTree, new_id: Callable[[], str]) -> Outcome:
+    """The configuration that a command asks for, whose rules are not checked yet. Raises CommandError."""
+    present = config.trees.get(command.tree)
+    if command.base and command.base != revision_of(present):
+        raise CommandError(
+            f"pool tree {quoted(command.tree)}: was changed since the plan was made, nothing is applied; plan again"
+        )
+    warnings: list[str] = []
+    tree = present
+    if tree is None:
+        tree = _new_tree(config, command, new_id)
+    elif command.tables.own is not None:
+        tree = _with_options(tree, command.tables.own, warnings)
+    if command.tables.pools is not None:
+        tree = _with_pool_tables(tree, command.tables.pools, command.prune, new_id, warnings)
+    if tree is present:
+        return Outcome(config, tree.id, tuple(warnings))
+    trees = dict(sorted({**config.trees, tree.name: tree}.items()))
+    return Outcome(replace(config, trees=MappingProxyType(trees)), tree.id, tuple(warnings), changed=True)
+
+
+def list_changes(present: TreeTables | None, command: ApplyTree) -> tuple[list[ConfigChange], list[str]]:
+    """What a command changes in a tree that ``present`` describes, None for no such tree, and warnings. Raises
+    CommandError; of the rules only those are checked that need no more than this."""
+    config = Config(MappingProxyType({}))
+    if present is not None:
+        own, pools = _join(present.own or Table()), {}
+        for pool in present.pools or ():
+            attributes = _join(pool)
+            pools[pool.name] = PoolConfig(pool.id, pool.name, pool.parent, attributes, read_pool(attributes))
+        tree = TreeConfig("", command.tree, own, read_tree(own), pools=MappingProxyType(pools))
+        config = Config(MappingProxyType({tree.name: tree}))
+    numbers = itertools.count(1)
+    outcome = apply(config, command, new_id=lambda: f"planned-{next(numbers)}", nodes={})
+    return describe_change(config, outcome.config), list(outcome.warnings)
+
+
+def _join(table: Table) -> dict[str, Any]:
+    return {**table.options, **table.attributes}
+
+
+def _new_tree(config: Config, command: ApplyTree, new_id: Callable[[], str]) -> TreeConfig:
+    own = command.tables.own
+    if own is None:
+        known = ", ".join(map(quoted, config.trees))
+        text = f"Pool tree {quoted(command.tree)} does not exist; to make it, give its options. Known trees: {known}"
+        raise CommandError(text, RESOLVE)
+    tree = _with_options(TreeConfig(new_id(), command.tree), own, [])
+    default = config.trees.get(config.default_tree)
+    if default is not None and default.settings.acl_required and "acl_required" not in tree.attributes:
+        raise refuse(
+            "acl_required",
+            f"pool tree {quoted(command.tree)} would be open to everybody, and the default one is not; say in its "
+            "options whether it is true or false",
+        )
+    return tree
+
+
+def _with_options(tree: TreeConfig, own: Table, warnings: list[str]) -> TreeConfig:
+    where = f"pool tree {quoted(tree.name)}"
+    attributes, spelled, told = read_table("tree", own, where)
+    if _is_said("tree", tree.attributes, attributes):
+        return tree
+    warnings += told
+    with commands.at(where):
+        return replace(tree, attributes=attributes, settings=read_tree(attributes), spelled=spelled)
+
+
+def _is_said(kind: Kind, present: Mapping[str, Any], attributes: Mapping[str, Any]) -> bool:
+    """Whether ``present`` is what a table says; an amount that was set by its path may be 2.0 there, and 2 here."""
+    if is_same(present, attributes):
+        return True
+    try:
+        return is_same(normalise(kind, present)[0], attributes)
+    except CommandError:
+        return False  # it was accepted by another version
+
+
+def read_table(kind: Kind, table: Table, where: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """All attributes of a table, the spellings of its options, and warnings. Raises CommandError."""
+    with commands.at(where):
+        check_names(kind, table)
+        options, spelled, told = normalise(kind, table.options)
+        others, _, _ = normalise(kind, table.attributes)
+    return {**options, **others}, spelled, [f"{where}: {text}" for text in told]
+
+
+def check_names(kind: Kind, table: Table) -> None:
+    """Raises CommandError for options that there are not, and attributes that are options."""
+    for name in table.options:
+        if not _is_option(kind, name):
+            struct = TreeSettings if kind == "tree" else PoolSettings
+            near = quote_near(name.replace("-", "_"), struct.__struct_fields__)
+            hint = f"did you mean {near}?" if near else "what is to be kept all the same stands below `attributes`"
+            raise refuse(name, f"is no option of a {kind}; {hint}")
+    for name in table.attributes:
+        if _is_option(kind, name):
+            raise refuse(f"attributes/{name}", "is an option; let it stand beside `attributes`, not below")
+
+
+def _with_pool_tables(
+    tree: TreeConfig,
+    tables: tuple[PoolTable, ...],
+    prune: bool,
+    new_id: Callable[[], str],
+    warnings: list[str],
+) -> TreeConfig:
+    twice = next((name for name, number in Counter(table.name for table in tables).items() if number > 1), None)
+    if twice is not None:
+        text = f"pool {quoted(twice)}: is there twice; the names of pools are unique in a tree"
+        raise CommandError(text, attributes={FIELD: "name"})
+    matched = _match(tree, tables, warnings)
+    pools: dict[str, PoolConfig] = {}
+    for table in tables:
+        present = matched.get(table.name)
+        pools[table.name] = _make_pool(present or PoolConfig(new_id(), table.name, ""), table, warnings)
+    for table in tables:
+        if table.parent != ROOT_POOL and table.parent not in pools:
+            raise CommandError(f"pool {quoted(table.name)}: its parent {quoted(table.parent)} is not among the pools")
+    gone = set(tree.pools) - {pool.name for pool in matched.values()}
+    renamed = {pool.name: name for name, pool in matched.items()}
+    kept = [] if prune else [pool for name, pool in tree.pools.items() if name in gone]
+    for pool in kept:
+        if pool.name in pools:
+            raise CommandError(f"Pool {quoted(pool.name)} already exists in tree {quoted(tree.name)}", ALREADY_EXISTS)
+        parent = renamed.get(pool.parent, pool.parent)
+        pools[pool.name] = pool if parent == pool.parent else replace(pool, parent=parent)
+    warnings += _tell_others(kept, len(gone) if prune else 0, len(tables) - len(matched))
+    if len(pools) == len(tree.pools) and all(tree.pools.get(name) is pool for name, pool in pools.items()):
+        return tree
+    made = with_pools(tree, pools.values())
+    lost = [name for name in pools if name not in made.pools]
+    if lost:
+        raise CommandError(f"pool {quoted(lost[0])}: would be one of its own sub-pools")
+    return made
+
+
+def _match(tree: TreeConfig, tables: Collection[PoolTable], warnings: list[str]) -> dict[str, PoolConfig]:
+    """Name of a table -> the pool that it is about."""
+    by_id = {pool.id: pool for pool in tree.pools.values()}
+    given = {table.id for table in tables}
+    matched: dict[str, PoolConfig] = {}
+    named: dict[str, str] = {}
+    for table in tables:
+        if table.id and table.id not in by_id:
+            warnings.append(f"pool {quoted(table.name)}: no pool of the tree has its id; it is known by its name")
+        pool = by_id.get(table.id) or tree.pools.get(table.name)
+        if pool is None:
+            continue
+        if table.id != pool.id and pool.id in given:
+            continue  # another table renames that pool
+        if pool.id in named:
+            text = f"pools {quoted(named[pool.id])} and {quoted(table.name)}: have one id; keep it where it belongs"
+            raise CommandError(text, attributes={FIELD: "id"})
+        named[pool.id] = table.name
+        matched[table.name] = pool
+    return matched
+
+
+def _make_pool(present: PoolConfig, table: PoolTable, warnings: list[str]) -> PoolConfig:
+    where = f"pool {quoted(table.name)}"
+    attributes, spelled, told = read_table("pool", table, where)
+    pool = present
+    if not _is_said("pool", present.attributes, attributes):
+        warnings += told
+        with commands.at(where):
+            pool = replace(pool, attributes=attributes, settings=read_pool(attributes), spelled=spelled)
+    if (pool.name, pool.parent) != (table.name, table.parent):
+        pool = replace(pool, name=table.name, parent=table.parent)
+    return pool
+
+
+def _tell_others(kept: list[PoolConfig], removed: int, made: int) -> Iterator[str]:
+    if kept:
+        names = ", ".join(quoted(pool.name) for pool in kept[:SHOWN_NAMES])
+        more = " ..." if len(kept) > SHOWN_NAMES else ""
+        is_, stay = ("is", "stays") if len(kept) == 1 else ("are", "stay")
+        yield f"{count(len(kept), 'pool')} {is_} not in the file and {stay} (prune removes what is not): {names}{more}"
+    if removed and made:
+        yield (
+            f"{count(removed, 'pool')} would go and {made} be made: a pool that is only renamed keeps its operations "
+            "and volume where the file has its id"
+        )
+
+
+def say_applied(command: ApplyTree) -> str:
+    """``applied a file to pool tree "default" (more for research)``."""
+    why = f" ({show_name(command.why)})" if command.why else ""
+    return f"applied a file to pool tree {quoted(command.tree)}{why}"

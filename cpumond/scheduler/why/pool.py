@@ -1,0 +1,53 @@
+"""Whether a pool starves, or has less than its guarantee without starving, in a sentence. Pure (semantics.md 6.2)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cpumond.core.measures import format_span
+from cpumond.core.words import count, show_cores
+from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.decide.admission import find_full
+from cpumond.scheduler.decide.snapshot import element_name
+from cpumond.scheduler.decide.starvation import starves_in_s
+from cpumond.scheduler.elements import OperationElement, PoolElement
+
+LEAST: Final = 0.005
+
+
+def tell_pool(pool: PoolElement, now: float) -> str:
+    """The sentence for a pool; "" for the root, which never starves."""
+    if pool.parent is None:
+        return ""
+    if pool.starvation_status != "non_starving":
+        return f"{pool.starvation_status.replace('_', ' ')}, {_since(pool, now)}"
+    left_s = starves_in_s(pool, now)
+    if left_s is not None:
+        return f"starves in {format_span(left_s)}, {_since(pool, now)}"
+    guarantee = pool.strong_guarantee_share[CPU] * pool.tree.total[CPU]
+    due = min(guarantee, pool.demand[CPU] + pool.waiting[CPU])
+    used = pool.usage[CPU]
+    if pool.waiting[CPU] <= LEAST:
+        return "not starving: it has its fair share, or wants no more"
+    waiting = f"{show_cores(pool.waiting[CPU])} cores are wanted by operations that do not run{_why_pending(pool)}"
+    if used >= due - LEAST:
+        return f"not starving, but {waiting}"
+    return f"not starving, but it uses {show_cores(used)} of {show_cores(guarantee)} guaranteed cores: {waiting}"
+
+
+def _since(pool: PoolElement, now: float) -> str:
+    what = "guarantee" if pool.scheduling_status == "below_min_share" else "fair share"
+    return f"below its {what} for {format_span(now - (pool.below_since or now))}"
+
+
+def _why_pending(pool: PoolElement) -> str:
+    element = next((each for each in pool.tree.queue.values() if _is_below(each, pool)), None)
+    full = None if element is None else find_full(element)
+    if full is None:
+        return ""
+    running = count(full.running_operation_count, "operation")
+    return f", since {element_name(full)} runs {running} of at most {full.max_running_operation_count}"
+
+
+def _is_below(element: OperationElement, pool: PoolElement) -> bool:
+    return bool(element.waiting[CPU]) and any(each is pool for each in element.ancestors())

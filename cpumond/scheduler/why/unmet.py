@@ -1,0 +1,230 @@
+"""Guarantees that are not met while others use the CPU: which rule holds back the pool's operations. Pure.
+
+Cores. What a change frees comes by preemption, so after the time-outs of starvation (semantics.md 3, 6).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from cpumond.core.words import count, show_cores
+from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.decide.placement import wants_jobs
+from cpumond.scheduler.decide.protection import find_protections
+from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
+from cpumond.scheduler.decide.victims import is_protected_by_count
+from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
+from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.settings.commands import ChangePool, ChangeTree
+from cpumond.scheduler.state import State
+from cpumond.scheduler.why.idle_material import Material
+from cpumond.scheduler.why.packing import count_limit
+from cpumond.scheduler.why.remedies import Remedy, command_line, raise_count
+
+LEAST: Final = 0.01
+MAX_POOLS: Final = 5
+"""So many pools are looked at, those that miss most."""
+LONG_S: Final = 120.0
+"""Who starves sooner than that needs no change for it."""
+STARVATION_MS: Final = 30_000.0
+
+
+def find_unmet(state: State, tree: Tree, material: Material, now: float) -> list[Remedy]:
+    """What to do for pools that have less than their guarantee though their operations want it, most missed first."""
+    missing = sorted((missed, pool.name) for pool in tree.pools.values() if (missed := _missing(pool)) > LEAST)
+    found: dict[tuple[object, ...], Remedy] = {}
+    for missed, name in missing[: -MAX_POOLS - 1 : -1]:
+        pool = tree.pools[name]
+        for remedy in _find(state, pool, material, missed, now):
+            found.setdefault((remedy.kind, remedy.text, remedy.why), _begin(remedy, pool))
+    return list(found.values())
+
+
+def _missing(pool: PoolElement) -> float:
+    guarantee = pool.strong_guarantee_share[CPU] * pool.tree.total[CPU]
+    return min(guarantee, pool.demand[CPU] + pool.waiting[CPU]) - pool.usage[CPU]
+
+
+def _takeable(pool: PoolElement, by_shares: bool) -> float:
+    """What preemption could take from others in the long run: jobs above fair shares (``by_shares``), as far as the
+    count rule does not protect them."""
+    total, cores = pool.tree.total[CPU], 0.0
+    for element in pool.tree.operations.values():
+        jobs = len(element.jobs)
+        if not jobs or not element.usage[CPU] or any(each is pool for each in element.ancestors()):
+            continue
+        order = element.usage[CPU] / jobs
+        above = (element.usage[CPU] - element.fair_share[CPU] * total) / order if by_shares else jobs
+        taken = next((n for n in range(jobs) if is_protected_by_count(element, jobs - n)), jobs)
+        cores += max(min(math.floor(above + 1e-6), taken), 0) * order
+    return cores
+
+
+def _whole_jobs(cores: float, element: OperationElement) -> float:
+    """As much of it as jobs of the operation can use."""
+    order = next((task.resources[CPU] for task in element.operation.next_tasks()), 0.0)
+    return math.floor(cores / order + 1e-6) * order if order > 0.0 else 0.0
+
+
+def _begin(remedy: Remedy, pool: PoolElement) -> Remedy:
+    guarantee = show_cores(pool.strong_guarantee_share[CPU] * pool.tree.total[CPU])
+    lead = (
+        f"pool {pool.name} has {show_cores(pool.usage[CPU])} of {guarantee} guaranteed cores while others use the CPU"
+    )
+    return replace(remedy, lead=lead)
+
+
+def _find(state: State, pool: PoolElement, material: Material, missed: float, now: float) -> Iterator[Remedy]:
+    pending = min(missed, pool.waiting[CPU])
+    running = missed - max(missed - (pool.demand[CPU] - pool.usage[CPU]), 0.0)
+    target = next(
+        (each for each in pool.tree.operations.values() if wants_jobs(each) and pool in each.ancestors()), None
+    )
+    if running > LEAST and target is not None:
+        yield from _held_by_rules(state, pool, target, running, now)
+    missed = min(missed, material.split.idle + _takeable(pool, by_shares=False) + running)
+    if pending > LEAST and missed - running > LEAST:
+        yield from _held_by_counts(pool, material, min(pending, missed - running))
+
+
+def _held_by_counts(pool: PoolElement, material: Material, missed: float) -> Iterator[Remedy]:
+    """Operations of the pool do not run, since pools above them are full."""
+    left, taken = missed, dict[PoolElement, int]()
+    for element in pool.tree.queue.values():
+        if left < LEAST:
+            break
+        order = next((task.resources[CPU] for task in element.operation.next_tasks()), 0.0)
+        if left < order - LEAST:
+            continue
+        if element.waiting[CPU] > 0.0 and any(each is pool for each in element.ancestors()):
+            left -= element.waiting[CPU]
+            for each in element.ancestors():
+                taken[each] = taken.get(each, 0) + 1
+    rooms = {room.name: room for room in material.pools}
+    steps = [
+        raise_count(material, count_limit(material.pools, rooms[each.name]), each.running_operation_count + number)
+        for each, number in taken.items()
+        if each.running_operation_count + number > each.max_running_operation_count and each.name in rooms
+    ]
+    if steps:
+        yield Remedy(
+            "max_running_operation_count", pool.name, missed - max(left, 0.0),
+            " and ".join(step.why for step in steps), " and ".join(step.text for step in steps),
+            tuple(command for step in steps for command in step.commands),
+            tuple(line for step in steps for line in step.shell),
+        )  # fmt: skip
+
+
+def _held_by_rules(
+    state: State, pool: PoolElement, target: OperationElement, missed: float, now: float
+) -> Iterator[Remedy]:
+    """An operation of the pool runs and wants jobs, and others keep theirs."""
+    tree = pool.tree
+    settings = tree.config.settings
+    could = min(missed, _whole_jobs(_takeable(pool, by_shares=True), target))
+    if (
+        settings.max_preemptions_per_minute is not None
+        and could > LEAST
+        and state.count_preemptions_left(tree, now) <= 0
+    ):
+        limit = settings.max_preemptions_per_minute + max(math.ceil(missed), 1)
+        why = f"max_preemptions_per_minute of tree {tree.name} is {settings.max_preemptions_per_minute}"
+        yield _set_tree(tree, pool, "max_preemptions_per_minute", limit, could, why)
+    priority = priority_of(target)
+    if priority == "none":
+        yield from _held_by_time(pool, target, could, now) if could > LEAST else ()
+        return
+    protections = find_protections(target, priority, now)
+    counted = [each.element for each in protections if each.cause == "count"]
+    operations = [each for each in counted if isinstance(each, OperationElement)]
+    if operations:
+        yield from _held_by_count_rule(pool, operations, missed)
+    for cause, option in (("forbids", "allow_aggressive_preemption"), ("starving", "preemption_check_starvation")):
+        cores = sum(each.element.usage[CPU] for each in protections if each.cause == cause)
+        if cores > LEAST and option == "preemption_check_starvation":
+            why = f"others starve, too, and preemption_check_starvation of tree {tree.name} is true"
+            yield _set_tree(tree, pool, option, False, min(missed, cores), why)
+        elif cores > LEAST:
+            element = next(each.element for each in protections if each.cause == cause)
+            why = (
+                f"allow_aggressive_preemption of {'tree' if element.parent is None else 'pool'} {element.name} is false"
+            )
+            yield _set_pool_or_tree(element, pool, option, True, min(missed, cores), why)
+
+
+def _held_by_count_rule(pool: PoolElement, operations: list[OperationElement], missed: float) -> Iterator[Remedy]:
+    tree = pool.tree
+    surplus: list[tuple[float, int]] = []
+    for element in operations:
+        order = element.usage[CPU] / len(element.jobs)
+        above = element.usage[CPU] - element.fair_share[CPU] * tree.total[CPU]
+        jobs = math.floor(above / order + 1e-6) if order > 0.0 else 0
+        if jobs > 0:
+            surplus.append((jobs * order, len(element.jobs) - jobs))
+    surplus.sort(reverse=True)
+    got, limit = 0.0, 10**9
+    for cores, left in surplus:
+        if got >= missed - LEAST:
+            break
+        got, limit = got + cores, min(limit, left)
+    if got > LEAST:
+        now = tree.config.settings.max_unpreemptible_running_job_count
+        why = (
+            f"max_unpreemptible_running_job_count of tree {tree.name} is {now} and protects "
+            f"{count(len(operations), 'operation')} of others"
+        )
+        yield _set_tree(tree, pool, "max_unpreemptible_running_job_count", limit, min(got, missed), why, "lower")
+
+
+def _held_by_time(pool: PoolElement, target: OperationElement, missed: float, now: float) -> Iterator[Remedy]:
+    """It does not starve yet, and will not for long."""
+    left = [left for each in (target, pool) if (left := starves_in_s(each, now)) is not None]
+    if not left or min(left) < LONG_S:
+        return
+    own, settings = pool.settings, pool.tree.config.settings
+    names = ("min_share_preemption_timeout", "fair_share_starvation_timeout")
+    for option in names:
+        if (getattr(own, option) or 0.0) > STARVATION_MS:
+            why = f"{option} of pool {pool.name} is {getattr(own, option) / 1e3:g} s"
+            yield _set_pool_or_tree(pool, pool, option, STARVATION_MS, missed, why, "lower")
+            return
+    for option in names:
+        value = getattr(settings, option)
+        if value is not None and value > STARVATION_MS:
+            why = f"{option} of tree {pool.tree.name} is {value / 1e3:g} s"
+            yield _set_tree(pool.tree, pool, option, STARVATION_MS, missed, why, "lower")
+            return
+
+
+def _set_tree(
+    tree: Tree, pool: PoolElement, option: str, value: object, cores: float, why: str, verb: str = "raise"
+) -> Remedy:
+    return _remedy(
+        option, pool, cores, why, value, verb, ChangeTree(tree.name, (Edit((option,), value),)), "tree", tree.name
+    )
+
+
+def _set_pool_or_tree(
+    element: OperationElement | PoolElement, pool: PoolElement, option: str, value: object, cores: float, why: str,
+    verb: str = "raise",
+) -> Remedy:  # fmt: skip
+    tree = pool.tree
+    if element.parent is None:
+        return _set_tree(tree, pool, option, value, cores, why, verb)
+    command = ChangePool(tree.name, element.name, (Edit((option,), value),))
+    return _remedy(option, pool, cores, why, value, verb, command, "pool", element.name)
+
+
+def _remedy(
+    option: str, pool: PoolElement, cores: float, why: str, value: object, verb: str,
+    command: ChangePool | ChangeTree, kind: str, name: str,
+) -> Remedy:  # fmt: skip
+    shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"set it to {shown}" if isinstance(value, bool) else f"{verb} it to {shown}"
+    if option.endswith("timeout"):
+        text = f"{verb} it to {shown} (milliseconds)"
+    words = [kind, "set", name, f"{option}={shown}", *(["--tree", pool.tree.name] if kind == "pool" else [])]
+    return Remedy(option, pool.name, cores, why, text, (command,), (command_line(*words),))

@@ -1,0 +1,288 @@
+"""``cpumond tree export``, ``plan`` and ``apply`` against real schedulers: a tree kept as a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scheduler_process import SchedulerProcess, clean_environment
+
+from cpumond.core.errors import EXIT_CONFIG, EXIT_PERMISSION, EXIT_USAGE
+
+FILE = """
+tree = "default"
+
+[options]
+acl_required = true
+max_running_operation_count = 100
+per_pool_counts_for_leaves_only = true
+
+[pools.research]
+strong_guarantee_resources = { cpu = 4 }
+weight = 2
+
+[pools.research.pools.nightly]
+weight = 0.5
+"""
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
+    made = SchedulerProcess(tmp_path)
+    path = tmp_path / "tokens"
+    path.touch(mode=0o600)
+    lines = (f"{name}:{hashlib.sha256(name.encode()).hexdigest()}:{role}\n" for name, role in ROLES.items())
+    path.write_text("".join(lines))
+    made.write_config(api=f'tokens_file = "{path}"')
+    made.use_token("root")
+    try:
+        yield made.start()
+    finally:
+        made.close()
+
+
+ROLES = {"root": "admin", "ann": "user", "ci": "user"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "default.toml"
+    path.write_text(FILE)
+    return path
+
+
+class Shell:
+    """The commands, by the token of a user."""
+
+    def __init__(self, scheduler: SchedulerProcess) -> None:
+        self.url = scheduler.url
+
+    def command(self, *words: object, who: str = "root") -> list[str]:
+        return [sys.executable, "-m", "cpumond", *map(str, words), "--scheduler", self.url, "--token", who]
+
+    def __call__(self, *words: object, code: int = 0, who: str = "root") -> tuple[str, str]:
+        done = subprocess.run(
+            self.command(*words, who=who), env=clean_environment(), capture_output=True, text=True, timeout=100,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout, done.stderr
+
+
+@pytest.fixture
+def cpumond(scheduler: SchedulerProcess) -> Shell:
+    return Shell(scheduler)
+
+
+def commands(scheduler: SchedulerProcess) -> list[dict[str, Any]]:
+    """The audit log's commands, the newest first."""
+    found: list[dict[str, Any]] = scheduler.get("audit?kind=command&limit=1000")["events"]
+    return found
+
+
+def pools(scheduler: SchedulerProcess) -> dict[str, str]:
+    """Pool -> its parent."""
+    return {each["name"]: each["parent"] for each in scheduler.get("trees/default/pools")["pools"] if each["parent"]}
+
+
+def test_a_file_is_planned_applied_and_then_nothing_is_left_to_do(
+    scheduler: SchedulerProcess, cpumond: Shell, file: Path
+) -> None:
+    plan, _ = cpumond("tree", "plan", file, "--detailed-exitcode", code=2)
+    assert plan.splitlines()[0] == "~ tree default: max_running_operation_count: not set -> 100"
+    assert "+ pool nightly: made" in plan
+    assert "2 to make, 1 to change, 0 to remove" in plan
+    assert pools(scheduler) == {}
+    _, told = cpumond("tree", "apply", file, code=EXIT_USAGE)
+    assert "give --yes to apply it without being asked" in told
+    assert pools(scheduler) == {}
+    done, _ = cpumond("tree", "apply", file, "--yes", "--why", "Research gets more")
+    assert done.splitlines()[-1] == "tree default is what the file says"
+    assert pools(scheduler) == {"research": "<Root>", "nightly": "research"}
+    (entry, *others) = commands(scheduler)
+    assert (entry["user"], entry["command"], entry["request"]["why"]) == ("root", "ApplyTree", "Research gets more")
+    assert 'root applied a file to pool tree "default" (Research gets more): ' in entry["text"]
+    assert entry["plan"].startswith("3 changes")
+    again, _ = cpumond("tree", "apply", file, "--yes", "--why", "again")
+    assert again == "nothing to do: the tree is what the file says\n"
+    assert cpumond("tree", "plan", file, "--detailed-exitcode")[0] == again
+    assert commands(scheduler) == [entry, *others]
+
+
+def test_what_is_exported_twice_is_equal_and_changes_nothing(
+    scheduler: SchedulerProcess, cpumond: Shell, file: Path, tmp_path: Path
+) -> None:
+    cpumond("tree", "apply", file, "--yes")
+    texts = {form: cpumond("tree", "export", "--format", form)[0] for form in ("toml", "yaml", "json")}
+    scheduler.kill()
+    scheduler.start()
+    cpumond.url = scheduler.url
+    for form, text in texts.items():
+        assert cpumond("tree", "export", "default", "--format", form)[0] == text
+        path = tmp_path / f"exported.{form}"
+        path.write_text(text)
+        assert cpumond("tree", "plan", path, "--detailed-exitcode", "--prune")[0].startswith("nothing to do")
+    assert "[pools.research.pools.nightly]\nweight = 0.5\n" in texts["toml"]
+    assert json.loads(texts["json"])["pools"]["research"]["pools"]["nightly"] == {"weight": 0.5}
+    told = json.loads(cpumond("tree", "export", "--json")[0])
+    assert told["revision"] == scheduler.get("trees/default/file")["revision"]
+    renamed = cpumond("tree", "export", "--ids")[0].replace("pools.research", "pools.science")
+    (path := tmp_path / "renamed.toml").write_text(renamed)
+    before = scheduler.get("trees/default/pools/research")["id"]
+    plan, _ = cpumond("pool", "plan", path)
+    assert "~ pool science: name: research -> science" in plan
+    cpumond("tree", "apply", path, "--yes")
+    assert scheduler.get("trees/default/pools/science")["id"] == before
+
+
+def test_an_apply_is_taken_back_in_one_step(scheduler: SchedulerProcess, cpumond: Shell, file: Path) -> None:
+    scheduler.create_pool("old", weight=3.0)
+    before = scheduler.get("trees/default/file")["tables"]
+    cpumond("tree", "apply", file, "--yes", "--prune")
+    assert "old" not in pools(scheduler)
+    cpumond("undo", commands(scheduler)[0]["number"], "--yes")
+    after = scheduler.get("trees/default/file")["tables"]
+    for tables in (before, after):
+        for pool in tables["pools"]:
+            pool.pop("id")
+    assert after == before
+
+
+def test_pools_that_are_not_in_the_file_stay_without_prune(
+    scheduler: SchedulerProcess, cpumond: Shell, file: Path
+) -> None:
+    scheduler.create_pool("old")
+    operation = scheduler.start_operation("old")
+    _, told = cpumond("tree", "apply", file, "--yes")
+    assert 'warning: 1 pool is not in the file and stays (prune removes what is not): "old"' in told
+    assert "old" in pools(scheduler)
+    plan, told = cpumond("tree", "plan", file, "--prune")
+    assert "- pool old: removed" in plan
+    assert 'pool "old" is removed with 1 operation in it, which goes on in an ephemeral pool of that name' in told
+    cpumond("tree", "apply", file, "--yes", "--prune")
+    assert scheduler.state_of(operation) == "running"
+    shown = scheduler.get("trees/default/pools/old")
+    assert (shown["is_ephemeral"], shown["operation_count"]) == (True, 1)
+
+
+def test_what_changed_since_the_plan_is_not_overwritten(scheduler: SchedulerProcess, file: Path) -> None:
+    base = scheduler.get("trees/default/file")["revision"]
+    body = {"tables": {"pools": [{"name": "a"}]}, "base": base}
+    plan = scheduler.post("plan", {"type": "ApplyTree", "tree": "default", **body})
+    assert plan["accepted"]
+    scheduler.create_pool("other")
+    answer = scheduler.request("POST", "trees/default/apply", body)
+    assert answer.status_code == 422
+    assert "was changed since the plan was made, nothing is applied; plan again" in answer.json()["error"]
+    assert pools(scheduler) == {"other": "<Root>"}
+    assert not scheduler.post("plan", {"type": "ApplyTree", "tree": "default", **body})["accepted"]
+
+
+def test_a_wrong_file_changes_nothing_and_says_where_it_is_wrong(
+    scheduler: SchedulerProcess, cpumond: Shell, file: Path
+) -> None:
+    file.write_text(FILE.replace("weight = 0.5", "weihgt = 0.5"))
+    _, told = cpumond("tree", "apply", file, "--yes", code=EXIT_CONFIG)
+    assert f'{file}:14: pool "nightly": weihgt: is no option of a pool; did you mean "weight"?' in told
+    file.write_text(FILE + "strong_guarantee_resources = { cpu = 5 }\n")
+    _, told = cpumond("tree", "apply", file, "--yes", code=EXIT_CONFIG)
+    assert "the change would be refused" in told
+    assert 'children of "research" have 5 together, more than its 4' in told
+    assert pools(scheduler) == {}
+    _, told = cpumond("tree", "plan", file.with_name("no.toml"), code=69)
+    assert "No such file" in told
+    _, told = cpumond("tree", "plan", "default", code=EXIT_USAGE)
+    assert "expected the name of a file that ends with .toml" in told
+
+
+def test_each_change_needs_what_its_own_command_needs(scheduler: SchedulerProcess, cpumond: Shell, file: Path) -> None:
+    cpumond("tree", "apply", file, "--yes")
+    entry = {"action": "allow", "subjects": ["ann"], "permissions": ["write", "modify_children"]}
+    scheduler.patch("trees/default/pools/research", {"edits": [{"path": ["acl"], "value": [entry]}]})
+    text = cpumond("tree", "export", who="ci")[0]
+    file.write_text(text.replace("weight = 0.5", 'mode = "fifo"'))
+    assert cpumond("tree", "plan", file, who="ann")[1] == ""
+    seen, told = cpumond("tree", "plan", file, "--detailed-exitcode", who="ci", code=2)
+    assert seen == (
+        "~ pool nightly: weight: 0.5 -> not set\n~ pool nightly: mode: not set -> fifo\n"
+        "0 to make, 1 to change, 0 to remove\n"
+    )
+    assert "this is the difference alone, without its effect on shares, and you may not apply it: ci may not" in told
+    _, told = cpumond("tree", "apply", file, "--yes", who="ci", code=EXIT_CONFIG)
+    assert 'ci may not change the options of pool "nightly"' in told
+    file.write_text(text.replace("weight = 2", "weight = 3").replace("weight = 0.5", 'mode = "fifo"'))
+    _, told = cpumond("tree", "apply", file, "--yes", who="ann", code=EXIT_CONFIG)
+    assert 'ann may not change the options of pool tree "default" to give "research" more (weight)' in told
+    assert scheduler.request("POST", "trees/default/apply", {"tables": {"pools": []}, "prune": True}).status_code == 200
+    scheduler.use_token("ann")
+    refused = scheduler.request("POST", "trees/default/apply", {"tables": {"own": {}}})
+    assert (refused.status_code, refused.json()["code"]) == (403, 901)
+    assert EXIT_PERMISSION == 77
+
+
+def test_a_tree_that_there_is_not_is_made(scheduler: SchedulerProcess, cpumond: Shell, tmp_path: Path) -> None:
+    (path := tmp_path / "gpu.yaml").write_text(
+        "tree: gpu\noptions: {nodes_filter: gpu, acl_required: true}\npools: {a: {pools: {b: {}}}}\n"
+    )
+    cpumond("tree", "apply", path, "--yes")
+    assert cpumond("tree", "apply", path, "--yes")[0].startswith("nothing to do")
+    assert [each["name"] for each in scheduler.get("trees/gpu/pools")["pools"]] == ["<Root>", "a", "b"]
+    copied, _ = cpumond("tree", "plan", path, "--tree", "default")
+    assert "~ tree default: nodes_filter: not set -> gpu" in copied, "it may be for another tree than it names"
+
+
+def test_the_documents_example_is_one(cpumond: Shell, file: Path) -> None:
+    document = (Path(__file__).parents[2] / "docs/answers.md").read_text()
+    text = document.partition("## Pools as a file\n")[2].partition("\n## ")[0]
+    blocks = dict(re.findall(r"^```(toml|yaml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    file.write_text(blocks["toml"])
+    cpumond("tree", "apply", file, "--yes")
+    assert below_head(cpumond("tree", "export")[0]) == file.read_text()
+    for name, job in yaml.safe_load(blocks["yaml"]).items():
+        words = shlex.split(job["script"].replace("pools.toml", str(file)))[1:]
+        assert cpumond(*words)[0].startswith("nothing to do"), name
+
+
+def below_head(text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#")).lstrip()
+
+
+def test_a_terminal_shows_the_plan_in_colour_and_asks(scheduler: SchedulerProcess, cpumond: Shell, file: Path) -> None:
+    for answer, made in ((b"n\n", set()), (b"y\n", {"research", "nightly"})):
+        ours, theirs = pty.openpty()
+        environment = {**clean_environment(), "TERM": "xterm"}
+        with subprocess.Popen(
+            cpumond.command("tree", "apply", file), env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+        ) as asking:
+            os.close(theirs)
+            shown = b""
+            while b"Apply this?" not in shown:
+                shown += os.read(ours, 65_536)
+            os.write(ours, answer)
+            assert asking.wait(100) == (0 if made else 130)
+        os.close(ours)
+        assert b"\x1b[32m+ pool nightly: made" in shown
+        assert set(pools(scheduler)) == made
+
+
+def test_a_thousand_pools_are_applied_and_taken_back(scheduler: SchedulerProcess, cpumond: Shell, file: Path) -> None:
+    names = [f"team-{number}" for number in range(50)]
+    text = "".join(f"[pools.{name}]\nweight = 2\n" for name in names)
+    text += "".join(f"[pools.{name}.pools.{name}-{n}]\nweight = 3\n" for name in names for n in range(20))
+    file.write_text(text)
+    cpumond("tree", "apply", file, "--yes")
+    assert len(pools(scheduler)) == 1050
+    assert cpumond("tree", "apply", file, "--yes")[0].startswith("nothing to do")
+    cpumond("undo", commands(scheduler)[0]["number"], "--yes")
+    assert pools(scheduler) == {}

@@ -1,0 +1,85 @@
+"""``cpumond why`` against a real scheduler: the sentence, the table, JSON, and its change applied as it is printed."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from test_json_api import make_node
+from test_scheduler_commands import Shell, cpumond, server
+from waiting import wait_until
+
+__all__ = ["cpumond", "server"]
+
+
+@pytest.fixture
+def choked(server, cpumond: Shell) -> Shell:
+    """Pool research may run one of its three operations; a node of 8 cores is there for them."""
+    cpumond("pool", "create", "research", "max_running_operation_count=1")
+    cpumond("pool", "create", "other")
+    node = make_node(server, "n1", cpu=8.0)
+    node.register()
+    for _ in range(3):
+        cpumond("operation", "start", "--pool", "research", "--cpu-limit", "2", "--", "sleep", "60")
+
+    def is_held() -> bool:
+        node.beat()
+        return cpumond.json("why")["parts"]["starting"] == 0.0 and server.scheduler.state.jobs != {}
+
+    wait_until(is_held, "one operation runs")
+    return cpumond
+
+
+def test_the_first_line_says_it_all_and_the_last_one_is_what_to_type(choked):
+    lines = choked("why").splitlines()
+    assert lines[0] == (
+        "4 cores stand idle while 2 operations wait: max_running_operation_count of pool research is 1; raise it to 3 "
+        "and 4 cores start work"
+    )
+    assert lines[2:6] == [
+        "capacity:  8 cores",
+        "used:      2 cores",
+        "no work:   2 cores, idle, nothing waits for it",
+        "held back: 4 cores, idle while work waits for it",
+    ]
+    assert lines[7].split() == ["cores", "held", "back", "by", "pool", "change"]
+    assert lines[8].split() == ["4", "max_running_operation_count", "research", "raise", "it", "to", "3"]
+    assert lines[9].startswith("$ cpumond pool set research max_running_operation_count=3")
+    choked(*shlex.split(lines[9])[2:])
+    assert "held back: 0 cores" in choked("why")
+
+
+def test_json_has_the_causes_most_cores_first(choked, server):
+    answer = choked.json("why", "research")
+    [cause] = answer["causes"]
+    assert (cause["kind"], cause["pool"], cause["cores"]) == ("max_running_operation_count", "research", 4.0)
+    assert cause["change"]["commands"] == [
+        {
+            "type": "ChangePool",
+            "tree": "default",
+            "pool": "research",
+            "edits": [{"path": ["max_running_operation_count"], "value": 3}],
+        }
+    ]
+    assert choked.json("why", "other")["causes"] == []
+    assert "does not exist" in server.get("/trees/default/why", 404, pool="nobody")["error"]
+
+
+def test_waiting_demand_stands_in_lists_and_a_pool_says_why_it_has_less(choked, server):
+    [_, _, _, research] = choked("pool", "list").splitlines()
+    assert research.split()[6:9] == ["2", "2", "4"]  # used, demand, waiting
+    assert "4 cores are wanted by operations that do not run" in choked("pool", "show", "research")
+    overview = server.get("/overview")
+    assert overview["why"].startswith("4 cores stand idle")
+    assert overview["trees"][0]["waiting_cores"] == 4.0
+    table = server.get("/trees/default/pool_table")
+    held = {row[0]: row[table["columns"].index("held_cores")] for row in table["rows"]}
+    assert held == {"<Root>": 4, "research": 4, "other": 0}
+
+
+def test_the_change_that_is_advised_can_be_planned(choked, server):
+    [command] = choked.json("why")["causes"][0]["change"]["commands"]
+    plan = server.post("/plan", command)
+    assert plan["accepted"]
+    effect = next(each for each in plan["effects"] if each["name"] == "research")
+    assert effect["after"]["running_operation_count"] == 3

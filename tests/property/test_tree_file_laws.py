@@ -1,0 +1,241 @@
+"""Laws of trees as files: written, read and applied, over random trees (semantics.md 2.12)."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+from types import MappingProxyType
+
+import msgspec
+import pytest
+from examples import examples
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+from scheduler_world import World, describe
+from test_scheduler_config_laws import COMMANDS, PLAIN, START
+from test_undo_laws import kept, raw
+
+from cpumond.cli.scheduler.tree_text import Form, read_tree_text, write_tree
+from cpumond.scheduler.model import CommandError, Config, TreeConfig
+from cpumond.scheduler.settings import commands
+from cpumond.scheduler.settings.changes import describe_change
+from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.tree_file import (
+    ApplyTree,
+    PoolTable,
+    Table,
+    TreeTables,
+    apply,
+    list_changes,
+    make_tables,
+    read_table,
+    revision_of,
+)
+from cpumond.scheduler.settings.undo import Undo
+from cpumond.scheduler.settings.undo import apply as take_back
+
+many = examples(100)
+IDS = (f"{number:x}-0-0-1" for number in itertools.count(1))
+FORMS = st.sampled_from(["toml", "yaml", "json"])
+
+
+def new_id() -> str:
+    return next(IDS)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    """What random commands make; tree "t" is there."""
+    config = Config(MappingProxyType({}))
+    for command in (*START, *draw(st.lists(COMMANDS, min_size=3, max_size=15))):
+        try:
+            config = commands.apply(config, command, new_id=new_id, nodes={}).config
+        except CommandError:
+            continue
+    assume("t" in config.trees)
+    return config
+
+
+def do(config: Config, tables: TreeTables, **more: object) -> Config:
+    return apply(config, ApplyTree("t", tables, **more), new_id=new_id, nodes={}).config  # type: ignore[arg-type]
+
+
+def content(tree: TreeConfig) -> bytes:
+    """All that a tree says, but ids; an amount of 2.0 that was set by its path is 2."""
+    tables = make_tables(tree, with_ids=False)
+    assert tables.own is not None
+    pools = [[pool.name, pool.parent, read_table("pool", pool, "")[0]] for pool in tables.pools or ()]
+    return msgspec.json.encode([read_table("tree", tables.own, "")[0], pools], order="deterministic")
+
+
+@many
+@given(configs(), st.booleans(), st.booleans())
+def test_what_is_exported_changes_nothing_when_it_is_applied(config: Config, ids: bool, prune: bool) -> None:
+    for name, tree in config.trees.items():
+        tables = make_tables(tree, with_ids=ids)
+        outcome = apply(config, ApplyTree(name, tables, prune=prune), new_id=new_id, nodes={})
+        assert outcome.config is config
+        assert not outcome.changed
+
+
+@many
+@given(configs(), configs())
+def test_the_file_of_one_tree_makes_another_one_like_it(one: Config, other: Config) -> None:
+    tables = make_tables(one.trees["t"], with_ids=False)
+    made = do(other, tables, prune=True)
+    assert content(made.trees["t"]) == content(one.trees["t"])
+    assert do(made, tables, prune=True) is made
+    same = {pool.name for pool in other.trees["t"].pools.values()} & {
+        pool.name for pool in made.trees["t"].pools.values()
+    }
+    ids = [{tree.pools[name].id for name in same} for tree in (other.trees["t"], made.trees["t"])]
+    assert ids[0] == ids[1], "a pool that moves stays the pool that it was"
+    event(f"{len(same)} pools stay")
+
+
+@many
+@given(configs(), configs())
+def test_without_prune_no_pool_goes_and_those_of_the_file_are_as_it_says(one: Config, other: Config) -> None:
+    tables = make_tables(one.trees["t"], with_ids=False)
+    try:
+        made = do(other, tables).trees["t"]
+    except CommandError as refusal:  # those that stay may not fit below what the file says
+        event(str(refusal)[:30])
+        return
+    before = other.trees["t"].pools
+    assert {pool.id for pool in before.values()} <= {pool.id for pool in made.pools.values()}
+    assert set(made.pools) == set(before) | {table.name for table in tables.pools or ()}
+    for table in tables.pools or ():
+        assert msgspec.structs.asdict(table) == msgspec.structs.asdict(
+            next(each for each in make_tables(made, with_ids=False).pools or () if each.name == table.name)
+        )
+
+
+@many
+@given(configs(), configs(), st.booleans())
+def test_who_may_only_look_sees_the_same_changes(one: Config, other: Config, prune: bool) -> None:
+    command = ApplyTree("t", make_tables(one.trees["t"], with_ids=False), prune)
+    alone = replace(other, trees=MappingProxyType({"t": other.trees["t"]}), default_tree="")
+    try:
+        made = apply(alone, command, new_id=new_id, nodes={})
+    except CommandError as refusal:
+        with pytest.raises(CommandError, match=re.escape(str(refusal))):
+            list_changes(make_tables(other.trees["t"]), command)
+        return
+    changes, warnings = list_changes(make_tables(other.trees["t"]), command)
+    found, expected = (
+        {msgspec.json.encode(each, order="deterministic") for each in told}
+        for told in (changes, describe_change(alone, made.config))
+    )
+    assert found == expected
+    assert warnings == [*made.warnings]
+
+
+@many
+@given(configs(), FORMS, st.booleans())
+def test_a_file_says_what_the_tree_says(config: Config, form: Form, ids: bool) -> None:
+    tree = config.trees["t"]
+    tables = make_tables(tree, with_ids=ids)
+    text = write_tree("t", tables, form)
+    assert text == write_tree(
+        "t", make_tables(commands.with_pools(tree, reversed(tree.pools.values())), with_ids=ids), form
+    )
+    told = read_tree_text(text, "a file", form)
+    assert told.tree == "t"
+    sent = msgspec.json.decode(msgspec.json.encode(told.tables), type=TreeTables)
+    assert do(config, sent, prune=True) is config
+
+
+@many
+@given(
+    st.dictionaries(st.text(min_size=1).filter(str.isprintable).map("x".__add__), PLAIN | st.text(), max_size=4), FORMS
+)
+def test_any_attribute_comes_back_from_a_file(attributes: dict[str, object], form: Form) -> None:
+    config = Config(MappingProxyType({}))
+    try:
+        config = commands.apply(config, commands.CreateTree("t", attributes), new_id=new_id, nodes={}).config
+        config = commands.apply(
+            config, commands.CreatePool("t", "a", "<Root>", attributes), new_id=new_id, nodes={}
+        ).config
+    except CommandError:
+        assume(False)
+    text = write_tree("t", make_tables(config.trees["t"]), form)
+    sent = msgspec.json.decode(msgspec.json.encode(read_tree_text(text, "f", form).tables), type=TreeTables)
+    assert do(config, sent, prune=True) is config
+
+
+@many
+@given(configs(), configs(), st.booleans())
+def test_what_is_applied_is_taken_back_in_one_step(one: Config, other: Config, prune: bool) -> None:
+    try:
+        made = do(other, make_tables(one.trees["t"], with_ids=False), prune=prune)
+    except CommandError:
+        return
+    back = take_back(made, Undo(1, kept(other, made)), new_id=new_id, nodes={}).config
+    assert raw(back) == raw(other)
+
+
+@many
+@given(configs(), st.data())
+def test_pools_are_renamed_and_moved_by_their_ids_and_that_is_taken_back(config: Config, data: st.DataObject) -> None:
+    tree = config.trees["t"]
+    pools = list(make_tables(tree).pools or ())
+    names = data.draw(st.permutations([pool.name for pool in pools]))
+    renamed = dict(zip((pool.name for pool in pools), names, strict=True)) | {"<Root>": "<Root>"}
+    tables = tuple(
+        msgspec.structs.replace(pool, name=renamed[pool.name], parent=renamed[pool.parent]) for pool in pools
+    )
+    try:
+        made = do(config, TreeTables(None, tables), prune=data.draw(st.booleans()))
+    except CommandError:  # default_parent_pool may be another one now, and so on
+        return
+    assert {pool.id: pool.name for pool in made.trees["t"].pools.values()} == {
+        pool.id: renamed[pool.name] for pool in tree.pools.values()
+    }
+    back = take_back(made, Undo(1, kept(config, made)), new_id=new_id, nodes={}).config
+    assert raw(back) == raw(config)
+
+
+@many
+@given(configs(), configs())
+def test_a_revision_differs_exactly_when_the_tree_does(one: Config, other: Config) -> None:
+    first, second = one.trees["t"], other.trees["t"]
+    assert revision_of(first) != revision_of(second), "they have other ids"
+    made = do(one, make_tables(second, with_ids=False), prune=True).trees["t"]
+    assert (revision_of(made) == revision_of(first)) == (content(made) == content(first))
+
+
+WRONG = st.sampled_from(
+    [
+        PoolTable(name="a", options={"weihgt": 1}),
+        PoolTable(name="a", options={"weight": -1}),
+        PoolTable(name="new", attributes={"weight": 1}),
+        PoolTable(name="new", parent="nowhere"),
+        PoolTable(name="b", options={"strong_guarantee_resources": {"cpu": 1e9}}, parent="a"),
+        PoolTable(name="<Root>"),
+    ]
+)
+
+
+@many
+@given(st.lists(COMMANDS, min_size=3, max_size=10), WRONG, st.booleans(), st.integers(0, 5))
+def test_a_file_with_one_mistake_changes_nothing(
+    made: list[ConfigCommand], wrong: PoolTable, prune: bool, place: int
+) -> None:
+    world = World()
+    for command in (*START, *made):
+        try:
+            world.do(command)
+        except CommandError:
+            continue
+    assume("t" in world.state.config.trees)
+    pools = [PoolTable(name=name, options={"weight": 7}) for name in "abcde" if name != wrong.name]
+    pools.insert(place, wrong)
+    before = describe(world.state)
+    try:
+        world.do(ApplyTree("t", TreeTables(Table(options={"nodes_filter": "z"}), tuple(pools)), prune=prune))
+    except CommandError:
+        assert describe(world.state) == before
+    else:
+        raise AssertionError("it was not refused")

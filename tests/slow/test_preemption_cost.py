@@ -1,0 +1,23 @@
+"""The option of a tree that counts what preemption costs keeps what it promises (tests/bench/preemption_cost.py)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+
+from preemption_cost import compare, find_faults
+
+
+@pytest.mark.parametrize("savers", [1.0, 0.5])
+def test_the_cheapest_first_loses_half_at_most_and_the_guarantee_is_met_as_before(savers):
+    plain, cheapest = compare(3.0, 1, savers)
+    for each in (plain, cheapest):
+        # Each record says what the job then has to do again.
+        assert each.lost_hours == pytest.approx(each.really_lost_hours, rel=0.01)
+    assert plain.preemptions > 50
+    faults = find_faults(plain, cheapest)
+    assert faults == [] or (savers < 1.0 and cheapest.lost_hours < plain.lost_hours)

@@ -1,0 +1,308 @@
+"""Gangs: started in one step or not at all, stopped whole, room kept for one at a time (semantics.md 7.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_world import EASY, World, assert_consistent
+
+from cpumond.scheduler.model import Rules
+from cpumond.scheduler.operations import StartOperation
+
+
+def make_world(nodes: int = 3, cpu: float = 2.0, **tree: Any) -> World:
+    options = {
+        "max_unpreemptible_running_job_count": 0, "fair_share_starvation_timeout": 0,
+        "preemptive_scheduling_backoff": 0, "gang_reservation_timeout": 0, **tree,
+    }  # fmt: skip
+    world = World(**options)
+    for number in range(nodes):
+        world.node(f"n{number}", cpu=cpu)
+    world.step()
+    return world
+
+
+def nodes_of(world: World, operation: str) -> list[str]:
+    return sorted(job.node.id for job in world.jobs_of(operation))
+
+
+def test_all_jobs_start_with_one_heartbeat_and_are_stored_in_one_write():
+    world = make_world()
+    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
+    world.now += 1.0
+    world.update()
+    world.beat(world.nodes["n1"])
+    assert nodes_of(world, gang) == ["n0", "n1", "n2"]
+    assert sum(kind == "start" for kind, _ in world.stored) == 3
+    world.beat()
+    assert all(len(node.jobs) == 1 for node in world.nodes.values())
+
+
+def test_a_gang_that_does_not_fit_waits_and_says_why():
+    world = make_world()
+    world.nodes["n0"].has(1.0)
+    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    assert not world.jobs_of(gang)
+    assert list(world.element(gang).deactivations) == ["gang_room"]
+    world.nodes["n0"].foreign.clear()
+    world.step(1.0, world.nodes["n0"], world.nodes["n1"])
+    assert len(world.jobs_of(gang)) == 3
+
+
+def test_jobs_of_several_sizes_are_fitted_together():
+    world = make_world(nodes=2, cpu=10.0)
+    # Largest first into either node leaves no room for the fours: 6 and 4 belong together.
+    tasks = {name: {"job_count": 2, "cpu_limit": cpu} for name, cpu in (("a", 6.0), ("b", 4.0))}
+    gang = world.do(StartOperation({"tasks": tasks, "is_gang": True})).id
+    world.step()
+    assert len(world.jobs_of(gang)) == 4
+
+
+def test_limits_forbid_a_gang_as_a_whole():
+    world = make_world()
+    world.create_pool("p", resource_limits={"cpu": 5})
+    gang = world.start("p", jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    assert not world.jobs_of(gang)
+    assert list(world.element(gang).deactivations) == ["resource_limits"]
+
+
+@pytest.mark.parametrize("how", ["failed", "lost", "aborted"])
+def test_a_job_that_ends_without_its_work_done_stops_the_others_and_all_start_again(how):
+    world = make_world()
+    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    first = {job.id for job in world.jobs_of(gang)}
+    node = world.nodes["n1"]
+    [other] = world.nodes["n2"].jobs
+    world.nodes["n2"].keeps_stopping = True
+    node.finish(next(iter(node.jobs)), how)  # type: ignore[arg-type]
+    world.step()
+    assert not world.jobs_of(gang)
+    world.settle_down(5)
+    # The next run does not meet a job of the last one.
+    assert not world.jobs_of(gang)
+    assert list(world.element(gang).deactivations) == ["gang_stops"]
+    world.nodes["n2"].let_go(other)
+    world.settle_down(2)
+    assert len(world.jobs_of(gang)) == 3
+    assert not first & {job.id for job in world.jobs_of(gang)}
+    counts = world.record(gang).counts["t"]
+    assert (getattr(counts, how), counts.aborted) == ((3, 3) if how == "aborted" else (1, 2))
+    assert_consistent(world.state)
+
+
+def test_completed_jobs_stay_completed_and_the_rest_starts_again_together():
+    world = make_world()
+    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    world.nodes["n0"].finish(next(iter(world.nodes["n0"].jobs)))
+    world.step()
+    assert len(world.jobs_of(gang)) == 2
+    world.nodes["n1"].finish(next(iter(world.nodes["n1"].jobs)), "failed")
+    world.settle_down(4)
+    assert len(world.jobs_of(gang)) == 2
+    assert world.record(gang).counts["t"].completed == 1
+
+
+def test_a_node_that_does_not_start_its_job_in_time_takes_the_others_back():
+    world = make_world()
+    world.nodes["n2"].deaf = True
+    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    assert len(world.jobs_of(gang)) == 3
+    for _ in range(40):
+        world.step()
+    assert {job.state for job in world.jobs_of(gang)} <= {"starting", "running"}
+    reasons = [job.reason for job in world.state.finished_jobs[gang].values()]
+    assert sum("its gang starts again as a whole" in reason for reason in reasons) >= 2
+
+
+def test_a_job_beyond_its_time_limit_ends_its_gang():
+    world = make_world()
+    task = {"job_count": 3, "cpu_limit": 2.0, "job_time_limit": 10_000}
+    gang = world.do(StartOperation({"tasks": {"t": task}, "is_gang": True, "max_failed_job_count": 100})).id
+    world.settle_down()
+    for _ in range(9):
+        world.step()
+    world.step(2.0)
+    assert not world.jobs_of(gang)
+    world.settle_down(3)
+    assert world.record(gang).counts["t"].failed == 1
+    assert len(world.jobs_of(gang)) == 3
+
+
+def test_a_restart_of_the_scheduler_leaves_no_gang_in_part():
+    world = make_world()
+    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    world.restart()
+    world.settle_down()
+    assert len(world.jobs_of(gang)) == 3
+    assert all(len(node.jobs) == 1 for node in world.nodes.values())
+    # As if the scheduler had ended between the end of one job and the order to stop the others.
+    world.restart()
+    del world.stored["start", next(iter(world.nodes["n0"].jobs))]
+    world.restart()
+    assert not world.jobs_of(gang)
+    world.settle_down(5)
+    assert len(world.jobs_of(gang)) == 3
+
+
+def test_a_node_that_comes_back_does_not_bring_a_part_of_a_gang_back():
+    rules = Rules(spare=EASY.spare, node_heartbeat_timeout_s=3.0)
+    world = World(rules, max_unpreemptible_running_job_count=0, node_reconnection_timeout=0)
+    nodes = [world.node(f"n{number}", cpu=2) for number in range(3)]
+    gang = world.start(jobs=2, cpu=2.0, is_gang=True)
+    world.settle_down()
+    silent = next(node for node in nodes if node.jobs)
+    for _ in range(6):
+        world.step(1.0, *(node for node in nodes if node is not silent))
+    ids = {job.id for job in world.jobs_of(gang)}
+    assert len(ids) == 2
+    world.settle_down(4)
+    assert {job.id for job in world.jobs_of(gang)} == ids
+    assert not silent.jobs
+
+
+# --- preemption
+
+
+def make_rivals(gang_jobs: int, spared_ms: float = 0, **tree: Any) -> tuple[World, str, str]:
+    """Three nodes full of another's jobs; a gang with the right to two thirds of them."""
+    world = make_world(**tree)
+    world.create_pool("big", min_run_time=spared_ms)
+    world.create_pool("small", weight=2)
+    big = world.start("big", jobs=20)
+    world.settle_down()
+    gang = world.start("small", jobs=gang_jobs, is_gang=True)
+    world.settle_down(5)
+    return world, big, gang
+
+
+def test_room_for_a_gang_is_made_on_several_nodes_at_once():
+    world, big, gang = make_rivals(3)
+    assert (len(world.jobs_of(big)), len(world.jobs_of(gang))) == (3, 3)
+    records = list(world.state.preemptions)
+    assert len(records) == 3
+    assert len({record.at for record in records}) == 1
+    assert {record.preemptor_operation_id for record in records} == {gang}
+    by_id = {job.id: job for job in world.jobs_of(gang)}
+    assert {by_id[record.preemptor_job_id].node.id for record in records} == {record.node_id for record in records}
+
+
+def test_nobody_is_killed_for_a_part_of_a_gang():
+    world, big, gang = make_rivals(3, spared_ms=500_000)
+    for name, taken in (("n2", 0), ("n1", 3)):
+        for job_id in world.nodes[name].jobs:
+            world.state.jobs[job_id].began_at = world.now - 1000.0
+        world.settle_down(5)
+        assert (len(world.jobs_of(big)), len(world.jobs_of(gang))) == (6 - taken, taken)
+    assert len(world.state.preemptions) == 3
+
+
+def test_the_budget_of_preemptions_holds_for_the_whole_gang():
+    world, big, gang = make_rivals(3, max_preemptions_per_minute=2)
+    assert (len(world.jobs_of(big)), len(world.jobs_of(gang))) == (6, 0)
+
+
+def test_a_gang_is_taken_whole():
+    world = make_world()
+    world.create_pool("big")
+    world.create_pool("small")
+    gang = world.start("big", jobs=6, is_gang=True)
+    world.settle_down()
+    assert len(world.jobs_of(gang)) == 6
+    late = world.start("small", jobs=3)
+    world.settle_down(8)
+    assert not world.jobs_of(gang)
+    assert len(world.jobs_of(late)) == 3
+    taken = [record for record in world.state.preemptions if record.operation_id == gang]
+    assert len(taken) == 6
+    assert len({record.at for record in taken}) == 1
+
+
+def test_a_gang_with_one_spared_job_is_taken_not_at_all():
+    world = make_world()
+    world.create_pool("big", min_run_time=100_000)
+    world.create_pool("small")
+    gang = world.start("big", jobs=6, is_gang=True)
+    world.settle_down()
+    for node in list(world.nodes.values())[1:]:
+        for job_id in node.jobs:
+            world.state.jobs[job_id].began_at = world.now - 1000.0
+    world.start("small", jobs=3)
+    world.settle_down(20)
+    assert len(world.jobs_of(gang)) == 6
+
+
+def test_an_overcommitted_node_stops_the_gang_with_its_job():
+    world = make_world()
+    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    world.nodes["n0"].has(1.0)
+    for _ in range(20):
+        world.step()
+    assert not world.jobs_of(gang)
+    assert [record.kind for record in world.state.preemptions] == ["overcommit"] * 3
+
+
+# --- room that is kept
+
+
+def make_busy(timeout_ms: float) -> tuple[World, list[str]]:
+    """Three nodes full of jobs that nobody takes; two gangs of three, each of which may have all that is free."""
+    world = make_world(fair_share_starvation_timeout=10**9, gang_reservation_timeout=timeout_ms)
+    world.create_pool("big")
+    world.start("big", jobs=1000)
+    world.settle_down()
+    gangs = []
+    for number in range(2):
+        world.create_pool(f"g{number}", weight=2 - number)
+        gangs.append(world.start(f"g{number}", jobs=3, cpu=0.5, is_gang=True))
+    world.step()
+    return world, gangs
+
+
+def end_one(world: World) -> None:
+    """The oldest job of another ends."""
+    jobs = [(job.started_at, job_id, node) for node in world.nodes.values() for job_id, job in node.jobs.items()]
+    _, job_id, node = min((each for each in jobs), key=lambda each: each[:2])
+    node.finish(job_id)
+
+
+def test_room_is_kept_for_one_gang_at_a_time_until_it_fits():
+    world, gangs = make_busy(60_000)
+    assert world.state.reservations["default"].element.name == gangs[0]
+    while not world.jobs_of(gangs[0]):
+        end_one(world)
+        world.step()
+        assert world.now < 1100.0
+    assert len(world.jobs_of(gangs[0])) == 3
+    world.step()
+    assert world.state.reservations["default"].element.name == gangs[1]
+
+
+def test_room_is_given_up_when_its_time_is_over_and_the_next_gang_has_its_turn():
+    world, gangs = make_busy(5000)
+    seen = []
+    for _ in range(30):
+        world.step()
+        kept = world.state.reservations.get("default")
+        if kept is not None and seen[-1:] != [kept.element.name]:
+            seen.append(kept.element.name)
+    assert seen[:3] == [gangs[0], gangs[1], gangs[0]]
+
+
+def test_nothing_is_kept_where_the_tree_forbids_it():
+    world, _ = make_busy(0)
+    assert not world.state.reservations
+
+
+def test_a_suspended_gang_keeps_no_room():
+    world, gangs = make_busy(60_000)
+    world.suspend(gangs[0])
+    world.step()
+    assert world.state.reservations["default"].element.name == gangs[1]

@@ -1,0 +1,77 @@
+"""Counts of operations in pools that are there for their sub-pools (semantics.md 2.4, 3)."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_world import TREE, World
+
+from cpumond.scheduler.model import Rules
+from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.settings.commands import RemovePool
+from cpumond.scheduler.store.sqlite import open_sqlite_store
+
+
+def limits(world: World, pool: str) -> tuple[int, int]:
+    found = world.pool(pool)
+    return found.max_running_operation_count, found.max_operation_count
+
+
+def make(**options: object) -> World:
+    world = World(**{"per_pool_counts_for_leaves_only": True, "max_running_operation_count": 100, **options})
+    world.create_pool("lab")
+    return world
+
+
+def test_a_pool_becomes_inner_with_its_first_sub_pool_and_ceases_to_be_with_its_last():
+    world = make()
+    assert limits(world, "lab") == (8, 50)
+    world.create_pool("team", "lab")
+    assert limits(world, "lab") == (100, 50_000)
+    assert limits(world, "team") == (8, 50)
+    world.do(RemovePool(TREE, "team"))
+    assert limits(world, "lab") == (8, 50)
+
+
+def test_children_run_as_many_operations_as_each_may():
+    world = make()
+    for name in ("a", "b", "c"):
+        world.create_pool(name, "lab")
+        for _ in range(9):
+            world.start(name)
+    assert [world.counts(name)[0] for name in ("a", "b", "c", "lab")] == [8, 8, 8, 24]
+
+
+def test_what_an_inner_pool_says_itself_holds():
+    world = make()
+    world.create_pool("team", "lab")
+    world.set_pool("lab", max_running_operation_count=5)
+    assert limits(world, "lab") == (5, 50_000)
+    world.set_pool("lab", max_operation_count=7)
+    assert limits(world, "lab") == (5, 7)
+
+
+@pytest.mark.parametrize("is_parent_of_all", [False, True])
+def test_pools_in_which_ephemeral_ones_are_made_are_inner(is_parent_of_all):
+    world = make()
+    if is_parent_of_all:
+        world.set_tree(default_parent_pool="lab")
+    else:
+        world.set_pool("lab", create_ephemeral_subpools=True)
+    assert limits(world, "lab") == (100, 50_000)
+
+
+def test_operations_that_waited_for_an_inner_pool_run_once_the_option_is_set():
+    world = make(per_pool_counts_for_leaves_only=False)
+    for name in ("a", "b"):
+        world.create_pool(name, "lab")
+        for _ in range(6):
+            world.start(name)
+    assert world.counts("lab")[0] == 8
+    world.set_tree(per_pool_counts_for_leaves_only=True)
+    assert world.counts("lab")[0] == 12
+
+
+def test_only_the_tree_of_a_new_store_has_the_option(tmp_path):
+    scheduler = Scheduler(Rules(), open_sqlite_store(str(tmp_path / "new.db")), Clock())
+    assert scheduler.state.trees["default"].config.settings.per_pool_counts_for_leaves_only
+    assert not World().tree().config.settings.per_pool_counts_for_leaves_only

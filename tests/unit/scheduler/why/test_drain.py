@@ -1,0 +1,141 @@
+"""What a drain would do, and what is told of cordoned nodes (semantics.md 2.11)."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_world import World
+
+from cpumond.api.node_views import CordonView, show_node_details, show_nodes
+from cpumond.api.overview import find_alerts
+from cpumond.scheduler.access import Rights
+from cpumond.scheduler.events.commands import Asked, tell_command
+from cpumond.scheduler.model import Rules
+from cpumond.scheduler.node_commands import CordonNode, DrainNode, UncordonNode
+from cpumond.scheduler.state.commands import prepare
+from cpumond.scheduler.users import User
+from cpumond.scheduler.why.drain import DrainPlan, plan_drain
+from cpumond.scheduler.why.operation import explain_operation
+
+ROOT = User("root", admin=True)
+
+
+@pytest.fixture
+def world() -> World:
+    """Node n1 with four cores, full; n2 with three, empty."""
+    world = World()
+    world.node("n1", cpu=4.0)
+    world.start(jobs=2, cpu=1.5, title="hard")
+    world.start(tasks={"t": {"job_count": 1, "cpu_limit": 1.0, "interruptible": True}})
+    world.settle_down()
+    world.node("n2", cpu=3.0)
+    return world
+
+
+def plan(world: World, user: User = ROOT) -> DrainPlan:
+    return plan_drain(world.state.nodes["n1"], Rights(world.state, user), world.now)
+
+
+def test_interruptible_jobs_go_first_and_each_place_is_given_once(world: World) -> None:
+    found = plan(world)
+    assert [(job.interruptible, job.cores, job.to_node) for job in found.jobs] == [
+        (True, 1.0, "n2"),
+        (False, 1.5, "n2"),
+        (False, 1.5, ""),
+    ]
+    assert (found.job_count, found.waiting_job_count, found.hidden_job_count) == (3, 1, 0)
+    assert found.jobs[1].title == "hard"
+
+
+def test_what_is_lost_is_the_work_since_the_job_began(world: World) -> None:
+    jobs = world.nodes["n1"].jobs
+    for number, job in enumerate(jobs.values()):
+        job.cpu_seconds = 10.0 + number
+    world.step(100.0)
+    found = plan(world)
+    assert found.lost_core_seconds == pytest.approx(sum(10.0 + number for number in range(3)))
+    assert {job.lost_core_seconds for job in found.jobs} == {10.0, 11.0, 12.0}
+    assert all(job.running_s > 99.0 for job in found.jobs)
+
+
+def test_jobs_of_a_gang_on_other_nodes_stop_with_it() -> None:
+    world = World()
+    for name in ("n1", "n2"):
+        world.node(name, cpu=2.0)
+    gang = world.start(jobs=4, is_gang=True)
+    world.settle_down(4)
+    assert len(world.jobs_of(gang)) == 4
+    found = plan(world)
+    assert (found.job_count, found.gang_job_count) == (2, 2)
+    world.do(DrainNode("n1"))
+    world.settle_down(4)
+    assert world.jobs_of(gang) == [], "half of it has no place"
+    assert world.record(gang).counts["t"].aborted == 4
+
+
+def test_nodes_that_start_nothing_have_no_room(world: World) -> None:
+    for change in ("cordoned", "silent", "spare"):
+        if change == "cordoned":
+            world.do(CordonNode("n2"))
+        elif change == "silent":
+            world.do(UncordonNode("n2"))
+            world.state.nodes["n2"].is_online = False
+        else:
+            world.state.nodes["n2"].is_online = True
+            world.state.rules = Rules(spare=(0.0, 3.5, 0.0, 0.0, 0.0))
+        assert plan(world).waiting_job_count == 3, change
+
+
+def test_jobs_that_the_asker_may_not_see_are_only_counted(world: World) -> None:
+    deny = {"action": "deny", "subjects": ["ann"], "permissions": ["read"]}
+    world.set_tree(acl=[deny])
+    found = plan(world, User("ann"))
+    assert (found.jobs, found.job_count, found.hidden_job_count, found.waiting_job_count) == ([], 3, 3, 1)
+
+
+def test_a_plan_changes_nothing(world: World) -> None:
+    before = world.state.nodes["n2"].free
+    plan(world)
+    assert world.state.nodes["n2"].free == before
+    assert not world.state.nodes["n1"].cordoned
+
+
+# --- what is told
+
+
+def test_a_node_is_shown_with_its_cordon_also_when_it_is_lost(world: World) -> None:
+    assert show_node_details(world.state.nodes["n1"], world.now).cordon is None
+    world.do(DrainNode("n1", "new disks"), "alice")
+    at = world.now
+    assert show_node_details(world.state.nodes["n1"], world.now).cordon == CordonView("alice", at, "new disks", "usual")
+    world.step(1000.0, world.nodes["n2"])
+    (lost, _) = show_nodes(world.state, world.now, limit=10).nodes
+    assert lost.lost_at is not None
+    assert lost.cordon == CordonView("alice", at, "new disks", "usual")
+
+
+def test_an_event_names_the_node_its_tree_the_reason_and_the_operations_that_are_stopped(world: World) -> None:
+    command = DrainNode("n1", "new disks")
+    change = prepare(world.state, command, "alice", world.now, world.new_id)
+    told = tell_command(world.state, command, Asked(User("alice")), change, world.now)
+    assert told.event.text == 'alice drained node "n1": new disks'
+    assert (told.event.node, told.event.tree, told.event.request["why"]) == ("n1", "default", "new disks")
+    operations = {f"operation:{name}" for name in world.state.operations}
+    assert {"node:n1", "tree:default", "user:alice", "audit", *operations} <= set(told.subjects)
+    cordon = tell_command(world.state, CordonNode("n1"), Asked(User("alice")), change, world.now)
+    assert not operations & set(cordon.subjects), "nothing of them is stopped"
+
+
+def test_an_alert_says_so_when_no_node_takes_jobs(world: World) -> None:
+    for name in ("n1", "n2"):
+        world.do(CordonNode(name))
+    messages = [alert.message for alert in find_alerts(world.state, world.now).alerts if alert.code == "no_nodes"]
+    assert messages == ['pool tree "default": has 2 operations and all nodes that are online are cordoned']
+
+
+def test_an_operation_that_waits_says_that_nodes_are_cordoned(world: World) -> None:
+    waiting = world.start(cpu=1.0)
+    for name in ("n1", "n2"):
+        world.do(CordonNode(name))
+    world.update()
+    answer = explain_operation(world.state, world.record(waiting), world.now, {})
+    assert "tree 'default' has no node that is online and not cordoned, as 2 are" in str(answer)

@@ -1,0 +1,220 @@
+"""Why CPU stands idle: parts, sentences, who may read what, one pool's part; waiting demand; pools in a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from scheduler_world import GIB, TREE, ServedNode, StillClock, World
+
+from cpumond.core.wire import JobReport
+from cpumond.scheduler.model import Rules
+from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.settings.commands import CreatePool
+from cpumond.scheduler.store.sqlite import open_sqlite_store
+from cpumond.scheduler.why.idle import IdleReport, find_idle, idle_reasons, in_pool, readable
+from cpumond.scheduler.why.pool import tell_pool
+
+
+def look(world: World) -> IdleReport:
+    return find_idle(world.state, world.tree(), world.now)
+
+
+@pytest.fixture
+def full() -> World:
+    """Pool lab runs 2 of 6 operations; 4 of 24 cores are used."""
+    world = World()
+    world.create_pool("lab", max_running_operation_count=2)
+    world.create_pool("team", "lab")
+    world.create_pool("other")
+    for _ in range(6):
+        world.start("team", cpu=2.0)
+    for n in range(3):
+        world.node(f"n{n}", 8.0, 64 * GIB)
+    world.settle_down()
+    return world
+
+
+def test_the_sentence_says_how_much_why_and_what_to_do(full):
+    report = look(full)
+    assert report.sentence == (
+        "8 cores stand idle while 4 operations wait: max_running_operation_count of pool lab is 2; raise it to 6 and "
+        "8 cores start work"
+    )
+    [cause] = report.causes
+    assert (cause.kind, cause.pool, cause.cores, cause.operation_count) == (
+        "max_running_operation_count",
+        "lab",
+        8.0,
+        4,
+    )
+    assert cause.change.shell == ["cpumond pool set lab max_running_operation_count=6 --tree default"]
+    assert report.held_by_pool == {"team": 8.0, "lab": 8.0, "<Root>": 8.0}
+
+
+def test_a_pool_s_part_has_limits_above_and_below_it_and_no_others(full):
+    full.start("other", jobs=1, cpu=9.0)
+    full.settle_down()
+    report = look(full)
+    assert {cause.kind for cause in report.causes} == {"max_running_operation_count", "fragmentation"}
+    of_team = in_pool(report, "team", frozenset({"lab", "<Root>"}), frozenset({"team"}))
+    assert [cause.pool for cause in of_team.causes] == ["lab"]
+    of_other = in_pool(report, "other", frozenset({"<Root>"}), frozenset({"other"}))
+    assert [cause.kind for cause in of_other.causes] == ["fragmentation"]
+
+
+def test_idle_for_lack_of_work_and_nothing_idle_are_said_so():
+    world = World()
+    world.node("n0", 8.0)
+    world.settle_down()
+    assert look(world).sentence == "8 cores stand idle for lack of work: no operation waits for CPU"
+    world.create_pool("p")
+    world.start("p", jobs=12, cpu=1.0)
+    assert "about to be given" in look(world).sentence
+    world.settle_down()
+    assert look(world).sentence == "no CPU stands idle while 1 operation waits: all of it is given to jobs"
+
+
+def test_suspended_operations_want_nothing(full):
+    for element in list(full.tree().queue.values()):
+        full.suspend(element.name)
+    full.settle_down()
+    report = look(full)
+    assert not report.causes
+    assert report.parts.without_work == 20.0
+    assert full.pool("lab").waiting[1] == 0.0
+
+
+def test_what_was_used_by_the_nodes_word_and_what_only_reclaimed_cores_made_possible():
+    world = World()
+    world.create_pool("p")
+    node = world.node("n0", 8.0)
+    world.start("p", jobs=2, cpu=4.0)
+    world.settle_down()
+    for job_id in list(node.jobs):
+        node.limit(job_id, 1.0)
+        node.jobs[job_id].smoothed_cpu_usage = 0.5
+    world.start("p", jobs=1, cpu=6.0)
+    world.settle_down()
+    parts = look(world).parts
+    # 14 cores are ordered of 8: the limits are 1 + 1 + 6, of which 0.5 + 0.5 + 6 are used, 6 of them beyond capacity.
+    assert (parts.capacity, parts.used, parts.reused, parts.unused) == (8.0, 1.0, 6.0, 1.0)
+
+
+def test_jobs_of_nobody_and_silent_nodes_are_no_idle_cpu():
+    world = World()
+    node = world.node("n0", 8.0)
+    world.node("n1", 4.0)
+    node.foreign.append(JobReport("x", "", cpu_limit=3.0, current_cpu_limit=3.0))
+    world.settle_down()
+    world.step(world.rules.node_heartbeat_timeout_s + 1.0, node)
+    parts = look(world).parts
+    assert (parts.capacity, parts.silent, parts.without_work) == (12.0, 4.0, 5.0)
+
+
+def test_who_may_not_read_an_operation_is_not_told_its_id():
+    world = World()
+    world.create_pool("p")
+    world.node("n0", 8.0)
+    operation = world.start("p", jobs=8, cpu=1.0, resource_limits={"cpu": 3})
+    world.settle_down()
+    report = look(world)
+    assert operation in report.sentence
+    hidden = readable(report, lambda _: False)
+    assert operation not in str(hidden)
+    assert hidden.causes[0].operation_count == 1
+    assert readable(report, lambda _: True) == report
+
+
+def test_reasons_of_idle_cpu_are_always_the_same_series_and_add_up(full):
+    reasons = idle_reasons(look(full))
+    assert reasons["max_running_operation_count"] == 8.0
+    assert reasons["no_work"] == 12.0
+    assert sum(reasons.values()) == 20.0
+    assert reasons.keys() == idle_reasons(look(World())).keys()
+
+
+# --- waiting demand
+
+
+def test_pending_operations_are_waiting_demand_of_all_pools_above(full):
+    assert [full.pool(name).waiting[1] for name in ("team", "lab", "<Root>", "other")] == [8.0, 8.0, 8.0, 0.0]
+    assert [full.pool(name).demand[1] for name in ("team", "lab", "<Root>")] == [4.0, 4.0, 4.0]
+    full.set_pool("lab", max_running_operation_count=4)
+    full.update()
+    assert [full.pool(name).waiting[1] for name in ("team", "lab")] == [4.0, 4.0]
+    assert full.pool("lab").demand[1] == 8.0
+
+
+def test_of_a_resumed_operation_the_demand_waits_again(full):
+    element = next(iter(full.tree().queue.values()))
+    full.suspend(element.name)
+    full.update()
+    assert full.pool("lab").waiting[1] == 6.0
+    full.resume(element.name)
+    full.update()
+    assert full.pool("lab").waiting[1] == 8.0
+
+
+# --- pools in a sentence
+
+
+def test_a_pool_says_why_its_guarantee_is_not_used_though_it_does_not_starve():
+    world = World()
+    world.create_pool("prod", strong_guarantee_resources={"cpu": 12.0}, max_running_operation_count=0)
+    world.node("n0", 20.0)
+    for _ in range(13):
+        world.start("prod", cpu=1.0)
+    world.settle_down()
+    assert tell_pool(world.pool("prod"), world.now) == (
+        "not starving, but it uses 0 of 12 guaranteed cores: 13 cores are wanted by operations that do not run, since "
+        'pool "prod" runs 0 operations of at most 0'
+    )
+    assert tell_pool(world.pool("<Root>"), world.now) == ""
+
+
+def test_a_pool_that_starves_says_since_when():
+    world = World()
+    world.create_pool("prod", strong_guarantee_resources={"cpu": 8.0})
+    world.create_pool("dev")
+    world.node("n0", 8.0)
+    world.start("dev", jobs=4, cpu=2.0)
+    world.settle_down()
+    world.start("prod", jobs=4, cpu=2.0)
+    world.step()
+    assert tell_pool(world.pool("prod"), world.now).startswith("starves in 30 s, below its guarantee")
+    world.step(40.0)
+    assert tell_pool(world.pool("prod"), world.now) == "starving, below its guarantee for 40 s"
+
+
+# --- beside the service
+
+
+def test_reports_are_made_beside_the_service_and_kept_until_something_changes(tmp_path):
+    async def work() -> None:
+        clock = StillClock()
+        scheduler = Scheduler(Rules(), open_sqlite_store(str(tmp_path / "s.db")), clock)
+        await scheduler.execute(CreatePool(TREE, "p", attributes={"max_running_operation_count": 0}), "ann")
+        node = ServedNode(scheduler, 8.0)
+        await node.register()
+        await scheduler.execute(_start("p"), "ann")
+        await scheduler.update_all()
+        await node.beat()
+        tree = scheduler.state.trees[TREE]
+        first, same = await asyncio.gather(scheduler.idle.read(tree), scheduler.idle.read(tree))
+        assert first is same is await scheduler.idle.read(tree)
+        assert tree.root.held_cores == tree.pools["p"].held_cores == 2.0
+        assert tree.root.idle_cores == 8.0
+        await scheduler.execute(_start("p"), "ann")
+        assert (await scheduler.idle.read(tree)).parts.held_back == 4.0
+        scheduler.idle.take_if_due()
+        await scheduler.idle.close()
+
+    asyncio.run(work())
+
+
+def _start(pool: str) -> StartOperation:
+    task: dict[str, Any] = {"job_count": 1, "cpu_limit": 2.0}
+    return StartOperation({"pool": pool, "tasks": {"t": task}})
