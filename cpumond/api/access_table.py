@@ -64,8 +64,7 @@ _OF_ENDPOINT: Final[Mapping[str, str]] = {
         (
             "list_pools", "get_pool", "get_pool_table", "get_pool_orchid", "list_operations", "get_operation",
             "explain_operation", "get_operation_orchid", "list_jobs", "get_job", "explain_job", "read_history",
-            "list_preemptions", "plan_drain", "get_tree_file", "explain_idle",
-            "foretell_operation",
+            "list_preemptions", "plan_drain", "get_tree_file", "explain_idle", "find", "foretell_operation",
         ),
         "`read`",
     ),

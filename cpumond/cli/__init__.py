@@ -16,6 +16,8 @@ from typing import Any, Final
 import click
 
 from cpumond import __version__
+from cpumond.cli.output import error_width
+from cpumond.cli.render.grid import fold
 from cpumond.core.errors import EXIT_UNAVAILABLE, EXIT_USAGE, AccessError, CpumondError, describe
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -43,8 +45,9 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "pool": ("scheduler.pools", "Pools of the running scheduler: list, show, create, set, move, remove, plan."),
     "operation": (
         "scheduler.operations",
-        "Operations: start, list, show, why, jobs, set, abort, suspend, resume, complete.",
+        "Operations: start, wait, list, show, why, jobs, log, set, abort, suspend, resume, complete.",
     ),
+    "run": ("scheduler.running", "Run a command as an operation: its output here, its exit code, Ctrl-C aborts it."),
     "why": ("scheduler.why", "Why CPU stands idle while operations wait, and what to change."),
     "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show, cordon, uncordon, drain."),
     "can": ("scheduler.rights", "Whether a user may do something on the running scheduler, and by what."),
@@ -61,7 +64,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "cluster": ("scheduler.cluster", "A scheduler and some agents with real jobs on this machine, to try things out."),
     "init": ("agent.init", "Find Docker, Podman, Slurm, Kubernetes here, and follow their jobs in shadow mode."),
     "doctor": ("doctor.command", "What this host offers and what to do about what is missing."),
-    "schema": ("agent.receiver", "Print the JSON Schema of a message."),
+    "completion": ("completion", "Print what makes a shell complete commands and names: bash, zsh, fish."),
+    "schema": ("schema", "Print the JSON Schema of a message, or of what a command prints with --json."),
     "stub-scheduler": ("agent.receiver", "A small receiver of heartbeats, to try reports out."),
 }
 """Command -> (module of this package, line of help). In a module the command's function is ``<name>_command``."""
@@ -147,7 +151,7 @@ def run(arguments: list[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     except CpumondError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(str(error), error.exit_code, getattr(error, "details", ""))
     except (OutputClosed, BrokenPipeError):
         # Standard output becomes /dev/null: the flush at exit must not fail on the broken pipe as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -170,7 +174,9 @@ def _sentence(text: str) -> str:
     return text.rstrip() + ("" if text.rstrip().endswith((".", "?", "!", ")")) else ".")
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(message: str, code: int, details: str = "") -> int:
     with contextlib.suppress(OSError):  # the terminal may be gone
-        click.echo(f"cpumond: {' '.join(message.split())}", err=True)
+        click.echo(fold(f"cpumond: {' '.join(message.split())}", error_width()), err=True)
+        if details:
+            click.echo(details, err=True)
     return code

@@ -17,6 +17,8 @@ class Ending:
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._write_fd = write_fd
         self._is_set = False
+        self.number = 0
+        """Of the signal that set it."""
         self._poll = select.poll()
         self._poll.register(read_fd, select.POLLIN)
 
@@ -42,12 +44,22 @@ def list_ending_signals() -> list[signal.Signals]:
 
 
 @contextlib.contextmanager
-def ended_by(numbers: Sequence[signal.Signals]) -> Iterator[Ending]:
-    """An Ending that these signals set instead of ending the process, so that the command ends in its ordinary way."""
+def ended_by(numbers: Sequence[signal.Signals], leave_at_second: bool = False) -> Iterator[Ending]:
+    """An Ending that these signals set instead of ending the process, so that the command ends in its ordinary way.
+
+    ``leave_at_second``: the second one raises KeyboardInterrupt.
+    """
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     ending = Ending(read_fd, write_fd)
+
+    def handle(number: int, _: object) -> None:
+        if leave_at_second and ending.is_set():
+            raise KeyboardInterrupt
+        ending.number = number
+        ending.set()
+
     try:
-        with _handled(numbers, lambda *_: ending.set()):
+        with _handled(numbers, handle):
             yield ending
     finally:
         os.close(read_fd)

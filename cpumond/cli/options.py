@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import shutil
-import sys
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote
 
 import click
-import msgspec
 
 from cpumond.agent.config import DEFAULT_CONFIG_PATH
+from cpumond.cli.output import is_terminal as is_terminal
+from cpumond.cli.output import output_options
+from cpumond.cli.output import print_json as print_json
+from cpumond.cli.output import print_json_and_end as print_json_and_end
+from cpumond.cli.output import terminal_width as terminal_width
+from cpumond.cli.output import use_colour as use_colour
 from cpumond.core.errors import AccessError, UnavailableError, describe
 from cpumond.core.measures import format_duration, parse_duration_s
 
@@ -93,7 +95,7 @@ config_option = click.option(
     help="TOML file; conf.d/*.toml beside it is read too.",
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the agent's answer as JSON.")
+json_option = output_options("Print the agent's answer as JSON.")
 
 
 def quote_name(name: str) -> str:
@@ -107,21 +109,6 @@ def given(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def print_json(content: bytes) -> None:
-    """Print JSON, indented. Raises UnavailableError for an answer that is not JSON."""
-    try:
-        text = msgspec.json.format(content, indent=2).decode()
-    except (ValueError, RecursionError) as error:
-        raise UnavailableError(f"the answer is not JSON: {error}; is this cpumond that answers?") from None
-    click.echo(text)
-
-
-def print_json_and_end(content: bytes) -> NoReturn:
-    """Print JSON as ``print_json``, and end the command with exit code 0."""
-    print_json(content)
-    click.get_current_context().exit()
-
-
 @contextlib.contextmanager
 def naming_unreadable(name: str, what: str) -> Iterator[None]:
     """Around the reading of the file ``name``; ``what`` says in messages what it should be. Raises AccessError for
@@ -132,18 +119,3 @@ def naming_unreadable(name: str, what: str) -> Iterator[None]:
         raise AccessError(f"{name}: cannot be read: {describe(error)}; run as root or fix its rights") from error
     except OSError as error:
         raise UnavailableError(f"{name}: cannot be read: {describe(error)}; give the path of {what}") from error
-
-
-def is_terminal() -> bool:
-    """Whether standard output is a terminal; it is None when the caller closed it."""
-    return sys.stdout is not None and sys.stdout.isatty()
-
-
-def use_colour() -> bool:
-    """Whether the output is a terminal whose user did not turn colours off (no-color.org)."""
-    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def terminal_width() -> int | None:
-    """Columns of the terminal; None where the output goes into a pipe or file."""
-    return shutil.get_terminal_size().columns if is_terminal() else None

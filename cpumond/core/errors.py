@@ -4,6 +4,8 @@
 
     CpumondError                 69  unavailable; the base of all
     ├── UsageError               64  the command line is wrong
+    ├── NoSuchError              67  what is named does not exist: an operation, a pool, a node, a job
+    ├── NotYetError              75  what is waited for has not come in time; try again
     ├── UnavailableError         69  what is asked for is not there: a cgroup, a controller, the agent
     ├── ConfigError              78  a configuration or input file is wrong
     │   └── FairShareInputError      a pool tree that no fair-share update can be made of
@@ -29,6 +31,7 @@ import re
 
 EXIT_OK = 0
 EXIT_USAGE = 64
+EXIT_NO_SUCH = 67
 EXIT_UNAVAILABLE = 69
 EXIT_CANNOT_CREATE = 73
 EXIT_TRY_AGAIN = 75
@@ -54,9 +57,25 @@ class CpumondError(Exception):
 
 
 class UsageError(CpumondError):
-    """The command line is wrong."""
+    """The command line is wrong. ``details``: lines that are shown below the sentence."""
 
     exit_code = EXIT_USAGE
+
+    def __init__(self, sentence: str, details: str = "") -> None:
+        super().__init__(sentence)
+        self.details = details
+
+
+class NoSuchError(CpumondError):
+    """What is named does not exist: an operation, a pool, a node, a job."""
+
+    exit_code = EXIT_NO_SUCH
+
+
+class NotYetError(CpumondError):
+    """What is waited for has not come in time; try again."""
+
+    exit_code = EXIT_TRY_AGAIN
 
 
 class ConfigError(CpumondError):

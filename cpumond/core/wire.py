@@ -231,16 +231,21 @@ MAX_LOG_BYTES = 1_048_576
 
 
 class LogRequest(msgspec.Struct, frozen=True):
-    """The end of what a job wrote is wanted, at most ``tail_bytes``; repeated until the ``JobLog`` is there."""
+    """The end of what a job wrote is wanted, at most ``tail_bytes``; repeated until the ``JobLog`` is there.
+
+    ``offset``: not the end but what it wrote after so many bytes; agents of before give the end all the same.
+    """
 
     request_id: str
     job_id: str
     stream: LogStream
     tail_bytes: int
+    offset: int | None = None
 
 
 class JobLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to a ``LogRequest``: ``content`` (base64 in JSON) is the end of ``total_bytes`` bytes.
+    """The answer to a ``LogRequest``: ``content`` (base64 in JSON) is the end of ``total_bytes`` bytes, or, where it
+    asked for an ``offset``, begins after ``first_byte`` of them: later than asked for where what is older is gone.
 
     ``error`` "" or why there is none: the job is not known here, its log was removed.
     """
@@ -250,6 +255,7 @@ class JobLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     content: Annotated[bytes, msgspec.Meta(max_length=MAX_LOG_BYTES)] = b""
     total_bytes: _Bytes = 0
     error: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
+    first_byte: _Bytes | msgspec.UnsetType = msgspec.UNSET
 
 
 RequestKind = Literal["explain", "pin", "unpin"]

@@ -352,8 +352,10 @@ class Scheduler:
         self.timings.heartbeats_s += time.perf_counter() - begun
         return answer
 
-    async def read_log(self, operation_id: str, job_id: str, stream: LogStream, tail_bytes: int) -> JobLog:
-        """The last bytes of what a job wrote, from its node; at most ``wire.MAX_LOG_BYTES``.
+    async def read_log(
+        self, operation_id: str, job_id: str, stream: LogStream, tail_bytes: int, offset: int | None = None
+    ) -> JobLog:
+        """The last bytes of what a job wrote, or those from ``offset`` on, from its node; at most ``MAX_LOG_BYTES``.
 
         Raises CommandError: the operation or job is not known, has not started, its node is away or does not answer.
         """
@@ -365,7 +367,9 @@ class Scheduler:
                 "node's agent keeps it",
                 NODE_OFFLINE,
             )
-        read = await self._ask(self.logs, node, LogRequest("", job_id, stream, tail_bytes), "its log can be read")
+        read = await self._ask(
+            self.logs, node, LogRequest("", job_id, stream, tail_bytes, offset), "its log can be read"
+        )
         if read.error:
             raise CommandError(f"job {job_id}: {read.error}", NO_SUCH_JOB)
         return read

@@ -14,7 +14,7 @@ import httpx2
 from scheduler_process import GIB, SchedulerProcess
 from waiting import wait_until
 
-from cpumond.cli.scheduler.client import SchedulerClient
+from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.core.errors import CpumondError
 
 LEASE_S = 2.0

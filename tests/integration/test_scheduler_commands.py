@@ -200,18 +200,18 @@ def test_trees_are_made_and_one_becomes_the_default(server, cpumond):
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (("pool", "set", "none", "weight=1"), 69, 'Pool "none" does not exist'),
+        (("pool", "set", "none", "weight=1"), 67, 'Pool "none" does not exist'),
         (("pool", "set", "a", "weight=-1"), 78, "weight: must be a number in"),
         (("pool", "set", "a"), 64, "nothing to change"),
         (("pool", "set", "a", "weight"), 64, "expected key=value"),
         (("pool", "create", "a"), 73, "already exists"),
-        (("pool", "list", "--tree", "none"), 69, "does not exist"),
+        (("pool", "list", "--tree", "none"), 67, "does not exist"),
         (("pool", "move", "a"), 64, "--parent"),
         (("pool", "plan", "a", "--remove", "weight=1"), 64, "nothing else"),
-        (("operation", "abort", "1-2-3-4"), 69, "No such operation"),
+        (("operation", "abort", "1-2-3-4"), 67, "No such operation"),
         (("operation", "start", "--memory", "much", "--", "true"), 64, "expected bytes"),
         (("operation", "start", "--job-cpu-monitor", "[1]", "--", "true"), 64, "a map in YSON or JSON"),
-        (("node", "show", "none"), 69, "not registered"),
+        (("node", "show", "none"), 67, "not registered"),
         (("tree", "list", "--scheduler", "ftp://x"), 64, "expected an address"),
         (("tree", "list", "--token", "two words"), 78, "one word"),
     ],
@@ -406,7 +406,7 @@ def test_the_end_of_a_log_is_printed_as_it_is(server, cpumond):
     node = make_node(server, "n1")
     node.register()
     operation_id = cpumond("operation", "start", "--pool", "p", "--", "true").strip()
-    cpumond("operation", "log", operation_id, code=69)
+    cpumond("operation", "log", operation_id, code=75)
     assert "has no job that has started" in cpumond.err
     wait_until(lambda: node.beat() and node.jobs, "the job")
     node.beat()
@@ -422,7 +422,7 @@ def test_the_end_of_a_log_is_printed_as_it_is(server, cpumond):
     assert log(job, "--stderr") == "oops\n"
     assert log("--tail", "2") == "2J"
     assert "12 bytes before these are not shown; raise --tail" in cpumond.err
-    log("1-2-3-4", code=69)
+    log("1-2-3-4", code=67)
     assert "No such job 1-2-3-4" in cpumond.err
     cpumond("operation", "log", operation_id, "--tail", "2M", code=64)
     assert "--tail: expected 1 to 1048576 bytes" in cpumond.err

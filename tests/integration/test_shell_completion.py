@@ -9,14 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_json_api import LiveScheduler, make_node
 
 ASK = {
     # What the shell calls at Tab, with what is typed so far; and how it shows what it was given.
-    "bash": 'source "$1"; COMP_WORDS=({words}); COMP_CWORD=1; _cpumond_completion cpumond; echo "${{COMPREPLY[@]}}"',
+    "bash": (
+        'source "$1"; COMP_WORDS=({words}); COMP_CWORD={last}; _cpumond_completion cpumond; echo "${{COMPREPLY[@]}}"'
+    ),
     "zsh": (
         "compdef() {{ }}; _describe() {{ print -l ${{completions_with_descriptions%%:*}} }}; "
         "compadd() {{ print -l $completions }}; "
-        'source "$1"; words=({words}); CURRENT=2; _cpumond_completion'
+        'source "$1"; words=({words}); CURRENT={last}+1; _cpumond_completion'
     ),
     "fish": 'source $argv[1]; complete --do-complete "{words}" | string replace --regex "\\t.*" ""',
 }
@@ -28,15 +31,17 @@ def ask(shell: str, words: str, tmp_path: Path) -> list[str]:
         pytest.skip(f"{shell} is missing; Debian's package {shell} has it")
     # The scripts call `cpumond` as found on PATH.
     program = tmp_path / "bin" / "cpumond"
-    program.parent.mkdir()
+    program.parent.mkdir(exist_ok=True)
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m cpumond "$@"\n')
     program.chmod(0o755)
     environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    source = environment | {"_CPUMOND_COMPLETE": f"{shell}_source"}
     script = tmp_path / f"completion.{shell}"
-    script.write_bytes(subprocess.run(["cpumond"], env=source, capture_output=True, timeout=60, check=True).stdout)
+    told = subprocess.run(
+        ["cpumond", "completion", shell], env=environment, capture_output=True, timeout=60, check=True
+    )
+    script.write_bytes(told.stdout)
     plain = {"bash": ["--noprofile", "--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
-    command = [shell, *plain, "-c", ASK[shell].format(words=words)]
+    command = [shell, *plain, "-c", ASK[shell].format(words=words, last=len(words.split()) - 1)]
     command += [str(script)] if shell == "fish" else [shell, str(script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
@@ -46,6 +51,27 @@ def ask(shell: str, words: str, tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("shell", ASK)
 def test_tab_after_the_beginning_of_a_command(shell: str, tmp_path: Path) -> None:
     assert ask(shell, "cpumond po", tmp_path) == ["pool"]
+
+
+@pytest.mark.parametrize("shell", ASK)
+def test_tab_gives_names_that_the_scheduler_knows(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LiveScheduler(tmp_path) as server:
+        monkeypatch.setenv("CPUMOND_SCHEDULER", server.url)
+        for name in ("research", "restless", "other"):
+            server.post("/trees/default/pools", {"name": name}, 201)
+        operation = server.start("research", title="one")
+        make_node(server, "host-17").register()
+        assert sorted(ask(shell, "cpumond pool show re", tmp_path)) == ["research", "restless"]
+        assert ask(shell, f"cpumond operation show {operation[:3]}", tmp_path) == [operation]
+        assert ask(shell, "cpumond node show host", tmp_path) == ["host-17"]
+
+
+@pytest.mark.parametrize("shell", ASK)
+def test_tab_gives_nothing_where_no_scheduler_answers(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CPUMOND_SCHEDULER", "http://127.0.0.1:1")
+    assert ask(shell, "cpumond pool show re", tmp_path) == []
 
 
 @pytest.mark.parametrize("shell", ASK)

@@ -502,17 +502,34 @@ class AssignedJobs:
                 raise UnavailableError(
                     f"node {node_id} has no log of job {request.job_id}: it was removed, or never there"
                 )
-            reading = self._readers.submit(
-                self.executor.read_log, request.job_id, directory, request.stream, max(request.tail_bytes, 0)
-            )
-            content, total = reading.result(LOG_READ_S)
+            content, total, first = self._readers.submit(self._read_part, request, directory).result(LOG_READ_S)
         except TimeoutError:
             return JobLog(
                 node_id, request.request_id, error=f"node {node_id} could not read it within {LOG_READ_S:g} s"
             )
         except (CpumondError, OSError, RuntimeError) as error:
             return JobLog(node_id, request.request_id, error=str(error))
-        return JobLog(node_id, request.request_id, content, total)
+        return JobLog(node_id, request.request_id, content, total, first_byte=msgspec.UNSET if first is None else first)
+
+    def _read_part(self, request: LogRequest, directory: str) -> tuple[bytes, int, int | None]:
+        """What is asked for, how much the job wrote in all, and before the first byte of this (None: it is the end)."""
+        wanted = max(request.tail_bytes, 0)
+
+        def read(tail_bytes: int) -> tuple[bytes, int]:
+            return self.executor.read_log(request.job_id, directory, request.stream, tail_bytes)
+
+        if request.offset is None:
+            return *read(wanted), None
+        total = read(0)[1]
+        while True:
+            # It may write on meanwhile: more than its end is read, until that reaches back to the offset.
+            tail_bytes = max(total - request.offset, 0) + wanted
+            content, total = read(tail_bytes)
+            first = total - len(content)
+            if first <= request.offset or len(content) < tail_bytes:
+                break
+        skipped = max(request.offset - first, 0)
+        return content[skipped : skipped + wanted], total, min(first + skipped, total)
 
     def adjust(self, now_s: float, count_cores: CountCores) -> bool:
         """Each ``resource_adjustment_period``: overdraft of the node (semantics.md 1.9), logs kept long enough.

@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 
 from cpumond import __version__
-from cpumond.api import node_views, overview, pool_views, tables, views
+from cpumond.api import finding, node_views, overview, pool_views, tables, views
 from cpumond.api.json import openapi, rights
 from cpumond.api.json.answers import AnswerHandlers
 from cpumond.api.json.call import Call
@@ -261,9 +261,17 @@ class JsonApi(EventHandlers, AnswerHandlers, ForecastHandlers):
     async def get_job_log(self, call: Call) -> Response:
         query: openapi.LogQuery = call.query
         operation = self.find_operation(call, "read_secrets").id
-        found = await self.scheduler.read_log(operation, call.path["job"], query.stream, query.tail)
+        found = await self.scheduler.read_log(operation, call.path["job"], query.stream, query.tail, query.offset)
         # Whatever a job wrote, no browser may take it for a page.
-        headers = {openapi.TOTAL_BYTES: str(found.total_bytes), "X-Content-Type-Options": "nosniff"}
+        first = (
+            found.total_bytes - len(found.content)
+            if isinstance(found.first_byte, msgspec.UnsetType)
+            else found.first_byte
+        )
+        headers = {
+            openapi.TOTAL_BYTES: str(found.total_bytes), openapi.FIRST_BYTE: str(first),
+            "X-Content-Type-Options": "nosniff",
+        }  # fmt: skip
         return Response(found.content, headers={**headers, "content-type": openapi.TEXT})
 
     async def explain_job(self, call: Call) -> dict[str, Any]:
@@ -559,6 +567,10 @@ _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
     ),
     "get_node": lambda api, c: node_views.show_node_details(
         node_views.find_node(api.state, c.path["node"]), api.now(), api.rights(c)
+    ),
+    "find": lambda api, c: finding.find_matches(
+        api.rights(c), c.query.kind, c.query.name, operation=c.query.operation, tree=c.query.tree,
+        all_of=c.query.all_of, limit=c.query.limit,
     ),
     "plan_drain": lambda api, c: plan_drain(
         node_views.find_living_node(api.state, c.path["node"]), api.rights(c), api.now()

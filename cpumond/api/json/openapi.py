@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from cpumond.api import event_views, node_views, overview, permissions, pool_views, tables, views
+from cpumond.api import event_views, finding, node_views, overview, permissions, pool_views, tables, views
 from cpumond.api.token_views import NewToken, TokenList
 from cpumond.core.wire import (
     MAX_LOG_BYTES,
@@ -43,6 +43,8 @@ TEXT: Final = "text/plain; charset=utf-8"
 NDJSON: Final = "application/x-ndjson"
 TOTAL_BYTES: Final = "X-Cpumond-Total-Bytes"
 """Header: how much a job wrote in all."""
+FIRST_BYTE: Final = "X-Cpumond-First-Byte"
+"""Header: how much it wrote before the first byte of the answer."""
 
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
@@ -276,9 +278,10 @@ class JobsQuery(Query, frozen=True):
 
 
 class LogQuery(Query, frozen=True):
-    """Which of a job's two logs, and how many bytes of its end."""
+    """Which of a job's two logs, and how many bytes of its end, or from ``offset`` on: bytes since its beginning."""
 
     stream: LogStream = "stdout"
+    offset: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
     tail: Annotated[int, msgspec.Meta(ge=1, le=MAX_LOG_BYTES)] = DEFAULT_TAIL_BYTES
 
 
@@ -338,6 +341,19 @@ class CanQuery(Query, frozen=True):
     user: _Text = ""
     tree: _Text = ""
     groups: _Text = ""
+
+
+class FindQuery(Query, frozen=True):
+    """``name``: the beginning of an id, title or alias; "-" for the newest. ``operation``: that of jobs. ``tree``: of
+    pools, "" for the default one. ``all_of``: all that begins so, not only what is nearest.
+    """
+
+    kind: finding.NamedKind
+    name: _Text = ""
+    operation: _Text = ""
+    tree: _Text = ""
+    all_of: bool = False
+    limit: _Limit = 100
 
 
 class PreemptionsQuery(Query, frozen=True):
@@ -568,6 +584,10 @@ ENDPOINTS: Final = (
     Endpoint("GET", PREFIX + "/me", "get_me", "Who asks, and which scheduler", overview.Me),
     Endpoint(
         "GET", PREFIX + "/can", "can", "Whether a user may do something, and by what", permissions.Can, query=CanQuery,
+        refusals=(404,),
+    ),
+    Endpoint(
+        "GET", PREFIX + "/find", "find", "What the beginning of a name may mean", finding.Matches, query=FindQuery,
         refusals=(404,),
     ),
     Endpoint("GET", PREFIX + "/overview", "get_overview", "Status, alerts and trees in numbers", overview.Overview),

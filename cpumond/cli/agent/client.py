@@ -45,7 +45,7 @@ class AgentRefusedError(CpumondError):
 class AgentClient:
     """Speaks HTTP with one agent over its unix socket, one connection for each request.
 
-    ``as_json``: ``show`` prints answers as JSON and ends the command.
+    ``as_json``: ``show`` prints answers for programs and ends the command.
     """
 
     def __init__(self, socket_path: str, as_json: bool = False, timeout_s: float = TIMEOUT_S) -> None:
@@ -86,10 +86,10 @@ class AgentClient:
     def status(self) -> bytes:
         return self.request("GET", "/v1/status")
 
-    def show(self, content: bytes, kind: type[Answer]) -> Answer:
+    def show(self, content: bytes, kind: type[Answer], rows: str | None = None) -> Answer:
         """An answer as a value for people; with ``as_json`` it is printed, and the command ends here."""
         if self.as_json:
-            print_json_and_end(content)
+            print_json_and_end(content, kind, rows)
         return self.decode(content, kind)
 
     def decode(self, content: bytes, kind: type[Answer]) -> Answer:

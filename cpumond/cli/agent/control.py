@@ -5,20 +5,24 @@ What they print is made in ``tables`` and ``explain``.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import time
-from typing import NoReturn
+from collections.abc import Collection
+from typing import NoReturn, cast
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from cpumond.agent.config import parse_layer, read_assignments
-from cpumond.cli.agent.client import AgentClient, agent_options
+from cpumond.cli.agent.client import AgentClient, agent_options, find_socket, is_given, socket_option
 from cpumond.cli.agent.explain import draw_explain
 from cpumond.cli.options import (
     CoresType,
     DurationType,
+    config_option,
     given,
     is_terminal,
     json_option,
@@ -28,6 +32,7 @@ from cpumond.cli.options import (
     terminal_width,
     use_colour,
 )
+from cpumond.cli.output import print_text
 from cpumond.cli.render.tables import (
     SORTS,
     Sort,
@@ -38,12 +43,18 @@ from cpumond.cli.render.tables import (
     is_only_watched,
     warn,
 )
+from cpumond.cli.scheduler.client import connection_flags
+from cpumond.cli.scheduler.cluster_top import SORTS as CLUSTER_SORT_KEYS
+from cpumond.cli.scheduler.cluster_top import show_cluster
+from cpumond.cli.scheduler.finding import TREE
+from cpumond.cli.scheduler.http_client import make_client
 from cpumond.core.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, StatusAnswer
 from cpumond.core.decode import decode_json
 from cpumond.core.errors import AccessError, CpumondError, UsageError
 from cpumond.core.words import show_cores, show_name
 from cpumond.monitor.model import MODES
 
+CLUSTER_SORTS = tuple(CLUSTER_SORT_KEYS.values())
 MIN_INTERVAL_S = 0.1
 MAX_INTERVAL_S = 3600.0
 
@@ -56,12 +67,16 @@ def status_command(client: AgentClient) -> None:
 
     Numbers are cores: what the job ordered, its limit now, its use in the last check, and smoothed.
     """
-    answer = client.show(client.status(), StatusAnswer)
+    answer = client.show(client.status(), StatusAnswer, "jobs")
     click.echo(draw_status(answer, terminal_width(), use_colour()))
 
 
 @click.command("top", epilog="Example: cpumond top --sort usage --interval 2s")
-@agent_options
+@config_option
+@socket_option
+@connection_flags
+@click.option("--cluster", is_flag=True, help="The scheduler's pools, operations and nodes; so does --scheduler.")
+@click.option("--tree", metavar="TREE", type=TREE, help="With --cluster; default: the scheduler's default tree.")
 @click.option(
     "--interval",
     "interval_s",
@@ -69,15 +84,41 @@ def status_command(client: AgentClient) -> None:
     help='Time between two frames, such as "2s"; default: the agent\'s check period.',
 )
 @click.option(
-    "--sort", type=click.Choice(list(SORTS)), default="reclaimed", show_default=True, help="First line: most."
+    "--sort",
+    type=click.Choice(list(dict.fromkeys([*SORTS, *CLUSTER_SORTS]))),
+    help="First line: most; of jobs, or with --cluster.  [default: reclaimed, used]",
 )
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @json_option
-def top_command(client: AgentClient, interval_s: float | None, sort: Sort, once: bool) -> None:
-    """Live table of the running agent; Ctrl-C ends it.
+def top_command(
+    config_path: str, socket_path: str | None, cluster: bool, tree: str | None, interval_s: float | None,
+    sort: str | None, once: bool, as_json: bool, **connection: str | None,
+) -> None:  # fmt: skip
+    """Live table of the running agent, or with --cluster of the scheduler; Ctrl-C ends it.
 
     It waits for an agent that is restarted. Into a pipe it prints one frame after the other, with --json one line each.
+
+    With --cluster: keys p, o, n show pools, operations, nodes; u, d, s, a sort by use, demand, share, name; q ends.
+    Where there is no terminal it prints one picture.
     """
+    source = click.get_current_context().get_parameter_source("url")
+    is_of_cluster = cluster or source is ParameterSource.COMMANDLINE
+    sorts: Collection[str] = CLUSTER_SORTS if is_of_cluster else SORTS
+    if sort is not None and sort not in sorts:
+        raise UsageError(
+            f"--sort {sort}: expected {', '.join(sorts)} {'with' if is_of_cluster else 'without'} --cluster"
+        )
+    with contextlib.suppress(KeyboardInterrupt):
+        if is_of_cluster:
+            scheduler = make_client(connection, as_json=as_json)
+            show_cluster(scheduler, tree, interval_s, sort or "used", once)
+            return
+        client = AgentClient(find_socket(config_path, is_given("config_path"), socket_path), as_json)
+        show_agent(client, interval_s, cast("Sort", sort or "reclaimed"), once)
+
+
+def show_agent(client: AgentClient, interval_s: float | None, sort: Sort, once: bool) -> None:
+    """Print one frame, or show them one after the other until KeyboardInterrupt."""
     try:
         content = client.status()
         answer = client.decode(content, StatusAnswer)
@@ -147,7 +188,7 @@ def job_add_command(
     content = client.request("POST", "/v1/registered", {**body, "job_cpu_monitor": layer})
     job = client.show(content, AddedJob)
     hint = "; nothing is written to it, give --mode reclaim for that" if is_only_watched(job) else ""
-    click.echo(
+    print_text(
         f"job {show_name(job.job_id)} ({job.cgroup}): mode {job.mode}, {show_cores(job.cpu_limit)} cores ordered, "
         f"limit {show_cores(job.current_cpu_limit)}{hint}"
     )
@@ -166,7 +207,7 @@ def job_remove_command(client: AgentClient, job: str) -> None:
     """
     content = client.request("DELETE", f"/v1/registered/{quote_name(job)}")
     client.show(content, dict[str, object])
-    click.echo(f"job {show_name(job)} is removed; its cgroup has its original limit back unless a source names it, too")
+    print_text(f"job {show_name(job)} is removed; its cgroup has its original limit back unless a source names it, too")
 
 
 @job_command.command("list", epilog="Example: cpumond job list --json")
@@ -181,7 +222,7 @@ def job_list_command(client: AgentClient) -> None:
     if jobs:
         click.echo(draw_registered(jobs, terminal_width(), use_colour()))
     else:
-        click.echo("no job was added over the socket; `cpumond status` shows those of the configuration")
+        print_text("no job was added over the socket; `cpumond status` shows those of the configuration")
 
 
 @click.command("pin", epilog="Example: cpumond pin steady-low --cpu-limit 4 --for 1h")
@@ -194,7 +235,7 @@ def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: f
     """Hold the limit of JOB, an id or a cgroup, until unpin or for a time."""
     body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
     content = client.request("PUT", f"/v1/jobs/{quote_name(job)}/pin", body)
-    click.echo(describe_pin(client.show(content, JobAnswer), ttl_s))
+    print_text(describe_pin(client.show(content, JobAnswer), ttl_s))
 
 
 @click.command("unpin", epilog="Example: cpumond unpin steady-low")
@@ -205,7 +246,7 @@ def unpin_command(client: AgentClient, job: str) -> None:
     """Give JOB back to the monitor when it is pinned, overridden by somebody else's write, or contested."""
     content = client.request("DELETE", f"/v1/jobs/{quote_name(job)}/pin")
     answer = client.show(content, JobAnswer)
-    click.echo(
+    print_text(
         f"job {show_name(answer.job_id)} is the monitor's again (mode {answer.mode}); "
         f"its limit stands at {show_cores(answer.current_cpu_limit)} cores"
     )

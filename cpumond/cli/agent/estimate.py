@@ -22,7 +22,8 @@ from cpumond.cli.agent.estimate_findings import (
 )
 from cpumond.cli.agent.trace import convert_layer, list_idle
 from cpumond.cli.ending import ending_as_interrupted, list_ending_signals
-from cpumond.cli.options import DurationType, set_option, terminal_width, use_colour
+from cpumond.cli.options import DurationType, set_option
+from cpumond.cli.output import output_options, print_json, terminal_width, use_colour
 from cpumond.cli.render.tables import warn
 from cpumond.cli.replacement import Replacement
 from cpumond.core.errors import CreateError, UsageError
@@ -78,7 +79,7 @@ UNUSED_OPTIONS: Final = {
 @click.option("--html", "html_path", metavar="FILE", help="Write a report to show somebody else, in one file.")
 @click.option("--anonymous", is_flag=True, help="No names, ids, paths and addresses in the output and in --html.")
 @click.option("--top", type=click.IntRange(0), default=20, show_default=True, help="How many workloads the table has.")
-@click.option("--json", "as_json", is_flag=True, help="All of it as JSON.")
+@output_options("All of it as JSON.")
 def estimate_command(
     duration_s: float | None, root: str | None, url: str | None, since_s: float | None, step_s: float | None,
     match: str | None, metrics: Metrics | None, token_file: str | None, assignments: tuple[str, ...],
@@ -139,7 +140,7 @@ def estimate_command(
 
             page.write(render_page(findings))
     if as_json:
-        click.echo(render_json(findings), nl=False)
+        print_json(render_json(findings).encode(), rows="jobs")
     else:
         click.echo(render_text(findings, top, terminal_width(), use_colour()))
         for path, what in ((config_path, "configuration"), (html_path, "report")):

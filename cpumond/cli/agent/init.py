@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
@@ -16,7 +15,8 @@ from cpumond.agent.config import AgentConfig, Source, load_config
 from cpumond.cli.agent import init_files
 from cpumond.cli.agent.init_files import Planned
 from cpumond.cli.engines import DAEMONS, EngineSeen, describe_fates, explain_silence, see_engines, show_some
-from cpumond.cli.options import config_option, is_terminal, print_json
+from cpumond.cli.options import config_option
+from cpumond.cli.output import can_ask, output_options, print_json
 from cpumond.cli.replacement import Replacement
 from cpumond.core.errors import CreateError, from_os_error
 from cpumond.core.words import count
@@ -71,7 +71,7 @@ class Plan(msgspec.Struct, frozen=True):
     metavar="DIR",
     help=f"Where the unit's drop-in goes.  [default: {UNIT_DIR}, where systemd runs this machine]",
 )
-@click.option("--json", "as_json", is_flag=True, help="All of it as JSON; only writes with --yes.")
+@output_options("All of it as JSON; only writes with --yes.")
 def init_command(config_path: str, yes: bool, sockets: tuple[str, ...], unit_dir: str | None, as_json: bool) -> None:
     """Look which engines run jobs here (Docker, Podman, Slurm, Kubernetes) and have cpumond follow them.
 
@@ -105,7 +105,7 @@ def init_command(config_path: str, yes: bool, sockets: tuple[str, ...], unit_dir
 
 def _ask(plan: Plan) -> bool:
     """Whether the files are to be written; False where nobody can be asked."""
-    if not is_terminal() or sys.stdin is None or not sys.stdin.isatty():
+    if not can_ask():
         click.echo("Nothing is written: there is no terminal to ask at; `cpumond init --yes` writes it.")
         return False
     return click.confirm(f"Write {count(len(plan.due), 'file')}?")

@@ -1,4 +1,4 @@
-"""``cpumond schema`` and ``cpumond stub-scheduler``: what a heartbeat is, and a small receiver that checks them.
+"""``cpumond stub-scheduler``: a small receiver of heartbeats that checks them.
 
 The receiver keeps the newest heartbeat of each node in memory. A heartbeat is a node's full state, so a job that is
 not in the newest one is gone.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import hmac
 import itertools
-import json
 import math
 import signal
 import socket
@@ -226,13 +225,6 @@ async def _read_body(request: Request) -> bytes | None:
         if len(body) > MAX_BODY_BYTES:
             return None
     return bytes(body)
-
-
-@click.command("schema", epilog="Example: cpumond schema heartbeat > heartbeat.schema.json")
-@click.argument("name", type=click.Choice(list(SCHEMAS)), metavar="NAME")
-def schema_command(name: str) -> None:
-    """Print the JSON Schema of message NAME (heartbeat)."""
-    click.echo(json.dumps(SCHEMAS[name](), indent=2))
 
 
 @click.command("stub-scheduler", epilog="Example: cpumond stub-scheduler --listen 127.0.0.1:9758")

@@ -11,7 +11,8 @@ import click
 import msgspec
 
 from cpumond.agent.config import AgentConfig, find_idle_options, load_config
-from cpumond.cli.options import config_option, print_json
+from cpumond.cli.options import config_option
+from cpumond.cli.output import output_options, print_json, print_text
 from cpumond.core.errors import UsageError
 from cpumond.core.words import count
 
@@ -69,7 +70,7 @@ def restore_command(config_path: str, quick: bool) -> int:
 @click.command("check-config", epilog="Example: cpumond check-config --config /etc/cpumond/cpumond.toml --json")
 @click.argument("file", required=False)
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="Print the resulting values as JSON.")
+@output_options("Print the resulting values as JSON.")
 def check_config_command(file: str | None, config_path: str, as_json: bool) -> None:
     """Check a configuration and print the resulting values; exit code 78 and one sentence when it is wrong.
 
@@ -91,14 +92,14 @@ def check_config_command(file: str | None, config_path: str, as_json: bool) -> N
         print_json(msgspec.json.encode(values))
         return
     sources = count(len(config.source), "source")
-    click.echo(f"{config.path}: good. Node {config.node_id}, {sources}, mode {resulting['mode']}.")
+    print_text(f"{config.path}: good. Node {config.node_id}, {sources}, mode {resulting['mode']}.")
     click.echo("Resulting job-cpu-monitor:")
     for name, value in resulting.items():
         click.echo(f"  {name} = {value}")
     executor = config.executor
     jobs = "runs no jobs" if executor.kind == "none" else f"runs jobs in {executor.place} ({executor.kind})"
-    click.echo(f"Scheduler: {', '.join(config.scheduler.addresses) or 'none'}; this host {jobs}.")
-    click.echo(f"Limits may be written {_describe_roots(config)}.")
+    print_text(f"Scheduler: {', '.join(config.scheduler.addresses) or 'none'}; this host {jobs}.")
+    print_text(f"Limits may be written {_describe_roots(config)}.")
     for warning in warnings:
         warn(warning)
 

@@ -15,6 +15,7 @@ import msgspec
 from cpumond.agent.config import parse_assignments
 from cpumond.cli.agent.trace import convert_layer, list_idle, read_lines
 from cpumond.cli.options import DurationType, cpu_limit_option, set_option
+from cpumond.cli.output import output_options, print_json, print_table, print_text
 from cpumond.core.errors import UsageError
 from cpumond.core.measures import format_duration
 from cpumond.fairshare.validate import nearest
@@ -80,13 +81,7 @@ def complete_shape(_ctx: click.Context, _param: click.Parameter, incomplete: str
     help="Later work waits for earlier work, so that a job that is held back falls behind, and never more than was "
     "ordered is wanted at once. Otherwise work arrives from outside and piles up.",
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print a JSON object: results, with one entry for each rule; of a trace in which the job was throttled also "
-    "results_held_back_at_order.",
-)
+@output_options("The results as JSON.")
 def simulate_command(
     trace: str | None,
     cpu_limit: float,
@@ -151,14 +146,19 @@ def simulate_command(
             click.echo(f"cpumond: note: {note}", err=True)
         names = ("results", "results_held_back_at_order")
         answer = dict(zip(names, results, strict=False))
-        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2))
+        print_json(msgspec.json.encode(answer), rows="results")
         return
+    first, *others = COLUMNS
     headings = ("", "use as recorded:", "all that was ordered in the rows that were throttled:")
-    click.echo(f"{title}: {describe_work(demand.work_cpu_s, cpu_limit)}")
+    print_text(f"{title}: {describe_work(demand.work_cpu_s, cpu_limit)}")
     for note in demand.notes:
-        click.echo(note)
+        print_text(note)
     for number, rows in enumerate(results, len(results) > 1):
-        click.echo("\n".join(filter(None, [headings[number], *format_table(rows)])))
+        if headings[number]:
+            print_text(headings[number])
+        print_table(
+            [first, *(f">{name}" for name in others)], [[show(row) for show in COLUMNS.values()] for row in rows]
+        )
 
 
 def read_settings_of_rules(assignments: tuple[str, ...], compare: str | None) -> list[MonitorSettings]:
@@ -187,12 +187,6 @@ def describe_work(work_cpu_s: Sequence[float], order_cores: float) -> str:
         f"{format_duration(round(len(work_cpu_s) * PERIOD_S, 1))}, {order_cores:g} cores ordered, {mean:.4g} wanted "
         f"on average and {most:.4g} at most"
     )
-
-
-def format_table(results: Iterable[SimulationResult]) -> list[str]:
-    lines = [list(COLUMNS), *([show(result) for show in COLUMNS.values()] for result in results)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
 
 
 @contextlib.contextmanager

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import TextIO
 
 import click
-import msgspec
 
 from cpumond.cli.agent.trace import read_settings
 from cpumond.cli.ending import ended_by
 from cpumond.cli.options import CoresType, DurationType, set_option
+from cpumond.cli.output import output_options, print_line
 from cpumond.core.errors import CgroupReadError, UnavailableError, UsageError, from_os_error
 from cpumond.core.measures import format_cores, format_duration, format_span
 from cpumond.host.cgroup import Cgroup, open_cgroup
@@ -53,7 +53,7 @@ duration_option = click.option(
 )
 @duration_option
 @set_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@output_options("One JSON object a line.")
 def dry_run_command(
     path: str, cpu_limit_cores: float | None, duration_s: float | None, assignments: tuple[str, ...], as_json: bool
 ) -> None:
@@ -255,7 +255,7 @@ class _Summary:
             "steady_after_s": None if steady is None else steady.after_s,
         }
         if as_json:
-            click.echo(msgspec.json.encode({"summary": values}))
+            print_line({"summary": values})
             return
         share = state.preemptible_cpu_s / state.max_cpu_s if state.max_cpu_s else 0.0
         click.echo(
@@ -289,17 +289,17 @@ def _show_line(at_s: float, state: JobState, decision: Decision) -> None:
 
 
 def _show_json(at_s: float, state: JobState, decision: Decision) -> None:
-    click.echo(
-        msgspec.json.encode(
-            {
-                "time_s": at_s,
-                "usage_cores": decision.usage_cores,
-                "smoothed_cores": state.smoothed_cores,
-                "votes_sum": decision.votes_sum,
-                "decision": decision.kind,
-                "cpu_limit_cores": state.limit_cores,
-                "throttled_ratio": decision.throttled_ratio,
-                "pressure_ratio": decision.pressure_ratio,
-            }
-        )
+    header: list[str] = click.get_current_context().meta.setdefault("cpumond.header", [])
+    header[:] = print_line(
+        {
+            "time_s": at_s,
+            "usage_cores": decision.usage_cores,
+            "smoothed_cores": state.smoothed_cores,
+            "votes_sum": decision.votes_sum,
+            "decision": decision.kind,
+            "cpu_limit_cores": state.limit_cores,
+            "throttled_ratio": decision.throttled_ratio,
+            "pressure_ratio": decision.pressure_ratio,
+        },
+        header,
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 
 from cpumond.cli.options import DurationType
+from cpumond.cli.output import output_options
 
 
 @click.command("demo", epilog="Example: cpumond demo --duration 60")
 @click.option("--duration", "duration_s", type=DurationType(), default=60.0, show_default="60s", help="How long.")
-@click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON.")
+@output_options("Print only the summary, as JSON.")
 def demo_command(duration_s: float, as_json: bool) -> int:
     """The whole system on this machine: a scheduler, an agent, and real jobs of two pools in real cgroups.
 

@@ -34,6 +34,7 @@ from cpumond.cli.demo.kernel import PlainKernel
 from cpumond.cli.demo.story import Story
 from cpumond.cli.demo.view import Display, PoolSummary, Stop, Summary, show_summary
 from cpumond.cli.ending import Ending
+from cpumond.cli.output import print_line
 from cpumond.core.errors import EXIT_UNAVAILABLE, CpumondError, UnavailableError
 from cpumond.host.cgroup import mounts
 from cpumond.testing import Cluster
@@ -69,7 +70,7 @@ def run_demo(duration_s: float, as_json: bool) -> int:
             shutil.rmtree(directory, ignore_errors=True)
     summary = msgspec.structs.replace(summary, removed=summary.removed and not os.path.exists(directory))
     if as_json:
-        click.echo(msgspec.json.encode(summary))
+        print_line(msgspec.to_builtins(summary))
     else:
         show_summary(summary)
     return 0 if summary.restored and summary.removed else EXIT_UNAVAILABLE

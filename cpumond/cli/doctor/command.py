@@ -25,7 +25,9 @@ from cpumond.cli.doctor import units as of_units
 from cpumond.cli.doctor.checks import Finding
 from cpumond.cli.doctor.host import AgentSeen
 from cpumond.cli.engines import EngineSeen, collect_views, see_engines
-from cpumond.cli.options import config_option, print_json, terminal_width
+from cpumond.cli.options import config_option
+from cpumond.cli.output import output_options, print_json, terminal_width, use_colour
+from cpumond.cli.render.grid import fold, paint
 from cpumond.core.errors import EXIT_CONFIG, EXIT_UNAVAILABLE, CpumondError, UnavailableError, describe
 from cpumond.core.words import count
 
@@ -39,7 +41,7 @@ Look = Callable[[str, Callable[[], list[Finding]]], None]
 
 @click.command("doctor", epilog="Example: cpumond doctor --config /etc/cpumond/cpumond.toml")
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@output_options("Print the findings as JSON.")
 def doctor_command(config_path: str, as_json: bool) -> int:
     """Say what this host offers for cpumond and what to do about what is missing.
 
@@ -49,7 +51,7 @@ def doctor_command(config_path: str, as_json: bool) -> int:
     findings = examine(config_path, is_given("config_path"))
     code = choose_exit_code(findings)
     if as_json:
-        print_json(msgspec.json.encode({"findings": findings, "exit_code": code}))
+        print_json(msgspec.json.encode({"findings": findings, "exit_code": code}), rows="findings")
     else:
         click.echo(draw_findings(findings, terminal_width()))
     return code
@@ -70,20 +72,24 @@ def draw_findings(findings: list[Finding], width: int | None) -> str:
     indent = " " * (6 + column)
     lines = []
     for finding in findings:
-        level = click.style(f"{finding.level:<6}", colours[finding.level])
+        level = paint(f"{finding.level:<6}", colours[finding.level], use_colour())
         text = _wrap(finding.text, width, indent)
         lines.append(f"{level}{finding.check:<{column}}{text}")
         if finding.advice:
             lines.append(f"{indent}-> {_wrap(finding.advice, width, indent + '   ')}")
     times = {level: sum(finding.level == level for finding in findings) for level in colours}
-    lines.append(f"{len(findings)} findings: {times['ok']} ok, {times['warn']} to look at, {times['fail']} failed")
+    lines.append(
+        fold(f"{len(findings)} findings: {times['ok']} ok, {times['warn']} to look at, {times['fail']} failed", width)
+    )
     return "\n".join(lines)
 
 
 def _wrap(text: str, width: int | None, indent: str) -> str:
     """``text`` with its further lines indented; a path is never broken."""
-    if width is None or width < len(indent) + 30:
+    if width is None:
         return text
+    if width < len(indent) + 30:
+        return "\n  " + fold(text, width - 2).replace("\n", "\n  ")
     lines = textwrap.wrap(text, width - len(indent), break_long_words=False, break_on_hyphens=False)
     return f"\n{indent}".join(lines)
 

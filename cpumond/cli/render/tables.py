@@ -7,11 +7,13 @@ is wrapped or shortened.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import click
-
+from cpumond.cli.output import tell_left_out
+from cpumond.cli.output import warn as warn
+from cpumond.cli.render.grid import LEAST_TEXT, Column, column, draw_grid, fold, paint
+from cpumond.cli.render.grid import Cell as Cell
 from cpumond.core.answers import AssignedView, EngineAnswer, JobAnswer, LinkView, RegisteredJob, StatusAnswer
 from cpumond.core.measures import format_duration, format_span
 from cpumond.core.words import count, show_cores, show_left, show_name, show_number, show_time, show_votes
@@ -21,12 +23,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-Cell = str | tuple[str, str]
-"""Text, or text and its style."""
-
 PIPE_WIDTH = 100_000
 MAX_TITLE: Final = 60
-MAX_LABELS: Final = 40
 
 Sort = Literal["reclaimed", "usage", "limit", "job"]
 SORTS: Final[dict[str, Callable[[JobAnswer], tuple[float, str]]]] = {
@@ -40,7 +38,7 @@ COLUMNS: Final[dict[str, tuple[str, Callable[[JobAnswer], str]]]] = {
     "job": ("job", lambda job: show_name(job.job_id)),
     "operation": ("operation", lambda job: show_name(job.operation_id)),
     "status": ("status", lambda job: job.status),
-    "labels": ("labels", lambda job: show_title(", ".join(list_labels(job)), MAX_LABELS)),
+    "labels": ("labels", lambda job: show_name(", ".join(list_labels(job)))),
     "ordered": (">ordered", lambda job: "-" if job.unlimited else f"{job.cpu_limit:.2f}"),
     "limit": (">limit", lambda job: "-" if job.unlimited else f"{job.current_cpu_limit:.2f}"),
     "monitor": (">(would be)", lambda job: f"{job.monitor_cpu_limit:.2f}" if is_only_watched(job) else ""),
@@ -69,8 +67,6 @@ DROP_ORDER: Final = (
 )  # fmt: skip
 """Columns that a narrow terminal does without, the first one first; a job's id is always there in full."""
 
-FOLDED_WIDTHS: Final = {"job": 32, "operation": 16}
-
 STYLES: Final = {
     "refused": "yellow",
     "contested": "red",
@@ -81,11 +77,6 @@ STYLES: Final = {
     "failed": "red",
     "paused": "yellow",
 }
-
-
-def warn(sentence: str) -> None:
-    """A warning on standard error."""
-    click.echo(f"warning: {show_name(sentence)}", err=True)
 
 
 def show_title(text: str, most: int = MAX_TITLE) -> str:
@@ -165,26 +156,10 @@ def list_labels(job: JobAnswer) -> list[str]:
     return [text for text in job.labels.values() if text not in (job.job_id, job.operation_id)] if job.engine else []
 
 
-def _make_job_table(jobs: Sequence[JobAnswer], columns: Sequence[str], padding: int, fold: bool) -> Table:
-    """A table of ``jobs``; with ``fold`` long names are folded."""
-
-    def make_cell(name: str, text: str) -> Cell:
-        return (text, STYLES.get(text, "")) if name in ("status", "result") else text
-
-    headings = [
-        (COLUMNS[name][0], {"min_width": 8, "max_width": FOLDED_WIDTHS[name] if fold else None})
-        if name in FOLDED_WIDTHS
-        else (COLUMNS[name][0], {"no_wrap": True})
-        for name in columns
-    ]
-    return make_table(headings, ([make_cell(name, COLUMNS[name][1](job)) for name in columns] for job in jobs), padding)
-
-
-def fit_table(jobs: Sequence[JobAnswer], columns: Sequence[str], width: int | None) -> tuple[Table, list[str]]:
-    """The table with as many columns as ``width`` has room for, and the headings left out.
-
-    A long name is folded rather than a column left out.
-    """
+def draw_jobs(
+    jobs: Sequence[JobAnswer], columns: Sequence[str], width: int | None, colour: bool
+) -> tuple[str, list[str]]:
+    """The table with as many columns as ``width`` has room for, and the headings left out."""
     shown = list(columns)
     if not any(job.operation_id for job in jobs):
         shown.remove("operation")
@@ -196,18 +171,15 @@ def fit_table(jobs: Sequence[JobAnswer], columns: Sequence[str], width: int | No
     ruled = [job.peak is not None for job in jobs]
     empty = ("peak", "half-life") if not any(ruled) else ("smoothed", "votes") if all(ruled) else ()
     shown = [name for name in shown if name not in empty]
-    left_out: list[str] = []
-    for dropped in ("", *DROP_ORDER):
-        if dropped and dropped not in shown:
-            continue
-        if dropped:
-            shown.remove(dropped)
-            left_out.append(COLUMNS[dropped][0].strip(">()"))
-        for padding, fold in ((2, False), (1, False), (2, True), (1, True)):
-            table = _make_job_table(jobs, shown, padding, fold)
-            if width is None or measure(table) <= width:
-                return table, left_out
-    return _make_job_table(jobs, shown, 1, True), left_out
+    ranks = {name: len(DROP_ORDER) - number for number, name in enumerate(DROP_ORDER)}
+    headings = [Column(COLUMNS[name][0], ranks.get(name, 0), LEAST_TEXT if name == "labels" else 0) for name in shown]
+
+    def make_cell(name: str, job: JobAnswer) -> Cell:
+        text = COLUMNS[name][1](job)
+        return (text, STYLES.get(text, "")) if name in ("status", "result") else text
+
+    text, left_out = draw_grid(headings, [[make_cell(name, job) for name in shown] for job in jobs], width, colour)
+    return text, [name.strip("()") for name in left_out]
 
 
 def describe_totals(answer: StatusAnswer) -> str:
@@ -276,20 +248,25 @@ def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
         f"{show_name(answer.node_id)}: {count(len(answer.jobs), 'job')}, cgroups {answer.layout}, one check every "
         f"{format_duration(answer.check_period_s)}, the last one took {answer.tick_duration_s * 1000:.1f} ms"
     )
-    parts: list[Cell | RenderableType] = [head]
+    parts: list[str] = [fold(head, width)]
     if answer.jobs:
-        table, left_out = fit_table(answer.jobs, STATUS_COLUMNS, width)
+        table, left_out = draw_jobs(answer.jobs, STATUS_COLUMNS, width, colour)
         parts.append(table)
         if left_out:
-            parts.append((f"no room for: {', '.join(left_out)}; a wider terminal or --json shows all", "dim"))
+            parts.append(tell_left_out(left_out, width, colour))
     else:
-        parts.append("no jobs; see `cpumond doctor`, or add one with `cpumond job add`")
-    parts.append((f"total: {describe_totals(answer)}", "bold"))
+        parts.append(fold("no jobs; see `cpumond doctor`, or add one with `cpumond job add`", width))
+    notes: list[tuple[str, str]] = [(f"total: {describe_totals(answer)}", "bold")]
     if answer.engines:
-        parts.append(f"engines: {', '.join(map(_describe_engine, answer.engines))}")
+        notes.append((f"engines: {', '.join(map(_describe_engine, answer.engines))}", ""))
     if answer.scheduler is not None:
-        parts.append(_describe_node(answer.scheduler, answer.executor))
-    return draw([*parts, *list_notices(answer)], width, colour)
+        notes.append((_describe_node(answer.scheduler, answer.executor), ""))
+    return "\n".join([*parts, *_draw_lines([*notes, *list_notices(answer)], width, colour)])
+
+
+def _draw_lines(texts: Iterable[tuple[str, str]], width: int | None, colour: bool) -> Iterator[str]:
+    for text, style in texts:
+        yield from (paint(line, style, colour) for line in fold(text, width).split("\n"))
 
 
 def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, height: int | None) -> str:
@@ -299,13 +276,12 @@ def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, 
     notices = list_notices(answer)
     if height is not None and len(notices) > 3:
         notices = [*notices[:2], (f"and {len(notices) - 2} more notices: cpumond status", "red")]
-    top = draw([(head, "bold"), *notices], width, colour).split("\n")
+    top = list(_draw_lines([(head, "bold"), *notices], width, colour))
     jobs = sorted(answer.jobs, key=SORTS[sort])
     if not jobs:
         return "\n".join([*top, "no jobs"][:height])
     # All jobs decide on the columns, not only those on the screen, so that a new order does not change them.
-    table, _ = fit_table(jobs, TOP_COLUMNS, width)
-    rows = draw([table], width, colour).split("\n")
+    rows = draw_jobs(jobs, TOP_COLUMNS, width, colour)[0].split("\n")
     room = len(rows) if height is None else max(height - len(top), 1)
     if len(rows) > room:
         hidden = len(rows) - room + 1
@@ -315,14 +291,17 @@ def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, 
 
 def draw_registered(jobs: Sequence[RegisteredJob], width: int | None, colour: bool) -> str:
     """``cpumond job list``."""
-    headings = ("job", "operation", "cgroup", "ordered", "job-cpu-monitor")
+    headings = (
+        column("job"), column("operation", 2), column("cgroup", 1), column("ordered", 3), column("job-cpu-monitor", 4),
+    )  # fmt: skip
     rows = []
     for job in jobs:
         layer = ", ".join(f"{key} = {show_option(key, value)}" for key, value in job.job_cpu_monitor.items())
         ordered = "from cgroup" if job.cpu_limit is None else show_cores(job.cpu_limit)
         names = [show_name(text) or "-" for text in (job.job_id, job.operation_id, job.path)]
         rows.append([*names, ordered, layer or "-"])
-    return draw([make_table([(each, {"min_width": len(each)}) for each in headings], rows)], width, colour)
+    text, left_out = draw_grid(headings, rows, width, colour)
+    return "\n".join([text, *([tell_left_out(left_out, width, colour)] if left_out else [])])
 
 
 def describe_pin(job: JobAnswer, ttl_s: float | None) -> str:

@@ -1,368 +1,31 @@
-"""How commands speak with the scheduler: its address and token, requests, ``key=value`` arguments, tables.
-
-Exit codes by the HTTP status of a refusal: 77 without the rights (401, 403), 73 for what exists already or is too many
-(409), 78 for wrong values (400, 413, 422), 69 for what does not exist and for a scheduler that fails (404, 5xx).
-"""
+"""The options by which commands reach the scheduler and choose their output, and what commands need with them."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import functools
-import math
-import os
-import random
-import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
-from urllib.parse import urlsplit
+from collections.abc import Callable
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
-import msgspec
 
-from cpumond.cli.options import given, print_json, print_json_and_end, terminal_width, use_colour
-from cpumond.cli.render.tables import Cell, draw, make_table, warn
-from cpumond.core.decode import ContentError, decode_json, decode_toml
-from cpumond.core.errors import (
-    EXIT_CANNOT_CREATE,
-    EXIT_CONFIG,
-    EXIT_PERMISSION,
-    EXIT_UNAVAILABLE,
-    AccessError,
-    ConfigError,
-    CpumondError,
-    UnavailableError,
-    UsageError,
-    describe,
-)
-from cpumond.core.route import LOST_LEAD, Route, Terms, is_standby, was_not_done
-from cpumond.core.settings import find_rights_of_others
-from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
-from cpumond.core.tls import describe_tls_error, make_client_context
-
-if TYPE_CHECKING:
-    import httpx2
-
-DEFAULT_SCHEDULER: Final = "http://127.0.0.1:9757"
-UNIX: Final = "unix:"
-"""How the path of a unix socket begins where an address may stand."""
-AT_SOCKET: Final = "http://localhost"
-DEFAULT_TOKEN_FILE: Final = "~/.config/cpumond/token"  # noqa: S105 - a path
-TIMEOUT_S: Final = 30.0
-CONNECT_S: Final = 5.0
-PATIENCE_S: Final = 20.0
-"""Longer than another scheduler needs to lead after the one that did has stopped."""
-POLL_S: Final = 1.0
-RETRY_MAX_S: Final = 2.0
-MAX_TOKEN_CHARS: Final = 4096
+from cpumond.cli.output import output_options
+from cpumond.cli.output import print_fields as print_fields
+from cpumond.cli.output import print_table as print_table
+from cpumond.cli.scheduler.arguments import read_attributes as read_attributes
+from cpumond.cli.scheduler.arguments import read_edits as read_edits
+from cpumond.cli.scheduler.arguments import read_value as read_value
+from cpumond.cli.scheduler.finding import TREE, find_parameters
+from cpumond.cli.scheduler.http_client import DEFAULT_SCHEDULER, DEFAULT_TOKEN_FILE, make_client
+from cpumond.cli.scheduler.http_client import SchedulerClient as SchedulerClient
+from cpumond.cli.scheduler.http_client import SchedulerRefusedError as SchedulerRefusedError
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
-Kind = TypeVar("Kind")
-
-EXIT_OF_STATUS: Final = {
-    400: EXIT_CONFIG, 401: EXIT_PERMISSION, 403: EXIT_PERMISSION, 409: EXIT_CANNOT_CREATE, 413: EXIT_CONFIG,
-    422: EXIT_CONFIG,
-}  # fmt: skip
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class SchedulerRefusedError(CpumondError):
-    """The scheduler answered with an error: its own sentence, and the HTTP status."""
-
-    def __init__(self, sentence: str, status: int) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.exit_code = EXIT_OF_STATUS.get(status, EXIT_UNAVAILABLE)
-
-
-class _Warned(msgspec.Struct):
-    warnings: list[str] = []
-
-
-class _UnreachedError(UnavailableError):
-    """Nobody took a connection at ``url``: nothing was sent."""
-
-    def __init__(self, url: str, reason: str) -> None:
-        super().__init__(f"{url} ({reason})")
-
-
-class SchedulerClient:
-    """Speaks HTTP with a scheduler, one connection for each request. ``as_json``: answers are printed as JSON.
-
-    ``urls``: its address, or those of several of which one leads. That one is found; where none leads, because another
-    one is about to, requests wait for it up to ``patience_s`` seconds. ``ca_file``: what signed its certificate, "" for
-    what the system trusts.
-    """
-
-    def __init__(
-        self,
-        urls: str | Sequence[str],
-        token: str = "",
-        as_json: bool = False,
-        timeout_s: float = TIMEOUT_S,
-        patience_s: float = PATIENCE_S,
-        ca_file: str = "",
-    ) -> None:
-        self._urls = [urls] if isinstance(urls, str) else urls
-        self._route = Route(self._urls, RETRY_MAX_S, random.SystemRandom())
-        self._terms = Terms()
-        self.token = token
-        self.as_json = as_json
-        self.timeout_s = timeout_s
-        self.patience_s = patience_s
-        self.ca_file = ca_file
-        self.plan_shown = ""
-        """What the user was shown of the change that is asked for next, for the audit log."""
-
-    @property
-    def url(self) -> str:
-        """The address that is asked."""
-        return self._route.current
-
-    def request(self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None) -> bytes:
-        """The content of a successful answer to ``/api/v1`` + ``path``: JSON, but for logs.
-
-        Raises UnavailableError when no scheduler answers, SchedulerRefusedError for an error that it answered.
-        """
-        return self.exchange(method, path, body, query)[0]
-
-    def exchange(
-        self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None
-    ) -> tuple[bytes, Mapping[str, str]]:
-        """As ``request``, and the headers of the answer by names in any case.
-
-        A change is sent to another address only where the one before has certainly not made it.
-        """
-        content = None if body is None else _encode(body)
-        end_s, found_standby = time.monotonic() + self.patience_s, False
-        tried: dict[str, CpumondError] = {}
-        self._route.taken()  # what was found a request ago may not be so any more
-        while True:
-            url, began_at_s = self.url, time.monotonic()
-            try:
-                answer = self._send(url, method, path, content, query)
-            except UnavailableError as error:
-                if method != "GET" and not isinstance(error, _UnreachedError):
-                    raise
-                tried[url] = error
-                wait_s = self._route.unanswered(began_at_s, time.monotonic())
-            else:
-                if answer.is_success:
-                    return answer.content, answer.headers
-                leader, refusal = (
-                    answer.headers.get(LEADER_HEADER),
-                    _read_refusal(url, answer.status_code, answer.content),
-                )
-                is_safe = method == "GET" or was_not_done(str(refusal))
-                stands_by = is_standby(answer.status_code, leader, str(refusal)) or str(refusal) == LOST_LEAD
-                if not is_safe or not stands_by:
-                    raise refusal
-                tried[url], found_standby = refusal, True
-                wait_s = self._route.standby(leader, POLL_S, began_at_s, time.monotonic())
-            is_over = time.monotonic() + wait_s >= end_s if found_standby else self.url in tried
-            if is_over:
-                raise _sum_up(tried)
-            time.sleep(wait_s)
-
-    def _send(
-        self, url: str, method: str, path: str, content: bytes | None, query: dict[str, Any] | None
-    ) -> httpx2.Response:
-        """One request and its answer, of whatever status. Raises UnavailableError."""
-        import httpx2
-
-        headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
-        if self.plan_shown:
-            headers["x-cpumond-plan"] = self.plan_shown
-        # Certificates take longer to load than a request takes; without TLS they are not needed.
-        verify = make_client_context(self.ca_file, "--ca-file") if url.startswith("https:") else False
-        place = url.removeprefix(UNIX) if url.startswith(UNIX) else None
-        transport = httpx2.HTTPTransport(verify=verify, trust_env=False, uds=place)
-        base = url if place is None else AT_SOCKET
-        # Where there is another address, one whose host is gone is not waited for as long as for an answer.
-        connect_s = self.timeout_s if len(self._urls) == 1 else min(self.timeout_s, CONNECT_S)
-        timeout = httpx2.Timeout(self.timeout_s, connect=connect_s)
-        try:
-            with httpx2.Client(transport=transport, timeout=timeout, trust_env=False) as client:
-                answer = client.request(method, f"{base}/api/v1{path}", content=content, headers=headers, params=query)
-        except httpx2.ConnectTimeout:
-            raise _UnreachedError(url, f"no connection in {connect_s:g} s") from None
-        except httpx2.TimeoutException:
-            raise UnavailableError(
-                f"{url}: the scheduler did not answer in {self.timeout_s:g} s; see its log"
-            ) from None
-        except httpx2.ConnectError as error:
-            advice = "name what signed it with --ca-file or CPUMOND_CA_FILE"
-            raise _UnreachedError(url, describe_tls_error(error, advice) or _reason(error)) from None
-        except UnicodeEncodeError:
-            raise UsageError("a word on the command line is no readable text (UTF-8); write it anew") from None
-        except (httpx2.TransportError, httpx2.InvalidURL) as error:
-            hint = "; with a certificate its address begins with https://" if url.startswith("http:") else ""
-            raise UnavailableError(f"{url}: the connection to the scheduler failed: {error}{hint}") from None
-        term = parse_term(answer.headers.get(TERM_HEADER))
-        if not self._terms.accept(term):
-            raise UnavailableError(
-                f"{url}: answered in term {term}, but term {self._terms.highest} has begun: it lost the lead, what it "
-                "says is old; ask again"
-            )
-        return answer
-
-    def get(self, path: str, kind: type[Kind], **query: Any) -> Kind:
-        """The answer to GET as a value; None in ``query`` is left out."""
-        return self.decode(self.request("GET", path, query=given(query)), kind)
-
-    def show(self, path: str, kind: type[Kind], query: dict[str, Any] | None = None) -> Kind:
-        """The answer to GET as a value for people; with ``as_json`` it is printed, and the command ends here."""
-        content = self.request("GET", path, query=query)
-        if self.as_json:
-            print_json_and_end(content)
-        return self.decode(content, kind)
-
-    def change(self, sentence: str, method: str, path: str, body: object = None, **query: Any) -> None:
-        """Make a change, and print its answer as ``tell_done`` does."""
-        self.tell_done(self.request(method, path, body, query or None), sentence)
-
-    def tell_done(self, content: bytes, sentence: str) -> None:
-        """Print the answer to a change: ``sentence``, or JSON with ``as_json``; its warnings on standard error."""
-        if self.as_json:
-            print_json(content)
-        else:
-            click.echo(sentence)
-        with contextlib.suppress(ContentError):
-            for warning in decode_json(content, _Warned).warnings:
-                warn(warning)
-
-    def decode(self, content: bytes, kind: type[Kind]) -> Kind:
-        """An answer as a value. Raises UnavailableError for one that is not understood."""
-        try:
-            return decode_json(content, kind)
-        except ContentError as error:
-            raise UnavailableError(
-                f"{self.url}: the answer is not understood: {error}; is this a scheduler of this version of cpumond?"
-            ) from None
-
-    def find_tree(self, tree: str | None) -> str:
-        """``tree``, or the scheduler's default tree. Raises UsageError when it has no default tree."""
-        if tree:
-            return tree
-        found = self.get("/trees", dict[str, Any])
-        default = found.get("default_tree")
-        if not isinstance(default, str) or not default:
-            names = ", ".join(each["name"] for each in found.get("trees", ()))
-            raise UsageError(f"the scheduler has no default tree; name one with --tree: {names or 'there is none yet'}")
-        return default
-
-
-def _sum_up(tried: Mapping[str, CpumondError]) -> CpumondError:
-    """What to tell of several addresses where none served: a standby's words before others'."""
-    told = sorted(
-        tried.values(), key=lambda error: (isinstance(error, _UnreachedError), isinstance(error, UnavailableError))
-    )
-    if not isinstance(told[0], _UnreachedError):
-        return told[0]
-    return UnavailableError(
-        f"no scheduler answers on {' or '.join(map(str, told))}; start one with `cpumond scheduler`, or name "
-        "another one with --scheduler or CPUMOND_SCHEDULER"
-    )
-
-
-def _encode(body: object) -> bytes:
-    _refuse_infinite(body)
-    try:
-        return msgspec.json.encode(body)
-    except UnicodeEncodeError:
-        raise UsageError("a word on the command line is not readable text (UTF-8)") from None
-
-
-def _refuse_infinite(value: object) -> None:
-    """Refuse infinity and NaN, which JSON has not: they would be sent as null, which removes an attribute."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{value} is not a number that can be set; give a finite one")
-    if isinstance(value, dict):
-        for item in value.values():
-            _refuse_infinite(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _refuse_infinite(item)
-
-
-def _reason(error: Exception) -> str:
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno is not None:
-            return describe(cause)
-        cause = cause.__cause__ or cause.__context__
-    match = re.search(r"\[Errno (-?\d+)\]", str(error))
-    return os.strerror(int(match[1])) if match and int(match[1]) in errno.errorcode else str(error)
-
-
-def _read_refusal(url: str, status: int, content: bytes) -> SchedulerRefusedError:
-    try:
-        told = decode_json(content, dict[str, Any])
-    except ContentError:
-        told = {}
-    sentence = told.get("error")
-    if not isinstance(sentence, str):
-        sentence = f"{url}: HTTP status {status}; is this the address of a cpumond scheduler?"
-    elif status == 401:
-        sentence += "; give one with --token, --token-file or CPUMOND_TOKEN"
-    return SchedulerRefusedError(sentence, status)
-
-
-def read_urls(text: str) -> list[str]:
-    """The addresses of schedulers, separated by commas, each as ``read_url`` gives it. Raises UsageError."""
-    return [read_url(each.strip()) for each in text.split(",")]
-
-
-def read_url(text: str) -> str:
-    """The address of a scheduler without a slash at the end; ``http://`` may be left out. Raises UsageError."""
-    if text.startswith(UNIX):
-        if not text.startswith(f"{UNIX}/"):
-            raise UsageError(f"--scheduler {text}: expected the whole path of a socket, such as unix:/run/api.sock")
-        return text
-    url = (text if "://" in text else f"http://{text}").rstrip("/")
-    wrong = UsageError(f"--scheduler {text}: expected an address such as {DEFAULT_SCHEDULER}")
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise wrong from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or port == 0:
-        raise wrong
-    return url
-
-
-def read_token(token: str | None, token_file: str | None) -> str:
-    """The token: ``token``, else that in ``token_file``, else that in DEFAULT_TOKEN_FILE if it exists, else "".
-
-    Raises UsageError, ConfigError or AccessError.
-    """
-    where = "--token"
-    if not token:
-        where = os.path.expanduser(token_file or DEFAULT_TOKEN_FILE)
-        if not token_file and not os.path.exists(where):
-            return ""
-        try:
-            with open(where, encoding="utf-8") as file:
-                problem = find_rights_of_others(where, os.fstat(file.fileno()))
-                token = file.read(MAX_TOKEN_CHARS + 1).strip()
-        except PermissionError:
-            raise AccessError(
-                f"{where}: the token cannot be read: no rights; name another one with --token-file"
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{where}: the token cannot be read: {describe(error)}") from None
-        if problem:
-            raise ConfigError(f"{where}: {problem}")
-    if not re.fullmatch(r"[\x21-\x7e]+", token) or len(token) > MAX_TOKEN_CHARS:
-        raise ConfigError(f"{where}: a token is one word of printable ASCII characters")
-    return token
-
-
-def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:
-    """Give a command ``--scheduler``, ``--token`` and ``--token-file``, and call it with the client of these."""
-
-    @click.option(
+CONNECTION_FLAGS: Final = (
+    click.option(
         "--scheduler",
         "url",
         metavar="URL",
@@ -371,41 +34,56 @@ def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result
         show_default=True,
         help="Address of the scheduler, http://, https:// or unix:/path; of several on one store all, separated by "
         "commas: the one that leads is found.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--token",
         metavar="TOKEN",
         envvar="CPUMOND_TOKEN",
         help="Seen by others in the list of processes; a file is not.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--token-file",
         metavar="FILE",
         envvar="CPUMOND_TOKEN_FILE",
         help=f"File with the token; default: {DEFAULT_TOKEN_FILE}, where that exists.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--ca-file",
         metavar="FILE",
         default="",
         envvar="CPUMOND_CA_FILE",
         help="What signed the scheduler's certificate (PEM); default: what this system trusts.",
-    )
+    ),
+)
+
+
+def connection_flags(command: Command) -> Command:
+    """Give a command ``--scheduler``, ``--token``, ``--token-file`` and ``--ca-file``."""
+    for option in reversed(CONNECTION_FLAGS):
+        command = option(command)
+    return command
+
+
+def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:
+    """Give a command ``--scheduler``, ``--token`` and ``--token-file``, and call it with the client of these."""
+
+    @connection_flags
     @functools.wraps(command)
     def with_client(
         url: str, token: str | None, token_file: str | None, ca_file: str, *args: P.args, **kwargs: P.kwargs
     ) -> Result:
-        client = SchedulerClient(read_urls(url), read_token(token, token_file), ca_file=ca_file)
+        client = make_client({"url": url, "token": token, "token_file": token_file, "ca_file": ca_file})
+        find_parameters(client, click.get_current_context().command, kwargs)
         return command(client, *args, **kwargs)
 
     return with_client
 
 
 def scheduler_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:
-    """As ``connection_options``, and ``--json``, which sets ``as_json`` of the client."""
+    """As ``connection_options``, and ``output_options``, which set ``as_json`` of the client."""
 
     @connection_options
-    @click.option("--json", "as_json", is_flag=True, help="Print the scheduler's answer as JSON.")
+    @output_options("Print the scheduler's answer as JSON.")
     @functools.wraps(command)
     def with_json(client: SchedulerClient, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         client.as_json = bool(kwargs.pop("as_json"))
@@ -414,74 +92,7 @@ def scheduler_options(command: Callable[Concatenate[SchedulerClient, P], Result]
     return with_json
 
 
-tree_option = click.option("--tree", metavar="TREE", help="Default: the scheduler's default tree.")
+tree_option = click.option("--tree", metavar="TREE", type=TREE, help="Default: the scheduler's default tree.")
 unset_option = click.option(
     "--unset", "unset", metavar="KEY", multiple=True, help="Remove an attribute, as KEY= does; may be repeated."
 )
-
-
-def read_value(text: str) -> Any:
-    """A value of the command line: JSON, else a value of TOML such as {cpu = 1}, else text; "" is None."""
-    stripped = text.strip()
-    if not stripped:
-        return None
-    try:
-        return decode_json(stripped, object)
-    except ContentError:
-        pass
-    if "\n" in stripped:
-        return stripped
-    try:
-        return decode_toml(f"value = {stripped}")["value"]
-    except ContentError:
-        return stripped
-
-
-def read_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """``key=value`` arguments as edits of the API, and removals. Raises UsageError."""
-    edits = []
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"expected key=value, for example weight=2, got {assignment!r}")
-        edits.append(_edit(key, read_value(text)))
-    edits += [_edit(key, None) for key in unset]
-    if not edits:
-        raise UsageError("nothing to change; give key=value, or --unset KEY")
-    return edits
-
-
-def _edit(key: str, value: Any) -> dict[str, Any]:
-    # In a path with slashes dots are a part of names.
-    path = key.strip().split("/" if "/" in key else ".")
-    if not all(path):
-        raise UsageError(
-            f"{key}: expected the name of an attribute, or a path such as integral_guarantees/resource_flow"
-        )
-    return {"path": path, "value": value}
-
-
-def read_attributes(assignments: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` arguments as attributes of something new, nested by their paths. Raises UsageError."""
-    attributes: dict[str, Any] = {}
-    for edit in read_edits(assignments) if assignments else ():
-        target, path = attributes, edit["path"]
-        for step in path[:-1]:
-            target = target.setdefault(step, {})
-            if not isinstance(target, dict):
-                raise UsageError(f"{'/'.join(path)}: {step} has another value, too")
-        if edit["value"] is not None:
-            target[path[-1]] = edit["value"]
-    return attributes
-
-
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    click.echo(draw([make_table(headings, rows)], terminal_width(), use_colour()))
-
-
-def print_fields(fields: Sequence[tuple[str, str]]) -> None:
-    """Lines ``name: value`` with aligned values; fields with an empty value are left out."""
-    shown = [(name, value) for name, value in fields if value]
-    width = max(len(name) for name, _ in shown)
-    for name, value in shown:
-        click.echo(f"{name + ':':<{width + 1}} {value}")

@@ -7,9 +7,9 @@ import secrets
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from cpumond.cli.options import CoresType
+from cpumond.cli.output import output_options, print_line
 from cpumond.core.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     help="Several share a PostgreSQL server that is started for them; one leads.",
 )
 @click.option("--keep", is_flag=True, help="Keep the files: configurations, logs, the scheduler's database.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when all nodes are online, and no more.")
+@output_options("Print one line of JSON when all nodes are online, and no more.")
 def cluster_command(
     node_count: int, cpu_cores: float | None, listen: str, scheduler_count: int, keep: bool, as_json: bool
 ) -> None:
@@ -76,7 +76,7 @@ def _show(cluster: Cluster, keep: bool, as_json: bool) -> None:
             "schedulers": {scheduler.url: scheduler.pid for scheduler in cluster.schedulers},
             "directory": cluster.directory, "nodes": nodes,
         }  # fmt: skip
-        click.echo(msgspec.json.encode(told))
+        print_line(told)
         return
     if len(cluster.schedulers) == 1:
         schedulers = f"A scheduler on {cluster.url}"

@@ -11,9 +11,10 @@ import click
 import msgspec
 
 from cpumond.api.event_views import AuditList, AuditView, EventList, EventView
-from cpumond.cli.options import DurationType, given, is_terminal, print_json
-from cpumond.cli.render.tables import Cell
-from cpumond.cli.scheduler.client import SchedulerClient, print_table, scheduler_options
+from cpumond.cli.options import DurationType, given
+from cpumond.cli.output import can_ask, chosen_output, print_csv, print_json, print_table, print_text
+from cpumond.cli.render.grid import Cell, Column, column
+from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.cli.scheduler.plans import PlanRefusedError, describe_plan, show_plan
 from cpumond.core.errors import UsageError
 from cpumond.core.words import show_name, show_time, show_utc
@@ -123,15 +124,33 @@ def _read_pages(
 
 def _print(client: SchedulerClient, events: list[Any], is_first: bool) -> None:
     if client.as_json:
-        for event in events:
-            click.echo(msgspec.json.encode(event).decode())
+        _print_for_programs(events, is_first)
         return
     if not events:
         if is_first:
-            click.echo("nothing has happened that fits")
+            print_text("nothing has happened that fits")
         return
-    print_table(("number", "time", "kind", "what") if is_first else ("", "", "", ""), list(map(_row, events)))
+    names = (">number", "time", "kind") if is_first else (">", "", "")
+    ranks = (0, 1, 2)
+    headings = [Column(name, rank) for name, rank in zip(names, ranks, strict=True)]
+    print_table([*headings, column("what" if is_first else "")], list(map(_row, events)))
     sys.stdout.flush()
+
+
+def _print_for_programs(events: list[Any], is_first: bool) -> None:
+    """A line for each: of JSON, or of CSV, whose header does not depend on what happened."""
+    if chosen_output() == "csv":
+        kind = type(events[0]) if events else EventView
+        names = kind.__struct_fields__
+        rows = [{name: _as_cell(getattr(event, name)) for name in names} for event in events]
+        print_csv(rows, names, with_header=is_first)
+        return
+    for event in events:
+        click.echo(msgspec.json.encode(event).decode())
+
+
+def _as_cell(value: Any) -> Any:
+    return msgspec.json.encode(value).decode() if isinstance(value, dict | tuple) else value
 
 
 def _row(event: EventView | AuditView) -> list[Cell]:
@@ -158,14 +177,14 @@ def undo_command(client: SchedulerClient, number: int, plan_only: bool, yes: boo
         content = client.request("POST", "/plan", {"type": "UndoChange", "number": number})
         plan = client.decode(content, Plan)
         if plan_only and client.as_json:
-            print_json(content)
+            print_json(content, Plan, "effects")
         elif plan.accepted and not client.as_json:
             show_plan(plan)
         if not plan.accepted:
             raise PlanRefusedError(plan.refusal)
         if plan_only:
             return
-        if client.as_json or not (is_terminal() and sys.stdin is not None and sys.stdin.isatty()):
+        if client.as_json or not can_ask():
             raise UsageError(f"change {number} is not taken back, since nobody can be asked; give --yes")
         if not click.confirm(f"Take back change {number}?"):
             click.echo("nothing is changed", err=True)

@@ -9,9 +9,11 @@ import click
 
 from cpumond.api.node_views import NodeDetails
 from cpumond.cli.options import DurationType, given, print_json, quote_name
+from cpumond.cli.output import print_text, warn
 from cpumond.cli.progress import Progress
-from cpumond.cli.render.tables import warn
+from cpumond.cli.render.grid import column
 from cpumond.cli.scheduler.client import SchedulerClient, print_table, scheduler_options
+from cpumond.cli.scheduler.finding import node_argument
 from cpumond.core.errors import EXIT_TRY_AGAIN, CpumondError, UsageError
 from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_cores, show_name
@@ -29,7 +31,7 @@ class StillBusyError(CpumondError):
 
 
 @click.command("cordon", epilog='Example: cpumond node cordon host-17 --why "new kernel tonight"')
-@click.argument("node")
+@node_argument
 @why_option
 @scheduler_options
 def cordon_command(client: SchedulerClient, node: str, why: str) -> None:
@@ -38,7 +40,7 @@ def cordon_command(client: SchedulerClient, node: str, why: str) -> None:
 
 
 @click.command("uncordon", epilog="Example: cpumond node uncordon host-17")
-@click.argument("node")
+@node_argument
 @why_option
 @scheduler_options
 def uncordon_command(client: SchedulerClient, node: str, why: str) -> None:
@@ -47,7 +49,7 @@ def uncordon_command(client: SchedulerClient, node: str, why: str) -> None:
 
 
 @click.command("drain", epilog='Example: cpumond node drain host-17 --why "new disks" --timeout 10m')
-@click.argument("node")
+@node_argument
 @why_option
 @click.option("--graceful", is_flag=True, help="Give jobs job_graceful_preemption_timeout, not job_preemption_timeout.")
 @click.option("--timeout", "timeout_s", type=DurationType(), help="Wait no longer; ends with 75 if jobs are left then.")
@@ -103,17 +105,17 @@ def _wait(client: SchedulerClient, node: str, timeout_s: float | None) -> None:
     finally:
         progress.end()
     if not client.as_json:
-        click.echo(f"node {show_name(node)} is empty")
+        print_text(f"node {show_name(node)} is empty")
 
 
 def _show_plan(client: SchedulerClient, node: str) -> None:
     content = client.request("GET", f"{_path(node)}/drain")
     plan = client.decode(content, DrainPlan)
     if client.as_json:
-        print_json(content)
+        print_json(content, DrainPlan, "jobs")
         return
     if not plan.job_count:
-        click.echo(f"node {show_name(node)} has no job that would be stopped")
+        print_text(f"node {show_name(node)} has no job that would be stopped")
         return
     rows = [
         [
@@ -129,14 +131,18 @@ def _show_plan(client: SchedulerClient, node: str) -> None:
         for job in plan.jobs
     ]
     if rows:
-        print_table(("job", "operation", "pool", ">cores", ">running", "interruptible", ">core-hours", "goes to"), rows)
+        headings = (
+            column("job"), column("operation", 3), column("pool", 2), column(">cores", 1), column(">running", 5),
+            column("interruptible", 6), column(">core-hours", 4), column("goes to"),
+        )  # fmt: skip
+        print_table(headings, rows)
     hours = show_cores(plan.lost_core_seconds / 3600.0)
-    click.echo(
+    print_text(
         f"{count(plan.job_count, 'job')} would be stopped, of which {plan.waiting_job_count} would wait for room; "
         f"{hours} core-hours of work would be lost"
     )
     if plan.gang_job_count:
-        click.echo(f"{count(plan.gang_job_count, 'job')} on other nodes would stop with their gangs")
+        print_text(f"{count(plan.gang_job_count, 'job')} on other nodes would stop with their gangs")
     if plan.hidden_job_count:
         warn(f"{count(plan.hidden_job_count, 'job')} of operations that you may not see are not shown")
 

@@ -8,10 +8,12 @@ import click
 
 from cpumond.api.node_views import NodeDetails, NodeList, NodeView
 from cpumond.cli.options import given, quote_name
-from cpumond.cli.render.tables import Cell, warn
-from cpumond.cli.scheduler.client import SchedulerClient, print_fields, print_table, scheduler_options
+from cpumond.cli.output import print_fields, print_table, print_text, warn
+from cpumond.cli.render.grid import Cell, column
+from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
+from cpumond.cli.scheduler.finding import TREE, node_argument
+from cpumond.cli.scheduler.jobs import STYLES
 from cpumond.cli.scheduler.maintenance import COMMANDS
-from cpumond.cli.scheduler.operations import STYLES
 from cpumond.cli.scheduler.pools import show_amounts
 from cpumond.core.measures import format_span
 from cpumond.core.words import show_cores, show_name, show_number
@@ -27,7 +29,7 @@ for each in COMMANDS:
 
 
 @node_command.command("list", epilog="Example: cpumond node list --tag gpu --offline")
-@click.option("--tree", metavar="TREE")
+@click.option("--tree", metavar="TREE", type=TREE)
 @click.option("--tag", metavar="TAG")
 @click.option("--online/--offline", "online", default=None, help="Only those that send heartbeats, or do not.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=1000, show_default=True)
@@ -40,9 +42,12 @@ def node_list_command(
     query = given({"tree": tree, "tag": tag, "online": state, "limit": limit})
     answer = client.show("/nodes", NodeList, query)
     if not answer.nodes:
-        click.echo("no node fits; nodes register themselves when their agent runs")
+        print_text("no node fits; nodes register themselves when their agent runs")
         return
-    headings = ("node", "tree", "state", ">cores", ">used", ">others", ">free", ">memory free", ">jobs", "tags")
+    headings = (
+        column("node"), column("tree", 5), column("state", 1), column(">cores", 3), column(">used", 2),
+        column(">others", 8), column(">free", 4), column(">memory free", 7), column(">jobs", 6), column("tags", 9),
+    )  # fmt: skip
     print_table(headings, [_node_row(node) for node in answer.nodes])
     if answer.total > len(answer.nodes):
         warn(f"{answer.total - len(answer.nodes)} nodes are not shown; filter them")
@@ -92,7 +97,7 @@ def _tell_cordon(node: NodeView) -> str:
 
 
 @node_command.command("show", epilog="Example: cpumond node show host-17")
-@click.argument("node")
+@node_argument
 @scheduler_options
 def node_show_command(client: SchedulerClient, node: str) -> None:
     """One node with its jobs."""
@@ -134,4 +139,8 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
         ]
         for job in answer.jobs
     ]
-    print_table(("job", "operation", "state", ">ordered", ">limit", ">usage", ">time", "preemptibility", ""), rows)
+    headings = (
+        column("job"), column("operation", 1), column("state", 2), column(">ordered", 6), column(">limit", 5),
+        column(">usage", 4), column(">time", 3), column("preemptibility", 8), column("", 7),
+    )  # fmt: skip
+    print_table(headings, rows)

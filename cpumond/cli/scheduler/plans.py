@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import click
 import msgspec
 
-from cpumond.cli.options import use_colour
-from cpumond.cli.render.tables import warn
-from cpumond.cli.scheduler.client import print_table
+from cpumond.cli.output import print_table, print_text, warn
 from cpumond.core.errors import EXIT_CONFIG, CpumondError
 from cpumond.core.words import count, show_cores, show_name
 from cpumond.fairshare.explain import show_amount
@@ -52,9 +49,9 @@ def describe_plan(plan: Plan) -> str:
 def show_plan(plan: Plan) -> None:
     """Print an accepted plan, and its warnings on standard error."""
     for change in plan.changes:
-        click.echo(_tell_change(change)[1])
+        print_text(_tell_change(change)[1], "  ")
     if not plan.changes:
-        click.echo("nothing would change: everything is as asked for already")
+        print_text("nothing would change: everything is as asked for already")
     print_effects(plan)
     tell_warnings(plan)
 
@@ -70,9 +67,9 @@ def print_signed(plan: Plan) -> None:
         if sign == "+":
             lines += [f"    {show_name(name)}: {show_name(show_value(value))}" for name, value in change.new.items()]
         for line in lines:
-            click.echo(click.style(line, fg=COLOURS[sign]) if use_colour() else line)
+            print_text(line, "  ", COLOURS[sign])
     made, changed, removed = (sum(each[0] == sign for each in places) for sign in COLOURS)
-    click.echo(f"{made} to make, {changed} to change, {removed} to remove")
+    print_text(f"{made} to make, {changed} to change, {removed} to remove")
 
 
 def _tell_change(change: ConfigChange) -> tuple[str, str]:
@@ -93,7 +90,7 @@ def tell_warnings(plan: Plan) -> None:
 def print_effects(plan: Plan) -> None:
     """Print what a plan does to pools and operations."""
     if not plan.effects:
-        click.echo("nobody's share, limits or guarantees would change now")
+        print_text("nobody's share, limits or guarantees would change now")
         return
     headings = ["", "name", "fair share", "guarantee", "limit", "running/at most", "all/at most", ""]
     rows = [_effect_row(effect) for effect in plan.effects]

@@ -9,7 +9,8 @@ import click
 import msgspec
 
 from cpumond.api.pool_views import TreeFile
-from cpumond.cli.options import is_terminal, naming_unreadable, print_json, quote_name
+from cpumond.cli.options import naming_unreadable, quote_name
+from cpumond.cli.output import can_ask, print_json, print_text
 from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, scheduler_options, tree_option
 from cpumond.cli.scheduler.plans import PlanRefusedError, describe_plan, print_effects, print_signed, tell_warnings
 from cpumond.cli.scheduler.tree_text import Form, TreeText, form_of, read_tree_text, write_tree
@@ -78,7 +79,7 @@ def apply_command(client: SchedulerClient, file: str, prune: bool, yes: bool, wh
     if not client.as_json or not plan.accepted:
         show(client, plan, content)
     if not yes and plan.changes:
-        if client.as_json or not (is_terminal() and sys.stdin is not None and sys.stdin.isatty()) or file == STDIN:
+        if client.as_json or not can_ask() or file == STDIN:
             raise UsageError("nothing is changed: give --yes to apply it without being asked")
         if not click.confirm("Apply this?"):
             click.echo("nothing is changed", err=True)
@@ -89,7 +90,7 @@ def apply_command(client: SchedulerClient, file: str, prune: bool, yes: bool, wh
     if client.as_json:
         print_json(answer)
     elif plan.changes:
-        click.echo(f"tree {show_name(name)} is what the file says")
+        print_text(f"tree {show_name(name)} is what the file says")
 
 
 def ask_plan(
@@ -130,13 +131,13 @@ def _compare(client: SchedulerClient, refused: Plan, command: ApplyTree) -> Plan
 def show(client: SchedulerClient, plan: Plan, content: bytes, *, is_whole: bool = True) -> None:
     """Print a plan of a file, or the changes alone. Raises PlanRefusedError."""
     if client.as_json:
-        print_json(content)
+        print_json(content, Plan, "effects")
     elif plan.changes:
         print_signed(plan)
         if is_whole:
             print_effects(plan)
     elif plan.accepted:
-        click.echo("nothing to do: the tree is what the file says")
+        print_text("nothing to do: the tree is what the file says")
     tell_warnings(plan)
     if not plan.accepted:
         raise PlanRefusedError(f"the change would be refused: {plan.refusal}")

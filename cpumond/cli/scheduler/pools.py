@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
 import click
 
 from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
-from cpumond.cli.options import given, is_terminal, print_json, quote_name
-from cpumond.cli.render.tables import Cell, warn
+from cpumond.cli.options import given, quote_name
+from cpumond.cli.output import can_ask, print_json, print_text, warn
+from cpumond.cli.render.grid import Cell, column
 from cpumond.cli.scheduler import pool_file
 from cpumond.cli.scheduler.client import (
     SchedulerClient,
@@ -22,6 +22,7 @@ from cpumond.cli.scheduler.client import (
     tree_option,
     unset_option,
 )
+from cpumond.cli.scheduler.finding import POOL, TREE, pool_argument
 from cpumond.cli.scheduler.plans import (
     PlanRefusedError,
     describe_plan,
@@ -77,9 +78,12 @@ def tree_list_command(client: SchedulerClient) -> None:
     """One line per pool tree. Numbers are cores."""
     answer = client.show("/trees", TreeList)
     if not answer.trees:
-        click.echo("there is no pool tree; make one with `cpumond tree create NAME`")
+        print_text("there is no pool tree; make one with `cpumond tree create NAME`")
         return
-    headings = ("tree", ">nodes", ">online", ">cores", ">used", ">demand", ">pools", ">running", ">pending")
+    headings = (
+        column("tree"), column(">nodes", 6), column(">online", 5), column(">cores", 1), column(">used", 2),
+        column(">demand", 7), column(">pools", 8), column(">running", 3), column(">pending", 4),
+    )  # fmt: skip
     print_table(headings, [_tree_row(tree) for tree in answer.trees])
     for tree in answer.trees:
         for error in tree.errors:
@@ -97,7 +101,7 @@ def _tree_row(tree: TreeView) -> list[Cell]:
 
 
 @tree_command.command("show", epilog="Example: cpumond tree show default")
-@click.argument("tree")
+@click.argument("tree", type=TREE)
 @scheduler_options
 def tree_show_command(client: SchedulerClient, tree: str) -> None:
     """One pool tree with its options."""
@@ -143,7 +147,7 @@ def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[s
 
 
 @tree_command.command("set", epilog="Example: cpumond tree set default fair_share_starvation_timeout=10000")
-@click.argument("tree")
+@click.argument("tree", type=TREE)
 @click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
 @unset_option
 @click.option("--default", "is_default", is_flag=True, help="Make it the tree of operations that name none.")
@@ -169,7 +173,7 @@ yes_option = click.option("--yes", is_flag=True, help="Without asking where guar
 
 
 @tree_command.command("remove", epilog="Example: cpumond tree remove gpu --recursive")
-@click.argument("tree")
+@click.argument("tree", type=TREE)
 @click.option("--recursive", is_flag=True, help="With its pools; operations that have no other tree are aborted.")
 @yes_option
 @scheduler_options
@@ -189,7 +193,7 @@ def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any])
     PlanRefusedError, and click.Abort for a no."""
     if not held:
         return
-    if client.as_json or not (is_terminal() and sys.stdin is not None and sys.stdin.isatty()):
+    if client.as_json or not can_ask():
         raise UsageError(f"{what} has {held}; nothing is removed: give --yes to remove it all the same")
     plan = client.decode(client.request("POST", "/plan", command), Plan)
     if not plan.accepted:
@@ -221,8 +225,9 @@ def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
     """
     pools = client.show(pool_path(client.find_tree(tree)), PoolList).pools
     headings = (
-        "pool", "mode", ">weight", ">share", ">cores", ">used", ">demand", ">waiting", ">guarantee", ">limit",
-        ">running", ">all", "state",
+        column("pool"), column("mode", 10), column(">weight", 8), column(">share", 4), column(">cores", 5),
+        column(">used", 1), column(">demand", 2), column(">waiting", 6), column(">guarantee", 6), column(">limit", 9),
+        column(">running", 7), column(">all", 11), column("state", 3),
     )  # fmt: skip
     depths: dict[str, int] = {}
     rows = []
@@ -254,7 +259,7 @@ def _pool_row(pool: PoolView, depth: int) -> list[Cell]:
 
 
 @pool_command.command("show", epilog="Example: cpumond pool show research")
-@click.argument("pool")
+@pool_argument
 @click.option("--all", "show_all", is_flag=True, help="All that the scheduler computes of it, by the documents' names.")
 @tree_option
 @scheduler_options
@@ -291,7 +296,7 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
 @pool_command.command("create", epilog="Example: cpumond pool create nightly --parent research weight=0.5")
 @click.argument("name")
 @click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
-@click.option("--parent", metavar="POOL", default=ROOT_POOL, show_default=True)
+@click.option("--parent", metavar="POOL", type=POOL, default=ROOT_POOL, show_default=True)
 @tree_option
 @scheduler_options
 def pool_create_command(
@@ -306,7 +311,7 @@ def pool_create_command(
 @pool_command.command(
     "set", epilog="Example: cpumond pool set research weight=2 strong_guarantee_resources={cpu=100} resource_limits="
 )
-@click.argument("pool")
+@pool_argument
 @click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
 @unset_option
 @tree_option
@@ -339,7 +344,7 @@ def expand_key(assignment: str) -> str:
 
 
 @pool_command.command("remove", epilog="Example: cpumond pool remove nightly")
-@click.argument("pool")
+@pool_argument
 @click.option("--recursive", is_flag=True, help="With its sub-pools.")
 @yes_option
 @tree_option
@@ -374,7 +379,7 @@ def _held_by(pool: PoolView) -> str:
 
 
 @pool_command.command("move", epilog="Example: cpumond pool move nightly --parent research")
-@click.argument("pool")
+@pool_argument
 @click.option("--parent", metavar="POOL", help="The new parent; <Root> is the root.")
 @click.option("--name", metavar="NAME", help="The new name.")
 @tree_option
@@ -391,7 +396,7 @@ def pool_move_command(
 
 
 @pool_command.command("plan", epilog="Example: cpumond pool plan research weight=2")
-@click.argument("pool")
+@pool_argument
 @click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
 @unset_option
 @click.option("--create", "is_new", is_flag=True, help="As `cpumond pool create`.")
@@ -446,7 +451,7 @@ def pool_plan_command(
     content = client.request("POST", "/plan", command, {"everything": str(show_all).lower()})
     plan = client.decode(content, Plan)
     if client.as_json:
-        print_json(content)
+        print_json(content, Plan, "effects")
         tell_warnings(plan)
     elif plan.accepted:
         show_plan(plan)

@@ -6,18 +6,19 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import click
 import msgspec
 
 from cpumond.api.pool_views import TreeList
-from cpumond.cli.options import DurationType, given, is_terminal, terminal_width, use_colour
+from cpumond.cli.options import DurationType, given
+from cpumond.cli.output import guard_cell, is_terminal, terminal_width, use_colour, warn, wide_option
+from cpumond.cli.render import grid
 from cpumond.cli.render.report import render_report
-from cpumond.cli.render.tables import Cell, draw, make_table, measure, show_title, warn
 from cpumond.cli.replacement import Replacement
 from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, connection_options
 from cpumond.cli.scheduler.report_rows import (
@@ -40,10 +41,6 @@ from cpumond.fairshare.explain import show_percent
 from cpumond.fairshare.validate import did_you_mean, quoted
 from cpumond.scheduler.history.model import HistoryView, ReportTree, ReportView
 from cpumond.scheduler.model import ROOT_POOL
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
 
 Format = Literal["text", "csv", "json", "html"]
 FORMATS: Final[tuple[Format, ...]] = ("text", "csv", "json", "html")
@@ -74,11 +71,16 @@ GRAPH_POINTS: Final = 720
     help="How many operations of a tree, those with the most core-hours ordered.",
 )
 @click.option(
-    "--format", "format_", type=click.Choice(FORMATS), help="Default: by the end of the --output FILE's name, or text."
+    "-o",
+    "--format",
+    "format_",
+    type=click.Choice(FORMATS),
+    help="Default: by the end of the --output FILE's name, or text.",
 )
 @click.option("--output", metavar="FILE", help="Write there, whole or not at all.  [default: standard output]")
 @click.option("--html", "html_path", metavar="FILE", help="The same as --format html --output FILE.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@wide_option
 @connection_options
 def report_command(
     client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int, format_: Format | None,
@@ -236,11 +238,6 @@ def render_csv(report: ReportView) -> str:
     return output.getvalue()
 
 
-def guard_cell(text: str) -> str:
-    """A user's text as a cell: with an apostrophe before what a spreadsheet would take for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
-
-
 def show_digits(value: float | None) -> str:
     """A number with at most six decimals, "" for none."""
     return "" if value is None else f"{value:.6f}".rstrip("0").rstrip(".")
@@ -253,11 +250,11 @@ def show_utc(at: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table for people; ``max_width``: the width that its text is folded to, 0: never folded."""
+    """A column of a table for people; ``least``: what its text may be shortened to, 0: never."""
 
     heading: str
     text: Callable[[Line], str]
-    max_width: int = 0
+    least: int = 0
 
 
 def _number_column(of: Measure) -> Column:
@@ -270,14 +267,14 @@ def _number_column(of: Measure) -> Column:
 
 NUMBER_COLUMNS: Final = tuple(_number_column(each) for each in MEASURES)
 POOL_COLUMNS: Final = (
-    Column("pool", lambda line: "  " * line.depth + show_name(line.row.name), 32),
+    Column("pool", lambda line: "  " * line.depth + show_name(line.row.name)),
     *NUMBER_COLUMNS,
 )
 OPERATION_COLUMNS: Final = (
     Column("operation", lambda line: show_name(line.row.name)),
-    Column("title", lambda line: show_title(line.row.title), 24),
-    Column("user", lambda line: show_name(line.row.user), 12),
-    Column("pool", lambda line: show_name(line.row.pool), 16),
+    Column("title", lambda line: show_name(line.row.title), grid.LEAST_TEXT),
+    Column("user", lambda line: show_name(line.row.user)),
+    Column("pool", lambda line: show_name(line.row.pool)),
     Column("state", lambda line: line.row.state),
     *NUMBER_COLUMNS,
 )
@@ -289,47 +286,34 @@ DROP_ORDER: Final = (
 
 def render_text(report: ReportView, since_s: float, width: int | None, colour: bool) -> str:
     """Two tables for each tree, and what their columns mean. ``since_s`` is the time that was asked for."""
-    parts: list[Cell | RenderableType] = [*describe_time(report, since_s)]
+    parts = [grid.fold(line, width) for line in describe_time(report, since_s)]
     for tree in report.trees:
-        parts += ["", (f"tree {show_name(tree.tree)}", "bold")]
+        parts += ["", grid.paint(f"tree {show_name(tree.tree)}", "bold", colour)]
         total = Line("total", tree.tree, msgspec.structs.replace(tree.total, name="total"))
         pools = list(list_pools(tree))
-        parts += _draw_table([*pools, total], POOL_COLUMNS, width)
-        parts += ["", *_draw_operations(tree, width)]
+        parts += _draw_table([*pools, total], POOL_COLUMNS, width, colour)
+        parts += ["", *_draw_operations(tree, width, colour)]
     parts.append("")
     widest = max(len(each.heading) for each in MEASURES)
-    parts += [f"{each.heading:<{widest}}  {each.meaning}" for each in MEASURES]
-    return draw(parts, width, colour)
+    parts += [grid.fold(f"{each.heading:<{widest}}  {each.meaning}", width, "  ") for each in MEASURES]
+    return "\n".join(parts)
 
 
-def _draw_operations(tree: ReportTree, width: int | None) -> list[Cell | RenderableType]:
+def _draw_operations(tree: ReportTree, width: int | None, colour: bool) -> list[str]:
     operations = list(list_operations(tree))
-    left_out = describe_left_out(tree)
+    left_out = grid.fold(describe_left_out(tree), width)
     if not operations:
         return [left_out or "no operations in this time"]
-    return [*_draw_table([*operations, add_up(tree)], OPERATION_COLUMNS, width), *([left_out] if left_out else [])]
+    table = _draw_table([*operations, add_up(tree)], OPERATION_COLUMNS, width, colour)
+    return [*table, *([left_out] if left_out else [])]
 
 
-def _draw_table(lines: Sequence[Line], columns: Iterable[Column], width: int | None) -> list[Cell | RenderableType]:
+def _draw_table(lines: Sequence[Line], columns: Sequence[Column], width: int | None, colour: bool) -> list[str]:
     """The table with as many columns as there is room for, and a line about those left out."""
-    shown, left_out = list(columns), list[str]()
-    table = _make_table(lines, shown, fold=False)
-    for heading in ("", *DROP_ORDER):
-        if width is None or measure(table) <= width:
-            break
-        kept = [shown[0], *(column for column in shown[1:] if column.heading.removeprefix(">") != heading)]
-        if len(kept) < len(shown):
-            shown = kept
-            left_out.append(heading)
-        table = _make_table(lines, shown, fold=True)
-    notice = f"no room for: {', '.join(left_out)}; a wider terminal, --format csv or html shows all"
-    return [table, *([(notice, "dim")] if left_out else [])]
-
-
-def _make_table(lines: Sequence[Line], columns: Sequence[Column], fold: bool) -> Table:
-    headings = [
-        (each.heading, {"no_wrap": not each.max_width, "max_width": each.max_width or None if fold else None})
-        for each in columns
-    ]
+    ranks = {name: len(DROP_ORDER) - number for number, name in enumerate(DROP_ORDER)}
+    headings = [grid.Column(each.heading, ranks.get(each.heading.removeprefix(">"), 0), each.least) for each in columns]
     styles = {"total": "bold", "sum": "bold"}
-    return make_table(headings, ([(each.text(line), styles.get(line.kind, "")) for each in columns] for line in lines))
+    rows = [[(each.text(line), styles.get(line.kind, "")) for each in columns] for line in lines]
+    text, left_out = grid.draw_grid(headings, rows, width, colour)
+    notice = f"no room for: {', '.join(left_out)}; --wide, --format csv or html shows all"
+    return [text, *([grid.paint(grid.fold(notice, width), "dim", colour)] if left_out else [])]

@@ -6,8 +6,9 @@ import click
 
 from cpumond.api.token_views import NewToken, TokenList, TokenView
 from cpumond.cli.options import DurationType, quote_name
-from cpumond.cli.render.tables import Cell, warn
-from cpumond.cli.scheduler.client import SchedulerClient, print_table, scheduler_options
+from cpumond.cli.output import print_table, print_text, warn
+from cpumond.cli.render.grid import Cell, column
+from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.core.words import show_name, show_time
 from cpumond.scheduler.token_commands import MAX_LIFE_S, MIN_LIFE_S
 from cpumond.scheduler.users import ROLES
@@ -64,9 +65,12 @@ def token_list_command(client: SchedulerClient, user: str | None, shows_all: boo
     found = client.show("/tokens", TokenList).tokens
     shown = [each for each in found if user in (None, each.user) and (shows_all or each.state == "valid")]
     if not shown:
-        click.echo("no token; make one with `cpumond token create`")
+        print_text("no token; make one with `cpumond token create`")
         return
-    headings = ("id", "user", "role", "state", "expires", "made", "by", "groups", "node_ids", "note")
+    headings = (
+        column("id"), column("user"), column("role", 2), column("state", 1), column("expires", 3), column("made", 7),
+        column("by", 8), column("groups", 6), column("node_ids", 5), column("note", 4),
+    )  # fmt: skip
     print_table(headings, [_token_row(each) for each in shown])
     hidden = sum(each.state != "valid" for each in found) if not shows_all else 0
     if hidden:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import click
 
 from cpumond.cli.options import given, quote_name
-from cpumond.cli.render.tables import Cell
+from cpumond.cli.output import print_text
+from cpumond.cli.render.grid import Cell, column
 from cpumond.cli.scheduler.client import SchedulerClient, print_fields, print_table, scheduler_options, tree_option
+from cpumond.cli.scheduler.finding import POOL
 from cpumond.core.words import show_cores, show_name
 from cpumond.scheduler.why.idle import IdleParts, IdleReport
 
 
 @click.command("why", epilog="Example: cpumond why research")
-@click.argument("pool", required=False)
+@click.argument("pool", type=POOL, required=False)
 @tree_option
 @scheduler_options
 def why_command(client: SchedulerClient, pool: str | None, tree: str | None) -> None:
@@ -22,8 +24,8 @@ def why_command(client: SchedulerClient, pool: str | None, tree: str | None) -> 
     plan` before you make it. With POOL: what concerns that pool.
     """
     path = f"/trees/{quote_name(client.find_tree(tree))}/why"
-    report = client.show(path, IdleReport, given({"pool": pool}))
-    click.echo(show_name(report.sentence))
+    report = client.show(path, IdleReport, given({"pool": pool}), "causes")
+    print_text(show_name(report.sentence))
     click.echo()
     print_fields(_part_fields(report.parts))
     if not report.causes:
@@ -33,7 +35,7 @@ def why_command(client: SchedulerClient, pool: str | None, tree: str | None) -> 
         [show_cores(each.cores), each.kind, show_name(each.pool or "-"), show_name(each.change.text)]
         for each in report.causes
     ]
-    print_table((">cores", "held back by", "pool", "change"), rows)
+    print_table((column(">cores"), column("held back by"), column("pool", 1), column("change")), rows)
     for line in report.causes[0].change.shell:
         click.echo(f"$ {line}")
 

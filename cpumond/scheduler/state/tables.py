@@ -136,10 +136,10 @@ class Tables:
         job = self.jobs.get(job_id)
         if job is not None and job.element.operation.id == record.id:
             if not job.was_reported:
-                raise CommandError(f"job {job_id} has not started yet on node {job.node.id}; try again", NO_SUCH_JOB)
+                text = f"job {job_id} has not started yet on node {job.node.id}; try again"
+                raise CommandError(text, NO_SUCH_JOB, {"try_again": True})
             return job.node.id
-        ended = self.finished_jobs.get(record.id, {}).get(job_id)
-        if ended is None:
+        if (ended := self.finished_jobs.get(record.id, {}).get(job_id)) is None:
             raise CommandError(f"No such job {job_id} in operation {record.id}", NO_SUCH_JOB)
         return ended.node_id
 

@@ -62,7 +62,7 @@ def test_without_a_command_the_help_is_shown(arguments, capsys):
         (["job", "nonsense"], r"cpumond: No such command 'nonsense'\. See 'cpumond job --help'\.\n"),
         (["restore", "--quick"], r"cpumond: --quick is for ExecStopPost=, .*leave it out\n"),
         (["explain"], r"cpumond: Missing argument 'JOB'\. See 'cpumond explain --help'\.\n"),
-        (["schema"], r"cpumond: Missing argument 'NAME'\. .*heartbeat.*\. See 'cpumond schema --help'\.\n"),
+        (["schema"], r"cpumond: Missing argument 'NAME\.\.\.'\. See 'cpumond schema --help'\.\n"),
     ],
 )
 def test_a_wrong_command_line_is_64_and_one_sentence(arguments, message, capsys):

@@ -95,7 +95,7 @@ def test_each_option_of_each_command_is_in_its_page(name: str) -> None:
     for each in (command, *below):
         for param in each.params:
             if isinstance(param, click.Option) and not param.hidden:
-                assert re.search(rf"^{max(param.opts, key=len)}\b", page, re.MULTILINE), param.opts
+                assert re.search(rf"^(-\w, )?{max(param.opts, key=len)}\b", page, re.MULTILINE), param.opts
 
 
 def test_an_example_can_be_copied_from_a_page() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from cpumond.cli.scheduler import client as client_module
-from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, read_urls
+from cpumond.cli.scheduler import http_client as client_module
+from cpumond.cli.scheduler.http_client import SchedulerClient, SchedulerRefusedError, read_urls
 from cpumond.core.errors import UnavailableError, UsageError
 from cpumond.core.route import LOST_LEAD
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpumond.cli.scheduler.operations import make_visible
+from cpumond.cli.scheduler.follow import make_visible
 
 
 @pytest.mark.parametrize(

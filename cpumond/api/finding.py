@@ -1,0 +1,115 @@
+"""What a beginning of a name may mean: operations, jobs, nodes, pools, trees. For who types one, and completion. Pure.
+
+Only what the asker may read is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Final, Literal
+
+from cpumond.api.figures import View
+from cpumond.api.views import list_jobs, order_of_start
+from cpumond.scheduler.access import Rights
+from cpumond.scheduler.model import OperationRecord
+from cpumond.scheduler.required import check_operation
+
+NamedKind = Literal["operation", "job", "node", "pool", "tree"]
+NEWEST: Final = "-"
+"""Stands for the newest operation of the asker, or for the job of an operation that started last."""
+
+
+class Match(View, frozen=True):
+    """What a name may mean. ``title``, ``state`` and ``user`` of an operation; ``state`` of a job, too."""
+
+    id: str
+    title: str = ""
+    state: str = ""
+    user: str = ""
+
+
+class Matches(View, frozen=True):
+    """All that a name may mean, the newest first; ``total`` counts those that are left out, too."""
+
+    matches: list[Match]
+    total: int
+
+
+def find_matches(
+    rights: Rights, kind: NamedKind, name: str, *, operation: str = "", tree: str = "", all_of: bool = False,
+    limit: int = 100,
+) -> Matches:  # fmt: skip
+    """What ``name`` may mean, of the nearest way in which there is anything: as it is; as a title, or the beginning of
+    an id; as the beginning of a title or alias.
+
+    ``operation``: the one whose jobs are meant; ``tree`` of pools, "" for the default one. ``all_of``: in all ways. A
+    live operation is meant rather than a finished one. Raises CommandError for an operation that is not known.
+    """
+    if kind == "operation":
+        found = _find_operations(rights, name, all_of)
+    elif kind == "job":
+        found = _find_jobs(rights, operation, name)
+    else:
+        found = [Match(each) for each in _fitting(_names(rights, kind, tree), name, all_of)]
+    return Matches(found[:limit], len(found))
+
+
+def _names(rights: Rights, kind: NamedKind, tree: str) -> Iterable[str]:
+    state = rights.state
+    if kind == "node":
+        return sorted({*state.nodes, *state.lost_nodes})
+    if kind == "tree":
+        return sorted(state.trees)
+    return sorted(state.find_tree(tree or state.config.default_tree or "").pools)
+
+
+def _fitting(names: Iterable[str], name: str, all_of: bool) -> list[str]:
+    found = [each for each in names if each.startswith(name)]
+    return [name] if name in found and not all_of else found
+
+
+def _find_operations(rights: Rights, name: str, all_of: bool) -> list[Match]:
+    state = rights.state
+    live = [operation.record for operation in state.operations.values()]
+    if name == NEWEST:
+        own = (each for records in (live, state.finished.values()) for each in records if each.user == rights.user.name)
+        newest = max(own, key=attrgetter("sequence"), default=None)
+        return [] if newest is None or not rights.may_read(newest) else [_show(newest)]
+    known = None if all_of else state.record_of(name)
+    if known is not None:
+        return [_show(known)] if rights.may_read(known) else []
+    exact, near = _ways(name)
+    found: list[OperationRecord] = []
+    for fits in (lambda each: exact(each) or near(each),) if all_of else (exact, near):
+        for records in ([*live, *state.finished.values()],) if all_of else (live, list(state.finished.values())):
+            found = found or rights.readable([each for each in records if fits(each)])
+    return [_show(each) for each in sorted(found, key=attrgetter("sequence"), reverse=True)]
+
+
+def _ways(name: str) -> tuple[Callable[[OperationRecord], bool], Callable[[OperationRecord], bool]]:
+    """What an operation is named by, and what a part of that is."""
+    starred = name if name.startswith("*") else f"*{name}"
+
+    def is_named(record: OperationRecord) -> bool:
+        return record.id.startswith(name) or record.title == name or record.alias == starred
+
+    def begins(record: OperationRecord) -> bool:
+        return record.title.startswith(name) or record.alias.startswith(starred)
+
+    return is_named, begins
+
+
+def _find_jobs(rights: Rights, operation: str, name: str) -> list[Match]:
+    record = rights.state.find_record(operation)
+    check_operation(rights, record, "read")
+    jobs = sorted(list_jobs(rights.state, record), key=order_of_start, reverse=True)
+    if name == NEWEST:
+        jobs = [job for job in jobs if job.state != "starting"][:1]
+    else:
+        jobs = [job for job in jobs if job.id == name] or [job for job in jobs if job.id.startswith(name)]
+    return [Match(job.id, state=job.state) for job in jobs]
+
+
+def _show(record: OperationRecord) -> Match:
+    return Match(record.id, record.title, record.state, record.user)

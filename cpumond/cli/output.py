@@ -1,0 +1,238 @@
+"""Where the output of a command goes, and in which form: text for people, JSON or CSV for programs.
+
+Text goes into tables as wide as the terminal (``render.grid``), with ``--wide`` or into a pipe as wide as it needs to
+be. CSV has a header and a line per row of the JSON; what is nested gets names with dots.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Literal, NoReturn, TypeVar
+
+import click
+import msgspec
+
+from cpumond.cli.render.grid import Cell, Heading, draw_fields, draw_grid, fold, paint
+from cpumond.core.errors import UnavailableError, UsageError
+from cpumond.core.words import show_name
+
+Output = Literal["text", "json", "csv"]
+OUTPUTS: Final[tuple[Output, ...]] = ("text", "json", "csv")
+_OUTPUT: Final = "cpumond.output"
+_WIDE: Final = "cpumond.wide"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def is_terminal() -> bool:
+    """Whether standard output is a terminal; it is None when the caller closed it."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def can_ask() -> bool:
+    """Whether a question can be asked: standard input and output are a terminal."""
+    return is_terminal() and sys.stdin is not None and sys.stdin.isatty()
+
+
+def use_colour() -> bool:
+    """Whether the output is a terminal whose user did not turn colours off (no-color.org)."""
+    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None where the output goes into a pipe or file, and with ``--wide``."""
+    return shutil.get_terminal_size().columns if is_terminal() and not _meta().get(_WIDE) else None
+
+
+def error_width() -> int | None:
+    """As ``terminal_width``, of standard error."""
+    return shutil.get_terminal_size().columns if sys.stderr is not None and sys.stderr.isatty() else None
+
+
+def chosen_output() -> Output:
+    """The form that the running command was asked for."""
+    output: Output = _meta().get(_OUTPUT, "text")
+    return output
+
+
+def _meta() -> dict[str, Any]:
+    context = click.get_current_context(silent=True)
+    return {} if context is None else context.meta
+
+
+def _keep_wide(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.meta[_WIDE] = value
+
+
+wide_option = click.option(
+    "--wide", is_flag=True, expose_value=False, callback=_keep_wide,
+    help="All columns, nothing shortened, however narrow the terminal.",
+)  # fmt: skip
+
+
+def output_options(json_help: str) -> Callable[[Command], Command]:
+    """Give a command ``-o/--output text|json|csv``, ``--json`` and ``--wide``.
+
+    Its parameter ``as_json`` says whether the output is for programs; ``print_json`` knows in which form.
+    """
+
+    def decorate(command: Command) -> Command:
+        for option in (
+            wide_option,
+            click.option("--json", "as_json", is_flag=True, callback=_join_json, help=json_help),
+            click.option("-o", "--output", "output", type=click.Choice(OUTPUTS), is_eager=True, expose_value=False,
+                         callback=_keep_output, help="Form of the output; --json is -o json.  [default: text]"),
+        ):  # fmt: skip
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def _keep_output(context: click.Context, _: click.Parameter, value: Output | None) -> None:
+    if value is not None:
+        context.meta[_OUTPUT] = value
+
+
+def _join_json(context: click.Context, _: click.Parameter, value: bool) -> bool:
+    chosen = context.meta.setdefault(_OUTPUT, "json" if value else "text")
+    if value and chosen != "json":
+        raise UsageError(f"--json and --output {chosen} are two forms; give one")
+    return bool(chosen != "text")
+
+
+# ---- data
+
+
+def print_json(content: bytes, kind: Any = None, rows: str | None = None) -> None:
+    """Print JSON, indented, or as CSV where that was asked for. Raises UnavailableError for what is not JSON.
+
+    ``rows``: the field whose items are the lines of CSV; default: the only list of a ``kind`` that has no more than
+    that and plain fields, else the whole is one line.
+    """
+    try:
+        if chosen_output() != "csv":
+            click.echo(msgspec.json.format(content, indent=2).decode())
+            return
+        value = msgspec.json.decode(content)
+    except (ValueError, RecursionError) as error:
+        raise UnavailableError(f"the answer is not JSON: {error}; is this cpumond that answers?") from None
+    field = rows or _find_rows(kind)
+    listed = value.get(field, []) if field and isinstance(value, dict) else value
+    print_csv(listed if isinstance(listed, list) else [listed], _name_fields(kind, field))
+
+
+def print_json_and_end(content: bytes, kind: Any = None, rows: str | None = None) -> NoReturn:
+    """As ``print_json``, and end the command with exit code 0."""
+    print_json(content, kind, rows)
+    click.get_current_context().exit()
+
+
+def print_csv(rows: Sequence[Any], names: Iterable[str] = (), with_header: bool = True) -> list[str]:
+    """Print values as CSV with a header: dictionaries with dots in names, lists as JSON. Returns the header.
+
+    ``names``: the header where there are no rows, or one printed before.
+    """
+    flat = [dict(_flatten(row)) for row in rows]
+    header = list(names) if names and not with_header else list(dict.fromkeys(name for row in flat for name in row))
+    header = header or list(names)
+    output = io.StringIO(newline="")
+    write = csv.writer(output, lineterminator="\n").writerow
+    if with_header and header:
+        write(header)
+    for row in flat:
+        write([row.get(name, "") for name in header])
+    click.echo(output.getvalue(), nl=False)
+    return header
+
+
+def print_line(value: dict[str, Any], header: list[str] | None = None) -> list[str]:
+    """Print a value as a line of JSON, or of CSV: with a header unless ``header`` was printed before. Returns it."""
+    if chosen_output() == "csv":
+        return print_csv([value], header or (), with_header=not header)
+    click.echo(msgspec.json.encode(value))
+    return []
+
+
+def guard_cell(text: str) -> str:
+    """A user's text as a cell: with an apostrophe before what a spreadsheet would take for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
+
+
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and (value or not name):
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, str):
+        yield name or "value", guard_cell(value)
+    else:
+        # An empty dictionary has no columns of its own.
+        text = "" if value is None or value == {} else msgspec.json.encode(value).decode()
+        yield name or "value", text
+
+
+def _find_rows(kind: Any) -> str | None:
+    """The list that a type of answer is about, see ``print_json``."""
+    lists = []
+    for field in _fields(kind):
+        origin = typing.get_origin(field.type)
+        if origin is list and isinstance((typing.get_args(field.type) or (None,))[0], type):
+            lists.append(field.name)
+        elif origin not in (None, Literal, typing.Union, types.UnionType):
+            return None
+    return lists[0] if len(lists) == 1 else None
+
+
+def _name_fields(kind: Any, field: str | None) -> list[str]:
+    """The header of rows of which there is none."""
+    for each in _fields(kind):
+        if each.name == field:
+            return [inner.encode_name for inner in _fields((typing.get_args(each.type) or (None,))[0])]
+    return []
+
+
+def _fields(kind: Any) -> Sequence[msgspec.structs.FieldInfo]:
+    is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return msgspec.structs.fields(kind) if is_struct else ()
+
+
+# ---- text
+
+
+def print_table(headings: Sequence[Heading], rows: Iterable[Sequence[Cell]]) -> None:
+    """A table, and a line about the columns that the terminal has no room for."""
+    width, colour = terminal_width(), use_colour()
+    text, left_out = draw_grid(headings, rows, width, colour)
+    click.echo(text)
+    if left_out:
+        click.echo(tell_left_out(left_out, width, colour))
+
+
+def tell_left_out(names: Sequence[str], width: int | None, colour: bool) -> str:
+    """The line about columns that are not shown."""
+    text = fold(f"left out at this width: {', '.join(names)} (--wide shows them)", width)
+    return "\n".join(paint(line, "dim", colour) for line in text.split("\n"))
+
+
+def print_fields(fields: Iterable[tuple[str, Cell]]) -> None:
+    """Lines ``name: value`` with aligned values; fields with an empty value are left out."""
+    for line in draw_fields(fields, terminal_width(), use_colour()):
+        click.echo(line)
+
+
+def print_text(text: str, indent: str = "", style: str = "") -> None:
+    """A sentence, in lines as long as the terminal is wide; ``indent`` stands before all but the first."""
+    for line in fold(text, terminal_width(), indent).split("\n"):
+        click.echo(paint(line, style, use_colour()))
+
+
+def warn(sentence: str) -> None:
+    """A warning on standard error."""
+    click.echo(fold(f"warning: {show_name(sentence)}", error_width()), err=True)

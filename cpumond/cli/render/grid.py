@@ -1,0 +1,222 @@
+"""Tables that fit a terminal: text is shortened, columns are left out by rank, and where not even those of rank 0 have
+room each row becomes lines of ``heading: value``. Ids, names and numbers are never cut or broken. Pure.
+
+Widths are columns of the terminal: a wide character takes two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+Cell = str | tuple[str, str]
+"""Text, or text and its style."""
+
+GAPS: Final = (2, 1)
+LEAST_TEXT: Final = 12
+"""What a text is shortened to at most before a column is left out."""
+TEXTS: Final = frozenset({"groups", "labels", "note", "tags", "title"})
+"""Headings of columns that hold text, which may be shortened."""
+SENTENCES: Final = frozenset({"", "change", "reason", "text", "what", "why"})
+"""Those that hold sentences, which are folded where they stand last."""
+COLOURS: Final = {"red", "yellow", "cyan", "green"}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table. A heading with ">" before it is aligned right.
+
+    ``rank``: 0 stays at any width, of the others the highest is left out first. ``least``: the columns of the terminal
+    that its text may be shortened to; 0: never, as for ids, names and numbers. ``folds``: as the last column it goes on
+    in lines below instead.
+    """
+
+    heading: str
+    rank: int = 0
+    least: int = 0
+    folds: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.heading.removeprefix(">")
+
+
+Heading = str | Column
+
+
+def column(heading: str, rank: int = 0) -> Column:
+    """A column; those of TEXTS may be shortened, those of SENTENCES folded."""
+    return Column(heading, rank, LEAST_TEXT if heading in TEXTS | SENTENCES else 0, heading in SENTENCES)
+
+
+def read_columns(headings: Iterable[Heading]) -> list[Column]:
+    """Columns as they are given; of plain headings the first one stays, the others are left out from the right."""
+    return [
+        each if isinstance(each, Column) else column(each, number and 100 + number)
+        for number, each in enumerate(headings)
+    ]
+
+
+def width_of(text: str) -> int:
+    """How many columns of the terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def shorten(text: str, width: int) -> str:
+    """``text``, cut to ``width`` columns with an ellipsis at its end."""
+    if width_of(text) <= width:
+        return text
+    from rich.cells import set_cell_size
+
+    return f"{set_cell_size(text, max(width - 1, 0)).rstrip()}…"
+
+
+def paint(text: str, style: str, colour: bool) -> str:
+    """``text`` in a style such as ``bold red``, with ``colour``."""
+    if not (style and text and colour):
+        return text
+    import click
+
+    words = style.split()
+    return click.style(
+        text, fg=next((word for word in words if word in COLOURS), None), bold="bold" in words or None,
+        dim="dim" in words or None,
+    )  # fmt: skip
+
+
+def fold(text: str, width: int | None, indent: str = "") -> str:
+    """``text`` in lines of at most ``width``, the further ones after ``indent``; no word is broken."""
+    if width is None or width_of(text) <= width:
+        return text
+    lines = [""]
+    start = text[: len(text) - len(text.lstrip())]
+    for word in text.split():
+        separator = " " if lines[-1].strip() else ""
+        if separator and width_of(lines[-1]) + 1 + width_of(word) > width:
+            lines.append("")
+            separator = ""
+        lines[-1] += separator + ("" if separator else start if len(lines) == 1 else indent) + word
+    return "\n".join(lines)
+
+
+def draw_fields(fields: Iterable[tuple[str, Cell]], width: int | None, colour: bool = False) -> Iterator[str]:
+    """Lines ``name: value`` with aligned values; fields with an empty value are left out. What does not fit beside its
+    name stands below it."""
+    shown = [(name, *_split(value)) for name, value in fields if _split(value)[0]]
+    margin = max((width_of(name) for name, _, _ in shown), default=0) + 2
+    for name, value, style in shown:
+        head = f"{name + ':':<{margin - 1}} " if name else ""
+        longest = max(map(width_of, value.split()), default=0)
+        if width is None or width_of(head) + width_of(value) <= width:
+            yield head + paint(value, style, colour)
+        elif margin + longest <= width:
+            yield from fold(head + value, width, " " * margin).split("\n")
+        else:
+            yield f"{name}:"
+            yield from (
+                f"  {line}" if width_of(line) + 2 <= width else line for line in fold(value, width - 2).split("\n")
+            )
+
+
+def draw_grid(
+    headings: Sequence[Heading], rows: Iterable[Sequence[Cell]], width: int | None, colour: bool = False
+) -> tuple[str, list[str]]:
+    """The table as text without a newline at its end, and the headings that were left out.
+
+    ``width`` None: whatever it needs.
+    """
+    cells = [[_split(cell) for cell in row] for row in rows]
+    columns = [
+        dataclasses.replace(
+            each, least=max([each.least, *(width_of(word) for row in cells for word in row[n][0].split())])
+        )
+        if each.folds and n == len(headings) - 1
+        else dataclasses.replace(each, folds=False)
+        for n, each in enumerate(read_columns(headings))
+    ]
+    natural = [
+        max([width_of(column.name), *(width_of(row[n][0]) for row in cells)]) for n, column in enumerate(columns)
+    ]
+    kept = [n for n, column in enumerate(columns) if column.name or any(row[n][0] for row in cells)]
+    left_out: list[str] = []
+    fitting = _fit(columns, natural, kept, width)
+    if fitting is None:
+        empty = [n for n in kept if columns[n].rank and all(row[n][0] in ("", "-") for row in cells)]
+        kept = [n for n in kept if n not in empty]
+        fitting = _fit(columns, natural, kept, width)
+    for dropped in sorted(kept, key=lambda n: (-columns[n].rank, -n)):
+        if fitting is not None or not columns[dropped].rank:
+            break
+        kept = [n for n in kept if n != dropped]
+        left_out.append(columns[dropped].name)
+        fitting = _fit(columns, natural, kept, width)
+    if fitting is None:
+        return "\n".join(_draw_records(columns, cells, width, colour)), []
+    gap, widths = fitting
+    head = [(column.name, "bold") for column in columns]
+    lines = [head, *cells] if any(columns[n].name for n in kept) else cells
+    text = "\n".join(_draw_line(columns, line, kept, widths, gap, colour) for line in lines)
+    return text, [name for name in left_out if name]
+
+
+def _fit(columns: Sequence[Column], natural: Sequence[int], kept: Sequence[int], width: int | None) -> (
+    tuple[int, list[int]] | None
+):  # fmt: skip
+    """The gap between columns and their widths; None where they have no room however much is shortened."""
+    widths = list(natural)
+    if width is None:
+        return GAPS[0], widths
+    for gap in GAPS:
+        surplus = sum(natural[n] for n in kept) + gap * (len(kept) - 1) - width
+        if surplus <= 0:
+            return gap, widths
+        spare = {
+            n: max(natural[n] - max(columns[n].least, width_of(columns[n].name)), 0) for n in kept if columns[n].least
+        }
+        if surplus <= sum(spare.values()):
+            # The widest gives most.
+            for n in sorted(spare, key=lambda n: spare[n], reverse=True):
+                given = min(spare[n], surplus)
+                widths[n] -= given
+                surplus -= given
+            return gap, widths
+    return None
+
+
+def _draw_line(
+    columns: Sequence[Column], row: Sequence[tuple[str, str]], kept: Sequence[int], widths: Sequence[int], gap: int,
+    colour: bool,
+) -> str:  # fmt: skip
+    parts, below = [], []
+    for n in kept:
+        text, style = row[n]
+        if columns[n].folds:
+            text, *below = fold(text, widths[n]).split("\n")
+        elif columns[n].least:
+            text = shorten(text, widths[n])
+        blank = " " * (widths[n] - width_of(text))
+        painted = paint(text, style, colour)
+        parts.append(blank + painted if columns[n].heading.startswith(">") else painted + blank)
+    indent = " " * sum(widths[n] + gap for n in kept[:-1])
+    further = (indent + paint(line, row[kept[-1]][1], colour) for line in below)
+    return "\n".join([(" " * gap).join(parts).rstrip(), *further])
+
+
+def _draw_records(
+    columns: Sequence[Column], rows: Iterable[Sequence[tuple[str, str]]], width: int | None, colour: bool
+) -> Iterator[str]:
+    for number, row in enumerate(rows):
+        if number:
+            yield ""
+        fields = [(column.name, (text.strip(), style)) for column, (text, style) in zip(columns, row, strict=True)]
+        yield from draw_fields(fields, width, colour)
+
+
+def _split(cell: Cell) -> tuple[str, str]:
+    return (cell, "") if isinstance(cell, str) else cell

@@ -1,0 +1,118 @@
+"""Names on the command line: the beginning of an id or title where that is unique, ``-`` for the newest, and what a
+shell offers for them.
+
+A parameter of a ``Named`` type is found before the command begins; what is not unique ends it with the candidates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+
+from cpumond.api.finding import NEWEST, Match, Matches, NamedKind
+from cpumond.cli.options import given, quote_name
+from cpumond.cli.output import error_width
+from cpumond.cli.render.grid import column, draw_grid
+from cpumond.cli.scheduler.http_client import SchedulerClient, make_client
+from cpumond.core.errors import CpumondError, NoSuchError, NotYetError, UsageError
+from cpumond.core.words import count, show_name
+from cpumond.fairshare.validate import quoted
+
+COMPLETION_S: Final = 1.0
+"""How long a shell waits for the scheduler at Tab."""
+MAX_ID_CHARS: Final = 35
+"""Of four hexadecimal numbers: what is as long is the beginning of no other id."""
+MAX_SHOWN: Final = 20
+
+
+class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """The name of something that the scheduler knows. With ``finds``, a beginning of it may be given."""
+
+    def __init__(self, kind: NamedKind, finds: bool = True) -> None:
+        self.name = kind
+        self.kind = kind
+        self.finds = finds
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """What the scheduler knows that begins so; nothing where it does not answer at once."""
+        with contextlib.suppress(CpumondError, click.ClickException):
+            client = make_client(ctx.params, timeout_s=COMPLETION_S, patience_s=0.0)
+            query = {"name": incomplete, "all_of": "true", "operation": ctx.params.get("operation")}
+            trees = ctx.params.get("tree")
+            query["tree"] = trees if isinstance(trees, str) else None
+            found = client.get("/find", Matches, kind=self.kind, **query)
+            return [CompletionItem(each.id, help=each.title or each.state) for each in found.matches]
+        return []
+
+
+OPERATION: Final = Named("operation")
+JOB: Final = Named("job")
+NODE: Final = Named("node")
+POOL: Final = Named("pool", finds=False)
+TREE: Final = Named("tree", finds=False)
+
+operation_argument = click.argument("operation", type=OPERATION)
+job_argument = click.argument("job", type=JOB)
+node_argument = click.argument("node", type=NODE)
+pool_argument = click.argument("pool", type=POOL)
+
+
+def operation_path(operation: str, action: str = "") -> str:
+    path = f"/operations/{quote_name(operation)}"
+    return f"{path}/{action}" if action else path
+
+
+def find_parameters(client: SchedulerClient, command: click.Command, values: dict[str, Any]) -> None:
+    """Replace, in the values of a command's parameters, what was typed of names by the whole ones."""
+    for param in command.params:
+        kind = param.type
+        typed = values.get(param.name or "")
+        if not isinstance(kind, Named) or not kind.finds or not typed or isinstance(param, click.Option):
+            continue
+        operation = values.get("operation") if kind.kind == "job" else None
+        if isinstance(typed, tuple):
+            values[param.name or ""] = tuple(find_name(client, kind.kind, each, operation) for each in typed)
+        else:
+            values[param.name or ""] = find_name(client, kind.kind, typed, operation)
+
+
+def find_name(client: SchedulerClient, kind: NamedKind, typed: str, operation: str | None = None) -> str:
+    """The id that is meant by ``typed``. Raises NoSuchError, and UsageError where there are several."""
+    if kind in ("operation", "job") and len(typed) >= MAX_ID_CHARS and typed.count("-") == 3:
+        return typed
+    query = {"kind": kind, "name": typed, "operation": operation, "limit": MAX_SHOWN}
+    found = client.get("/find", Matches, **given(query))
+    if found.total == 1:
+        return found.matches[0].id
+    if not found.total and kind != "node" and typed.count("-") == 3:
+        return typed  # the scheduler says what is with it: it may be one that the user must not read
+    if not found.total and operation and typed == NEWEST:
+        text = f"operation {operation} has no job that has started; see `cpumond operation why {operation}`"
+        raise NotYetError(text)
+    if not found.total:
+        raise NoSuchError(_tell_missing(kind, typed, operation))
+    raise UsageError(f"{show_name(typed)} may be {count(found.total, kind)}; give more of the id", _draw(found))
+
+
+def _tell_missing(kind: NamedKind, typed: str, operation: str | None) -> str:
+    if typed == NEWEST and kind == "operation":
+        return "you have started no operation"
+    if kind == "node":
+        return f"Node {quoted(typed)} is not registered; see `cpumond node list`"
+    where = f" in operation {operation}" if operation else ""
+    known = "`cpumond operation jobs ID`" if operation else f"`cpumond {kind} list`"
+    return f"No such {kind} {show_name(typed)}{where}; see {known}"
+
+
+def _draw(found: Matches) -> str:
+    headings = [column("id"), column("state", 1), column("user", 2), column("title", 3)]
+    text, _ = draw_grid(headings, [_row(each) for each in found.matches], error_width())
+    left_out = found.total - len(found.matches)
+    return text + (f"\n... and {left_out} more" if left_out else "")
+
+
+def _row(match: Match) -> list[str]:
+    return [match.id, match.state, show_name(match.user), show_name(match.title)]

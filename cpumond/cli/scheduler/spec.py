@@ -1,0 +1,268 @@
+"""What is to be started: a specification in a file, and the options of ``operation start`` and ``run`` over it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import click
+
+from cpumond.api.yt.formats import to_json_tree
+from cpumond.api.yt.values import YtError
+from cpumond.api.yt.yson import read_yson
+from cpumond.cli.options import CoresType, DurationType, given, naming_unreadable
+from cpumond.cli.scheduler.arguments import read_attributes
+from cpumond.cli.scheduler.client import SchedulerClient
+from cpumond.cli.scheduler.finding import POOL, TREE
+from cpumond.core.decode import ContentError, decode_json, decode_toml
+from cpumond.core.errors import ConfigError, UsageError
+
+TASK: Final = "main"
+_SIZE: Final = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGTP]?)i?B?", re.IGNORECASE)
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class BytesType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A number of bytes, or one with K, M, G, T, P (powers of 1024)."""
+
+    name = "bytes"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = _SIZE.fullmatch(str(value).strip())
+        if match is None:
+            self.fail(f"expected bytes, such as 2G or 536870912, got {value!r}.", param, ctx)
+        power = " KMGTP".index(match[2].upper() or " ")
+        return int(float(match[1]) * 2.0 ** (10 * power))
+
+
+SPEC_OPTIONS: Final = (
+    click.option(
+        "-f",
+        "--file",
+        "file",
+        metavar="SPEC",
+        type=click.Path(),
+        help="A specification (TOML, YAML, JSON, YSON), - for standard input; other options override it.",
+    ),
+    click.option("--pool", metavar="POOL", type=POOL, help="Default: a pool of your user's name."),
+    click.option(
+        "--tree", "trees", metavar="TREE", type=TREE, multiple=True, help="Default: the default tree; may be repeated."
+    ),
+    click.option("--job-count", type=click.IntRange(1, 100_000), help="[default: 1]"),
+    click.option("--cpu-limit", type=CoresType(), help="[default: 1.0]"),
+    click.option("--memory", "memory_limit", type=BytesType(), help="Such as 2G; default: none is ordered."),
+    click.option("--weight", type=float, metavar="WEIGHT", help="Among the operations of the pool; default: 1."),
+    click.option("--title", metavar="TEXT"),
+    click.option(
+        "--gang",
+        "is_gang",
+        is_flag=True,
+        default=None,
+        help="All of its jobs start together or none; so does its fair share.",
+    ),
+    click.option(
+        "--min-run-time",
+        "min_run_time_s",
+        type=DurationType(0.0, 1e12),
+        help="No job is preempted before it has run so long.",
+    ),
+    click.option(
+        "--checkpoints",
+        is_flag=True,
+        default=None,
+        help="Jobs touch $CPUMOND_CHECKPOINT when they have saved their work.",
+    ),
+    click.option(
+        "--job-cpu-monitor",
+        "monitor",
+        metavar="YSON|JSON",
+        help="Such as '{min_cpu_limit=0.1;enable_cpu_reclaim=%true}' or '{\"mode\": \"shadow\"}'.",
+    ),
+    click.option("--env", "variables", metavar="NAME=VALUE", multiple=True, help="For the jobs; may be repeated."),
+    click.option(
+        "--working-directory", metavar="DIR", help="Absolute, on the nodes; default: a fresh one of each job's own."
+    ),
+    click.option(
+        "--interruptible",
+        is_flag=True,
+        default=None,
+        help="A job that ends well when it is interrupted has done its work.",
+    ),
+    click.option("--time-limit", "time_limit_s", type=DurationType(0.001, 1e12), help="The operation fails after it."),
+    click.option(
+        "--job-time-limit",
+        "job_time_limit_s",
+        type=DurationType(0.001, 1e12),
+        help="A job that runs for longer has failed.",
+    ),
+    click.option(
+        "--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Any other option of a specification."
+    ),
+    click.argument("command", nargs=-1, metavar="[-- COMMAND [ARGS]...]"),
+)
+
+
+def spec_options(
+    command: Callable[Concatenate[SchedulerClient, dict[str, Any], P], Result],
+) -> Callable[Concatenate[SchedulerClient, P], Result]:
+    """Give a command the options and the file of which a specification is made, and call it with that."""
+
+    @functools.wraps(command)
+    def with_spec(client: SchedulerClient, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        values = {name: kwargs.pop(name) for name in NAMES}
+        return command(client, make_spec(values), *args, **kwargs)
+
+    wrapped: Any = with_spec
+    for option in reversed(SPEC_OPTIONS):
+        wrapped = option(wrapped)
+    result: Callable[Concatenate[SchedulerClient, P], Result] = wrapped
+    return result
+
+
+NAMES: Final = (
+    "file", "pool", "trees", "job_count", "cpu_limit", "memory_limit", "weight", "title", "is_gang", "monitor",
+    "variables", "working_directory", "interruptible", "time_limit_s", "job_time_limit_s", "min_run_time_s",
+    "checkpoints", "assignments", "command",
+)  # fmt: skip
+
+
+def make_spec(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The specification of SPEC_OPTIONS by their names. Raises UsageError, ConfigError, AccessError."""
+
+    def milliseconds(name: str) -> float | None:
+        return None if values[name] is None else values[name] * 1e3
+
+    spec = {} if values["file"] is None else read_document(values["file"])
+    task = {
+        **{name: values[name] for name in ("job_count", "cpu_limit", "memory_limit")},
+        "command": list(values["command"]) or None,
+        "environment": _read_variables(values["variables"]) or None,
+        "working_directory": values["working_directory"],
+        "interruptible": values["interruptible"],
+        "checkpoints": values["checkpoints"],
+        "job_time_limit": milliseconds("job_time_limit_s"),
+    }
+    options = {
+        "pool": values["pool"],
+        "pool_trees": list(values["trees"]) or None,
+        "weight": values["weight"],
+        "title": values["title"],
+        "is_gang": values["is_gang"],
+        "min_run_time": milliseconds("min_run_time_s"),
+        "time_limit": milliseconds("time_limit_s"),
+        "job_cpu_monitor": None if values["monitor"] is None else _read_monitor(values["monitor"]),
+    }
+    more = read_attributes(values["assignments"])
+    if "tasks" in more and values["file"] is None:
+        raise UsageError("--set tasks: the one task here is made of the other options; send several with -f SPEC")
+    return {**_merge(_merge(spec, more), given(options)), "tasks": _make_tasks(_merge(spec, more), given(task))}
+
+
+def _make_tasks(spec: Mapping[str, Any], task: dict[str, Any]) -> Any:
+    tasks = spec.get("tasks")
+    if tasks is None:
+        if "command" not in task:
+            raise UsageError("there is nothing to run; give a command after --, or a specification with -f SPEC")
+        return {TASK: {"job_count": 1, "cpu_limit": 1.0, **task}}
+    if task:
+        if not isinstance(tasks, dict) or len(tasks) != 1 or not all(isinstance(each, dict) for each in tasks.values()):
+            raise UsageError(
+                f"{', '.join(task)}: only a specification with one task takes this; write it into the file"
+            )
+        return {name: _merge(each, task) for name, each in tasks.items()}
+    return tasks
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        known = merged.get(key)
+        merged[key] = _merge(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def read_document(path: str) -> dict[str, Any]:
+    """A map in TOML, YAML, JSON or YSON, by the end of the file's name or, of standard input (-), by what it is.
+
+    Raises ConfigError, AccessError or UnavailableError.
+    """
+    name = "standard input" if path == "-" else path
+    with naming_unreadable(name, "a specification"):
+        if path == "-":
+            content = sys.stdin.buffer.read()
+        else:
+            with open(path, "rb") as file:
+                content = file.read()
+    ending = os.path.splitext(path)[1].lower()
+    kinds = [kind for kind, endings in ENDINGS.items() if ending in endings] or list(ENDINGS)
+    problems = []
+    for kind in kinds:
+        try:
+            value = READERS[kind](content.decode("utf-8"))
+        except (ContentError, YtError, UnicodeDecodeError, ValueError) as error:
+            problems.append(f"{kind}: {error}")
+            continue
+        if isinstance(value, dict):
+            return value
+        problems.append(f"{kind}: expected a map")
+    raise ConfigError(f"{name}: is no specification: {'; '.join(problems)}")
+
+
+def _read_yaml(text: str) -> Any:
+    try:
+        import yaml  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        raise ContentError("needs the library PyYAML: pip install pyyaml") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ContentError(" ".join(str(error).split())) from None
+
+
+def _read_yson(text: str) -> Any:
+    return to_json_tree(read_yson(text.encode("utf-8", "surrogateescape")), encode_utf8=False)
+
+
+READERS: Final[dict[str, Callable[[str], Any]]] = {
+    "JSON": lambda text: decode_json(text, dict[str, Any]),
+    "TOML": decode_toml,
+    "YSON": _read_yson,
+    "YAML": _read_yaml,
+}
+ENDINGS: Final = {"JSON": (".json",), "TOML": (".toml",), "YSON": (".yson",), "YAML": (".yaml", ".yml")}
+"""Format -> ends of files' names; in the order in which they are tried where the name does not say."""
+
+
+def _read_variables(assignments: tuple[str, ...]) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--env: expected NAME=VALUE, for example THREADS=4, got {assignment!r}")
+        variables[name] = value
+    return variables
+
+
+def _read_monitor(text: str) -> dict[str, Any]:
+    """The section ``job_cpu_monitor``: JSON, or YSON as the documents write it. Raises UsageError."""
+    try:
+        return decode_json(text, dict[str, Any])
+    except ContentError:
+        pass
+    expected = (
+        "--job-cpu-monitor: expected a map in YSON or JSON, for example "
+        '{min_cpu_limit=0.1;enable_cpu_reclaim=%true} or {"mode": "shadow"}'
+    )
+    try:
+        value = _read_yson(text)
+    except YtError as error:
+        raise UsageError(f"{expected}: {error}") from None
+    if not isinstance(value, dict):
+        raise UsageError(expected)
+    return value

@@ -1,0 +1,53 @@
+"""``cpumond schema``: what messages and the JSON of commands hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+import msgspec
+
+from cpumond.cli.answers import ANSWERS
+from cpumond.core.errors import NoSuchError
+from cpumond.core.wire import SCHEMAS
+from cpumond.fairshare.validate import did_you_mean
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def _describe_any(kind: type) -> dict[str, Any]:
+    """Of ``object``: anything."""
+    if kind is object:
+        return {"description": "Any value."}
+    raise NotImplementedError
+
+
+def make_schema(command: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of what a command prints with ``--json``; of a line where it prints several."""
+    kinds = ANSWERS[command]
+    schemas, parts = msgspec.json.schema_components(
+        kinds if isinstance(kinds, tuple) else (kinds,), schema_hook=_describe_any, ref_template="#/$defs/{name}"
+    )
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+    return {"$schema": DIALECT, "title": f"cpumond {command} --json", **schema, "$defs": parts}
+
+
+@click.command("schema", epilog="Example: cpumond schema operation list")
+@click.argument("words", metavar="NAME...", nargs=-1, required=True)
+def schema_command(words: tuple[str, ...]) -> None:
+    """Print the JSON Schema of a message (heartbeat), or of what a command prints with --json (operation list).
+
+    Of a command that prints several lines of JSON it is that of each line. Fields may be added in later versions, none
+    changes its meaning or goes.
+    """
+    name = " ".join(words)
+    if name in SCHEMAS:
+        schema = SCHEMAS[name]()
+    elif name in ANSWERS:
+        schema = make_schema(name)
+    else:
+        known = [*SCHEMAS, *ANSWERS]
+        hint = did_you_mean(name, known) or f"; known: {', '.join(known)}"
+        raise NoSuchError(f"there is no message or command {name!r} with JSON{hint}")
+    click.echo(json.dumps(schema, indent=2))

@@ -1,0 +1,390 @@
+"""Every command at 80 and 40 columns of a terminal, piped, as JSON against its schema, as CSV, and its help.
+
+A command without a case here fails ``test_every_command_has_a_case``.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import jsonschema
+import pytest
+from test_json_api import LiveScheduler, make_node
+from waiting import wait_until
+
+from cpumond.cli import cli, run
+from cpumond.cli.answers import ANSWERS
+from cpumond.cli.schema import make_schema
+
+LONG_POOL = "research-on-large-models"
+WIDE_TITLE = "Обучение 訓練 der größten Modelle aller Zeiten, mit sehr langem Titel " * 2
+LONG_NODE = "host-17.rack-4.example.org"
+HELP_ONLY = {
+    "agent", "restore", "scheduler", "store copy", "record", "cluster", "demo", "kubernetes publish", "stub-scheduler",
+    "init",
+}  # fmt: skip
+"""Commands that run until they are ended or change the machine; their own tests run them, here only their help is."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Words behind ``cpumond``; {operation}, {job} and {trace} stand for what the site has.
+
+    ``is_change``: only run once, since it changes something. ``code``: what it ends with.
+    """
+
+    words: str
+    is_change: bool = False
+    code: int = 0
+    prints_file: bool = False
+    """Whether what it prints is for programs, whatever the terminal."""
+
+
+OF_SCHEDULER = {
+    "tree list": Case("tree list"),
+    "tree show": Case("tree show default"),
+    "tree create": Case("tree create new-tree nodes_filter=none", is_change=True),
+    "tree set": Case("tree set new-tree fair_share_starvation_timeout=10000", is_change=True),
+    "tree export": Case("tree export default", prints_file=True),
+    "tree plan": Case("tree plan {file}"),
+    "tree apply": Case("tree apply {file} --yes", is_change=True),
+    "tree remove": Case("tree remove new-tree --yes", is_change=True),
+    "pool list": Case("pool list"),
+    "pool show": Case(f"pool show {LONG_POOL}"),
+    "pool create": Case("pool create new-pool", is_change=True),
+    "pool set": Case("pool set new-pool weight=2", is_change=True),
+    "pool move": Case("pool move new-pool --name new-name", is_change=True),
+    "pool remove": Case("pool remove new-name --yes", is_change=True),
+    "pool plan": Case(f"pool plan {LONG_POOL} weight=7 resource_limits={{cpu=1}}"),
+    "operation start": Case("operation start --pool started -- true", is_change=True),
+    "operation list": Case("operation list"),
+    "operation show": Case("operation show {operation}"),
+    "operation jobs": Case("operation jobs {operation}"),
+    "operation why": Case("operation why {operation}"),
+    "operation set": Case("operation set {operation} weight=2", is_change=True),
+    "operation wait": Case("operation wait {operation} --state running"),
+    "operation suspend": Case("operation suspend {operation}", is_change=True),
+    "operation resume": Case("operation resume {operation}", is_change=True),
+    "operation complete": Case("operation complete {spare}", is_change=True),
+    "operation abort": Case("operation abort {spare2}", is_change=True),
+    "node list": Case("node list"),
+    "node show": Case(f"node show {LONG_NODE}"),
+    "why": Case("why"),
+    "node cordon": Case(f"node cordon {LONG_NODE} --why kernel", is_change=True),
+    "node uncordon": Case(f"node uncordon {LONG_NODE}", is_change=True),
+    "node drain": Case(f"node drain {LONG_NODE} --plan"),
+    "can": Case(f"can tester use {LONG_POOL} --why"),
+    "events": Case("events"),
+    "audit": Case("audit"),
+    "undo": Case("undo {change} --plan"),
+    "report": Case("report", code=67),  # the history of this scheduler is turned off
+    "top": Case("top --cluster --once"),
+}
+ASK_A_NODE = {"operation log", "operation explain", "operation pin", "operation unpin", "run"}
+"""Commands that need an agent: below, on a cluster."""
+OF_TOKENS = {"token create", "token list", "token revoke"}
+"""Commands that need a scheduler with tokens."""
+OF_AGENT = {
+    "status": Case("status"),
+    "explain": Case("explain {job}"),
+    "pin": Case("pin {job} --cpu-limit 0.1", is_change=True),
+    "unpin": Case("unpin {job}", is_change=True),
+    "job list": Case("job list"),
+    "check-config": Case("check-config {config}"),
+}
+OF_CGROUPS = {"job add", "job remove", "dry-run"}
+"""Commands that need a cgroup of their own; tests of the control socket run them."""
+ALONE = {
+    "doctor": Case("doctor", code=-1),
+    "estimate": Case("estimate --prometheus http://127.0.0.1:1", code=69),
+    "replay": Case("replay {trace} --cpu-limit 10", prints_file=True),
+    "simulate": Case("simulate {trace} --cpu-limit 10"),
+    "fair-share": Case("fair-share {tree}", prints_file=True),
+    "schema": Case("schema heartbeat", prints_file=True),
+    "completion": Case("completion bash", prints_file=True),
+}
+CASES = {**OF_SCHEDULER, **OF_AGENT, **ALONE}
+
+
+def walk(command: click.Command, context: click.Context, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from walk(below, click.Context(below, info_name=name, parent=context), f"{path} {name}".strip())
+    else:
+        yield path, command
+
+
+COMMANDS = dict(walk(cli, click.Context(cli)))
+
+
+def takes(name: str, option: str) -> bool:
+    return any(option in param.opts for param in COMMANDS[name].params)
+
+
+def test_every_command_has_a_case():
+    assert set(COMMANDS) == {*CASES, *HELP_ONLY, *ASK_A_NODE, *OF_TOKENS, *OF_CGROUPS}
+
+
+def test_every_json_has_a_schema_and_every_table_csv():
+    with_json = {name for name in COMMANDS if takes(name, "--json")}
+    assert with_json == set(ANSWERS)
+    for name in ANSWERS:
+        jsonschema.Draft202012Validator.check_schema(make_schema(name))
+    assert {name for name in with_json if not takes(name, "-o")} == set()
+
+
+# ---- the site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A scheduler with long names, jobs that run, wait and have ended, and files for commands that read some."""
+    directory = tmp_path_factory.mktemp("site")
+    with LiveScheduler(directory) as server:
+        pools = "/trees/default/pools"
+        server.post(pools, {"name": LONG_POOL, "attributes": {"strong_guarantee_resources": {"cpu": 2}}}, 201)
+        server.post(pools, {"name": "small", "parent": LONG_POOL, "attributes": {"resource_limits": {"cpu": 3}}}, 201)
+        node = make_node(server, LONG_NODE, tags=("fast", "a-tag-of-some-length", "another-tag"))
+        node.register()
+        server.wait_for_update()
+        operation = server.start(LONG_POOL, job_count=3, title=WIDE_TITLE, alias="*long")
+        wait_until(lambda: node.beat() and len(node.jobs) == 3, "three jobs")
+        node.beat()
+        spare, spare2 = server.start("small", title="short"), server.start("small", job_count=99)
+        server.ask("PATCH", f"{pools}/small", {"edits": [{"path": ["weight"], "value": 3}]})
+        trace, tree = directory / "trace.csv", directory / "tree.json"
+        trace.write_text("time_s,usage_cores\n" + "".join(f"{n},0.5\n" for n in range(60)))
+        tree.write_text(
+            '{"now": 0, "total_resources": {"cpu": 100}, "pools": [{"name": "q", "parent": "<root>"}],'
+            ' "operations": [{"name": "o", "parent": "q", "demand": {"cpu": 60}}]}'
+        )
+        file = directory / "default.toml"
+        file.write_text(f'tree = "default"\n\n[pools.{LONG_POOL}]\nweight = 5\n')
+        change = server.get("/events", kind="command")["events"][0]["number"]
+        yield {
+            "url": server.url, "operation": operation, "spare": spare, "spare2": spare2, "change": str(change),
+            "trace": str(trace), "tree": str(tree), "file": str(file), "home": str(directory),
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def environment(site: dict[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CPUMOND")}
+    return {
+        **kept,
+        "CPUMOND_SCHEDULER": site["url"],
+        "HOME": site["home"],
+        "TERM": "xterm-256color",
+        "LC_ALL": "C.UTF-8",
+    }
+
+
+def on_terminal(
+    words: list[str], columns: int, environment: dict[str, str], timeout_s: float = 120.0
+) -> tuple[str, int]:
+    """What a command shows on a terminal of that width, without its colours, and its exit code."""
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cpumond", *words], stdin=terminal, stdout=terminal, stderr=terminal, env=environment
+    )
+    os.close(terminal)
+    text, decoder = "", codecs.getincrementaldecoder("utf-8")()
+    with contextlib.suppress(OSError):
+        while piece := os.read(main, 65_536):
+            text += decoder.decode(piece)
+    os.close(main)
+    code = process.wait(timeout_s)
+    return text.replace("\r\n", "\n"), code
+
+
+def without_colour(text: str) -> str:
+    """What is seen: without colours, and of a line that was written again and again what it was last."""
+    plain = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", text)
+    return "\n".join(line.rpartition("\r")[2] for line in plain.split("\n"))
+
+
+def width(line: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in line)
+
+
+def expand(words: str, names: dict[str, str]) -> list[str]:
+    return [re.sub(r"^{(\w+)}$", lambda match: names[match[1]], word) for word in words.split()]
+
+
+def piped(words: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cpumond", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def ids_of(value: Any) -> Iterator[str]:
+    """All ids and names in JSON."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key in ("id", "name", "operation_id", "job_id") and isinstance(inner, str):
+                yield inner
+            elif key not in ("environment", "may"):
+                yield from ids_of(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from ids_of(inner)
+
+
+def check_terminal(name: str, case: Case, names: dict[str, str], environment: dict[str, str]) -> None:
+    words = expand(case.words, names)
+    listed = list_ids(name, words, environment)
+    for columns in (80, 40):
+        shown, code = on_terminal(words, columns, environment)
+        assert case.code in (-1, code), shown
+        text = without_colour(shown)
+        if case.prints_file:
+            continue
+        longest = max(map(width, [word for word in text.split() if len(word) > columns] or [""]))
+        too_long = [line for line in text.split("\n") if width(line) > max(columns, longest)]
+        assert too_long == []
+        for each in listed:
+            assert each in text, f"{each} is not whole at {columns} columns:\n{text}"
+    uncoloured, _ = on_terminal(words, 80, {**environment, "NO_COLOR": "1"})
+    assert "\x1b[3" not in uncoloured
+
+
+def list_ids(name: str, words: list[str], environment: dict[str, str]) -> set[str]:
+    """The ids that lists of a command must show whole."""
+    if name not in ("tree list", "pool list", "operation list", "operation jobs", "node list", "token list"):
+        return set()
+    answer = json.loads(piped([*words, "--json"], environment).stdout)
+    (rows,) = (value for value in answer.values() if isinstance(value, list))
+    return {row.get("name") or row["id"] for row in rows}
+
+
+def check_piped(name: str, case: Case, names: dict[str, str], environment: dict[str, str]) -> None:
+    words = expand(case.words, names)
+    done = piped(words, environment)
+    assert case.code in (-1, done.returncode), done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    if case.code > 0 or not takes(name, "--json"):
+        return
+    check_json(name, words, environment)
+    if not case.is_change:
+        check_csv(words, environment)
+
+
+def check_json(name: str, words: list[str], environment: dict[str, str]) -> None:
+    told = piped([*words, "--json"], environment)
+    validator = jsonschema.Draft202012Validator(make_schema(name))
+    texts = told.stdout.splitlines() if name in ("events", "audit") else [told.stdout]
+    assert texts
+    for text in texts:
+        validator.validate(json.loads(text))
+
+
+def check_csv(words: list[str], environment: dict[str, str]) -> None:
+    told = piped([*words, "-o", "csv"], environment)
+    header, *rows = list(csv.reader(io.StringIO(told.stdout), strict=True))
+    assert len(set(header)) == len(header)
+    assert {len(row) for row in rows} <= {len(header)}
+
+
+@pytest.mark.parametrize("name", [name for name, case in {**OF_SCHEDULER, **ALONE}.items() if not case.is_change])
+def test_a_command_on_terminals(name, site, environment):
+    check_terminal(name, CASES[name], site, environment)
+
+
+@pytest.mark.parametrize("name", [name for name, case in {**OF_SCHEDULER, **ALONE}.items() if not case.is_change])
+def test_a_command_in_a_pipe_as_json_and_csv(name, site, environment):
+    check_piped(name, CASES[name], site, environment)
+
+
+def test_changes_say_what_was_done_as_text_and_as_json(site, environment):
+    for name, case in OF_SCHEDULER.items():
+        if not case.is_change:
+            continue
+        words = expand(case.words, site)
+        if name == "operation set":
+            check_json(name, words, environment)
+        shown, code = on_terminal(words, 40, environment)
+        assert code == 0, shown
+        assert [line for line in shown.split("\n") if width(line) > 40] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_the_terminal_and_breaks_no_word(name, monkeypatch, capsys):
+    for columns in ("80", "40"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert run([*name.split(), "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "Usage: cpumond" in text
+
+
+def test_a_closed_pipe_is_no_error(site, environment):
+    command = f"{sys.executable} -m cpumond operation list | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0"
+    assert done.stderr == ""
+
+
+def test_all_columns_are_there_with_wide_and_some_are_told_to_be_left_out(site, environment):
+    narrow, _ = on_terminal(["operation", "list"], 80, environment)
+    assert "left out at this width: " in without_colour(narrow)
+    wide, _ = on_terminal(["operation", "list", "--wide"], 80, environment)
+    assert WIDE_TITLE.strip() in wide
+    assert "left out" not in wide
+    assert "demand" in wide.split("\n")[0]
+
+
+# ---- names by their beginning
+
+
+def test_an_operation_is_found_by_its_beginning_its_title_and_a_hyphen(site, environment):
+    operation = site["operation"]
+    for typed in (operation[:12], WIDE_TITLE, WIDE_TITLE[:15], "long", "*long"):
+        found = json.loads(piped(["operation", "show", typed, "--json"], environment).stdout)
+        assert found["id"] == operation
+    newest = json.loads(piped(["operation", "show", "-", "--json"], environment).stdout)["id"]
+    assert newest == json.loads(piped(["operation", "list", "--json"], environment).stdout)["operations"][0]["id"]
+    node = json.loads(piped(["node", "show", LONG_NODE[:5], "--json"], environment).stdout)
+    assert node["id"] == LONG_NODE
+
+
+def test_what_is_not_unique_is_refused_with_the_candidates(site, environment):
+    for number in range(2):
+        started = piped(
+            ["operation", "start", "--pool", "small", "--title", f"twin {number}", "--", "true"], environment
+        )
+        assert started.returncode == 0, started.stderr
+    done = piped(["operation", "abort", "twin"], environment)
+    assert done.returncode == 64
+    assert "twin may be 2 operations" in done.stderr
+    assert "twin 0" in done.stderr
+    assert "twin 1" in done.stderr
+
+
+def test_what_is_not_there_has_an_exit_code_of_its_own(site, environment):
+    for words in (
+        "operation show none", "operation show 1-2-3-4", "pool show none", "node show none", "tree show none",
+    ):  # fmt: skip
+        done = piped(words.split(), environment)
+        assert (done.returncode, done.stdout) == (67, ""), words
+    done = piped(["operation", "wait", site["operation"], "--timeout", "10ms"], environment)
+    assert done.returncode == 75
