@@ -11,6 +11,7 @@ from cpumond.api.permissions import Can
 from cpumond.cli.scheduler.cluster_top import ClusterPicture
 from cpumond.cli.scheduler.running import WaitedList
 from cpumond.core.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, StatusAnswer
+from cpumond.scheduler.forecast.model import Forecast, Simulation
 from cpumond.scheduler.history.model import ReportView
 from cpumond.scheduler.why.drain import DrainPlan
 from cpumond.scheduler.why.idle import IdleReport
@@ -64,18 +65,20 @@ ANSWERS: Final[dict[str, Any]] = {
     "tree list": pool_views.TreeList,
     "tree show": pool_views.TreeView,
     "tree export": pool_views.TreeFile,
-    "tree plan": Plan,
+    "tree plan": (Plan, Simulation),
     "why": IdleReport,
     "node drain": (views.Done, DrainPlan),
     "pool list": pool_views.PoolList,
     "pool show": (pool_views.PoolView, Any_),
-    "pool plan": Plan,
+    "pool plan": (Plan, Simulation),
     "operation list": views.OperationList,
     "operation show": (views.OperationDetails, Any_),
     "operation jobs": views.JobList,
     "operation explain": ExplainAnswer,
     "operation why": OperationAnswer,
     "operation wait": WaitedList,
+    "operation when": Forecast,
+    "operation simulate": Simulation,
     "node list": node_views.NodeList,
     "node show": node_views.NodeDetails,
     "can": Can,

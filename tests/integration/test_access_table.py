@@ -194,7 +194,9 @@ CASES: dict[str, Make] = {
     ),
     "DELETE /api/v1/trees/{tree}": lambda site, _: _api("DELETE", f"trees/{site.make_tree()}"),
     "PUT /api/v1/default_tree": lambda *_: _api("PUT", "default_tree", {"tree": "default"}),
-    "POST /api/v1/simulate": lambda site, _: _api("POST", "simulate", {"tree": "default", **site.change_file()}),
+    "POST /api/v1/simulate": lambda site, _: _api(
+        "POST", "simulate", {"command": {"type": "ApplyTree", "tree": "default", **site.change_file()}}
+    ),
     "POST /api/v1/trees/{tree}/apply": lambda site, _: _api("POST", "trees/default/apply", site.change_file()),
     "POST /api/v1/trees/{tree}/pools": lambda site, _: _api(
         "POST", "trees/default/pools", {"name": next(site.names), "parent": POOL}

@@ -78,6 +78,8 @@ OF_SCHEDULER = {
     "operation show": Case("operation show {operation}"),
     "operation jobs": Case("operation jobs {operation}"),
     "operation why": Case("operation why {operation}"),
+    "operation when": Case("operation when {operation}"),
+    "operation simulate": Case("operation simulate --pool started -- true"),
     "operation set": Case("operation set {operation} weight=2", is_change=True),
     "operation wait": Case("operation wait {operation} --state running"),
     "operation suspend": Case("operation suspend {operation}", is_change=True),

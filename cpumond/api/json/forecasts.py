@@ -17,7 +17,6 @@ from cpumond.scheduler.node_commands import CordonNode, DrainNode
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.required import check_operation
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.state.commands import Command
 
 
@@ -53,13 +52,13 @@ class ForecastHandlers:
 
 def _commands_of(body: openapi.SimulateBody) -> tuple[Command, ...]:
     """The commands whose effect is asked for. Raises CommandError."""
-    given = [name for name in ("spec", "tables", "node") if getattr(body, name) is not None]
+    given = [name for name in ("spec", "command", "node") if getattr(body, name) is not None]
     if len(given) != 1:
-        raise CommandError(f"expected one of spec, tables and node, got {' and '.join(given) or 'none of them'}")
+        raise CommandError(f"expected one of spec, command and node, got {' and '.join(given) or 'none of them'}")
     if body.spec is not None:
         return (StartOperation(body.spec),)
-    if body.tables is not None:
-        return (ApplyTree(body.tree, body.tables, body.prune, "", ""),)
+    if body.command is not None:
+        return (body.command,)
     assert body.node is not None
     return (DrainNode(body.node) if body.drain else CordonNode(body.node),)
 

@@ -215,13 +215,11 @@ class DrainBody(WhyBody, frozen=True):
 
 
 class SimulateBody(Body, frozen=True):
-    """What may be done, one of: ``spec``, an operation is started; ``tables``, the tree ``tree`` becomes what they say;
-    ``node``, a node is cordoned, or drained."""
+    """What may be done, one of: ``spec``, an operation is started; ``command``, trees or pools change, as for a plan;
+    ``node``, a node is cordoned, or with ``drain`` drained."""
 
     spec: _Spec | None = None
-    tree: _Text = ""
-    tables: TreeTables | None = None
-    prune: bool = False
+    command: ConfigCommand | ApplyTree | None = None
     node: _Text | None = None
     drain: bool = False
 

@@ -14,7 +14,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
@@ -183,20 +183,11 @@ class SchedulerClient:
         """One request and its answer, of whatever status. Raises UnavailableError."""
         import httpx2
 
-        headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
-        if self.plan_shown:
-            headers["x-cpumond-plan"] = self.plan_shown
-        # Certificates take longer to load than a request takes; without TLS they are not needed.
-        verify = make_client_context(self.ca_file, "--ca-file") if url.startswith("https:") else False
-        place = url.removeprefix(UNIX) if url.startswith(UNIX) else None
-        transport = httpx2.HTTPTransport(verify=verify, trust_env=False, uds=place)
-        base = url if place is None else AT_SOCKET
         # Where there is another address, one whose host is gone is not waited for as long as for an answer.
         connect_s = self.timeout_s if len(self._urls) == 1 else min(self.timeout_s, CONNECT_S)
-        timeout = httpx2.Timeout(self.timeout_s, connect=connect_s)
         try:
-            with httpx2.Client(transport=transport, timeout=timeout, trust_env=False) as client:
-                answer = client.request(method, f"{base}/api/v1{path}", content=content, headers=headers, params=query)
+            with self._open(url, connect_s) as client:
+                answer = client.request(method, f"/api/v1{path}", content=content, params=query)
         except httpx2.ConnectTimeout:
             raise _UnreachedError(url, f"no connection in {connect_s:g} s") from None
         except httpx2.TimeoutException:
@@ -218,6 +209,37 @@ class SchedulerClient:
                 "says is old; ask again"
             )
         return answer
+
+    def _open(self, url: str, connect_s: float) -> httpx2.Client:
+        import httpx2
+
+        headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
+        if self.plan_shown:
+            headers["x-cpumond-plan"] = self.plan_shown
+        # Certificates take longer to load than a request takes; without TLS they are not needed.
+        verify = make_client_context(self.ca_file, "--ca-file") if url.startswith("https:") else False
+        place = url.removeprefix(UNIX) if url.startswith(UNIX) else None
+        transport = httpx2.HTTPTransport(verify=verify, trust_env=False, uds=place)
+        base = url if place is None else AT_SOCKET
+        timeout = httpx2.Timeout(self.timeout_s, connect=connect_s)
+        return httpx2.Client(transport=transport, timeout=timeout, trust_env=False, base_url=base, headers=headers)
+
+    def stream(self, path: str, body: object) -> Iterator[bytes]:
+        """The lines of the answer to a POST that changes nothing, as they come. Raises as ``request`` does."""
+        import httpx2
+
+        self.request("GET", "/me")  # finds the scheduler that leads
+        try:
+            with (
+                self._open(self.url, CONNECT_S) as client,
+                client.stream("POST", f"/api/v1{path}", content=_encode(body)) as answer,
+            ):
+                if not answer.is_success:
+                    raise _read_refusal(self.url, answer.status_code, answer.read())
+                for line in answer.iter_lines():
+                    yield line.encode()
+        except httpx2.TransportError as error:
+            raise UnavailableError(f"{self.url}: the connection to the scheduler failed: {error}") from None
 
     def get(self, path: str, kind: type[Kind], /, **query: Any) -> Kind:
         """The answer to GET as a value; None in ``query`` is left out."""

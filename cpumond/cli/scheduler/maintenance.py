@@ -14,6 +14,7 @@ from cpumond.cli.progress import Progress
 from cpumond.cli.render.grid import column
 from cpumond.cli.scheduler.client import SchedulerClient, print_table, scheduler_options
 from cpumond.cli.scheduler.finding import node_argument
+from cpumond.cli.scheduler.forecast import show_simulation
 from cpumond.core.errors import EXIT_TRY_AGAIN, CpumondError, UsageError
 from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_cores, show_name
@@ -68,6 +69,9 @@ def drain_command(
         if why or graceful or timeout_s is not None or not waits:
             raise UsageError("--plan: nothing is changed, so that no other option has an effect; leave them out")
         _show_plan(client, node)
+        if not client.as_json:
+            click.echo()
+            show_simulation(client, {"node": node, "drain": True})
         return
     content = client.request("POST", f"{_path(node)}/drain", given({"why": why, "graceful": graceful or None}))
     try:

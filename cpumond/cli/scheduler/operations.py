@@ -15,6 +15,7 @@ from cpumond.cli.scheduler import jobs
 from cpumond.cli.scheduler.arguments import read_attributes
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.cli.scheduler.finding import POOL, TREE, operation_argument, operation_path
+from cpumond.cli.scheduler.forecast import show_start, simulate_command, when_command
 from cpumond.cli.scheduler.jobs import STYLES
 from cpumond.cli.scheduler.plans import show_limits, show_value
 from cpumond.cli.scheduler.pools import show_amounts, show_cpu_time, show_state
@@ -66,6 +67,7 @@ def operation_list_command(
     headings = (
         column("operation"), column("state"), column("user", 7), column("pool", 1), column(">jobs", 4),
         column(">done", 3), column(">share", 8), column(">used", 5), column(">demand", 9), column(">age", 6),
+        column(">starts in", 4),
         column("title", 2), column("", 3),
     )  # fmt: skip
     rows = [row for each in answer.operations for row in _operation_rows(each, time.time())]
@@ -94,11 +96,17 @@ def _operation_rows(operation: OperationView, now: float) -> list[list[Cell]]:
                 "-" if part is None else show_cores(part.usage["cpu"]),
                 "-" if part is None else show_cores(part.demand["cpu"]),
                 format_span(age_s),
+                _show_start(operation, now),
                 show_name(operation.title),
                 _describe_part(part),
             ]
         )
     return rows
+
+
+def _show_start(operation: OperationView, now: float) -> str:
+    told = operation.forecast
+    return "" if told is None else show_start(told.start_p10, told.start_p50, told.start_p90, now)
 
 
 def _describe_part(part: OperationInTree | None) -> Cell:
@@ -107,6 +115,10 @@ def _describe_part(part: OperationInTree | None) -> Cell:
     if part.queue_place is not None:
         return (f"number {part.queue_place} in the queue", "yellow")
     return show_state(part.starvation_status, part.starves_in_s)
+
+
+operation_command.add_command(when_command)
+operation_command.add_command(simulate_command)
 
 
 @operation_command.command("show", epilog="Example: cpumond operation show 1a-2b-3c-4d")

@@ -12,6 +12,7 @@ from cpumond.api.pool_views import TreeFile
 from cpumond.cli.options import naming_unreadable, quote_name
 from cpumond.cli.output import can_ask, print_json, print_text
 from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, scheduler_options, tree_option
+from cpumond.cli.scheduler.forecast import show_simulation, simulate_option
 from cpumond.cli.scheduler.plans import PlanRefusedError, describe_plan, print_effects, print_signed, tell_warnings
 from cpumond.cli.scheduler.tree_text import Form, TreeText, form_of, read_tree_text, write_tree
 from cpumond.core.errors import ConfigError, UsageError
@@ -47,16 +48,26 @@ def export_command(client: SchedulerClient, tree: str | None, form: Form, ids: b
 @prune_option
 @click.option("--detailed-exitcode", "is_detailed", is_flag=True, help="End with 2 if something would change, else 0.")
 @click.option("--all", "show_all", is_flag=True, help="Also who keeps what it has.")
+@simulate_option
 @tree_option
 @scheduler_options
 def plan_command(
-    client: SchedulerClient, file: str, prune: bool, is_detailed: bool, show_all: bool, tree: str | None
+    client: SchedulerClient,
+    file: str,
+    prune: bool,
+    is_detailed: bool,
+    show_all: bool,
+    simulates: bool,
+    tree: str | None,
 ) -> None:
     """What `cpumond tree apply FILE` would change, and what that does to everybody's fair share; nothing is changed.
 
     Ends with 78 when the change would be refused; who may only look sees what changes, not what that does. FILE is
     TOML, YAML or JSON by its name, - is TOML from standard input.
     """
+    if simulates:
+        simulate_file(client, file, tree, prune)
+        return
     plan = show_file_plan(client, file, tree, prune, show_all)
     if is_detailed and plan.changes:
         raise click.exceptions.Exit(EXIT_CHANGES)
@@ -104,6 +115,14 @@ def ask_plan(
     body = {"tree": name, "tables": told.tables, "prune": prune, "base": base}
     content = client.request("POST", "/plan", {"type": "ApplyTree", **body}, {"everything": str(show_all).lower()})
     return client.decode(content, Plan), content, body
+
+
+def simulate_file(client: SchedulerClient, file: str, tree: str | None, prune: bool) -> None:
+    """Print what would become of operations if a file was applied: a run ahead."""
+    told = read_file(file)
+    name = client.find_tree(tree or told.tree)
+    command = {"type": "ApplyTree", "tree": name, "tables": told.tables, "prune": prune}
+    show_simulation(client, {"command": command})
 
 
 def show_file_plan(client: SchedulerClient, file: str, tree: str | None, prune: bool, show_all: bool) -> Plan:

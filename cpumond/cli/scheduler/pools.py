@@ -23,6 +23,7 @@ from cpumond.cli.scheduler.client import (
     unset_option,
 )
 from cpumond.cli.scheduler.finding import POOL, TREE, pool_argument
+from cpumond.cli.scheduler.forecast import show_simulation, simulate_option
 from cpumond.cli.scheduler.plans import (
     PlanRefusedError,
     describe_plan,
@@ -404,6 +405,7 @@ def pool_move_command(
 @click.option("--remove", "is_removed", is_flag=True, help="As `cpumond pool remove`.")
 @click.option("--recursive", is_flag=True, help="With --remove: sub-pools, too.")
 @click.option("--all", "show_all", is_flag=True, help="Also who keeps what it has.")
+@simulate_option
 @tree_option
 @scheduler_options
 def pool_plan_command(
@@ -416,6 +418,7 @@ def pool_plan_command(
     is_removed: bool,
     recursive: bool,
     show_all: bool,
+    simulates: bool,
     tree: str | None,
 ) -> None:
     """What a change of a pool would do to everybody's fair share; nothing is changed.
@@ -427,7 +430,10 @@ def pool_plan_command(
     if is_tree_file(pool):
         if assignments or unset or is_new or parent or is_removed or recursive:
             raise UsageError(f"{pool}: the file says what changes; leave the other arguments out")
-        pool_file.show_file_plan(client, pool, tree, False, show_all)
+        if simulates:
+            pool_file.simulate_file(client, pool, tree, False)
+        else:
+            pool_file.show_file_plan(client, pool, tree, False, show_all)
         return
     if is_new and is_removed:
         raise UsageError("--create and --remove: give one of them")
@@ -448,6 +454,9 @@ def pool_plan_command(
         if parent:
             edits.append({"path": ["parent_name"], "value": parent})
         command |= {"type": "ChangePool", "edits": edits}
+    if simulates:
+        show_simulation(client, {"command": command})
+        return
     content = client.request("POST", "/plan", command, {"everything": str(show_all).lower()})
     plan = client.decode(content, Plan)
     if client.as_json:

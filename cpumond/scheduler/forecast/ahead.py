@@ -27,6 +27,9 @@ from cpumond.scheduler.state.commands import Command
 
 LEAST_RUNS: Final = 8
 MOST_RUNS: Final = 40
+LEAST_RUN_S: Final = 0.2
+MOST_OF_BUDGET: Final = 5.0
+"""CPU time of one run, at least; so many times its part of the budget is taken where operations still wait then."""
 SAME_S: Final = 1.0
 """Starts and ends that differ by less are the same."""
 MOST_LISTED: Final = 200
@@ -61,6 +64,9 @@ def foretell(state: State, now: float, pace: Pace, limits: Limits, seed: int, se
     """Send forecasts of all live operations, in chunks (msgpack of ``list[Forecast]``)."""
     experience = Experience(state, now)
     watched = frozenset(state.operations)
+    waiting = frozenset(each for each in watched if when_started(state, state.operations[each].record) is None)
+    horizon = now + limits.horizon_s
+    run_budget_s = max(limits.budget_s / LEAST_RUNS, LEAST_RUN_S)
     runs: list[Moments] = []
     begun = time.process_time() + _children_s()
     while len(runs) < MOST_RUNS:
@@ -69,13 +75,22 @@ def foretell(state: State, now: float, pace: Pace, limits: Limits, seed: int, se
         def work(send_up: Send, number: int = number) -> None:
             load = Drawn(experience, random.Random(f"{seed} {number}"))  # noqa: S311 - of chance, not of secrets
             forward = Forward(state, now, pace, load, ends_with_parent())
-            course = forward.run(now + limits.horizon_s, enough=lambda: watched <= forward.course.first_starts.keys())
-            send_up(msgspec.msgpack.encode(moments_of(course, watched)))
+            told = forward.course
 
-        runs.append(msgspec.msgpack.decode(Child(work).read_all()[0], type=Moments))
+            def is_enough() -> bool:
+                if waiting <= told.first_starts.keys():
+                    return watched <= told.ends.keys() or time.process_time() > run_budget_s
+                return time.process_time() > MOST_OF_BUDGET * run_budget_s
+
+            course = forward.run(now + limits.horizon_s, enough=is_enough)
+            send_up(msgspec.msgpack.encode((course.until, moments_of(course, watched))))
+
+        until, moments = msgspec.msgpack.decode(Child(work).read_all()[0], type=tuple[float, Moments])
+        runs.append(moments)
+        horizon = min(horizon, until) if until < now + limits.horizon_s and waiting - _started(moments) else horizon
         if len(runs) >= LEAST_RUNS and time.process_time() + _children_s() - begun > limits.budget_s:
             break
-    found = make_forecasts(state, experience, runs, now, now + limits.horizon_s)
+    found = make_forecasts(state, experience, runs, now, horizon)
     for first in range(0, len(found), CHUNK):
         send(msgspec.msgpack.encode(found[first : first + CHUNK]))
 
@@ -83,6 +98,10 @@ def foretell(state: State, now: float, pace: Pace, limits: Limits, seed: int, se
 def _children_s() -> float:
     times = os.times()
     return float(times.children_user + times.children_system)
+
+
+def _started(moments: Moments) -> frozenset[str]:
+    return frozenset(each for each, (start, _) in moments.items() if start is not None)
 
 
 def moments_of(course: Course, operation_ids: Iterable[str]) -> Moments:

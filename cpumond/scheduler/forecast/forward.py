@@ -22,10 +22,13 @@ from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 EXACT_SIZE: Final = 400
-"""With so many operations and nodes at most, every update and heartbeat is made."""
-EXACT_S: Final = 6.0
+"""With so many operations and nodes at most, every update and heartbeat of the first SMALL_EXACT_S is made."""
+SMALL_EXACT_S: Final = 600.0
+LARGE_EXACT_S: Final = 6.0
+"""With more, so long after commands, which may concern jobs that run."""
 LEAST_DETAIL: Final = 0.06
-"""With more, those after EXACT_S are as far apart as this part of the time since the beginning, at most."""
+SMALL_DETAIL: Final = 0.01
+"""Later ones are as far apart as this part of the time since then, at most; in small clusters, this one."""
 REACTION_S: Final = 0.05
 """From the start or end of a job on a node to the heartbeat that tells of it; agents do not wait for the next one."""
 PROGRESS_EVENTS: Final = 1000
@@ -124,10 +127,10 @@ class Forward:
         self._updaters = {name: FairShareUpdater() for name in state.trees}
         self._updated_at = dict(pace.updated_at)
         size = len(state.operations) + len(state.nodes)
-        self._detail = 0.0 if size <= EXACT_SIZE else min(size / 100_000, LEAST_DETAIL)
+        is_small = size <= EXACT_SIZE
+        self._detail = SMALL_DETAIL if is_small else min(size / 100_000, LEAST_DETAIL)
+        self._exact_s = SMALL_EXACT_S if is_small else 0.0
         self.course = Course(now, now)
-        self._exact_s = 0.0
-        """Until then each heartbeat is made: what the commands changed may concern jobs that run."""
         self._barren: dict[str, list[Vector]] = {}
         """Tree -> free room in which nothing was placed since its last update or change."""
 
@@ -144,7 +147,7 @@ class Forward:
         course.until = until
         for command in commands:
             self._apply(change := prepare(self.state, command, user, self.now, self._new_id))
-            self._exact_s = EXACT_S
+            self._exact_s = max(self._exact_s, LARGE_EXACT_S)
             course.ids.append(change.id)
         self._barren.clear()
         self._begin()
@@ -211,8 +214,7 @@ class Forward:
                 self._settle_limit(event.node_id, event.job_id)
 
     def _step_s(self, least_s: float) -> float:
-        since_s = self.now - self.course.began - EXACT_S
-        return max(least_s, self._detail * since_s) if self._detail and since_s > 0.0 else least_s
+        return max(least_s, self._detail * (self.now - self.course.began - self._exact_s))
 
     # --- the scheduler's side
 
@@ -306,7 +308,7 @@ class Forward:
             return
         host.beat_at = now + self._step_s(self.pace.heartbeat_s)
         self._at(host.beat_at, "beat", node_id)
-        is_exact = not self._detail or now - self.course.began < self._exact_s
+        is_exact = now - self.course.began < self._exact_s
         if not is_exact and not host.news and not host.finished and self._is_at_rest(node):
             return
         receipt = state.receive(self._heartbeat(node, host), now)

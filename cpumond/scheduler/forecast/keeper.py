@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from cpumond.core.measures import format_span
-from cpumond.scheduler.forecast.ahead import Limits, compare, foretell
+from cpumond.scheduler.forecast.ahead import Limits, compare, foretell, when_started
 from cpumond.scheduler.forecast.fork import Child, ChildError, Send
 from cpumond.scheduler.forecast.forward import Pace
 from cpumond.scheduler.forecast.model import Forecast, Progress
@@ -112,7 +112,10 @@ class Forecasts:
                 f"{format_span(self._period_s)} and less often under load; ask again",
                 NOT_YET,
             )
-        return found
+        started_at = when_started(self._state, record)
+        if started_at is None or found.started_at is not None:
+            return found
+        return msgspec.structs.replace(found, started_at=started_at, start_p10=None, start_p50=None, start_p90=None)
 
     async def simulate(self, question: Question) -> AsyncIterator[Progress]:
         """What a question's commands would do; the last one says it. At once there is what the last round says of like

@@ -1,0 +1,181 @@
+"""The commands ``operation when`` and ``operation simulate``, and the simulation beside plans: what will be."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cpumond.cli.options import print_json, quote_name
+from cpumond.cli.output import print_text, warn
+from cpumond.cli.progress import Progress as ProgressLine
+from cpumond.cli.render.grid import Cell, column
+from cpumond.cli.scheduler.client import SchedulerClient, print_table, scheduler_options
+from cpumond.cli.scheduler.finding import operation_argument
+from cpumond.cli.scheduler.spec import spec_options
+from cpumond.core.errors import UnavailableError
+from cpumond.core.measures import format_span
+from cpumond.core.words import count, show_cores, show_name
+from cpumond.scheduler.forecast.model import Forecast, Progress, Simulation
+
+SHOWN: Final = 20
+simulate_option = click.option(
+    "--simulate", "simulates", is_flag=True, help="Also what would start when and who would be stopped: a run ahead."
+)
+
+
+@click.command("when", epilog="Example: cpumond operation when 1a-2b-3c-4d")
+@operation_argument
+@scheduler_options
+def when_command(client: SchedulerClient, operation: str) -> None:
+    """When an operation starts and ends: from when to when in eight of ten runs ahead of the scheduler's state.
+
+    The runs take arrivals, run times and reclaimed CPU as they were measured. Ends with 75 where it is not foretold
+    yet.
+    """
+    found = client.show(f"/operations/{quote_name(operation)}/when", Forecast)
+    now = time.time()
+    for line in tell_forecast(found, now):
+        print_text(line)
+    print_text(f"as of {format_span(max(now - found.as_of, 0.0))} ago, from {count(found.runs, 'run')} ahead")
+
+
+def tell_forecast(found: Forecast, now: float) -> list[str]:
+    """The sentences of a forecast."""
+    told = []
+    if found.started_at is not None:
+        told.append(f"started {format_span(max(now - found.started_at, 0.0))} ago")
+    elif found.start_p10 is not None or found.start_p50 is not None:
+        told.append(f"starts {_tell_times(found.start_p10, found.start_p50, found.start_p90, now)}")
+    if found.end_p50 is not None:
+        told.append(f"ends {_tell_times(found.end_p10, found.end_p50, found.end_p90, now)}")
+    return [*told, *found.lines, *(f"sooner: {line}" for line in found.shorter)]
+
+
+def _tell_times(first: float | None, middle: float | None, last: float | None, now: float) -> str:
+    def span(at: float | None) -> str:
+        return "later than was looked at" if at is None else format_span(max(at - now, 0.0))
+
+    if span(first) == span(last):
+        return f"in {span(first)}"
+    return f"in {span(first)} to {span(last)} (8 of 10 runs), {span(middle)} in the middle"
+
+
+def show_start(first: float | None, middle: float | None, last: float | None, now: float) -> str:
+    """When something starts as a cell of a table: from when to when; "" where nothing is known."""
+    if first is None and middle is None:
+        return ""
+    texts = ["?" if at is None else format_span(round(max(at - now, 0.0))) for at in (first, last)]
+    return texts[0] if texts[0] == texts[1] else f"{texts[0]}..{texts[1]}"
+
+
+@click.command("simulate", epilog="Example: cpumond operation simulate --pool research --cpu-limit 8 -- sleep 600")
+@scheduler_options
+@spec_options
+def simulate_command(client: SchedulerClient, spec: dict[str, Any]) -> None:
+    """What would be if an operation was started: when it starts, who would wait for longer or be stopped.
+
+    Nothing is started. Run times are the usual ones of operations like each. Ctrl-C ends it.
+    """
+    show_simulation(client, {"spec": spec})
+
+
+def show_simulation(client: SchedulerClient, body: dict[str, Any]) -> None:
+    """Ask for a simulation and print it; the first answer and the progress on standard error."""
+    found = run_simulation(client, body)
+    if client.as_json:
+        print_json(msgspec.json.encode(found), Simulation, "starts")
+        return
+    for line in found.lines:
+        print_text(show_name(line))
+    _print_starts(found)
+    _print_stops(found)
+    _print_shares(found)
+    if found.left_out:
+        warn(f"{count(found.left_out, 'operation')} more would start or end at another time")
+
+
+def run_simulation(client: SchedulerClient, body: dict[str, Any]) -> Simulation:
+    """The answer, with its progress on the terminal. Raises UnavailableError where it failed."""
+    line = ProgressLine()
+    try:
+        for text in client.stream("/simulate", body):
+            told = client.decode(text, Progress)
+            for first in told.first if sys.stderr.isatty() else ():
+                click.echo(show_name(first), err=True)
+            if told.error:
+                raise UnavailableError(f"the simulation failed: {told.error}")
+            if told.answer is not None:
+                return told.answer
+            line.show(f"running ahead: {told.done:.0%}")
+    finally:
+        line.end()
+    raise UnavailableError(f"{client.url}: the simulation ended without an answer; see the scheduler's log")
+
+
+def _after(at: float | None, found: Simulation) -> str:
+    return "-" if at is None else format_span(round(max(at - found.as_of, 0.0)))
+
+
+def _print_starts(found: Simulation) -> None:
+    rows: list[list[Cell]] = [
+        [
+            show_name(each.operation_id),
+            show_name(each.pool),
+            _after(each.start_before, found),
+            _after(each.start_after, found),
+            _after(each.end_before, found),
+            _after(each.end_after, found),
+            show_name(each.title),
+        ]
+        for each in found.starts[:SHOWN]
+    ]
+    if rows:
+        headings = (
+            column("operation"), column("pool", 2), column(">starts in", 1), column(">would start"),
+            column(">ends in", 4), column(">would end", 3), column("title", 5),
+        )  # fmt: skip
+        print_table(headings, rows)
+
+
+def _print_stops(found: Simulation) -> None:
+    rows: list[list[Cell]] = [
+        [
+            show_name(each.job_id or "-"),
+            show_name(each.operation_id or "-"),
+            show_name(each.pool),
+            _after(each.at, found),
+            show_cores(each.lost_core_hours),
+            show_name(each.why),
+        ]
+        for each in found.stops[:SHOWN]
+    ]
+    if rows:
+        click.echo()
+        headings = (
+            column("stopped job"), column("operation", 2), column("pool", 1), column(">after"),
+            column(">core-hours", 3), column("why", 4),
+        )  # fmt: skip
+        print_table(headings, rows)
+
+
+def _print_shares(found: Simulation) -> None:
+    rows: list[list[Cell]] = [
+        [
+            show_name(each.pool),
+            show_cores(each.fair_share_before),
+            show_cores(each.fair_share_after),
+            show_cores(each.used_before),
+            show_cores(each.used_after),
+        ]
+        for each in found.shares[:SHOWN]
+    ]
+    if rows:
+        click.echo()
+        headings = (
+            column("pool"), column(">share", 1), column(">would be"), column(">used", 3), column(">would use", 2),
+        )  # fmt: skip
+        print_table(headings, rows)

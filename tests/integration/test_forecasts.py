@@ -1,0 +1,149 @@
+"""Forecasts and simulations of a running scheduler with a real agent and real jobs, by the command line.
+
+What is foretold is compared with what then happens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from waiting import wait_until
+
+from cpumond.testing.cluster import Cluster
+
+pytestmark = [pytest.mark.cgroup, pytest.mark.timeout(300)]
+
+RUN_S = 3
+
+
+class Site:
+    """A cluster of one node with two cores, where jobs that sleep for RUN_S are known."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.words = [sys.executable, "-m", "cpumond"]
+        self.env = {**os.environ, "CPUMOND_SCHEDULER": cluster.url}
+
+    def run(self, *words: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [*self.words, *words], env=self.env, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def ask(self, *words: str, code: int = 0) -> Any:
+        return json.loads(self.run(*words, "--json", code=code))
+
+    def start(self, *words: str) -> str:
+        return self.run(
+            "operation", "start", "--pool", "p", "--title", "nap", *words, "--", "sleep", str(RUN_S)
+        ).strip()
+
+    def show(self, operation: str) -> Any:
+        return self.ask("operation", "show", operation)
+
+    def wait_for(self, *operations: str) -> None:
+        self.run("operation", "wait", *operations)
+
+    def first_start(self, operation: str) -> float:
+        jobs = self.ask("operation", "jobs", operation)["jobs"]
+        return float(min(job["start_time"] for job in jobs))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    config = '[forecast]\nperiod = "1s"\nmax_load = 1.0\n[min_spare_job_resources_on_node]\ncpu = 0\n'
+    with Cluster(tmp_path_factory.mktemp("foretold"), cpu=2.0, scheduler_config=config) as cluster:
+        made = Site(cluster)
+        made.run("pool", "create", "p")
+        made.wait_for(*(made.start() for _ in range(5)))
+        yield made
+
+
+def test_an_operation_starts_when_it_was_foretold(site: Site) -> None:
+    ahead = [site.start("--job-count", "2") for _ in range(5)]
+    waiting = site.start()
+    wait_until(lambda: site.show(waiting)["forecast"] is not None)
+    told = site.ask("operation", "when", waiting)
+    assert told["start_p10"] is not None
+    text = site.run("operation", "when", waiting)
+    assert "starts in" in text
+    assert "as of" in text
+    rows = site.run("operation", "list", "--state", "running", "--wide")
+    assert "starts in" in rows
+    site.wait_for(*ahead, waiting)
+    began = site.first_start(waiting)
+    # Jobs begin some tenths of a second after they were started, and end so much later: some rounds of them.
+    assert told["start_p10"] - 2.0 <= began <= told["start_p90"] + 5.0
+    assert began - told["as_of"] > 1.0
+    done = site.run("operation", "when", waiting, code=69)
+    assert done == ""
+
+
+def test_a_simulation_foretells_what_then_happens_and_changes_nothing(site: Site) -> None:
+    ahead = [site.start("--job-count", "2") for _ in range(2)]
+    before = site.ask("operation", "list")["total"]
+    told = site.ask("operation", "simulate", "--pool", "p", "--title", "nap", "--", "sleep", str(RUN_S))
+    assert site.ask("operation", "list")["total"] == before
+    (asked,) = [each for each in told["starts"] if each["operation_id"] == told["operation_id"]]
+    began = site.start()
+    site.wait_for(*ahead, began)
+    assert abs((site.first_start(began) - told["as_of"]) - (asked["start_after"] - told["as_of"])) < 4.0
+    assert any(line.startswith("its first job starts after") for line in told["lines"])
+
+
+def test_a_change_of_pools_and_a_drain_are_simulated(site: Site, tmp_path: Path) -> None:
+    sleeper = site.run("operation", "start", "--pool", "p", "--job-count", "2", "--", "sleep", "600").strip()
+    wait_until(lambda: site.show(sleeper)["jobs"]["active"] == 2)
+    pending = site.start()
+    text = site.run("pool", "plan", "p", "max_running_operation_count=1", "--simulate")
+    assert text
+    file = tmp_path / "tree.toml"
+    file.write_text(site.run("tree", "export", "default"))
+    assert "nothing would change" in site.run("tree", "plan", str(file), "--simulate")
+    node = site.ask("node", "list")["nodes"][0]["id"]
+    drained = site.run("node", "drain", node, "--plan")
+    assert "2 jobs would be stopped" in drained
+    assert site.ask("node", "show", node)["cordon"] is None
+    for each in (sleeper, pending):
+        site.run("operation", "abort", each)
+    site.run("operation", "wait", sleeper, pending, code=1)
+
+
+def test_what_is_refused_is_refused_when_it_is_simulated(site: Site) -> None:
+    site.run("operation", "simulate", "--pool", "p", "--weight", "-1", "--", "true", code=78)
+    site.run("operation", "when", "ffffffff-1-1-1", code=67)
+
+
+def test_ctrl_c_ends_a_simulation_and_its_process(site: Site) -> None:
+    scheduler = psutil.Process(site.cluster.scheduler.pid)
+    long = site.run("operation", "start", "--pool", "p", "--job-count", "2", "--", "sleep", "600").strip()
+    running = subprocess.Popen(
+        [*site.words, "operation", "simulate", "--pool", "p", "--job-count", "100000", "--", "sleep", "1"],
+        env=site.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: running.poll() is not None or any(_is_child(each) for each in scheduler.children()))
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) != 0
+    finally:
+        running.kill()
+        running.communicate()
+        site.run("operation", "abort", long)
+    begun = time.monotonic()
+    wait_until(lambda: len(scheduler.children(recursive=True)) <= 2)
+    assert time.monotonic() - begun < 30.0
+
+
+def _is_child(process: psutil.Process) -> bool:
+    return process.is_running()
