@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import click
@@ -30,8 +30,8 @@ class Formatter(click.HelpFormatter):
             lines = paragraph.removeprefix("\b\n").split("\n") if kept else folded.split("\n")
             self.write(("\n" if number else "") + "".join(f"{indent}{line}".rstrip() + "\n" for line in lines))
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        indent = " " * self.current_indent
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        indent, rows = " " * self.current_indent, list(rows)
         widest = max((width_of(name) for name, _ in rows), default=0)
         column = len(indent) + min(widest, col_max) + col_spacing
         if self.width < NARROW:

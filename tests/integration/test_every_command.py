@@ -97,7 +97,7 @@ OF_SCHEDULER = {
     "events": Case("events"),
     "audit": Case("audit"),
     "undo": Case("undo {change} --plan"),
-    "report": Case("report", code=67),  # the history of this scheduler is turned off
+    "report": Case("report", code=69),  # the history of this scheduler is turned off
     "top": Case("top --cluster --once"),
 }
 ASK_A_NODE = {"operation log", "operation explain", "operation pin", "operation unpin", "run"}

@@ -294,7 +294,7 @@ def _make_line(at: str, usage: str, smoothed: str, votes: str, limit: str, rest:
 
 def _show_line(at_s: float, state: JobState, decision: Decision) -> None:
     votes = "" if decision.votes_sum is None else f"{decision.votes_sum:+d}"
-    what = decision.kind if decision.changes else ""
+    what: str = decision.kind if decision.changes else ""
     if not _is_narrow():
         what += f"  throttled {decision.throttled_ratio:.0%}" if decision.throttled_ratio else ""
         what += f"  waited {decision.pressure_ratio:.0%}" if decision.pressure_ratio else ""
