@@ -258,6 +258,8 @@ def describe_exit_codes() -> Iterator[str]:
     """From the exceptions that end the program."""
     kinds: tuple[type[errors.CpumondError], ...] = (
         errors.UsageError,
+        errors.NoSuchError,
+        errors.NotYetError,
         errors.UnavailableError,
         errors.UnknownLimitsError,
         errors.CreateError,

@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 
 from cpumond import __version__
+from cpumond.cli.help import Formatter
 from cpumond.cli.output import error_width
 from cpumond.cli.render.grid import fold
 from cpumond.core.errors import EXIT_UNAVAILABLE, EXIT_USAGE, AccessError, CpumondError, describe
@@ -75,6 +76,9 @@ NO_ARGUMENTS: Final[tuple[type[click.UsageError], ...]] = (
     (click.exceptions.NoArgsIsHelpError,) if hasattr(click.exceptions, "NoArgsIsHelpError") else ()
 )
 """What click raises for a group without a command; before 8.2 it prints the help itself."""
+
+
+click.Context.formatter_class = Formatter
 
 
 class OutputClosed(Exception):  # noqa: N818 - nothing went wrong

@@ -228,9 +228,10 @@ def print_fields(fields: Iterable[tuple[str, Cell]]) -> None:
 
 
 def print_text(text: str, indent: str = "", style: str = "") -> None:
-    """A sentence, in lines as long as the terminal is wide; ``indent`` stands before all but the first."""
-    for line in fold(text, terminal_width(), indent).split("\n"):
-        click.echo(paint(line, style, use_colour()))
+    """Sentences, in lines as long as the terminal is wide; ``indent`` stands before all but the first of each."""
+    for sentence in text.split("\n"):
+        for line in fold(sentence, terminal_width(), indent).split("\n"):
+            click.echo(paint(line, style, use_colour()))
 
 
 def warn(sentence: str) -> None:

@@ -93,16 +93,17 @@ OF_SCHEDULER = {
     "node uncordon": Case(f"node uncordon {LONG_NODE}", is_change=True),
     "node drain": Case(f"node drain {LONG_NODE} --plan"),
     "can": Case(f"can tester use {LONG_POOL} --why"),
+    "token create": Case("token create alice --expires 90d", is_change=True),
+    "token list": Case("token list --all"),
+    "token revoke": Case("token revoke {token}", is_change=True),
     "events": Case("events"),
     "audit": Case("audit"),
     "undo": Case("undo {change} --plan"),
-    "report": Case("report", code=67),  # the history of this scheduler is turned off
+    "report": Case("report", code=69),  # the history of this scheduler is turned off
     "top": Case("top --cluster --once"),
 }
 ASK_A_NODE = {"operation log", "operation explain", "operation pin", "operation unpin", "run"}
 """Commands that need an agent: below, on a cluster."""
-OF_TOKENS = {"token create", "token list", "token revoke"}
-"""Commands that need a scheduler with tokens."""
 OF_AGENT = {
     "status": Case("status"),
     "explain": Case("explain {job}"),
@@ -143,7 +144,7 @@ def takes(name: str, option: str) -> bool:
 
 
 def test_every_command_has_a_case():
-    assert set(COMMANDS) == {*CASES, *HELP_ONLY, *ASK_A_NODE, *OF_TOKENS, *OF_CGROUPS}
+    assert set(COMMANDS) == {*CASES, *HELP_ONLY, *ASK_A_NODE, *OF_CGROUPS}
 
 
 def test_every_json_has_a_schema_and_every_table_csv():
@@ -181,10 +182,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         )
         file = directory / "default.toml"
         file.write_text(f'tree = "default"\n\n[pools.{LONG_POOL}]\nweight = 5\n')
-        change = server.get("/events", kind="command")["events"][0]["number"]
+        token = server.post("/tokens", {"user": "bob-with-a-long-name", "note": WIDE_TITLE[:100]}, 201)["id"]
+        change = next(e["number"] for e in server.get("/events", kind="command")["events"] if e["can_undo"])
         yield {
             "url": server.url, "operation": operation, "spare": spare, "spare2": spare2, "change": str(change),
-            "trace": str(trace), "tree": str(tree), "file": str(file), "home": str(directory),
+            "trace": str(trace), "tree": str(tree), "file": str(file), "token": token, "home": str(directory),
         }  # fmt: skip
 
 
@@ -325,16 +327,20 @@ def test_changes_say_what_was_done_as_text_and_as_json(site, environment):
             check_json(name, words, environment)
         shown, code = on_terminal(words, 40, environment)
         assert code == 0, shown
-        assert [line for line in shown.split("\n") if width(line) > 40] == []
+        lines = without_colour(shown).split("\n")
+        assert [line for line in lines if width(line) > 40 and " " in line] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_fits_the_terminal_and_breaks_no_word(name, monkeypatch, capsys):
-    for columns in ("80", "40"):
-        monkeypatch.setenv("COLUMNS", columns)
+    words = []
+    for columns in (80, 40):
+        monkeypatch.setenv("COLUMNS", str(columns))
         assert run([*name.split(), "--help"]) == 0
         text = capsys.readouterr().out
         assert "Usage: cpumond" in text
+        words.append(set(text.split()))
+    assert words[0] == words[1]
 
 
 def test_a_closed_pipe_is_no_error(site, environment):

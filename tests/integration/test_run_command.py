@@ -140,7 +140,7 @@ def names(environment: dict[str, str], cluster: Cluster) -> dict[str, str]:
     [job] = cluster.wait(lambda: cluster.jobs(operation, "running"), "it runs")
     node = next(node for node in cluster.nodes if node.node_id == job["node_id"])
     environment["CPUMOND_SOCKET"] = node.control_socket
-    return {"operation": operation, "job": job["id"], "config": node.config_path}
+    return {"operation": operation, "job": job["id"], "config": node.config_path, "cgroup": job["cgroup"]}
 
 
 OF_JOBS = {
@@ -148,6 +148,7 @@ OF_JOBS = {
     "operation explain": every.Case("operation explain {operation} {job}"),
     "operation pin": every.Case("operation pin {operation} {job} --cpu-limit 0.1"),
     "operation unpin": every.Case("operation unpin {operation} {job}"),
+    "dry-run": every.Case("dry-run --cgroup {cgroup} --cpu-limit 1 --duration 1 --set check_period=200"),
 }
 
 

@@ -17,7 +17,7 @@ import click
 from cpumond.cli.agent.trace import read_settings
 from cpumond.cli.ending import ended_by
 from cpumond.cli.options import CoresType, DurationType, set_option
-from cpumond.cli.output import output_options, print_line
+from cpumond.cli.output import output_options, print_line, print_text, tell_left_out, terminal_width, use_colour
 from cpumond.core.errors import CgroupReadError, UnavailableError, UsageError, from_os_error
 from cpumond.core.measures import format_cores, format_duration, format_span
 from cpumond.host.cgroup import Cgroup, open_cgroup
@@ -28,6 +28,8 @@ from cpumond.monitor.protect import compute_pressure_ratio, compute_throttled_ra
 from cpumond.monitor.rules import check
 from cpumond.monitor.steady import SteadyState, Use, find_steady_state
 
+LINE_WIDTH = 72
+"""Columns of the terminal that a line takes with all that may be in it."""
 MAX_USES = 3600
 """The newest checks that are kept to compute where the limit would stay."""
 
@@ -73,11 +75,13 @@ def dry_run_command(
             click.echo(f"pressure_restore_ratio cannot act here: {why}", err=True)
         show = _show_json if as_json else _show_line
         if not as_json:
-            click.echo(
+            print_text(
                 f"{cgroup.directory}: {hard_cores:g} cores ordered, a check each "
                 f"{format_duration(settings.check_period_s)}; nothing is written"
             )
-            click.echo(f"{'time':>8} {'usage':>8} {'smoothed':>8} {'votes':>5} {'limit':>8}  decision")
+            click.echo(_make_line("time", "usage", "smoothed", "votes", "limit", "decision"))
+            if _is_narrow():
+                click.echo(tell_left_out(["smoothed"], terminal_width(), use_colour()))
         state = start_state(hard_cores, time.monotonic())
         summary = _Summary(hard_cores, settings)
         for reading in _readings(cgroup, settings.check_period_s, duration_s):
@@ -258,34 +262,45 @@ class _Summary:
             print_line({"summary": values})
             return
         share = state.preemptible_cpu_s / state.max_cpu_s if state.max_cpu_s else 0.0
-        click.echo(
+        print_text(
             f"\nIn {self.seconds:.0f} s the job ordered {state.max_cpu_s:.1f} core-seconds and used "
             f"{self.used_cpu_s:.1f}.\n{state.preemptible_cpu_s:.1f} core-seconds ({share:.0%}) would have been "
             f"reclaimed in {self.changes} changes; the limit would be {state.limit_cores:.2f} of "
             f"{self.hard_cores:g} cores now."
         )
         if steady is not None:
-            click.echo(describe_steady(steady, self.hard_cores, self.settings))
+            print_text(describe_steady(steady, self.hard_cores, self.settings))
         if self.short_cpu_s:
-            click.echo(f"{self.short_cpu_s:.1f} core-seconds of its use lay above the limit it would have had.")
+            print_text(f"{self.short_cpu_s:.1f} core-seconds of its use lay above the limit it would have had.")
         hidden = math.ceil(self.hard_cores) - math.ceil(self.least_cores)
         if hidden:
-            click.echo(
+            print_text(
                 f"At the least limit a runtime that sizes its threads by the quota would have seen "
                 f"{math.ceil(self.least_cores)} CPUs instead of {math.ceil(self.hard_cores)}; "
                 "min_cpu_limit, min_limit_ratio or actuator = weight avoid that."
             )
 
 
+def _is_narrow() -> bool:
+    return (terminal_width() or LINE_WIDTH) < LINE_WIDTH
+
+
+def _make_line(at: str, usage: str, smoothed: str, votes: str, limit: str, rest: str) -> str:
+    """A line of the table as it goes on; a narrow terminal does without the smoothed usage."""
+    if _is_narrow():
+        return f"{at:>7} {usage:>7} {votes:>5} {limit:>7}  {rest}".rstrip()
+    return f"{at:>8} {usage:>8} {smoothed:>8} {votes:>5} {limit:>8}  {rest}"
+
+
 def _show_line(at_s: float, state: JobState, decision: Decision) -> None:
     votes = "" if decision.votes_sum is None else f"{decision.votes_sum:+d}"
-    what = decision.kind if decision.changes else ""
-    throttled = f"  throttled {decision.throttled_ratio:.0%}" if decision.throttled_ratio else ""
-    waited = f"  waited {decision.pressure_ratio:.0%}" if decision.pressure_ratio else ""
-    click.echo(
-        f"{at_s:8.1f} {decision.usage_cores:8.3f} {state.smoothed_cores:8.3f} {votes:>5} "
-        f"{state.limit_cores:8.3f}  {what}{throttled}{waited}"
-    )
+    what: str = decision.kind if decision.changes else ""
+    if not _is_narrow():
+        what += f"  throttled {decision.throttled_ratio:.0%}" if decision.throttled_ratio else ""
+        what += f"  waited {decision.pressure_ratio:.0%}" if decision.pressure_ratio else ""
+    numbers = (decision.usage_cores or 0.0, state.smoothed_cores, state.limit_cores)
+    usage, smoothed, limit = (f"{number:.3f}" for number in numbers)
+    click.echo(_make_line(f"{at_s:.1f}", usage, smoothed, votes, limit, what))
 
 
 def _show_json(at_s: float, state: JobState, decision: Decision) -> None:

@@ -175,6 +175,8 @@ def read_report(
     except SchedulerRefusedError as error:
         if error.status == 404 and tree is not None:
             _check_tree(client, tree)
+        if error.status == 404:
+            raise UnavailableError(str(error)) from None  # the history is turned off
         raise
     report = client.decode(content, ReportView)
     if tree is not None and not report.trees:

@@ -6,8 +6,8 @@ import click
 
 from cpumond.api.token_views import NewToken, TokenList, TokenView
 from cpumond.cli.options import DurationType, quote_name
-from cpumond.cli.output import print_table, print_text, warn
-from cpumond.cli.render.grid import Cell, column
+from cpumond.cli.output import error_width, print_table, print_text, warn
+from cpumond.cli.render.grid import Cell, column, fold
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.core.words import show_name, show_time
 from cpumond.scheduler.token_commands import MAX_LIFE_S, MIN_LIFE_S
@@ -53,7 +53,8 @@ def token_create_command(
     end = "until it is revoked" if made.expires_at is None else f"until {show_time(made.expires_at)}"
     client.tell_done(content, made.token)
     if not client.as_json:
-        click.echo(f"token {made.id} of {show_name(made.user)}, role {made.role}, valid {end}", err=True)
+        told = f"token {made.id} of {show_name(made.user)}, role {made.role}, valid {end}"
+        click.echo(fold(told, error_width()), err=True)
 
 
 @token_command.command("list", epilog="Example: cpumond token list --user alice")
