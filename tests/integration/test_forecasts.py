@@ -42,7 +42,7 @@ class Site:
         return done.stdout
 
     def ask(self, *words: str, code: int = 0) -> Any:
-        return json.loads(self.run(*words, "--json", code=code))
+        return json.loads(self.run(*words[:2], "--json", *words[2:], code=code))
 
     def start(self, *words: str) -> str:
         return self.run(
@@ -86,7 +86,7 @@ def test_an_operation_starts_when_it_was_foretold(site: Site) -> None:
     # Jobs begin some tenths of a second after they were started, and end so much later: some rounds of them.
     assert told["start_p10"] - 2.0 <= began <= told["start_p90"] + 5.0
     assert began - told["as_of"] > 1.0
-    done = site.run("operation", "when", waiting, code=69)
+    done = site.run("operation", "when", waiting, code=78)
     assert done == ""
 
 
@@ -117,7 +117,7 @@ def test_a_change_of_pools_and_a_drain_are_simulated(site: Site, tmp_path: Path)
     assert site.ask("node", "show", node)["cordon"] is None
     for each in (sleeper, pending):
         site.run("operation", "abort", each)
-    site.run("operation", "wait", sleeper, pending, code=1)
+    site.run("operation", "wait", sleeper, pending, code=2)
 
 
 def test_what_is_refused_is_refused_when_it_is_simulated(site: Site) -> None:
@@ -147,3 +147,15 @@ def test_ctrl_c_ends_a_simulation_and_its_process(site: Site) -> None:
 
 def _is_child(process: psutil.Process) -> bool:
     return process.is_running()
+
+
+def test_processes_that_run_ahead_end_with_the_scheduler(tmp_path: Path) -> None:
+    config = '[forecast]\nperiod = "1s"\nmax_load = 1.0\n'
+    with Cluster(tmp_path, cpu=1.0, scheduler_config=config) as cluster:
+        scheduler = psutil.Process(cluster.scheduler.pid)
+        children = wait_until(lambda: scheduler.children(recursive=True), "a run ahead")
+        cluster.scheduler.kill()
+        gone, alive = psutil.wait_procs(children, timeout=30.0)
+        assert len(gone) == len(children)
+        assert not alive
+        cluster.scheduler.start()

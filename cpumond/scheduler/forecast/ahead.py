@@ -9,7 +9,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,7 @@ import msgspec
 
 from cpumond.core.measures import format_span
 from cpumond.core.words import count
-from cpumond.scheduler.forecast.fork import Child, Send, ends_with_parent
+from cpumond.scheduler.forecast.fork import Child, Send
 from cpumond.scheduler.forecast.forward import Course, Forward, Pace
 from cpumond.scheduler.forecast.load import Drawn, Expected, Experience
 from cpumond.scheduler.forecast.model import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Simulation
@@ -60,10 +60,12 @@ class Told(msgspec.Struct):
     refusal: str = ""
 
 
-def foretell(state: State, now: float, pace: Pace, limits: Limits, seed: int, send: Send) -> None:
-    """Send forecasts of all live operations, in chunks (msgpack of ``list[Forecast]``)."""
+def foretell(
+    state: State, now: float, pace: Pace, limits: Limits, seed: int, send: Send, only: Collection[str] | None = None
+) -> None:
+    """Send forecasts of all live operations, or of some of them, in chunks (msgpack of ``list[Forecast]``)."""
     experience = Experience(state, now)
-    watched = frozenset(state.operations)
+    watched = frozenset(state.operations if only is None else only)
     waiting = frozenset(each for each in watched if when_started(state, state.operations[each].record) is None)
     horizon = now + limits.horizon_s
     run_budget_s = max(limits.budget_s / LEAST_RUNS, LEAST_RUN_S)
@@ -74,12 +76,12 @@ def foretell(state: State, now: float, pace: Pace, limits: Limits, seed: int, se
 
         def work(send_up: Send, number: int = number) -> None:
             load = Drawn(experience, random.Random(f"{seed} {number}"))  # noqa: S311 - of chance, not of secrets
-            forward = Forward(state, now, pace, load, ends_with_parent())
+            forward = Forward(state, now, pace, load)
             told = forward.course
 
             def is_enough() -> bool:
                 if waiting <= told.first_starts.keys():
-                    return watched <= told.ends.keys() or time.process_time() > run_budget_s
+                    return only is not None or watched <= told.ends.keys() or time.process_time() > run_budget_s
                 return time.process_time() > MOST_OF_BUDGET * run_budget_s
 
             course = forward.run(now + limits.horizon_s, enough=is_enough)
@@ -90,7 +92,7 @@ def foretell(state: State, now: float, pace: Pace, limits: Limits, seed: int, se
         horizon = min(horizon, until) if until < now + limits.horizon_s and waiting - _started(moments) else horizon
         if len(runs) >= LEAST_RUNS and time.process_time() + _children_s() - begun > limits.budget_s:
             break
-    found = make_forecasts(state, experience, runs, now, horizon)
+    found = make_forecasts(state, experience, runs, now, horizon, watched)
     for first in range(0, len(found), CHUNK):
         send(msgspec.msgpack.encode(found[first : first + CHUNK]))
 
@@ -121,12 +123,11 @@ def quantile(sorted_values: Sequence[float], part: float) -> float | None:
 
 
 def make_forecasts(
-    state: State, experience: Experience, runs: Sequence[Moments], now: float, horizon: float
+    state: State, experience: Experience, runs: Sequence[Moments], now: float, horizon: float, watched: Collection[str]
 ) -> list[Forecast]:
-    """Intervals of all live operations from what happened to them in each run. Pure."""
+    """Intervals of operations from what happened to them in each run. Pure."""
     found = []
-    for operation in state.operations.values():
-        record = operation.record
+    for record in [each.record for each in state.operations.values() if each.id in watched]:
         started_at = when_started(state, record)
         moments = [run.get(record.id, (None, None)) for run in runs]
         starts = sorted(math.inf if start is None else start for start, _ in moments)

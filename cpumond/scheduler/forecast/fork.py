@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import struct
@@ -18,6 +19,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
 Send = Callable[[bytes], None]
+PR_SET_PDEATHSIG: Final = 1
+_prctl: Final = ctypes.CDLL(None).prctl
 NICENESS: Final = 19
 _SIZE: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 2**28
@@ -90,25 +93,12 @@ class Child:
             self.cpu_s = usage.ru_utime + usage.ru_stime
 
 
-def is_orphan(parent: int) -> bool:
-    """Whether the process that forked this one has ended."""
-    return os.getppid() != parent
-
-
-def ends_with_parent() -> Callable[[object], None]:
-    """A function that ends this process where the one that is its parent now has ended."""
-    parent = os.getppid()
-
-    def look(_: object) -> None:
-        if is_orphan(parent):
-            os._exit(1)
-
-    return look
-
-
 def _work(work: Callable[[Send], None], writing: int, parent: int) -> None:
     code = 1
     try:
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # it ended before this was said
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -117,8 +107,6 @@ def _work(work: Callable[[Send], None], writing: int, parent: int) -> None:
         os.closerange(4, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 2**20 else 2**20)
 
         def send(message: bytes) -> None:
-            if is_orphan(parent):
-                os._exit(1)
             data = memoryview(_SIZE.pack(len(message)) + message)
             while data:
                 data = data[os.write(kept, data) :]

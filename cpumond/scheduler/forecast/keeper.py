@@ -17,7 +17,7 @@ from cpumond.scheduler.forecast.ahead import Limits, compare, foretell, when_sta
 from cpumond.scheduler.forecast.fork import Child, ChildError, Send
 from cpumond.scheduler.forecast.forward import Pace
 from cpumond.scheduler.forecast.model import Forecast, Progress
-from cpumond.scheduler.model import CommandError, OperationRecord
+from cpumond.scheduler.model import RESOLVE, CommandError, OperationRecord
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.required import check
 from cpumond.scheduler.state import State
@@ -26,8 +26,8 @@ from cpumond.scheduler.users import User
 
 log = structlog.get_logger("cpumond.scheduler")
 
-NOT_YET: Final = 116
-"""The code of "not yet": it is not foretold so far, ask again (``TIMEOUT`` is another thing)."""
+NOT_YET: Final = {"try_again": True}
+"""The attributes of a refusal that is none a moment later."""
 MOST_SIMULATIONS: Final = 2
 """At a time; each takes a core of the host at the lowest priority."""
 SIMULATION_S: Final = 120.0
@@ -102,7 +102,7 @@ class Forecasts:
         return self._state.foretold.get(operation_id)
 
     def when(self, record: OperationRecord) -> Forecast:
-        """The forecast of an operation. Raises CommandError: it has ended; nothing is foretold of it yet (NOT_YET)."""
+        """The forecast of an operation. Raises CommandError: it has ended; nothing is foretold of it yet."""
         if record.is_finished:
             raise CommandError(f"operation {record.id} has ended: it is {record.state}")
         found = self.read(record.id)
@@ -110,6 +110,7 @@ class Forecasts:
             raise CommandError(
                 f"operation {record.id}: nothing is foretold of it yet, forecasts are made each "
                 f"{format_span(self._period_s)} and less often under load; ask again",
+                RESOLVE,
                 NOT_YET,
             )
         started_at = when_started(self._state, record)
@@ -125,7 +126,7 @@ class Forecasts:
         if len(question.commands) == 1:  # later ones build on what the first does
             prepare(self._state, question.commands[0], question.user.name, self._now(), lambda: "asked-for")
         if self._simulations >= MOST_SIMULATIONS:
-            raise CommandError(f"{MOST_SIMULATIONS} simulations are under way; ask again in a moment", NOT_YET)
+            raise CommandError(f"{MOST_SIMULATIONS} simulations are under way; ask again in a moment", RESOLVE, NOT_YET)
         return self._simulate(question, self._first_lines(question))
 
     async def _simulate(self, question: Question, first: list[str]) -> AsyncIterator[Progress]:
