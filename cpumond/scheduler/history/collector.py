@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from operator import attrgetter
 from typing import Final, TypeVar
 
@@ -242,7 +241,7 @@ class _Rows:
 
     kind: int
     ids: list[int] = field(default_factory=list)
-    values: array[float] = field(default_factory=partial(array, "f"))
+    values: array[float] = field(default_factory=lambda: array("f"))
 
 
 class _Room:

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from msgspec.json import encode
-from msgspec.structs import fields, force_setattr
+import msgspec
 
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.model import (
@@ -58,9 +57,11 @@ def share_parts(record: OperationRecord, trees: Mapping[str, Tree]) -> Operation
     for name, options in list(record.trees.items())[:1]:
         pool = trees[name].pools.get(options.pool) if name in trees else None
         before = None if pool is None else next(reversed(pool.operations.values()), None)
-        for part in _PARTS if before is not None else ():
-            _share(record, part, getattr(before.operation.record, part))
-    for each in (record, *record.tasks, *record.trees.values()):
+        if before is not None:
+            for part in _PARTS:
+                _share(record, part, getattr(before.operation.record, part))
+    kept: list[msgspec.Struct] = [record, *record.tasks, *record.trees.values()]
+    for each in kept:
         for name in _MAPS[type(each)]:
             _share(each, name, EMPTY)
     return record
@@ -69,15 +70,15 @@ def share_parts(record: OperationRecord, trees: Mapping[str, Tree]) -> Operation
 def _share(record: Any, name: str, known: Any) -> None:
     own = getattr(record, name)
     # 1, 1.0 and true are equal, and are not written alike.
-    if own == known and own is not known and encode(own) == encode(known):
-        force_setattr(record, name, known)
+    if own == known and own is not known and msgspec.json.encode(own) == msgspec.json.encode(known):
+        msgspec.structs.force_setattr(record, name, known)
 
 
 EMPTY: Final[dict[str, Any]] = {}
 """Never changed, as nothing in a record is."""
 _PARTS: Final = ("user", "tasks", "trees", "running_in", "spec", "job_cpu_monitor")
-_MAPS: Final = {
-    kind: [field.name for field in fields(kind) if field.default_factory is dict]
+_MAPS: Final[Mapping[type[msgspec.Struct], list[str]]] = {
+    kind: [field.name for field in msgspec.structs.fields(kind) if field.default_factory is dict]
     for kind in (OperationRecord, Task, OperationTreeOptions)
 }
 
