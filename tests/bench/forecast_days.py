@@ -185,32 +185,31 @@ def tell(given: argparse.Namespace, rows: list[tuple[float, ...]]) -> None:
 
 
 def draw(rows: list[tuple[float, ...]], mix: str) -> str:
-    """Foretold intervals and what happened, ordered by the middle of what was foretold, as SVG; minutes, log scale."""
+    """Foretold intervals and what happened, ordered by the middle of what was foretold, as SVG; time is logarithmic."""
     shown = sorted(rows, key=lambda row: row[2] - row[0])[:: max(len(rows) // 250, 1)]
     width, height, left = 760, 300, 46
+    low, high = math.log10(5.0), math.log10(20_000.0)
 
     def y(seconds: float) -> float:
-        return (
-            height
-            - 30
-            - (math.log10(max(seconds, 5.0)) - math.log10(5.0)) / (math.log10(20_000) - math.log10(5.0)) * (height - 50)
-        )
+        return height - 30 - (math.log10(max(seconds, 5.0)) - low) / (high - low) * (height - 50)
 
+    title = f'Starts of a generated day (mix "{mix}"): foretold interval (10 to 90 %), and what happened'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        f'<text x="{left}" y="14">Starts of a generated day (mix "{mix}"): foretold interval (10 to 90 %), and what happened</text>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'font-size="11"><rect width="{width}" height="{height}" fill="#fff"/><text x="{left}" y="14">{title}</text>'
     ]
     for seconds, label in ((10, "10 s"), (60, "1 min"), (600, "10 min"), (3600, "1 h")):
+        at = y(seconds)
         parts.append(
-            f'<path d="M{left} {y(seconds):.1f}H{width - 8}" stroke="#ddd"/><text x="2" y="{y(seconds) + 4:.1f}">{label}</text>'
+            f'<path d="M{left} {at:.1f}H{width - 8}" stroke="#ddd"/><text x="2" y="{at + 4:.1f}">{label}</text>'
         )
     step = (width - left - 12) / max(len(shown), 1)
     for number, (as_of, first, _, last, began) in enumerate(shown):
         x = left + 4 + number * step
         colour = "#2a7" if first - STEP_S <= began <= last + STEP_S else "#c33"
         parts.append(
-            f'<path d="M{x:.1f} {y(first - as_of):.1f}V{y(last - as_of):.1f}" stroke="#9bd" stroke-width="{max(step - 1, 1):.1f}"/>'
+            f'<path d="M{x:.1f} {y(first - as_of):.1f}V{y(last - as_of):.1f}" stroke="#9bd" '
+            f'stroke-width="{max(step - 1, 1):.1f}"/>'
             f'<circle cx="{x:.1f}" cy="{y(began - as_of):.1f}" r="1.8" fill="{colour}"/>'
         )
     return "\n".join([*parts, "</svg>\n"])

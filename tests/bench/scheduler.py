@@ -337,6 +337,9 @@ async def bench(arguments: argparse.Namespace, port: int, pid: int, floor_port: 
         good = show_ratio("heartbeats/s, calm to bare", rates["calm"], rates["bare"], at_least=0.25)
         if late:
             good &= show_ratio("heartbeats/s, starving to calm", rates["starving"], rates["calm"], at_least=0.7)
+        if jobs >= 6 * arguments.operations:  # a cluster with few jobs has more of operations and nodes for each
+            kib = (mib - empty_mib) * 1024 / jobs
+            good &= show_ratio("memory to jobs, KiB", [kib], at_most=2.0)
         text = f"time of a first heartbeat, {arguments.jobs} jobs placed, to a usual one"
         return good & show_ratio(text, firsts, at_most=10.0)
 

@@ -156,6 +156,8 @@ class Tick:
     left_out: int = 0
     seq: int = 0
     """Given by the store."""
+    packed: tuple[bytes, ...] = ()
+    """The values, compressed, once ``chunks.pack_values`` was called; ``values`` is empty then."""
 
 
 @dataclass(slots=True)

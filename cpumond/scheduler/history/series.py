@@ -31,13 +31,14 @@ from cpumond.scheduler.history.model import (
 )
 
 
-def gather(ticks: Sequence[Tick], kind: int, rows: Sequence[int]) -> list[array[float]]:
-    """The columns of one series; ``rows``: its place in each tick, -1 where it has none (NaN then)."""
+def gather(values: Sequence[array[float]], kind: int, rows: Sequence[int]) -> list[array[float]]:
+    """The columns of one series; ``values``: of its kind in each tick, ``rows``: its place there, -1 where it has none
+    (NaN then)."""
     width = WIDTHS[kind]
     absent = array("f", [NOT_KNOWN]) * width
     block = array("f")
-    for tick, row in zip(ticks, rows, strict=True):
-        block += absent if row < 0 else tick.values[kind][row * width : (row + 1) * width]
+    for found, row in zip(values, rows, strict=True):
+        block += absent if row < 0 else found[row * width : (row + 1) * width]
     return [block[number::width] for number in range(width)]
 
 

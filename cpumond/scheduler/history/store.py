@@ -21,7 +21,17 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from cpumond.scheduler.history.chunks import Chunk, encode_tick, find_range, find_row, join_times, pack, unpack
+from cpumond.scheduler.history.chunks import (
+    Chunk,
+    encode_tick,
+    find_range,
+    find_row,
+    join_times,
+    pack,
+    pack_values,
+    unpack,
+    values_of,
+)
 from cpumond.scheduler.history.file import HistoryFile, log
 from cpumond.scheduler.history.model import (
     HAS_RATES,
@@ -148,6 +158,8 @@ class HistoryStore(HistoryFile):
             if self._is_failing and self.write_errors == errors:
                 self._is_failing = False
                 log.info("history_is_written_again", path=self.path)
+        for each in self._ticks:
+            pack_values(each)
         self._limit_memory()
         self._guard("read", self._measure)
 
@@ -155,7 +167,7 @@ class HistoryStore(HistoryFile):
         """Forget the oldest ticks in memory when the disk takes none for long."""
         if len(self._ticks) <= CHUNK_TICKS:
             return
-        sizes = [8 * sum(map(len, tick.ids)) + 4 * sum(map(len, tick.values)) for tick in self._ticks]
+        sizes = [8 * sum(map(len, tick.ids)) + sum(map(len, tick.packed)) for tick in self._ticks]
         kept, total = 0, 0
         for tick, size in zip(reversed(self._ticks), reversed(sizes), strict=True):
             total += size
@@ -205,12 +217,13 @@ class HistoryStore(HistoryFile):
 
     def _make_rows(self, chunk: Chunk, ticks: list[Tick]) -> Iterator[_Row]:
         for kind in range(len(KINDS)):
+            values = [values_of(tick, kind) for tick in ticks]
             for number, (series, rows) in enumerate(places(ticks, kind).items(), 1):
                 if series not in self._names:
                     continue
                 if number % PAUSE_SERIES == 0:
                     time.sleep(PAUSE_S)
-                columns = gather(ticks, kind, rows)
+                columns = gather(values, kind, rows)
                 sums = sum_columns(kind, chunk.intervals, columns) if HAS_RATES[kind] else Sums()
                 yield (chunk.id, series, kind, *sums, pack(columns))
 
@@ -334,10 +347,11 @@ class HistoryStore(HistoryFile):
         ticks = [tick for tick in self._ticks if since < tick.at <= until]
         if ticks:
             ends, intervals = array("d", (t.at for t in ticks)), array("d", (t.interval_s for t in ticks))
+            values = [values_of(tick, key.kind) for tick in ticks] if ids else []
             for series in ids:
                 rows = [find_row(tick.ids[key.kind], series) for tick in ticks]
                 if any(row >= 0 for row in rows):
-                    parts.append(Points(ends, intervals, gather(ticks, key.kind, rows)))
+                    parts.append(Points(ends, intervals, gather(values, key.kind, rows)))
         points = combine((select(part, since, until) for part in parts), key.kind)
         return make_view(key, points, since, until, max_points, self.period_s)
 
@@ -381,8 +395,9 @@ class HistoryStore(HistoryFile):
         covered_s = math.fsum(tick.interval_s for tick in ticks)
         intervals = array("d", (tick.interval_s for tick in ticks))
         for kind in (POOL, OPERATION):
+            values = [values_of(tick, kind) for tick in ticks]
             for series, rows in places(ticks, kind).items():
-                sums[series] = sums.get(series, Sums()).plus(sum_columns(kind, intervals, gather(ticks, kind, rows)))
+                sums[series] = sums.get(series, Sums()).plus(sum_columns(kind, intervals, gather(values, kind, rows)))
         without_series = max((tick.left_out for tick in ticks), default=0)
         for chunk in self._chunks.values():
             if not chunk.is_moving:

@@ -83,6 +83,7 @@ function overview({ operation: o, history, hindered }, app) {
       ["User", o.user],
       ["Started", `${time(o.start_time)} (${duration((o.finish_time ?? serverNow()) - o.start_time)}${o.finish_time ? " long" : " ago"})`],
       o.finish_time ? ["Ended", time(o.finish_time)] : null,
+      ...foretold(o.forecast),
       ["Jobs", tellJobs(o.jobs)],
       ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
       o.is_gang ? ["Gang", "yes: all of its jobs start together or none, and its fair share is its whole demand or nothing"] : null,
@@ -93,6 +94,14 @@ function overview({ operation: o, history, hindered }, app) {
     graphs(o, history),
     tasks(o),
   ];
+}
+
+/** When it starts and ends in eight of ten runs ahead, and in the middle; nothing where that is not known. */
+function foretold(told) {
+  const line = (word, [first, middle, last]) => middle === null ? [] : [[word,
+    `${time(first)} to ${last === null ? "later than was looked at" : time(last)}, about ${time(middle)} (as of ${duration(serverNow() - told.as_of)} ago)`]];
+  return !told ? [] : [...line("Starts", [told.start_p10, told.start_p50, told.start_p90]),
+    ...line("Ends", [told.end_p10, told.end_p50, told.end_p90])];
 }
 
 function tellJobs(jobs) {

@@ -1,10 +1,10 @@
 // All operations, a page at a time: the scheduler searches, filters and sorts.
 
 import { operationsActions } from "./actions.js";
-import { get, query } from "./api.js";
+import { get, query, serverNow } from "./api.js";
 import { h } from "./dom.js";
 import { ask, selectFilter, textFilter } from "./filters.js";
-import { count, number, percent, time } from "./format.js";
+import { count, duration, number, percent, time } from "./format.js";
 import { readRights } from "./rights.js";
 import { currentQuery, setQuery, to } from "./route.js";
 import { badge, bar, table } from "./table.js";
@@ -58,6 +58,12 @@ function tools(trees, app) {
 }
 
 // Buttons for the previous and the next part of a long list; the URL has the place as `offset`.
+function startsIn(told) {
+  if (!told || told.start_p50 === null) return null;
+  const [first, last] = [told.start_p10, told.start_p90].map((at) => (at === null ? "?" : duration(Math.max(at - serverNow(), 0))));
+  return h("span.muted", { title: "Eight of ten runs ahead" }, ` starts in ${first === last ? first : `${first}–${last}`}`);
+}
+
 export function pager(total, offset, shown, size, app) {
   if (total <= size && !offset) return null;
   const go = (place) => {
@@ -92,7 +98,7 @@ function columns(app) {
   return [
     { title: "Operation", cell: (o) => h("a.mono.id", { href: to("operations", o.id), title: o.id }, o.id) },
     { ...sorting("title", "Title", false), cell: (o) => h("span.long", { title: nameOf(o) }, nameOf(o) || "–") },
-    { ...sorting("state", "State", false), cell: (o) => [stateBadge(o), partState(o)] },
+    { ...sorting("state", "State", false), cell: (o) => [stateBadge(o), partState(o), startsIn(o.forecast)] },
     { ...sorting("user", "User", false), cell: (o) => o.user },
     { title: "Pool", cell: (o) => poolLinks(o) },
     { ...sorting("jobs", "Active"), align: "right", help: "Jobs that live now", cell: (o) => number(o.jobs.active, 6) },

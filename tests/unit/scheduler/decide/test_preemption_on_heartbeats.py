@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
+import weakref
 
 import pytest
 from scheduler_world import World
@@ -119,6 +121,19 @@ def test_6_6_who_may_preempt_is_ranked_once_per_update(monkeypatch):
     world.update()
     node.beat()
     assert len(ranked) == 2
+
+
+def test_6_6_an_order_of_service_that_ranked_is_freed_with_its_last_reference():
+    world, _node, _low, high = make_starving_now()
+    order = ServiceOrder(world.tree())
+    known = weakref.ref(order)
+    gc.disable()  # the scheduler collects garbage once a minute, and makes an order after each update
+    try:
+        assert order.rank([world.element(high)]) == [world.element(high)]
+        del order
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def test_6_7_the_order_to_stop_carries_the_time_until_the_kill_and_why():

@@ -7,6 +7,7 @@ import pytest
 from scheduler_world import TREE, World
 
 from cpumond.scheduler.model import TOO_MANY_OPERATIONS, CommandError, Config, OperationRecord
+from cpumond.scheduler.operations import UpdateOperation
 from cpumond.scheduler.settings.commands import RemovePool
 from cpumond.scheduler.state import spec_room
 from cpumond.scheduler.state.spec_room import SpecRoom, weigh
@@ -97,3 +98,16 @@ def test_trees_and_pools_are_bounded_in_all_also_over_a_restart(monkeypatch):
 def test_one_wide_character_makes_all_of_its_text_wide():
     assert weigh("a" * 1000 + "\U0001f600") > 4000
     assert weigh({"a" * 1000 + "\U0001f600": 1}) > 4000
+
+
+def test_operations_of_a_pool_that_say_the_same_have_it_once_and_each_is_shown_as_it_came():
+    world = World()
+    first, second, other = (world.start("p", annotations={"n": value}) for value in (1, 1, True))
+    one, same, alike = (world.state.operations[each].record for each in (first, second, other))
+    assert same.spec is one.spec
+    assert same.tasks is one.tasks
+    assert same.trees is one.trees
+    assert alike.spec["annotations"]["n"] is True, "equal to 1, and not the same"
+    assert one.spec["annotations"]["n"] is not True
+    world.do(UpdateOperation(second, {"weight": 2.0}))
+    assert [world.element(each).options.weight for each in (first, second, other)] == [None, 2.0, None]
