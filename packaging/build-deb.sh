@@ -7,12 +7,13 @@
 # fetches what pyproject.toml names. DEB_VERSION overrides the version in the package's name.
 set -eu
 cd "$(dirname "$0")/.."
+unset PYTHONPATH PYTHONHOME  # else pip takes what lies there for installed
 out=${1:-dist}
 mkdir -p "$out"
 out=$(realpath "$out")
 version=${DEB_VERSION:-$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' cpumond/__init__.py)-1}
-# The same sources give the same dates.
-date=$(date --utc --rfc-email --date="@${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md)}")
+# The same sources give the same package, byte by byte, and with the same libraries (PIP_CONSTRAINT).
+date=$(date --utc --rfc-email --date="@$(python3 packaging/build_backend.py)")
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

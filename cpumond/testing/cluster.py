@@ -317,8 +317,7 @@ class Cluster:
     runs ``real_time_scale`` times as fast. ``mountinfo`` is another one for a simulated kernel. With a ``token``
     the scheduler takes no request without it (nodes have a ``node_token``); without one every user of the machine
     may run jobs on the nodes, as root where root made them. With ``web`` each agent has a page at its ``web_url``.
-    Entering waits until all nodes are online; leaving ends all processes and jobs and removes all cgroups. Needs
-    the extra ``cpumond[scheduler]``.
+    Entering waits until all nodes are online; leaving ends all processes and jobs and removes all cgroups.
 
     Where there are several ``schedulers``, they share a PostgreSQL server in a directory of its own and one leads, by a
     lease of ``lease``: needs the extra ``cpumond[postgresql]`` and PostgreSQL. The first one is ``scheduler``.

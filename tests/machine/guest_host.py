@@ -46,6 +46,16 @@ def pip(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def gather_wheels(folder: Path, extras: Sequence[str] = ()) -> None:
+    """All that the guest's pip needs to build and install the package without a network."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    optional = project["project"]["optional-dependencies"]
+    wanted = [*project["project"]["dependencies"], *(name for extra in extras for name in optional[extra])]
+    pip("wheel", "--no-deps", f"--wheel-dir={folder}", *(each for each in wanted if each.startswith(SOURCE_ONLY)))
+    guest = [f"--python-version={GUEST_PYTHON}", "--only-binary=:all:", f"--find-links={folder}"]
+    pip("download", f"--dest={folder}", *guest, *wanted, *project["build-system"]["requires"], "wheel")
+
+
 def install_dependencies(extras: Sequence[str], tools: Sequence[str]) -> Path:
     """The dependencies for the guest's Python in a directory, fetched once for each list of them."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -5,18 +5,18 @@ The base is a Debian made by mmdebstrap, which the guests of ``nspawn.sh`` have 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import tempfile
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guest_host import GUEST_PYTHON, NSPAWN, REPOSITORY, SOURCE_ONLY, pip, skip_without_means
+from guest_host import NSPAWN, REPOSITORY, gather_wheels, skip_without_means
 
 from cpumond import __version__
 
@@ -91,16 +91,6 @@ def read_offline_options() -> str:
     return str(options)
 
 
-def gather_wheels(folder: Path) -> None:
-    """All that pip needs in the image, for its Python."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
-    optional = project["project"]["optional-dependencies"]
-    wanted = [*project["project"]["dependencies"], *optional["scheduler"], *optional["postgresql"]]
-    pip("wheel", "--no-deps", f"--wheel-dir={folder}", *(each for each in wanted if each.startswith(SOURCE_ONLY)))
-    guest = [f"--python-version={GUEST_PYTHON}", "--only-binary=:all:", f"--find-links={folder}"]
-    pip("download", f"--dest={folder}", *guest, *wanted, *project["build-system"]["requires"], "wheel")
-
-
 @pytest.fixture(scope="module")
 def podman() -> Iterator[Podman]:
     """With the image."""
@@ -121,7 +111,7 @@ def podman() -> Iterator[Podman]:
 
 def build_image(podman: Podman, wheels: Path) -> None:
     """As the recipe's head says for hosts without a network."""
-    gather_wheels(wheels)
+    gather_wheels(wheels, ("postgresql",))
     environment = {**os.environ, "MACHINE_PACKAGES": "python3-venv"}
     made = subprocess.run(
         [NSPAWN, "build"], env=environment, stdout=subprocess.PIPE, text=True, timeout=600, check=True
@@ -162,6 +152,8 @@ def test_the_image_is_what_its_name_says(podman: Podman) -> None:
         podman.run(f"podman run --rm {LIMITS} --network none {IMAGE} --version") == f"cpumond, version {__version__}\n"
     )
     assert "Usage: cpumond" in podman.run(f"podman run --rm {LIMITS} --network none {IMAGE}")
+    shown = podman.run(f"podman run --rm {LIMITS} --network none {IMAGE} demo --duration 2 --json")
+    assert json.loads(shown)["kernel"] == "simulated"
     inside = f"podman run --rm {LIMITS} --network none --entrypoint sh {IMAGE} -c"
     assert podman.run(f"{inside} 'id -u; id -g; stat -c %U:%a /var/lib/cpumond-scheduler'").split() == [
         *("950", "950", "cpumond:700")

@@ -12,20 +12,21 @@ import os
 import re
 import shutil
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from guest_host import HERE, REPOSITORY, Facts, assert_quiet, of, run_guest, skip_without_means
+from guest_host import HERE, REPOSITORY, Facts, assert_quiet, gather_wheels, of, run_guest, skip_without_means
 
 from cpumond import __version__
 from cpumond.agent.config import load_config
 from cpumond.scheduler.config import load_scheduler_config
 
 LIMIT_S = 400
-PACKAGES = "polkitd zsh fish bash-completion man-db"
-"""What the package recommends, and what loads its completions and pages."""
+PACKAGES = "python3-venv polkitd zsh fish bash-completion man-db"
+"""What README's first line needs, what the package recommends, and what loads its completions and pages."""
 BEFORE = "0.0.9"
 ORIGINAL = {
     "cpu.cfs_period_us": "100000",
@@ -46,9 +47,10 @@ pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
 ENVIRONMENT = {**os.environ, "LC_ALL": "C.UTF-8", "DPKG_DEB_COMPRESSOR_LEVEL": "1"}
 
 
-def run(*command: str) -> str:
+def run(*command: str, **environment: str) -> str:
     """What the command prints; it must succeed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=ENVIRONMENT)
+    env = {**ENVIRONMENT, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=env)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -100,15 +102,33 @@ def broken_package(package: Path) -> Path:
     return target
 
 
+def copy_sources(target: Path) -> None:
+    """The checkout, without what tests and tools leave in it."""
+    left = shutil.ignore_patterns(
+        ".git", ".venv", ".*cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info"
+    )
+    shutil.copytree(REPOSITORY, target, ignore=left)
+
+
 def read_readme() -> dict[str, Any]:
-    """What the README tells to type: the installation in three lines, the configuration, the steps of a roll-out."""
+    """What the README tells to type: the first minutes in a checkout, the installation in three lines once the package
+    is built, the configuration, the steps of a roll-out."""
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    trials = text.partition("## Try it\n")[2].partition("\n## ")[0]
+    demo, _, estimate = re.findall(r"^```sh\n(.*)\n```", trials, re.MULTILINE)
     section = text.partition("## Install as a service\n")[2].partition("\n## ")[0]
     (lines,) = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     (toml,) = re.findall(r"^```toml\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    build, *install = lines.splitlines()
+    assert build.endswith("&& sh packaging/build-deb.sh")
     settings = re.findall(r'`(?:\[monitor\] )?((?:mode|actuator) = "\w+")`', section)
     assert settings == ['mode = "reclaim"', 'actuator = "weight"', 'actuator = "quota"'], "in this order"
-    return {"lines": lines.splitlines(), "toml": toml, **dict(zip(("mode", "weight", "quota"), settings, strict=True))}
+    return {
+        "minutes": [demo, estimate],
+        "lines": install,
+        "toml": toml,
+        **dict(zip(("mode", "weight", "quota"), settings, strict=True)),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +142,8 @@ def facts(package: Path, package_before: Path, broken_package: Path, tmp_path_fa
     for path in (package, package_before, broken_package):
         (stage / path.parent.name / "dist").mkdir(parents=True)
         shutil.copy(path, stage / path.parent.name / "dist")
+    copy_sources(stage / "checkout")
+    gather_wheels(stage / "wheels")
     (stage / "readme.json").write_text(json.dumps(read_readme()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MACHINE_PACKAGES", PACKAGES)
@@ -180,6 +202,34 @@ def test_links_in_the_installed_documents_lead_somewhere(package: Path, tmp_path
             assert "://" in target or (document.parent / target).exists(), (document.name, target)
 
 
+def test_two_builds_give_the_same_bytes(package: Path, tmp_path: Path) -> None:
+    """Elsewhere, by somebody with other rights, locale and time zone."""
+    copy_sources(tmp_path / "elsewhere" / "sources")
+    build = 'umask 077; chmod -R go= "$1"; exec sh "$1"/elsewhere/sources/packaging/build-deb.sh "$1"'
+    again = Path(run("sh", "-c", build, "sh", str(tmp_path), LC_ALL="C", TZ="Asia/Tokyo").strip())
+    assert sha256(again.read_bytes()).hexdigest() == sha256(package.read_bytes()).hexdigest()
+
+
+def test_the_demo_runs_within_half_a_minute_of_the_first_line(facts: Facts) -> None:
+    """On a bare Debian with README's line alone; what pip fetches lies on the disk."""
+    fact = of(facts, "demo")
+    assert fact["code"] == 0, fact["output"]
+    assert fact["first_s"] < 3.0
+    runs_s, _ = fact["word_s"]
+    assert runs_s < 30.0
+    assert fact["megabytes"] <= 130
+    assert "All that the demo made is removed." in fact["output"]
+
+
+def test_the_estimate_is_there_within_two_minutes(facts: Facts) -> None:
+    fact = of(facts, "estimate")
+    assert fact["code"] == 0, fact["output"]
+    assert fact["took_s"] < 120.0
+    table = re.findall(r"^(?:workload |total,).*", fact["output"], re.MULTILINE)
+    assert len(table) >= 2
+    assert max(map(len, table)) <= 80
+
+
 def test_the_jobs_are_there(facts: Facts) -> None:
     fact = of(facts, "jobs")
     assert_quiet(fact["answer"])
@@ -230,6 +280,7 @@ def test_shadow_mode_decides_and_writes_nothing(facts: Facts) -> None:
     assert_quiet(editor)
     assert enable["code"] == 0, enable
     assert fact["decided_s"] is not None, fact
+    assert fact["at_s"] < 300.0, "since the first line of README"
     assert re.search(
         r"\(would be\).*^two\.service +shadow +1\.00 +1\.00 +0\.", fact["status"], re.DOTALL | re.MULTILINE
     )

@@ -27,6 +27,7 @@ def test_the_steps_of_the_build_give_a_program_that_runs(steps, tmp_path: Path):
                 if (REPOSITORY / each).is_dir():
                     shutil.copytree(REPOSITORY / each, source / target, ignore=shutil.ignore_patterns("__pycache__"))
                 else:
+                    (source / target).mkdir(exist_ok=True)
                     shutil.copy(REPOSITORY / each, source / target)
     [program] = [argument for name, argument in stage if name == "RUN" and "pip" in argument and "apt" not in argument]
     # In directories of the test. Dependencies are those that the tests have: an image is not built here each time.
@@ -38,7 +39,10 @@ def test_the_steps_of_the_build_give_a_program_that_runs(steps, tmp_path: Path):
     for place in ("/usr/lib/cpumond", "/build", "/built"):
         program = re.sub(rf"(?<!\S){place}\b", str(tmp_path / "image") + place, program)
     build, _, version = program.rpartition("&&")
-    done = subprocess.run(["sh", "-ec", build], cwd=source, capture_output=True, text=True, timeout=280, check=False)
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        ["sh", "-ec", build], cwd=source, env=bare, capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     program_path = tmp_path / "image" / "usr/lib/cpumond/bin/cpumond"
     assert version.split() == [str(program_path), "--version"]

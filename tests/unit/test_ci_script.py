@@ -6,7 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
-RUN = (Path(__file__).resolve().parents[2] / ".ci" / "run").read_text(encoding="utf-8")
+REPOSITORY = Path(__file__).resolve().parents[2]
+RUN = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
 
 
 def run_part(line: str) -> tuple[int, str]:
@@ -46,3 +47,13 @@ def test_ruff_and_mypy_come_before_the_tests_and_all_parts_end_in_time() -> None
     limits = [limit for _, limit in parts]
     assert limits.pop() == "$((4500 - SECONDS))"
     assert sum(map(int, limits)) < 4500 / 2
+
+
+def test_it_runs_what_the_readme_tells_to_type_for_the_tests() -> None:
+    demo, tests, *_ = re.findall(
+        r"^```sh\n(.*)\n```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert demo.endswith("&& .venv/bin/cpumond demo")
+    make, run = tests.split(" && ")
+    assert f"part venv 420 {make}\n" in RUN
+    assert f" {run} " in RUN.splitlines()[-1]

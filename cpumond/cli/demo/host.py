@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import importlib.util
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ import tempfile
 import msgspec
 
 from cpumond.cli.ending import Ending, ended_by, list_ending_signals
-from cpumond.core.errors import ConfigError, UnavailableError
+from cpumond.core.errors import UnavailableError
 from cpumond.host.cgroup import mounts
 from cpumond.testing import RUN_PREFIX, SHORT_DIR, remove_cgroups
 
@@ -28,14 +27,6 @@ class Place(msgspec.Struct, frozen=True):
 
     prefix: str
     layout: str
-
-
-def need_scheduler() -> None:
-    """Refuse where the scheduler's libraries are missing. Raises ConfigError."""
-    missing = [name for name in ("httptools", "lark") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"this runs a scheduler, for which {' and '.join(missing)} is missing: "
-                          "pip install 'cpumond[scheduler]'")  # fmt: skip
 
 
 def stop_on_signals() -> contextlib.AbstractContextManager[Ending]:

@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from cpumond.cli.demo import host as demo_host
-from cpumond.cli.demo.host import make_directory, need_scheduler, stop_on_signals
+from cpumond.cli.demo.host import make_directory, stop_on_signals
 from cpumond.cli.demo.jobs import (
     CHECK_PERIOD_S,
     MONITOR,
@@ -57,7 +57,6 @@ class Host(msgspec.Struct, frozen=True):
 
 def run_demo(duration_s: float, as_json: bool) -> int:
     """``cpumond demo``; the exit code. Raises CpumondError when a part of it does not start or dies."""
-    need_scheduler()
     plan = make_plan(float(len(os.sched_getaffinity(0))))
     with stop_on_signals() as stopped:
         place = _find_place()

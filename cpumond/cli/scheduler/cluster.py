@@ -44,10 +44,9 @@ def cluster_command(
 
     Each agent is a node with cgroups of its own. At the end every process, job and cgroup of it is removed.
     """
-    from cpumond.cli.demo.host import choose_place, make_directory, need_scheduler, stop_on_signals
+    from cpumond.cli.demo.host import choose_place, make_directory, stop_on_signals
     from cpumond.testing import CLUSTER_PREFIX, Cluster
 
-    need_scheduler()
     cpu = cpu_cores or max((os.cpu_count() or 1) / node_count, 0.1)
     with stop_on_signals() as stopped:
         place = choose_place(CLUSTER_PREFIX)

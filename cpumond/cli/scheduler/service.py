@@ -7,7 +7,7 @@ import os
 
 import click
 
-from cpumond.core.errors import ConfigError, UsageError
+from cpumond.core.errors import UsageError
 from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH
 
 
@@ -29,12 +29,8 @@ def scheduler_command(config_path: str | None, new_store: bool, time_scale: floa
         raise UsageError(f"--time-scale: must be a finite number, got {time_scale}")
     if config_path is None and os.path.exists(DEFAULT_SCHEDULER_CONFIG_PATH):
         config_path = DEFAULT_SCHEDULER_CONFIG_PATH
-    try:
-        from cpumond.api.server import make_app
-        from cpumond.api.standby import make_standby_app
-        from cpumond.scheduler.main import run_scheduler
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the scheduler needs more than the agent ({error.name} is missing): pip install 'cpumond[scheduler]'"
-        ) from None
+    from cpumond.api.server import make_app
+    from cpumond.api.standby import make_standby_app
+    from cpumond.scheduler.main import run_scheduler
+
     return run_scheduler(config_path, make_app, new_store, time_scale, make_standby_app)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from first_minutes import FirstMinutes
 from guest_tools import journal_after, live_through, run, show, systemctl, wait, write_file
 
 UNIT = "cpumond"
@@ -42,7 +43,8 @@ QUOTA_US = int(SETTINGS["cpu.cfs_quota_us"])
 CONFIG = "/etc/cpumond/cpumond.toml"
 MOUNTS = "/etc/cpumond/mountinfo"
 README = json.loads(Path("/in/readme.json").read_text())
-"""Taken from it by the host's test: the three ``lines``, the ``toml``, settings ``mode``, ``weight`` and ``quota``."""
+"""Taken from it by the host's test: the first ``minutes``, the three ``lines`` of an installation, the ``toml``,
+settings ``mode``, ``weight`` and ``quota``."""
 FAST = f'mountinfo = "{MOUNTS}"\n[monitor]\ncheck_period = 200\nmin_cpu_limit = 0.1\n'
 OTHER_JOBS = """
 managed_roots = ["jobs", "batch.slice"]
@@ -74,6 +76,7 @@ SHELLS = {
 }
 PERSON = "/tmp/person"
 """Whose terminals those are."""
+FIRST = FirstMinutes(PERSON, README["minutes"])
 PAGES = ("8 cpumond", "5 cpumond.toml", "5 cpumond-scheduler.toml", "1 cpumond-operation")
 
 
@@ -271,6 +274,7 @@ def shadow() -> dict[str, Any]:
     return {
         "answers": [edit(), type_line(2)],
         "decided_s": wait(lambda: read_wanted_cores() < 1.0),
+        "at_s": FIRST.seconds(),
         "status": run("cpumond", "status")["output"],
         "status_text": show(UNIT, "StatusText"),
         "settings": read_settings(),
@@ -500,6 +504,7 @@ def purge() -> dict[str, Any]:
 
 live_through(
     (
+        FIRST.demo,
         jobs,
         install,
         shells,
@@ -513,6 +518,7 @@ live_through(
         upgrade_stopped,
         upgrade_with_wrong_config,
         remove_refused,
+        FIRST.estimate,
         remove,
         purge_unfinished,
         purge,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -15,7 +14,6 @@ import pytest
 from cpumond.cli.demo import host as demo_host
 from cpumond.cli.demo import jobs as demo_jobs
 from cpumond.cli.demo.kernel import PlainKernel
-from cpumond.core.errors import ConfigError
 
 
 @pytest.mark.parametrize("cpu_count", [1, 2, 3, 4, 64])
@@ -122,15 +120,6 @@ def test_nohup_is_respected():
             assert not stopped.is_set()
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_without_the_scheduler_s_libraries_one_sentence_says_what_to_install(monkeypatch):
-    demo_host.need_scheduler()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lark" else object())
-    with pytest.raises(
-        ConfigError, match=r"^this runs a scheduler, .*lark is missing: pip install 'cpumond\[scheduler\]'"
-    ):
-        demo_host.need_scheduler()
 
 
 def test_only_names_of_dead_processes_are_left():

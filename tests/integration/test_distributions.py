@@ -1,15 +1,19 @@
-"""Wheel and source distribution: what is in them, and that both ways lead to the same program. Needs the network."""
+"""Wheel and source distribution: what is in them, that both ways and each build give the same bytes, and that the wheel
+runs in an environment of its own. Needs the network."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
 from fnmatch import fnmatch
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -98,12 +102,44 @@ def test_the_source_distribution_has_what_belongs_to_the_program(sdist: Path) ->
     assert not [name for name in names if name.endswith(".pyc")]
 
 
-def test_the_source_distribution_gives_the_same_wheel(sdist: Path, wheel: Path, tools: Path, tmp_path: Path) -> None:
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (source,) = tmp_path.iterdir()
-    again = build(source, tmp_path / "wheel", "--wheel", tools=tools)
-    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:
-        assert {name: one.read(name) for name in one.namelist()} == {
-            name: other.read(name) for name in other.namelist()
-        }
+def test_two_builds_give_the_same_bytes(
+    tree: Path, sdist: Path, wheel: Path, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere, by somebody with other rights, locale and time zone; the wheel from the source distribution."""
+    other = tmp_path / "elsewhere" / "sources"
+    shutil.copytree(tree, other)
+    for path in other.rglob("*"):
+        path.chmod(path.stat().st_mode & 0o700)
+        os.utime(path, (1e9, 1e9))
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.setenv("LC_ALL", "C")
+    umask = os.umask(0o077)
+    try:
+        again = build(other, tmp_path / "sdist", "--sdist", tools=tools)
+        with tarfile.open(sdist) as archive:
+            archive.extractall(tmp_path / "unpacked", filter="data")
+        (source,) = (tmp_path / "unpacked").iterdir()
+        wheel_again = build(source, tmp_path / "wheel", "--wheel", tools=tools)
+    finally:
+        os.umask(umask)
+    assert sha256(again.read_bytes()).hexdigest() == sha256(sdist.read_bytes()).hexdigest()
+    assert sha256(wheel_again.read_bytes()).hexdigest() == sha256(wheel.read_bytes()).hexdigest()
+
+
+def test_the_wheel_alone_runs_the_demo(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pipx and uvx install it: nothing but the wheel and what it names."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+
+    def run(*arguments: str) -> str:
+        command = [python.with_name("cpumond"), *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run("--version") == f"cpumond, version {__version__}\n"
+    assert json.loads(run("demo", "--duration", "2", "--json"))["removed"]
