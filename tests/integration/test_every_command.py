@@ -295,7 +295,7 @@ def check_piped(name: str, case: Case, names: dict[str, str], environment: dict[
 def check_json(name: str, words: list[str], environment: dict[str, str]) -> None:
     told = piped([*words, "--json"], environment)
     validator = jsonschema.Draft202012Validator(make_schema(name))
-    texts = told.stdout.splitlines() if name in ("events", "audit") else [told.stdout]
+    texts = told.stdout.splitlines() if name in ("events", "audit", "dry-run") else [told.stdout]
     assert texts
     for text in texts:
         validator.validate(json.loads(text))
