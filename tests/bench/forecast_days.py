@@ -195,8 +195,10 @@ def draw(rows: list[tuple[float, ...]], mix: str) -> str:
 
     title = f'Starts of a generated day (mix "{mix}"): foretold interval (10 to 90 %), and what happened'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        f'font-size="11"><rect width="{width}" height="{height}" fill="#fff"/><text x="{left}" y="14">{title}</text>'
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+            f'font-size="11"><rect width="{width}" height="{height}" fill="#fff"/><text x="{left}" y="14">{title}</text>'
+        )
     ]
     for seconds, label in ((10, "10 s"), (60, "1 min"), (600, "10 min"), (3600, "1 h")):
         at = y(seconds)
