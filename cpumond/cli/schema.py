@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from cpumond.cli.answers import ANSWERS
-from cpumond.core.errors import NoSuchError
+from cpumond.core.errors import UsageError
 from cpumond.core.wire import SCHEMAS
 from cpumond.fairshare.validate import did_you_mean
 
@@ -49,5 +49,5 @@ def schema_command(words: tuple[str, ...]) -> None:
     else:
         known = [*SCHEMAS, *ANSWERS]
         hint = did_you_mean(name, known) or f"; known: {', '.join(known)}"
-        raise NoSuchError(f"there is no message or command {name!r} with JSON{hint}")
+        raise UsageError(f"there is no message or command {name!r} with JSON{hint}")
     click.echo(json.dumps(schema, indent=2))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 
-from cpumond.core.errors import EXIT_TRY_AGAIN, EXIT_UNAVAILABLE
+from cpumond.core.errors import EXIT_NO_SUCH, EXIT_TRY_AGAIN
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import Cluster
 
@@ -94,7 +94,7 @@ def test_a_cordoned_node_gets_no_job_before_and_after_a_restart(scheduler: Sched
 def test_an_unknown_node_is_named_with_the_one_that_may_be_meant(scheduler: SchedulerProcess) -> None:
     two_nodes(scheduler)
     for words in (("cordon", "n11"), ("drain", "n11"), ("uncordon", "n11")):
-        _, told = cpumond(scheduler.url, "node", *words, code=EXIT_UNAVAILABLE)
+        _, told = cpumond(scheduler.url, "node", *words, code=EXIT_NO_SUCH)
         assert 'Node "n11" is not registered; did you mean "n1"?' in told
 
 

@@ -325,8 +325,8 @@ def test_schema_prints_the_schema_of_a_heartbeat():
 def test_schema_of_an_unknown_name_lists_the_names():
     ended = run_cpumond("schema", "hartbeat")
     assert (ended.returncode, ended.stdout) == (64, "")
-    assert "'hartbeat' is not" in ended.stderr
-    assert "'heartbeat'" in ended.stderr
+    assert "no message or command 'hartbeat'" in ended.stderr
+    assert 'did you mean "heartbeat"' in ended.stderr
 
 
 @pytest.mark.parametrize("command", ["schema", "stub-scheduler"])

@@ -17,7 +17,15 @@ import click
 from cpumond.cli.agent.trace import read_settings
 from cpumond.cli.ending import ended_by
 from cpumond.cli.options import CoresType, DurationType, set_option
-from cpumond.cli.output import output_options, print_line, print_text, tell_left_out, terminal_width, use_colour
+from cpumond.cli.output import (
+    chosen_output,
+    output_options,
+    print_line,
+    print_text,
+    tell_left_out,
+    terminal_width,
+    use_colour,
+)
 from cpumond.core.errors import CgroupReadError, UnavailableError, UsageError, from_os_error
 from cpumond.core.measures import format_cores, format_duration, format_span
 from cpumond.host.cgroup import Cgroup, open_cgroup
@@ -259,7 +267,8 @@ class _Summary:
             "steady_after_s": None if steady is None else steady.after_s,
         }
         if as_json:
-            print_line({"summary": values})
+            if chosen_output() == "json":  # a table of CSV has no line of another kind
+                print_line({"summary": values})
             return
         share = state.preemptible_cpu_s / state.max_cpu_s if state.max_cpu_s else 0.0
         print_text(

@@ -19,7 +19,6 @@ from cpumond.cli.render.grid import column, draw_grid
 from cpumond.cli.scheduler.http_client import SchedulerClient, make_client
 from cpumond.core.errors import CpumondError, NoSuchError, NotYetError, UsageError
 from cpumond.core.words import count, show_name
-from cpumond.fairshare.validate import quoted
 
 COMPLETION_S: Final = 1.0
 """How long a shell waits for the scheduler at Tab."""
@@ -87,8 +86,8 @@ def find_name(client: SchedulerClient, kind: NamedKind, typed: str, operation: s
     found = client.get("/find", Matches, **given(query))
     if found.total == 1:
         return found.matches[0].id
-    if not found.total and kind != "node" and typed.count("-") == 3:
-        return typed  # the scheduler says what is with it: it may be one that the user must not read
+    if not found.total and (kind == "node" or typed.count("-") == 3):
+        return typed  # the scheduler says what is with it: one that must not be read, or which node may be meant
     if not found.total and operation and typed == NEWEST:
         text = f"operation {operation} has no job that has started; see `cpumond operation why {operation}`"
         raise NotYetError(text)
@@ -100,8 +99,6 @@ def find_name(client: SchedulerClient, kind: NamedKind, typed: str, operation: s
 def _tell_missing(kind: NamedKind, typed: str, operation: str | None) -> str:
     if typed == NEWEST and kind == "operation":
         return "you have started no operation"
-    if kind == "node":
-        return f"Node {quoted(typed)} is not registered; see `cpumond node list`"
     where = f" in operation {operation}" if operation else ""
     known = "`cpumond operation jobs ID`" if operation else f"`cpumond {kind} list`"
     return f"No such {kind} {show_name(typed)}{where}; see {known}"
