@@ -162,7 +162,7 @@ def test_every_json_has_a_schema_and_every_table_csv():
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A scheduler with long names, jobs that run, wait and have ended, and files for commands that read some."""
     directory = tmp_path_factory.mktemp("site")
-    with LiveScheduler(directory) as server:
+    with LiveScheduler(directory, foretells=True) as server:
         pools = "/trees/default/pools"
         server.post(pools, {"name": LONG_POOL, "attributes": {"strong_guarantee_resources": {"cpu": 2}}}, 201)
         server.post(pools, {"name": "small", "parent": LONG_POOL, "attributes": {"resource_limits": {"cpu": 3}}}, 201)
@@ -183,6 +183,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         file = directory / "default.toml"
         file.write_text(f'tree = "default"\n\n[pools.{LONG_POOL}]\nweight = 5\n')
         token = server.post("/tokens", {"user": "bob-with-a-long-name", "note": WIDE_TITLE[:100]}, 201)["id"]
+        wait_until(lambda: server.call(lambda scheduler: scheduler.state.foretold.get(operation)), "a forecast")
         change = next(e["number"] for e in server.get("/events", kind="command")["events"] if e["can_undo"])
         yield {
             "url": server.url, "operation": operation, "spare": spare, "spare2": spare2, "change": str(change),

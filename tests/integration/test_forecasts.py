@@ -71,12 +71,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_an_operation_starts_when_it_was_foretold(site: Site) -> None:
-    ahead = [site.start("--job-count", "2") for _ in range(5)]
+    ahead = [site.start("--job-count", "2") for _ in range(8)]
     waiting = site.start()
     wait_until(lambda: site.show(waiting)["forecast"] is not None)
+    text = site.run("operation", "when", waiting)
     told = site.ask("operation", "when", waiting)
     assert told["start_p10"] is not None
-    text = site.run("operation", "when", waiting)
     assert "starts in" in text
     assert "as of" in text
     rows = site.run("operation", "list", "--state", "running", "--wide")

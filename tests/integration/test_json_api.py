@@ -23,6 +23,8 @@ from waiting import wait_until
 
 from cpumond.api.json.routes import make_json_routes
 from cpumond.host.service import open_tcp_sockets
+from cpumond.scheduler.forecast.keeper import Forecasts
+from cpumond.scheduler.main import pace_of
 from cpumond.scheduler.model import AUTHENTICATION, CommandError, Rules
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
@@ -35,12 +37,16 @@ T = TypeVar("T")
 class LiveScheduler:
     """A scheduler and its server in a thread; ``token`` is the one that requests must carry, "" for none."""
 
-    def __init__(self, directory: Path, *, token: str = "", max_body: int = 64 * 1024, rules: Rules | None = None):
+    def __init__(
+        self, directory: Path, *, token: str = "", max_body: int = 64 * 1024, rules: Rules | None = None,
+        foretells: bool = False,
+    ):  # fmt: skip
         self._store = open_sqlite_store(str(directory / "state.sqlite"))
         (self._socket,) = open_tcp_sockets("127.0.0.1:0", "listen", 100)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.token = token
         self._max_body = max_body
+        self._foretells = foretells
         self._rules = rules or Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0))
         self._started = threading.Event()
         self._capture = capture_logs()
@@ -66,6 +72,11 @@ class LiveScheduler:
     async def _serve(self) -> None:
         self.loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         self.scheduler = Scheduler(self._rules, self._store, Clock(), update_period_s=PERIOD_S)
+        if self._foretells:
+            scheduler = self.scheduler
+            scheduler.forecasts = Forecasts(
+                scheduler.state, scheduler.clock.now, lambda: pace_of(scheduler), 1.0, 1.0, 3600.0
+            )
 
         def authenticate(request: Request) -> User:
             if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
