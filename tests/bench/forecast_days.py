@@ -195,10 +195,9 @@ def draw(rows: list[tuple[float, ...]], mix: str) -> str:
 
     title = f'Starts of a generated day (mix "{mix}"): foretold interval (10 to 90 %), and what happened'
     parts = [
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-            f'font-size="11"><rect width="{width}" height="{height}" fill="#fff"/><text x="{left}" y="14">{title}</text>'
-        )
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
+        f'<g font-size="11"><rect width="{width}" height="{height}" fill="#fff"/>',
+        f'<text x="{left}" y="14">{title}</text>',
     ]
     for seconds, label in ((10, "10 s"), (60, "1 min"), (600, "10 min"), (3600, "1 h")):
         at = y(seconds)
@@ -214,7 +213,7 @@ def draw(rows: list[tuple[float, ...]], mix: str) -> str:
             f'stroke-width="{max(step - 1, 1):.1f}"/>'
             f'<circle cx="{x:.1f}" cy="{y(began - as_of):.1f}" r="1.8" fill="{colour}"/>'
         )
-    return "\n".join([*parts, "</svg>\n"])
+    return "\n".join([*parts, "</g></svg>\n"])
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ OF_SCHEDULER = {
     "operation jobs": Case("operation jobs {operation}"),
     "operation why": Case("operation why {operation}"),
     "operation when": Case("operation when {operation}"),
-    "operation simulate": Case("operation simulate --pool started -- true"),
+    "operation simulate": Case("operation simulate -f {spec}"),
     "operation set": Case("operation set {operation} weight=2", is_change=True),
     "operation wait": Case("operation wait {operation} --state running"),
     "operation suspend": Case("operation suspend {operation}", is_change=True),
@@ -182,18 +182,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         )
         file = directory / "default.toml"
         file.write_text(f'tree = "default"\n\n[pools.{LONG_POOL}]\nweight = 5\n')
+        spec = directory / "spec.toml"
+        spec.write_text('pool = "started"\n[tasks.t]\njob_count = 1\ncommand = "true"\n')
         token = server.post("/tokens", {"user": "bob-with-a-long-name", "note": WIDE_TITLE[:100]}, 201)["id"]
         wait_until(lambda: server.call(lambda scheduler: scheduler.state.foretold.get(operation)), "a forecast")
         change = next(e["number"] for e in server.get("/events", kind="command")["events"] if e["can_undo"])
         yield {
             "url": server.url, "operation": operation, "spare": spare, "spare2": spare2, "change": str(change),
-            "trace": str(trace), "tree": str(tree), "file": str(file), "token": token, "home": str(directory),
+            "trace": str(trace), "tree": str(tree), "file": str(file), "token": token,
+            "spec": str(spec), "home": str(directory),
         }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def environment(site: dict[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("CPUMOND")}
+    # COLUMNS, which processes of pytest set, would count more than the terminal's own width.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CPUMOND", "COLUMNS", "LINES"))}
     return {
         **kept,
         "CPUMOND_SCHEDULER": site["url"],

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from cpumond.cli.options import print_json, quote_name
-from cpumond.cli.output import print_text, warn
+from cpumond.cli.output import error_width, fold, print_text, warn
 from cpumond.cli.progress import Progress as ProgressLine
 from cpumond.cli.render.grid import Cell, column
 from cpumond.cli.scheduler.client import SchedulerClient, print_table, scheduler_options
@@ -105,7 +105,7 @@ def run_simulation(client: SchedulerClient, body: dict[str, Any]) -> Simulation:
         for text in client.stream("/simulate", body):
             told = client.decode(text, Progress)
             for first in told.first if sys.stderr.isatty() else ():
-                click.echo(show_name(first), err=True)
+                click.echo(fold(show_name(first), error_width()), err=True)
             if told.error:
                 raise UnavailableError(f"the simulation failed: {told.error}")
             if told.answer is not None:
