@@ -10,9 +10,9 @@ import click
 import msgspec
 
 from cpumond.cli.options import print_json, quote_name
-from cpumond.cli.output import error_width, fold, print_text, warn
+from cpumond.cli.output import error_width, print_text, warn
 from cpumond.cli.progress import Progress as ProgressLine
-from cpumond.cli.render.grid import Cell, column
+from cpumond.cli.render.grid import Cell, column, fold
 from cpumond.cli.scheduler.client import SchedulerClient, print_table, scheduler_options
 from cpumond.cli.scheduler.finding import operation_argument
 from cpumond.cli.scheduler.spec import spec_options
