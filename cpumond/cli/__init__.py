@@ -17,7 +17,6 @@ import click
 
 from cpumond import __version__
 from cpumond.cli.help import Formatter
-from cpumond.cli.output import error_width
 from cpumond.cli.render.grid import fold
 from cpumond.core.errors import EXIT_UNAVAILABLE, EXIT_USAGE, AccessError, CpumondError, describe
 
@@ -179,6 +178,8 @@ def _sentence(text: str) -> str:
 
 
 def _fail(message: str, code: int, details: str = "") -> int:
+    from cpumond.cli.output import error_width
+
     with contextlib.suppress(OSError):  # the terminal may be gone
         click.echo(fold(f"cpumond: {' '.join(message.split())}", error_width()), err=True)
         if details:

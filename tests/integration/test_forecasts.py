@@ -149,11 +149,20 @@ def _is_child(process: psutil.Process) -> bool:
     return process.is_running()
 
 
+def is_first_to_go(process: psutil.Process) -> bool:
+    """Whether the kernel would end this process first where memory is short."""
+    try:
+        return Path(f"/proc/{process.pid}/oom_score_adj").read_text().strip() == "1000"
+    except OSError:
+        return False
+
+
 def test_processes_that_run_ahead_end_with_the_scheduler(tmp_path: Path) -> None:
     config = '[forecast]\nperiod = "1s"\nmax_load = 1.0\n'
     with Cluster(tmp_path, cpu=1.0, scheduler_config=config) as cluster:
         scheduler = psutil.Process(cluster.scheduler.pid)
         children = wait_until(lambda: scheduler.children(recursive=True), "a run ahead")
+        wait_until(lambda: any(is_first_to_go(each) for each in scheduler.children(recursive=True)), "a marked one")
         cluster.scheduler.kill()
         gone, alive = psutil.wait_procs(children, timeout=30.0)
         assert len(gone) == len(children)

@@ -106,7 +106,8 @@ def test_a_drain_shows_its_plan_then_empties_the_node_and_the_jobs_run_elsewhere
     scheduler.start_operation("p", job_count=1, cpu=2.0)
     second.beat_until(lambda: len(second.jobs) == 1, "the other node is half full")
     plan, _ = cpumond(scheduler.url, "node", "drain", "n1", "--plan")
-    rows = [line for line in plan.splitlines() if operation in line]
+    table = plan.split("\n\n")[0]  # the simulation is below it
+    rows = [line for line in table.splitlines() if operation in line]
     assert sorted(("n2" in row, "waits for room" in row) for row in rows) == [(False, True), (True, False)]
     assert "2 jobs would be stopped, of which 1 would wait for room" in plan
     assert scheduler.get("nodes/n1")["cordon"] is None

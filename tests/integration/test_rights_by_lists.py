@@ -212,7 +212,7 @@ def test_can_answers_by_exit_code_and_sentence(teams: Teams) -> None:
     others = teams.can("ann", "use", "red", asker="bob")
     assert (others.returncode, others.stdout) == (77, "")
     assert "bob may not ask what ann may do to pool" in others.stderr
-    assert teams.can("ann", "use", "nothing").returncode == 69
+    assert teams.can("ann", "use", "nothing").returncode == 67
 
 
 # --- the `yt` client

@@ -27,7 +27,7 @@ def cluster(hierarchies: Hierarchies, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def environment(cluster: Cluster) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("CPUMOND")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CPUMOND", "COLUMNS", "LINES"))}
     return {**kept, "CPUMOND_SCHEDULER": cluster.url, "HOME": cluster.directory, "TERM": "xterm-256color"}
 
 
@@ -153,7 +153,9 @@ OF_JOBS = {
 
 
 @pytest.mark.parametrize("name", [*every.OF_AGENT, *OF_JOBS])
-def test_a_command_of_the_agent(name, names, environment):
+def test_a_command_of_the_agent(name, names, environment, cluster):
+    # Another test kills the scheduler, after which a job runs again once its node has told of it.
+    cluster.wait(lambda: cluster.jobs(names["operation"], "running"), "it is known to run")
     case = {**every.OF_AGENT, **OF_JOBS}[name]
     every.check_terminal(name, case, names, environment)
     every.check_piped(name, case, names, environment)

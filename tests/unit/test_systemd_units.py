@@ -249,6 +249,7 @@ def test_service_leaves_off(service: dict[str, list[str]], name: str) -> None:
         ("ProtectSystem", "strict"),
         ("PrivateUsers", "yes"),
         ("MemoryMax", "2G"),
+        ("OOMPolicy", "continue"),
         ("WantedBy", "multi-user.target"),
     ],
 )

@@ -103,6 +103,8 @@ def _work(work: Callable[[Send], None], writing: int, parent: int) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         os.nice(NICENESS)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # where memory is short it is this copy that goes
         kept = os.dup2(writing, 3) if writing != 3 else 3
         os.closerange(4, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 2**20 else 2**20)
 
