@@ -234,6 +234,7 @@ def test_a_token_is_made_shown_once_and_revoked(sign, scheduler):
     dialog.get_by_role("button", name="Create", exact=True).click()
     token = dialog.locator(".token-shown").inner_text()
     press(page, "I have it")
+    expect(page.locator(".token-shown")).to_have_count(0)
     row = page.get_by_role("row").filter(has_text="of a test")
     expect(row).to_contain_text("valid")
     assert token not in page.content()

@@ -66,15 +66,18 @@ def test_json_has_the_causes_most_cores_first(choked, server):
 
 
 def test_waiting_demand_stands_in_lists_and_a_pool_says_why_it_has_less(choked, server):
-    [_, _, _, research] = choked("pool", "list").splitlines()
-    assert research.split()[6:9] == ["2", "2", "4"]  # used, demand, waiting
+    # Used, demand, waiting, as of the last update.
+    wait_until(lambda: choked("pool", "list").splitlines()[-1].split()[6:9] == ["2", "2", "4"], "it waits for 4 cores")
     assert "4 cores are wanted by operations that do not run" in choked("pool", "show", "research")
     overview = server.get("/overview")
     assert overview["why"].startswith("4 cores stand idle")
     assert overview["trees"][0]["waiting_cores"] == 4.0
-    table = server.get("/trees/default/pool_table")
-    held = {row[0]: row[table["columns"].index("held_cores")] for row in table["rows"]}
-    assert held == {"<Root>": 4, "research": 4, "other": 0}
+
+    def held() -> dict[str, float]:
+        table = server.get("/trees/default/pool_table")
+        return {row[0]: row[table["columns"].index("held_cores")] for row in table["rows"]}
+
+    wait_until(lambda: held() == {"<Root>": 4, "research": 4, "other": 0}, "the idle cores are shown")
 
 
 def test_the_change_that_is_advised_can_be_planned(choked, server):
