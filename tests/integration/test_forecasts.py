@@ -102,6 +102,20 @@ def test_a_simulation_foretells_what_then_happens_and_changes_nothing(site: Site
     assert any(line.startswith("its first job starts after") for line in told["lines"])
 
 
+def test_what_would_shorten_the_wait_is_told(site: Site) -> None:
+    site.run("pool", "create", "narrow", "max_running_operation_count=1")
+    words = ("operation", "start", "--pool", "narrow", "--cpu-limit", "0.5", "--", "sleep")
+    first = site.run(*words, "600").strip()
+    wait_until(lambda: site.show(first)["jobs"]["active"] == 1)
+    second = site.run(*words, "1").strip()
+    wait_until(lambda: (site.show(second)["forecast"] or {}).get("as_of"))
+    told = site.ask("operation", "when", second, "--shorter")["shorter"]
+    assert told[0].startswith("with max_running_operation_count 2 of pool narrow (now 1) it would start")
+    assert site.show(second)["state"] == "pending"
+    for each in (first, second):
+        site.run("operation", "abort", each)
+
+
 def test_a_change_of_pools_and_a_drain_are_simulated(site: Site, tmp_path: Path) -> None:
     sleeper = site.run("operation", "start", "--pool", "p", "--job-count", "2", "--", "sleep", "600").strip()
     wait_until(lambda: site.show(sleeper)["jobs"]["active"] == 2)

@@ -29,7 +29,11 @@ class ForecastHandlers:
         state = self.scheduler.state
         record = state.find_record(call.path["operation"])
         check_operation(Rights(state, call.user), record, "read")
-        return self._forecasts().when(record)
+        found = self._forecasts().when(record)
+        query: openapi.WhenQuery = call.query
+        if query.shorter == "false" or found.started_at is not None:
+            return found
+        return msgspec.structs.replace(found, shorter=await self._forecasts().shorten(record))
 
     async def simulate(self, call: Call) -> StreamingResponse:
         question = Question(_commands_of(call.body), call.user)
@@ -73,7 +77,7 @@ def hide_unreadable(found: Simulation, rights: Rights) -> Simulation:
     starts = [each for each in found.starts if may_read(each.operation_id)]
     stops = [
         each
-        if may_read(each.operation_id)
+        if may_read(each.operation_id) and may_read(each.for_operation_id)
         else msgspec.structs.replace(each, operation_id="", job_id="", why="", for_operation_id="")
         for each in found.stops
     ]

@@ -275,6 +275,12 @@ class JobsQuery(Query, frozen=True):
     node: _Text = ""
 
 
+class WhenQuery(Query, frozen=True):
+    """``shorter``: whether to find, too, what would make it start sooner, which takes some runs ahead."""
+
+    shorter: Literal["true", "false"] = "false"
+
+
 class LogQuery(Query, frozen=True):
     """Which of a job's two logs, and how many bytes of its end, or from ``offset`` on: bytes since its beginning."""
 
@@ -492,7 +498,10 @@ ENDPOINTS: Final = (
     ),
     Endpoint("GET", _OPERATION, "get_operation", "One operation, by id or *alias", views.OperationDetails),
     _command("PATCH", _OPERATION, "update_operation", "Change the parameters of an operation", ParametersBody),
-    Endpoint("GET", _OPERATION + "/when", "foretell_operation", "When an operation starts and ends", Forecast),
+    Endpoint(
+        "GET", _OPERATION + "/when", "foretell_operation", "When an operation starts and ends", Forecast,
+        query=WhenQuery,
+    ),
     Endpoint(
         "POST", PREFIX + "/simulate", "simulate",
         "What would start when, who would be stopped, whose share would move; a line of JSON now and then, at last the "

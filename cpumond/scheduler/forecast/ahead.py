@@ -17,6 +17,7 @@ import msgspec
 
 from cpumond.core.measures import format_span
 from cpumond.core.words import count
+from cpumond.scheduler.forecast.alternatives import list_alternatives
 from cpumond.scheduler.forecast.fork import Child, Send
 from cpumond.scheduler.forecast.forward import Course, Forward, Pace
 from cpumond.scheduler.forecast.load import Drawn, Expected, Experience
@@ -25,13 +26,16 @@ from cpumond.scheduler.model import CommandError, OperationRecord, PreemptionRec
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
 
-LEAST_RUNS: Final = 8
+LEAST_RUNS: Final = 5
 MOST_RUNS: Final = 40
 LEAST_RUN_S: Final = 0.2
-MOST_OF_BUDGET: Final = 5.0
-"""CPU time of one run, at least; so many times its part of the budget is taken where operations still wait then."""
+MOST_RUN_S: Final = 20.0
+"""CPU time of one run: so much at least, and at most while operations still wait."""
 SAME_S: Final = 1.0
 """Starts and ends that differ by less are the same."""
+LEAST_GAIN_S: Final = 5.0
+LEAST_GAIN: Final = 0.1
+"""By how many seconds, and by which part of its wait, an operation must start sooner for a change to be told."""
 MOST_LISTED: Final = 200
 CHUNK: Final = 500
 
@@ -82,7 +86,7 @@ def foretell(
             def is_enough() -> bool:
                 if waiting <= told.first_starts.keys():
                     return only is not None or watched <= told.ends.keys() or time.process_time() > run_budget_s
-                return time.process_time() > MOST_OF_BUDGET * run_budget_s
+                return time.process_time() > MOST_RUN_S
 
             course = forward.run(now + limits.horizon_s, enough=is_enough)
             send_up(msgspec.msgpack.encode((course.until, moments_of(course, watched))))
@@ -181,6 +185,44 @@ def tell(forecast: Forecast, record: OperationRecord, experience: Experience) ->
     return lines
 
 
+# --- what would shorten it
+
+
+def find_shorter(state: State, now: float, pace: Pace, horizon_s: float, operation_id: str, user: str) -> list[str]:
+    """What would make an operation start sooner, in sentences, the most first: each is a run ahead, the load as usual."""
+    experience = Experience(state, now)
+    alternatives = list(list_alternatives(state.operations[operation_id]))
+
+    def start_of(commands: tuple[Command, ...]) -> float | None:
+        def work(send: Send) -> None:
+            forward = Forward(state, now, pace, Expected(experience))
+            course = forward.course
+
+            def first() -> float | None:
+                return course.first_starts.get(course.ids[-1] if course.ids and course.ids[-1] else operation_id)
+
+            try:
+                forward.run(
+                    now + horizon_s, commands, user, lambda: first() is not None or time.process_time() > MOST_RUN_S
+                )
+            except CommandError:
+                send(msgspec.msgpack.encode(None))
+            else:
+                send(msgspec.msgpack.encode(first()))
+
+        return msgspec.msgpack.decode(Child(work).read_all()[0], type=float | None)
+
+    usual = start_of(())
+    found = [(start, each.text) for each in alternatives if (start := start_of(each.commands)) is not None]
+    told = []
+    for start, text in sorted(found):
+        if usual is None:
+            told.append(f"{text} it would start in {format_span(max(start - now, 0.0))}")
+        elif usual - start > max(LEAST_GAIN_S, LEAST_GAIN * (usual - now)):
+            told.append(f"{text} it would start {format_span(usual - start)} sooner")
+    return told
+
+
 # --- what if
 
 
@@ -196,14 +238,20 @@ def compare(
     """What commands would do: two runs ahead with the usual load, without them and with them. Raises CommandError."""
     experience = Experience(state, now)
     known = {each.id: each.record for each in state.operations.values()}
-    before = _run(state, now, pace, horizon_s, experience, (), user, lambda part: tell_progress(part / 2.0))
-    after = _run(state, now, pace, horizon_s, experience, commands, user, lambda part: tell_progress(0.5 + part / 2.0))
+    # Side by side: most hosts have a second core.
+    without = _start_run(state, now, pace, horizon_s, experience, (), user)
+    try:
+        after = _read_run(_start_run(state, now, pace, horizon_s, experience, commands, user), tell_progress)
+    except BaseException:
+        without.stop()
+        raise
     if after.refusal:
+        without.stop()
         raise CommandError(after.refusal)
-    return make_simulation(known, before, after, now)
+    return make_simulation(known, _read_run(without, lambda _: None), after, now)
 
 
-def _run(
+def _start_run(
     state: State,
     now: float,
     pace: Pace,
@@ -211,8 +259,7 @@ def _run(
     experience: Experience,
     commands: tuple[Command, ...],
     user: str,
-    tell_progress: Callable[[float], None],
-) -> Told:
+) -> Child:
     def work(send: Send) -> None:
         forward = Forward(state, now, pace, Expected(experience), lambda part: send(msgspec.msgpack.encode(part)))
         asked = forward.course.ids
@@ -240,8 +287,12 @@ def _run(
             )
         )
 
+    return Child(work)
+
+
+def _read_run(child: Child, tell_progress: Callable[[float], None]) -> Told:
     told: Told | None = None
-    for message in Child(work).read_each():
+    for message in child.read_each():
         found = msgspec.msgpack.decode(message, type=float | Told)
         if isinstance(found, Told):
             told = found

@@ -34,10 +34,15 @@ class Child:
     """A child that works; its messages are read with ``messages``. Used by the thread of the event loop."""
 
     def __init__(self, work: Callable[[Send], None]) -> None:
-        """Fork. ``work`` gets a function that sends a message; when it returns, the child ends."""
+        """Fork. ``work`` gets a function that sends a message; when it returns, the child ends. Raises ChildError."""
         reading, writing = os.pipe()
         parent = os.getpid()
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError as error:
+            os.close(reading)
+            os.close(writing)
+            raise ChildError(f"no process can be made for it: {os.strerror(error.errno or 0)}") from None
         if not self.pid:
             _work(work, writing, parent)
         os.close(writing)
@@ -83,6 +88,12 @@ class Child:
         """All messages at once. Raises ChildError."""
         return list(self.read_each())
 
+    def stop(self) -> None:
+        """End a child whose messages nobody wants any more, and was never asked for."""
+        os.close(self._reading)
+        self._end()
+        self._reap()
+
     def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)  # it has not been waited for: its id is nobody else's
@@ -117,7 +128,7 @@ def _work(work: Callable[[Send], None], writing: int, parent: int) -> None:
         send(b"")
         code = 0
     except BaseException:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # nothing may keep the copy from its end, a lost log neither
             print(traceback.format_exc(), file=sys.__stderr__, flush=True)
     finally:
         os._exit(code)

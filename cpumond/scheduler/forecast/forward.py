@@ -385,21 +385,10 @@ class Forward:
             self._react(node.id)
 
 
-_OF_A_RUN: Final = frozenset(
-    {
-        "id",
-        "sequence",
-        "start_time",
-        "state",
-        "running_in",
-        "suspended",
-        "finish_time",
-        "counts",
-        "error",
-        "parents",
-        "alias",
-    }
-)
+_OF_A_RUN: Final = frozenset({
+    "id", "sequence", "start_time", "state", "running_in", "suspended", "finish_time", "counts", "error", "parents",
+    "alias",
+})  # fmt: skip
 """What another start of a like operation does not have of this one."""
 
 

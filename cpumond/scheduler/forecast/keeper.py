@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from cpumond.core.measures import format_span
-from cpumond.scheduler.forecast.ahead import Limits, compare, foretell, when_started
+from cpumond.scheduler.forecast.ahead import Limits, compare, find_shorter, foretell, when_started
 from cpumond.scheduler.forecast.fork import Child, ChildError, Send
 from cpumond.scheduler.forecast.forward import Pace
 from cpumond.scheduler.forecast.model import Forecast, Progress
@@ -82,8 +82,9 @@ class Forecasts:
         begun = time.monotonic()
         self._seed += 1
         found: dict[str, Forecast] = {}
-        child = Child(lambda send: foretell(state, now, pace, limits, seed, send))
+        child: Child | None = None
         try:
+            child = Child(lambda send: foretell(state, now, pace, limits, seed, send))
             async for message in child.messages():
                 for forecast in msgspec.msgpack.decode(message, type=list[Forecast]):
                     found[forecast.operation_id] = forecast
@@ -94,8 +95,9 @@ class Forecasts:
             self.failures += 1
             log.error("forecast_failed", error=str(error))
         finally:
-            self.cpu_s += child.cpu_s
-            self._due = begun + max(self._period_s, child.cpu_s / self._max_load)
+            cpu_s = 0.0 if child is None else child.cpu_s
+            self.cpu_s += cpu_s
+            self._due = begun + max(self._period_s, cpu_s / self._max_load)
 
     def read(self, operation_id: str) -> Forecast | None:
         """What the last round foretold of a live operation, None where it did not know it."""
@@ -118,6 +120,29 @@ class Forecasts:
             return found
         return msgspec.structs.replace(found, started_at=started_at, start_p10=None, start_p50=None, start_p90=None)
 
+    async def shorten(self, record: OperationRecord) -> list[str]:
+        """What would make an operation that has not started start sooner. Raises CommandError as ``simulate`` does."""
+        state, now, pace, horizon_s = self._state, self._now(), self._pace(), self._horizon_s
+        operation_id, user = record.id, record.user
+
+        def work(send: Send) -> None:
+            send(msgspec.msgpack.encode(find_shorter(state, now, pace, horizon_s, operation_id, user)))
+
+        self._check_room()
+        self._simulations += 1
+        try:
+            async with asyncio.timeout(SIMULATION_S):
+                return [line async for told in Child(work).messages() for line in msgspec.msgpack.decode(told)]
+        except (ChildError, TimeoutError) as error:
+            self.failures += 1
+            raise CommandError(f"what would shorten it could not be found: {error or 'it took too long'}") from None
+        finally:
+            self._simulations -= 1
+
+    def _check_room(self) -> None:
+        if self._simulations >= MOST_SIMULATIONS:
+            raise CommandError(f"{MOST_SIMULATIONS} simulations are under way; ask again in a moment", RESOLVE, NOT_YET)
+
     async def simulate(self, question: Question) -> AsyncIterator[Progress]:
         """What a question's commands would do; the last one says it. At once there is what the last round says of like
         operations. Raises CommandError: refused as the commands themselves would be; too many simulations."""
@@ -125,8 +150,7 @@ class Forecasts:
             check(self._state, command, question.user)
         if len(question.commands) == 1:  # later ones build on what the first does
             prepare(self._state, question.commands[0], question.user.name, self._now(), lambda: "asked-for")
-        if self._simulations >= MOST_SIMULATIONS:
-            raise CommandError(f"{MOST_SIMULATIONS} simulations are under way; ask again in a moment", RESOLVE, NOT_YET)
+        self._check_room()
         return self._simulate(question, self._first_lines(question))
 
     async def _simulate(self, question: Question, first: list[str]) -> AsyncIterator[Progress]:

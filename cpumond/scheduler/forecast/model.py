@@ -11,7 +11,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
     ``started_at`` of one that has started, and then no ``start_...``. ``end_...`` are None, too, where nothing is known
     of how long operations like it run. ``as_of``: the moment whose state was run ahead. ``lines``: the same in
-    sentences, with what is not known; ``shorter``: what would make it start sooner, most first.
+    sentences, with what is not known; ``shorter``: what would make it start sooner, most first,
+    where that was asked for.
     """
 
     operation_id: str
