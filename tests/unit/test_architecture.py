@@ -22,7 +22,7 @@ PURE = (
             "model", "users", "rights", "access", "required", "token_records", "token_commands", "node_commands",
             "events", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead",
             "history.model", "history.collector", "history.series", "history.report", "history.chunks",
-            "forecast.model", "forecast.forward", "forecast.load",
+            "forecast.model", "forecast.forward", "forecast.load", "forecast.alternatives",
         )
     ),
 )  # fmt: skip

@@ -189,7 +189,7 @@ def tell(forecast: Forecast, record: OperationRecord, experience: Experience) ->
 
 
 def find_shorter(state: State, now: float, pace: Pace, horizon_s: float, operation_id: str, user: str) -> list[str]:
-    """What would make an operation start sooner, in sentences, the most first: each is a run ahead, the load as usual."""
+    """What would make an operation start sooner, in sentences, the most first: a run ahead with each, load as usual."""
     experience = Experience(state, now)
     alternatives = list(list_alternatives(state.operations[operation_id]))
 
@@ -199,12 +199,14 @@ def find_shorter(state: State, now: float, pace: Pace, horizon_s: float, operati
             course = forward.course
 
             def first() -> float | None:
-                return course.first_starts.get(course.ids[-1] if course.ids and course.ids[-1] else operation_id)
+                again = [each for each in course.ids if state.record_of(each) is not None]
+                return course.first_starts.get(again[-1] if again else operation_id)
+
+            def is_enough() -> bool:
+                return first() is not None or time.process_time() > MOST_RUN_S
 
             try:
-                forward.run(
-                    now + horizon_s, commands, user, lambda: first() is not None or time.process_time() > MOST_RUN_S
-                )
+                forward.run(now + horizon_s, commands, user, is_enough)
             except CommandError:
                 send(msgspec.msgpack.encode(None))
             else:
