@@ -104,16 +104,18 @@ def test_a_simulation_foretells_what_then_happens_and_changes_nothing(site: Site
 
 def test_what_would_shorten_the_wait_is_told(site: Site) -> None:
     site.run("pool", "create", "narrow", "max_running_operation_count=1")
-    words = ("operation", "start", "--pool", "narrow", "--cpu-limit", "0.5", "--", "sleep")
-    first = site.run(*words, "600").strip()
+    words = ("operation", "start", "--pool", "narrow", "--title", "nap", "--cpu-limit", "0.5", "--", "sleep", "600")
+    first, *others = [site.run(*words).strip() for _ in range(12)]
     wait_until(lambda: site.show(first)["jobs"]["active"] == 1)
-    second = site.run(*words, "1").strip()
-    wait_until(lambda: (site.show(second)["forecast"] or {}).get("as_of"))
-    told = site.ask("operation", "when", second, "--shorter")["shorter"]
-    assert told[0].startswith("with max_running_operation_count 2 of pool narrow (now 1) it would start")
-    assert site.show(second)["state"] == "pending"
-    for each in (first, second):
+    last = others[-1]
+    wait_until(lambda: (site.show(last)["forecast"] or {}).get("as_of"))
+    told = site.ask("operation", "when", last, "--shorter")["shorter"]
+    assert any(each.startswith('with max_running_operation_count 2 of pool "narrow" (now 1)') for each in told), told
+    assert site.show(last)["state"] == "pending"
+    assert site.ask("pool", "show", "narrow")["max_running_operation_count"] == 1
+    for each in (first, *others):
         site.run("operation", "abort", each)
+    site.run("operation", "wait", first, *others, code=2)
 
 
 def test_a_change_of_pools_and_a_drain_are_simulated(site: Site, tmp_path: Path) -> None:
