@@ -25,6 +25,12 @@ class MemoryLog:
             self.rows.setdefault(row.number, row)
             self.end = max(self.end, end_after(row, self.end))
 
+    def reopen(self) -> None:
+        """A store that is opened goes on after its newest row: what was cut behind that counts no more."""
+        last = self.rows[max(self.rows)] if self.rows else None
+        position = end_after(last, LogEnd()).position if last else 0
+        self.end = LogEnd(self.end.number, position)
+
     def read(
         self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
     ) -> list[tuple[int, Entry]]:

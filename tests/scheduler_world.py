@@ -78,6 +78,7 @@ class PlayedJob:
     late_cpu_seconds: float | None = None
     smoothed_cpu_usage: float | None = None
     checkpoint_at: float | None = None
+    mode: str = "reclaim"
 
 
 @dataclass
@@ -145,6 +146,7 @@ class PlayedNode:
                 cgroup=f"jobs/{job_id}",
                 smoothed_cpu_usage=job.smoothed_cpu_usage,
                 checkpoint_at=job.checkpoint_at,
+                mode=job.mode,
                 **{name: getattr(job, name) for name in CPU_COUNTERS},
             )
             for job_id, job in self.jobs.items()

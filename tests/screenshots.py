@@ -3,9 +3,10 @@
 Starts a cluster of real agents with operations that come, shrink, wake up, wait and are preempted, lets it run for some
 minutes and takes each page in three sizes, dark and light.
 
-    python tests/screenshots.py docs/screenshots [--all DIRECTORY] [--minutes 3]
+    python tests/screenshots.py docs/screenshots [--overview FILE] [--all DIRECTORY] [--minutes 3]
 
-The pictures of the documentation go to the first directory, with --all every page in every size to the other one.
+The pictures of the documentation go to the first directory, with --all every page in every size to the other one;
+--overview is one of the overview with its graph, for README. ``python tests/pictures.py overview`` runs it.
 Needs root, real cgroups, chromium and the Python package playwright.
 """
 
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent / "integration"))
 from browser import ARGUMENTS
 from closed_loop import WAIT_S, Loop
 from playwright.sync_api import sync_playwright
+from small_png import shrink
 from web_site import QUICK, Site, open_page
 
 from cpumond.host.cgroup.mounts import open_hierarchies
@@ -34,8 +36,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 SIZES = ((1280, 800), (1920, 1080), (390, 844))
+OVERVIEW_SIZE = (1280, 1060)
 WIDE_IN_DOCS = ("overview", "pools", "pool", "job")
-NOT_IN_DOCS = ("pool-research", "operation-waiting")
+NOT_IN_DOCS = ("mine", "pool-research", "operation-waiting")
 WAVES = """while :; do
   if [ $(( $(date +%s) / PERIOD % 2 )) = 0 ]; then n=0; while [ $n -lt 30000 ]; do n=$((n+1)); done; else sleep 0.2; fi
 done"""
@@ -109,7 +112,8 @@ class Stage:
         agent = living[job["node_id"]].web_url
         scheduler = {
             "overview": "#/", "pools": "#/pools", "pool": "#/pools/default/analytics",
-            "pool-research": "#/pools/default/research", "operations": "#/operations", "operation": where,
+            "pool-research": "#/pools/default/research", "operations": "#/operations", "mine": "#/mine",
+            "operation": where,
             "operation-why": f"{where}?tab=why", "operation-jobs": f"{where}?tab=jobs",
             "operation-specification": f"{where}?tab=specification",
             "operation-waiting": f"#/operations/{self.ids['waiting']}?tab=why",
@@ -155,6 +159,13 @@ class Camera:
                     self._keep(page, "report", width, height, scheme)
                 context.close()
 
+    def take_overview(self, stage: Stage, file: Path) -> None:
+        width, height = OVERVIEW_SIZE
+        page = self.browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
+        open_page(page, *stage.pages()["overview"])
+        page.wait_for_timeout(700)
+        file.write_bytes(shrink(page.screenshot()))
+
     def _wants(self, name: str, width: int, scheme: str) -> bool:
         return self.everything is not None or self._is_in_docs(name, width, scheme)
 
@@ -165,7 +176,7 @@ class Camera:
 
     def _keep(self, page: Page, name: str, width: int, height: int, scheme: str) -> None:
         file = f"{name}-{width}x{height}-{scheme}.png"
-        picture = page.screenshot()
+        picture = shrink(page.screenshot())
         if self.everything is not None:
             (self.everything / file).write_bytes(picture)
         if self._is_in_docs(name, width, scheme):
@@ -186,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("docs", type=Path)
     parser.add_argument("--all", type=Path, help="also take every page in every size, and put it there")
+    parser.add_argument("--overview", type=Path, help="the picture for README")
     parser.add_argument("--minutes", type=float, default=3.0, help="that the cluster runs before the first picture")
     arguments = parser.parse_args()
     for place in filter(None, (arguments.all, arguments.docs)):
@@ -201,7 +213,10 @@ def main() -> None:
             raise SystemExit(done.stderr)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(ARGUMENTS))
-            Camera(browser, arguments.docs, arguments.all).take(stage, report)
+            camera = Camera(browser, arguments.docs, arguments.all)
+            if arguments.overview:
+                camera.take_overview(stage, arguments.overview)
+            camera.take(stage, report)
             browser.close()
     size = sum(file.stat().st_size for file in arguments.docs.iterdir())
     print(f"{arguments.docs}: {size / 1e6:.1f} MB")

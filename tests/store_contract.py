@@ -368,6 +368,7 @@ class StoreContract:
                 if what == "reopen":
                     store.close()
                     store = opener()
+                    expected.reopen()
                 elif what == "write":
                     store.write([], *facts)
                     expected.add(expected.make(*facts))

@@ -23,6 +23,7 @@ class Watched:
         self.store = store
         self.refusing = False
         self.lost_total = 0
+        self.commit_s = 0.0
         self.seen: list[Sequence[Change]] = []
         self.entries: list[Entry] = []
         self.before: Callable[[], None] = lambda: None

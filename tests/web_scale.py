@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +94,19 @@ def _attributes(number: int) -> dict[str, Any]:
     return attributes
 
 
-def play_nodes(client: httpx2.Client, nodes: int = NODES) -> list[dict[str, Any]]:
-    """Nodes that take the jobs they are given; the heartbeats that say so, to be sent again with a new sequence."""
+def play_nodes(
+    client: httpx2.Client, nodes: int = NODES, tags: Callable[[int], list[str]] = lambda _: []
+) -> list[dict[str, Any]]:
+    """Nodes, with the tags of their numbers, that take the jobs they are given; the heartbeats that say so, to be sent
+    again with a new sequence."""
     beats = []
     for number in range(nodes):
         name = f"node-{number:03d}"
         resources = {"cpu": NODE_CORES, "memory": 2**38, "user_slots": 100}
-        _post(client, "nodes", {"node_id": name, "incarnation": "played", "resources": resources})
+        _post(
+            client, "nodes",
+            {"node_id": name, "incarnation": "played", "resources": resources, "tags": tags(number)},
+        )  # fmt: skip
         beat: dict[str, Any] = {
             "node_id": name, "incarnation": "played", "sequence": 1, "sent_at": 0.0, "cpu_capacity": NODE_CORES,
             "jobs": [],

@@ -18,7 +18,8 @@ import msgspec
 
 from cpumond.core.decode import ContentError, decode_toml
 from cpumond.core.errors import ConfigError
-from cpumond.core.measures import DURATION
+from cpumond.core.levels import LEVELS, SAFE, Level, lowest
+from cpumond.core.measures import DURATION, stable_fraction
 from cpumond.core.schema import normalise_table
 from cpumond.core.settings import Log, is_loopback, parse_listen, read_layers
 from cpumond.core.wire import MAX_NAME
@@ -27,6 +28,8 @@ from cpumond.monitor.model import (
     Mode,
     MonitorSettings,
     check_together,
+    find_level,
+    hold_to_level,
     list_idle_options,
     merge_layers,
 )
@@ -131,7 +134,8 @@ class SchedulerLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """``[scheduler]``: the scheduler whose node this host is; ``url = ""``: none. ``tags`` decide its tree.
 
     ``url``: its address, or those of several of which one leads. ``ca_file``: what signed its certificate, "" for what
-    the system trusts.
+    the system trusts. ``may_set_mode``: the scheduler's stages of a roll-out say what is done to limits here, at most
+    what this configuration says; until one says more, nothing is written (shadow).
     """
 
     url: str | list[str] = ""
@@ -142,6 +146,7 @@ class SchedulerLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     timeout_s: PositiveDuration = msgspec.field(name="timeout", default=5.0)
     retry_max_s: PositiveDuration = msgspec.field(name="retry_max", default=30.0)
     tags: list[str] = []
+    may_set_mode: bool = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -224,13 +229,19 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration of the agent. ``path`` is where it was read from ("" for built-in defaults)."""
+    """The whole configuration of the agent. ``path`` is where it was read from ("" for built-in defaults).
+
+    ``control_group_ratio``: this share of the jobs, or with "host" of all hosts that say so, is left in shadow.
+    ``ceiling``: what the scheduler lets it do at most, None where it has no say; no key of a file.
+    """
 
     node_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
     state_dir: Annotated[str, msgspec.Meta(min_length=1)] = "/var/lib/cpumond"
     runtime_dir: Annotated[str, msgspec.Meta(min_length=1)] = "/run/cpumond"
     mountinfo: Annotated[str, msgspec.Meta(min_length=1)] = "/proc/self/mountinfo"
     managed_roots: list[str] = []
+    control_group_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=0.5)] = 0.0
+    control_group: Literal["job", "host"] = "job"
     monitor: Layer = {}
     source: list[Source] = []
     operation: dict[str, Operation] = {}
@@ -246,6 +257,12 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     log: Log = Log()
     cost: Cost = Cost()
     path: str = ""
+    ceiling: Level | None = None
+
+    def is_control(self, job_id: str) -> bool:
+        """Whether a job is left in shadow so that others can be compared with it; the same after every restart."""
+        ratio, chosen_by = self.control_group_ratio, self.node_id if self.control_group == "host" else job_id
+        return ratio > 0.0 and stable_fraction(chosen_by) < ratio
 
     @property
     def control_socket(self) -> str:
@@ -274,9 +291,20 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         operation = self.operation.get(operation_id)
         if operation is not None:
             layers += [operation.job_cpu_monitor, {"mode": operation.mode} if operation.mode else {}]
-        settings = msgspec.convert(merge_layers([*layers, job]), MonitorSettings)
+        layers.append(job)
+        settings = msgspec.convert(merge_layers(layers), MonitorSettings)
         check_together(settings, f"{self.path or 'built-in defaults'}: resulting job-cpu-monitor")
-        return settings
+        held = {} if self.ceiling is None else hold_to_level(settings, self.ceiling)
+        return msgspec.convert(merge_layers([*layers, held]), MonitorSettings) if held else settings
+
+    def find_highest_level(self) -> Level:
+        """The most that is done to any job: of the node's own settings, each source's and each operation's; at most
+        shadow on a host of the control group."""
+        names = ["", *self.operation]
+        found = [self.resolve_settings(source, name, {}) for source in (None, *self.source) for name in names]
+        highest = max(map(find_level, found), key=LEVELS.index)
+        is_control = self.control_group == "host" and self.is_control("")
+        return lowest(highest, "shadow") if is_control else highest
 
 
 def load_config(path: str | None) -> AgentConfig:
@@ -296,7 +324,7 @@ def parse_config_text(text: str, path: str) -> dict[str, Any]:
         raw = decode_toml(text)
     except ContentError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    table = normalise_table(raw, AgentConfig, path, "", hidden=frozenset({"path"}))
+    table = normalise_table(raw, AgentConfig, path, "", hidden=frozenset({"path", "ceiling"}))
     if "monitor" in table:
         table["monitor"] = normalise_table(raw["monitor"], MonitorSettings, path, "monitor")
     return table
@@ -341,6 +369,7 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
         managed_roots=[normalise_root(root, where) for root in config.managed_roots],
         state_dir=os.path.abspath(config.state_dir),
         runtime_dir=os.path.abspath(config.runtime_dir),
+        ceiling=SAFE if config.scheduler.may_set_mode else None,
     )
     config = _finish_executor(config, where)
     _check_scheduler(config.scheduler, where)
@@ -448,6 +477,8 @@ def _check_scheduler(scheduler: SchedulerLink, where: str) -> None:
             )
         if "," in url:
             raise ConfigError(f'{where}: scheduler.url: several are a list, url = ["http://...", ...], got {url!r}')
+    if scheduler.may_set_mode and not scheduler.addresses:
+        raise ConfigError(f"{where}: scheduler.may_set_mode: needs scheduler.url, the scheduler that sets the mode")
     if scheduler.token and scheduler.token_file:
         raise ConfigError(f"{where}: scheduler.token: give either it or token_file, not both")
     if not scheduler.token.isascii() or any(sign.isspace() for sign in scheduler.token):

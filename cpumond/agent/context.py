@@ -82,8 +82,12 @@ class AgentContext:
         self.empty_rescans = 0
         self.followed: set[str] = set()
         """Cgroups of the scheduler's jobs that the monitor follows."""
+        self.metrics_address = config.metrics.listen
+        """Where Prometheus asks; with the port that was chosen where none was given."""
         self.service_ends: dict[str, int] = {}
         self.last_complaint = ""
+        self.refused_config = ""
+        """Why the last reload was refused; "" where the files are what is in force."""
 
     def is_paused(self) -> bool:
         """Whether an operator's pause file stops all writes."""

@@ -154,6 +154,7 @@ def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answer
         directory=job.cgroup.directory,
         source=_describe_source(agent, job),
         cpu_limit_given=job.found.cpu_limit_cores,
+        told_level=agent.config.ceiling or "",
         xattr_mode=None if job.asked_mode is None else job.asked_mode[0],
         paused=agent.is_paused(),
         pinned_until=None if pin is None else pin.until,
@@ -281,13 +282,13 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
     return answers.AddedJob(**msgspec.structs.asdict(described), warnings=warnings)
 
 
-def remove_job(agent: Agent, job_id: str) -> dict[str, Any]:
+def remove_job(agent: Agent, job_id: str) -> answers.RemovedJob:
     """``cpumond job remove``: forgotten, its cgroup put back. Raises UnavailableError, CreateError, AccessError."""
     if not agent.registered.remove(job_id):
         known = ", ".join(sorted(agent.registered.content.jobs)) or "none"
         raise UnavailableError(f"no job {job_id!r} was added over the socket (added: {known}); nothing to remove")
     agent.rescan_now()
-    return {"job_id": job_id, "removed": True}
+    return answers.RemovedJob(job_id)
 
 
 def list_registered(agent: Agent) -> answers.RegisteredList:

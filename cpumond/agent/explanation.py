@@ -73,8 +73,9 @@ def _describe_why(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> str:
         return f"{stands}: {e.engine} has not named it, so nothing is written; see the problems of `cpumond status`."
     if e.mode == "shadow":
         because = f": {e.peak.because}" if e.peak else f"{_because(e)}."
+        why = "it is in the control group (control_group_ratio)" if e.status == "control" else "its mode is shadow"
         return (
-            f"{stands}: its mode is shadow, so nothing is written. In mode reclaim it would be "
+            f"{stands}: {why}, so nothing is written. In mode reclaim it would be "
             f"{show_cores(e.monitor_cpu_limit)} now{because}"
         )
     paused = " Writes are paused, so it stays there." if e.paused else ""
@@ -213,11 +214,15 @@ def _describe_mode(e: ExplainAnswer) -> str:
     words = [e.mode]
     if e.xattr_mode is not None:
         words.append(f"xattr user.cpumond.mode asks for {e.xattr_mode}")
+    if e.told_level:
+        words.append(f"the scheduler lets this host do {e.told_level} at most (may_set_mode)")
     if e.refused:
         words.append(f"refused: {e.refused}")
     if e.paused:
         words.append("all writes paused by the pause file")
-    if e.status not in (e.mode, "refused"):
+    if e.status == "control":
+        words.append("as one of the control group (control_group_ratio)")
+    elif e.status not in (e.mode, "refused"):
         words.append(e.status)
     if e.contested_losses:
         words.append(f"limit lowered by somebody else {e.contested_losses} x")

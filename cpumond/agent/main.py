@@ -55,6 +55,7 @@ def run_agent(config_path: str | None) -> int:
         agent.reload = lambda: resolve_resources(_read_config(config_path))
         _handle_signals(agent)
         sockets = open_sockets(config)
+        agent.metrics_address = describe_address(sockets.metrics) or ""
         server: ApiServer | None = None
         try:
             agent.start()

@@ -141,7 +141,8 @@ def _describe_link(link: LinkView | None) -> list[str]:
     where = f"scheduler {link.url}" if link.term is None else f"scheduler {link.url} (term {link.term})"
     if trouble or not link.registered:
         return [f"{where}: {trouble or 'not registered yet'}"]
-    return [f"{where}: tree {link.tree}"]
+    told = f", lets it do {link.level} at most" if link.level else ""
+    return [f"{where}: tree {link.tree}{told}"]
 
 
 def _describe_trouble(link: LinkView) -> str:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
+import msgspec
+
+from cpumond import __version__
+from cpumond.agent.config import AgentConfig
 from cpumond.agent.context import AgentContext
 from cpumond.agent.discovery import describe_source
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.core.answers import LinkView
-from cpumond.core.wire import FinishedJob, Heartbeat, JobReport
+from cpumond.core.levels import Level, highest
+from cpumond.core.wire import AgentAbout, FinishedJob, Heartbeat, JobReport
+from cpumond.monitor.model import MonitorSettings, join_level
 
 EARLY_BEAT = 0.05
+DEFAULT_RULE: Final = MonitorSettings().limit_rule
+MAX_PROBLEMS, MAX_PROBLEM = 10, 300
+"""Of what is told to the scheduler: how many, and their characters."""
 
 
 class Publisher:
@@ -22,6 +32,7 @@ class Publisher:
         self.sample_at_s = -math.inf
         self._report_at_s = 0.0
         self._sequence = 0
+        self._levels: tuple[AgentConfig, Level, Level] | None = None
 
     def report(self, now_s: float) -> None:
         """The node's full state to the reporter and the scheduler: when something changed, else in their periods."""
@@ -43,7 +54,36 @@ class Publisher:
             context.reporter.submit(heartbeat)
         # A node that does not know which jobs it has must be silent: "none" would have them started elsewhere.
         if link is not None and beat and (assigned is None or assigned.knows_jobs):
+            link.about = self._describe()
             link.submit(heartbeat)
+
+    def _describe(self) -> AgentAbout:
+        """The agent itself; what depends on the configuration alone is found once; jobs may ask for more."""
+        context, totals, config = self.context, self.context.totals, self.context.config
+        if self._levels is None or self._levels[0] is not config:
+            own = msgspec.structs.replace(config, ceiling=None)
+            self._levels = (config, config.find_highest_level(), own.find_highest_level())
+        _, level, bound = self._levels
+        asked = {(job.mode, job.settings.actuator, job.bound) for job in context.table if job.bound and not job.refused}
+        for mode, actuator, job_bound in asked:
+            level, bound = highest(level, join_level(mode, actuator)), highest(bound, job_bound)
+        problems = list_problems(context, _view_link(context))
+        return AgentAbout(
+            __version__,
+            level,
+            bound,
+            may_set_mode=config.scheduler.may_set_mode,
+            limit_rule=str(config.monitor.get("limit_rule", DEFAULT_RULE)),
+            is_paused=context.is_paused(),
+            metrics=context.metrics_address,
+            problems=[text[:MAX_PROBLEM] for text in problems[:MAX_PROBLEMS]],
+            late_core_seconds=round(totals.late_cpu_s, 1),
+            foreign_writes=sum(totals.foreign_writes.values()),
+            errors=totals.errors + totals.write_errors,
+            late_ticks=totals.late_ticks,
+            control_group_ratio=config.control_group_ratio,
+            control_group=config.control_group,
+        )
 
     @property
     def beat_period_s(self) -> float:
@@ -113,7 +153,7 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
         },
         tuple(totals.tick_buckets),
         totals.tick_seconds,
-        tuple(_list_problems(context, link)),
+        tuple(list_problems(context, link)),
         context.is_paused(),
         context.stride,
         context.empty_rescans,
@@ -127,7 +167,7 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
     )
 
 
-def _list_problems(context: AgentContext, link: LinkView | None) -> list[str]:
+def list_problems(context: AgentContext, link: LinkView | None) -> list[str]:
     config, assigned = context.config, context.assigned
     problems = [*context.discovery_problems, *(f"{p}: {text}" for p, text in context.table.problems.items() if text)]
     parts = (context.units.problem, context.places.problem, context.peaks.problem)
@@ -137,6 +177,8 @@ def _list_problems(context: AgentContext, link: LinkView | None) -> list[str]:
         "`cpumond restore` could not find the limits there"
         for name in context.covered
     ]
+    if context.refused_config:
+        problems.append(f"its files were refused at the last reload, what was before holds: {context.refused_config}")
     if assigned is not None and assigned.problem:
         problems.append(assigned.problem)
     if link is not None and (link.stats.last_error or link.warning):
@@ -153,5 +195,5 @@ def _view_link(context: AgentContext) -> LinkView | None:
     link = context.link
     (url, term, refused), answer, stats = link.scheduler, link.registered, link.stats()
     if answer is None:
-        return LinkView(url, False, None, "", stats, term, refused)
-    return LinkView(url, True, answer.tree, answer.warning, stats, term, refused)
+        return LinkView(url, False, None, "", stats, term, refused, context.config.ceiling or "")
+    return LinkView(url, True, answer.tree, answer.warning, stats, term, refused, context.config.ceiling or "")

@@ -29,6 +29,7 @@ from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.state_file import ENDS_FILE, ServiceEnds, read_service_ends, save
 from cpumond.agent.tick import TickLoop
 from cpumond.core.errors import ConfigError, CpumondError, UnavailableError
+from cpumond.core.levels import read_level
 from cpumond.core.wire import HeartbeatAnswer
 from cpumond.host.cgroup.mounts import Hierarchies
 
@@ -236,6 +237,8 @@ class Agent(TickLoop):
         if self.assigned is not None:
             self.answers.append((answer, sent_at_s))
             self.wake()
+        if self.config.scheduler.may_set_mode:
+            self.told_level = read_level(answer.level)
 
     def read_snapshot(self) -> TickSnapshot | None:
         """The newest tick, frozen; None before the first one. For any thread.
@@ -264,9 +267,11 @@ class Agent(TickLoop):
             self.use_config(config)
         except Exception as error:
             # Whatever is wrong with the files: the configuration that works goes on.
+            self.refused_config = str(error)
             log.error("reload_refused", error=str(error))
             self.notifier.reload_refused(str(error))
         else:
+            self.refused_config = ""
             log.info("reloaded", config=config.path)
         self.notifier.ready(self)
 
@@ -284,8 +289,9 @@ class Agent(TickLoop):
         kept = {key: getattr(self.config, key) for key in ("control", "node_id", "scheduler", "resources", "executor")}
         kept["metrics"] = msgspec.structs.replace(config.metrics, listen=self.config.metrics.listen)
         kept["web"] = msgspec.structs.replace(config.web, listen=self.config.web.listen)
+        kept["ceiling"] = self.config.ceiling
         for key, value in kept.items():
-            if getattr(config, key) != value:
+            if key != "ceiling" and getattr(config, key) != value:
                 log.warning("needs_restart", key=key)
         config = msgspec.structs.replace(config, **kept)
         if config.report != self.config.report:

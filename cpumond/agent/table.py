@@ -14,7 +14,7 @@ import structlog
 
 from cpumond.agent.config import AgentConfig
 from cpumond.agent.discovery import FoundJob
-from cpumond.agent.limits.hold import Respected
+from cpumond.agent.limits.hold import FREE, Respected
 from cpumond.agent.limits.writer import LimitWriter, read_limit_cores
 from cpumond.agent.peaks import PeakFile
 from cpumond.agent.state_file import Original
@@ -23,6 +23,7 @@ from cpumond.agent.tracked import (
     SettingsCache,
     Tracked,
     compute_hard,
+    find_bound,
     find_refusal,
     is_order,
     record,
@@ -153,7 +154,7 @@ class JobTable:
         self._half_made.pop(found.path, None)
         with contextlib.ExitStack() as undone:
             undone.callback(cgroup.close)
-            settings, mode = resolve_job(self.config, found, cgroup.place, self._settings)
+            settings, mode, is_control = resolve_job(self.config, found, cgroup.place, self._settings)
             needed = cgroup.DESCRIPTORS + settings.follows_pressure
             if needed > self._room:
                 raise CgroupReadError(
@@ -176,9 +177,10 @@ class JobTable:
             hard = compute_hard(self.hierarchies, found, original, ancestor)
             job = Tracked(found, cgroup, settings, original, start_state(hard, now_s))
             job.config, job.asked_mode, job.watches = self.config, read_mode_xattr(cgroup.place), watches
+            job.bound = find_bound(self.config, found, job.asked_mode)
             job.ancestor, job.in_force, job.unit = ancestor, in_force, unit
             job.refused = find_refusal(self.config, found, cgroup.place)
-            job.mode = mode
+            job.mode, job.is_control = mode, is_control
             if found.engine is not None:
                 job.labels = found.engine.labels
             if known is not None:
@@ -270,10 +272,11 @@ class JobTable:
         wrote = job.writes
         asked = read_mode_xattr(job.cgroup.place)
         if found != job.found or job.config is not self.config or asked != job.asked_mode:
-            settings, mode = resolve_job(self.config, found, job.cgroup.place, self._settings)
+            settings, mode, job.is_control = resolve_job(self.config, found, job.cgroup.place, self._settings)
             self._use_settings(job, settings, mode, now_s)
             shown = job.found.source.labels if job.found.source is not None else []
             before, job.found, job.config, job.asked_mode = job.found, found, self.config, asked
+            job.bound = find_bound(self.config, found, asked)
             if found.engine is not None:
                 job.labels = found.engine.labels
                 self._follow_order(job, before)
@@ -322,6 +325,12 @@ class JobTable:
             job.state = msgspec.structs.replace(job.state, window=())  # it holds votes or smoothed values, by mode
         if mode != job.mode:
             log.info("mode_changed", job_id=job.found.job_id, old=job.mode, new=mode)
+        is_lowered = job.touched and job.hold.decider is FREE
+        if (job.mode, mode) == ("reclaim", "up-only") and (is_lowered or job.hold.is_contested):
+            # What was lowered goes back at once, as in shadow: "never lowered" counts for the limit, too; after a
+            # contest it is not written anew.
+            job.restart(job.state.hard_cores, now_s)
+            job.hold = job.hold.write(now_s) if is_lowered else job.hold
         asked = before.follows_pressure != settings.follows_pressure
         job.settings, job.mode = settings, mode
         if asked:

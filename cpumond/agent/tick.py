@@ -11,6 +11,7 @@ import math
 import os
 import time
 
+import msgspec
 import structlog
 
 from cpumond.agent.clock import Clock
@@ -61,6 +62,8 @@ class TickLoop(AgentContext):
         self.publisher = Publisher(self)
         self.answers: collections.deque[tuple[HeartbeatAnswer, float]] = collections.deque()
         """The scheduler's, each with the monotonic time at which its heartbeat was sent; any thread may add one."""
+        self.told_level = config.ceiling
+        """What the scheduler said last that is to be done at most; it holds for as long as the scheduler is away."""
         self._stale_pins: set[str] = set()
         """Ids of ended jobs whose pins are forgotten as soon as the disk allows it."""
         self._forget_pins_at_s = -math.inf
@@ -80,9 +83,19 @@ class TickLoop(AgentContext):
         self._export(now_s, started_s)  # 6. this tick is what all others read from now on
 
     def _look_around(self, now_s: float) -> None:
+        if self.told_level != self.config.ceiling:
+            self._obey_level()
         self._look_after_places(now_s)
         self.external.take_unit_news(now_s)
         self._discover(now_s)
+
+    def _obey_level(self) -> None:
+        """Do at most what the scheduler said; jobs get their new settings as after a reload."""
+        before, level = self.config.ceiling, self.told_level
+        log.info("level_told", told=level, before=before)
+        self.config = msgspec.structs.replace(self.config, ceiling=level)
+        self.table.config = self.writer.config = self.config
+        self.rescan_due = self.report_due = True
 
     def _look_after_places(self, now_s: float) -> None:
         """What was removed of the agent's own files is written anew; where another agent has them, this one ends."""

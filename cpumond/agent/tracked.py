@@ -15,12 +15,22 @@ from cpumond.agent.limits.hold import FREE, UNHELD, Hold, Respected
 from cpumond.agent.ring import DecisionRing, SampleRing
 from cpumond.core.answers import DecisionAnswer
 from cpumond.core.errors import ConfigError
+from cpumond.core.levels import Level
 from cpumond.core.wire import MAX_NAME, JobReport, list_figures
 from cpumond.host.cgroup import Cgroup
 from cpumond.host.cgroup.files import find_vital, is_leaf, read_cpus, read_mode_xattr
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.host.cgroup.settings import EQUAL_CORES, AncestorCap, CpuSettings
-from cpumond.monitor.model import MODES, Decision, JobState, Mode, MonitorSettings, compute_mode, least_active
+from cpumond.monitor.model import (
+    MODES,
+    Decision,
+    JobState,
+    Mode,
+    MonitorSettings,
+    compute_mode,
+    join_level,
+    least_active,
+)
 from cpumond.monitor.policy import compute_floor, restart_at
 
 NO_LABELS: Mapping[str, str] = {}
@@ -45,6 +55,8 @@ class Tracked:
     _in_force: CpuSettings = field(init=False)
     ancestor: AncestorCap = NO_CAP
     mode: Mode = "shadow"
+    is_control: bool = False
+    """Whether it is in shadow as one of the control group."""
     refused: str = ""
     """Why its limit is never written, "" where it may be."""
     touched: bool = False
@@ -66,6 +78,8 @@ class Tracked:
     config: AgentConfig | None = None
     """From this and ``asked_mode``, the xattr and whether root owns the cgroup, come ``settings`` and ``mode``."""
     asked_mode: tuple[str, bool] | None = None
+    bound: Level | None = None
+    """The most that would be done to it if the scheduler had no say, None where it asks for nothing of its own."""
     watches: list[object] = field(default_factory=list)
     ring: DecisionRing = field(default_factory=DecisionRing)
     samples: SampleRing | None = None
@@ -120,7 +134,7 @@ class Tracked:
         return Usage(
             self.current_cores,
             state.smoothed_cores,
-            self.mode if self.hold.decider is FREE else self.told_mode,
+            self.shown_mode if self.hold.decider is FREE else self.told_mode,
             cpu_seconds=None if state.base is None else state.base.total_cpu_s,
             reclaimed_cpu_seconds=state.preemptible_cpu_s if self.writes else 0.0,
             ordered_cpu_seconds=state.max_cpu_s,
@@ -136,7 +150,12 @@ class Tracked:
     def told_mode(self) -> str:
         """Whose the limit is where it is another program's, else the mode."""
         hold = self.hold
-        return "contested" if hold.is_contested else "overridden" if hold.is_foreign else self.mode
+        return "contested" if hold.is_contested else "overridden" if hold.is_foreign else self.shown_mode
+
+    @property
+    def shown_mode(self) -> str:
+        """The mode, "control" for shadow of the control group."""
+        return "control" if self.is_control else self.mode
 
     @property
     def counted_cores(self) -> float:
@@ -251,6 +270,7 @@ class Tracked:
             self.labels,
             "" if respected is None else respected.by,
             self.is_unlimited,
+            self.is_control,
         )
 
 
@@ -258,8 +278,8 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
     """One job as metrics and status see it; cores, seconds. ``override_left_s`` None when not overridden.
 
     ``unit``: the unit of systemd whose cgroup it is; ``labels``: that unit's properties, or what the job's engine says
-    of it; ``override_by``: how the limit in force was set, "" where that is not known; ``unlimited`` as
-    ``Tracked.is_unlimited``.
+    of it; ``override_by``: how the limit in force was set, "" where that is not known; ``unlimited`` and
+    ``is_control`` as in ``Tracked``.
     """
 
     found: FoundJob
@@ -283,6 +303,7 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
     labels: Mapping[str, str] = NO_LABELS
     override_by: str = ""
     unlimited: bool = False
+    is_control: bool = False
 
     @property
     def status(self) -> str:
@@ -297,7 +318,7 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
             return "overridden"
         if self.pinned_cores is not None:
             return "pinned"
-        return self.mode
+        return "control" if self.is_control else self.mode
 
 
 SettingsCache = dict[tuple[int, str], MonitorSettings]
@@ -306,8 +327,9 @@ SettingsCache = dict[tuple[int, str], MonitorSettings]
 
 def resolve_job(
     config: AgentConfig, found: FoundJob, directory: str, cache: SettingsCache
-) -> tuple[MonitorSettings, Mode]:
-    """The resulting settings and mode of a job. Raises ConfigError. ``cache`` is valid for one rescan.
+) -> tuple[MonitorSettings, Mode, bool]:
+    """The resulting settings and mode of a job, and whether that is shadow for the control group. Raises ConfigError.
+    ``cache`` is valid for one rescan.
 
     An xattr on a cgroup that belongs to root decides; on one that belongs to its user it can only make the agent do
     less: no user can opt in what the operator left out. What no engine has named is looked at only.
@@ -318,14 +340,35 @@ def resolve_job(
         settings = config.resolve_settings(found.source, found.operation_id, found.layer)
         if not found.layer:
             cache[key] = settings
+    mode = _find_mode(settings, found, read_mode_xattr(directory))
+    ceiling = config.ceiling
+    if ceiling is not None:
+        # An xattr may ask for more than the settings, never for more than the scheduler lets this host do.
+        mode = least_active(mode, "reclaim" if ceiling == "weight" or ceiling == "quota" else ceiling)
+        if ceiling == "weight" and mode == "reclaim" and settings.actuator == "quota":
+            settings = config.resolve_settings(found.source, found.operation_id, {**found.layer, "actuator": "weight"})
+    is_control = mode in ("reclaim", "up-only") and config.is_control(found.job_id)
+    return settings, "shadow" if is_control else mode, is_control
+
+
+def _find_mode(settings: MonitorSettings, found: FoundJob, asked: tuple[str, bool] | None) -> Mode:
     mode = compute_mode(settings)
-    asked = read_mode_xattr(directory)
     if asked is not None and asked[0] in MODES:
         wanted = MODES[MODES.index(asked[0])]
         mode = wanted if asked[1] else least_active(mode, wanted)
     if found.engine is not None and not found.engine.is_named:
         mode = least_active(mode, "shadow")
-    return settings, mode
+    return mode
+
+
+def find_bound(config: AgentConfig, found: FoundJob, asked: tuple[str, bool] | None) -> Level | None:
+    """``Tracked.bound`` of a job with options of its own or the xattr ``asked``. Raises ConfigError."""
+    if not found.layer and asked is None:
+        return None
+    own = msgspec.structs.replace(config, ceiling=None)
+    settings = own.resolve_settings(found.source, found.operation_id, found.layer)
+    mode = _find_mode(settings, found, asked)
+    return join_level(least_active(mode, "shadow") if config.is_control(found.job_id) else mode, settings.actuator)
 
 
 def find_refusal(config: AgentConfig, found: FoundJob, directory: str) -> str:

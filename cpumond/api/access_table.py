@@ -65,11 +65,13 @@ _OF_ENDPOINT: Final[Mapping[str, str]] = {
             "list_pools", "get_pool", "get_pool_table", "get_pool_orchid", "list_operations", "get_operation",
             "explain_operation", "get_operation_orchid", "list_jobs", "get_job", "explain_job", "read_history",
             "list_preemptions", "plan_drain", "get_tree_file", "explain_idle", "find", "foretell_operation",
+            "list_trends", "group_operations", "group_preemptions",
         ),
         "`read`",
     ),
     **dict.fromkeys(("list_tokens", "create_token", "revoke_token", "can", "list_audit"), "a known user, for the own"),
     **dict.fromkeys(("undo_change", "apply_tree", "simulate"), "what the change needs"),
+    **dict.fromkeys(("set_stage", "advance_stage", "stop_stage", "remove_stage"), "an administrator"),
     **dict.fromkeys(("cordon_node", "uncordon_node", "drain_node"), "`administer` on the tree"),
 }  # fmt: skip
 """By the name of an endpoint; others need a known user, nothing, or a node's token as the table of endpoints says."""

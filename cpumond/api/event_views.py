@@ -48,10 +48,14 @@ class AuditView(EventView, frozen=True):
 
 
 class EventList(View, frozen=True):
-    """Events, the newest first; ``next``: the number before which the older ones are asked for, null for the end."""
+    """Events, the newest first; ``next``: the number before which the older ones are asked for, null for the end.
+
+    ``titles``: of the operations that they are about, by id, as far as these are known and have one.
+    """
 
     events: list[EventView]
     next: Annotated[int, msgspec.Meta(ge=0)] | None
+    titles: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class AuditList(View, frozen=True):
@@ -59,6 +63,7 @@ class AuditList(View, frozen=True):
 
     events: list[AuditView]
     next: Annotated[int, msgspec.Meta(ge=0)] | None
+    titles: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Annotation(View, frozen=True):

@@ -38,20 +38,21 @@ class Matches(View, frozen=True):
 
 def find_matches(
     rights: Rights, kind: NamedKind, name: str, *, operation: str = "", tree: str = "", all_of: bool = False,
-    limit: int = 100,
+    within: bool = False, limit: int = 100,
 ) -> Matches:  # fmt: skip
     """What ``name`` may mean, of the nearest way in which there is anything: as it is; as a title, or the beginning of
     an id; as the beginning of a title or alias.
 
     ``operation``: the one whose jobs are meant; ``tree`` of pools, "" for the default one. ``all_of``: in all ways. A
-    live operation is meant rather than a finished one. Raises CommandError for an operation that is not known.
+    live operation is meant rather than a finished one. ``within``: pools, nodes and trees that have ``name`` anywhere,
+    in letters of either size, come after those that begin so. Raises CommandError for an operation that is not known.
     """
     if kind == "operation":
         found = _find_operations(rights, name, all_of)
     elif kind == "job":
         found = _find_jobs(rights, operation, name)
     else:
-        found = [Match(each) for each in _fitting(_names(rights, kind, tree), name, all_of)]
+        found = [Match(each) for each in _fitting(_names(rights, kind, tree), name, all_of, within)]
     return Matches(found[:limit], len(found))
 
 
@@ -64,7 +65,10 @@ def _names(rights: Rights, kind: NamedKind, tree: str) -> Iterable[str]:
     return sorted(state.find_tree(tree or state.config.default_tree or "").pools)
 
 
-def _fitting(names: Iterable[str], name: str, all_of: bool) -> list[str]:
+def _fitting(names: Iterable[str], name: str, all_of: bool, within: bool) -> list[str]:
+    if within:
+        low = name.lower()
+        return sorted((each for each in names if low in each.lower()), key=lambda each: not each.startswith(name))
     found = [each for each in names if each.startswith(name)]
     return [name] if name in found and not all_of else found
 

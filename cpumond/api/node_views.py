@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, Literal, TypeVar
+
+import msgspec
 
 from cpumond.api.figures import Amounts, View, make_view
 from cpumond.api.views import JobView, show_job, show_living_job
 from cpumond.fairshare.resources import CPU, ZERO
 from cpumond.scheduler.access import Rights
-from cpumond.scheduler.elements import Node
-from cpumond.scheduler.history.collector import used_now
+from cpumond.scheduler.elements import Node, used_now
 from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, LostNode, PreemptionRecord, to_amounts
 from cpumond.scheduler.state import State
 
@@ -63,9 +66,10 @@ class NodeView(View, frozen=True):
 
 
 class NodeDetails(NodeView, frozen=True):
-    """A node with its jobs, those told to stop included."""
+    """A node with its jobs, those told to stop included; ``titles`` of their operations by id, where they have one."""
 
     jobs: list[JobView]
+    titles: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class NodeList(View, frozen=True):
@@ -78,9 +82,15 @@ class NodeList(View, frozen=True):
 def show_node_details(node: Node | LostNode, now: float, rights: Rights | None = None) -> NodeDetails:
     """A node with those of its jobs whose operations may be read."""
     if isinstance(node, LostNode):
-        return _show_lost(NodeDetails, node, now, jobs=[show_job(job) for job in _list_readable(node, rights)])
-    jobs = [job for job in node.all_jobs() if rights is None or rights.may_read(job.element.operation.record)]
-    return _show(NodeDetails, node, now, jobs=[show_living_job(job) for job in jobs])
+        lost = [show_job(job) for job in _list_readable(node, rights)]
+        return _show_lost(NodeDetails, node, now, jobs=lost, titles=_titles_of(lost, rights))
+    living = [job for job in node.all_jobs() if rights is None or rights.may_read(job.element.operation.record)]
+    jobs = [show_living_job(job) for job in living]
+    return _show(NodeDetails, node, now, jobs=jobs, titles=_titles_of(jobs, rights))
+
+
+def _titles_of(jobs: Iterable[JobView], rights: Rights | None) -> dict[str, str]:
+    return {} if rights is None else find_titles(rights.state, (job.operation_id for job in jobs), rights)
 
 
 def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
@@ -183,33 +193,54 @@ class PreemptionList(View, frozen=True):
     """Preemptions, the newest first; ``counts`` are those since the start, kept or not.
 
     ``lost_core_seconds``: what they lost since the start, in the pool and those below it where one was asked for.
+    ``titles``: of the operations in ``preemptions`` that are known and have one, by id.
     """
 
     preemptions: list[PreemptionRecord]
     counts: dict[str, int]
     lost_core_seconds: float
+    titles: dict[str, str]
+
+
+def group_of(record: PreemptionRecord) -> str:
+    """The key of its group: of the same kind, for the same pool of a tree with the same priority."""
+    return "/".join((record.kind, record.priority, record.tree, record.preemptor_pool))
 
 
 def show_preemptions(
-    state: State, *, limit: int, operation: str = "", pool: str = "", rights: Rights | None = None
+    state: State, *, limit: int, operation: str = "", pool: str = "", rights: Rights | None = None, group: str = ""
 ) -> PreemptionList:
     """Preemptions of or for an operation, in or for a pool; of operations that may be read."""
-    chosen: list[PreemptionRecord] = []
-    for record in reversed(state.preemptions):
-        if len(chosen) >= limit:
-            break
-        if operation and operation not in (record.operation_id, record.preemptor_operation_id):
-            continue
-        if pool and pool not in (record.pool, record.preemptor_pool):
-            continue
-        victim = state.record_of(record.operation_id)
-        if rights is not None and victim is not None and not rights.may_read(victim):
-            continue
-        chosen.append(record)
+    found = find_preemptions(state, operation, pool, rights)
+    chosen = list(islice((record for record in found if not group or group_of(record) == group), limit))
     counts: dict[str, int] = {}
     for (_, of_pool, kind), number in state.preemption_counts.items():
         if not pool or of_pool == pool:
             counts[kind] = counts.get(kind, 0) + number
     trees = state.trees.values()
     pools = [tree.pools.get(pool) if pool else tree.root for tree in trees]
-    return PreemptionList(chosen, counts, sum(each.lost_core_seconds for each in pools if each is not None))
+    lost = sum(each.lost_core_seconds for each in pools if each is not None)
+    ids = (name for record in chosen for name in (record.operation_id, record.preemptor_operation_id))
+    return PreemptionList(chosen, counts, lost, find_titles(state, ids, rights))
+
+
+def find_preemptions(
+    state: State, operation: str = "", pool: str = "", rights: Rights | None = None
+) -> Iterator[PreemptionRecord]:
+    """Those that are kept and fit, the newest first."""
+    for record in reversed(state.preemptions):
+        if operation and operation not in (record.operation_id, record.preemptor_operation_id):
+            continue
+        if pool and pool not in (record.pool, record.preemptor_pool):
+            continue
+        seen = record if rights is None else rights.see_preemption(record)
+        # Nor is it told that one was for an operation whose id was guessed.
+        if seen is not None and (not operation or operation in (seen.operation_id, seen.preemptor_operation_id)):
+            yield seen
+
+
+def find_titles(state: State, ids: Iterable[str], rights: Rights | None) -> dict[str, str]:
+    """The titles of operations, as far as these are known, have one and may be read."""
+    known = [found for name in sorted(set(ids)) if (found := state.record_of(name)) is not None]
+    titles = {each.id: each.title or each.alias for each in known if rights is None or rights.may_read(each)}
+    return {name: title for name, title in titles.items() if title}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 from urllib.parse import unquote
@@ -11,14 +10,12 @@ from urllib.parse import unquote
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cpumond.api.bodies import Bodies
 from cpumond.api.identity import Gate, KnowAccounts
 from cpumond.api.json.routes import describe_error, make_json_routes
+from cpumond.api.metrics import Metrics, make_metrics_route
 from cpumond.api.refusals import tell_refused_request
 from cpumond.api.turns import Turns
 from cpumond.api.yt.commands import YtBackend
@@ -31,17 +28,12 @@ from cpumond.scheduler.peer import Accounts
 from cpumond.scheduler.service import Scheduler
 from cpumond.web import make_web_routes
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 
 def make_app(
-    scheduler: Scheduler, settings: Api, identities: Identities, metrics: Callable[[], bytes], cluster_name: str
+    scheduler: Scheduler, settings: Api, identities: Identities, metrics: Metrics, cluster_name: str
 ) -> Starlette:
     """The application; ``identities`` is who is known by the configuration."""
     gate = Gate(settings, identities, scheduler)
-
-    async def read_metrics(_: Request) -> Response:
-        return Response(metrics(), headers={"content-type": METRICS_TYPE})
 
     limits = YtLimits(
         max_body_bytes=settings.max_body,
@@ -54,7 +46,7 @@ def make_app(
     replies.restore(scheduler.remembered.values())
     app = Starlette(
         routes=[
-            Route("/metrics", read_metrics),
+            make_metrics_route(metrics),
             *make_json_routes(
                 scheduler,
                 gate.find_user,

@@ -14,7 +14,8 @@ from cpumond.api import overview, views
 from cpumond.api.json.handlers import encode
 from cpumond.api.json.openapi import PREFIX
 from cpumond.api.json.routes import JSON
-from cpumond.api.server import METRICS_TYPE, DataHeaders
+from cpumond.api.metrics import Metrics, make_metrics_route
+from cpumond.api.server import DataHeaders
 from cpumond.api.turns import BeginAtOnce
 from cpumond.api.yt.transport import describe_yt_error
 from cpumond.api.yt.values import YtError
@@ -26,7 +27,7 @@ from cpumond.web import make_web_routes
 METHODS = ["GET", "POST", "PUT", "HEAD", "DELETE", "PATCH", "OPTIONS"]
 
 
-def make_standby_app(view: Callable[[], LeadView], address: str, metrics: Callable[[], bytes]) -> Starlette:
+def make_standby_app(view: Callable[[], LeadView], address: str, metrics: Metrics) -> Starlette:
     """The application of a standby whose own address is ``address``, and of a leader before its first update."""
 
     async def healthz(_: Request) -> Response:
@@ -34,9 +35,6 @@ def make_standby_app(view: Callable[[], LeadView], address: str, metrics: Callab
 
     async def readyz(_: Request) -> Response:
         return _send_health(view(), 503 if view().error else 200)
-
-    async def read_metrics(_: Request) -> Response:
-        return Response(metrics(), headers={"content-type": METRICS_TYPE})
 
     async def refuse(request: Request) -> Response:
         """Nothing but the leader knows."""
@@ -53,7 +51,7 @@ def make_standby_app(view: Callable[[], LeadView], address: str, metrics: Callab
         routes=[
             Route("/healthz", healthz),
             Route("/readyz", readyz),
-            Route("/metrics", read_metrics),
+            make_metrics_route(metrics),
             *make_web_routes("scheduler.html"),
             Route("/{rest:path}", refuse, methods=METHODS),
         ],

@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from cpumond.api.figures import Amounts, View
+from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.elements import (
     OperationElement,
     PoolElement,
     Tree,
     flow_ratio,
+    is_integral,
     volume_capacity,
     volume_ratio,
 )
@@ -27,6 +29,7 @@ COLUMNS: Final = (
     "strong_guarantee_ratio", "starvation", "operation_count", "max_operation_count", "running_operation_count",
     "max_running_operation_count", "integral_type", "flow_ratio", "volume", "capacity", "ordered_cores", "limit_cores",
     "used_cores", "child_count", "operations_here", "waiting_cores", "held_cores",
+    "demand_cores", "guarantee_cores", "fair_share_cores",
 )  # fmt: skip
 """Of a pool table, in the order of its rows' values."""
 
@@ -35,8 +38,9 @@ class PoolTable(View, frozen=True):
     """All pools of a tree as rows of ``columns``, depth first, siblings by name, the root first.
 
     ``parent`` of the root is null; ``weight`` null: not set; ``flow_ratio``, ``volume`` and ``capacity`` null: not an
-    integral pool. ``held_cores``: idle CPU that operations of the pool's subtree would use. ``update`` counts the
-    tree's updates, ``at`` is when the table was made; ``total`` is the tree's.
+    integral pool. ``held_cores``: idle CPU that operations of the pool's subtree would use. ``guarantee_cores``: the
+    strong guarantee and the flow of an integral one. ``update`` counts the tree's updates, ``at`` is when the table was
+    made; ``total`` is the tree's.
     """
 
     tree: str
@@ -61,7 +65,7 @@ class CoreSums:
     def add(self, elements: Iterable[OperationElement]) -> None:
         """The jobs of some operations, to their pools alone."""
         for element in elements:
-            # As ``history.collector.used_now``; written out, since this is done for every job.
+            # As ``elements.used_now``; written out, since this is done for every job.
             ordered = used = 0.0
             for job in element.jobs.values():
                 ordered += job.limits[1]
@@ -134,7 +138,15 @@ def _row(pool: PoolElement, depth: int, usage_ratio: float, ordered_cores: float
         len(pool.operations),
         _short(pool.waiting[1]),
         _short(pool.held_cores),
+        _short(pool.demand[CPU]),
+        _short(_guarantee_cores(pool)),
+        _short(pool.fair_share[CPU] * pool.tree.total[CPU]),
     ]
+
+
+def _guarantee_cores(pool: PoolElement) -> float:
+    flow = pool.settings.integral_guarantees.resource_flow.get("cpu", 0.0) if is_integral(pool) else 0.0
+    return pool.strong_guarantee_share[CPU] * pool.tree.total[CPU] + flow
 
 
 def _short(value: float) -> float | int:

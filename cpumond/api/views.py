@@ -45,6 +45,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.rights import AccessEntry
 from cpumond.scheduler.state import State
+from cpumond.scheduler.why.causes import Causes
 
 V = TypeVar("V", bound="OperationView")
 
@@ -74,6 +75,10 @@ class OperationInTree(View, frozen=True):
     ordered_cpu_seconds: float
     throttled_cpu_seconds: float
     late_cpu_seconds: float
+    cause: str = ""
+    """What it waits for, as the groups of operations have it."""
+    why: str = ""
+    """The same as a sentence."""
 
 
 class JobTotals(View, frozen=True):
@@ -275,6 +280,7 @@ def count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:
 def _in_tree(element: OperationElement, now: float, places: Places) -> OperationInTree:
     assert element.parent is not None
     satisfied = satisfaction(element)
+    cause = Causes(element.tree).of(element).cause
     return make_view(
         OperationInTree,
         element,
@@ -284,6 +290,8 @@ def _in_tree(element: OperationElement, now: float, places: Places) -> Operation
         job_count=len(element.jobs),
         satisfaction_ratio=satisfied if math.isfinite(satisfied) else None,
         deactivations=dict(element.deactivations),
+        cause=cause.key,
+        why=cause.text,
         **show_shares(element, now),
     )
 
@@ -294,25 +302,24 @@ OperationOrder = Literal["start_time", "state", "user", "title", "jobs", "usage"
 def show_operations(
     state: State, now: float, *, limit: int, offset: int = 0, operation_state: str = "", user: str = "", tree: str = "",
     pool: str = "", search: str = "", sort: OperationOrder = "start_time", descending: bool = True,
-    texts: SearchTexts | None = None, rights: Rights | None = None,
+    texts: SearchTexts | None = None, rights: Rights | None = None, cause: str = "",
+    causes: Mapping[str, Causes] = {},
 ) -> OperationList:  # fmt: skip
     """Live and finished operations that fit all filters ("" lets all through); equal ones: the last started first.
+
+    ``operation_state`` "live" is pending or running; ``cause`` what it waits for in one of
+    its trees, by those in ``causes``, or its state.
 
     ``rights``: whose they are that the asker may read; None for all.
 
     ``search`` is looked for in id, title, alias, user and names of pools, whatever the case; ``texts`` may know them.
     """
-    wanted = search.lower()
-    texts = SearchTexts() if texts is None else texts
-    chosen = [
-        record
-        for record in list_records(state, rights)
-        if (not operation_state or record.state == operation_state)
-        and (not user or record.user == user)
-        and (not tree or tree in record.trees)
-        and (not pool or _is_in(record, tree, pool))
-        and (not wanted or wanted in texts.of(record))
-    ]
+    chosen = choose_records(
+        state, operation_state=operation_state, user=user, tree=tree, pool=pool, search=search, texts=texts,
+        rights=rights,
+    )  # fmt: skip
+    if cause:
+        chosen = [record for record in chosen if cause in causes_of(state, record, causes)]
     chosen.sort(key=lambda record: record.sequence, reverse=True)
     if (sort, descending) != ("start_time", True):
         chosen.sort(key=_order_of(state, sort), reverse=descending)
@@ -320,6 +327,33 @@ def show_operations(
     places = _find_places(state, shown)
     operations = [_show_record(OperationView, state, each, now, places) for each in shown]
     return OperationList(operations, len(chosen))
+
+
+def choose_records(
+    state: State, *, operation_state: str = "", user: str = "", tree: str = "", pool: str = "", search: str = "",
+    texts: SearchTexts | None = None, rights: Rights | None = None,
+) -> list[OperationRecord]:  # fmt: skip
+    """The records that fit all filters of ``show_operations``, those of live operations first."""
+    wanted = search.lower()
+    texts = SearchTexts() if texts is None else texts
+    states = ("pending", "running") if operation_state == "live" else (operation_state,)
+    return [
+        record
+        for record in list_records(state, rights)
+        if (not operation_state or record.state in states)
+        and (not user or record.user == user)
+        and (not tree or tree in record.trees)
+        and (not pool or _is_in(record, tree, pool))
+        and (not wanted or wanted in texts.of(record))
+    ]
+
+
+def causes_of(state: State, record: OperationRecord, causes: Mapping[str, Causes]) -> list[str]:
+    """The keys of what it waits for in those trees; of a finished operation its state."""
+    live = state.operations.get(record.id)
+    if live is None:
+        return [record.state]
+    return [causes[name].of(each).cause.key for name, each in live.elements.items() if name in causes]
 
 
 def _is_in(record: OperationRecord, tree: str, pool: str) -> bool:
@@ -430,7 +464,7 @@ def find_job(state: State, record: OperationRecord, job_id: str) -> JobView:
 
 
 class Specification(View, frozen=True):
-    """What an operation was given (``provided``) and all that holds (``resulting``), by the documents' names.
+    """What an operation was given (``provided``) and all that holds (``resulting``), by YTsaurus' names.
 
     ``resulting`` has ``job_cpu_monitor`` with all of its options, durations in milliseconds, and
     ``job_cpu_monitor_sources``: option -> "default" or "specification". ``note``: what it cannot know.
@@ -493,7 +527,7 @@ class Taken(View, frozen=True):
 
 
 class Failure(View, frozen=True):
-    """A request that was refused; nothing was changed. ``code`` as the documents number errors."""
+    """A request that was refused; nothing was changed. ``code`` as YTsaurus numbers errors."""
 
     error: str
     code: int

@@ -59,6 +59,11 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "scheduler.report",
         "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON, HTML.",
     ),
+    "fleet": ("scheduler.rollout", "The agents of all nodes: version, what they do to limits, problems."),
+    "rollout": (
+        "scheduler.rollout",
+        "What groups of nodes may do to limits, a canary first.",
+    ),
     "kubernetes": ("kubernetes.publish", "Offer reclaimed CPU to pods as a resource of their node: publish."),
     "demo": ("demo.command", "A scheduler, an agent and real jobs on this machine, live."),
     "cluster": ("scheduler.cluster", "A scheduler and some agents with real jobs on this machine, to try things out."),
@@ -179,9 +184,12 @@ def _sentence(text: str) -> str:
 
 def _fail(message: str, code: int, details: str = "") -> int:
     from cpumond.cli.output import error_width
+    from cpumond.core.words import show_name
 
+    # What another user or a node wrote may be in it.
+    sentence = show_name(" ".join(message.split()))
     with contextlib.suppress(OSError):  # the terminal may be gone
-        click.echo(fold(f"cpumond: {' '.join(message.split())}", error_width()), err=True)
+        click.echo(fold(f"cpumond: {sentence}", error_width()), err=True)
         if details:
             click.echo(details, err=True)
     return code

@@ -6,25 +6,27 @@ from typing import Any, Final
 
 import msgspec
 
-from cpumond.api import event_views, node_views, pool_views, token_views, views
+from cpumond.api import event_views, node_views, pool_views, rollout_views, token_views, views
 from cpumond.api.permissions import Can
+from cpumond.cli.agent.estimate_findings import EstimateAnswer
+from cpumond.cli.agent.init import InitAnswer
+from cpumond.cli.agent.service import CheckedConfig
+from cpumond.cli.agent.simulate import SimulatedRules
+from cpumond.cli.agent.watch import DryRunCheck, DryRunEnd
+from cpumond.cli.demo.view import Summary
+from cpumond.cli.doctor.checks import Finding
+from cpumond.cli.scheduler.cluster import ClusterAnswer
 from cpumond.cli.scheduler.cluster_top import ClusterPicture
 from cpumond.cli.scheduler.running import WaitedList
-from cpumond.core.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, StatusAnswer
+from cpumond.core.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, RemovedJob, StatusAnswer
 from cpumond.scheduler.forecast.model import Forecast, Simulation
 from cpumond.scheduler.history.model import ReportView
+from cpumond.scheduler.history.savings import SavingsView
+from cpumond.scheduler.rollout import StagePlan
 from cpumond.scheduler.why.drain import DrainPlan
 from cpumond.scheduler.why.idle import IdleReport
 from cpumond.scheduler.why.operation import OperationAnswer
 from cpumond.scheduler.why.plan import Plan
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that ``doctor`` looked at; ``level``: ok, warn or fail."""
-
-    level: str
-    check: str
-    text: str
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -42,7 +44,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 Any_ = dict[str, Any]
-"""A dictionary whose keys are those of the configuration, of attributes, or of what was found on a host."""
+"""With ``--all``: the documents' dynamic attributes by their names, of which there may be more or fewer."""
 
 ANSWERS: Final[dict[str, Any]] = {
     # A tuple: one of these, by the options of the command.
@@ -51,16 +53,16 @@ ANSWERS: Final[dict[str, Any]] = {
     "explain": ExplainAnswer,
     "job add": AddedJob,
     "job list": RegisteredList,
-    "job remove": Any_,
+    "job remove": RemovedJob,
     "pin": JobAnswer,
     "unpin": JobAnswer,
-    "check-config": Any_,
-    "dry-run": Any_,
-    "estimate": Any_,
-    "simulate": Any_,
-    "init": Any_,
-    "demo": Any_,
-    "cluster": Any_,
+    "check-config": CheckedConfig,
+    "dry-run": (DryRunCheck, DryRunEnd),
+    "estimate": EstimateAnswer,
+    "simulate": SimulatedRules,
+    "init": InitAnswer,
+    "demo": Summary,
+    "cluster": ClusterAnswer,
     "doctor": Findings,
     "tree list": pool_views.TreeList,
     "tree show": pool_views.TreeView,
@@ -72,7 +74,7 @@ ANSWERS: Final[dict[str, Any]] = {
     "pool show": (pool_views.PoolView, Any_),
     "pool plan": (Plan, Simulation),
     "operation list": views.OperationList,
-    "operation show": (views.OperationDetails, Any_),
+    "operation show": (views.OperationDetails, dict[str, Any_]),
     "operation jobs": views.JobList,
     "operation explain": ExplainAnswer,
     "operation why": OperationAnswer,
@@ -87,13 +89,16 @@ ANSWERS: Final[dict[str, Any]] = {
     "events": event_views.EventView,
     "audit": event_views.AuditView,
     "undo": (views.Done, Plan),
-    "report": ReportView,
+    "report": (ReportView, SavingsView),
+    "fleet": (rollout_views.Fleet, list[rollout_views.TargetGroup]),
+    "rollout show": rollout_views.Rollout,
+    "rollout set": (views.Done, StagePlan),
     **dict.fromkeys(
         (
             "tree create", "tree set", "tree remove", "pool create", "pool set", "pool move", "pool remove",
             "operation start", "operation set", "operation abort", "operation suspend", "operation resume",
             "operation complete", "operation pin", "operation unpin", "token revoke", "node cordon", "node uncordon",
-            "tree apply",
+            "tree apply", "rollout advance", "rollout stop", "rollout remove",
         ),
         views.Done,
     ),

@@ -146,7 +146,7 @@ def print_csv(rows: Sequence[Any], names: Iterable[str] = (), with_header: bool 
     output = io.StringIO(newline="")
     write = csv.writer(output, lineterminator="\n").writerow
     if with_header and header:
-        write(header)
+        write(map(guard_cell, header))
     for row in flat:
         write([row.get(name, "") for name in header])
     click.echo(output.getvalue(), nl=False)

@@ -149,6 +149,8 @@ class LinkView(msgspec.Struct, frozen=True):
     stats: ReporterStats
     term: int | None = None
     terms_refused: int = 0
+    level: str = ""
+    """What the stages of a roll-out let the agent do at most (``may_set_mode``); "" where they have no say."""
 
 
 class AssignedView(msgspec.Struct, frozen=True):
@@ -321,6 +323,8 @@ class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
     source: str = ""
     cpu_limit_given: float | None = None
     xattr_mode: str | None = None
+    told_level: str = ""
+    """What the scheduler's stages let the agent do at most (``may_set_mode``); "" where they have no say."""
     paused: bool = False
     pinned_until: float | None = None
     held_s: float = 0.0
@@ -335,6 +339,13 @@ class RegisteredJob(msgspec.Struct, frozen=True):
     operation_id: str = ""
     cpu_limit: float | None = None
     job_cpu_monitor: dict[str, object] = {}
+
+
+class RemovedJob(msgspec.Struct, frozen=True):
+    """The answer to ``cpumond job remove``."""
+
+    job_id: str
+    removed: bool = True
 
 
 class RegisteredList(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ Cores are float CPUs (1.0 = one CPU all the time), ``_us`` are integer microseco
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import sys
@@ -12,12 +13,18 @@ from decimal import Decimal
 from typing import Final
 
 MIN_QUOTA_US = 1_000
-MIN_PERIOD_US = 1_000
 MAX_PERIOD_US = 1_000_000
 DEFAULT_PERIOD_US = 100_000
 
 DURATION: Final = {"unit": "duration"}
 """Mark of a field that is given as a duration: bare milliseconds or a string with a unit."""
+
+
+def stable_fraction(name: str) -> float:
+    """A number in [0, 1) of ``name``: evenly spread over names, for one of them always the same."""
+    digest = hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=7).digest()
+    return int.from_bytes(digest) / 2**56
+
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(us|ms|s|min|m|h|d|w)\s*", re.ASCII)
 _UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}

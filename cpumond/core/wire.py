@@ -21,6 +21,8 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from cpumond.core.levels import Level
+
 HEARTBEAT_VERSION = 1
 
 MAX_NAME = 4096
@@ -142,17 +144,45 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finished_jobs: Annotated[list[FinishedJob], msgspec.Meta(max_length=MAX_HEARTBEAT_JOBS)] = []
 
 
+class AgentAbout(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an agent tells of itself, in a heartbeat and only when it has changed; later versions may tell more.
+
+    ``level`` is what it does at most to any of its jobs now, ``bound`` what its own configuration allows.
+    ``metrics``: where it listens for Prometheus, "" for nowhere.
+    ``late_core_seconds`` and the next three count since the start of its run.
+    """
+
+    version: Annotated[str, msgspec.Meta(max_length=100)]
+    level: Level
+    bound: Level
+    may_set_mode: bool = False
+    limit_rule: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    is_paused: bool = False
+    metrics: Annotated[str, msgspec.Meta(max_length=300)] = ""
+    problems: Annotated[list[Annotated[str, msgspec.Meta(max_length=300)]], msgspec.Meta(max_length=10)] = []
+    late_core_seconds: _CoreSeconds = 0.0
+    """Time that threads were held back while the agent held their limit below what they could have, to a tenth."""
+    foreign_writes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    errors: Annotated[int, msgspec.Meta(ge=0)] = 0
+    late_ticks: Annotated[int, msgspec.Meta(ge=0)] = 0
+    control_group_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+    control_group: Literal["job", "host"] = "job"
+    """What of the node is left in shadow for comparison; such a job has ``mode`` "control"."""
+
+
 class NodeHeartbeat(Heartbeat, frozen=True, forbid_unknown_fields=True):
     """A heartbeat as a scheduler reads it: the full state, or with ``base`` what changed since the last accepted one.
 
     ``base``: the sequence of that one. ``jobs`` are then those that are new or changed, ``gone`` the ids of those that
     live no more, ``job_count`` how many live. Only to a scheduler whose last answer said ``differences``; one that does
-    not know the base, or counts otherwise, drops it and asks for the ``full`` state.
+    not know the base, or counts otherwise, drops it and asks for the ``full`` state. ``about``: what has changed of the
+    agent itself, only to a scheduler whose last answer had ``knows_about``.
     """
 
     base: Annotated[int, msgspec.Meta(ge=0)] | None = None
     gone: Annotated[list[_Name], msgspec.Meta(max_length=MAX_HEARTBEAT_JOBS)] = []
     job_count: Annotated[int, msgspec.Meta(ge=0)] = 0
+    about: AgentAbout | msgspec.UnsetType = msgspec.UNSET
 
 
 class NodeResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -297,6 +327,8 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True):
     ``logs``: logs that a client waits to read. ``requests``: what a client waits to know or to have done.
     ``differences``: the next heartbeat may be one (``NodeHeartbeat``). ``full``: the difference was dropped, the full
     state is wanted at once. ``period_s``: how often heartbeats shall come, null as the node likes.
+    ``knows_about``: whether the scheduler knows what the agent is (``AgentAbout``); null from one that does not ask.
+    ``level``: what the agent shall do at most where its configuration says ``may_set_mode``; "" for no stage.
     """
 
     accepted: bool
@@ -310,6 +342,8 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True):
     differences: bool = False
     full: bool = False
     period_s: float | None = None
+    knows_about: bool | None = None
+    level: str = ""
 
 
 def schema_of(message: type[msgspec.Struct], title: str) -> dict[str, Any]:

@@ -11,8 +11,8 @@ LAST_DAY = 253_402_128_000.0
 
 
 def show_name(name: str) -> str:
-    """A name that moves no cursor: what cannot be printed is escaped."""
-    return name if name.isprintable() else ascii(name)[1:-1]
+    """A name that moves no cursor: what cannot be printed is escaped, and only that."""
+    return name if name.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def show_measured(cores: float | None) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from cpumond.core.errors import ConfigError
+from cpumond.core.levels import Level, is_above
 from cpumond.core.measures import DURATION
 
 Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -186,6 +187,23 @@ def compute_mode(settings: MonitorSettings) -> Mode:
         return settings.mode or "shadow"
     mode = settings.mode or "reclaim"
     return mode if settings.enable_cpu_reclaim else least_active(mode, "shadow")
+
+
+def find_level(settings: MonitorSettings) -> Level:
+    """The mode in force and, of reclaim, the actuator, as a step of a roll-out."""
+    return join_level(compute_mode(settings), settings.actuator)
+
+
+def join_level(mode: Mode, actuator: Actuator) -> Level:
+    """A mode and, of reclaim, the actuator, as a step of a roll-out."""
+    return actuator if mode == "reclaim" else mode
+
+
+def hold_to_level(settings: MonitorSettings, level: Level) -> dict[str, Any]:
+    """Options, for the last layer, with which ``settings`` do no more than ``level``; none where they do not anyway."""
+    if not is_above(find_level(settings), level):
+        return {}
+    return {"actuator": "weight"} if level == "weight" else {"mode": level, "enable_cpu_reclaim": None}
 
 
 def least_active(a: Mode, b: Mode) -> Mode:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from cpumond.fairshare.validate import quoted
-from cpumond.scheduler.model import ROOT_POOL, SUBPOOL_DELIMITER, OperationRecord, PoolConfig, TreeConfig
+from cpumond.scheduler.model import (
+    ROOT_POOL,
+    SUBPOOL_DELIMITER,
+    OperationRecord,
+    PoolConfig,
+    PreemptionRecord,
+    TreeConfig,
+)
 from cpumond.scheduler.rights import OWNED, Access, AccessEntry, Permission, Standing, Verdict, judge
 from cpumond.scheduler.users import User
 
 if TYPE_CHECKING:
     from cpumond.scheduler.elements import PoolElement
     from cpumond.scheduler.state import State
+
+HIDDEN: Final = "hidden"
+_WORD: Final = re.compile(r"[0-9A-Za-z-]+")
 
 
 class Rights:
@@ -90,15 +103,34 @@ class Rights:
         """Whether the user may know of an operation at all."""
         if self.user.admin:
             return True
-        if record.acl:
-            return self.on_operation(record, "read").allowed
-        if self._find_denying().isdisjoint(record.trees):
+        if not record.acl and self._find_denying().isdisjoint(record.trees):
             return True
         pools = [(name, options.pool) for name, options in record.trees.items()]
-        key = (record.user == self.user.name, record.is_finished, *pools)
+        key = (record.user == self.user.name, record.is_finished, record.acl, *pools)
         if key not in self._readable:
             self._readable[key] = self.on_operation(record, "read").allowed
         return self._readable[key]
+
+    def hides(self, operation_id: str) -> bool:
+        """Whether there is such an operation, and the user may not know of it."""
+        record = None if self.user.admin or not operation_id else self.state.record_of(operation_id)
+        return record is not None and not self.may_read(record)
+
+    def hide_operations(self, text: str) -> str:
+        """A sentence with HIDDEN in place of the ids of operations that the user may not know of."""
+        return text if self.user.admin else _WORD.sub(lambda each: HIDDEN if self.hides(each[0]) else each[0], text)
+
+    def see_preemption(self, record: PreemptionRecord) -> PreemptionRecord | None:
+        """A preemption without the operation that it was for, where the user may not know of that one; None for one of
+        such an operation."""
+        if self.hides(record.operation_id):
+            return None
+        if not self.hides(record.preemptor_operation_id):
+            return record
+        why = self.hide_operations(record.why)
+        if record.preemptor_job_id:
+            why = why.replace(record.preemptor_job_id, HIDDEN)
+        return msgspec.structs.replace(record, why=why, preemptor_operation_id="", preemptor_job_id="")
 
     def _find_denying(self) -> set[str]:
         """Trees with an entry that denies to read. Almost always there is none, and very many operations are listed."""

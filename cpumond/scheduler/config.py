@@ -100,6 +100,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     ``length``: how far it goes back, "0s" keeps none; ``period``: between two points, coarser with age; ``max_size``
     bytes of the file; ``max_series``: how many pools, nodes, operations and jobs have points, chosen in this order.
+    ``core_hour_price`` in ``currency`` is what savings are shown in, too; 0 for core-hours alone.
     """
 
     length_s: Annotated[float, msgspec.Meta(ge=0.0, le=31_536_000.0, extra=DURATION)] = msgspec.field(
@@ -110,6 +111,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     )
     max_size: Annotated[int, msgspec.Meta(ge=1_048_576, le=2**40)] = 268_435_456
     max_series: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 30_000
+    core_hour_price: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] = 0.0
+    currency: Annotated[str, msgspec.Meta(max_length=20)] = ""
 
 
 class Forecasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
-from cpumond.core.wire import CPU_COUNTERS, CpuTimes, JobReport, StopOrder
+from cpumond.core.levels import SAFE, Level
+from cpumond.core.measures import stable_fraction
+from cpumond.core.wire import CPU_COUNTERS, AgentAbout, CpuTimes, JobReport, StopOrder
 from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
 from cpumond.scheduler.model import (
@@ -46,13 +48,34 @@ NOTHING: Final = (0.0,) * 5
 NO_REPORT: Final = JobReport("", "", 0.0, 0.0, mode="")
 
 
+Arm = Literal["control", "others"]
+"""Jobs left in shadow by ``control_group_ratio`` of their hosts, and the other jobs of these hosts."""
+
+CONTROL: Final[Arm] = "control"
+OTHERS: Final[Arm] = "others"
+TRIAL_PARTS: Final = 32
+"""Into so many parts operations, or hosts, are spread: what differs between parts tells how sure a comparison is."""
+
+
+class TrialPart:
+    """What the jobs of one arm came to in one part of a tree's operations, or hosts; counters as of an element."""
+
+    __slots__ = ("name", "tree", "early_core_seconds", "early_reach", *CPU_COUNTERS)
+
+    def __init__(self, name: str, tree: Tree) -> None:
+        self.name, self.tree = name, tree
+        self.early_core_seconds = self.early_reach = 0.0
+        self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
+        self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
+
+
 class Element:
     """What pools and operations of a tree have in common."""
 
     __slots__ = (
         "name", "parent", "tree", "usage", "demand", "waiting", "limits", "fair_share", "demand_share",
         "strong_guarantee_share", "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction",
-        "rank", "version", "lost_core_seconds", *CPU_COUNTERS,
+        "rank", "version", "lost_core_seconds", "early_core_seconds", "early_reach", *CPU_COUNTERS,
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -84,6 +107,9 @@ class Element:
         self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
         self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
         """``CpuUse`` of its jobs since the start of this scheduler, as far as their nodes have reported it."""
+        self.early_core_seconds = self.early_reach = 0.0
+        """The part of all of these that was used before the point of the history in which it was reported; and the same
+        times the seconds from the beginning of its use to that point."""
         self.lost_core_seconds = 0.0
         """By preemptions since the start of this scheduler (6.9)."""
 
@@ -214,7 +240,7 @@ class Job:
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
         "is_active", "stop", "began_at", "ordered_at", "first_sent_at", "last_sent_at", "report", "counted",
-        "is_stored",
+        "is_stored", "counted_at",
     )  # fmt: skip
 
     def __init__(
@@ -250,6 +276,8 @@ class Job:
         self.counted: CpuTimes = NOTHING
         """The part of its ``cpu_times`` that is in the counters above, or that was used before this scheduler had the
         job; None: not known yet."""
+        self.counted_at: float | None = None
+        """Of which moment ``counted`` is; None before the first report."""
 
     @property
     def was_reported(self) -> bool:
@@ -294,7 +322,7 @@ class Node:
         "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
         "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
         "overcommit_count", "unwanted", "replaced", "skipped_searches", "key_hash", "matched_trees", "strangers",
-        "cordon",
+        "cordon", "about", "level",
     )  # fmt: skip
 
     def __init__(self, node_id: str) -> None:
@@ -333,6 +361,10 @@ class Node:
         self.matched_trees: tuple[str, ...] = ()
         """The trees that its tags fit, if several: its jobs in ``tree`` run on, none is started (2.2)."""
         self.cordon: Cordon | None = None
+        self.about: AgentAbout | None = None
+        """What its agent tells of itself; None until it does, as older ones never do."""
+        self.level: Level = SAFE
+        """What the stages of a roll-out tell it."""
 
     @property
     def cordoned(self) -> bool:
@@ -366,7 +398,7 @@ class Tree:
 
     __slots__ = (
         "config", "root", "pools", "operations", "nodes", "total", "queue", "changed", "errors", "update_count",
-        "updated_at",
+        "updated_at", "point_began_at", "trial",
     )  # fmt: skip
 
     def __init__(self, config: TreeConfig) -> None:
@@ -386,6 +418,10 @@ class Tree:
         self.update_count = 0
         self.updated_at = 0.0
         """When starvation was last looked at, after an update; scheduler time."""
+        self.point_began_at = 0.0
+        """When the point of the history began that is being gathered; 0 without a history."""
+        self.trial: dict[tuple[Arm, int], TrialPart] = {}
+        """By arm and part; empty where no host has a control group."""
 
     @property
     def name(self) -> str:
@@ -445,8 +481,8 @@ def _change(element: OperationElement, delta: Vector) -> None:
         pool = pool.parent
 
 
-def count_cpu_time(job: Job, told: CpuTimes) -> None:
-    """Add what a job has used and given up since it was last counted to its operation and the pools above (1.7).
+def count_cpu_time(job: Job, told: CpuTimes, at: float) -> None:
+    """Add what a job has used and given up until ``at`` to its operation and the pools above (1.7).
 
     ``cpu_seconds`` comes from the cgroup: a value below the last one counts nothing, and the last one stays the base,
     since the final value of an ended job may be a little lower. The other counters are sums of the agent, of which a
@@ -468,13 +504,41 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
             counted[number] = value
     a, b, c, d, e = counted
     job.counted = (a, b, c, d, e)
+    since = job.counted_at
+    if since is None:
+        since = at if job.began_at is None else job.began_at
+    job.counted_at = at
     if any(grown):
-        add_cpu_time(job.element, grown)
+        add_cpu_time(job.element, grown, since, at)
+        about = job.node.about
+        if about is not None and about.control_group_ratio:
+            _count_in_trial(job, about, grown)
 
 
-def add_cpu_time(element: OperationElement, grown: Sequence[float]) -> None:
-    """Add core-seconds, in the order of CPU_COUNTERS, to an operation and the pools above."""
+def _count_in_trial(job: Job, about: AgentAbout, grown: Sequence[float]) -> None:
+    """A job that its agent never lowers for another reason is in neither arm."""
+    mode = job.report.mode
+    if mode in ("off", "shadow"):
+        return
+    tree, arm = job.element.tree, CONTROL if mode == CONTROL else OTHERS
+    chosen_by = job.node.id if about.control_group == "host" else job.element.operation.id
+    number = int(stable_fraction(f"part of {chosen_by}") * TRIAL_PARTS)
+    part = tree.trial.get((arm, number))
+    if part is None:
+        part = tree.trial[arm, number] = TrialPart(f"<{arm} {number}>", tree)
     used, reclaimed, ordered, throttled, late = grown
+    part.cpu_seconds += used
+    part.reclaimed_cpu_seconds += reclaimed
+    part.ordered_cpu_seconds += ordered
+    part.throttled_cpu_seconds += throttled
+    part.late_cpu_seconds += late
+
+
+def add_cpu_time(element: OperationElement, grown: Sequence[float], since: float, until: float) -> None:
+    """Add core-seconds of a time, in the order of CPU_COUNTERS, to an operation and the pools above."""
+    used, reclaimed, ordered, throttled, late = grown
+    early_s = element.tree.point_began_at - since
+    early = sum(grown) * min(early_s / (until - since), 1.0) if early_s > 0.0 and since < until else 0.0
     above: Element | None = element
     while above is not None:
         above.cpu_seconds += used
@@ -482,6 +546,8 @@ def add_cpu_time(element: OperationElement, grown: Sequence[float]) -> None:
         above.ordered_cpu_seconds += ordered
         above.throttled_cpu_seconds += throttled
         above.late_cpu_seconds += late
+        above.early_core_seconds += early
+        above.early_reach += early * early_s
         above = above.parent
 
 
@@ -491,6 +557,12 @@ def count_loss(element: OperationElement, core_seconds: float) -> None:
     while above is not None:
         above.lost_core_seconds += core_seconds
         above = above.parent
+
+
+def used_now(job: Job) -> float:
+    """Cores that a job used by its last report: in the last check, else smoothed, else 0."""
+    report = job.report
+    return report.smoothed_cpu_usage or 0.0 if report.cpu_usage is None else report.cpu_usage
 
 
 def usage_share(element: Element) -> Vector:

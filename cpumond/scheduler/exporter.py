@@ -1,7 +1,7 @@
 """Prometheus metrics of the scheduler; the text is made once per update and kept.
 
 Families of fixed size go through prometheus_client. The series of pools, thousands of them, are written here in the
-same text format, which costs a tenth. Their number is bounded: pools beyond ``max_pools``, the ones with the least
+same text formats, which costs a tenth. Their number is bounded: pools beyond ``max_pools``, the ones with the least
 demand, are left out and counted.
 """
 
@@ -12,8 +12,16 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Exemplar,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from cpumond import __version__
 from cpumond.fairshare.resources import add, ratio
@@ -30,12 +38,18 @@ from cpumond.scheduler.events import KINDS
 from cpumond.scheduler.leading import Leading
 from cpumond.scheduler.model import to_vector
 from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.timings import BOUNDS_S, Timings
 from cpumond.scheduler.why.idle import idle_reasons
 
 STARVATION = {"non_starving": 0.0, "starving": 1.0, "aggressively_starving": 2.0}
+END = b"# EOF\n"
+"""The last line of OpenMetrics; the older format has none."""
 PREEMPTION_KINDS = ("preempted", "graceful", "limit_violated", "overcommit")
 PoolFamilies = dict[str, tuple[str, Callable[[PoolElement], float | None]]]
 """Name -> help text and how a pool's value is read; None where it has none."""
+
+MAX_EXEMPLAR = 100
+"""Characters of a name in an exemplar; its labels may have 128 in all."""
 
 POOL_GAUGES: PoolFamilies = {
     "fair_share_ratio": ("Fair share, its largest component as a fraction of the tree.", lambda p: max(p.fair_share)),
@@ -76,6 +90,10 @@ POOL_GAUGES: PoolFamilies = {
     "starvation_status": (
         "0 not starving, 1 starving, 2 aggressively starving.",
         lambda p: STARVATION[p.starvation_status],
+    ),
+    "starvation_tolerance_ratio": (
+        "Part of its fair share with which it does not starve.",
+        lambda p: None if p.rules is None else p.rules.tolerance,
     ),
     "operations": ("Operations of the subtree, pending ones included.", lambda p: float(p.operation_count)),
     "running_operations": ("Running operations of the subtree.", lambda p: float(p.running_operation_count)),
@@ -120,9 +138,9 @@ class LeadMetrics:
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
 
-    def encode(self) -> bytes:
-        """The text of a standby's metrics."""
-        return generate_latest(self._registry)
+    def encode(self, is_open: bool = False) -> bytes:
+        """The text of a standby's metrics; ``is_open``: as OpenMetrics."""
+        return _generate(self._registry, is_open)
 
     def collect(self) -> Iterable[Metric]:
         yield _version()
@@ -160,18 +178,19 @@ class MetricsText:
         self._registry.register(_Collector(scheduler, lead))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
-        self._made_at = -1
-        self._text = b""
+        self._made: dict[bool, tuple[int, bytes]] = {}
 
-    def encode(self) -> bytes:
-        """The text of all metrics, made at most once per update."""
-        if self._made_at != self._scheduler.timings.updates or not self._text:
-            self._text = generate_latest(self._registry) + self._pools().encode()
-            self._made_at = self._scheduler.timings.updates
-        return self._text
+    def encode(self, is_open: bool = False) -> bytes:
+        """The text of all metrics, made at most once per update; ``is_open``: as OpenMetrics, with exemplars."""
+        updates = self._scheduler.timings.updates
+        if self._made.get(is_open, (-1, b""))[0] != updates:
+            text = _generate(self._registry, is_open).removesuffix(END) + self._pools(is_open).encode()
+            self._made[is_open] = updates, text + END * is_open
+        return self._made[is_open][1]
 
-    def _pools(self) -> str:
+    def _pools(self, is_open: bool) -> str:
         lines: list[str] = []
+        cut = "_total" if is_open else "\n"  # the name of a counter's family
         chosen: list[tuple[str, PoolElement]] = []
         left_out = 0
         for tree in self._scheduler.state.trees.values():
@@ -184,19 +203,21 @@ class MetricsText:
         for kind, families in (("gauge", POOL_GAUGES), ("counter", POOL_COUNTERS)):
             for name, (text, read) in families.items():
                 full = f"cpumond_pool_{name}"
-                lines.append(f"# HELP {full} {text}\n# TYPE {full} {kind}\n")
+                family = full.removesuffix(cut)
+                lines.append(f"# HELP {family} {text}\n# TYPE {family} {kind}\n")
                 for label, pool in chosen:
                     value = read(pool)
                     if value is not None:
                         lines.append(f"{full}{label} {value!r}\n")
         name = "cpumond_pools_without_series"
         lines.append(f"# HELP {name} Pools left out because of max_pools.\n# TYPE {name} gauge\n{name} {left_out}\n")
-        lines += self._preemptions(chosen)
+        lines += self._preemptions(chosen, cut)
         return "".join(lines)
 
-    def _preemptions(self, shown: list[tuple[str, PoolElement]]) -> Iterator[str]:
+    def _preemptions(self, shown: list[tuple[str, PoolElement]], cut: str) -> Iterator[str]:
         name = "cpumond_preemptions_total"
-        yield f"# HELP {name} Jobs taken away, by pool of the job and kind.\n# TYPE {name} counter\n"
+        family = name.removesuffix(cut)
+        yield f"# HELP {family} Jobs taken away, by pool of the job and kind.\n# TYPE {family} counter\n"
         # Series begin at 0, so that rates see the first preemption; only pools with operations have one, most do not.
         others = dict.fromkeys(itertools.product(self._scheduler.state.trees, PREEMPTION_KINDS), 0)
         counts = {(label, kind): 0 for label, pool in shown if pool.operations for kind in PREEMPTION_KINDS}
@@ -218,8 +239,31 @@ def escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
+def _generate(registry: CollectorRegistry, is_open: bool) -> bytes:
+    generate: Callable[[CollectorRegistry], bytes] = generate_openmetrics if is_open else generate_latest
+    return generate(registry)
+
+
 def _version() -> InfoMetricFamily:
     return InfoMetricFamily("cpumond_scheduler", "Version of the scheduler.", {"version": __version__})
+
+
+def _histograms(timings: Timings) -> Iterator[Metric]:
+    """Exemplars lead from a slow bucket to the node, tree or record of its newest duration."""
+    for name, text, taken, label in (
+        ("heartbeat", "Time from a heartbeat to its answer.", timings.heartbeat, "node"),
+        ("update", "Time of a fair-share update of all trees.", timings.update, "slowest_tree"),
+        ("store_write", "Time of a write to the store, until it is lasting.", timings.store_write, "record"),
+        ("store_commit", "The part of it in which the store made it lasting.", timings.store_commit, "record"),
+    ):
+        family = HistogramMetricFamily(f"cpumond_scheduler_{name}_duration_seconds", text)
+        bounds = (*map(str, BOUNDS_S), "+Inf")
+        buckets = [
+            (bound, count, Exemplar({label: newest[0][:MAX_EXEMPLAR]}, *newest[1:])) if newest else (bound, count)
+            for bound, count, newest in zip(bounds, taken.sum_up(), taken.newest, strict=True)
+        ]
+        family.add_metric([], buckets, taken.sum_s)
+        yield family
 
 
 class _Collector:
@@ -239,18 +283,19 @@ class _Collector:
             ("updates", "Fair-share updates.", timings.updates),
             ("late_updates", "Updates that took longer than the period.", timings.late_updates),
             ("failed_updates", "Updates of a tree that failed.", timings.failed_updates),
-            ("update_seconds", "Time spent in updates.", timings.updates_s),
-            ("received_heartbeats", "Heartbeats taken in.", timings.heartbeats),
-            ("heartbeat_seconds", "Time from a heartbeat to its answer, summed.", timings.heartbeats_s),
+            ("update_seconds", "Time spent in updates.", timings.update.sum_s),
+            ("received_heartbeats", "Heartbeats taken in.", timings.heartbeat.count),
+            ("heartbeat_seconds", "Time from a heartbeat to its answer, summed.", timings.heartbeat.sum_s),
             ("dropped_heartbeats", "Heartbeats of unknown nodes or out of order.", timings.dropped_heartbeats),
             ("commands", "Commands carried out.", timings.commands),
             ("refused_commands", "Commands refused.", timings.refused_commands),
-            ("store_writes", "Writes to the store.", timings.store_writes),
-            ("store_write_seconds", "Time spent in writes to the store.", timings.store_writes_s),
+            ("store_writes", "Writes to the store.", timings.store_write.count),
+            ("store_write_seconds", "Time spent in writes to the store.", timings.store_write.sum_s),
             ("store_errors", "Writes that the store refused.", timings.store_errors),
             ("store_losses", "Times that the store was removed, and written anew.", timings.store_losses),
         ):
             yield CounterMetricFamily(f"cpumond_scheduler_{name}", text, float(value))
+        yield from _histograms(timings)
         events = CounterMetricFamily("cpumond_scheduler_events", "Events told, by kind.", labels=["kind"])
         for kind in KINDS:
             events.add_metric([kind], float(self._scheduler.event_log.totals[kind]))
@@ -321,6 +366,10 @@ class _Collector:
         if forecasts.as_of is not None:
             age_s = self._scheduler.clock.now() - forecasts.as_of
             yield GaugeMetricFamily("cpumond_forecast_age_seconds", "Since the state of the last forecasts.", age_s)
+        inside = forecasts.calibration.inside_ratio
+        if inside is not None:
+            text = "Part of the last starts that came within the interval first foretold of them; 0.8 is aimed at."
+            yield GaugeMetricFamily("cpumond_forecast_inside_ratio", text, inside)
         for name, text, value in (
             ("cpumond_forecast_cpu_seconds_total", "CPU time of forecasts and simulations.", forecasts.cpu_s),
             ("cpumond_forecast_runs_total", "Runs ahead that forecasts were made of.", forecasts.runs),

@@ -49,6 +49,7 @@ class FencedStore:
         self._may_write = may_write
         self._lost = lost
         self.lost_total = 0
+        self.commit_s = 0.0
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         return self._store.load()
@@ -57,7 +58,7 @@ class FencedStore:
         """As ``Store``; raises FencedError, too, when the lease has ended by this host's own clock."""
         with self._fenced():
             self._store.write(changes, entries)
-        self.lost_total = self._store.lost_total
+        self.lost_total, self.commit_s = self._store.lost_total, self._store.commit_s
 
     def read_log(
         self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50

@@ -79,7 +79,9 @@ def open_history(scheduler: Scheduler, config: SchedulerConfig) -> History:
     settings = config.history
     path = os.path.join(config.state_dir, HISTORY_FILE)
     store = HistoryStore(path, settings.length_s, settings.period_s, settings.max_size, scheduler.started_at)
-    return History(store, scheduler.state, scheduler.started_at, settings.max_series)
+    history = History(store, scheduler.state, scheduler.started_at, settings.max_series)
+    history.core_hour_price, history.currency = settings.core_hour_price, settings.currency
+    return history
 
 
 def read_monitor(raw: object) -> dict[str, object]:
@@ -94,10 +96,10 @@ def read_monitor(raw: object) -> dict[str, object]:
     return {key: value * 1e3 if key in MONITOR_DURATIONS else value for key, value in layer.items()}
 
 
-AppMaker = Callable[[Scheduler, Api, Identities, Callable[[], bytes], str], Starlette]
+AppMaker = Callable[[Scheduler, Api, Identities, Callable[[bool], bytes], str], Starlette]
 """The type of ``api.server.make_app``; ``api`` imports the scheduler, not the reverse."""
 
-StandbyMaker = Callable[[Callable[[], LeadView], str, Callable[[], bytes]], Starlette]
+StandbyMaker = Callable[[Callable[[], LeadView], str, Callable[[bool], bytes]], Starlette]
 """The type of ``api.standby.make_standby_app``."""
 
 

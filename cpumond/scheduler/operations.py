@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from cpumond.core.words import count
 from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.model import (
     CommandError,
@@ -498,7 +499,9 @@ def count_job(record: OperationRecord, task: str, state: str, reason: str, now: 
     record = msgspec.structs.replace(record, counts={**record.counts, task: counts})
     failed = sum(each.failed for each in record.counts.values())
     if state == "failed" and failed >= record.max_failed_job_count:
-        return finish(record, "failed", now, f"{failed} jobs failed, as many as max_failed_job_count; last: {reason}")
+        return finish(
+            record, "failed", now, f"{count(failed, 'job')} failed, as many as max_failed_job_count; last: {reason}"
+        )
     if all(record.counts.get(task.name, JobCounts()).completed >= task.job_count for task in record.tasks):
         return finish(record, "completed", now, "")
     return record

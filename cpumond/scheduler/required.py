@@ -27,6 +27,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.node_commands import CordonNode, DrainNode, NodeCommand, UncordonNode
 from cpumond.scheduler.rights import Permission, Verdict, list_administrators
+from cpumond.scheduler.rollout import AdvanceStage, RemoveStage, SetStage, StopStage
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import CONFIG, Edit, canonical_path, edit, read_pool
 from cpumond.scheduler.settings.changes import describe_change
@@ -439,6 +440,7 @@ _NEEDS: Final[Mapping[type, Callable[[State, Any, Rights], Iterator[Need]]]] = {
     CordonNode: _maintain,
     UncordonNode: _maintain,
     DrainNode: _maintain,
+    **dict.fromkeys((SetStage, AdvanceStage, StopStage, RemoveStage), _of_administrators),
     operations.StartOperation: _start,
     operations.AbortOperation: _manage,
     operations.CompleteOperation: _manage,

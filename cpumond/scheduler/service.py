@@ -14,7 +14,7 @@ import os
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -46,6 +46,7 @@ from cpumond.scheduler.events import Told
 from cpumond.scheduler.events.commands import Asked, tell_command, tell_pin, tell_refused
 from cpumond.scheduler.events.happenings import tell_change, tell_refused_node, tell_start
 from cpumond.scheduler.forecast.keeper import Forecasts
+from cpumond.scheduler.garbage import manual_garbage_collection
 from cpumond.scheduler.history.recorder import History
 from cpumond.scheduler.idle_watch import IdleWatch
 from cpumond.scheduler.lead import LeadView
@@ -54,14 +55,15 @@ from cpumond.scheduler.pace import first_period_s, look_s, next_period_s
 from cpumond.scheduler.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.required import check
 from cpumond.scheduler.retention import LogRetention
+from cpumond.scheduler.rollout_watch import RolloutWatch
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
-from cpumond.scheduler.state.commands import Command, prepare
+from cpumond.scheduler.state.commands import Command, note_refused, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import Change, Entry, FencedError, Store, StoreError
 from cpumond.scheduler.stored import MUTATION, encode, encode_starts, load_state
-from cpumond.scheduler.timings import Timings
+from cpumond.scheduler.timings import Timings, name_write
 from cpumond.scheduler.token_commands import TokenCommand, decide_token, prepare_token
 from cpumond.scheduler.tokens import NOBODY, User, hash_token
 
@@ -163,6 +165,7 @@ class Scheduler:
         )
         self._mutations = deque((float(entry.get("at_s", 0.0)), key) for key, entry in self.remembered.items())
         self.idle = IdleWatch(self.state, clock.now)
+        self.rollout = RolloutWatch(self.state, clock.now, self.execute)
         self.history: History | None = None
         """None where no history is kept."""
         self.forecasts: Forecasts | None = None
@@ -200,6 +203,7 @@ class Scheduler:
                 return await self._carry_out(command, asked, remember)
         except CpumondError as error:
             self.timings.refused_commands += not isinstance(error, StoreError)
+            note_refused(self.state, asked_for, error, self.clock.now())
             if isinstance(error, CommandError) and is_denied(error):
                 told = tell_refused(self.state.trees, asked_for, asked, error, self.clock.now())
                 error.is_told = True
@@ -218,11 +222,10 @@ class Scheduler:
         else:
             allowed_by = check(self.state, command, asked.user)
             change = prepare(self.state, command, asked.user.name, now, self.new_id)
-        asked = replace(asked, allowed_by=allowed_by)
         reply = Reply(change.id, change.warnings)
         if isinstance(command, ApplyTree) and change.is_empty:
             return reply  # the same file again leaves no trace
-        told = tell_command(self.state, command, asked, change, now)
+        told = tell_command(self.state, command, replace(asked, allowed_by=allowed_by), change, now)
         await self._commit(change, [] if remember is None else self._remember(remember(reply)), [told])
         self.timings.commands += 1
         say(told.event, id=change.id or None, warnings=change.warnings or None)
@@ -286,8 +289,9 @@ class Scheduler:
         if not changes:
             self.store_problem = ""
         if changes or entries:
-            self.timings.store_writes += 1
-            self.timings.store_writes_s += time.perf_counter() - begun
+            about = name_write(changes)
+            self.timings.store_write.observe(time.perf_counter() - begun, about)
+            self.timings.store_commit.observe(self.store.commit_s, about)
 
     async def _settle(self) -> None:
         try:
@@ -348,8 +352,7 @@ class Scheduler:
         logs, requests = (each.questions_for(heartbeat.node_id) for each in (self.logs, self.requests))
         if logs or requests:
             answer = msgspec.structs.replace(answer, logs=logs, requests=requests)
-        self.timings.heartbeats += 1
-        self.timings.heartbeats_s += time.perf_counter() - begun
+        self.timings.heartbeat.observe(time.perf_counter() - begun, heartbeat.node_id)
         return answer
 
     async def read_log(
@@ -367,9 +370,8 @@ class Scheduler:
                 "node's agent keeps it",
                 NODE_OFFLINE,
             )
-        read = await self._ask(
-            self.logs, node, LogRequest("", job_id, stream, tail_bytes, offset), "its log can be read"
-        )
+        wanted = LogRequest("", job_id, stream, tail_bytes, offset)
+        read = await self._ask(self.logs, node, wanted, "its log can be read")
         if read.error:
             raise CommandError(f"job {job_id}: {read.error}", NO_SUCH_JOB)
         return read
@@ -485,11 +487,12 @@ class Scheduler:
         collected, collections = due, 0
         looked, worked_s = due, time.thread_time()
         self.event_log.note(tell_start(self.started_at, __version__, self.term))
-        with _manual_garbage_collection():
+        with manual_garbage_collection():
             while not stopping.is_set():
                 await self.update_all()
                 self.ready.set()
                 self.idle.take_if_due()
+                await self.rollout.look()
                 if self.forecasts is not None:
                     self.forecasts.take_if_due()
                 if self.history is not None:
@@ -541,8 +544,9 @@ class Scheduler:
                 await self._end_jobs(expired)
         except StoreError:
             pass  # logged; tried again with the next update
-        names, broken = list(self.state.trees), 0
+        names, broken, slowest = list(self.state.trees), 0, (0.0, "")
         for name in names:
+            begun_tree = time.perf_counter()
             try:
                 await self._update(name)
             except StoreError:
@@ -553,10 +557,10 @@ class Scheduler:
                 self.timings.failed_at = self.clock.now()
                 broken += 1
                 log.exception("update_failed", tree=name)
+            slowest = max(slowest, (time.perf_counter() - begun_tree, name))
         self.timings.good_updates += broken < max(len(names), 1)
         self.timings.update_s = time.perf_counter() - begun
-        self.timings.updates += 1
-        self.timings.updates_s += self.timings.update_s
+        self.timings.update.observe(self.timings.update_s, slowest[1])
 
     async def _update(self, name: str) -> None:
         tree = self.state.trees.get(name)
@@ -583,17 +587,3 @@ async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
 
 def _collect(number: int) -> None:
     gc.collect(1 if number % FULL_COLLECTION else 2)
-
-
-@contextlib.contextmanager
-def _manual_garbage_collection() -> Iterator[None]:
-    """Most objects are in no cycles; the automatic collector would go through all of them again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()

@@ -20,6 +20,7 @@ from cpumond.scheduler.model import (
     Rules,
     StartRecord,
 )
+from cpumond.scheduler.rollout import Stage
 from cpumond.scheduler.settings.commands import CreateTree, SetDefaultTree, apply
 from cpumond.scheduler.settings.records import changed_records, load_config
 from cpumond.scheduler.state import State
@@ -68,6 +69,7 @@ def load_state(
         key in tables.get(kind, {}),
         sorted(read("token", TokenRecord), key=lambda record: record.created_at),
         read("lost_node", LostNode),
+        read("stage", Stage),
     )
     for name, progress in tables.get("progress", {}).items():
         if name in state.trees:
@@ -113,6 +115,8 @@ def encode(change: Transaction, config: Config) -> list[Change]:
     changes += [Change("node", record.id, _dump(record)) for record in (*change.nodes, *change.cordons)]
     changes += [Change("node", node_id, None) for node_id in change.removed_nodes]
     changes += [Change("lost_node", lost.id, _dump(lost)) for lost in change.lost_nodes]
+    changes += [Change("stage", stage.nodes_filter, _dump(stage)) for stage in change.stages]
+    changes += [Change("stage", name, None) for name in change.removed_stages]
     changes += [Change("token", digest, None) for digest in change.forgotten_tokens]
     changes += [Change("token", record.hash, _dump(record)) for record in change.tokens]
     return changes

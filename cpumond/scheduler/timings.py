@@ -2,7 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from itertools import accumulate
+from typing import Final
+
+from cpumond.scheduler.store import Change
+
+BOUNDS_S: Final = (*(float(f"{step}e{power}") for power in range(-4, 1) for step in (1, 2, 5)), 10.0)
+"""Upper bounds of the buckets, each about twice the one before: a quantile read of them is off by less than that."""
+
+OPEN_KINDS: Final = frozenset(("operation", "job", "start", "node"))
+
+
+class Histogram:
+    """How many durations fell into each bucket, one more than BOUNDS_S, and what the newest of a bucket was about."""
+
+    __slots__ = ("counts", "newest", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+        self.newest: list[tuple[str, float, float] | None] = [None] * len(self.counts)
+        """Name, seconds, Unix time."""
+
+    def observe(self, took_s: float, about: str) -> None:
+        """Count a duration. ``about``: the node, tree or record that it was spent on. Called for each heartbeat."""
+        at = bisect_left(BOUNDS_S, took_s)
+        self.counts[at] += 1
+        self.sum_s += took_s
+        self.newest[at] = about, took_s, time.time()
+
+    @property
+    def count(self) -> int:
+        """How many were observed."""
+        return sum(self.counts)
+
+    def sum_up(self) -> list[int]:
+        """For each bucket how many took no longer than its bound."""
+        return list(accumulate(self.counts))
+
+
+def name_write(changes: Sequence[Change]) -> str:
+    """What a write to the store is called in metrics, which anybody may read: its first record, by its id if that is
+    no secret (the key of a token is made of the token)."""
+    if not changes:
+        return "log"
+    kind, key = changes[0].kind, changes[0].key
+    return f"{kind}/{key}" if kind in OPEN_KINDS else kind
 
 
 @dataclass(slots=True)
@@ -10,24 +59,39 @@ class Timings:
     """How long things took, in real seconds: the last value, and counts and sums for averages."""
 
     update_s: float = 0.0
-    updates: int = 0
-    updates_s: float = 0.0
+    update: Histogram = field(default_factory=Histogram)
     good_updates: int = 0
     """Updates in which not every tree failed; a refusal of the store is no failure here."""
     late_updates: int = 0
     late_at: float | None = None
     failed_updates: int = 0
     failed_at: float | None = None
-    heartbeats: int = 0
-    heartbeats_s: float = 0.0
+    heartbeat: Histogram = field(default_factory=Histogram)
     dropped_heartbeats: int = 0
     commands: int = 0
     refused_commands: int = 0
-    store_writes: int = 0
-    store_writes_s: float = 0.0
+    store_write: Histogram = field(default_factory=Histogram)
+    store_commit: Histogram = field(default_factory=Histogram)
+    """The part of a write in which the store made it last: with SQLite until it is synced to the disk."""
     store_errors: int = 0
     store_error_at: float | None = None
     store_losses: int = 0
     """How often the store was removed, and written anew."""
     store_lost_at: float | None = None
     """``..._at``: scheduler time of the last one."""
+
+    @property
+    def updates(self) -> int:
+        """Fair-share updates."""
+        return self.update.count
+
+    def list_numbers(self) -> dict[str, float]:
+        """All counters and sums by name, those of a histogram as ``NAMEs`` and ``NAMEs_s``; nothing that never was."""
+        numbers: dict[str, float] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Histogram):
+                numbers |= {f"{each.name}s": float(value.count), f"{each.name}s_s": value.sum_s}
+            elif value is not None:
+                numbers[each.name] = float(value)
+        return numbers

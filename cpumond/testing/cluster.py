@@ -441,16 +441,13 @@ class Cluster:
         return leader.url
 
     def describe_pages(self) -> str:
-        """The addresses of the pages and the token for the scheduler's, a line each, for people."""
+        """The addresses of the pages, a line each, for people; that of the scheduler's signs in."""
         pages = [
-            *(("web page", f"{url}/") for url in self.urls),
+            *(("web page", f"{url}/#token={self.token}" if self.token else f"{url}/") for url in self.urls),
             *((f"page of {node.node_id}", node.web_url) for node in self.nodes),
             *((f"metrics, {node.node_id}", node.metrics_url) for node in self.nodes),
         ]
-        lines = [f"  {name:<15}  {address}" for name, address in pages if address]
-        if self.token:
-            lines.insert(len(self.urls), f"  {'its token':<15}  {self.token}")
-        return "\n".join(lines)
+        return "\n".join(f"  {name:<15}  {address}" for name, address in pages if address)
 
     def get(self, path: str) -> Any:
         """The JSON of a GET, for example ``/api/v1/status``. Raises UnavailableError with what the scheduler said."""

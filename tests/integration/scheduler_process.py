@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import importlib.util
 import itertools
 import json
@@ -54,6 +55,14 @@ class SchedulerProcess:
             f'{text}\n[api]\nlisten = "{listen}"\n{api}\n[log]\nformat = "json"\n',
             encoding="utf-8",
         )
+
+    def write_tokens(self, role_of: Mapping[str, str]) -> str:
+        """Tokens that are called as their users. Returns the line for the table ``api``."""
+        path = self.directory / "tokens"
+        path.touch(mode=0o600)
+        lines = (f"{user}:{hashlib.sha256(user.encode()).hexdigest()}:{role}\n" for user, role in role_of.items())
+        path.write_text("".join(lines))
+        return f'tokens_file = "{path}"'
 
     def arguments(self, *more: str) -> list[str]:
         """The command that runs it."""
@@ -332,14 +341,16 @@ class PlayedNode:
         return answer
 
     def send_log(self, request: dict[str, Any]) -> None:
-        """The end of a log that somebody waits for."""
+        """The end of a log that somebody waits for, or what comes after the offset that is asked for."""
         body: dict[str, Any] = {"node_id": self.id, "request_id": request["request_id"]}
         written = self.logs.get((request["job_id"], request["stream"]))
         if written is None:
             body["error"] = f"node {self.id} has no log of it"
         else:
-            content = base64.b64encode(written[-request["tail_bytes"] :]).decode()
-            body |= {"content": content, "total_bytes": len(written)}
+            size, offset = request["tail_bytes"], request.get("offset")
+            part = written[-size:] if offset is None else written[offset:][:size]
+            body |= {"content": base64.b64encode(part).decode(), "total_bytes": len(written)}
+            body |= {} if offset is None else {"first_byte": min(offset, len(written))}
         self.scheduler.post("logs", body)
 
     def end(self, job_id: str, state: str = "completed", **facts: Any) -> None:

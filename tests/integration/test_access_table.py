@@ -53,7 +53,9 @@ class Site:
         path.touch(mode=0o600)
         lines = (f"{role}-1:{hashlib.sha256(role.encode()).hexdigest()}:{mark}\n" for role, mark in MARKS.items())
         path.write_text("".join(lines))
-        self.scheduler.write_config('node_heartbeat_timeout = "1s"', api=f'tokens_file = "{path}"')
+        self.scheduler.write_config(
+            'node_heartbeat_timeout = "1s"\n[forecast]\nhorizon = "2m"', api=f'tokens_file = "{path}"'
+        )
         self.scheduler.start()
         self.job = self.operation = ""
         self.names = (f"new-{number}" for number in itertools.count(1))
@@ -99,6 +101,12 @@ class Site:
         name = name or next(self.names)
         more = {"max_operation_count": 1000} if name in ("team", POOL) else {}
         self.do("POST", "trees/default/pools", {"name": name, "parent": parent, "attributes": more})
+        return name
+
+    def set_stage(self) -> str:
+        """A stage with a canary: its filter."""
+        name = next(self.names)
+        self.do("POST", "rollout", {"nodes_filter": name, "level": "weight"})
         return name
 
     def make_tree(self) -> str:
@@ -227,6 +235,17 @@ CASES: dict[str, Make] = {
     "POST /api/v1/operations/{operation}/jobs/{job}/pin": lambda site, _: _api(
         "POST", f"operations/{site.operation}/jobs/{site.job}/pin", {}
     ),
+    "POST /api/v1/rollout/plan": lambda *_: _api("POST", "rollout/plan", {"nodes_filter": "t", "level": "weight"}),
+    "POST /api/v1/rollout": lambda site, _: _api(
+        "POST", "rollout", {"nodes_filter": next(site.names), "level": "weight"}
+    ),
+    **{
+        f"POST /api/v1/rollout/{verb}": lambda site, _, verb=verb: _api(
+            "POST", f"rollout/{verb}", {"nodes_filter": site.set_stage()}
+        )
+        for verb in ("advance", "stop", "remove")
+    },
+    "GET /api/v1/trees/{tree}/trends": lambda *_: _api("GET", "trees/default/trends", pools=POOL),
     "GET /api/v1/history": lambda *_: _api("GET", "history", kind="pool", name=POOL),
     "GET /api/v1/can": lambda *_: _api("GET", "can", action="use", object=POOL),
     "POST /api/v1/tokens": lambda *_: _api("POST", "tokens", {}),
@@ -309,7 +328,7 @@ def test_nothing_is_reachable_that_is_not_in_the_table(tmp_path: Path) -> None:
     store = open_sqlite_store(str(tmp_path / "s.db"))
     try:
         scheduler = Scheduler(Rules(), store, Clock())
-        app = make_app(scheduler, Api(), Identities(), lambda: b"", "c")
+        app = make_app(scheduler, Api(), Identities(), lambda _: b"", "c")
     finally:
         store.close()
     served = {route.path for route in app.routes if isinstance(route, Route)}

@@ -18,6 +18,7 @@ import httpx2
 import psutil
 import psycopg
 import pytest
+import test_every_command as every
 from postgresql import run_sql
 from waiting import is_over, wait_until
 
@@ -288,8 +289,7 @@ def test_the_command_says_how_and_removes_all_at_ctrl_c(hierarchies: Hierarchies
         [token] = [line.rpartition("=")[2] for line in lines if line.startswith("export CPUMOND_TOKEN=")]
         assert sum("the agent of node-" in line for line in lines) == 2
         words = [line.split() for line in lines]
-        assert ["web", "page", f"{url}/"] in words
-        assert ["its", "token", token] in words
+        assert ["web", "page", f"{url}/#token={token}"] in words
         pages = [line[-1] for line in words if line[:2] == ["page", "of"]]
         assert [httpx2.get(page, trust_env=False, verify=False, timeout=60.0).status_code for page in pages] == [
             200,
@@ -306,6 +306,7 @@ def test_the_command_says_how_and_removes_all_at_ctrl_c(hierarchies: Hierarchies
 def test_the_command_prints_json_and_keeps_files(hierarchies: Hierarchies, tmp_path: Path) -> None:
     with Command(tmp_path, "--json", "--keep") as command:
         told = json.loads(command.read_line())
+        every.validator("cluster").validate(told)
         assert told["scheduler"].startswith("http://127.0.0.1:")
         assert set(told["nodes"]) == {"node-1", "node-2"}
         assert psutil.pid_exists(told["scheduler_pid"])

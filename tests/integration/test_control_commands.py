@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_every_command as every
 from agent_process import AgentProcess
 from waiting import wait_until
 
 from cpumond.cli import run
+from cpumond.cli.answers import ANSWERS
 from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
@@ -85,6 +87,8 @@ def said(agent: AgentProcess, *arguments: str) -> str:
 def answered(agent: AgentProcess, *arguments: str) -> dict[str, Any]:
     """The same with --json."""
     answer: dict[str, Any] = json.loads(said(agent, *arguments, "--json"))
+    name = next(each for each in (" ".join(arguments[:2]), arguments[0]) if each in ANSWERS)
+    every.validator(name).validate(answer)
     return answer
 
 
@@ -328,6 +332,21 @@ def test_a_job_is_added_listed_explained_and_removed(running, cgroups):
     assert said(agent, "job", "remove", "a/b c").startswith("job a/b c is removed")
     assert cgroups.read_all("other") == before
     assert "no job was added over the socket" in said(agent, "job", "list")
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_what_a_terminal_shows_of_an_added_job_fits_and_as_json_keeps_to_its_schema(running, cgroups, columns):
+    agent, path = running("job-1"), cgroups.make("other")
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    add = ["job", "add", "--cgroup", path, "--cpu-limit", "2", "--set", "start_delay=10ms"]
+    for words in (add, ["job", "list"], ["job", "remove", "other"]):
+        shown, code = every.on_terminal([*words, "--config", str(agent.config_path)], columns, environment)
+        assert code == 0, shown
+        lines = every.without_colour(shown).split("\n")
+        assert [line for line in lines if every.width(line) > max(columns, len(path) + 10)] == []
+    assert answered(agent, *add)["job_id"] == "other"
+    assert answered(agent, "job", "list")["jobs"]
+    assert answered(agent, "job", "remove", "other")["removed"] is True
 
 
 def test_a_job_without_an_order_takes_it_from_its_cgroup(running, cgroups):

@@ -240,3 +240,40 @@ def test_promtool_finds_nothing_to_say_about_the_scheduler(cluster: Cluster) -> 
         [program, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_slow_bucket_leads_to_its_node(prometheus: Prometheus, cluster: Cluster) -> None:
+    """Prometheus asks for OpenMetrics of its own accord, and keeps what the scheduler says of the newest heartbeats."""
+    name = "cpumond_scheduler_heartbeat_duration_seconds_bucket"
+
+    def find() -> list[dict[str, Any]]:
+        now_s = time.time()
+        span = {"start": str(now_s - 60.0), "end": str(now_s + 1.0)}
+        found = prometheus.get("query_exemplars", query=f"histogram_quantile(0.99, rate({name}[1m]))", **span)
+        return [exemplar for series in found for exemplar in series["exemplars"]]
+
+    exemplars = wait_until(find, "Prometheus has exemplars")
+    assert {exemplar["labels"]["node"] for exemplar in exemplars} == {
+        node["id"] for node in cluster.get("/api/v1/nodes")["nodes"]
+    }
+    assert all(0.0 < float(exemplar["value"]) < 60.0 for exemplar in exemplars)
+    p99_s = prometheus.wait_for("cpumond:scheduler_heartbeat_seconds:p99_5m > 0")
+    mean_s = prometheus.wait_for(
+        "rate(cpumond_scheduler_heartbeat_seconds_total[5m]) / rate(cpumond_scheduler_received_heartbeats_total[5m])"
+    )
+    assert p99_s > mean_s / 2.5, "within a bucket's width, the 99th of 100 is not below the mean"
+
+
+def test_what_grafana_is_given_leads_to_what_is_installed() -> None:
+    """The provider reads the folder that the Debian package fills; every dashboard takes the source of its type."""
+    given = {
+        path.parent.name: yaml.safe_load(path.read_text()) for path in CONFIG.glob("grafana/provisioning/*/*.yaml")
+    }
+    (provider,), (source,) = given["dashboards"]["providers"], given["datasources"]["datasources"]
+    rules = (CONFIG.parent / "packaging/debian/rules").read_text()
+    assert f"$(ROOT){provider['options']['path']} config/grafana/*.json" in rules
+    configured = yaml.safe_load((CONFIG / "prometheus/prometheus.yml").read_text())["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == configured
+    for path in CONFIG.glob("grafana/*.json"):
+        variables = {each["name"]: each for each in json.loads(path.read_text())["templating"]["list"]}
+        assert variables["datasource"]["query"] == source["type"], path.name

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
-import venv
 import zipfile
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path
@@ -126,20 +127,58 @@ def test_two_builds_give_the_same_bytes(
     assert sha256(wheel_again.read_bytes()).hexdigest() == sha256(wheel.read_bytes()).hexdigest()
 
 
-def test_the_wheel_alone_runs_the_demo(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pipx and uvx install it: nothing but the wheel and what it names."""
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    venv.create(tmp_path / "venv", with_pip=False)
-    python = tmp_path / "venv" / "bin" / "python"
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", str(wheel)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
-
-    def run(*arguments: str) -> str:
-        command = [python.with_name("cpumond"), *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+@pytest.fixture(scope="module")
+def run(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """What a line of shell prints where ``dist/`` is, pipx, uvx, and the wheels that they would fetch."""
+    home = tmp_path_factory.mktemp("home")
+    tools, wheels, own = (home / name for name in ("tools", "wheels", "dist"))
+    for folder in (wheels, own):
+        folder.mkdir()
+    shutil.copy(wheel, own)
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    for command in (
+        [*pip, "install", "--no-compile", "--target", str(tools), "pipx", "uv"],
+        [*pip, "wheel", "--wheel-dir", str(wheels), str(wheel), "pip"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode == 0, done.stderr
+    (tools / "bin" / "pipx").write_text(f'#!/bin/sh\nPYTHONPATH={tools} exec {sys.executable} -m pipx "$@"\n')
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("PIP", "UV_", "PYTHON"))}
+    environment = bare | {
+        "HOME": str(home),
+        "XDG_CACHE_HOME": f"{home}/.cache",
+        "XDG_DATA_HOME": f"{home}/.local/share",
+        "PATH": f"{home}/.local/bin:{tools}/bin:{os.environ['PATH']}",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheels),
+        "UV_NO_INDEX": "1",
+        "UV_FIND_LINKS": str(wheels),
+        "UV_PYTHON": sys.executable,
+    }
+
+    def run(line: str) -> str:
+        command = ["bash", "-c", line]
+        done = subprocess.run(
+            command, cwd=home, env=environment, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert run("--version") == f"cpumond, version {__version__}\n"
-    assert json.loads(run("demo", "--duration", "2", "--json"))["removed"]
+    yield run
+    shutil.rmtree(home)
+
+
+def find_documented(tool: str) -> str:
+    """The line of docs/install.md that begins so, without its comment."""
+    text = (REPOSITORY / "docs" / "install.md").read_text(encoding="utf-8")
+    (line,) = re.findall(rf"^{tool} .*? cpumond demo(?= |$)", text, re.MULTILINE)
+    return str(line)
+
+
+@pytest.mark.parametrize("tool", ["uvx", "pipx"])
+def test_the_wheel_alone_runs_the_demo(run: Callable[[str], str], tool: str) -> None:
+    """By the lines of docs/install.md: nothing but the wheel and what it names."""
+    line = find_documented(tool)
+    assert json.loads(run(f"{line} --duration 2 --json").splitlines()[-1])["removed"]
+    version = line.replace("cpumond demo", "cpumond --version") if tool == "uvx" else "cpumond --version"
+    assert run(version) == f"cpumond, version {__version__}\n"

@@ -8,16 +8,16 @@ import os
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
 from test_json_api import LiveScheduler
-from test_scheduler_commands import Shell
+from test_scheduler_commands import Shell, cpumond, server
 from waiting import wait_until
+
+__all__ = ["cpumond", "server"]
 
 MARKER = "hunter2-marker"
 TOKENS = {"root": "admin", "alice": "user", "bob": "user"}
@@ -247,21 +247,6 @@ def test_a_start_and_a_reload_are_told(scheduler: SchedulerProcess):
 
 
 # --- the commands
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveScheduler]:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    with LiveScheduler(tmp_path) as server:
-        monkeypatch.setenv("CPUMOND_SCHEDULER", server.url)
-        yield server
-
-
-@pytest.fixture
-def cpumond(capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)
 
 
 def test_the_commands(server: LiveScheduler, cpumond: Shell):

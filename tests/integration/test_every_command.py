@@ -32,15 +32,14 @@ from waiting import wait_until
 from cpumond.cli import cli, run
 from cpumond.cli.answers import ANSWERS
 from cpumond.cli.schema import make_schema
+from cpumond.scheduler.store.sqlite import open_sqlite_store
 
 LONG_POOL = "research-on-large-models"
 WIDE_TITLE = "Обучение 訓練 der größten Modelle aller Zeiten, mit sehr langem Titel " * 2
 LONG_NODE = "host-17.rack-4.example.org"
-HELP_ONLY = {
-    "agent", "restore", "scheduler", "store copy", "record", "cluster", "demo", "kubernetes publish", "stub-scheduler",
-    "init",
-}  # fmt: skip
-"""Commands that run until they are ended or change the machine; their own tests run them, here only their help is."""
+HELP_ONLY = {"agent", "scheduler", "stub-scheduler", "kubernetes publish", "cluster", "demo"}
+"""Commands that run until they are ended and print a log or a story; their own tests run them, here only their help is.
+What ``cluster`` and ``demo`` print with --json is checked there."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,9 @@ class Case:
     is_change: bool = False
     code: int = 0
     prints_file: bool = False
-    """Whether what it prints is for programs, whatever the terminal."""
+    """Whether what it prints is for programs or the journal, whatever the terminal."""
+    typed: str = ""
+    """What is typed on a terminal, if it asks."""
 
 
 OF_SCHEDULER = {
@@ -92,6 +93,12 @@ OF_SCHEDULER = {
     "node cordon": Case(f"node cordon {LONG_NODE} --why kernel", is_change=True),
     "node uncordon": Case(f"node uncordon {LONG_NODE}", is_change=True),
     "node drain": Case(f"node drain {LONG_NODE} --plan"),
+    "fleet": Case("fleet"),
+    "rollout set": Case("rollout set %true weight --canary 0.5", is_change=True),
+    "rollout show": Case("rollout show"),
+    "rollout advance": Case("rollout advance %true", is_change=True),
+    "rollout stop": Case("rollout stop %true --why trouble", is_change=True),
+    "rollout remove": Case("rollout remove %true", is_change=True),
     "can": Case(f"can tester use {LONG_POOL} --why"),
     "token create": Case("token create alice --expires 90d", is_change=True),
     "token list": Case("token list --all"),
@@ -101,6 +108,7 @@ OF_SCHEDULER = {
     "undo": Case("undo {change} --plan"),
     "report": Case("report", code=69),  # the history of this scheduler is turned off
     "top": Case("top --cluster --once"),
+    "store copy": Case("store copy --from {store} --to {copy}", is_change=True),
 }
 ASK_A_NODE = {"operation log", "operation explain", "operation pin", "operation unpin", "run"}
 """Commands that need an agent: below, on a cluster."""
@@ -112,11 +120,12 @@ OF_AGENT = {
     "job list": Case("job list"),
     "check-config": Case("check-config {config}"),
 }
-OF_CGROUPS = {"job add", "job remove", "dry-run"}
-"""Commands that need a cgroup of their own; tests of the control socket run them."""
+OF_CGROUPS = {"dry-run", "record", "estimate", "job add", "job remove"}
+"""Commands that look at a cgroup; the last two need one of their own, and tests of the control socket run them."""
 ALONE = {
     "doctor": Case("doctor", code=-1),
-    "estimate": Case("estimate --prometheus http://127.0.0.1:1", code=69),
+    "init": Case("init --config {agent} --unit-dir {home}", typed="n\n"),
+    "restore": Case("restore --config {agent}", prints_file=True),
     "replay": Case("replay {trace} --cpu-limit 10", prints_file=True),
     "simulate": Case("simulate {trace} --cpu-limit 10"),
     "fair-share": Case("fair-share {tree}", prints_file=True),
@@ -184,13 +193,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         file.write_text(f'tree = "default"\n\n[pools.{LONG_POOL}]\nweight = 5\n')
         spec = directory / "spec.toml"
         spec.write_text('pool = "started"\n[tasks.t]\njob_count = 1\ncommand = "true"\n')
+        open_sqlite_store(str(directory / "store.db")).close()
+        (directory / "agent.toml").write_text(f'state_dir = "{directory}/agent"\nruntime_dir = "{directory}/run"\n')
         token = server.post("/tokens", {"user": "bob-with-a-long-name", "note": WIDE_TITLE[:100]}, 201)["id"]
         wait_until(lambda: server.call(lambda scheduler: scheduler.state.foretold.get(operation)), "a forecast")
         change = next(e["number"] for e in server.get("/events", kind="command")["events"] if e["can_undo"])
         yield {
             "url": server.url, "operation": operation, "spare": spare, "spare2": spare2, "change": str(change),
             "trace": str(trace), "tree": str(tree), "file": str(file), "token": token,
-            "spec": str(spec), "home": str(directory),
+            "spec": str(spec), "home": str(directory), "store": str(directory / "store.db"),
+            "copy": str(directory / "copy.db"), "agent": str(directory / "agent.toml"),
         }  # fmt: skip
 
 
@@ -208,7 +220,7 @@ def environment(site: dict[str, str]) -> dict[str, str]:
 
 
 def on_terminal(
-    words: list[str], columns: int, environment: dict[str, str], timeout_s: float = 120.0
+    words: list[str], columns: int, environment: dict[str, str], timeout_s: float = 120.0, typed: str = ""
 ) -> tuple[str, int]:
     """What a command shows on a terminal of that width, without its colours, and its exit code."""
     main, terminal = pty.openpty()
@@ -217,6 +229,7 @@ def on_terminal(
         [sys.executable, "-m", "cpumond", *words], stdin=terminal, stdout=terminal, stderr=terminal, env=environment
     )
     os.close(terminal)
+    os.write(main, typed.encode())
     text, decoder = "", codecs.getincrementaldecoder("utf-8")()
     with contextlib.suppress(OSError):
         while piece := os.read(main, 65_536):
@@ -233,7 +246,8 @@ def without_colour(text: str) -> str:
 
 
 def width(line: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in line)
+    seen = (sign for sign in line if not unicodedata.combining(sign))
+    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in seen)
 
 
 def expand(words: str, names: dict[str, str]) -> list[str]:
@@ -262,17 +276,22 @@ def check_terminal(name: str, case: Case, names: dict[str, str], environment: di
     words = expand(case.words, names)
     listed = list_ids(name, words, environment)
     for columns in (80, 40):
-        shown, code = on_terminal(words, columns, environment)
+        shown, code = on_terminal(words, columns, environment, typed=case.typed)
         assert case.code in (-1, code), shown
         text = without_colour(shown)
         if case.prints_file:
             continue
         longest = max(map(width, [word for word in text.split() if len(word) > columns] or [""]))
-        too_long = [line for line in text.split("\n") if width(line) > max(columns, longest)]
+        # A word that is longer than a line may be indented, and so may one that only its indentation makes too long.
+        too_long = [
+            each
+            for each in text.split("\n")
+            if width(each) > columns and width(each.strip()) > longest and " " in each.strip()
+        ]
         assert too_long == []
         for each in listed:
             assert each in text, f"{each} is not whole at {columns} columns:\n{text}"
-    uncoloured, _ = on_terminal(words, 80, {**environment, "NO_COLOR": "1"})
+    uncoloured, _ = on_terminal(words, 80, {**environment, "NO_COLOR": "1"}, typed=case.typed)
     assert "\x1b[3" not in uncoloured
 
 
@@ -297,13 +316,27 @@ def check_piped(name: str, case: Case, names: dict[str, str], environment: dict[
         check_csv(words, environment)
 
 
+def make_closed(schema: Any) -> Any:
+    """The same schema, refusing fields that it does not name: what is printed and not described is a mistake."""
+    if isinstance(schema, dict):
+        closed = {key: make_closed(value) for key, value in schema.items()}
+        if "properties" in schema and schema.get("type") == "object":
+            closed.setdefault("additionalProperties", False)
+        return closed
+    return [make_closed(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def validator(name: str) -> jsonschema.Draft202012Validator:
+    """Of what a command prints with --json."""
+    return jsonschema.Draft202012Validator(make_closed(make_schema(name)))
+
+
 def check_json(name: str, words: list[str], environment: dict[str, str]) -> None:
     told = piped([*words, "--json"], environment)
-    validator = jsonschema.Draft202012Validator(make_schema(name))
     texts = told.stdout.splitlines() if name in ("events", "audit", "dry-run") else [told.stdout]
     assert texts
     for text in texts:
-        validator.validate(json.loads(text))
+        validator(name).validate(json.loads(text))
 
 
 def check_csv(words: list[str], environment: dict[str, str]) -> None:
@@ -364,6 +397,54 @@ def test_all_columns_are_there_with_wide_and_some_are_told_to_be_left_out(site, 
     assert WIDE_TITLE.strip() in wide
     assert "left out" not in wide
     assert "demand" in wide.split("\n")[0]
+
+
+ODD_TITLES = {
+    "newline": "of two\nlines\tand a tab", "escape": "red \x1b[31m and \x1b[2J gone\x07", "long": "x" * 900,
+    "rtl": "תרגול של מודל \u202egnp.exe\u202c", "wide": "大規模言語モデルの訓練" * 5,
+    "joined": "👩\u200d🚀 e\u0301 \u200b",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """An environment with a scheduler of operations with odd titles, and the id of each."""
+    with LiveScheduler(tmp_path_factory.mktemp("odd")) as server:
+        ids = {name: server.start("p", title=title, cpu_limit=0.1) for name, title in ODD_TITLES.items()}
+        server.wait_for_update()
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("CPUMOND", "COLUMNS", "LINES"))
+        }
+        yield {**kept, "CPUMOND_SCHEDULER": server.url, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}, ids
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_titles_of_any_signs_move_no_cursor_and_fit_lists(odd, columns):
+    environment, ids = odd
+    for words in ("operation list", "top --cluster --once", "events", f"operation show {ids['rtl']}"):
+        shown, code = on_terminal(words.split(), columns, environment)
+        assert code == 0, shown
+        text = without_colour(shown)
+        assert [sign for sign in text if sign != "\n" and not sign.isprintable()] == []
+        if words.startswith(("operation list", "top")):
+            assert [line for line in text.split("\n") if width(line) > columns] == []
+            assert columns < 80 or "of two\\n" in text
+        if words.startswith("operation show"):
+            # What can be printed is shown as it is, even where something beside it cannot.
+            assert "תרגול" in text
+            assert "\\u202e" in text
+
+
+def test_an_operation_is_found_by_an_odd_title_and_told_apart_from_others(odd):
+    environment, ids = odd
+    for name, title in ODD_TITLES.items():
+        for typed in (title, title[:5]):
+            found = piped(["operation", "show", typed, "--json"], environment)
+            assert json.loads(found.stdout)["id"] == ids[name], found.stderr
+            assert json.loads(found.stdout)["title"] == title
+    refused, code = on_terminal(["operation", "show", ""], 40, environment)
+    assert code != 0
+    assert [sign for sign in without_colour(refused) if sign != "\n" and not sign.isprintable()] == []
 
 
 # ---- names by their beginning

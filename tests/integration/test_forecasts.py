@@ -44,10 +44,9 @@ class Site:
     def ask(self, *words: str, code: int = 0) -> Any:
         return json.loads(self.run(*words[:2], "--json", *words[2:], code=code))
 
-    def start(self, *words: str) -> str:
-        return self.run(
-            "operation", "start", "--pool", "p", "--title", "nap", *words, "--", "sleep", str(RUN_S)
-        ).strip()
+    def start(self, job_count: int = 1) -> str:
+        """By a request: jobs run on while a command begins, on a loaded host for as long as they take."""
+        return self.cluster.start_operation("p", ["sleep", str(RUN_S)], job_count, title="nap")
 
     def show(self, operation: str) -> Any:
         return self.ask("operation", "show", operation)
@@ -71,7 +70,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_an_operation_starts_when_it_was_foretold(site: Site) -> None:
-    ahead = [site.start("--job-count", "2") for _ in range(8)]
+    ahead = [site.start(2) for _ in range(12)]
     waiting = site.start()
     wait_until(lambda: site.show(waiting)["forecast"] is not None)
     text = site.run("operation", "when", waiting)
@@ -91,7 +90,7 @@ def test_an_operation_starts_when_it_was_foretold(site: Site) -> None:
 
 
 def test_a_simulation_foretells_what_then_happens_and_changes_nothing(site: Site) -> None:
-    ahead = [site.start("--job-count", "2") for _ in range(2)]
+    ahead = [site.start(2) for _ in range(2)]
     before = site.ask("operation", "list")["total"]
     told = site.ask("operation", "simulate", "--pool", "p", "--title", "nap", "--", "sleep", str(RUN_S))
     assert site.ask("operation", "list")["total"] == before

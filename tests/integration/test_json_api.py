@@ -75,7 +75,7 @@ class LiveScheduler:
         if self._foretells:
             scheduler = self.scheduler
             scheduler.forecasts = Forecasts(
-                scheduler.state, scheduler.clock.now, lambda: pace_of(scheduler), 1.0, 1.0, 3600.0
+                scheduler.state, scheduler.clock.now, lambda: pace_of(scheduler), 1.0, 1.0, 60.0
             )
 
         def authenticate(request: Request) -> User:

@@ -133,6 +133,8 @@ def test_a_drain_that_takes_too_long_says_so_and_goes_on(scheduler: SchedulerPro
     assert "node n1 has 1 job left after 0.1 s; the drain goes on" in told
     _, refused = cpumond(scheduler.url, "node", "drain", "n1", "--plan", "--graceful", code=64)
     assert "--plan: nothing is changed" in refused
+    _, refused = cpumond(scheduler.url, "node", "drain", "n1", "--no-wait", "--timeout", "1s", code=64)
+    assert "--timeout has no effect with --no-wait" in refused
     node.beat_until(lambda: not node.jobs, "the job ends")
     told, _ = node.beat_until_done(lambda: cpumond(scheduler.url, "node", "drain", "n1"))
     assert told.splitlines()[-1] == "node n1 is empty"

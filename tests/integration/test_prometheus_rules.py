@@ -41,6 +41,17 @@ def read_rules(name: str) -> list[dict[str, Any]]:
 ALERTS = read_rules("alerts.yml")
 
 
+def scheduler_of_the_example() -> str:
+    """The address that an operator replaces in both files at once."""
+    [job] = [
+        job
+        for job in yaml.safe_load((RULES / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+        if job["job_name"] == "cpumond-scheduler"
+    ]
+    [[target]] = [each["targets"] for each in job["static_configs"]]
+    return f"http://{target}"
+
+
 @pytest.mark.prometheus
 def test_promtool_accepts_the_rules_and_the_example() -> None:
     answer = promtool("check", "rules", RULES / "recording.yml", RULES / "alerts.yml")
@@ -90,7 +101,10 @@ def test_an_alert_says_what_it_is_about(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("info", "warning", "critical")
     annotations = rule["annotations"]
     assert set(annotations) == {"summary", "description", "runbook_url"}
-    assert annotations["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
+    assert annotations["runbook_url"] == f"{scheduler_of_the_example()}/web/runbook.html#{rule['alert'].lower()}"
+    figures = re.findall(r"\$value(.*?)\}\}", " ".join(annotations.values()))
+    rounded = ' | printf "%.0f" ', ' | printf "%.2g" ', " | humanizePercentage ", " | humanizeDuration "
+    assert set(figures) <= set(rounded), "a figure with all its digits, or 0.1 as 100m"
     assert annotations["summary"].endswith(".")
     assert annotations["description"].endswith(".")
     assert "$labels" in annotations["summary"]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -26,12 +25,7 @@ class Teams:
 
     def __init__(self, scheduler: SchedulerProcess) -> None:
         self.scheduler = scheduler
-        path = scheduler.directory / "tokens"
-        path.touch(mode=0o600)
-        path.write_text(
-            "".join(f"{user}:{hashlib.sha256(user.encode()).hexdigest()}:{role}\n" for user, role in USERS.items())
-        )
-        scheduler.write_config(api=f'tokens_file = "{path}"')
+        scheduler.write_config(api=scheduler.write_tokens(USERS))
         scheduler.start()
 
     def set_up(self) -> None:

@@ -21,6 +21,7 @@ COMMAND = [sys.executable, "-m", "cpumond"]
 @pytest.fixture(scope="module")
 def cluster(hierarchies: Hierarchies, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("cluster"), 2, cpu=1.0, web=True) as whole:
+        whole.create_pool("p")
         yield whole
     assert whole.leftovers() == []
 
@@ -37,6 +38,20 @@ def cpumond(environment: dict[str, str], *words: str) -> subprocess.CompletedPro
 
 def run(environment: dict[str, str], script: str, *words: str) -> subprocess.CompletedProcess[str]:
     return cpumond(environment, "run", "--pool", "p", "--cpu-limit", "0.1", *words, "--", "sh", "-c", script)
+
+
+def begin(environment: dict[str, str], script: str, *words: str) -> tuple[subprocess.Popen[str], str]:
+    """``run`` with a command that has written "begun", and the id of the operation."""
+    process = subprocess.Popen(
+        [*COMMAND, "run", "--pool", "p", "--cpu-limit", "0.1", *words, "--", "sh", "-c", script],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    told = process.stderr.readline()
+    assert told.startswith("cpumond: operation "), told
+    assert process.stdout.readline() == "begun\n"
+    return process, told.split()[2]
 
 
 def test_output_and_exit_code_are_those_of_the_command(environment):
@@ -63,28 +78,105 @@ def test_lines_of_several_jobs_begin_with_the_job(environment):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_aborts_the_operation(environment, cluster, number, code):
-    process = subprocess.Popen(
-        [*COMMAND, "run", "--pool", "p", "--cpu-limit", "0.1", "--", "sh", "-c", "echo begun; sleep 1000"],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
+    process, operation = begin(environment, "echo begun; sleep 1000")
     process.send_signal(number)
     _, told = process.communicate(timeout=100)
     assert process.returncode == code, told
-    operation = told.partition("cpumond: operation ")[2].split()[0]
     assert cluster.get(f"/api/v1/operations/{operation}")["state"] == "aborted"
+
+
+def test_an_operation_whose_output_nobody_reads_is_aborted(environment, cluster):
+    process, operation = begin(environment, "echo begun; while :; do echo more; sleep 0.1; done")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    with process.stderr:
+        assert process.wait(timeout=100) == 128 + signal.SIGPIPE
+    assert cluster.get(f"/api/v1/operations/{operation}")["state"] == "aborted"
+
+
+def test_an_operation_whose_output_has_no_room_is_aborted(environment, cluster):
+    script = "while :; do echo more; sleep 0.1; done"
+    words = [*COMMAND, "run", "--pool", "p", "--cpu-limit", "0.1", "--", "sh", "-c", script]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(words, env=environment, stdout=full, stderr=subprocess.PIPE, timeout=100, check=False)
+    assert done.returncode == 69
+    assert b"No space left on device" in done.stderr
+    operation = done.stderr.split()[2].decode()
+    assert cluster.get(f"/api/v1/operations/{operation}")["state"] == "aborted"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_output_that_the_caller_closed_is_left_out(environment, closed):
+    words = [*COMMAND, "run", "--pool", "p", "--cpu-limit", "0.1", "--", "sh", "-c", "echo out; echo err >&2"]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *words], env=environment, capture_output=True, text=True, timeout=100,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert ("out" in done.stdout, "err" in done.stderr) == (closed != ">&-", closed != "2>&-")
+
+
+def test_a_second_signal_ends_it_at_once_and_says_what_is_left_to_the_scheduler(environment, cluster):
+    # The job does not end by itself when it is told to.
+    process, operation = begin(environment, "trap '' TERM INT; echo begun; while :; do sleep 1; done")
+    assert process.stderr is not None
+    process.send_signal(signal.SIGINT)
+    assert "is aborted; Ctrl-C again ends this command at once" in process.stderr.readline()
+    cluster.wait(lambda: cluster.get(f"/api/v1/operations/{operation}")["state"] == "aborted", "it is aborted")
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert (process.returncode, told) == (
+        130,
+        f"cpumond: operation {operation} is left to the scheduler, which stops its jobs\n",
+    )
+    cluster.wait(lambda: not cluster.jobs(operation, "stopping"), "its job has ended")
+
+
+def test_a_second_signal_while_no_scheduler_answers_says_that_the_operation_may_go_on(environment, cluster):
+    process, operation = begin(environment, "echo begun; sleep 1000")
+    assert process.stderr is not None
+    cluster.scheduler.pause()
+    try:
+        process.send_signal(signal.SIGTERM)
+        assert "is aborted" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=30)
+    finally:
+        cluster.scheduler.resume()
+    assert process.returncode == 143
+    assert f"operation {operation} may go on; `cpumond operation abort {operation}` ends it" in told
+    assert cpumond(environment, "operation", "abort", operation).returncode in (0, 78)
+
+
+def test_a_job_that_is_preempted_is_told_of_and_the_one_in_its_place_is_followed(environment, cluster, tmp_path):
+    options = {"max_unpreemptible_running_job_count": (0, 10), "fair_share_starvation_timeout": (100, 30_000)}
+    quick, before = ([f"{name}={both[n]}" for name, both in options.items()] for n in (0, 1))
+    assert cpumond(environment, "tree", "set", "default", *quick).returncode == 0
+    cluster.create_pool("prod", strong_guarantee_resources={"cpu": 2.0})
+    gate = tmp_path / "gate"
+    script = f"echo begun; until [ -e {gate} ]; do sleep 0.1; done; echo ended; exit 5"
+    process, operation = begin(environment, script, "--cpu-limit", "0.9")
+    [first] = cluster.jobs(operation, "running")
+    urgent = cluster.start_operation("prod", "sleep 1000", 2, cpu_limit=1.0)
+    cluster.wait(lambda: len(cluster.jobs(urgent, "running")) == 2, "prod has both nodes")
+    assert not cluster.jobs(operation, "running")
+    assert process.stderr is not None
+    sentence = process.stderr.readline()
+    assert f"job {first['id']} on node {first['node_id']} is aborted: preempted to start job" in sentence
+    assert sentence.endswith("; it is started anew\n")
+    gate.touch()
+    cpumond(environment, "operation", "abort", urgent)
+    rest, told = process.communicate(timeout=150)
+    assert process.returncode == 5, told
+    assert rest.endswith("begun\nended\n"), told
+    assert cpumond(environment, "tree", "set", "default", *before).returncode == 0
 
 
 def test_it_outlives_a_scheduler_that_is_killed(environment, cluster, tmp_path):
     gate = tmp_path / "gate"
     script = f"echo begun; until [ -e {gate} ]; do sleep 0.1; done; echo ended"
-    process = subprocess.Popen(
-        [*COMMAND, "run", "--pool", "p", "--cpu-limit", "0.1", "--", "sh", "-c", script],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
+    process, _ = begin(environment, script)
     cluster.scheduler.kill()
     cluster.scheduler.start()
     gate.touch()
@@ -135,8 +227,13 @@ def test_a_log_is_followed_to_the_end_of_its_job(environment):
 
 
 @pytest.fixture(scope="module")
-def names(environment: dict[str, str], cluster: Cluster) -> dict[str, str]:
-    operation = cluster.start_operation("p", "echo some text; sleep 1000", cpu_limit=0.2, title="long lived")
+def operation(cluster: Cluster) -> str:
+    return cluster.start_operation("p", "echo some text; sleep 1000", cpu_limit=0.2, title="long lived")
+
+
+@pytest.fixture
+def names(environment: dict[str, str], cluster: Cluster, operation: str) -> dict[str, str]:
+    """Another test kills the scheduler: a job runs again once its node has told of it, another one where it did not."""
     [job] = cluster.wait(lambda: cluster.jobs(operation, "running"), "it runs")
     node = next(node for node in cluster.nodes if node.node_id == job["node_id"])
     environment["CPUMOND_SOCKET"] = node.control_socket
@@ -148,15 +245,19 @@ OF_JOBS = {
     "operation explain": every.Case("operation explain {operation} {job}"),
     "operation pin": every.Case("operation pin {operation} {job} --cpu-limit 0.1"),
     "operation unpin": every.Case("operation unpin {operation} {job}"),
+    "run": every.Case("run --pool p --cpu-limit 0.1 -- echo done"),
+    "report": every.Case("report"),
+    "estimate": every.Case("estimate --duration 1s --root {cgroup}"),
+    "record": every.Case("record --cgroup {cgroup} --duration 1s --period 200ms", prints_file=True),
     "dry-run": every.Case("dry-run --cgroup {cgroup} --cpu-limit 1 --duration 1 --set check_period=200"),
 }
 
 
 @pytest.mark.parametrize("name", [*every.OF_AGENT, *OF_JOBS])
 def test_a_command_of_the_agent(name, names, environment, cluster):
-    # Another test kills the scheduler, after which a job runs again once its node has told of it.
-    cluster.wait(lambda: cluster.jobs(names["operation"], "running"), "it is known to run")
     case = {**every.OF_AGENT, **OF_JOBS}[name]
+    if name == "report":
+        cluster.wait(lambda: every.piped(["report"], environment).returncode == 0, "the history has a point")
     every.check_terminal(name, case, names, environment)
     every.check_piped(name, case, names, environment)
 

@@ -67,6 +67,20 @@ def test_tab_gives_names_that_the_scheduler_knows(shell: str, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("shell", ASK)
+def test_tab_gives_no_name_that_a_shell_would_take_for_something_else(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LiveScheduler(tmp_path) as server:
+        monkeypatch.setenv("CPUMOND_SCHEDULER", server.url)
+        for name in ("$(id)", "`id`", "a b", "x;id", "*", "a,b", "n\nplain,host-m", "q'", "\x1b[31m", "good"):
+            make_node(server, f"host-{name}").register()
+        # A description is no candidate either, whatever is in it.
+        operation = server.start("p", title="one\nplain\n$(id)\ntwo\x1b[31m")
+        assert ask(shell, "cpumond node show host", tmp_path) == ["host-good"]
+        assert ask(shell, f"cpumond operation show {operation[:3]}", tmp_path) == [operation]
+
+
+@pytest.mark.parametrize("shell", ASK)
 def test_tab_gives_nothing_where_no_scheduler_answers(
     shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,7 +146,12 @@ def test_a_job_that_kills_its_step_is_told_by_slurm(rig):
 def test_a_step_that_names_the_job_of_another_user_does_not_have_it_cancelled(rig):
     others = rig.cluster.sbatch("sleep 1000", "--partition=reclaimed")
     wait_until(lambda: rig.cluster.state(others) == "RUNNING", "the other job runs")
-    job_id = rig.shell("kill -STOP $PPID; echo ready; sleep 1000", user="nobody")
+    job_id = rig.shell(
+        "trap 'kill -STOP $PPID; echo ready' USR1; echo set; while :; do sleep 0.05; done", user="nobody"
+    )
+    rig.wait(Started, job_id)  # by the step, which is stopped after that
+    rig.wait_written(job_id, b"set")
+    rig.cluster.command("scancel", "--signal=USR1", "--batch", str(rig.number(job_id)))
     rig.wait_written(job_id, b"ready")
     # What the keeper reports where a user's step says so: only a step itself knows which job of Slurm it is.
     rig.executor._jobs[job_id].record.slurm_job = others

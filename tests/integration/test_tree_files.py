@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pty
@@ -40,11 +39,7 @@ weight = 0.5
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
     made = SchedulerProcess(tmp_path)
-    path = tmp_path / "tokens"
-    path.touch(mode=0o600)
-    lines = (f"{name}:{hashlib.sha256(name.encode()).hexdigest()}:{role}\n" for name, role in ROLES.items())
-    path.write_text("".join(lines))
-    made.write_config(api=f'tokens_file = "{path}"')
+    made.write_config(api=made.write_tokens(ROLES))
     made.use_token("root")
     try:
         yield made.start()
@@ -99,6 +94,8 @@ def pools(scheduler: SchedulerProcess) -> dict[str, str]:
 def test_a_file_is_planned_applied_and_then_nothing_is_left_to_do(
     scheduler: SchedulerProcess, cpumond: Shell, file: Path
 ) -> None:
+    _, refused = cpumond("tree", "plan", file, "--detailed-exitcode", "--simulate", code=64)
+    assert "--simulate shows no plan" in refused
     plan, _ = cpumond("tree", "plan", file, "--detailed-exitcode", code=2)
     assert plan.splitlines()[0] == "~ tree default: max_running_operation_count: not set -> 100"
     assert "+ pool nightly: made" in plan

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+import test_every_command as every
 from waiting import is_over, wait_until
 
 from cpumond.cli.demo.host import remove_leftovers
@@ -183,6 +184,7 @@ def test_demo_tells_the_whole_story_and_leaves_nothing(hierarchies: Hierarchies,
         return process
 
     process, summary = run_whole_story(start, 20)
+    every.validator("demo").validate(summary)
     assert summary["kernel"] == "real"
     assert (summary["restored"], summary["removed"]) == (True, True)
     assert summary["heartbeats"] > 20
@@ -236,7 +238,7 @@ def test_a_short_demo_says_what_was_not_seen(hierarchies: Hierarchies, tmp_path:
     output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert re.search(
-        r"To look at while it runs:\n  web page  +http://127\.0\.0\.1:\d+/\n  its token  +[0-9a-f]{48}\n"
+        r"To look at while it runs:\n  web page  +http://127\.0\.0\.1:\d+/#token=[0-9a-f]{48}\n"
         r"  page of node-1 +http://127\.0\.0\.1:\d+/\n", output
     )  # fmt: skip
     assert "Not seen: simulation woke up." in output

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +54,31 @@ def test_a_stopped_leader_is_replaced_and_answers_nothing_when_it_goes_on(pair: 
         took_s, answered_s = stop_the_leader(pair)
         assert took_s < STOPPED_S
         assert answered_s < 1.0
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
+def test_a_command_that_runs_through_a_take_over_keeps_its_output_and_its_exit_code(pair: Pair, tmp_path, is_killed):
+    gate, told = tmp_path / "gate", tmp_path / "stderr"
+    script = f"seq 1 50000; until [ -e {gate} ]; do sleep 0.1; done; seq 50001 100000; exit 7"
+    words = ["run", "--pool", "p", "--cpu-limit", "0.5", "--", "sh", "-c", script]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CPUMOND")}
+    environment = {**kept, "CPUMOND_SCHEDULER": ",".join(pair.cluster.urls), "HOME": str(tmp_path)}
+    with told.open("w") as stderr, subprocess.Popen(
+        [sys.executable, "-m", "cpumond", *words],
+        env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        leader, other = pair.leader(), pair.standby()
+        began_s = time.monotonic()
+        leader.kill() if is_killed else leader.pause()
+        pair.wait_led_by(other, began_s)
+        gate.touch()  # it ends while only the other scheduler knows of it
+        rest = process.stdout.read()
+        assert process.wait(150) == 7, told.read_text()
+        leader.start() if is_killed else leader.resume()
+    assert rest == "".join(f"{number}\n" for number in range(2, 100_001))
+    assert "is failed" in told.read_text()
 
 
 def client_of(scheduler: ClusterScheduler, directory: Path) -> SchedulerProcess:

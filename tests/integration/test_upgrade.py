@@ -7,7 +7,6 @@ in it, and ``batch``; an operation of ann's in ``nlp`` and one of ben's that was
 from __future__ import annotations
 
 import gzip
-import hashlib
 import os
 import pwd
 import shutil
@@ -28,15 +27,11 @@ ANNS = "e29ea6ec-44190013-f7248524-ab05b392"
 @pytest.fixture
 def old(scheduler: SchedulerProcess) -> SchedulerProcess:
     """What version 0.1 left, not started yet."""
-    tokens = scheduler.directory / "tokens"
-    tokens.touch(mode=0o600)
-    lines = (f"{user}:{hashlib.sha256(user.encode()).hexdigest()}:{role}\n" for user, role in USERS.items())
-    tokens.write_text("".join(lines))
     scheduler.state_dir.mkdir(mode=0o700)
     path = scheduler.state_dir / "scheduler.db"
     path.touch(mode=0o600)
     path.write_bytes(gzip.decompress(DATABASE.read_bytes()))
-    scheduler.write_config(api=f'tokens_file = "{tokens}"')
+    scheduler.write_config(api=scheduler.write_tokens(USERS))
     return scheduler
 
 

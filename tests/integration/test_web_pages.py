@@ -163,11 +163,15 @@ def test_the_pools_are_a_tree_with_their_numbers(page, site):
     ]  # fmt: skip
     models = page.get_by_role("row").filter(has=page.get_by_role("link", name="models", exact=True))
     assert rows["models"]["parent"] == "research"
+    page.get_by_text("Columns", exact=True).click()
+    for column in ("Running / max", "Integral", "Mode"):
+        page.get_by_role("checkbox", name=column, exact=True).check()
     cells = models.get_by_role("cell").all_inner_texts()
-    assert cells[12:14] == ["3", "fair_share"]
-    assert "0 / " not in cells[7]
+    assert cells[6] == "3"
+    assert cells[-1] == "fair_share"
+    assert not cells[7].startswith("0 / ")
     bursts = page.get_by_role("row").filter(has=page.get_by_role("link", name="bursts", exact=True))
-    assert "burst" in bursts.get_by_role("cell").all_inner_texts()[4]
+    assert "burst" in bursts.get_by_role("cell").all_inner_texts()[-2]
     expect(page.get_by_role("row").filter(has_text="queue").first).to_contain_text("1 / 1")
 
 
@@ -257,6 +261,23 @@ def test_the_preemptions_have_their_reasons(page, site):
     row = page.get_by_role("row").filter(has_text=record["why"])
     expect(row).to_contain_text("over a limit")
     expect(row.get_by_role("link", name="narrow")).to_have_attribute("href", "#/pools/default/narrow")
+
+
+def test_operations_are_named_by_their_titles(page, site):
+    moving, cut = site.operations["moving"], site.operations["cut"]
+    for where, table, title, operation in (
+        (site.addresses()["node"], f"Jobs of node {site.job['node_id']}", "Moving usage", moving),
+        ("#/pools/default/narrow", "Jobs that were stopped in this pool or for this pool", "Cut short", cut),
+        (f"#/events?operation={moving}", "Events, the newest first", "operation Moving usage", moving),
+        (f"#/audit?operation={moving}", "Events, the newest first", "operation Moving usage", moving),
+    ):
+        site.turn(page, where)
+        link = page.get_by_role("table", name=table, exact=True).get_by_role("link", name=title, exact=True).first
+        expect(link).to_have_attribute("href", f"#/operations/{operation}")
+        expect(link).to_have_attribute("title", f"{title.removeprefix('operation ')}, {operation}")
+    site.turn(page, site.job_address())
+    crumbs = page.get_by_role("navigation", name="Where this is")
+    expect(crumbs.get_by_role("link", name="Moving usage")).to_have_attribute("href", f"#/operations/{moving}")
 
 
 # --- the resulting specification
@@ -378,6 +399,9 @@ def hostile_pages(site: Site) -> dict[str, tuple[str, ...]]:
 
 def test_hostile_text_stays_text(new_page, site):
     page = new_page(viewport={"width": 390, "height": 800})
+    page.add_init_script(
+        "if (location.protocol === 'http:') localStorage.setItem('cpumond-columns-nodes-narrow', 'id,tags')"
+    )
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     site.cluster.wait(lambda: site.cluster.operation(site.operations["aborted"])["state"] == "aborted", "it is aborted")

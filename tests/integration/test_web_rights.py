@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -27,12 +26,7 @@ ML = {"action": "allow", "subjects": ["ml"], "permissions": ["use", "write", "mo
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerProcess]:
     process = SchedulerProcess(tmp_path_factory.mktemp("rights"))
-    tokens = process.directory / "tokens"
-    tokens.touch(mode=0o600)
-    tokens.write_text(
-        "".join(f"{user}:{hashlib.sha256(user.encode()).hexdigest()}:{role}\n" for user, role in USERS.items())
-    )
-    process.write_config('node_heartbeat_timeout = "1s"\n[groups]\nml = ["ann"]\n', api=f'tokens_file = "{tokens}"')
+    process.write_config('node_heartbeat_timeout = "1s"\n[groups]\nml = ["ann"]\n', api=process.write_tokens(USERS))
     process.use_token("root")
     try:
         process.start()

@@ -69,14 +69,11 @@ class Podman:
         return self.run(line.replace("podman run ", f"podman run {LIMITS} "))
 
 
-def read_blocks() -> dict[str, str]:
-    """Blocks of shell in the document, by their first two words."""
+def find_block(words: str) -> str:
+    """The block of shell in the document that has these."""
     text = (REPOSITORY / "docs" / "deploy" / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return {" ".join(block.split()[:2]): block for block in blocks}
-
-
-BLOCKS = read_blocks()
+    (block,) = (each for each in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL) if words in each)
+    return str(block)
 
 
 def split_lines(block: str) -> list[str]:
@@ -121,7 +118,7 @@ def build_image(podman: Podman, wheels: Path) -> None:
     offline = f"--network none --build-arg BASE=localhost/{BASE} " + read_offline_options().replace(
         "$PWD/wheels", str(wheels)
     )
-    podman.run(BLOCKS["podman build"].replace("podman build", f"podman build {offline}"))
+    podman.run(find_block("podman build").replace("podman build", f"podman build {offline}"))
 
 
 @pytest.fixture
@@ -161,10 +158,16 @@ def test_the_image_is_what_its_name_says(podman: Podman) -> None:
     assert podman.run(f"{inside} 'find /usr/lib/cpumond -name \"pip*\" -maxdepth 4; ls /var/lib/apt/lists'") == ""
 
 
+def test_an_estimate_as_in_the_document(podman: Podman, job: Path) -> None:
+    (line,) = split_lines(find_block("estimate"))
+    assert f"{job.name} ({job.parent})" in podman.type(line.replace("10m", "3s"))
+    assert read_quota_us(job) == QUOTA_US
+
+
 def test_one_host_as_in_the_document(podman: Podman, job: Path) -> None:
     """Root without a capability lowers a limit; `podman stop` puts it back, and so does `restore` after a kill."""
     conf_d = podman.host / "etc/cpumond/conf.d"
-    make, start, ask = split_lines(BLOCKS["mkdir -p"])
+    make, start, ask = split_lines(find_block("mkdir -p"))
     is_lowered = f"[ $(cat {CPU}/{job}/cpu.cfs_quota_us) -lt {QUOTA_US} ]"
     podman.type(make)
     (conf_d / "jobs.toml").write_text(CONFIG.format(root=job.parent))
@@ -184,7 +187,7 @@ def test_one_host_as_in_the_document(podman: Podman, job: Path) -> None:
 
 
 def test_the_scheduler_as_in_the_document(podman: Podman) -> None:
-    start, ask = split_lines(BLOCKS["podman run"])
+    start, ask = split_lines(find_block("name cpumond-scheduler"))
     podman.type(start)
     podman.wait_for(ask)
     podman.type("podman stop cpumond-scheduler")

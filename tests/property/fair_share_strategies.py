@@ -7,14 +7,13 @@ guarantee lies below another unless that is asked for.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from hypothesis import strategies as st
 
-from cpumond.fairshare import ROOT, IntegralGuarantees, Operation, Options, Pool, Snapshot, UpdateResult, Vector
+from cpumond.fairshare import ROOT, IntegralGuarantees, Operation, Options, Pool, Snapshot, Vector
 from cpumond.fairshare.resources import CPU, UNLIMITED, ZERO
 from cpumond.fairshare.tree import NO_INTEGRAL_GUARANTEES, UNSET, OptionalVector
 from cpumond.fairshare.validate import order_pools, validate
@@ -50,19 +49,6 @@ class Drawn:
 
     def integer(self, low: int, high: int) -> int:
         return self.draw(st.integers(low, high))
-
-
-class Seeded:
-    """Choices by a seed, for trees that are too large to be drawn one by one."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-
-    def pick(self, choices: Sequence[T]) -> T:
-        return self.rng.choice(choices)
-
-    def integer(self, low: int, high: int) -> int:
-        return self.rng.randint(low, high)
 
 
 @dataclass(frozen=True)
@@ -442,20 +428,6 @@ def without_nested_integral(tree: Snapshot) -> Snapshot:
         for pool in tree.pools
     )
     return replace(tree, pools=pools)
-
-
-def with_state_of(tree: Snapshot, result: UpdateResult) -> Snapshot:
-    """The tree with the state that an update has left its pools in."""
-    pools = []
-    for pool in tree.pools:
-        integral = pool.integral_guarantees
-        if is_integral(pool) and pool.name in result.elements:
-            left = result.elements[pool.name]
-            integral = replace(
-                integral, accumulated_volume=left.accumulated_volume, last_share_ratio=left.last_share_ratio
-            )
-        pools.append(replace(pool, integral_guarantees=integral))
-    return replace(tree, pools=tuple(pools))
 
 
 @st.composite

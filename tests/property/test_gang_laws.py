@@ -9,9 +9,10 @@ import pytest
 from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from scheduler_world import EASY, World, assert_consistent
+from scheduler_world import EASY, PlayedNode, World, assert_consistent
 
 from cpumond.scheduler.model import CommandError, Rules
+from cpumond.scheduler.node_commands import CordonNode, DrainNode, UncordonNode
 from cpumond.scheduler.operations import StartOperation
 
 long = examples(120, suppress_health_check=[HealthCheck.too_slow])
@@ -24,9 +25,11 @@ class Cluster(World):
 
     def __init__(self, seed: int) -> None:
         self.random = rng = random.Random(seed)
-        rules = Rules(spare=EASY.spare, waiting_job_timeout_s=5.0, node_heartbeat_timeout_s=4.0)
+        spare = rng.choice([EASY.spare, EASY.spare, (1.0, 1.0, 0.0, 0.0, 0.0)])
+        rules = Rules(spare=spare, waiting_job_timeout_s=5.0, node_heartbeat_timeout_s=4.0)
         super().__init__(
             rules,
+            nodes_filter="!b",
             max_unpreemptible_running_job_count=rng.choice([0, 0, 3]),
             fair_share_starvation_timeout=rng.choice([1000, 5000]),
             node_reconnection_timeout=rng.choice([0, 10_000]),
@@ -40,6 +43,9 @@ class Cluster(World):
             self.create_pool(name, strong_guarantee_resources=guarantee, weight=rng.choice([1, 4]))
         for number in range(rng.randint(2, 5)):
             self.node(f"n{number}", cpu=rng.choice([2, 4, 8]), memory=rng.choice([4, 16]))
+        self.create_tree("second", nodes_filter="b", max_unpreemptible_running_job_count=0)
+        for number in range(rng.choice([0, 0, 3])):
+            self.node(f"m{number}", cpu=rng.choice([2, 4, 8]), memory=16, tags=("b",))
 
     def begin(self) -> None:
         rng = self.random
@@ -57,6 +63,11 @@ class Cluster(World):
             spec["resource_limits"] = {"cpu": 4}
         if rng.random() < 0.1:
             spec["preemption_mode"] = "graceful"
+        if rng.random() < 0.2:
+            for task in tasks.values():
+                task["job_time_limit"] = 4000
+        if rng.random() < 0.3:
+            spec["pool_trees"] = ["default", "second"]
         self.do(StartOperation(spec))
 
     def happen(self) -> None:
@@ -81,15 +92,27 @@ class Cluster(World):
             node.restart_agent()
         elif what < 0.8 and self.state.operations:
             chosen = rng.choice(list(self.state.operations))
-            rng.choice([self.abort, self.suspend, self.resume])(chosen)
+            rng.choice([self.abort, self.complete, self.suspend, self.suspend_now, self.resume])(chosen)
         elif what < 0.85:
             node.keeps_stopping = not node.keeps_stopping
             for job in [] if node.keeps_stopping else list(node.stopping):
                 node.let_go(job)
         elif what < 0.9:
             self.set_pool(rng.choice("ab"), resource_limits={"cpu": rng.choice([2, 6, 100])})
-        elif what < 0.95 and node.jobs:
+        elif what < 0.94:
+            self.maintain(node)
+        elif what < 0.98 and node.jobs:
             node.limit(rng.choice(list(node.jobs)), rng.choice([0.2, 1.0, 3.0]))
+
+    def maintain(self, node: PlayedNode) -> None:
+        if self.random.random() < 0.5:
+            self.do(self.random.choice([CordonNode, DrainNode, UncordonNode])(node.id))
+        else:
+            node.tags = self.random.choice([(), (), ("b",)])
+            node.register()
+
+    def suspend_now(self, operation: str) -> None:
+        self.suspend(operation, abort_running_jobs=True)
 
     def check(self, rounds: dict[str, float]) -> None:
         """All jobs that a gang needs run or none, and those that run began together."""
@@ -98,10 +121,17 @@ class Cluster(World):
                 continue
             jobs = self.jobs_of(operation.id)
             assert not jobs or not operation.needed, f"gang {operation.id} runs in part"
+            known = [job for job in self.state.jobs.values() if job.stop and job.element.operation is operation]
+            # A restart brings back for a moment what its node lost while it was stopping.
+            old = [job.id for job in known if job.id in self.nodes[job.node.id].jobs]
+            assert not jobs or not old, f"gang {operation.id} meets jobs of its last run"
             assert len({job.ordered_at for job in jobs}) <= 1
             assert len({job.element for job in jobs}) <= 1
             for job in jobs:
                 rounds[job.id] = job.ordered_at
+        state = self.state
+        living = {element for operation in state.operations.values() for element in operation.elements.values()}
+        assert {kept.element for kept in state.reservations.values()} | {*state._looked} | {*state._rests} <= living
 
 
 @long

@@ -56,6 +56,8 @@ class Ledger:
         self.ever_started: dict[str, str] = {}
         """Job -> host."""
         self.living: dict[str, tuple[Host, Process]] = {}
+        self.failed: dict[str, None] = {}
+        """Jobs that ended without their work done: what replaces them may be stored before their ends are."""
         self.operations: dict[str, OperationRecord] = {}
         """As stored."""
         self.acknowledged_starts: dict[str, None] = {}
@@ -126,6 +128,8 @@ class Ledger:
     def ended(self, host: Host, process: Process, ended: Ended | None) -> None:
         self.note("ended", host.name, process.launch.job_id)
         self.living.pop(process.launch.job_id, None)
+        if ended is None or ended.exit_code != 0:
+            self.failed[process.launch.job_id] = None
 
     def answered(self, host: Host, answer: HeartbeatAnswer) -> None:
         """An agent got an answer that it will carry out."""
@@ -300,10 +304,11 @@ class Ledger:
             self.check(not in_part, f"gang {operation.id} runs in part, it needs {operation.needed}")
             task = operation.record.tasks[0]
             completed = operation.record.counts[task.name].completed if task.name in operation.record.counts else 0
+            jobs = [job for element in operation.elements.values() for job in element.jobs.values()]
+            active = sum(job.is_active and job.id not in self.failed for job in jobs)
             self.check(
-                operation.active_job_count + completed <= task.job_count or operation.id in self.given_up,
-                f"operation {operation.id} has {task.job_count} jobs, {completed} completed and "
-                f"{operation.active_job_count} active",
+                active + completed <= task.job_count or operation.id in self.given_up,
+                f"operation {operation.id} has {task.job_count} jobs, {completed} completed and {active} active",
             )
 
 

@@ -103,6 +103,7 @@ class SimStore:
 
     def __init__(self, database: Database, term: int, owner: object = None) -> None:
         self.lost_total = 0
+        self.commit_s = 0.0
         self.database = database
         self.term = term
         self._owner = owner
@@ -110,6 +111,7 @@ class SimStore:
         self._over = ""
         self._end: LogEnd | None = None
         self._is_closed = False
+        database.log.reopen()
 
     def _use(self) -> None:
         if self._is_closed:

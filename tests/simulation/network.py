@@ -45,9 +45,6 @@ class Network:
     def can_pass(self, source: str, target: str) -> bool:
         return (source, target) not in self.cut
 
-    def cut_off(self, a: str, b: str) -> None:
-        self.cut |= {(a, b), (b, a)}
-
     def heal(self) -> None:
         self.cut.clear()
         self.lost = self.repeated = 0.0

@@ -19,4 +19,4 @@ def test_no_acknowledged_command_is_lost_and_none_is_done_twice(
         print(
             f"\nthree schedulers, {ROUNDS} losses of the leader: {acknowledged} commands acknowledged, {unknown} failed"
         )
-    assert acknowledged > 20 * ROUNDS
+    assert acknowledged > 5 * ROUNDS, "too few to show anything"

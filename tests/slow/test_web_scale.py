@@ -228,8 +228,8 @@ def test_the_list_of_operations_is_shown_in_parts(large: SchedulerProcess, page:
     assert "Batch 01234" in rows.inner_text()
     page.get_by_role("searchbox").fill("user-17")
     page.get_by_text("400 operations that fit").first.wait_for()
-    page.get_by_role("button", name="Title").click()
-    titles = "() => [...document.querySelectorAll('main tbody tr')].map((row) => row.cells[1].textContent)"
+    page.get_by_role("button", name="Operation", exact=True).click()
+    titles = "() => [...document.querySelectorAll('main tbody tr')].map((row) => row.cells[0].textContent)"
     page.wait_for_function(f"() => ({titles})()[0] === 'Batch 00017'")
     expected = [f"Batch {number:05d}" for number in range(17, OPERATIONS, 50)]
     assert page.evaluate(titles) == expected[: rows.count()]

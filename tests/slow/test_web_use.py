@@ -61,7 +61,7 @@ def row(page: Page, name: str):
 def test_what_was_chosen_of_the_pools_survives_loading_anew_and_back(page, site):
     site.open(page, "#/pools")
     await_pools(page, "<Root>", *NAMES)
-    row(page, "a").get_by_role("button").click()
+    row(page, "a").get_by_role("button", name="Pools below a").click()
     await_pools(page, "<Root>", "a", "b", "b1")
     page.get_by_role("button", name="Weight", exact=True).click()
     page.get_by_role("button", name="Weight", exact=True).click()  # the least first
@@ -115,7 +115,7 @@ def test_tab_range_and_filters_survive_loading_anew_and_back(page, site):
     expect(page.locator("main")).to_contain_text("No operation fits.")
     page.get_by_label("State", exact=True).select_option("running")
     page.get_by_label("Search", exact=True).fill("SLEEP")
-    expect(page.get_by_role("link", name=operation, exact=True)).to_be_visible()
+    expect(page.get_by_role("link", name="sleeper", exact=True)).to_have_attribute("href", f"#/operations/{operation}")
     expect(page).to_have_url(re.compile("search=SLEEP"))
 
 
@@ -167,7 +167,7 @@ def test_sorting_and_folding_work_with_keys_and_keep_the_focus(page, site):
     page.keyboard.press("Space")
     await_pools(page, "<Root>", "b", "b1", "a", "a2", "a1")
     expect(button).to_be_focused()
-    fold = row(page, "a").get_by_role("button")
+    fold = row(page, "a").get_by_role("button", name="Pools below a")
     fold.focus()
     page.keyboard.press("Enter")
     await_pools(page, "<Root>", "b", "b1", "a")

@@ -9,26 +9,28 @@ from picture import MODULES, ROOT, list_called, list_imports
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 PURE = (
-    "core.answers", "core.errors", "core.measures", "core.wire", "core.words", "monitor", "fairshare",
+    "core.answers", "core.errors", "core.levels", "core.measures", "core.wire", "core.words", "monitor", "fairshare",
     "host.cgroup.parse", "host.cgroup.settings", "host.systemd.properties",
     "agent.explanation", "agent.limits.hold", "agent.limits.judge",
     "api.event_views", "api.figures", "api.node_views", "api.overview", "api.permissions", "api.pool_views",
-    "api.tables", "api.token_views", "api.updated_tree", "api.views", "api.yt.lazy", "api.yt.orchid",
-    "api.yt.orchid_attributes",
+    "api.rollout_views", "api.tables", "api.token_views", "api.updated_tree", "api.views", "api.yt.lazy",
+    "api.yt.orchid", "api.yt.orchid_attributes",
     "api.yt.values", "api.yt.ypath",
     *(
         f"scheduler.{name}"
         for name in (
             "model", "users", "rights", "access", "required", "token_records", "token_commands", "node_commands",
             "events", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead",
-            "history.model", "history.collector", "history.series", "history.report", "history.chunks",
-            "forecast.model", "forecast.forward", "forecast.load", "forecast.alternatives",
+            "rollout", "history.model", "history.collector", "history.series", "history.spread", "history.report",
+            "history.chunks", "history.extras", "history.savings",
+            "forecast.model", "forecast.forward", "forecast.load", "forecast.alternatives", "forecast.calibration",
         )
     ),
 )  # fmt: skip
 VALUE_MODULES = {
     "__future__", "array", "bisect", "collections", "collections.abc", "contextlib", "dataclasses", "decimal", "enum",
-    "errno", "fractions", "functools", "heapq", "itertools", "math", "operator", "re", "struct", "types", "typing",
+    "errno", "fractions", "functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "statistics",
+    "struct", "types", "typing",
 }  # fmt: skip
 """Of the standard library: modules that know values only, neither the machine nor the time."""
 
@@ -36,6 +38,7 @@ MORE_FOR = {
     "cpumond.core.errors": {"os"},  # os.strerror, the system's words for an errno
     "cpumond.scheduler.history.chunks": {"zlib"},
     "cpumond.scheduler.forecast.load": {"random"},  # the caller's generator, with a seed
+    "cpumond.scheduler.rollout": {"zlib"},  # a checksum of names
     "cpumond.scheduler.lead": {"cpumond.scheduler.store"},  # the value Lease
     "cpumond.scheduler.state.spec_room": {"sys"},  # sys.getsizeof
     "cpumond.scheduler.users": {"fnmatch"},  # patterns of names
@@ -54,7 +57,7 @@ MORE_FOR = {
 BELOW: dict[str, set[str]] = {
     "core": {"core"},
     "web": {"web"},
-    "monitor": {"core.errors", "core.measures", "monitor"},
+    "monitor": {"core.errors", "core.levels", "core.measures", "monitor"},
     "fairshare": {"core.errors", "core.measures", "fairshare"},
     "host": set(),
     "host.cgroup": {

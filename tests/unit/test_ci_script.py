@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
+
+from readme_lines import find_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUN = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
@@ -50,10 +53,12 @@ def test_ruff_and_mypy_come_before_the_tests_and_all_parts_end_in_time() -> None
 
 
 def test_it_runs_what_the_readme_tells_to_type_for_the_tests() -> None:
-    demo, tests, *_ = re.findall(
-        r"^```sh\n(.*)\n```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert demo.endswith("&& .venv/bin/cpumond demo")
-    make, run = tests.split(" && ")
+    make, run = find_line("pytest").split(" && ")
     assert f"part venv 420 {make}\n" in RUN
     assert f" {run} " in RUN.splitlines()[-1]
+
+
+def test_the_slow_lane_which_this_script_leaves_out_can_be_collected() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", "tests/slow"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout

@@ -260,6 +260,12 @@ def test_the_scheduler_says(scheduler: dict[str, list[str]], name: str, value: s
     assert "OOMScoreAdjust" not in scheduler, "anybody who can connect makes it work; other services go on"
 
 
+def test_a_copy_of_the_scheduler_may_lower_its_priority(scheduler: dict[str, list[str]]) -> None:
+    refused, given_back = scheduler["SystemCallFilter"][-2:]
+    assert "@resources" in refused
+    assert given_back == "setpriority"
+
+
 def test_the_schedulers_directory_is_that_of_the_configuration(scheduler: dict[str, list[str]]) -> None:
     assert f"/var/lib/{scheduler['StateDirectory'][0]}" == SchedulerConfig().state_dir
 

@@ -28,12 +28,14 @@ from cpumond.core.difference import Differences
 from cpumond.core.route import Route, Terms, backoff_s, is_standby, standby_period_s
 from cpumond.core.tls import make_client_context
 from cpumond.core.wire import (
+    AgentAbout,
     Heartbeat,
     HeartbeatAnswer,
     JobLog,
     JobReply,
     JobRequest,
     LogRequest,
+    NodeHeartbeat,
     NodeRegistration,
     NodeResources,
     RegistrationAnswer,
@@ -140,6 +142,10 @@ class SchedulerLink(Mailbox):
         self._told_terms: set[tuple[str, int | None]] = set()
         self._period_s = 0.0
         self._differences = Differences()
+        self.about: AgentAbout | None = None
+        """What the agent is; the thread sends it where the scheduler asks for it and it was not told before."""
+        self._told_about: AgentAbout | None = None
+        self._asks_about = False
         self._asked_at_s = 0.0
         self._refused_change: NodeRegistration | None = None
         self._change_failures = 0
@@ -252,7 +258,11 @@ class SchedulerLink(Mailbox):
 
     def _send(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
         sent_at_s = time.monotonic()
-        told = self._differences.make(heartbeat)
+        told, about = self._differences.make(heartbeat), self.about
+        asks, self._asks_about = self._asks_about, False
+        if about is not None and asks and about != self._told_about:
+            # One of before, to which a failure may lead, refuses what it does not know: it is asked anew each time.
+            told = NodeHeartbeat(**{**msgspec.structs.asdict(told), "about": about})
         reply = self._ask(HEARTBEATS, msgspec.json.encode(told), timeout_s)
         if not reply.is_good and reply.status != 409:
             return self._describe(reply)
@@ -265,10 +275,12 @@ class SchedulerLink(Mailbox):
             return self._describe(reply)
         if answer.full and not answer.accepted and told is not heartbeat:
             return AGAIN
+        self._asks_about = answer.knows_about is not None
         if not answer.accepted:
             return self._give_up(f"{reply.url}: the heartbeat was dropped: {self._show(answer.reason)}")
         self._taken_since_demand, self._told_dropped = True, False
         self._differences.taken(heartbeat, answer)
+        self._told_about = about if answer.knows_about else None
         with self._lock:
             self._period_s = min(answer.period_s or 0.0, MAX_TOLD_PERIOD_S)
         self._hand_over(answer, sent_at_s)

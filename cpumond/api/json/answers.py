@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpumond.api import pool_views
-from cpumond.api.json import openapi
+from cpumond.api.json import requests
 from cpumond.api.json.call import Call
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Tree
@@ -17,7 +17,7 @@ class AnswerHandlers:
     scheduler: Scheduler
 
     async def explain_idle(self, call: Call) -> IdleReport:
-        query: openapi.IdleQuery = call.query
+        query: requests.IdleQuery = call.query
         tree = self.scheduler.state.find_tree(call.path["tree"])
         pool = pool_views.find_pool(tree, query.pool) if query.pool else tree.root
         report = await self.read_idle(tree, Rights(self.scheduler.state, call.user))

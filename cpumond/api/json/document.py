@@ -48,7 +48,7 @@ def make_document(version: str) -> dict[str, Any]:
             "title": "cpumond scheduler",
             "version": version,
             "description": "Pool trees, operations and nodes of one scheduler. CPU is in cores, memory in bytes, "
-            "options have the documents' names and units.",
+            "options have the names and units of YTsaurus' documentation.",
         },
         "paths": paths,
         "components": {

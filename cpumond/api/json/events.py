@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from cpumond.api import event_views, views
-from cpumond.api.json import openapi
+from cpumond.api.json import requests
 from cpumond.api.json.call import Call
+from cpumond.api.node_views import find_titles
 from cpumond.scheduler.access import Rights, explicit_pool
 from cpumond.scheduler.events import AUDIT, TIMELINE, Event
-from cpumond.scheduler.model import ACCESS_DENIED, ROOT_POOL, CommandError
+from cpumond.scheduler.model import ACCESS_DENIED, ROOT_POOL, SUBPOOL_DELIMITER, CommandError
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.users import User
 
 V = TypeVar("V")
 MAX_PAGES: Final = 20
-"""Pages of the log that are read for one answer where most of it is not for the user's eyes."""
+"""Pages of the log that are read for one answer where most of it is too new, no change, or not for the user's
+eyes."""
 
 
 class EventHandlers:
@@ -27,11 +32,11 @@ class EventHandlers:
 
     async def list_events(self, call: Call) -> event_views.EventList:
         found, following = await self._find(TIMELINE, call, event_views.show_event)
-        return event_views.EventList(found, following)
+        return event_views.EventList(found, following, self._find_titles(call, found))
 
     async def list_audit(self, call: Call) -> event_views.AuditList:
         """Raises CommandError for what is not the user's own, nor about a pool that the user administers."""
-        query: openapi.EventsQuery = call.query
+        query: requests.EventsQuery = call.query
         if not call.user.admin and not self._administers(call.user, query):
             if query.user and query.user != call.user.name:
                 raise CommandError(
@@ -39,11 +44,11 @@ class EventHandlers:
                     "administer; ask an administrator, or name such a pool",
                     ACCESS_DENIED,
                 )
-            call.query = openapi.EventsQuery(
+            call.query = requests.EventsQuery(
                 **{**{name: getattr(query, name) for name in query.__struct_fields__}, "user": call.user.name}
             )
         found, following = await self._find(AUDIT, call, event_views.show_audit)
-        return event_views.AuditList(found, following)
+        return event_views.AuditList(found, following, self._find_titles(call, found))
 
     async def list_annotations(self, call: Call) -> list[event_views.Annotation]:
         found, _ = await self._find(TIMELINE, call, lambda _, event: event_views.show_annotation(event))
@@ -54,27 +59,45 @@ class EventHandlers:
         return views.Done(reply.id, list(reply.warnings))
 
     async def _find(self, what: str, call: Call, show: Callable[[int, Event], V]) -> tuple[list[V], int | None]:
-        query: openapi.EventsQuery = call.query
+        query: requests.EventsQuery = call.query
         subjects = [what, *self._read_subjects(query)]
-        since = self.scheduler.clock.now() - query.since_s if query.since_s else 0.0
+        since = max(self.scheduler.clock.now() - query.since_s if query.since_s else 0.0, query.since)
+        until, is_change = query.until or math.inf, bool(query.changes)
         before: int | None = query.before or None
         found: list[V] = []
         rights = Rights(self.scheduler.state, call.user)
         for _ in range(MAX_PAGES):
             left = query.limit - len(found)
             page = await self.scheduler.event_log.read(subjects, before=before, since=since, limit=left)
-            found += [show(number, event) for number, event in page if self._may_see(rights, event)]
+            found += [
+                show(number, msgspec.structs.replace(event, text=rights.hide_operations(event.text)))
+                for number, event in page
+                if event.at <= until and (event.changes or not is_change) and self._may_see(rights, event)
+            ]
             before = page[-1][0] if len(page) == left else None
             if before is None or len(found) == query.limit:
                 break
         return found, before
 
-    def _may_see(self, rights: Rights, event: Event) -> bool:
-        """Whether an operation that it is about is one that the user may know of."""
-        record = self.scheduler.state.record_of(event.operation) if event.operation else None
-        return record is None or rights.may_read(record)
+    def _find_titles(self, call: Call, events: Iterable[event_views.EventView]) -> dict[str, str]:
+        state = self.scheduler.state
+        return find_titles(state, (event.operation for event in events), Rights(state, call.user))
 
-    def _read_subjects(self, query: openapi.EventsQuery) -> list[str]:
+    def _may_see(self, rights: Rights, event: Event) -> bool:
+        """Whether an operation that it is about is one that the user may know of; of one that is not known any more the
+        pool decides in which it was."""
+        if not event.operation or rights.user.admin or event.user == rights.user.name:
+            return True
+        record = rights.state.record_of(event.operation)
+        if record is not None:
+            return rights.may_read(record)
+        tree = rights.state.config.trees.get(event.tree)
+        if tree is None:
+            return True
+        pool = event.pool if event.pool in tree.pools else event.pool.partition(SUBPOOL_DELIMITER)[0]
+        return rights.on_pool(tree.name, pool if pool in tree.pools else ROOT_POOL, "read").allowed
+
+    def _read_subjects(self, query: requests.EventsQuery) -> list[str]:
         """Raises CommandError for an operation's alias that there is not."""
         state = self.scheduler.state
         tree = query.tree or (state.config.default_tree if query.pool else "")
@@ -87,7 +110,7 @@ class EventHandlers:
             named["tree"] = tree
         return [*(f"{name}:{value}" for name, value in named.items() if value), *([of_pool] if of_pool else [])]
 
-    def _administers(self, user: User, query: openapi.EventsQuery) -> bool:
+    def _administers(self, user: User, query: requests.EventsQuery) -> bool:
         """Whether a query is about a pool, or a tree, whose access list the user may change."""
         state = self.scheduler.state
         tree = state.trees.get(query.tree or state.config.default_tree)

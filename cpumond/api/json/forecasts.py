@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Final
 
 import msgspec
 from starlette.responses import StreamingResponse
 
-from cpumond.api.json import openapi
+from cpumond.api.json import requests
 from cpumond.api.json.call import Call
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.forecast.keeper import Forecasts, Question
@@ -18,6 +19,9 @@ from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.required import check_operation
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.state.commands import Command
+
+FORETOLD: Final = "foretold-"
+"""How the ids of operations begin that only a run ahead started."""
 
 
 class ForecastHandlers:
@@ -30,7 +34,7 @@ class ForecastHandlers:
         record = state.find_record(call.path["operation"])
         check_operation(Rights(state, call.user), record, "read")
         found = self._forecasts().when(record)
-        query: openapi.WhenQuery = call.query
+        query: requests.WhenQuery = call.query
         if query.shorter == "false" or found.started_at is not None:
             return found
         return msgspec.structs.replace(found, shorter=await self._forecasts().shorten(record))
@@ -38,7 +42,7 @@ class ForecastHandlers:
     async def simulate(self, call: Call) -> StreamingResponse:
         question = Question(_commands_of(call.body), call.user)
         found = await self._forecasts().simulate(question)
-        return StreamingResponse(self._tell(found, call), media_type=openapi.NDJSON)
+        return StreamingResponse(self._tell(found, call), media_type=requests.NDJSON)
 
     async def _tell(self, found: AsyncIterator[Progress], call: Call) -> AsyncIterator[bytes]:
         async for progress in found:
@@ -54,7 +58,7 @@ class ForecastHandlers:
         return self.scheduler.forecasts
 
 
-def _commands_of(body: openapi.SimulateBody) -> tuple[Command, ...]:
+def _commands_of(body: requests.SimulateBody) -> tuple[Command, ...]:
     """The commands whose effect is asked for. Raises CommandError."""
     given = [name for name in ("spec", "command", "node") if getattr(body, name) is not None]
     if len(given) != 1:
@@ -71,8 +75,11 @@ def hide_unreadable(found: Simulation, rights: Rights) -> Simulation:
     """A simulation without what the asker may not read of operations; how many are missing is told."""
 
     def may_read(operation_id: str) -> bool:
+        if not operation_id or operation_id.startswith(FORETOLD) or rights.user.admin:
+            return True
+        # One that is not known any more may have been anybody's.
         record = rights.state.record_of(operation_id)
-        return record is None or rights.may_read(record)
+        return record is not None and rights.may_read(record)
 
     starts = [each for each in found.starts if may_read(each.operation_id)]
     stops = [

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import gzip
 import itertools
+import math
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -16,12 +17,14 @@ from starlette.responses import Response
 
 from cpumond import __version__
 from cpumond.api import finding, node_views, overview, pool_views, tables, views
-from cpumond.api.json import openapi, rights
+from cpumond.api.json import requests, rights, rollouts
 from cpumond.api.json.answers import AnswerHandlers
 from cpumond.api.json.call import Call
 from cpumond.api.json.document import make_document
 from cpumond.api.json.events import EventHandlers
 from cpumond.api.json.forecasts import ForecastHandlers
+from cpumond.api.json.glance import GlanceHandlers, Looks
+from cpumond.api.json.rollouts import RolloutHandlers
 from cpumond.api.json.tokens import FileTokens, TokenApi
 from cpumond.api.permissions import PoolRights
 from cpumond.api.token_views import NewToken
@@ -34,7 +37,7 @@ from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.snapshot import GUARANTEE_PREFIX, OPERATION_PREFIX
 from cpumond.scheduler.elements import PoolElement, Tree
 from cpumond.scheduler.history.model import HistoryView, ReportView
-from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.history.savings import SavingsView
 from cpumond.scheduler.model import (
     ACCESS_DENIED,
     NO_SUCH_JOB,
@@ -114,7 +117,7 @@ async def compress(content: bytes) -> bytes:
     return await asyncio.to_thread(gzip.compress, content, GZIP_LEVEL, mtime=0)
 
 
-class JsonApi(EventHandlers, AnswerHandlers, ForecastHandlers):
+class JsonApi(EventHandlers, AnswerHandlers, ForecastHandlers, GlanceHandlers, RolloutHandlers):
     """The functions of the table, by their names."""
 
     def __init__(
@@ -136,7 +139,8 @@ class JsonApi(EventHandlers, AnswerHandlers, ForecastHandlers):
         self._cores: dict[str, tuple[tuple[Tree, int], asyncio.Task[tables.CoreSums]]] = {}
         self._tables: dict[str, tuple[tuple[Tree, int, TreeConfig], asyncio.Task[Made]]] = {}
         self._table_numbers = itertools.count(1)
-        self._texts = views.SearchTexts()
+        self.texts = views.SearchTexts()
+        self.looks = Looks()
         self._document: Made | None = None
         self._plan_lock = asyncio.Lock()
         """Plans and explanations are made one at a time: the threads are there for updates and the store."""
@@ -233,23 +237,24 @@ class JsonApi(EventHandlers, AnswerHandlers, ForecastHandlers):
             return refused_plan(refusal)
 
     async def list_operations(self, call: Call) -> views.OperationList:
-        query: openapi.OperationsQuery = call.query
+        query: requests.OperationsQuery = call.query
         if query.search:
-            await self._read_texts()
+            await self.read_texts()
         return views.show_operations(
             self.state, self.now(), limit=query.limit, offset=query.offset, operation_state=query.state,
             user=query.user, tree=query.tree, pool=query.pool, search=query.search, sort=query.sort,
-            descending=query.descending == "true", texts=self._texts, rights=self.rights(call),
+            descending=query.descending == "true", texts=self.texts, rights=self.rights(call), cause=query.cause,
+            causes=await self.find_causes(query.tree) if query.cause else {},
         )  # fmt: skip
 
-    async def _read_texts(self) -> None:
+    async def read_texts(self) -> None:
         """Make what is searched, in parts: heartbeats must not wait for all of it."""
         records = views.list_records(self.state)
         for start in range(0, len(records), SUMMED_AT_ONCE):
             for record in records[start : start + SUMMED_AT_ONCE]:
-                self._texts.of(record)
+                self.texts.of(record)
             await asyncio.sleep(0)
-        self._texts.forget_gone(self.state)
+        self.texts.forget_gone(self.state)
 
     async def get_operation_orchid(self, call: Call) -> dict[str, dict[str, Any]]:
         live = self.state.operations.get(self.find_operation(call).id)
@@ -259,7 +264,7 @@ class JsonApi(EventHandlers, AnswerHandlers, ForecastHandlers):
         }
 
     async def get_job_log(self, call: Call) -> Response:
-        query: openapi.LogQuery = call.query
+        query: requests.LogQuery = call.query
         operation = self.find_operation(call, "read_secrets").id
         found = await self.scheduler.read_log(operation, call.path["job"], query.stream, query.tail, query.offset)
         # Whatever a job wrote, no browser may take it for a page.
@@ -269,16 +274,16 @@ class JsonApi(EventHandlers, AnswerHandlers, ForecastHandlers):
             else found.first_byte
         )
         headers = {
-            openapi.TOTAL_BYTES: str(found.total_bytes), openapi.FIRST_BYTE: str(first),
+            requests.TOTAL_BYTES: str(found.total_bytes), requests.FIRST_BYTE: str(first),
             "X-Content-Type-Options": "nosniff",
         }  # fmt: skip
-        return Response(found.content, headers={**headers, "content-type": openapi.TEXT})
+        return Response(found.content, headers={**headers, "content-type": requests.TEXT})
 
     async def explain_job(self, call: Call) -> dict[str, Any]:
         return await self._ask_job(call, "explain")
 
     async def pin_job(self, call: Call) -> views.Done:
-        body: openapi.PinBody = call.body
+        body: requests.PinBody = call.body
         job = await self._ask_job(call, "pin", body.cpu_limit, body.ttl_s)
         warnings = []
         if job.get("last_result") == "failed" and job.get("last_error"):
@@ -305,9 +310,10 @@ class JsonApi(EventHandlers, AnswerHandlers, ForecastHandlers):
                 told = await self._explain_share(name, GUARANTEE_PREFIX + record.id)
                 told = told or await self._explain_share(name, OPERATION_PREFIX + record.id)
                 if told is not None:
-                    shares[name] = (told.rule, name_operations(self.state, told.lines))
+                    lines = map(self.rights(call).hide_operations, told.lines)
+                    shares[name] = (told.rule, name_operations(self.state, lines))
         record = self.state.find_record(record.id)
-        return explain_operation(self.state, record, self.now(), shares)
+        return explain_operation(self.state, record, self.now(), shares, self.rights(call))
 
     async def _explain_share(self, tree: str, element: str) -> Explanation | None:
         """What the last update of a tree says about an element; None where it does not know it."""
@@ -366,8 +372,11 @@ class JsonApi(EventHandlers, AnswerHandlers, ForecastHandlers):
         )
 
     async def read_history(self, call: Call) -> HistoryView:
-        query: openapi.HistoryQuery = call.query
-        history, now = self._history(), self.now()
+        query: requests.HistoryQuery = call.query
+        history, until = self.find_history(), min(self.now(), query.until or math.inf)
+        since = query.since or until - query.since_s
+        if since >= until:
+            raise CommandError(f"since is {since:.0f}, which is not before {until:.0f}, the end: give an earlier one")
         if query.kind == "pool" and not query.tree:
             default = self.state.config.default_tree
             query = msgspec.structs.replace(query, tree=default)
@@ -378,12 +387,12 @@ class JsonApi(EventHandlers, AnswerHandlers, ForecastHandlers):
             if error.code == ACCESS_DENIED:
                 raise
             refusal = error
-        found = await history.read(query.kind, tree, name, now - query.since_s, now, query.max_points)
+        found = await history.read(query.kind, tree, name, since, until, query.max_points)
         if refusal is not None and not found.times:
             raise refusal
         return found
 
-    def _find_series(self, query: openapi.HistoryQuery, asker: Rights) -> tuple[str, str]:
+    def _find_series(self, query: requests.HistoryQuery, asker: Rights) -> tuple[str, str]:
         """The tree and the name by which the history knows it. Raises CommandError for what does not exist now."""
         state, tree, name = self.state, query.tree, query.name
         if query.kind == "pool":
@@ -409,18 +418,15 @@ class JsonApi(EventHandlers, AnswerHandlers, ForecastHandlers):
         raise CommandError(f"No such job {job_id}", NO_SUCH_JOB)
 
     async def make_report(self, call: Call) -> ReportView:
-        query: openapi.ReportQuery = call.query
+        query: requests.ReportQuery = call.query
         now = self.now()
-        found = await self._history().report(now - query.since_s, now, query.tree or None, query.top)
+        found = await self.find_history().report(now - query.since_s, now, query.tree or None, query.top)
         if query.tree and not found.trees:
             self.state.find_tree(query.tree)
         return rights.show_readable_report(found, self.rights(call))
 
-    def _history(self) -> History:
-        history = self.scheduler.history
-        if history is None:
-            raise CommandError("history is turned off: [history] length = 0", RESOLVE)
-        return history
+    async def make_savings(self, call: Call) -> SavingsView:
+        return await self.find_history().savings(self.now() - call.query.since_s, self.now(), call.query.tree or None)
 
     async def list_alerts(self, call: Call) -> overview.AlertList:
         return overview.find_alerts(self.state, self.now(), list(self._own_alerts()), self.rights(call))
@@ -457,11 +463,7 @@ class JsonApi(EventHandlers, AnswerHandlers, ForecastHandlers):
             update_period_s=scheduler.update_period_s,
             last_update_age_s=self.update_age_s(),
             default_tree=scheduler.state.config.default_tree,
-            timings={
-                name: float(value)
-                for name, value in dataclasses.asdict(scheduler.timings).items()
-                if isinstance(value, int | float)
-            },
+            timings=scheduler.timings.list_numbers(),
             requests={
                 name: overview.RequestTiming(taken.count, taken.total_s, taken.longest_s)
                 for name, taken in self.requests.items()
@@ -514,7 +516,7 @@ async def _sum_cores(tree: Tree) -> tables.CoreSums:
     return sums.finish(tree)
 
 
-def _edits(body: openapi.EditsBody) -> tuple[Edit, ...]:
+def _edits(body: requests.EditsBody) -> tuple[Edit, ...]:
     return tuple(Edit(tuple(each.path), each.value, each.recursive) for each in body.edits)
 
 
@@ -543,6 +545,7 @@ _COMMANDS: Final[dict[str, Callable[[JsonApi, Call], Command]]] = {
     "cordon_node": lambda _, c: CordonNode(c.path["node"], c.body.why),
     "uncordon_node": lambda _, c: UncordonNode(c.path["node"], c.body.why),
     "drain_node": lambda _, c: DrainNode(c.path["node"], c.body.why, c.body.graceful),
+    **rollouts.COMMANDS,
     "complete_operation": lambda api, c: operations.CompleteOperation(api.find_operation(c).id),
 }
 """Endpoints that carry out one command of the scheduler."""
@@ -570,7 +573,7 @@ _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
     ),
     "find": lambda api, c: finding.find_matches(
         api.rights(c), c.query.kind, c.query.name, operation=c.query.operation, tree=c.query.tree,
-        all_of=c.query.all_of, limit=c.query.limit,
+        all_of=c.query.all_of, within=c.query.within, limit=c.query.limit,
     ),
     "plan_drain": lambda api, c: plan_drain(
         node_views.find_living_node(api.state, c.path["node"]), api.rights(c), api.now()
@@ -580,7 +583,8 @@ _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
     "take_job_log": lambda api, c: views.Taken(api.scheduler.logs.take(c.body)),
     "take_job_reply": lambda api, c: views.Taken(api.scheduler.requests.take(c.body)),
     "list_preemptions": lambda api, c: node_views.show_preemptions(
-        api.state, limit=c.query.limit, operation=c.query.operation, pool=c.query.pool, rights=api.rights(c)
+        api.state, limit=c.query.limit, operation=c.query.operation, pool=c.query.pool, rights=api.rights(c),
+        group=c.query.group,
     ),
     "healthz": lambda api, _: overview.Health("ok", api.update_age_s()),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from cpumond.api.json.openapi import CanQuery
+from cpumond.api.json.requests import CanQuery
 from cpumond.api.permissions import (
     Can,
     PoolRights,

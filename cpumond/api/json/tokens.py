@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from cpumond.api.json.openapi import TokenBody
+from cpumond.api.json.requests import TokenBody
 from cpumond.api.token_views import NewToken, TokenList, show_tokens
 from cpumond.api.views import Done
 from cpumond.scheduler.model import ACCESS_DENIED, CommandError

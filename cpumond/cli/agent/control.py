@@ -228,7 +228,7 @@ def job_list_command(client: AgentClient) -> None:
 @click.command("pin", epilog="Example: cpumond pin steady-low --cpu-limit 4 --for 1h")
 @click.argument("job")
 @agent_options
-@click.option("--cpu-limit", type=CoresType(), help="Default: all the job may have.")
+@click.option("--cpu-limit", type=CoresType(), help="Default: all that the job ordered.")
 @click.option("--for", "ttl_s", type=DurationType(1.0), help='Such as "1h"; default: until `cpumond unpin`.')
 @json_option
 def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: float | None) -> None:

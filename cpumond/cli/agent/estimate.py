@@ -140,7 +140,7 @@ def estimate_command(
 
             page.write(render_page(findings))
     if as_json:
-        print_json(render_json(findings).encode(), rows="jobs")
+        print_json(render_json(findings).encode(), rows="workloads")
     else:
         click.echo(render_text(findings, top, terminal_width(), use_colour()))
         for path, what in ((config_path, "configuration"), (html_path, "report")):

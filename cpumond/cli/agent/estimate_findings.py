@@ -244,47 +244,85 @@ def show_order(estimate: Estimate, is_limited: bool | None, is_shared: bool = Fa
     return show_cores(estimate.ordered_cores) + ("" if is_limited else " (shared)" if is_shared else " (no limit)")
 
 
+class Totals(msgspec.Struct, frozen=True):
+    """``Estimate`` of several workloads together, whose peaks come at different times."""
+
+    watched_s: float
+    missing_s: float
+    ordered_cores: float
+    used_cores: float
+    used_cpu_s: float
+    rules: dict[LimitRule, RuleEstimate]
+
+
+class WorkloadAnswer(msgspec.Struct, frozen=True):
+    """One workload in JSON: what it is, as ``Row`` has it, and its ``Estimate``."""
+
+    name: str
+    kind: str
+    detail: str
+    cgroup: str
+    host: str
+    is_limited: bool | None
+    is_gone: bool
+    is_shared: bool
+    confidence: Confidence
+    confidence_reasons: list[str]
+    watched_s: float
+    missing_s: float
+    ordered_cores: float
+    used_cores: float
+    used_most_cores: float
+    used_cpu_s: float
+    rules: dict[LimitRule, RuleEstimate]
+
+
+class EstimateAnswer(msgspec.Struct, frozen=True):
+    """What ``estimate --json`` prints. Keys are stable; ``version`` grows when one changes its meaning."""
+
+    version: int
+    source: str
+    place: str
+    watched_s: float
+    asked_s: float
+    resolution_s: float
+    host_cores: float | None
+    confidence: Confidence
+    confidence_reasons: list[str]
+    notes: list[str]
+    total: Totals
+    total_limited: Totals
+    total_unlimited: Totals
+    workloads: list[WorkloadAnswer]
+
+
 def render_json(findings: Findings) -> str:
-    """The findings as JSON. Keys are stable; ``version`` grows when one changes its meaning."""
+    """The findings as the JSON of an ``EstimateAnswer``."""
     level, reasons = findings.confidence()
-    value = {
-        "version": VERSION,
-        "source": findings.source,
-        "place": findings.place,
-        "watched_s": findings.length_s,
-        "asked_s": findings.asked_s,
-        "resolution_s": findings.resolution_s,
-        "host_cores": findings.host_cores,
-        "confidence": level,
-        "confidence_reasons": reasons,
-        "notes": [*findings.notes, *findings.named_notes],
-        "total": msgspec.to_builtins(findings.total()),
-        "total_limited": msgspec.to_builtins(findings.total(True)),
-        "total_unlimited": msgspec.to_builtins(findings.total(False)),
-        "workloads": [_to_json(findings, row) for row in sort_rows(findings.rows)],
-    }
-    for each in (value["total"], value["total_limited"], value["total_unlimited"]):
-        del each["used_most_cores"]
+    answer = EstimateAnswer(
+        VERSION, findings.source, findings.place, findings.length_s, findings.asked_s, findings.resolution_s,
+        findings.host_cores, level, reasons, [*findings.notes, *findings.named_notes],
+        _total(findings), _total(findings, True), _total(findings, False),
+        [_show_row(findings, row) for row in sort_rows(findings.rows)],
+    )  # fmt: skip
     # Names of cgroups may hold bytes that are not UTF-8.
+    value = msgspec.to_builtins(answer)
     text = json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
     return text + "\n"
 
 
-def _to_json(findings: Findings, row: Row) -> dict[str, Any]:
-    level, reasons = findings.confidence(row)
-    return {
-        "name": row.workload.name,
-        "kind": row.workload.kind,
-        "detail": row.workload.detail,
-        "cgroup": row.workload.path,
-        "host": row.host,
-        "is_limited": row.is_limited,
-        "is_gone": row.is_gone,
-        "is_shared": row.is_shared,
-        "confidence": level,
-        "confidence_reasons": reasons,
-        **msgspec.to_builtins(row.estimate),
-    }
+def _total(findings: Findings, is_limited: bool | None = None) -> Totals:
+    estimate = msgspec.structs.asdict(findings.total(is_limited))
+    del estimate["used_most_cores"]
+    return Totals(**estimate)
+
+
+def _show_row(findings: Findings, row: Row) -> WorkloadAnswer:
+    workload = row.workload
+    return WorkloadAnswer(
+        workload.name, workload.kind, workload.detail, workload.path, row.host, row.is_limited, row.is_gone,
+        row.is_shared, *findings.confidence(row), **msgspec.structs.asdict(row.estimate),
+    )  # fmt: skip
 
 
 def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str:
@@ -315,7 +353,7 @@ def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str
         "[monitor]",
         "# Measured and decided, never written. `cpumond status` says what each limit would be.",
         'mode = "shadow"',
-        "# The rule that takes more and holds back less; without it the documents' rule.",
+        "# The rule that takes more and holds back less; without it YTsaurus' rule.",
         '#limit_rule = "peak"',
         *_render_options(findings.assignments),
     ]

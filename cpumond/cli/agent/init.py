@@ -14,9 +14,9 @@ import msgspec
 from cpumond.agent.config import AgentConfig, Source, load_config
 from cpumond.cli.agent import init_files
 from cpumond.cli.agent.init_files import Planned
-from cpumond.cli.engines import DAEMONS, EngineSeen, describe_fates, explain_silence, see_engines, show_some
+from cpumond.cli.engines import DAEMONS, EngineSeen, JobsSeen, describe_fates, explain_silence, see_engines, show_some
 from cpumond.cli.options import config_option
-from cpumond.cli.output import can_ask, output_options, print_json
+from cpumond.cli.output import can_ask, output_options, print_json, print_text
 from cpumond.cli.replacement import Replacement
 from cpumond.core.errors import CreateError, from_os_error
 from cpumond.core.words import count
@@ -85,7 +85,7 @@ def init_command(config_path: str, yes: bool, sockets: tuple[str, ...], unit_dir
         unit_dir = UNIT_DIR
     plan = make_plan(config_path, init_files.parse_sockets(sockets), unit_dir)
     if not as_json:
-        click.echo("\n".join(draw_findings(plan)))
+        print_text("\n".join(draw_findings(plan)), indent="    ")
         click.echo("\n".join(draw_files(plan)))
     is_written = bool(plan.due) and (yes or (not as_json and _ask(plan)))
     if is_written:
@@ -94,7 +94,7 @@ def init_command(config_path: str, yes: bool, sockets: tuple[str, ...], unit_dir
     if as_json:
         print_json(msgspec.json.encode(describe_plan(plan, is_written)))
     elif is_written:
-        click.echo(f"written: {', '.join(file.path for file in plan.due)}")
+        print_text(f"written: {', '.join(file.path for file in plan.due)}")
         click.echo("Next:\n" + "\n".join(f"  {command}" for command in NEXT))
     if plan.foreign:
         raise CreateError(
@@ -106,7 +106,7 @@ def init_command(config_path: str, yes: bool, sockets: tuple[str, ...], unit_dir
 def _ask(plan: Plan) -> bool:
     """Whether the files are to be written; False where nobody can be asked."""
     if not can_ask():
-        click.echo("Nothing is written: there is no terminal to ask at; `cpumond init --yes` writes it.")
+        print_text("Nothing is written: there is no terminal to ask at; `cpumond init --yes` writes it.")
         return False
     return click.confirm(f"Write {count(len(plan.due), 'file')}?")
 
@@ -267,27 +267,44 @@ def write_file(file: Planned) -> None:
         os.chmod(file.path, 0o644)
 
 
-def describe_plan(plan: Plan, is_written: bool) -> dict[str, object]:
-    """The same for programs. Keys are stable."""
+class SocketAnswer(msgspec.Struct, frozen=True):
+    """What an engine's socket answered; ``problem``: why it did not, "" if it did."""
+
+    title: str
+    problem: str
+    notes: tuple[str, ...]
+
+
+class EngineFound(msgspec.Struct, frozen=True):
+    """An engine in the JSON of ``init``, with what each of its sockets answered."""
+
+    kind: str
+    title: str
+    is_configured: bool
+    sockets: dict[str, SocketAnswer]
+    jobs: JobsSeen
+
+
+class InitAnswer(msgspec.Struct, frozen=True):
+    """What ``init --json`` prints; ``next``: command lines for what is left to do. Keys are stable."""
+
+    version: int
+    engines: list[EngineFound]
+    others: list[str]
+    notes: list[str]
+    files: list[Planned]
+    is_written: bool
+    next: list[str]
+
+
+def describe_plan(plan: Plan, is_written: bool) -> InitAnswer:
+    """The same for programs."""
     engines = [
-        {
-            "kind": seen.kind,
-            "title": seen.describe(),
-            "is_configured": seen.is_configured,
-            "sockets": {
-                socket: {"title": view.title, "problem": view.problem, "notes": view.notes}
-                for socket, view in seen.views.items()
-            },
-            "jobs": seen.jobs,
-        }
+        EngineFound(
+            seen.kind, seen.describe(), seen.is_configured,
+            {socket: SocketAnswer(view.title, view.problem, view.notes) for socket, view in seen.views.items()},
+            seen.jobs,
+        )
         for seen in plan.engines
-    ]
-    return {
-        "version": 1,
-        "engines": engines,
-        "others": plan.others,
-        "notes": plan.notes,
-        "files": plan.files,
-        "is_written": is_written,
-        "next": NEXT if is_written else [],
-    }
+    ]  # fmt: skip
+    return InitAnswer(1, engines, plan.others, plan.notes, plan.files, is_written, list(NEXT) if is_written else [])

@@ -67,6 +67,16 @@ def restore_command(config_path: str, quick: bool) -> int:
     return print_restored(run_restore(config_path))
 
 
+class CheckedConfig(AgentConfig, frozen=True, kw_only=True):
+    """What ``check-config --json`` prints: the configuration with ``monitor`` as it results, durations of that as text.
+
+    ``warnings``: about options without effect.
+    """
+
+    monitor: dict[str, bool | float | str | None]
+    warnings: list[str]
+
+
 @click.command("check-config", epilog="Example: cpumond check-config --config /etc/cpumond/cpumond.toml --json")
 @click.argument("file", required=False)
 @config_option
@@ -88,8 +98,8 @@ def check_config_command(file: str | None, config_path: str, as_json: bool) -> N
         hidden = msgspec.structs.replace(config.scheduler, token="(hidden)")  # noqa: S106 - what is shown instead
         config = msgspec.structs.replace(config, scheduler=hidden)
     if as_json:
-        values = {**msgspec.to_builtins(config), "monitor": resulting, "warnings": warnings}
-        print_json(msgspec.json.encode(values))
+        values = {**msgspec.structs.asdict(config), "monitor": resulting, "warnings": warnings}
+        print_json(msgspec.json.encode(CheckedConfig(**values)))
         return
     sources = count(len(config.source), "source")
     print_text(f"{config.path}: good. Node {config.node_id}, {sources}, mode {resulting['mode']}.")

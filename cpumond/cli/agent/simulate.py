@@ -56,6 +56,14 @@ def complete_shape(_ctx: click.Context, _param: click.Parameter, incomplete: str
     return [name for name in SHAPES if name.startswith(incomplete)]
 
 
+class SimulatedRules(msgspec.Struct, frozen=True):
+    """What ``simulate --json`` prints: of each rule, for the use as recorded. The second list is there where the trace
+    has throttled rows: as if all that was ordered had been wanted in these."""
+
+    results: list[SimulationResult]
+    results_held_back_at_order: list[SimulationResult] | msgspec.UnsetType = msgspec.UNSET
+
+
 @click.command("simulate", epilog="Example: cpumond simulate --shape web --cpu-limit 16 --compare document,peak")
 @click.argument("trace", required=False)
 @cpu_limit_option
@@ -144,9 +152,7 @@ def simulate_command(
     if as_json:
         for note in demand.notes:
             click.echo(f"cpumond: note: {note}", err=True)
-        names = ("results", "results_held_back_at_order")
-        answer = dict(zip(names, results, strict=False))
-        print_json(msgspec.json.encode(answer), rows="results")
+        print_json(msgspec.json.encode(SimulatedRules(*results)), rows="results")
         return
     first, *others = COLUMNS
     headings = ("", "use as recorded:", "all that was ordered in the rows that were throttled:")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 import click
+import msgspec
 
 from cpumond.cli.agent.trace import read_settings
 from cpumond.cli.ending import ended_by
@@ -105,7 +106,7 @@ def dry_run_command(
 @click.option("--output", metavar="FILE", default="-", show_default=True, help="CSV file, - for standard output.")
 @duration_option
 @click.option(
-    "--period", "period_s", type=DurationType(), default=1.0, show_default="1s", help="Time between two rows."
+    "--period", "period_s", type=DurationType(), default="1s", show_default=True, help="Time between two rows."
 )
 def record_command(path: str, output: str, duration_s: float | None, period_s: float) -> None:
     """Write a trace of a live cgroup for `cpumond replay`.
@@ -227,6 +228,45 @@ def _show_about(seconds: float) -> str:
     return f"{step * round(seconds / step)} s"
 
 
+class DryRunCheck(msgspec.Struct, frozen=True):
+    """A line of ``dry-run --json``: one check, ``time_s`` after the first; cores, ratios in [0, 1].
+
+    ``smoothed_cores`` and ``votes_sum`` are None where there is none yet, ``decision`` is that of the rule.
+    """
+
+    time_s: float
+    usage_cores: float | None
+    smoothed_cores: float | None
+    votes_sum: int | None
+    decision: str
+    cpu_limit_cores: float
+    throttled_ratio: float
+    pressure_ratio: float
+
+
+class DryRunSums(msgspec.Struct, frozen=True):
+    """What a dry run came to, in core-seconds, cores and seconds; ``short_cpu_s``: use above the limit it would have
+    had; ``steady_``: what this use leads to, None where that is not known."""
+
+    seconds: float
+    ordered_cpu_s: float
+    used_cpu_s: float
+    reclaimed_cpu_s: float
+    short_cpu_s: float
+    changes: int
+    final_limit_cores: float
+    least_limit_cores: float
+    steady_limit_cores: float | None
+    steady_reclaimed_ratio: float | None
+    steady_after_s: float | None
+
+
+class DryRunEnd(msgspec.Struct, frozen=True):
+    """The last line of ``dry-run --json``."""
+
+    summary: DryRunSums
+
+
 class _Summary:
     """The sums of a dry run, in core-seconds."""
 
@@ -253,22 +293,22 @@ class _Summary:
 
     def show(self, state: JobState, as_json: bool) -> None:
         steady = find_steady_state(self.uses, self.hard_cores, self.settings)
-        values = {
-            "seconds": self.seconds,
-            "ordered_cpu_s": state.max_cpu_s,
-            "used_cpu_s": self.used_cpu_s,
-            "reclaimed_cpu_s": state.preemptible_cpu_s,
-            "short_cpu_s": self.short_cpu_s,
-            "changes": self.changes,
-            "final_limit_cores": state.limit_cores,
-            "least_limit_cores": self.least_cores,
-            "steady_limit_cores": None if steady is None else steady.limit_cores,
-            "steady_reclaimed_ratio": None if steady is None else steady.reclaimed_ratio,
-            "steady_after_s": None if steady is None else steady.after_s,
-        }
+        sums = DryRunSums(
+            seconds=self.seconds,
+            ordered_cpu_s=state.max_cpu_s,
+            used_cpu_s=self.used_cpu_s,
+            reclaimed_cpu_s=state.preemptible_cpu_s,
+            short_cpu_s=self.short_cpu_s,
+            changes=self.changes,
+            final_limit_cores=state.limit_cores,
+            least_limit_cores=self.least_cores,
+            steady_limit_cores=None if steady is None else steady.limit_cores,
+            steady_reclaimed_ratio=None if steady is None else steady.reclaimed_ratio,
+            steady_after_s=None if steady is None else steady.after_s,
+        )
         if as_json:
             if chosen_output() == "json":  # a table of CSV has no line of another kind
-                print_line({"summary": values})
+                print_line(msgspec.to_builtins(DryRunEnd(sums)))
             return
         share = state.preemptible_cpu_s / state.max_cpu_s if state.max_cpu_s else 0.0
         print_text(
@@ -314,16 +354,8 @@ def _show_line(at_s: float, state: JobState, decision: Decision) -> None:
 
 def _show_json(at_s: float, state: JobState, decision: Decision) -> None:
     header: list[str] = click.get_current_context().meta.setdefault("cpumond.header", [])
-    header[:] = print_line(
-        {
-            "time_s": at_s,
-            "usage_cores": decision.usage_cores,
-            "smoothed_cores": state.smoothed_cores,
-            "votes_sum": decision.votes_sum,
-            "decision": decision.kind,
-            "cpu_limit_cores": state.limit_cores,
-            "throttled_ratio": decision.throttled_ratio,
-            "pressure_ratio": decision.pressure_ratio,
-        },
-        header,
-    )
+    line = DryRunCheck(
+        at_s, decision.usage_cores, state.smoothed_cores, decision.votes_sum, decision.kind, state.limit_cores,
+        decision.throttled_ratio, decision.pressure_ratio,
+    )  # fmt: skip
+    header[:] = print_line(msgspec.to_builtins(line), header)

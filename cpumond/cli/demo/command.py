@@ -9,7 +9,7 @@ from cpumond.cli.output import output_options
 
 
 @click.command("demo", epilog="Example: cpumond demo --duration 60")
-@click.option("--duration", "duration_s", type=DurationType(), default=60.0, show_default="60s", help="How long.")
+@click.option("--duration", "duration_s", type=DurationType(), default="60s", show_default=True, help="How long.")
 @output_options("Print only the summary, as JSON.")
 def demo_command(duration_s: float, as_json: bool) -> int:
     """The whole system on this machine: a scheduler, an agent, and real jobs of two pools in real cgroups.

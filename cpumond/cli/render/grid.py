@@ -214,8 +214,16 @@ def _draw_records(
     for number, row in enumerate(rows):
         if number:
             yield ""
-        fields = [(column.name, (text.strip(), style)) for column, (text, style) in zip(columns, row, strict=True)]
+        fields = [
+            (column.name, (_shorten_text(column, text.strip(), width), style))
+            for column, (text, style) in zip(columns, row, strict=True)
+        ]
         yield from draw_fields(fields, width, colour)
+
+
+def _shorten_text(column: Column, text: str, width: int | None) -> str:
+    """A text as it stands in a line of its own below its heading; others as they are."""
+    return text if width is None or column.name not in TEXTS else shorten(text, max(width - 2, LEAST_TEXT))
 
 
 def _split(cell: Cell) -> tuple[str, str]:

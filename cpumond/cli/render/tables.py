@@ -236,7 +236,8 @@ def _describe_engine(engine: EngineAnswer) -> str:
 def _describe_node(scheduler: LinkView, executor: AssignedView | None) -> str:
     where = "not registered" if not scheduler.registered else f"in tree {show_name(scheduler.tree or '(none)')}"
     term = "" if scheduler.term is None else f" (term {scheduler.term})"
-    text = f"node of {show_name(scheduler.url)}{term}: {where}"
+    told = f", lets this host do {scheduler.level} at most" if scheduler.level else ""
+    text = f"node of {show_name(scheduler.url)}{term}: {where}{told}"
     if executor is None:
         return f"{text}, runs no jobs of it ([executor] kind)"
     states = ", ".join(f"{number} {state}" for state, number in executor.states.items() if number) or "none now"

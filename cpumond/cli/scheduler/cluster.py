@@ -7,6 +7,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from cpumond.cli.options import CoresType
 from cpumond.cli.output import output_options, print_line
@@ -61,22 +62,39 @@ def cluster_command(
             _clean_up(cluster, keep, as_json)
 
 
+class NodeAnswer(msgspec.Struct, frozen=True):
+    """A node of ``cluster --json``: its agent's process, cgroup, control socket and page."""
+
+    pid: int
+    cgroup: str
+    control_socket: str
+    web: str
+
+
+class ClusterAnswer(msgspec.Struct, frozen=True):
+    """What ``cluster --json`` prints once it is there. ``schedulers``: address -> process id, ``nodes``: by node_id."""
+
+    scheduler: str
+    web: str
+    token: str
+    scheduler_pid: int
+    schedulers: dict[str, int]
+    directory: str
+    nodes: dict[str, NodeAnswer]
+
+
 def _show(cluster: Cluster, keep: bool, as_json: bool) -> None:
     address = cluster.url.removeprefix("http://")
     if as_json:
         nodes = {
-            node.node_id: {
-                "pid": node.pid, "cgroup": node.cgroup_root, "control_socket": node.control_socket, "web": node.web_url,
-            }
+            node.node_id: NodeAnswer(node.pid, node.cgroup_root, node.control_socket, node.web_url)
             for node in cluster.nodes
-        }  # fmt: skip
-        told = {
-            "scheduler": cluster.url, "web": f"{cluster.url}/", "token": cluster.token,
-            "scheduler_pid": cluster.scheduler.pid,
-            "schedulers": {scheduler.url: scheduler.pid for scheduler in cluster.schedulers},
-            "directory": cluster.directory, "nodes": nodes,
-        }  # fmt: skip
-        print_line(told)
+        }
+        told = ClusterAnswer(
+            cluster.url, f"{cluster.url}/", cluster.token, cluster.scheduler.pid,
+            {scheduler.url: scheduler.pid for scheduler in cluster.schedulers}, cluster.directory, nodes,
+        )  # fmt: skip
+        print_line(msgspec.to_builtins(told))
         return
     if len(cluster.schedulers) == 1:
         schedulers = f"A scheduler on {cluster.url}"

@@ -189,15 +189,14 @@ def _show_live(client: SchedulerClient, tree: str, interval_s: float, sort: str)
     view = "pools"
     with _keys() as read_key, Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
         while True:
-            width, height = shutil.get_terminal_size()
             try:
-                picture = read_picture(client, tree)
+                picture, problem = read_picture(client, tree), ""
             except UnavailableError as error:
-                picture, text = None, fold(f"trying again: {error}", width)
+                picture, problem = None, f"trying again: {error}"
             end_s = time.monotonic() + interval_s
             while True:
-                if picture is not None:
-                    text = _draw_frame(picture, view, sort, width, height)
+                width, height = shutil.get_terminal_size()
+                text = fold(problem, width) if picture is None else _draw_frame(picture, view, sort, width, height)
                 live.update(Text.from_ansi(text, no_wrap=True, end=""), refresh=True)
                 key = read_key(max(end_s - time.monotonic(), 0.0))
                 if not key:

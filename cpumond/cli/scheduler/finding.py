@@ -7,6 +7,7 @@ A parameter of a ``Named`` type is found before the command begins; what is not 
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any, Final
 
 import click
@@ -22,6 +23,9 @@ from cpumond.core.words import count, show_name
 
 COMPLETION_S: Final = 1.0
 """How long a shell waits for the scheduler at Tab."""
+PLAIN: Final = re.compile(r"[\w@%+=:./][\w@%+=:./-]*")
+"""Names that mean themselves in every shell. Others are not offered: bash puts them on the line as they are, and a
+node may be named $(reboot)."""
 MAX_ID_CHARS: Final = 35
 """Of four hexadecimal numbers: what is as long is the beginning of no other id."""
 MAX_SHOWN: Final = 20
@@ -43,7 +47,11 @@ class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
             trees = ctx.params.get("tree")
             query["tree"] = trees if isinstance(trees, str) else None
             found = client.get("/find", Matches, kind=self.kind, **query)
-            return [CompletionItem(each.id, help=each.title or each.state) for each in found.matches]
+            return [
+                CompletionItem(each.id, help=show_name(each.title or each.state))
+                for each in found.matches
+                if PLAIN.fullmatch(each.id)
+            ]
         return []
 
 

@@ -15,10 +15,11 @@ from typing import Final
 
 import click
 
-from cpumond.api.json.openapi import FIRST_BYTE, TOTAL_BYTES
+from cpumond.api.json.requests import FIRST_BYTE, TOTAL_BYTES
 from cpumond.api.views import JobList, JobView, OperationDetails
 from cpumond.cli.options import quote_name
-from cpumond.cli.output import is_terminal
+from cpumond.cli.output import error_width, is_terminal
+from cpumond.cli.render.grid import fold
 from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError
 from cpumond.cli.scheduler.finding import operation_path
 from cpumond.core.errors import EXIT_NO_SUCH, CpumondError, UnavailableError
@@ -27,6 +28,9 @@ from cpumond.core.words import show_name
 
 WORKERS: Final = 8
 MAX_JOBS: Final = 1000
+"""That are asked for at once."""
+MAX_LINE_BYTES: Final = 65_536
+"""What a job writes without an end of a line is not kept for longer."""
 PAUSES_S: Final = (0.3, 3.0)
 """Between two reads of a log that gets longer, and of one that has not for long."""
 POLL_S: Final = 1.0
@@ -114,7 +118,7 @@ class Follower:
         now = time.monotonic()
         if now >= self._poll_at_s:
             self._poll()
-            self._poll_at_s = time.monotonic() + POLL_S
+            self._poll_at_s = time.monotonic() + POLL_S * max(len(self.listed) / MAX_JOBS, 1.0)
         while not self._pieces.empty():
             self._take(self._pieces.get())
         for tail in self._tails.values():
@@ -128,7 +132,7 @@ class Follower:
     def _poll(self) -> None:
         try:
             self.details = self.client.get(operation_path(self.operation), OperationDetails)
-            answer = self.client.get(operation_path(self.operation, "jobs"), JobList, limit=MAX_JOBS)
+            jobs = self._list_jobs()
         except UnavailableError as error:
             self._bear(error)
             return
@@ -140,9 +144,23 @@ class Follower:
         if self._is_away:
             self.tell("the scheduler answers again")
         self._heard_at_s, self._is_away, self.state = time.monotonic(), False, self.details.state
-        self.listed = [job for job in answer.jobs if self.jobs is None or job.id in self.jobs]
+        self.listed = [job for job in jobs if self.jobs is None or job.id in self.jobs]
         for job in reversed(self.listed):
             self._look_at(job)
+
+    def _list_jobs(self) -> list[JobView]:
+        """All jobs, the last started first; those of ``jobs`` and some more where only these are wanted."""
+        found: dict[str, JobView] = {}
+        offset = 0
+        while True:
+            path = operation_path(self.operation, "jobs")
+            answer = self.client.get(path, JobList, limit=MAX_JOBS, offset=offset)
+            # Where jobs were started since the page before, its last ones are on this one again.
+            found.update((job.id, job) for job in answer.jobs)
+            offset += len(answer.jobs)
+            is_enough = self.jobs is not None and found.keys() >= set(self.jobs)
+            if not answer.jobs or offset >= answer.total or is_enough:
+                return list(found.values())
 
     def _bear(self, error: CpumondError) -> None:
         if time.monotonic() - self._heard_at_s > SILENCE_S:
@@ -155,9 +173,11 @@ class Follower:
         if job.state == "starting":
             return
         ended = job.state not in LIVING
-        if ended and job.state in ("aborted", "lost") and job.id not in self._told and not self.is_final:
+        is_taken = job.state == "lost" or (job.state == "aborted" and (job.preemption or not self.is_final))
+        if is_taken and job.id not in self._told:
             self._told.add(job.id)
-            self.tell(f"job {job.id} on node {show_name(job.node_id)} is {job.state}: {job.reason}; it is started anew")
+            anew = "" if self.is_final else "; it is started anew"
+            self.tell(f"job {job.id} on node {show_name(job.node_id)} is {job.state}: {job.reason}{anew}")
         for stream in self.streams:
             tail = self._tails.get((job.id, stream))
             if tail is None:
@@ -218,6 +238,8 @@ class Follower:
             self.write(tail.stream, content)
             return
         *lines, tail.part = (tail.part + content).split(b"\n")
+        if len(tail.part) > MAX_LINE_BYTES:
+            lines, tail.part = [*lines, tail.part], b""
         if lines:
             prefix = self._prefix(tail)
             self.write(tail.stream, b"".join(prefix + line + b"\n" for line in lines))
@@ -255,14 +277,14 @@ def follow_log(client: SchedulerClient, operation: str, job: str | None, stream:
 
 def tell_aside(sentence: str) -> None:
     """A sentence on standard error, apart from what jobs write."""
-    click.echo(f"cpumond: {show_name(sentence)}", err=True)
+    click.echo(fold(f"cpumond: {show_name(sentence)}", error_width()), err=True)
 
 
 def write_output(content: bytes) -> None:
     """What a job wrote, as it is; on a terminal what would move the cursor is made visible."""
     if is_terminal():
         click.echo(make_visible(content), nl=False)
-    else:
+    elif sys.stdout is not None:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
 

@@ -19,11 +19,14 @@ from cpumond.cli.scheduler.spec import spec_options
 from cpumond.core.errors import UnavailableError
 from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_cores, show_name
-from cpumond.scheduler.forecast.model import Forecast, Progress, Simulation
+from cpumond.scheduler.forecast.model import SIMULATION_S, Forecast, Progress, Simulation
 
 SHOWN: Final = 20
 simulate_option = click.option(
-    "--simulate", "simulates", is_flag=True, help="Also what would start when and who would be stopped: a run ahead."
+    "--simulate",
+    "simulates",
+    is_flag=True,
+    help="Instead, what would start when and who would be stopped: a run ahead.",
 )
 
 
@@ -38,6 +41,8 @@ def when_command(client: SchedulerClient, operation: str, shorter: bool) -> None
     yet.
     """
     query = {"shorter": "true"} if shorter else None
+    if shorter:
+        client.timeout_s += SIMULATION_S
     found = client.show(f"/operations/{quote_name(operation)}/when", Forecast, query)
     now = time.time()
     for line in tell_forecast(found, now):

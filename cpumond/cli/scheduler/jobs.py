@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from cpumond.api.finding import NEWEST
-from cpumond.api.json.openapi import DEFAULT_TAIL_BYTES, TOTAL_BYTES
+from cpumond.api.json.requests import DEFAULT_TAIL_BYTES, TOTAL_BYTES
 from cpumond.api.views import JobList, JobView
 from cpumond.cli.agent.explain import draw_explain
 from cpumond.cli.options import CoresType, DurationType, given, quote_name
@@ -115,7 +115,7 @@ def explain_command(client: SchedulerClient, operation: str, job: str, last: int
 @click.command("pin", epilog="Example: cpumond operation pin 1a-2b-3c-4d 5e-6f-7a-8b --cpu-limit 4 --for 10m")
 @operation_argument
 @job_argument
-@click.option("--cpu-limit", type=CoresType(), help="Default: all the job may have.")
+@click.option("--cpu-limit", type=CoresType(), help="Default: all that the job ordered.")
 @click.option(
     "--for", "ttl_s", type=DurationType(1.0),
     help='Such as "1h"; default: until `cpumond operation unpin`, or the job\'s end.',

@@ -73,6 +73,8 @@ def drain_command(
             click.echo()
             show_simulation(client, {"node": node, "drain": True})
         return
+    if timeout_s is not None and not waits:
+        raise UsageError("--timeout has no effect with --no-wait, which does not wait; leave one of them out")
     content = client.request("POST", f"{_path(node)}/drain", given({"why": why, "graceful": graceful or None}))
     try:
         client.tell_done(content, f"node {show_name(node)} is drained: it gets no new jobs, its jobs are stopped")

@@ -123,7 +123,7 @@ operation_command.add_command(simulate_command)
 
 @operation_command.command("show", epilog="Example: cpumond operation show 1a-2b-3c-4d")
 @operation_argument
-@click.option("--all", "show_all", is_flag=True, help="All that the scheduler computes of it, by the documents' names.")
+@click.option("--all", "show_all", is_flag=True, help="All that the scheduler computes of it, by YTsaurus' names.")
 @scheduler_options
 def operation_show_command(client: SchedulerClient, operation: str, show_all: bool) -> None:
     """One operation: OPERATION is an id, or *ALIAS."""

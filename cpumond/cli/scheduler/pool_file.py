@@ -66,6 +66,8 @@ def plan_command(
     TOML, YAML or JSON by its name, - is TOML from standard input.
     """
     if simulates:
+        if is_detailed or show_all:
+            raise UsageError("--simulate shows no plan: --detailed-exitcode and --all have no effect; leave them out")
         simulate_file(client, file, tree, prune)
         return
     plan = show_file_plan(client, file, tree, prune, show_all)

@@ -261,7 +261,7 @@ def _pool_row(pool: PoolView, depth: int) -> list[Cell]:
 
 @pool_command.command("show", epilog="Example: cpumond pool show research")
 @pool_argument
-@click.option("--all", "show_all", is_flag=True, help="All that the scheduler computes of it, by the documents' names.")
+@click.option("--all", "show_all", is_flag=True, help="All that the scheduler computes of it, by YTsaurus' names.")
 @tree_option
 @scheduler_options
 def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: str | None) -> None:

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from cpumond.api.pool_views import TreeList
 from cpumond.cli.options import DurationType, given
@@ -34,12 +35,14 @@ from cpumond.cli.scheduler.report_rows import (
     list_operations,
     list_pools,
 )
+from cpumond.cli.scheduler.savings import render_savings, render_savings_csv
 from cpumond.core.errors import UnavailableError, UsageError
 from cpumond.core.measures import format_span
 from cpumond.core.words import show_cores, show_name
 from cpumond.fairshare.explain import show_percent
 from cpumond.fairshare.validate import did_you_mean, quoted
 from cpumond.scheduler.history.model import HistoryView, ReportTree, ReportView
+from cpumond.scheduler.history.savings import SavingsView, at_price
 from cpumond.scheduler.model import ROOT_POOL
 
 Format = Literal["text", "csv", "json", "html"]
@@ -47,6 +50,8 @@ FORMATS: Final[tuple[Format, ...]] = ("text", "csv", "json", "html")
 
 YEAR_S: Final = 31_536_000.0
 """The longest history that a scheduler may keep."""
+
+SAVINGS_S: Final = 2_419_200.0
 
 MAX_TOP: Final = 1000
 GRAPH_POINTS: Final = 720
@@ -80,11 +85,17 @@ GRAPH_POINTS: Final = 720
 @click.option("--output", metavar="FILE", help="Write there, whole or not at all.  [default: standard output]")
 @click.option("--html", "html_path", metavar="FILE", help="The same as --format html --output FILE.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--savings", is_flag=True, help="What reclaimed CPU was worth and cost, by pool and week; 4 weeks back.")
+@click.option(
+    "--price", type=click.FloatRange(0.0, 1e9), metavar="MONEY", help="With --savings: what a core-hour costs."
+)
 @wide_option
 @connection_options
+@click.pass_context
 def report_command(
-    client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int, format_: Format | None,
-    output: str | None, html_path: str | None, as_json: bool,
+    context: click.Context, client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int,
+    format_: Format | None, output: str | None, html_path: str | None, as_json: bool, savings: bool,
+    price: float | None,
 ) -> None:  # fmt: skip
     """Core-hours of pools and operations: ordered, used, reclaimed, throttled, and given back late.
 
@@ -104,9 +115,18 @@ def report_command(
       cpumond report --since 7d --tree default --pool research --top 50
       cpumond report --since 7d --output week.csv
       cpumond report --html report.html
+      cpumond report --savings --price 0.03
     """
     pool = None if pool == ROOT_POOL else pool
     chosen, path = choose_output(format_, output, html_path, as_json)
+    if savings:
+        is_given = {name: context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in context.params}
+        if chosen == "html" or pool is not None or is_given["top"]:
+            raise UsageError("--savings has text, csv and json, of all pools: leave --pool, --top and html out")
+        _show_savings(client, since_s if is_given["since_s"] else SAVINGS_S, tree, price, chosen, path)
+        return
+    if price is not None:
+        raise UsageError("--price goes with --savings")
     with contextlib.ExitStack() as stack:
         # Before any request: a file that cannot be written is refused at once.
         page = stack.enter_context(Replacement(path, "--html" if html_path else "--output")) if path else None
@@ -127,6 +147,30 @@ def report_command(
             click.echo(text, nl=False)
     if path and is_terminal():
         click.echo(f"the report is in {show_name(path)}")
+
+
+def _show_savings(
+    client: SchedulerClient, since_s: float, tree: str | None, price: float | None, chosen: Format, path: str | None
+) -> None:
+    try:
+        view = client.get("/savings", SavingsView, **given({"since_s": since_s, "tree": tree}))
+    except SchedulerRefusedError as error:
+        if error.status == 404 and tree is not None:
+            _check_tree(client, tree)
+        raise UnavailableError(str(error)) if error.status == 404 else error from None
+    view = view if price is None else at_price(view, price)
+    if chosen == "json":
+        text = msgspec.json.format(msgspec.json.encode(view), indent=2).decode() + "\n"
+    elif chosen == "csv":
+        text = render_savings_csv(view)
+    else:
+        width = terminal_width() if path is None else None
+        text = render_savings(view, since_s, width, path is None and use_colour()) + "\n"
+    if path is None:
+        click.echo(text, nl=False)
+        return
+    with Replacement(path, "--output") as page:
+        page.write(text)
 
 
 def choose_output(

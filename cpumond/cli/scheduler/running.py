@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 import time
@@ -39,46 +41,78 @@ def run_command(client: SchedulerClient, spec: dict[str, Any]) -> None:
 
     The options are those of `cpumond operation start`; the first job that fails ends it unless --set
     max_failed_job_count=N allows more. Of several jobs each line begins with the job's id. A job that is preempted or
-    lost is started anew. A second Ctrl-C leaves at once.
+    lost is started anew. A second Ctrl-C ends this command at once and leaves the rest to the scheduler.
 
     Exit code: 0 completed, that of the first failed job, 1 failed without one, 2 aborted by somebody else, 128 and the
-    number of the signal that ended it here.
+    number of the signal that ended it here: 141, and the operation is aborted, when nobody reads its output any more.
     """
     spec = {"max_failed_job_count": 1, **spec}
     with ended_by([signal.SIGINT, signal.SIGTERM], leave_at_second=True) as ending:
-        answer = client.decode(client.request("POST", "/operations", {"spec": spec}), Done)
-        for warning in answer.warnings:
-            warn(warning)
-        tell_aside(f"operation {answer.id} is started; Ctrl-C aborts it")
-        follower = Follower(client, answer.id, ("stdout", "stderr"), _write_raw, tell_aside)
-        code = _follow(client, follower, answer.id, ending)
+        run = _Run(client, ending)
+        try:
+            code = run.start(spec)
+        except KeyboardInterrupt:
+            _tell(run.tell_left())
+            code = 128 + ending.number
     click.get_current_context().exit(code)
 
 
-def _follow(client: SchedulerClient, follower: Follower, operation: str, ending: Ending) -> int:
-    aborted_at_s: float | None = None
-    while True:
-        if ending.is_set() and aborted_at_s is None and not follower.is_final:
-            aborted_at_s = time.monotonic()
-            tell_aside(f"operation {operation} is aborted; Ctrl-C leaves at once")
-            _abort(client, operation, ending.number)
-        if follower.step() or (aborted_at_s is not None and time.monotonic() - aborted_at_s > STOP_S):
-            break
-        if aborted_at_s is None:
-            ending.wait(0.05)
-        else:
-            time.sleep(0.05)
-    if aborted_at_s is not None:
-        return 128 + ending.number
-    return tell_end(follower)
+class _Run:
+    """One operation from its start to its end."""
 
+    def __init__(self, client: SchedulerClient, ending: Ending) -> None:
+        self._client = client
+        self._ending = ending
+        self._operation = ""
+        self._is_aborted = False
 
-def _abort(client: SchedulerClient, operation: str, number: int) -> None:
-    message = f"ended by {signal.Signals(number).name} of `cpumond run`"
-    try:
-        client.request("POST", operation_path(operation, "abort"), {"message": message})
-    except CpumondError as error:
-        warn(f"operation {operation} may go on: {error}")
+    def start(self, spec: dict[str, Any]) -> int:
+        """Start it and write what its jobs do; the exit code."""
+        answer = self._client.decode(self._client.request("POST", "/operations", {"spec": spec}), Done)
+        self._operation = answer.id
+        for warning in answer.warnings:
+            with contextlib.suppress(OSError):
+                warn(warning)
+        _tell(f"operation {answer.id} is started; Ctrl-C aborts it")
+        follower = Follower(self._client, answer.id, ("stdout", "stderr"), _write_raw, _tell)
+        try:
+            while not follower.step():
+                if self._ending.wait(0.05):
+                    return self._stop(follower)
+        except OSError as error:
+            # Nobody takes its output any more: as the command itself would, it ends.
+            self._ending.number = self._ending.number or signal.SIGPIPE
+            code = self._stop(follower)
+            if isinstance(error, BrokenPipeError):
+                return code
+            raise
+        return tell_end(follower)
+
+    def _stop(self, follower: Follower) -> int:
+        """After the first signal. What is over already only has an end of its output that nobody waits for."""
+        end_s = time.monotonic() + STOP_S
+        if not follower.is_final:
+            _tell(f"operation {self._operation} is aborted; Ctrl-C again ends this command at once")
+            self._abort()
+            while not follower.step() and time.monotonic() < end_s:
+                time.sleep(0.05)
+        return 128 + self._ending.number
+
+    def _abort(self) -> None:
+        message = f"ended by {signal.Signals(self._ending.number).name} of `cpumond run`"
+        try:
+            self._client.request("POST", operation_path(self._operation, "abort"), {"message": message})
+            self._is_aborted = True
+        except CpumondError as error:
+            _tell(f"operation {self._operation} may go on: {error}")
+
+    def tell_left(self) -> str:
+        """What is with the operation when this command ends before it, after the second signal."""
+        if self._is_aborted:
+            return f"operation {self._operation} is left to the scheduler, which stops its jobs"
+        if not self._operation:
+            return "it is not known whether the operation was started; see `cpumond operation list`"
+        return f"operation {self._operation} may go on; `cpumond operation abort {self._operation}` ends it"
 
 
 def tell_end(follower: Follower) -> int:
@@ -86,7 +120,7 @@ def tell_end(follower: Follower) -> int:
     details = follower.details
     assert details is not None
     if details.state != "completed":
-        tell_aside(f"operation {details.id} is {details.state}{f': {details.error}' if details.error else ''}")
+        _tell(f"operation {details.id} is {details.state}{f': {details.error}' if details.error else ''}")
     failed = [job for job in reversed(follower.listed) if job.state == "failed" and job.exit_code]
     if details.state == "failed" and failed:
         return failed[0].exit_code or EXIT_FAILED
@@ -96,8 +130,21 @@ def tell_end(follower: Follower) -> int:
 def _write_raw(stream: LogStream, content: bytes) -> None:
     """What a job wrote, as it is: it is the user's own command."""
     target = sys.stdout if stream == "stdout" else sys.stderr
-    target.buffer.write(content)
-    target.buffer.flush()
+    if target is None:  # closed by the caller, who does not want it
+        return
+    try:
+        target.buffer.write(content)
+        target.buffer.flush()
+    except OSError:
+        # What follows, such as the flush at exit, must not fail as well.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
+        raise
+
+
+def _tell(sentence: str) -> None:
+    """As ``tell_aside``, where standard error may be gone: the operation is looked after anyway."""
+    with contextlib.suppress(OSError):
+        tell_aside(sentence)
 
 
 class Waited(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from cpumond.cli.options import CoresType, DurationType, given, naming_unreadabl
 from cpumond.cli.scheduler.arguments import read_attributes
 from cpumond.cli.scheduler.client import SchedulerClient
 from cpumond.cli.scheduler.finding import POOL, TREE
+from cpumond.cli.scheduler.tree_text import read_yaml
 from cpumond.core.decode import ContentError, decode_json, decode_toml
 from cpumond.core.errors import ConfigError, UsageError
 
@@ -216,13 +217,9 @@ def read_document(path: str) -> dict[str, Any]:
 
 def _read_yaml(text: str) -> Any:
     try:
-        import yaml  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        raise ContentError("needs the library PyYAML: pip install pyyaml") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ContentError(" ".join(str(error).split())) from None
+        return read_yaml(text, {})
+    except UsageError as error:
+        raise ContentError(str(error)) from None
 
 
 def _read_yson(text: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from cpumond.cli.output import print_text
 from cpumond.cli.progress import Progress
 from cpumond.core.words import count
 
@@ -36,4 +37,4 @@ def copy(source: str, destination: str) -> None:
     finally:
         progress.end()
     what = f"{count(copied.records, 'record')} and {count(copied.entries, 'log entry', 'log entries')}"
-    click.echo(f"{what} copied and compared, sha256 {copied.checksum}")
+    print_text(f"{what} copied and compared, sha256 {copied.checksum}")

@@ -33,6 +33,9 @@ stay as they are, with --prune they are removed. `cpumond tree plan FILE` shows 
 
 MAP: Final = "tag:yaml.org,2002:map"
 
+MAX_VALUES: Final = 500_000
+"""In one YAML file, those counted again that are repeated by an alias: a few lines may stand for very many."""
+
 Path = tuple[str, ...]
 
 
@@ -227,15 +230,17 @@ def _toml_path(text: str) -> Path:
     except ContentError:
         return ()
     path = []
-    while isinstance(table, dict):
-        ((name, table),) = table.items()
+    while isinstance(table, dict) and table:
+        name, table = next(iter(table.items()))
         path.append(name)
     return tuple(path)
 
 
-def _read_yaml(text: str, lines: dict[Path, int]) -> Any:
+def read_yaml(text: str, lines: dict[Path, int]) -> Any:
+    """The value of a document, {} for an empty one; ``lines`` gets the line of each value in it. Raises ContentError,
+    and UsageError where there is no PyYAML."""
     yaml = _import_yaml()
-    loader = yaml.SafeLoader(text)
+    loader = _make_loader(yaml)(text)
     try:
         node = loader.get_single_node()
         if node is None:
@@ -250,21 +255,47 @@ def _read_yaml(text: str, lines: dict[Path, int]) -> Any:
         loader.dispose()
 
 
+def _make_loader(yaml: Any) -> Any:
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # the module is imported where it is needed
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except (ValueError, LookupError, AttributeError) as error:
+                # PyYAML lets through what goes wrong with a value of its tag, as with the date 2001-99-99.
+                if isinstance(error, ContentError):
+                    raise
+                kind = node.tag.rpartition(":")[2]
+                text = f"line {node.start_mark.line + 1}: {shown(node.value)} is no {kind}; put a text in quotes"
+                raise ContentError(text) from None
+
+    return Loader
+
+
 def _find_lines(yaml: Any, node: Any, path: Path, lines: dict[Path, int], above: tuple[int, ...]) -> None:
-    """Note the line of each key. Raises ContentError for a key that is there twice, a value inside of itself."""
+    """Note the line of each value. Raises ContentError: a key is there twice or no text, a value is inside of itself,
+    there are too many."""
+    number = node.start_mark.line + 1
     if id(node) in above:
-        raise ContentError(f"line {node.start_mark.line + 1}: a value cannot be inside of itself")
-    if not isinstance(node, yaml.MappingNode):
-        return
+        raise ContentError(f"line {number}: a value cannot be inside of itself")
+    if len(lines) > MAX_VALUES:
+        raise ContentError(f"it has more than {MAX_VALUES} values, with what *aliases repeat")
+    within = (*above, id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            where = (*path, str(index))
+            lines.setdefault(where, value.start_mark.line + 1)
+            _find_lines(yaml, value, where, lines, within)
     seen: set[str] = set()
-    for key, value in node.value:
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         number = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise ContentError(f"line {number}: a key must be a text, not a list or a table")
         if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
             raise ContentError(f"line {number}: {shown(key.value)} is there twice; keep one of them")
         seen.add(key.value)
-        where = (*path, str(key.value))
+        where = (*path, key.value)
         lines.setdefault(where, number)
-        _find_lines(yaml, value, where, lines, (*above, id(node)))
+        _find_lines(yaml, value, where, lines, within)
 
 
 def _read_json(text: str, _: dict[Path, int]) -> Any:
@@ -273,7 +304,7 @@ def _read_json(text: str, _: dict[Path, int]) -> Any:
 
 _READERS: Final[Mapping[Form, Callable[[str, dict[Path, int]], Any]]] = {
     "toml": _read_toml,
-    "yaml": _read_yaml,
+    "yaml": read_yaml,
     "json": _read_json,
 }
 

@@ -74,10 +74,8 @@ def find_protections(target: OperationElement, priority: TargetPriority, now: fl
             found[blocker] = found.get(blocker, 0) + len(element.jobs)
             continue
         sort_jobs(element)
-        for job in element.jobs.values():
-            cause = _cause_of_list(element, job.preemptibility, aggressive)
-            if cause == "free" and (until := spared_until(job)) > now:
-                cause = "time"
+        for cause, until in _causes_of_jobs(element, aggressive, now):
+            if cause == "time":
                 ends.setdefault(element, []).append(until)
             key = (cause, _forbidder(element) if cause == "forbids" else element)
             found[key] = found.get(key, 0) + 1
@@ -88,6 +86,19 @@ def find_protections(target: OperationElement, priority: TargetPriority, now: fl
         for (cause, element), jobs in found.items()
     ]
     return sorted(protections, key=lambda each: -each.jobs)
+
+
+def _causes_of_jobs(element: OperationElement, aggressive: bool, now: float) -> list[tuple[Cause, float]]:
+    """What protects each active job, and until when ``min_run_time`` does; of a gang, which goes whole, all or none."""
+    causes: list[tuple[Cause, float]] = []
+    for job in element.jobs.values():
+        cause, until = _cause_of_list(element, job.preemptibility, aggressive), spared_until(job)
+        causes.append(("time" if cause == "free" and until > now else cause, until))
+    if element.operation.record.is_gang:
+        # What ends by itself last.
+        longest = max(causes, key=lambda each: (each[0] != "free", each[0] != "time", each[1]))
+        return [longest] * len(causes)
+    return causes
 
 
 def _find_blocker(

@@ -212,6 +212,9 @@ class Swap:
         ]
         if self.stage.settings.preempt_cheapest_first:
             return self._find_cheapest(candidates)
+        return self._find_first(candidates)
+
+    def _find_first(self, candidates: list[Candidate]) -> list[Candidate] | None:
         victims = self._walk(candidates)
         if victims is None and self.was_refused_for_losses:
             # The first victims used up what a pool may lose; a single larger job may be enough.
@@ -264,7 +267,7 @@ class Swap:
         """
         for rank in sorted({each.rank for each in candidates}):
             some = sorted((each for each in candidates if each.rank <= rank), key=_cost_order)
-            best = self._walk(some)
+            best = self._find_first(some)
             self.sets = 0
             self.losses = self.before.copy()
             found = self._improve(some, self._find_rooms(), [], best)

@@ -186,7 +186,8 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
     """Jobs of this node that must end because their operation or a pool above it uses more than its limits (6.6).
 
     Each with the nearest element that exceeds its limits, and the reason; latest start first, only until the limits
-    hold, and only jobs that use what is above the limit. A pool's ``resource_limits_overcommit_tolerance`` is allowed.
+    hold, and only jobs that use what is above the limit. A gang is found once: all of its jobs go with that one, on
+    whichever nodes. A pool's ``resource_limits_overcommit_tolerance`` is allowed.
 
     Candidates are the jobs that could be preempted at some priority: by their list (6.4), the count rule, and all
     elements above them (6.5) - never those that only targets inside a blocking pool may take. Lists and counts protect
@@ -203,12 +204,12 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
 
     def take(job: Job, violated: Element) -> None:
         found.append((job, violated))
-        taken.add(job.id)
+        taken.update(job.element.jobs if job.element.operation.record.is_gang else (job.id,))
         for above in path_of(job.element):
-            lost[above] = add(lost.get(above, ZERO), job.usage)
+            lost[above] = add(lost.get(above, ZERO), _freed_with(job))
 
     for job in jobs:
-        if _is_candidate_for_limits(job) and job.preemptibility == PREEMPTIBLE:
+        if job.id not in taken and _is_candidate_for_limits(job) and job.preemptibility == PREEMPTIBLE:
             violated = _find_violated(job, lost)
             if violated is not None:
                 take(job, violated)
@@ -227,13 +228,18 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
     needed: list[tuple[Job, Element, str]] = []
     for job, violated in found:
         without = dict(lost)
-        without.update((above, subtract(lost[above], job.usage)) for above in path_of(job.element))
+        without.update((above, subtract(lost[above], _freed_with(job))) for above in path_of(job.element))
         if _find_violated(job, without) is None:
             lost = without
         else:
             needed.append((job, violated, _tell_limits(violated)))
     needed.reverse()
     return needed
+
+
+def _freed_with(job: Job) -> Vector:
+    """What the end of a job frees: of a gang all jobs end."""
+    return job.element.usage if job.element.operation.record.is_gang else job.usage
 
 
 def _operations_of(jobs: list[Job]) -> list[OperationElement]:
@@ -287,7 +293,9 @@ def find_graceful(node: Node, now: float) -> list[tuple[Job, str]]:
     graceful = [job for job in node.jobs.values() if job.element.operation.record.preemption_mode == "graceful"]
     for job in sorted(graceful, key=start_order, reverse=True):
         element = job.element
-        if not job.is_active or spared_until(job) > now:
+        # A gang ends whole: none of it while the time of one is not over.
+        together = element.jobs.values() if element.operation.record.is_gang else (job,)
+        if not job.is_active or any(spared_until(each) > now for each in together):
             continue
         sort_jobs(element)
         if job.preemptibility == PREEMPTIBLE and not is_protected_by_count(element, len(element.jobs)):
@@ -299,8 +307,9 @@ def find_overcommit_victims(node: Node, now: float, allowed_s: float) -> list[tu
     """Jobs that must end because the node has been above its capacity for longer than ``allowed_s`` (1.9 point 2).
 
     The most protected jobs, and of those the ones started first, stay as long as they fit one after another; the
-    others are returned, latest start first. With ``preempt_cpu_gap_first`` jobs with a lowered limit are less
-    protected than others of the two protected lists (1.9 point 3). The usage of foreign jobs is taken off first.
+    others are returned, latest start first; where one of a gang is, all of its jobs here are. With
+    ``preempt_cpu_gap_first`` jobs with a lowered limit are less protected than others of the two protected lists (1.9
+    point 3). The usage of foreign jobs is taken off first.
     """
     since = node.overcommitted_since
     if since is None or now - since <= allowed_s:
@@ -312,16 +321,32 @@ def find_overcommit_victims(node: Node, now: float, allowed_s: float) -> list[tu
     for element in _operations_of(jobs):
         sort_jobs(element)
     why = _tell_overcommit(node, now - since, allowed_s)
+    gone: set[OperationElement] = set()
+    while (gang := _find_broken(jobs, room, gone)) is not None:
+        gone.add(gang)
     found: list[tuple[Job, str]] = []
     for job in sorted(jobs, key=_protection_order):
-        left = subtract(room, job.usage)
-        # A job does not go for a resource that it does not use.
-        if any(u > 0.0 and x < 0.0 for u, x in zip(job.usage, left, strict=True)):
+        if job.element in gone or not _has_place(job, room):
             found.append((job, why))
         else:
-            room = left
+            room = subtract(room, job.usage)
     found.sort(key=lambda pair: start_order(pair[0]), reverse=True)
     return found
+
+
+def _find_broken(jobs: list[Job], room: Vector, gone: set[OperationElement]) -> OperationElement | None:
+    """The first gang, beside those that are gone, of which a job finds no place: all of its jobs go, too."""
+    for job in sorted((job for job in jobs if job.element not in gone), key=_protection_order):
+        if _has_place(job, room):
+            room = subtract(room, job.usage)
+        elif job.element.operation.record.is_gang:
+            return job.element
+    return None
+
+
+def _has_place(job: Job, room: Vector) -> bool:
+    """A job does not go for a resource that it does not use."""
+    return not any(u > 0.0 and x < 0.0 for u, x in zip(job.usage, subtract(room, job.usage), strict=True))
 
 
 def _protection_order(job: Job) -> tuple[int, int, float, int]:

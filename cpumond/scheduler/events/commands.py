@@ -20,6 +20,7 @@ from cpumond.scheduler.elements import Job, Tree
 from cpumond.scheduler.events import Event, EventChange, EventKind, Subjects, Told
 from cpumond.scheduler.model import ROOT_POOL, CommandError, OperationRecord
 from cpumond.scheduler.node_commands import DrainNode, NodeCommand, say_node
+from cpumond.scheduler.rollout import RolloutCommand, say_rollout
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change
 from cpumond.scheduler.settings.tree_file import ApplyTree, say_applied
@@ -66,6 +67,8 @@ def tell_command(state: State, command: Command | TokenCommand, asked: Asked, ch
         return _tell_operation(state, command, asked, record, now)
     if isinstance(command, NodeCommand):
         return _tell_node(state, command, asked, now)
+    if isinstance(command, RolloutCommand):
+        return Subjects(_begin(command, asked, now, say_rollout(command))).tell()
     new = state.config if change.config is None else change.config
     changes = describe_change(state.config, new, exact=True)
     event = msgspec.structs.replace(

@@ -18,6 +18,7 @@ import msgspec
 from cpumond.core.measures import format_span
 from cpumond.core.words import count
 from cpumond.scheduler.forecast.alternatives import list_alternatives
+from cpumond.scheduler.forecast.calibration import PARTS, quantile
 from cpumond.scheduler.forecast.fork import Child, Send
 from cpumond.scheduler.forecast.forward import Course, Forward, Pace
 from cpumond.scheduler.forecast.load import Drawn, Expected, Experience
@@ -29,8 +30,14 @@ from cpumond.scheduler.state.commands import Command
 LEAST_RUNS: Final = 5
 MOST_RUNS: Final = 40
 LEAST_RUN_S: Final = 0.2
+FIRST_RUN_S: Final = 1.0
 MOST_RUN_S: Final = 20.0
-"""CPU time of one run: so much at least, and at most while operations still wait."""
+"""CPU time of one run: so much at least, and at most while operations still wait, in the first round and later."""
+PATIENCE: Final = 3.0
+"""A run in which operations still wait ends when it has taken so many times as long as to the last start of one of
+them: what waits for what never comes shall not keep back what is foretold of others."""
+COMPARED_S: Final = 12.0
+"""How long each of two runs that are compared may take, by the clock: they look less far ahead where that is short."""
 SAME_S: Final = 1.0
 """Starts and ends that differ by less are the same."""
 LEAST_GAIN_S: Final = 5.0
@@ -45,10 +52,12 @@ Moments = dict[str, tuple[float | None, float | None]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far and how long: seconds ahead, and seconds of CPU time that all runs may take, after LEAST_RUNS."""
+    """How far and how long: seconds ahead, and seconds of CPU time that all runs may take, after LEAST_RUNS, and each
+    at most."""
 
     horizon_s: float
     budget_s: float
+    run_s: float = MOST_RUN_S
 
 
 class Told(msgspec.Struct):
@@ -57,7 +66,10 @@ class Told(msgspec.Struct):
     moments: Moments = {}
     stops: list[ForetoldStop] = []
     core_seconds: list[tuple[str, str, float, float]] = []
+    began: float = 0.0
     until: float = 0.0
+    is_cut: bool = False
+    """Whether it ended before its horizon because it took too long."""
     ids: list[str] = []
     names: dict[str, tuple[str, str, str]] = {}
     """Of operations that the commands made: title, tree, pool."""
@@ -70,7 +82,8 @@ def foretell(
     """Send forecasts of all live operations, or of some of them, in chunks (msgpack of ``list[Forecast]``)."""
     experience = Experience(state, now)
     watched = frozenset(state.operations if only is None else only)
-    waiting = frozenset(each for each in watched if when_started(state, state.operations[each].record) is None)
+    records = [state.operations[each].record for each in watched]
+    waiting = frozenset(each.id for each in records if not each.suspended and when_started(state, each) is None)
     horizon = now + limits.horizon_s
     run_budget_s = max(limits.budget_s / LEAST_RUNS, LEAST_RUN_S)
     runs: list[Moments] = []
@@ -81,12 +94,15 @@ def foretell(
         def work(send_up: Send, number: int = number) -> None:
             load = Drawn(experience, random.Random(f"{seed} {number}"))  # noqa: S311 - of chance, not of secrets
             forward = Forward(state, now, pace, load)
-            told = forward.course
+            told, left, moved_s = forward.course, waiting, 0.0
 
             def is_enough() -> bool:
-                if waiting <= told.first_starts.keys():
-                    return only is not None or watched <= told.ends.keys() or time.process_time() > run_budget_s
-                return time.process_time() > MOST_RUN_S
+                nonlocal left, moved_s
+                spent_s = time.process_time()
+                if still := left - told.first_starts.keys():
+                    left, moved_s = still, spent_s if len(still) < len(left) else moved_s
+                    return spent_s > patience_s(run_budget_s, moved_s, limits.run_s)
+                return only is not None or watched <= told.ends.keys() or spent_s > run_budget_s
 
             course = forward.run(now + limits.horizon_s, enough=is_enough)
             send_up(msgspec.msgpack.encode((course.until, moments_of(course, watched))))
@@ -99,6 +115,12 @@ def foretell(
     found = make_forecasts(state, experience, runs, now, horizon, watched)
     for first in range(0, len(found), CHUNK):
         send(msgspec.msgpack.encode(found[first : first + CHUNK]))
+
+
+def patience_s(least_s: float, moved_s: float, most_s: float) -> float:
+    """How much CPU time a run may take in which something still waits and the last start was after ``moved_s`` of it.
+    Pure."""
+    return min(max(least_s, FIRST_RUN_S, PATIENCE * moved_s), most_s)
 
 
 def _children_s() -> float:
@@ -115,17 +137,6 @@ def moments_of(course: Course, operation_ids: Iterable[str]) -> Moments:
     return {each: (course.first_starts.get(each), course.ends.get(each)) for each in operation_ids}
 
 
-def quantile(sorted_values: Sequence[float], part: float) -> float | None:
-    """The value below which ``part`` of all lie, between two of them; None where that is infinite."""
-    place = part * (len(sorted_values) - 1)
-    low = int(place)
-    first, second = sorted_values[low], sorted_values[min(low + 1, len(sorted_values) - 1)]
-    if math.isinf(second) and place > low:
-        return None
-    value = first + (second - first) * (place - low) if place > low else first
-    return None if math.isinf(value) else value
-
-
 def make_forecasts(
     state: State, experience: Experience, runs: Sequence[Moments], now: float, horizon: float, watched: Collection[str]
 ) -> list[Forecast]:
@@ -137,8 +148,8 @@ def make_forecasts(
         starts = sorted(math.inf if start is None else start for start, _ in moments)
         ends = sorted(math.inf if end is None else end for _, end in moments)
         knows_end = all(experience.run_times(record, task) for task in record.tasks)
-        start = [None if started_at is not None else quantile(starts, part) for part in PARTS]
-        end = [quantile(ends, part) if knows_end else None for part in PARTS]
+        start = [None if started_at is not None else _from(quantile(starts, part), now) for part in PARTS]
+        end = [_from(quantile(ends, part), now) if knows_end else None for part in PARTS]
         forecast = Forecast(
             operation_id=record.id, started_at=started_at, start_p10=start[0], start_p50=start[1], start_p90=start[2],
             end_p10=end[0], end_p50=end[1], end_p90=end[2], as_of=now, horizon=horizon, runs=len(runs),
@@ -147,7 +158,8 @@ def make_forecasts(
     return found
 
 
-PARTS: Final = (0.1, 0.5, 0.9)
+def _from(at: float | None, now: float) -> float | None:
+    return None if at is None else max(at, now)
 
 
 def when_started(state: State, record: OperationRecord) -> float | None:
@@ -240,20 +252,33 @@ def compare(
     """What commands would do: two runs ahead with the usual load, without them and with them. Raises CommandError."""
     experience = Experience(state, now)
     known = {each.id: each.record for each in state.operations.values()}
-    # Side by side: most hosts have a second core.
-    without = _start_run(state, now, pace, horizon_s, experience, (), user)
-    try:
-        after = _read_run(_start_run(state, now, pace, horizon_s, experience, commands, user), tell_progress)
-    except BaseException:
-        without.stop()
-        raise
+    # One after the other: the second core of the host is the scheduler's.
+    after = _run(state, now, pace, horizon_s, experience, commands, user, lambda part: tell_progress(part / 2.0))
     if after.refusal:
-        without.stop()
         raise CommandError(after.refusal)
-    return make_simulation(known, _read_run(without, lambda _: None), after, now)
+    span_s = after.until - now if after.is_cut else horizon_s
+    before = _run(state, now, pace, span_s, experience, (), user, lambda part: tell_progress((1.0 + part) / 2.0))
+    if before.is_cut:
+        after = cut(after, before.until)
+    return make_simulation(known, before, after, now)
 
 
-def _start_run(
+def cut(told: Told, until: float) -> Told:
+    """As much of what is told as happens until then. Pure."""
+
+    def seen(at: float | None) -> float | None:
+        return None if at is None or at > until else at
+
+    moments = {each: (seen(start), seen(end)) for each, (start, end) in told.moments.items()}
+    stops = [each for each in told.stops if each.at <= until]
+    part = (until - told.began) / max(told.until - told.began, 1e-9)
+    core_seconds = [(tree, pool, share * part, used * part) for tree, pool, share, used in told.core_seconds]
+    return msgspec.structs.replace(
+        told, moments=moments, stops=stops, core_seconds=core_seconds, until=until, is_cut=True
+    )
+
+
+def _run(
     state: State,
     now: float,
     pace: Pace,
@@ -261,17 +286,23 @@ def _start_run(
     experience: Experience,
     commands: tuple[Command, ...],
     user: str,
-) -> Child:
+    tell_progress: Callable[[float], None],
+) -> Told:
     def work(send: Send) -> None:
         forward = Forward(state, now, pace, Expected(experience), lambda part: send(msgspec.msgpack.encode(part)))
-        asked = forward.course.ids
+        asked, over = forward.course.ids, time.monotonic() + COMPARED_S
+        is_cut = False
 
-        def is_done() -> bool:
+        def is_enough() -> bool:
+            nonlocal is_cut
             # All that is there has ended, and so has what was asked for.
-            return not forward.state.jobs and not any(tree.queue for tree in state.trees.values())
+            if not forward.state.jobs and not any(tree.queue for tree in state.trees.values()):
+                return True
+            is_cut = time.monotonic() > over
+            return is_cut
 
         try:
-            course = forward.run(now + horizon_s, commands, user, enough=is_done)
+            course = forward.run(now + horizon_s, commands, user, enough=is_enough)
         except CommandError as error:
             send(msgspec.msgpack.encode(Told(refusal=str(error))))
             return
@@ -282,19 +313,17 @@ def _start_run(
                     moments_of(course, watched),
                     [_stop_of(each) for each in course.stops],
                     [(*key, *sums) for key, sums in course.core_seconds.items()],
+                    now,
                     course.until,
+                    is_cut,
                     course.ids,
                     {each: _name(state, each) for each in asked if state.record_of(each) is not None},
                 )
             )
         )
 
-    return Child(work)
-
-
-def _read_run(child: Child, tell_progress: Callable[[float], None]) -> Told:
     told: Told | None = None
-    for message in child.read_each():
+    for message in Child(work).read_each():
         found = msgspec.msgpack.decode(message, type=float | Told)
         if isinstance(found, Told):
             told = found
@@ -343,7 +372,10 @@ def make_simulation(known: Mapping[str, OperationRecord], before: Told, after: T
     shares = _compare_shares(before, after, now)
     operation_id = next((each for each in after.ids if each in after.names), "")
     simulation = Simulation(now, after.until, operation_id, starts, stops, shares, [], left_out)
-    return msgspec.structs.replace(simulation, lines=list(_tell_simulation(simulation)))
+    lines = list(_tell_simulation(simulation))
+    if after.is_cut:
+        lines.append(f"it was looked {format_span(after.until - now)} ahead: more takes too long")
+    return msgspec.structs.replace(simulation, lines=lines)
 
 
 def _is_same(one: float | None, other: float | None) -> bool:
@@ -352,8 +384,8 @@ def _is_same(one: float | None, other: float | None) -> bool:
 
 def _compare_shares(before: Told, after: Told, now: float) -> list[ForetoldShare]:
     was = {(tree, pool): (share, used) for tree, pool, share, used in before.core_seconds}
-    until = min(before.until, after.until)
-    span_s = max(until - now, 1e-9)
+    # One that ended before, with nothing left to do, would go on with nothing.
+    span_s = max(before.until - now, after.until - now, 1e-9)
     found = []
     for tree, pool, share, used in after.core_seconds:
         share_before, used_before = was.get((tree, pool), (0.0, 0.0))

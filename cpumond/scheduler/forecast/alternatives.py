@@ -66,4 +66,4 @@ def _smaller(element: OperationElement) -> Iterator[Alternative]:
     spec = {**record.spec, "tasks": halved}
     cores = ", ".join(show_cores(task.cpu_limit / 2.0) for task in record.tasks)
     again = StartOperation(msgspec.to_builtins(spec), record.type)
-    yield Alternative(f"with jobs of {cores} cores", (AbortOperation(record.id), again))
+    yield Alternative(f"with jobs of {cores} {'core' if cores == '1' else 'cores'}", (AbortOperation(record.id), again))

@@ -32,7 +32,7 @@ SMALL_DETAIL: Final = 0.01
 REACTION_S: Final = 0.05
 """From the start or end of a job on a node to the heartbeat that tells of it; agents do not wait for the next one."""
 PROGRESS_EVENTS: Final = 1000
-LOOK_EVENTS: Final = 100
+LOOK_EVENTS: Final = 20
 MOST_BARREN: Final = 8
 
 

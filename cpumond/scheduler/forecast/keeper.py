@@ -13,10 +13,19 @@ import msgspec
 import structlog
 
 from cpumond.core.measures import format_span
-from cpumond.scheduler.forecast.ahead import Limits, compare, find_shorter, foretell, when_started
+from cpumond.scheduler.forecast.ahead import (
+    FIRST_RUN_S,
+    MOST_RUN_S,
+    Limits,
+    compare,
+    find_shorter,
+    foretell,
+    when_started,
+)
+from cpumond.scheduler.forecast.calibration import Calibration
 from cpumond.scheduler.forecast.fork import Child, ChildError, Send
 from cpumond.scheduler.forecast.forward import Pace
-from cpumond.scheduler.forecast.model import Forecast, Progress
+from cpumond.scheduler.forecast.model import SIMULATION_S, Forecast, Progress
 from cpumond.scheduler.model import RESOLVE, CommandError, OperationRecord
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.required import check
@@ -30,8 +39,9 @@ NOT_YET: Final = {"try_again": True}
 """The attributes of a refusal that is none a moment later."""
 MOST_SIMULATIONS: Final = 2
 """At a time; each takes a core of the host at the lowest priority."""
-SIMULATION_S: Final = 120.0
-"""After which one is given up."""
+TOO_MANY: Final = f"{MOST_SIMULATIONS} simulations are under way; ask again in a moment"
+TELLS_EACH_S: Final = 5.0
+"""Whoever asked hears of a simulation so often, whether it got on or not: a copy has the lowest priority."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +68,18 @@ class Forecasts:
         self._due = 0.0
         self._seed = 0
         self._simulations = 0
+        self._updated = asyncio.Event()
         self.as_of: float | None = None
         """The moment whose state the last forecasts are of; None before the first."""
+        self.calibration = Calibration()
         self.cpu_s = 0.0
         """What all children took."""
         self.runs = self.failures = 0
 
     def take_if_due(self) -> None:
-        """Begin a round, if it is due and none is under way."""
+        """Begin a round, if it is due and none is under way. Called after each update."""
+        self._updated.set()
+        self._updated.clear()
         if time.monotonic() >= self._due and (self._round is None or self._round.done()):
             self._round = asyncio.ensure_future(self._take())
 
@@ -77,8 +91,13 @@ class Forecasts:
                 await self._round
 
     async def _take(self) -> None:
+        await self._compare_starts()
         state, now, pace, seed = self._state, self._now(), self._pace(), self._seed
-        limits = Limits(self._horizon_s, self._period_s * self._max_load)
+        limits = Limits(
+            self._horizon_s,
+            self._period_s * self._max_load,
+            FIRST_RUN_S if self.as_of is None else MOST_RUN_S,
+        )
         begun = time.monotonic()
         self._seed += 1
         found: dict[str, Forecast] = {}
@@ -87,7 +106,7 @@ class Forecasts:
             child = Child(lambda send: foretell(state, now, pace, limits, seed, send))
             async for message in child.messages():
                 for forecast in msgspec.msgpack.decode(message, type=list[Forecast]):
-                    found[forecast.operation_id] = forecast
+                    found[forecast.operation_id] = self.calibration.correct(forecast)
                 await asyncio.sleep(0)
             self._state.foretold, self.as_of = found, now
             self.runs += next((each.runs for each in found.values()), 0)
@@ -98,6 +117,16 @@ class Forecasts:
             cpu_s = 0.0 if child is None else child.cpu_s
             self.cpu_s += cpu_s
             self._due = begun + max(self._period_s, cpu_s / self._max_load)
+
+    async def _compare_starts(self) -> None:
+        """What was foretold of operations with when they have started since."""
+        for number, operation_id in enumerate(list(self.calibration.waiting)):
+            record = self._state.record_of(operation_id)
+            began = None if record is None else when_started(self._state, record)
+            if began is not None or record is None or record.is_finished:
+                self.calibration.settle(operation_id, began)
+            if not number % 200:
+                await asyncio.sleep(0)
 
     def read(self, operation_id: str) -> Forecast | None:
         """What the last round foretold of a live operation, None where it did not know it."""
@@ -116,13 +145,14 @@ class Forecasts:
                 NOT_YET,
             )
         started_at = when_started(self._state, record)
-        if started_at is None or found.started_at is not None:
+        if found.started_at is not None:
             return found
+        if started_at is None:
+            return msgspec.structs.replace(found, lines=[*found.lines, *self.calibration.tell()])
         return msgspec.structs.replace(found, started_at=started_at, start_p10=None, start_p50=None, start_p90=None)
 
     async def shorten(self, record: OperationRecord) -> list[str]:
         """What would make an operation that has not started start sooner. Raises CommandError as ``simulate`` does."""
-        state, now, pace, horizon_s = self._state, self._now(), self._pace(), self._horizon_s
         operation_id, user = record.id, record.user
 
         def work(send: Send) -> None:
@@ -131,6 +161,8 @@ class Forecasts:
         self._check_room()
         self._simulations += 1
         try:
+            await self._await_update()
+            state, now, pace, horizon_s = self._state, self._now(), self._pace(), self._horizon_s
             async with asyncio.timeout(SIMULATION_S):
                 return [line async for told in Child(work).messages() for line in msgspec.msgpack.decode(told)]
         except (ChildError, TimeoutError) as error:
@@ -141,7 +173,7 @@ class Forecasts:
 
     def _check_room(self) -> None:
         if self._simulations >= MOST_SIMULATIONS:
-            raise CommandError(f"{MOST_SIMULATIONS} simulations are under way; ask again in a moment", RESOLVE, NOT_YET)
+            raise CommandError(TOO_MANY, RESOLVE, NOT_YET)
 
     async def simulate(self, question: Question) -> AsyncIterator[Progress]:
         """What a question's commands would do; the last one says it. At once there is what the last round says of like
@@ -154,7 +186,9 @@ class Forecasts:
         return self._simulate(question, self._first_lines(question))
 
     async def _simulate(self, question: Question, first: list[str]) -> AsyncIterator[Progress]:
-        state, now, pace, horizon_s = self._state, self._now(), self._pace(), self._horizon_s
+        if self._simulations >= MOST_SIMULATIONS:  # others have begun since this one was let in
+            yield Progress(1.0, error=TOO_MANY)
+            return
 
         def work(send: Send) -> None:
             def tell(part: float) -> None:
@@ -168,18 +202,28 @@ class Forecasts:
 
         self._simulations += 1
         child: Child | None = None
+        progress = Progress(0.0, first)
         try:
-            yield Progress(0.0, first)
+            yield progress
+            await self._await_update()
+            state, now, pace, horizon_s = self._state, self._now(), self._pace(), self._horizon_s
             child = Child(work)
             async with asyncio.timeout(SIMULATION_S):
-                async for message in child.messages():
-                    yield msgspec.msgpack.decode(message, type=Progress)
+                async for message in child.messages(TELLS_EACH_S):
+                    progress = msgspec.msgpack.decode(message, type=Progress) if message else Progress(progress.done)
+                    yield progress
         except (ChildError, TimeoutError) as error:
             self.failures += 1
             yield Progress(1.0, error=str(error) or f"it is not done after {format_span(SIMULATION_S)}")
         finally:
             self._simulations -= 1
             self.cpu_s += 0.0 if child is None else child.cpu_s
+
+    async def _await_update(self) -> None:
+        """Until one is just over: the next one, which needs most of the memory, finds its pages copied."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TELLS_EACH_S):
+                await self._updated.wait()
 
     def _first_lines(self, question: Question) -> list[str]:
         """What the last round says of operations that wait in the pools that are asked about."""

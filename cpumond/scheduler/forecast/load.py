@@ -6,11 +6,13 @@ user, pool), then its user's in its pool, its pool's, its tree's: the first of t
 
 from __future__ import annotations
 
+import math
 import random
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
 from typing import Final
 
 from cpumond.scheduler.model import JobRecord, OperationRecord, Task
@@ -26,9 +28,14 @@ SETTLED_S: Final = 30.0
 """After so long the monitor has found a job's limit; as measured in the lab of limit rules."""
 SPREAD: Final = 0.1
 """Of what is drawn from a few jobs: by which part it may differ from all of them, as a standard deviation."""
+MOST_DOUBT: Final = 0.5
 DAY_S: Final = 86_400.0
 RECENT_S: Final = 6 * 3600.0
 """Where less than two days are known, arrivals are expected to go on as in so long."""
+
+LEAST_KNOWN_S: Final = 600.0
+"""Nobody is expected to start anything before so long is known."""
+BLOCK_S: Final = 1800.0
 
 Kind = tuple[str, ...]
 
@@ -42,6 +49,12 @@ class _Seen:
     ratios: list[float] = field(default_factory=list)
     """Their last limits as parts of what they ordered."""
 
+    def doubt(self) -> float:
+        """How far their mean may be from that of all their kind, as a part of it: its standard error."""
+        if len(self.run_s) < 2 or not self.run_s[-1]:
+            return 0.0
+        return min(stdev(self.run_s) / fmean(self.run_s) / math.sqrt(len(self.run_s)), MOST_DOUBT)
+
 
 class Experience:
     """What the state knows of the past: of finished operations, of the finished jobs of live ones."""
@@ -49,6 +62,8 @@ class Experience:
     def __init__(self, state: State, now: float) -> None:
         self.now = now
         self._seen: dict[Kind, _Seen] = {}
+        self._found: dict[tuple[str, str], _Seen] = {}
+        self._doubts: dict[int, float] = {}
         self.arrivals: list[OperationRecord] = []
         """Operations that were started since ``since``, by time."""
         records = [*state.finished.values(), *(each.record for each in state.operations.values())]
@@ -80,11 +95,25 @@ class Experience:
         """Run times of jobs like those of the task, sorted; empty where nothing is known."""
         return self._find(record, task).run_s
 
+    def kind_of(self, record: OperationRecord, task: Task) -> tuple[int, float]:
+        """Of the jobs that ``run_times`` are of: a number, the same for the same jobs, and ``_Seen.doubt``."""
+        seen = self._find(record, task)
+        if (doubt := self._doubts.get(id(seen))) is None:
+            doubt = self._doubts[id(seen)] = seen.doubt()
+        return id(seen), doubt
+
     def ratios(self, record: OperationRecord, task: Task) -> list[float]:
         """Limits at the end of jobs like those of the task, as parts of what they ordered."""
         return self._find(record, task).ratios
 
     def _find(self, record: OperationRecord, task: Task) -> _Seen:
+        key = record.id, task.name
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self._look_up(record, task)
+        return found
+
+    def _look_up(self, record: OperationRecord, task: Task) -> _Seen:
         for number, kind in enumerate(kinds_of(record, task)):
             seen = self._seen.get(kind)
             if seen is not None and len(seen.run_s) >= (ENOUGH if number else 1):
@@ -140,20 +169,19 @@ class Drawn:
         self._experience = experience
         self._rng = rng
         self._scale: dict[Kind, float] = {}
-        arrivals = experience.arrivals
-        known_s = experience.now - experience.since
-        self._by_hour = known_s >= 2 * DAY_S
-        self._recent = arrivals if self._by_hour else [
-            each for each in arrivals if each.start_time > experience.now - RECENT_S
-        ]  # fmt: skip
-        self._window_s = known_s if self._by_hour else min(known_s, RECENT_S)
+        self._mean: dict[int, float] = {}
+        """Kind of jobs -> by what theirs differ from those that are known."""
+        self._arrivals: Iterator[tuple[float, OperationRecord]] | None = None
 
     def left_s(self, record: OperationRecord, task: Task, ran_s: float) -> float:
         kind = ("operation", record.id, task.name)
         scale = self._scale.get(kind)
         if scale is None:
+            number, doubt = self._experience.kind_of(record, task)
+            if number not in self._mean:
+                self._mean[number] = self._rng.lognormvariate(0.0, doubt)
             # Jobs of one operation differ from others of its kind together.
-            scale = self._scale[kind] = self._rng.lognormvariate(0.0, SPREAD)
+            scale = self._scale[kind] = self._rng.lognormvariate(0.0, SPREAD) * self._mean[number]
         run_s = self._experience.run_times(record, task)
         return _left_of(run_s, ran_s / scale, self._rng.random()) * scale
 
@@ -162,21 +190,30 @@ class Drawn:
         return (self._rng.choice(ratios) if ratios else 1.0), SETTLED_S
 
     def next_arrival(self, after: float) -> tuple[float, OperationRecord] | None:
-        if len(self._recent) < ENOUGH or self._window_s <= 0.0:
-            return None
-        if not self._by_hour:
-            at = after + self._rng.expovariate(len(self._recent) / self._window_s)
-            return at, self._rng.choice(self._recent)
-        return self._next_by_hour(after)
+        if self._arrivals is None:
+            self._arrivals = self._replay(after)
+        return next(self._arrivals, None)
 
-    def _next_by_hour(self, after: float) -> tuple[float, OperationRecord]:
-        days = self._window_s / DAY_S
-        at = after
+    def _replay(self, at: float) -> Iterator[tuple[float, OperationRecord]]:
+        """Block after block of the past, each taken at random: what comes in bursts goes on to do so."""
+        now, arrivals = self._experience.now, self._experience.arrivals
+        by_hour = now - self._experience.since >= 2 * DAY_S
+        since = self._experience.since if by_hour else max(self._experience.since, now - RECENT_S)
+        known_s = now - since
+        times = [each.start_time for each in arrivals]
+        if known_s < LEAST_KNOWN_S or len(times) - bisect_left(times, since) < ENOUGH:
+            return
+        block_s = min(BLOCK_S, known_s / ENOUGH)
         while True:
-            hour = int(at % DAY_S // 3600.0)
-            seen = [each for each in self._recent if int(each.start_time % DAY_S // 3600.0) == hour]
-            end = (at // 3600.0 + 1.0) * 3600.0
-            at = at + self._rng.expovariate(len(seen) / days / 3600.0) if seen else end
-            if at < end and seen:
-                return at, self._rng.choice(seen)
-            at = end
+            if by_hour:  # the same time of a day before
+                least, most = math.ceil((at + block_s - now) / DAY_S), int((at - since) / DAY_S)
+                begins = at - self._rng.randint(least, most) * DAY_S
+            else:
+                begins = since + self._rng.random() * known_s
+            parts = [(begins, min(begins + block_s, now)), (since, since + begins + block_s - now)]
+            shift_s = at - begins
+            for first, last in parts:
+                for each in arrivals[bisect_left(times, first) : bisect_left(times, last)]:
+                    yield each.start_time + shift_s, each
+                shift_s += known_s
+            at += block_s

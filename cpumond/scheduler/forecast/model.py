@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+SIMULATION_S: Final = 120.0
+"""After which a simulation is given up."""
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):

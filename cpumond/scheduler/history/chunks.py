@@ -7,6 +7,7 @@ import zlib
 from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from operator import mul
 from typing import Final
 
 from cpumond.scheduler.history.model import EARLIER_WIDTHS, KINDS, NOT_KNOWN, RATES, WIDTHS, Tick
@@ -79,8 +80,8 @@ def unpack(data: bytes, kind: int, chunk: Chunk) -> list[array[float]]:
         sorted_bytes = zlib.decompress(data)
     except (zlib.error, TypeError) as error:
         raise DamageError(f"points cannot be unpacked: {error}", chunk) from None
-    widths = (WIDTHS[kind], EARLIER_WIDTHS[kind]) if kind in range(len(KINDS)) else ()
-    width = next((each for each in widths if len(sorted_bytes) == VALUE_BYTES * each * length), 0)
+    widths = (WIDTHS, *EARLIER_WIDTHS) if kind in range(len(KINDS)) else ()
+    width = next((each[kind] for each in widths if len(sorted_bytes) == VALUE_BYTES * each[kind] * length), 0)
     if not width:
         raise DamageError("a row of points has another length than its chunk", chunk)
     raw = bytearray(len(sorted_bytes))
@@ -124,8 +125,8 @@ def decode_tick(data: bytes) -> Tick:
         for count in counts:
             ids.append(array("q", bytes(view[offset : offset + 8 * count])))
             offset += 8 * count
-        whole = sum(4 * count * width for count, width in zip(counts, WIDTHS, strict=True))
-        widths = WIDTHS if offset + whole == len(raw) else EARLIER_WIDTHS
+        words, versions = (len(raw) - offset) / VALUE_BYTES, (WIDTHS, *EARLIER_WIDTHS)
+        widths = next((each for each in versions if sum(map(mul, counts, each)) == words), WIDTHS)
         for kind, (count, width) in enumerate(zip(counts, widths, strict=True)):
             rows = array("f", bytes(view[offset : offset + 4 * count * width]))
             values.append(rows if width == WIDTHS[kind] else _widen(rows, width, WIDTHS[kind]))

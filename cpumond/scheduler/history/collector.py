@@ -15,31 +15,39 @@ from cpumond.scheduler.elements import (
     Job,
     Node,
     PoolElement,
+    TrialPart,
     flow_ratio,
     is_integral,
+    used_now,
     volume_capacity,
     volume_ratio,
 )
-from cpumond.scheduler.history.model import KINDS, NOT_KNOWN, RATES, WIDTHS, Key, Tick
+from cpumond.scheduler.history.extras import NO_EXTRA, Extras, name_extra
+from cpumond.scheduler.history.model import INNER_COLUMNS, KINDS, NOT_KNOWN, OPERATION, RATES, WIDTHS, Key, Tick
 from cpumond.scheduler.state import State
 
 WATCHED_TICKS: Final = 6
 """For how many ticks the counters of an ended operation are still read: its last jobs may still be ending."""
 
 
+_NOT_EARLY: Final = (0.0, 0.0)
+
+
 class _Seen:
     """What the last tick found of a pool or an operation."""
 
-    __slots__ = ("id", "key", "counters", "found_at", "taken_at")
+    __slots__ = ("id", "key", "counters", "early", "found_at", "taken_at")
 
     def __init__(self) -> None:
         self.id = -1
         self.key: Key | None = None
         self.counters: _Five = _NOTHING
+        self.early = _NOT_EARLY
+        """``early_core_seconds`` and ``early_reach`` of the element."""
         self.found_at = self.taken_at = -1
         """Numbers of the last ticks that found the element, and that gave it a point."""
 
-    def grow(self, element: Element) -> _Five:
+    def grow(self, element: Element | TrialPart) -> _Five:
         """How much the counters grew since the last call; one that was reset has grown from 0."""
         now, before = _counters_of(element), self.counters
         if now == before:
@@ -62,7 +70,9 @@ _Five = tuple[float, float, float, float, float]
 
 _NOTHING: Final = (0.0, 0.0, 0.0, 0.0, 0.0)
 
-_counters_of: Callable[[Element], _Five] = attrgetter(*CPU_COUNTERS)
+_NO_GAUGES: Final = (0.0,) * (WIDTHS[OPERATION] - RATES - len(INNER_COLUMNS))
+
+_counters_of: Callable[[Element | TrialPart], _Five] = attrgetter(*CPU_COUNTERS)
 
 
 class Collector:
@@ -82,6 +92,10 @@ class Collector:
         self._tick = 0
         self._seen: dict[Element, _Seen] = {}
         self._gone: dict[Element, _Seen] = {}
+        self._trials: dict[TrialPart, _Seen] = {}
+        self._extras = Extras()
+        self._extra_ids: dict[Key, int] = {}
+        self._lost: dict[PoolElement, float] = {}
         self._named: tuple[dict[str, int], ...] = ({}, {}, {}, {})
         self._new: dict[int, Key] = {}
         self._ids: tuple[array[int], ...] = (array("q"),) * len(KINDS)
@@ -105,14 +119,18 @@ class Collector:
         self._new = {}
         room = _Room(self.max_series)
         all_rows = pools, nodes, operations, jobs = tuple(_Rows(kind) for kind in range(len(KINDS)))
-        self._take_pools(state, interval_s, room, pools)
+        self._take_pools(state, now, room, pools)
         self._take_named(nodes, room, state.nodes.values(), _node_values)
         before = room.left_out
-        self._take_operations(state, interval_s, room, operations)
-        self._take_gone(state, interval_s, room, pools, operations)
+        self._take_operations(state, now, room, operations)
+        self._take_gone(state, now, room, pools, operations)
         left_out_operations = room.left_out - before
+        self._take_trials(state, now, room, operations)
+        self._take_extras(state, now, room, operations)
         self._take_named(jobs, room, (job for job in state.jobs.values() if job.is_active), _job_values)
         self.previous_at = now
+        for tree in state.trees.values():
+            tree.point_began_at = now
         self.left_out = room.left_out
         self.series = room.size - room.left
         all_ids = [array("q", rows.ids) for rows in all_rows]
@@ -143,7 +161,7 @@ class Collector:
         seen.found_at = self._tick
         return seen
 
-    def _take_pools(self, state: State, interval_s: float, room: _Room, rows: _Rows) -> None:
+    def _take_pools(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
         for tree in state.trees.values():
             total_cores = tree.total[1]
             for pool in (tree.root, *tree.pools.values()):
@@ -161,9 +179,9 @@ class Collector:
                     volume, capacity, total_cores, pool.demand[1], pool.usage[1], pool.running_operation_count,
                     pool.waiting[1], pool.idle_cores, pool.held_cores,
                 ))  # fmt: skip
-                self._put(rows, pool, seen, interval_s, grown)
+                self._put(rows, pool, seen, now, grown)
 
-    def _take_operations(self, state: State, interval_s: float, room: _Room, rows: _Rows) -> None:
+    def _take_operations(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
         all_seen = self._seen
         for tree in state.trees.values():
             f, g, h, i, j = (1.0 / total if total else 0.0 for total in tree.total)
@@ -183,7 +201,7 @@ class Collector:
                         max(a * f, b * g, c * h, d * i, e * j), max(element.demand_share), max(element.fair_share),
                         b, len(element.jobs),
                     ))  # fmt: skip
-                    self._put(rows, element, seen, interval_s, grown)
+                    self._put(rows, element, seen, now, grown)
 
     def _take_named(
         self, rows: _Rows, room: _Room, found: Iterable[_Named], values_of: Callable[[_Named], tuple[float, ...]]
@@ -200,7 +218,7 @@ class Collector:
         before.clear()
         before.update(now)
 
-    def _take_gone(self, state: State, interval_s: float, room: _Room, pools: _Rows, operations: _Rows) -> None:
+    def _take_gone(self, state: State, now: float, room: _Room, pools: _Rows, operations: _Rows) -> None:
         """The last points of elements that are gone, with what their counters grew by since they were last read."""
         for element in [element for element, seen in self._seen.items() if seen.found_at != self._tick]:
             self._gone[element] = self._seen.pop(element)
@@ -216,15 +234,53 @@ class Collector:
                 del self._gone[element]
             if (was_there or grown is not _NOTHING) and room.take():
                 rows = pools if isinstance(element, PoolElement) else operations
-                rows.values.extend((0.0,) * (WIDTHS[rows.kind] - RATES))
-                self._put(rows, element, seen, interval_s, grown)
+                rows.values.extend((0.0,) * (WIDTHS[rows.kind] - RATES - len(INNER_COLUMNS)))
+                self._put(rows, element, seen, now, grown)
 
-    def _put(self, rows: _Rows, element: Element, seen: _Seen, interval_s: float, grown: _Five) -> None:
+    def _take_trials(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
+        for tree in state.trees.values():
+            for part in tree.trial.values():
+                seen = self._trials.setdefault(part, _Seen())
+                grown = seen.grow(part)
+                if grown is not _NOTHING and room.take():
+                    rows.values.extend(_NO_GAUGES)
+                    self._put(rows, part, seen, now, grown)
+
+    def _take_extras(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
+        """What runs beyond the orders that fit, and what preemptions lost, of each pool (``savings``)."""
+        found, interval_s = self._extras.look(state, self.previous_at), now - self.previous_at
+        for tree in state.trees.values():
+            for pool in (tree.root, *tree.pools.values()):
+                lost = pool.lost_core_seconds - self._lost.get(pool, 0.0)
+                self._lost[pool] = pool.lost_core_seconds
+                extra = found.get(pool)
+                if (extra is None and lost <= 0.0) or not room.take():
+                    continue
+                key = Key(rows.kind, tree.name, name_extra(pool.name))
+                series = self._extra_ids.get(key)
+                if series is None:
+                    series = self._extra_ids[key] = self._make_id(key)
+                self._new[series] = key
+                used, ordered, jobs, started = extra or NO_EXTRA
+                rows.ids.append(series)
+                rows.values.extend(_NO_GAUGES)
+                rows.values.extend(_NOT_EARLY)
+                rates = (used, jobs * interval_s, ordered, started, max(lost, 0.0))
+                rows.values.extend([each / interval_s for each in rates])
+        for gone in [pool for pool in self._lost if pool.tree.name not in state.trees]:
+            del self._lost[gone]
+
+    def _put(self, rows: _Rows, element: Element | TrialPart, seen: _Seen, now: float, grown: _Five) -> None:
         """Complete the row of an element, whose gauges are in ``rows`` already."""
         if grown is _NOTHING:
-            rows.values.extend(grown)
+            rows.values.extend(_NOT_EARLY + grown)
         else:
+            interval_s = now - self.previous_at
             a, b, c, d, e = grown
+            early, reach = seen.early
+            seen.early = element.early_core_seconds, element.early_reach
+            early, reach = seen.early[0] - early, seen.early[1] - reach
+            rows.values.extend((min(early / sum(grown), 1.0), reach / early) if early > 0.0 else _NOT_EARLY)
             rows.values.extend((a / interval_s, b / interval_s, c / interval_s, d / interval_s, e / interval_s))
         key = seen.key
         if key is None or key.name != element.name:
@@ -274,9 +330,3 @@ def _job_values(job: Job) -> tuple[float, ...]:
     said = job.report
     figures = (said.cpu_usage, said.smoothed_cpu_usage, said.min_cpu_limit, said.votes_sum, said.throttled_ratio)
     return (job.limits[1], job.usage[1], *[NOT_KNOWN if value is None else float(value) for value in figures])
-
-
-def used_now(job: Job) -> float:
-    """Cores that a job used by its last report: in the last check, else smoothed, else 0."""
-    report = job.report
-    return report.smoothed_cpu_usage or 0.0 if report.cpu_usage is None else report.cpu_usage

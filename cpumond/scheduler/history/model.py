@@ -20,25 +20,33 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "pool": (
         "usage_ratio", "demand_ratio", "fair_share_ratio", "strong_guarantee_ratio", "guarantee_ratio", "volume",
         "capacity", "total_cores", "demand_cores", "limit_cores", "running_operations", "waiting_cores",
-        "idle_cores", "held_cores", "used_cores", "reclaimed_cores", "ordered_cores", "throttled_cores", "late_cores",
+        "idle_cores", "held_cores", "early_ratio", "early_s",
+        "used_cores", "reclaimed_cores", "ordered_cores", "throttled_cores", "late_cores",
     ),
     "node": ("capacity_cores", "ordered_cores", "limit_cores", "used_cores", "jobs"),
     "operation": (
-        "usage_ratio", "demand_ratio", "fair_share_ratio", "limit_cores", "jobs", "used_cores", "reclaimed_cores",
-        "ordered_cores", "throttled_cores", "late_cores",
+        "usage_ratio", "demand_ratio", "fair_share_ratio", "limit_cores", "jobs", "early_ratio", "early_s",
+        "used_cores", "reclaimed_cores", "ordered_cores", "throttled_cores", "late_cores",
     ),
     "job": (
         "cpu_limit_cores", "current_cpu_limit_cores", "usage_cores", "smoothed_cores", "floor_cores", "votes_sum",
         "throttled_ratio",
     ),
 }  # fmt: skip
-"""Kind -> columns. The last five of pools and operations are rates, the differences of CPU_COUNTERS in their order."""
+"""Kind -> columns. The last five of pools and operations are rates, the differences of CPU_COUNTERS in their order;
+``early_ratio`` is the part of them that was used before the point, at most ``early_s`` before."""
+
+INNER_COLUMNS: Final = ("early_ratio", "early_s")
+"""Columns that are not shown: by them ``spread`` makes the rates that are."""
 
 WIDTHS: Final = tuple(len(COLUMNS[kind]) for kind in KINDS)
 
-EARLIER_WIDTHS: Final = (WIDTHS[POOL] - 3, *WIDTHS[NODE:])
-"""Of what was stored before pools had ``waiting_cores``, ``idle_cores`` and ``held_cores``, the last ones that are no
-rates."""
+EARLIER_WIDTHS: Final = (
+    (WIDTHS[POOL] - 2, WIDTHS[NODE], WIDTHS[OPERATION] - 2, WIDTHS[JOB]),
+    (WIDTHS[POOL] - 5, WIDTHS[NODE], WIDTHS[OPERATION] - 2, WIDTHS[JOB]),
+)
+"""Of what earlier versions stored, the latest first: before there were INNER_COLUMNS, and before pools had
+``waiting_cores``, ``idle_cores`` and ``held_cores``. New columns come right before the rates."""
 
 RATES: Final = 5
 

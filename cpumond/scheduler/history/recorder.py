@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -19,9 +19,11 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from cpumond.scheduler.history.collector import Collector
-from cpumond.scheduler.history.model import HistoryStatus, HistoryView, Key, ReportView, kind_number
+from cpumond.scheduler.history.model import COLUMNS, HistoryStatus, HistoryView, Key, ReportView, kind_number
 from cpumond.scheduler.history.report import make_report
+from cpumond.scheduler.history.savings import SavingsView, list_weeks, make_savings
 from cpumond.scheduler.history.store import HistoryStore
+from cpumond.scheduler.history.trends import Trends
 from cpumond.scheduler.model import TIMEOUT, TOO_MANY_REQUESTS, CommandError
 from cpumond.scheduler.state import State
 from cpumond.scheduler.store import StoreError
@@ -47,6 +49,7 @@ class History:
     def __init__(self, store: HistoryStore, state: State, started_at: float, max_series: int) -> None:
         self.period_s, self.length_s = store.period_s, store.length_s
         self.collector = Collector(started_at, max_series, store.known_ids, store.next_id)
+        self.core_hour_price, self.currency = 0.0, ""
         self.lost_ticks = 0
         """Ticks that were not taken, or that the store failed to take in."""
         self.read_timeout_s = READ_TIMEOUT_S
@@ -122,6 +125,15 @@ class History:
         asked = (key, self._round(since), self._round(now), max_points)
         return await self._share(GRAPH, asked, partial(self._store.read, key, since, now, max_points))
 
+    async def trends(self, tree: str, pools: Sequence[str], times: Trends) -> dict[str, list[float | None]]:
+        """The CPU that some pools of a tree may use, cores, in the parts of ``times``; not of those without points.
+
+        Raises CommandError when too many reads wait or the disk takes too long; StoreError once it is closed.
+        """
+        column = COLUMNS["pool"].index("limit_cores")
+        asked = ("trends", tree, tuple(pools), self._round(times.since), self._round(times.until), times.count)
+        return await self._share(GRAPH, asked, partial(self._store.read_trends, tree, pools, column, times))
+
     async def report(self, since: float, now: float, tree: str | None = None, top: int = 100) -> ReportView:
         """What pools and operations came to between two moments (scheduler time), by the points that end in between.
 
@@ -132,6 +144,20 @@ class History:
         asked = (self._round(since), self._round(now), tree, top)
         summary = await self._share(REPORT, asked, partial(self._store.sum_up, since, now, tree, top))
         return make_report(self._state, summary, since, now, self.period_s, tree)
+
+    async def savings(self, since: float, now: float, tree: str | None = None) -> SavingsView:
+        """What reclaimed CPU was worth between two moments, by week; raises as ``report``, and for an
+        unknown tree."""
+        if tree is not None:
+            self._state.find_tree(tree)
+        weeks = list_weeks(since, now)
+        asked = ("savings", self._round(since), self._round(now), tree)
+        summaries = await self._share(
+            REPORT, asked, lambda: [self._store.sum_up(begin, end, tree, 0) for begin, end in weeks]
+        )
+        return make_savings(
+            self._state, list(zip(weeks, summaries, strict=True)), tree, self.core_hour_price, self.currency
+        )
 
     def _round(self, at: float) -> int:
         return int(at // self.period_s)

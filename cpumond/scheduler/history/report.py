@@ -37,14 +37,14 @@ def make_report(
             continue
         total = mine.pop(Key(POOL, name, ROOT_POOL), Sums())
         pools = {key.name: each for key, each in mine.items() if key.kind == POOL}
-        operations = [(key.name, each) for key, each in mine.items() if key.kind == OPERATION]
+        operations = [(key.name, each) for key, each in mine.items() if key.kind == OPERATION and key.name[:1] != "<"]
         trees.append(
             ReportTree(
                 tree=name,
                 total=_row(ROOT_POOL, total, lost=lost.get(Key(POOL, name, ROOT_POOL), 0.0)),
                 pools=[
                     _row(pool, pools[pool], parent=parent, lost=lost.get(Key(POOL, name, pool), 0.0))
-                    for pool, parent in _order_pools(state, name, pools)
+                    for pool, parent in order_pools(state, name, pools)
                 ],
                 operations=[
                     _operation_row(state, name, operation, each, lost.get(Key(OPERATION, name, operation), 0.0))
@@ -56,7 +56,7 @@ def make_report(
     return ReportView(since, until, summary.covered_s, period_s, trees, summary.without_series)
 
 
-def _order_pools(state: State, tree_name: str, wanted: Mapping[str, Sums]) -> Iterator[tuple[str, str]]:
+def order_pools(state: State, tree_name: str, wanted: Mapping[str, Sums]) -> Iterator[tuple[str, str]]:
     """The pools that exist, depth first, with their parents; then the others by name."""
     tree = state.trees.get(tree_name)
     if tree is not None:

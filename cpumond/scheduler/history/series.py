@@ -16,6 +16,7 @@ from operator import mul
 from cpumond.scheduler.history.model import (
     COLUMNS,
     HAS_RATES,
+    INNER_COLUMNS,
     KINDS,
     LIMIT_COLUMNS,
     NOT_KNOWN,
@@ -29,6 +30,7 @@ from cpumond.scheduler.history.model import (
     Sums,
     Tick,
 )
+from cpumond.scheduler.history.spread import merge_early
 
 
 def gather(values: Sequence[array[float]], kind: int, rows: Sequence[int]) -> list[array[float]]:
@@ -76,6 +78,8 @@ def merge_columns(
             mean = sum(map(mul, part, intervals[a:b])) / total_s
             values.append(mean if mean == mean else _mean_of_known(part, intervals[a:b], is_rate))
         merged.append(values)
+    if has_rates and len(columns) > RATES:
+        merged[-RATES - 2 : -RATES] = merge_early(intervals, groups, columns)
     return merged
 
 
@@ -132,7 +136,7 @@ def combine(parts: Iterable[Points], kind: int) -> Points:
     """
     at: dict[float, tuple[float, list[float]]] = {}
     names = COLUMNS[KINDS[kind]]
-    largest = [name.endswith("_ratio") or name in ("volume", "capacity") for name in names]
+    largest = [name.endswith("_ratio") or name in ("volume", "capacity", *INNER_COLUMNS) for name in names]
     for points in parts:
         for number, end in enumerate(points.ends):
             values = [column[number] for column in points.columns]
@@ -158,6 +162,12 @@ def make_view(key: Key, points: Points, since: float, until: float, max_points: 
         since, until = max(since, points.ends[0] - points.intervals[0]), min(until, points.ends[-1])
         width_s = (until - since) / max_points
         groups = split(points.ends, lambda end: min(math.ceil((end - since) / width_s - 1e-6), max_points))
+        # Together with what is not told of yet at the end the rates of a point would be too low.
+        told = len(points)
+        while HAS_RATES[key.kind] and told and math.isnan(points.columns[-1][told - 1]):
+            told -= 1
+        groups = [part for a, b in groups for part in ((a, min(b, told)), (max(a, told), b)) if part[0] < part[1]]
+        groups = groups[:max_points]
         points = merge_points(points, groups, HAS_RATES[key.kind])
     kind = KINDS[key.kind]
     return HistoryView(
@@ -170,6 +180,7 @@ def make_view(key: Key, points: Points, since: float, until: float, max_points: 
         columns={
             name: [round(value, 6) if value - value == 0.0 else None for value in column]
             for name, column in zip(COLUMNS[kind], points.columns, strict=True)
+            if name not in INNER_COLUMNS
         },
     )
 
@@ -192,11 +203,12 @@ def _sum_known(values: Sequence[float], intervals: Sequence[float]) -> float:
 
 
 def top_operations(sums: Mapping[Key, Sums], top: int) -> tuple[dict[Key, Sums], dict[str, int]]:
-    """All pools and, of each tree, the ``top`` operations that ordered most; and tree -> operations left out."""
-    kept = {key: each for key, each in sums.items() if key.kind == POOL}
+    """All pools, what is no operation (``savings``) and, of each tree,
+    the ``top`` operations that ordered most; and tree -> operations left out."""
+    kept = {key: each for key, each in sums.items() if key.kind == POOL or key.name.startswith("<")}
     by_tree: dict[str, list[tuple[Key, Sums]]] = {}
     for key, each in sums.items():
-        if key.kind == OPERATION:
+        if key.kind == OPERATION and key not in kept:
             by_tree.setdefault(key.tree, []).append((key, each))
     left_out: dict[str, int] = {}
     for tree, operations in by_tree.items():

@@ -58,6 +58,8 @@ from cpumond.scheduler.history.series import (
     sum_columns,
     top_operations,
 )
+from cpumond.scheduler.history.spread import MAX_SPREAD_S, spread_rates
+from cpumond.scheduler.history.trends import Trend, Trends
 from cpumond.scheduler.store.sqlite import transaction
 
 CHUNK_TICKS: Final = 30
@@ -337,6 +339,10 @@ class HistoryStore(HistoryFile):
 
     def read(self, key: Key, since: float, until: float, max_points: int) -> HistoryView:
         """The points of a series that end in (since, until]; ``key.tree`` "" is any tree."""
+        points = spread_rates(self._read_points(key, since - MAX_SPREAD_S, until + MAX_SPREAD_S), key.kind)
+        return make_view(key, select(points, since, until), since, until, max_points, self.period_s)
+
+    def _read_points(self, key: Key, since: float, until: float) -> Points:
         parts: list[Points] = []
         ids = {
             series
@@ -352,8 +358,7 @@ class HistoryStore(HistoryFile):
                 rows = [find_row(tick.ids[key.kind], series) for tick in ticks]
                 if any(row >= 0 for row in rows):
                     parts.append(Points(ends, intervals, gather(values, key.kind, rows)))
-        points = combine((select(part, since, until) for part in parts), key.kind)
-        return make_view(key, points, since, until, max_points, self.period_s)
+        return combine((select(part, since, until) for part in parts), key.kind)
 
     def _read_stored(self, key: Key, ids: set[int], since: float, until: float) -> list[Points]:
         where: tuple[str | int, ...] = (key.name, key.kind)
@@ -386,6 +391,43 @@ class HistoryStore(HistoryFile):
             for chunk, rows in ((self._chunks[chunk_id], rows) for chunk_id, rows in stored.items())
             for kind, _, data in rows.values()
         ]
+
+    def read_trends(self, tree: str, pools: Iterable[str], column: int, times: Trends) -> dict[str, list[float | None]]:
+        """A gauge of many pools of a tree, in the parts of ``times``; pools without a series are left out."""
+        wanted = set(pools)
+        known = self._names.items()
+        keys = {series: key.name for series, key in known if key[:2] == (POOL, tree) and key.name in wanted}
+        points = {name: times.begin() for name in keys.values()}
+        self._read(lambda: self._read_stored_trends(tree, wanted, keys, column, times, points))
+        places: dict[int, dict[int, int]] = {}
+        for tick in self._ticks:
+            if times.since < tick.at <= times.until:
+                ids, values = tick.ids[POOL], values_of(tick, POOL)
+                # Most ticks share their ids.
+                rows = places.setdefault(id(ids), {})
+                if not rows:
+                    rows.update({series: row for row, series in enumerate(ids) if series in keys})
+                for series, row in rows.items():
+                    points[keys[series]].add(tick.at, tick.interval_s, values[row * WIDTHS[POOL] + column])
+        return {name: each.values() for name, each in points.items()}
+
+    def _read_stored_trends(
+        self, tree: str, wanted: set[str], keys: dict[int, str], column: int, times: Trends, points: dict[str, Trend]
+    ) -> None:
+        found = self._connection.execute("SELECT id, name FROM series WHERE kind = ? AND tree = ?", (POOL, tree))
+        keys.update((series, name) for series, name in found if name in wanted)
+        # What was read before a damaged chunk counts once.
+        points.update({name: times.begin() for name in keys.values()})
+        for chunk in self._chunks.values():
+            if chunk.end <= times.since or chunk.begin >= times.until:
+                continue
+            for series, name in keys.items():
+                query = "SELECT data FROM points WHERE chunk = ? AND series = ?"
+                for (data,) in self._connection.execute(query, (chunk.id, series)):
+                    values = unpack(data, POOL, chunk)[column]
+                    for at, interval_s, value in zip(chunk.ends, chunk.intervals, values, strict=True):
+                        if times.since < at <= times.until:
+                            points[name].add(at, interval_s, value)
 
     def sum_up(self, since: float, until: float, tree: str | None, top: int) -> Summary:
         """Totals of pools and of each tree's ``top`` operations, from the points that end in (since, until]."""

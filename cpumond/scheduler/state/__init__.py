@@ -34,6 +34,7 @@ from cpumond.scheduler.model import (
     OperationTreeOptions,
     StartRecord,
 )
+from cpumond.scheduler.rollout import Stage
 from cpumond.scheduler.state.dispatch import Dispatch
 from cpumond.scheduler.state.nodes import LOST_S, lost_node
 from cpumond.scheduler.state.reports import job_record, overrules
@@ -177,6 +178,14 @@ class State(Dispatch):
         for token in change.tokens:
             self.tokens.put(token)
         self._keep_lost(change.lost_nodes)
+        if change.stages or change.removed_stages:
+            self.change_stages(change.stages, change.removed_stages)
+
+    def change_stages(self, stages: Iterable[Stage], removed: Iterable[str] = ()) -> None:
+        """Take over stages of a roll-out: the next answer to each node tells its level."""
+        self.stages.change(stages, removed)
+        for node in self.nodes.values():
+            node.level = self.stages.find_level(node.id, node.tags)
 
     def load(
         self,
@@ -188,12 +197,14 @@ class State(Dispatch):
         has_untold_starts: bool = False,
         tokens: Iterable[TokenRecord] = (),
         lost_nodes: Iterable[LostNode] = (),
+        stages: Iterable[Stage] = (),
     ) -> None:
         """Take over what an earlier run stored, besides the configuration.
 
         Jobs that were started are on their nodes at once. With ``has_untold_starts`` some of them may not be stored:
         nothing is started in a tree until its stored nodes have reported their jobs, or are silent for too long.
         """
+        self.change_stages(stages)
         for node in nodes:
             self._install_node(node, now)
             if has_untold_starts:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpumond.core.errors import CpumondError
+from cpumond.fairshare.resources import CPU
 from cpumond.fairshare.validate import did_you_mean
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide import admission, placement
@@ -28,6 +30,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.node_commands import NodeCommand
 from cpumond.scheduler.operations import OperationCommand
+from cpumond.scheduler.rollout import RolloutCommand
 from cpumond.scheduler.settings import commands, preemption_rules, tree_file, undo
 from cpumond.scheduler.settings.changes import find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
@@ -37,6 +40,7 @@ from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.settings.values import FIELD, name_field
 from cpumond.scheduler.state.maintenance import prepare_node
 from cpumond.scheduler.state.spec_room import check_config
+from cpumond.scheduler.state.stages import prepare_stage
 from cpumond.scheduler.state.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
 ConfigChanging = ConfigCommand | ApplyTree | undo.Undo
 """Commands whose plan can be made."""
 
-Command = ConfigChanging | OperationCommand | NodeCommand
+Command = ConfigChanging | OperationCommand | NodeCommand | RolloutCommand
 
 MAX_MESSAGE = 1000
 """Characters that are kept of the message of an abort."""
@@ -57,6 +61,8 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
         return _prepare_start(state, command, user, now, new_id)
     if isinstance(command, NodeCommand):
         return prepare_node(state, command, user, now)
+    if isinstance(command, RolloutCommand):
+        return prepare_stage(state, command, user, now)
     if not isinstance(command, OperationCommand):
         return _prepare_config(state, command, new_id)
     record = state.find_record(command.operation_id)
@@ -230,6 +236,17 @@ def _prepare_start(
     told += placement.find_too_large(asked.tasks, placement.node_capacities(state.trees[name] for name in chosen))
     warnings = (*operations.unrecognized_warnings(command.spec), *map(str, refused), *told)
     return Transaction(operations=(record,), id=record.id, warnings=warnings)
+
+
+def note_refused(state: State, command: object, error: CpumondError, now: float) -> None:
+    """Count a refusal of any command, if it is that of a start by a pool's ``max_operation_count``."""
+    if not isinstance(command, operations.StartOperation) or not isinstance(error, CommandError):
+        return
+    told = error.attributes
+    if error.code == TOO_MANY_OPERATIONS and "pool_tree" in told:
+        tasks = operations.read_spec(command.spec, state.rules.read_monitor).tasks
+        cores = sum(task.job_count * task.resources[CPU] for task in tasks)
+        state.refused_starts.note(told["pool_tree"], told["pool"], told["limit"], cores, now)
 
 
 def _prepare_update(state: State, record: OperationRecord, parameters: Mapping[str, Any]) -> Transaction:

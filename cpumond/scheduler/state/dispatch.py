@@ -92,10 +92,9 @@ class Dispatch(Gangs):
         reports, reported = told
         if node.sequence < 0:
             self._meet(node, heartbeat, now)
-        self._note_alive(node, now)
+        self._note_alive(node, heartbeat, now)
         node.sequence = heartbeat.sequence
-        foreign = ZERO
-        node.strangers = {}
+        foreign, node.strangers = ZERO, {}
         for report in reports:
             job = node.jobs.get(report.job_id) or node.stopping.get(report.job_id)
             if job is not None:
@@ -124,7 +123,9 @@ class Dispatch(Gangs):
             transaction = Transaction(operations=self._count(ended, now), jobs=tuple(ended))
         return Receipt(True, transaction=transaction, acknowledged=acknowledged)
 
-    def _note_alive(self, node: Node, now: float) -> None:
+    def _note_alive(self, node: Node, heartbeat: Heartbeat, now: float) -> None:
+        if isinstance(heartbeat, NodeHeartbeat) and heartbeat.about is not msgspec.UNSET:
+            node.about = heartbeat.about
         self._awaited.pop(node.id, None)
         if not node.is_online:
             self.happened.append(tell_returned(node, now))
@@ -189,7 +190,7 @@ class Dispatch(Gangs):
                 continue
             if job.was_reported or job.first_sent_at is None or self._is_overdue(job, now):
                 ended.append(job_record(job, "aborted", now))
-        return ended, acknowledged
+        return self._blame_first(ended), acknowledged
 
     def _count(self, ended: Collection[JobRecord], now: float) -> tuple[OperationRecord, ...]:
         """The records of the operations whose jobs ended; jobs that are stopped by an operation's end count, too."""
@@ -406,10 +407,9 @@ class Dispatch(Gangs):
             self.job_sequence += 1
             return Job(new_id(), element, task, on, now, self.job_sequence)
 
-        order = self._orders.get(tree.name)
-        if order is None:
-            order = self._orders[tree.name] = ServiceOrder(tree)
+        order = self._orders.get(tree.name) or self._orders.setdefault(tree.name, ServiceOrder(tree))
         if not node.cordoned:
+            self._place_kept(tree, now, make_job)
             place_jobs(
                 order, node, self.rules.spare, make_job, self._start,
                 lambda element: self._place_gang(element, now, make_job), lambda: self.reserved_on(node, tree, now),
@@ -421,7 +421,7 @@ class Dispatch(Gangs):
         self._stop(job, "aborted", why, now)
         cordon = job.node.cordon
         if cordon is not None and cordon.drain == "graceful" and job.stop is not None:
-            job.stop.timeout_s = job.element.tree.config.settings.job_graceful_preemption_timeout / 1e3
+            self._give_time(job.stop, job.element.tree.config.settings.job_graceful_preemption_timeout / 1e3)
 
     def _is_awaiting(self, tree: Tree, now: float) -> bool:
         """Whether a node of the tree may have jobs of a version that stored no starts."""
@@ -502,6 +502,8 @@ class Dispatch(Gangs):
             acknowledged=receipt.acknowledged,
             differences=True,
             period_s=self.period_s if self.period_s > self.rules.heartbeat_period_s else None,
+            knows_about=node.about is not None,
+            level=node.level,
         )
 
     def _make_orders(self, node: Node, now: float) -> list[JobOrder]:

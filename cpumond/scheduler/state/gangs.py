@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from cpumond.fairshare.resources import ZERO, Vector
 from cpumond.scheduler.decide import gangs, preemption_record
 from cpumond.scheduler.decide.placement import GANG_WAITS, room_beside, satisfaction, wants_jobs
 from cpumond.scheduler.decide.starvation import priority_of, still_starves
-from cpumond.scheduler.elements import Job, Node, Operation, OperationElement, Tree, count_loss
+from cpumond.scheduler.elements import Job, Node, Operation, OperationElement, Stop, Tree, count_loss
 from cpumond.scheduler.model import Config, JobRecord, OperationRecord, PreemptionRecord, Rules
 from cpumond.scheduler.state.nodes import Registration
+from cpumond.scheduler.state.reports import MAX_NODE_FAILURE_REASON
 
 MakeJob = Callable[[OperationElement, Any, Node], Job]
 MOST_TRIES = 16
@@ -50,10 +53,26 @@ class Gangs(Registration):
         live = self.operations.get(record.id) if record.is_gang else None
         if live is not None:
             self.gangs[record.id] = live
-        elif (ended := self.gangs.pop(record.id, None)) is not None:
-            for element in ended.elements.values():
-                self._looked.pop(element, None)
-                self._rests.pop(element, None)
+        else:
+            self.gangs.pop(record.id, None)
+
+    def _leave_tree(self, element: OperationElement, why: str, now: float) -> None:
+        super()._leave_tree(element, why, now)
+        self._forget_gang(element)
+
+    def _remove_tree(self, tree: Tree, now: float) -> None:
+        for element in tree.operations.values():
+            self._forget_gang(element)
+        super()._remove_tree(tree, now)
+        for table in (self.reservations, self._tries, self._first_gang, self._preempted_for_gang):
+            table.pop(tree.name, None)
+
+    def _forget_gang(self, element: OperationElement) -> None:
+        self._looked.pop(element, None)
+        self._rests.pop(element, None)
+        kept = self.reservations.get(element.tree.name)
+        if kept is not None and kept.element is element:
+            del self.reservations[element.tree.name]
 
     def _stop(
         self,
@@ -93,6 +112,23 @@ class Gangs(Registration):
         if job.element.operation.record.is_gang:
             self.broken_gangs[job.element.operation.id] = f"job {job.id} is {how}"
 
+    def _blame_first(self, ended: list[JobRecord]) -> list[JobRecord]:
+        """Ends of jobs that one heartbeat tells: of several of a gang that failed, the others went down with the first,
+        as those do that fail before their node hears that they are to stop."""
+        first: dict[str, JobRecord] = {}
+        for record in sorted(ended, key=lambda record: record.finish_time):
+            if record.state == "failed" and record.operation_id in self.gangs:
+                first.setdefault(record.operation_id, record)
+        blamed = []
+        for record in ended:
+            cause = first.get(record.operation_id)
+            if cause is None or cause is record or record.state != "failed":
+                blamed.append(record)
+                continue
+            why = f"its gang stops with job {cause.id}: {cause.reason}"[:MAX_NODE_FAILURE_REASON]
+            blamed.append(msgspec.structs.replace(record, state="aborted", reason=why))
+        return blamed
+
     def stop_broken_gangs(self, now: float) -> None:
         """Stop what is left of gangs of which a job ended without its work done: they start again as a whole."""
         while self.broken_gangs:
@@ -100,6 +136,15 @@ class Gangs(Registration):
             operation = self.gangs.get(operation_id)
             if operation is not None and operation.needed:
                 self._stop_rest(operation, "aborted", f"its gang starts again as a whole: {why}", now)
+
+    def _give_time(self, stop: Stop, timeout_s: float) -> None:
+        """Let a job that was told to stop have so long to end, and all that were told with it: a gang ends together."""
+        stop.timeout_s = timeout_s
+        operation = self.gangs.get(stop.record.operation_id)
+        for node in self.nodes.values() if operation is not None else ():
+            for job in node.stopping.values():
+                if job.stop is not None and job.element.operation is operation and job.stop.since == stop.since:
+                    job.stop.timeout_s = timeout_s
 
     def _stop_rest(self, operation: Operation, kind: Any, why: str, now: float) -> None:
         for element in operation.elements.values():
@@ -126,6 +171,16 @@ class Gangs(Registration):
         """What of a node's room is kept for a gang."""
         kept = self.find_reservation(tree, now)
         return ZERO if kept is None else kept.rooms.get(node, ZERO)
+
+    def _place_kept(self, tree: Tree, now: float, make_job: MakeJob) -> None:
+        """Start the gang that room is kept for, if it fits by now.
+
+        Not left to the order of service: with its room taken off no node may have the spare room that the regular stage
+        asks for.
+        """
+        kept = self.find_reservation(tree, now)
+        if kept is not None:
+            self._place_gang(kept.element, now, make_job)
 
     def _place_gang(self, element: OperationElement, now: float, make_job: MakeJob) -> str:
         """Start all jobs that a gang needs, in one step; or the reason why not.
@@ -174,8 +229,17 @@ class Gangs(Registration):
             self._start(job)
 
     def _is_stopping(self, element: OperationElement) -> bool:
-        """Whether jobs of the gang's last run may still be there: its next one must not meet them."""
-        return any(job.element is element for node in element.tree.nodes.values() for job in node.stopping.values())
+        """Whether jobs of the gang's last run may still be there, in whichever tree: its next one must not meet them,
+        and where one of them is to fail, it is not among the needed ones yet. What an earlier run of the scheduler told
+        to stop, or what came back with its node, is a stranger there."""
+        operation = element.operation
+        for node in self.nodes.values():
+            if node.stopping and any(job.element.operation is operation for job in node.stopping.values()):
+                return True
+            strangers = node.strangers.values()
+            if strangers and any(each.from_scheduler and each.operation_id == operation.id for each in strangers):
+                return True
+        return False
 
     def _rooms(self, element: OperationElement, now: float) -> dict[Node, Vector]:
         """What is free for a gang on each node that takes jobs."""

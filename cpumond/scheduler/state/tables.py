@@ -48,7 +48,9 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.settings import preemption_rules
 from cpumond.scheduler.settings.nodes_filter import NodesFilter, parse_nodes_filter
+from cpumond.scheduler.state.refused import RefusedStarts
 from cpumond.scheduler.state.spec_room import SpecRoom, share_parts, weigh_change
+from cpumond.scheduler.state.stage_table import StageTable
 from cpumond.scheduler.token_records import TokenTable
 
 KEPT_PREEMPTIONS = 10_000
@@ -73,6 +75,7 @@ class Tables:
         self.spec_room = SpecRoom(rules.max_specification_memory)
         self.config_bytes = 0
         self.tokens = TokenTable()
+        self.stages = StageTable()
         self.nodes: dict[str, Node] = {}
         self.jobs: dict[str, Job] = {}
         """Active and stopping jobs."""
@@ -87,6 +90,7 @@ class Tables:
         """Nodes that were given up less than LOST_S ago and have not come back, the first lost first."""
         self.ended_elements: deque[OperationElement] = deque(maxlen=0)
         """Operations that left a tree; a history replaces this deque by one that has room, and empties it."""
+        self.refused_starts = RefusedStarts()
         self.sequence = 0
         self.job_sequence = 0
         self.period_s = rules.heartbeat_period_s
@@ -414,7 +418,7 @@ class Tables:
             if counted is not None:
                 self._count_cpu_time_since(counted, record)
             return
-        count_cpu_time(job, cpu_times(record))
+        count_cpu_time(job, cpu_times(record), max(record.finish_time, job.counted_at or 0.0))
         if job.is_active:
             end_job(job)
             renew_needed(job)
@@ -428,7 +432,8 @@ class Tables:
         element = None if live is None else live.elements.get(record.tree)
         if element is not None:
             times = zip(cpu_times(record), cpu_times(counted), strict=True)
-            add_cpu_time(element, [max((now_s or 0.0) - (then_s or 0.0), 0.0) for now_s, then_s in times])
+            grown = [max((now_s or 0.0) - (then_s or 0.0), 0.0) for now_s, then_s in times]
+            add_cpu_time(element, grown, min(counted.finish_time, record.finish_time), record.finish_time)
 
     def match_trees(self, tags: frozenset[str]) -> list[str]:
         """The names of the trees whose filter fits."""
@@ -444,7 +449,7 @@ class Tables:
         if self.lost_nodes.pop(record.id, None) is not None:
             self._expired["lost_node", record.id] = None
         if node.incarnation != record.incarnation:
-            node.sequence = -1
+            node.sequence, node.about = -1, None
             if node.incarnation:
                 node.replaced[node.incarnation] = node.address
                 while len(node.replaced) > KEPT_INCARNATIONS:
@@ -452,6 +457,7 @@ class Tables:
         node.incarnation, node.address, node.key_hash = record.incarnation, record.address, record.key_hash
         node.tags = frozenset([*record.tags, record.address])
         node.capacity = to_vector(record.capacity, 0.0)
+        node.level = self.stages.find_level(node.id, node.tags)
         node.cordon = record.cordon
         node.last_seen, node.is_online, node.lost_since = now, True, None
         self._assign(node, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord
+from cpumond.scheduler.rollout import Stage
 from cpumond.scheduler.token_records import TokenRecord
 
 
@@ -27,6 +28,9 @@ class Transaction:
     tokens: tuple[TokenRecord, ...] = ()
     forgotten_tokens: tuple[str, ...] = ()
     """The hashes of tokens that are not valid any more."""
+    stages: tuple[Stage, ...] = ()
+    removed_stages: tuple[str, ...] = ()
+    """Their filters."""
     id: str = ""
     warnings: tuple[str, ...] = ()
     abort_jobs_of: str = ""
@@ -43,6 +47,8 @@ class Transaction:
             or self.cordons
             or self.tokens
             or self.forgotten_tokens
+            or self.stages
+            or self.removed_stages
             or self.abort_jobs_of
         )
 

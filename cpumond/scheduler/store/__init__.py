@@ -57,10 +57,11 @@ class Store(Protocol):
 
     Kinds, keys and subjects are any text without lone surrogates, values any bytes. Used from one thread at a time, not
     always the one that opened it, but for ``read_log``. ``lost_total``: how often another program removed the store,
-    and it was written anew.
+    and it was written anew. ``commit_s``: how long the last write took to be made lasting.
     """
 
     lost_total: int
+    commit_s: float
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         """All records as (kind, key, value), ordered by kind, then key (by code points). Nothing is written meanwhile.

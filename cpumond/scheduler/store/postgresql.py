@@ -268,6 +268,7 @@ class PostgresStore:
     def __init__(self, conninfo: str, term: int) -> None:
         self.where = describe_database(conninfo)
         self.lost_total = 0
+        self.commit_s = 0.0
         self.term = term
         self._conninfo = conninfo
         self._session: Session | None = None
@@ -343,12 +344,14 @@ class PostgresStore:
         removed = [place for place, value in last.items() if value is None]
         put = [(*place, value) for place, value in last.items() if value is not None]
         columns = [*_columns(removed, 2), *_columns(put, 3)]
+        begun = time.perf_counter()
         if rows:
             row = self._write_for_sure(WRITE_ALL, [self.term, *columns, *list_columns(rows)])
         else:
             row = self._write_for_sure(WRITE_CHANGES, [self.term, *columns])
         if row is None:
             self._tell_fence()
+        self.commit_s = time.perf_counter() - begun
         if rows:
             self._end = end
 
@@ -496,6 +499,7 @@ class AloneStore:
     """
 
     lost_total = 0
+    commit_s = 0.0
 
     def __init__(self, conninfo: str, above: int = 0, migrations: Sequence[Migration] = MIGRATIONS) -> None:
         self._arbiter = PostgresArbiter(conninfo, migrations=migrations, above=above)
@@ -518,6 +522,7 @@ class AloneStore:
 
     def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
         self._store.write(changes, entries)
+        self.commit_s = self._store.commit_s
 
     def read_log(
         self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50

@@ -14,6 +14,7 @@ import itertools
 import os
 import sqlite3
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -133,6 +134,7 @@ class SqliteStore:
         self._connection = connection
         self._lock: int | None = lock
         self.lost_total = 0
+        self.commit_s = 0.0
         self._files = identify_files(self.path)
         self._end: LogEnd | None = None
         """Where the log goes on, once that was asked for."""
@@ -181,6 +183,8 @@ class SqliteStore:
                 self._connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", put)
             if rows:
                 add_rows(self._connection, rows)
+            begun = time.perf_counter()
+        self.commit_s = time.perf_counter() - begun
         if rows:
             self._end = end
         # It may have been removed during the write. If it cannot be restored now, the next write tries again.

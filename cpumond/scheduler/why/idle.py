@@ -21,7 +21,7 @@ from cpumond.scheduler.why.idle_material import Material, take_material
 from cpumond.scheduler.why.idle_search import Found, Search, search
 from cpumond.scheduler.why.plan import Material as Known
 from cpumond.scheduler.why.plan import collect
-from cpumond.scheduler.why.remedies import Remedy, find_remedy
+from cpumond.scheduler.why.remedies import MOST, Remedy, find_refusals, find_remedy
 from cpumond.scheduler.why.unmet import find_unmet
 
 SHOWN_OPERATIONS: Final = 20
@@ -44,7 +44,8 @@ class Change(msgspec.Struct, frozen=True):
 
 class IdleCause(msgspec.Struct, frozen=True):
     """What holds back ``cores``. ``pool``: the one with the limit, else the one whose operations wait for most of them,
-    "" for none. ``operations``: the ids of some of the ``operation_count`` operations that it holds back."""
+    "" for none. ``operations``: the ids of some of the ``operation_count`` operations that it holds back; of
+    ``max_operation_count`` that many starts were refused, which have no ids, and ``cores`` is what they may use."""
 
     kind: str
     pool: str
@@ -55,7 +56,8 @@ class IdleCause(msgspec.Struct, frozen=True):
     operation_count: int
     operations: list[str]
     lead: str = ""
-    """How its sentence begins where no CPU is idle: a pool has less than its guarantee while others use the CPU."""
+    """How its sentence begins where it is not of work that waits for idle CPU: a pool has less than its guarantee while
+    others use the CPU, or work was refused that nobody has started again."""
 
 
 class IdleParts(msgspec.Struct, frozen=True):
@@ -119,6 +121,7 @@ def make_report(material: Material, unmet: Sequence[Remedy] = (), known: Known |
     causes = [_make_cause(found, each, remedy) for each, remedy in zip(found.found, remedies, strict=True)]
     causes += [_make_guarantee_cause(found, each) for each in unmet if not _is_told(each, found, causes)]
     causes = sorted((each for each in causes if each.cores > LEAST), key=lambda each: -each.cores)
+    causes += _make_refusal_causes(material, parts.without_work)
     report = IdleReport(
         material.tree, "", "", material.at, parts, found.waiting, len(base.left), found.outside, causes,
         _held_by_pool(found),
@@ -173,6 +176,18 @@ def _make_guarantee_cause(result: Search, remedy: Remedy) -> IdleCause:
         kind=remedy.kind, pool=remedy.pool, cores=_round(remedy.cores), change=_make_change(remedy), why=remedy.why,
         idle_cores=0.0, operation_count=len(ids), operations=ids[:SHOWN_OPERATIONS], lead=remedy.lead,
     )  # fmt: skip
+
+
+def _make_refusal_causes(material: Material, idle: float) -> list[IdleCause]:
+    """Of starts that were refused: nothing waits for them, so they come after what holds back work that is there."""
+    causes = []
+    for remedy, starts in find_refusals(material):
+        cores = _round(min(remedy.cores, idle))
+        if cores > LEAST:
+            lead = f"{_cores(idle)} {_stand(idle)} idle for lack of work"
+            cause = IdleCause(remedy.kind, remedy.pool, cores, _make_change(remedy), remedy.why, 0.0, starts, [], lead)
+            causes.append(cause)
+    return sorted(causes, key=lambda each: -each.cores)
 
 
 def _make_change(remedy: Remedy) -> Change:
@@ -230,6 +245,8 @@ def tell(report: IdleReport) -> str:
         idle = max(parts.held_back, first.cores)
         lead = first.lead or f"{_cores(idle)} {_stand(idle)} idle while {waiting} {wait}"
         work = f"{_cores(first.cores)} {'starts' if show_cores(first.cores) == '1' else 'start'} work"
+        if first.kind == MOST:
+            return f"{lead}: {first.why}; {first.change.text} and up to {work} once these are started again"
         return f"{lead}: {first.why}; {first.change.text} and {work}{' for it' if first.lead else ''}"
     idle = parts.held_back + parts.without_work
     if parts.held_back > LEAST:

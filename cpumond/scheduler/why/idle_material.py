@@ -13,6 +13,7 @@ from cpumond.fairshare.resources import CPU, UNLIMITED, Vector, positive_part
 from cpumond.scheduler.elements import Node, OperationElement, PoolElement, Tree, one_of
 from cpumond.scheduler.model import SUBPOOL_DELIMITER, to_vector
 from cpumond.scheduler.state import State
+from cpumond.scheduler.state.refused import RefusedStarts
 
 TAKEN_AT_ONCE: Final = 250
 """Nodes or operations that are copied before something else has its turn."""
@@ -34,6 +35,12 @@ class PoolRoom:
     fair_share: Vector
     is_ephemeral: bool
     has_own_count: bool
+    operations: int
+    max_operations: int
+    has_own_most: bool
+    refused: int
+    """Starts that its ``max_operation_count`` refused of late."""
+    refused_cores: float
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +139,6 @@ class Material:
     outside: list[NodeRoom] = field(default_factory=list)
     """Nodes of no tree, of several, and those of trees where nothing waits."""
     split: Split = field(default_factory=Split)
-    max_running_per_pool: int = 0
 
     @property
     def operations(self) -> Iterator[WaitingOperation]:
@@ -142,12 +148,8 @@ class Material:
 
 def take_material(state: State, tree: Tree, now: float) -> Iterator[Material]:
     """Copy a tree in parts: yields the same value after each, complete after the last."""
-    settings = tree.config.settings
-    taken = Material(
-        tree.name, settings.nodes_filter, tree.total, state.rules.spare, now,
-        max_running_per_pool=settings.max_running_operation_count_per_pool,
-    )  # fmt: skip
-    places = _take_pools(taken, tree)
+    taken = Material(tree.name, tree.config.settings.nodes_filter, tree.total, state.rules.spare, now)
+    places = _take_pools(taken, tree, state.refused_starts)
     yield taken
     queue = list(tree.queue.values())
     known = set(queue)
@@ -171,18 +173,18 @@ def _has_waiting(tree: Tree) -> bool:
     )
 
 
-def _take_pools(taken: Material, tree: Tree) -> dict[PoolElement, int]:
+def _take_pools(taken: Material, tree: Tree, refused: RefusedStarts) -> dict[PoolElement, int]:
     places: dict[PoolElement, int] = {}
     for pool in (tree.root, *tree.pools.values()):
-        _take_pool(taken, pool, places)
+        _take_pool(taken, pool, places, refused)
     return places
 
 
-def _take_pool(taken: Material, pool: PoolElement, places: dict[PoolElement, int]) -> int:
+def _take_pool(taken: Material, pool: PoolElement, places: dict[PoolElement, int], refused: RefusedStarts) -> int:
     """Ephemeral pools may come before the pool that they are in."""
     if pool in places:
         return places[pool]
-    parent = -1 if pool.parent is None else _take_pool(taken, pool.parent, places)
+    parent = -1 if pool.parent is None else _take_pool(taken, pool.parent, places, refused)
     place = places[pool] = len(taken.pools)
     settings = pool.settings
     taken.pools.append(
@@ -192,6 +194,8 @@ def _take_pool(taken: Material, pool: PoolElement, places: dict[PoolElement, int
             to_vector(settings.resource_limits, float("inf")) if settings.resource_limits else UNLIMITED,
             settings.max_share_ratio, pool.usage, pool.fair_share, pool.is_ephemeral,
             settings.max_running_operation_count is not None,
+            pool.operation_count, pool.max_operation_count, settings.max_operation_count is not None,
+            *refused.count(taken.tree, pool.name, pool.max_operation_count, taken.at),
         )
     )  # fmt: skip
     return place

@@ -15,9 +15,10 @@ import msgspec
 from cpumond.core.measures import format_span
 from cpumond.core.words import count
 from cpumond.fairshare.explain import show_amount
-from cpumond.fairshare.resources import CPU, RESOURCES, Vector, dominates
+from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates
+from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.admission import find_full
-from cpumond.scheduler.decide.gangs import Reservation
+from cpumond.scheduler.decide.gangs import Reservation, find_places
 from cpumond.scheduler.decide.placement import wants_jobs
 from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand
@@ -57,9 +58,14 @@ class OperationAnswer(msgspec.Struct, frozen=True):
 
 
 def explain_operation(
-    state: State, record: OperationRecord, now: float, shares: Mapping[str, tuple[str, Sequence[str]]]
+    state: State,
+    record: OperationRecord,
+    now: float,
+    shares: Mapping[str, tuple[str, Sequence[str]]],
+    rights: Rights | None = None,
 ) -> OperationAnswer:
-    """The answer for an operation. ``shares``: tree -> rule and lines of ``fairshare.explain`` of its last update."""
+    """The answer for an operation, without others that the asker may not know of. ``shares``: tree -> rule and lines of
+    ``fairshare.explain`` of its last update."""
     live = state.operations.get(record.id)
     trees = []
     if live is not None:
@@ -69,7 +75,13 @@ def explain_operation(
         ]
         for part in trees:
             part.lines.extend(_tell_reservation(live.elements[part.tree], state.reservations.get(part.tree), now))
-    taken, given = _find_preemptions(state.preemptions, record.id)
+    records: Iterable[PreemptionRecord] = state.preemptions
+    if rights is not None:
+        for part in trees:
+            part.lines[:] = map(rights.hide_operations, part.lines)
+        of_it = [each for each in records if record.id in (each.operation_id, each.preemptor_operation_id)]
+        records = [seen for each in of_it if (seen := rights.see_preemption(each)) is not None]
+    taken, given = _find_preemptions(records, record.id)
     lines = [_tell_state(record, now)]
     if live is None:
         lines += _tell_counts(record)
@@ -269,6 +281,8 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
             yield f"no node that is online can hold {orders}"
         elif not any(dominates(node.free, task.resources) for node in online):
             yield f"no node has room now for {orders}"
+    if operation.record.is_gang and find_places(element, {node: node.capacity for node in online}, ZERO) is None:
+        yield f"it is a gang, and no place for all {count(needed, 'job')} at once is found even if all nodes were empty"
     for reason, times in sorted(element.deactivations.items(), key=lambda item: -item[1]):
         text = REASONS.get(reason, f"{reason} leave no room for another job")
         yield f"passed over {count(times, 'time')} since the last update: {text}"

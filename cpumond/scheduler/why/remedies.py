@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from cpumond.scheduler.why.packing import (
 )
 
 COUNT: Final = "max_running_operation_count"
+MOST: Final = "max_operation_count"
 SUBPOOL: Final = "ephemeral_subpool_config"
 
 
@@ -148,21 +149,61 @@ def raise_count(material: Material, hindrance: Hindrance, value: float) -> Step:
         )  # fmt: skip
     pool = _find_pool(material, hindrance.name)
     assert pool is not None
-    why = f"{COUNT} of {_of(pool.name, tree)} is {pool.max_running}"
-    text = f"raise it to {limit}"
+    return _raise_options(material, pool, {COUNT: limit})
+
+
+def find_refusals(material: Material) -> Iterator[tuple[Remedy, int]]:
+    """For each pool whose ``max_operation_count`` refused starts of late: what to raise, and how many it refused.
+
+    Limits further up that so many more would reach are raised with it, and those of running operations where no more
+    could run. ``cores`` counts what may run at once then.
+    """
+    for pool in material.pools:
+        if not pool.refused:
+            continue
+        path = [material.pools[place] for place in pool.path]
+        slots = min(each.max_running - each.running for each in path)
+        steps = []
+        for each in path:
+            known = each.max_operations if each is pool else each.operations
+            wanted = {MOST: known + pool.refused, COUNT: each.running + pool.refused if slots <= 0 else 0}
+            limits = {MOST: each.max_operations, COUNT: each.max_running}
+            raised = {option: value for option, value in wanted.items() if value > limits[option]}
+            steps += [_raise_options(material, each, raised)] if raised else []
+        starts = count(pool.refused, "start of an operation", "starts of operations")
+        why = f"{starts} {'was' if pool.refused == 1 else 'were'} refused in the last hour: "
+        remedy = Remedy(
+            MOST, pool.name, pool.refused_cores * (min(slots / pool.refused, 1.0) if slots > 0 else 1.0),
+            why + " and ".join(step.why for step in steps), " and ".join(step.text for step in steps),
+            tuple(command for step in steps for command in step.commands),
+            tuple(line for step in steps for line in step.shell),
+        )  # fmt: skip
+        yield remedy, pool.refused
+
+
+def _raise_options(material: Material, pool: PoolRoom, limits: Mapping[str, int]) -> Step:
+    """Higher limits of the number of operations of a pool, by option."""
+    tree, names = material.tree, " and ".join(limits)
+    own = {COUNT: (pool.max_running, pool.has_own_count), MOST: (pool.max_operations, pool.has_own_most)}
+    now = " and ".join(str(own[option][0]) for option in limits)
+    values = " and ".join(map(str, limits.values()))
+    why = f"{names} of {_of(pool.name, tree)} {'is' if len(limits) == 1 else 'are'} {now}"
+    text = f"raise {'it' if len(limits) == 1 else 'them'} to {values}"
+    words = [f"{option}={limit}" for option, limit in limits.items()]
     if pool.parent < 0:
-        edits = (Edit((COUNT,), limit),)
-        return Step(why, text, (ChangeTree(tree, edits),), (command_line("tree", "set", tree, f"{COUNT}={limit}"),))
+        edits = tuple(Edit((option,), limit) for option, limit in limits.items())
+        return Step(why, text, (ChangeTree(tree, edits),), (command_line("tree", "set", tree, *words),))
     if not pool.is_ephemeral:
+        by_default = "" if any(own[option][1] for option in limits) else " by default"
         return _set_pool(
-            tree, pool.name, [((COUNT,), limit)], why + ("" if pool.has_own_count else " by default"), text
+            tree, pool.name, [((option,), limit) for option, limit in limits.items()], why + by_default, text
         )
     parent = material.pools[pool.parent]
     if parent.parent >= 0:
-        return _set_pool(tree, parent.name, [((SUBPOOL, COUNT), limit)], why, text)
-    command = CreatePool(tree, pool.name, parent.name, {COUNT: limit})
-    line = command_line("pool", "create", pool.name, f"{COUNT}={limit}", "--tree", tree)
-    return Step(f"{why} by default", f"make it a pool with {limit}", (command,), (line,))
+        return _set_pool(tree, parent.name, [((SUBPOOL, option), limit) for option, limit in limits.items()], why, text)
+    command = CreatePool(tree, pool.name, parent.name, dict(limits))
+    line = command_line("pool", "create", pool.name, *words, "--tree", tree)
+    return Step(f"{why} by default", f"make it a pool with {values}", (command,), (line,))
 
 
 def _is_of(material: Material, pool: PoolRoom, parent: str) -> bool:

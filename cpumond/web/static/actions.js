@@ -7,6 +7,7 @@ import { during, Form, FORM, readJson, tell } from "./forms.js";
 import { firstWith, guarded, mayOn, ROOT } from "./rights.js";
 import { table } from "./table.js";
 import { to } from "./route.js";
+import { simulator } from "./what_if.js";
 
 // [path of the option, label, hint, kind as Form has it]
 const POOL_FIELDS = [
@@ -56,24 +57,25 @@ export function poolActions(tree, pool, app, rights) {
   ];
 }
 
-function openPoolForm(tree, pool, parent, app) {
+export function openPoolForm(tree, pool, parent, app) {
   const isNew = pool === null;
   const attributes = pool?.attributes ?? {};
   const before = new Map(POOL_FIELDS.map(([where,, , kind]) => [keyOf(where), at(attributes, where) ?? (kind === "flag" ? false : null)]));
   const names = isNew
-    ? [["name", "Name", "letters, digits, - _ :", "text", ""], ["parent", "Parent", "the pool above; <Root> is the top", "text", parent]]
+    ? [["name", "Name", "letters, digits, - _ :", "text", ""], ["parent", "Parent", "the pool above; <Root> is the top", `pool:${tree}`, parent]]
     : [];
   const fields = [...names, ...POOL_FIELDS.map(([where, label, hint, kind]) => [keyOf(where), label, hint, kind, before.get(keyOf(where))])];
   let planned = null;
   const planPlace = h("div");
-  const form = new Form(fields, () => { planned = null; apply.disabled = true; morph(planPlace, h("div")); });
-  const others = new Form([["others", "Other options, as JSON", 'for example {"fifo_sort_parameters": ["weight"]}; null removes one', "lines", ""]],
-    () => { planned = null; apply.disabled = true; });
+  const change = () => { planned = null; apply.disabled = true; morph(planPlace, h("div")); ahead.stop(); };
+  const form = new Form(fields, change);
+  const others = new Form([["others", "Other options, as JSON", 'for example {"fifo_sort_parameters": ["weight"]}; null removes one', "lines", ""]], change);
+  const ahead = simulator(form, () => ({ text: isNew ? `new pool ${form.value("name")}` : `change of pool ${pool.name}`, question: { command: readWhole() } }));
   const look = h("button", { type: "submit", form: FORM }, "Show what it changes");
   const apply = h("button.primary", { type: "button", disabled: true, "aria-describedby": "first-look", onclick: () => carryOut() }, isNew ? "Create" : "Apply");
   const first = h("span.muted.first-look", { id: "first-look" }, `First see what it changes, then ${isNew ? "create it" : "apply it"}.`);
-  const element = h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); plan(); } }, form.element, others.element, form.general, others.general, planPlace);
-  const dialog = openDialog(isNew ? `New pool in tree ${tree}` : `Change pool ${pool.name}`, element, [first, look, apply]);
+  const element = h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); plan(); } }, form.element, others.element, form.general, others.general, planPlace, ahead.place);
+  const dialog = openDialog(isNew ? `New pool in tree ${tree}` : `Change pool ${pool.name}`, element, [first, ahead.button, look, apply], () => ahead.stop());
 
   function read() {
     const more = readJson(others.value("others"), "the other options");
@@ -98,13 +100,18 @@ function openPoolForm(tree, pool, parent, app) {
     return { type: "CreatePool", tree, name: form.value("name") ?? "", parent: form.value("parent") ?? ROOT, attributes: { ...nested, ...more } };
   }
 
+  function readWhole() {
+    const command = read();
+    if (command.type === "ChangePool" && !command.edits.length) throw new Refusal(422, { error: "nothing is changed yet" });
+    if (command.type === "CreatePool" && !command.name) throw new Refusal(422, { error: "name: a pool needs a name", attributes: { field: "name" } });
+    return command;
+  }
+
   async function plan() {
     form.clear();
     others.clear();
     await during(dialog, form, async () => {
-      const command = read();
-      if (command.type === "ChangePool" && !command.edits.length) throw new Refusal(422, { error: "nothing is changed yet" });
-      if (command.type === "CreatePool" && !command.name) throw new Refusal(422, { error: "name: a pool needs a name", attributes: { field: "name" } });
+      const command = readWhole();
       const answer = await send("POST", "/plan", command);
       if (!answer.accepted) throw new Refusal(422, { error: answer.refusal, attributes: answer.attributes ?? { field: answer.field } });
       // The plan does not have what was typed while its answer was on the way.
@@ -229,7 +236,7 @@ export function operationsActions(app, rights, pool = "") {
 
 function openStart(app, pool) {
   const form = new Form([
-    ["pool", "Pool", "empty: a pool of your name", "text", pool],
+    ["pool", "Pool", "empty: a pool of your name", "pool:", pool],
     ["title", "Title", "to find it again", "text", ""],
     ["command", "Command", "for a shell, run by each job", "lines", ""],
     ["job_count", "Jobs", "how many are to be completed", "number", 1],
@@ -238,23 +245,26 @@ function openStart(app, pool) {
     ["enable_cpu_reclaim", "Give away what it does not use", "enable_cpu_reclaim of job-cpu-monitor; back at once when it wakes up", "flag", true],
     ["min_cpu_limit", "Never below, cores", "min_cpu_limit of job-cpu-monitor; empty: the node's, else 1", "number", ""],
     ["others", "More of the specification, as JSON", 'for example {"weight": 2, "max_failed_job_count": 1}', "lines", ""],
-  ], () => {});
+  ], () => ahead.stop());
+  const ahead = simulator(form, () => ({ text: `start of ${form.value("title") ?? "an operation"}`, question: { spec: read() } }));
   const go = h("button.primary", { type: "submit", form: FORM }, "Start");
-  const dialog = openDialog("Start an operation", h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); start(); } }, form.element, form.general), [go]);
+  const dialog = openDialog("Start an operation", h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); start(); } }, form.element, form.general, ahead.place), [ahead.button, go], () => ahead.stop());
+
+  function read() {
+    const spec = { ...readJson(form.value("others"), "the specification") };
+    for (const key of ["pool", "title"]) if (form.value(key) !== null) spec[key] = form.value(key);
+    const task = {};
+    for (const key of ["command", "job_count", "cpu_limit", "memory_limit"]) if (form.value(key) !== null) task[key] = form.value(key);
+    spec.tasks ??= { main: task };
+    const monitor = { enable_cpu_reclaim: form.value("enable_cpu_reclaim") };
+    if (form.value("min_cpu_limit") !== null) monitor.min_cpu_limit = form.value("min_cpu_limit");
+    spec.job_cpu_monitor ??= monitor;
+    return spec;
+  }
 
   async function start() {
     form.clear();
-    const done = await during(dialog, form, () => {
-      const spec = { ...readJson(form.value("others"), "the specification") };
-      for (const key of ["pool", "title"]) if (form.value(key) !== null) spec[key] = form.value(key);
-      const task = {};
-      for (const key of ["command", "job_count", "cpu_limit", "memory_limit"]) if (form.value(key) !== null) task[key] = form.value(key);
-      spec.tasks ??= { main: task };
-      const monitor = { enable_cpu_reclaim: form.value("enable_cpu_reclaim") };
-      if (form.value("min_cpu_limit") !== null) monitor.min_cpu_limit = form.value("min_cpu_limit");
-      spec.job_cpu_monitor ??= monitor;
-      return send("POST", "/operations", { spec });
-    });
+    const done = await during(dialog, form, async () => send("POST", "/operations", { spec: read() }));
     if (done === null) return;
     const go = () => {
       dialog.close();

@@ -37,9 +37,8 @@ export function setToken(text) {
 // `isText`: a successful answer is text and not JSON, returned as {text, headers}. `plan`: the answer of /plan that the user
 // saw before.
 export async function request(method, path, body, { signal, timeout = 20000, isText = false, plan = null } = {}) {
-  const headers = {};
+  const headers = authorization();
   if (plan) headers["X-Cpumond-Plan"] = tellPlan(plan);
-  if (token()) headers.Authorization = `Bearer ${token()}`;
   const kept = method === "GET" ? cache.get(path) : undefined;
   if (kept) headers["If-None-Match"] = kept.etag;
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -55,9 +54,7 @@ export async function request(method, path, body, { signal, timeout = 20000, isT
     });
   } catch (error) {
     if (signal?.aborted) throw error;
-    link.failingSince ??= Date.now();
-    link.problem = "the server does not answer";
-    throw new Refusal(0, { error: "the server does not answer; this page tries again by itself" });
+    fail("the server does not answer");
   }
   readClock(response.headers.get("Date"));
   if (response.status === 304 && kept) {
@@ -67,8 +64,10 @@ export async function request(method, path, body, { signal, timeout = 20000, isT
   let value = null;
   try {
     value = isText && response.ok ? { text: await response.text(), headers: response.headers } : await response.json();
-  } catch {
-    // The answer is cut off, or not JSON: the status says enough.
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    // Of a refusal the status says enough.
+    if (response.ok) fail("the server's answer is cut off, or no JSON");
   }
   readRole(path, response, value?.error ?? "");
   if (response.status >= 500 && response.status !== 503 && response.status !== 504) {
@@ -85,10 +84,46 @@ export async function request(method, path, body, { signal, timeout = 20000, isT
   return value;
 }
 
+function fail(problem) {
+  link.failingSince ??= Date.now();
+  link.problem = problem;
+  throw new Refusal(0, { error: `${problem}; this page tries again by itself` });
+}
+
+const authorization = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
+
+// A question whose answer comes in lines of JSON: `take` has each as it comes. It is given up with `signal`.
+export async function stream(where, body, take, signal) {
+  let response;
+  try {
+    response = await fetch(`/api/v1${where}`, {
+      method: "POST", headers: { ...authorization(), "Content-Type": "application/json" }, body: JSON.stringify(body),
+      cache: "no-store", credentials: "omit", signal,
+    });
+    if (response.ok) await readLines(response.body, take);
+  } catch (error) {
+    if (signal.aborted || error instanceof Refusal) throw error;
+    throw new Refusal(0, { error: "the server does not answer any more; ask again" });
+  }
+  if (!response.ok) throw new Refusal(response.status, await response.json().catch(() => null));
+}
+
+async function readLines(body, take) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ;) {
+    const { value = "", done } = await reader.read();
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) if (line) take(JSON.parse(line));
+    if (done) return;
+  }
+}
+
 // For the audit log, in the signs that a header may have.
-function tellPlan({ changes, effects, warnings }) {
-  const moved = effects.filter((effect) => effect.changed.length).map(({ kind, name }) => `${kind} ${name}`);
-  const text = [`${changes.length} changed`, `shares of ${moved.join(", ") || "nobody"}`, ...warnings].join("; ");
+// `sentences`: of the plan of a stage, which is in words already.
+function tellPlan({ changes, effects, warnings, sentences }) {
+  const moved = (effects ?? []).filter((effect) => effect.changed.length).map(({ kind, name }) => `${kind} ${name}`);
+  const text = (sentences ?? [`${changes.length} changed`, `shares of ${moved.join(", ") || "nobody"}`, ...warnings]).join("; ");
   return text.slice(0, MAX_PLAN).replace(/[^ -~]/g, "?");
 }
 

@@ -1,9 +1,10 @@
 // The frame around the pages: shows the page of the URL, polls the server, and says when it does not answer.
 
+import { watchTips } from "./tips.js";
 import { link, request, Refusal, setToken, token } from "./api.js";
-import { h, morph, openDialog, release, settle } from "./dom.js";
+import { h, morph, openDialog, release, settle, skeleton } from "./dom.js";
 import { duration, time } from "./format.js";
-import { parse } from "./route.js";
+import { parse, takeToken } from "./route.js";
 
 export const PERIOD_MS = 2000;
 const STALE_MS = 6000;
@@ -44,12 +45,21 @@ class App {
     document.body.append(this.frame);
     this.main = this.frame.querySelector("main");
     this.voice = this.frame.lastChild;
-    this.shown = h("div.loading", "Loading …");
+    this.shown = skeleton();
     this.main.append(this.shown);
     applyTheme(localStorage.getItem("cpumond-theme") ?? "auto");
     window.addEventListener("hashchange", () => this.go());
     document.addEventListener("visibilitychange", () => { if (!document.hidden) this.reload(); });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => window.dispatchEvent(new Event("themechange")));
+    // What was chosen in another tab.
+    window.addEventListener("storage", () => {
+      applyTheme(localStorage.getItem("cpumond-theme") ?? "auto");
+      window.dispatchEvent(new Event("lineschange"));
+      this.redraw();
+    });
+    window.addEventListener("beforeprint", () => applyTheme("light"));
+    window.addEventListener("afterprint", () => applyTheme(localStorage.getItem("cpumond-theme") ?? "auto"));
+    watchTips();
     setInterval(() => this.drawFrame(), 1000);
     this.drawFrame();
     this.go();
@@ -57,9 +67,12 @@ class App {
 
   // The part of the URL after the # has changed.
   go() {
+    const given = takeToken();
+    if (given) setToken(given);
     const { parts } = parse();
     const where = JSON.stringify(parts);
     if (where === this.where) {
+      if (given) closeDialogs();
       this.redraw();
       this.reload();
       return;
@@ -68,7 +81,7 @@ class App {
     this.leaving = this.where === undefined ? null : document.activeElement;
     this.where = where;
     // Dialogs of the page before do not stay open over this one.
-    for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
+    closeDialogs();
     this.isAsked = false;
     this.generation += 1;
     this.asking?.abort();
@@ -179,7 +192,7 @@ class App {
         h("button", { type: "button", onclick: () => this.askToken() }, "Enter a token"));
     }
     if (error) return h("div.page", { key: this.where }, h("h1", page.title?.(params) || this.options.name), complain(error));
-    return h("div.loading", { key: this.where }, "Loading …");
+    return skeleton({ key: this.where });
   }
 
   // An answer that cannot be drawn, perhaps from a node of another version: the page says so and asks again.
@@ -233,8 +246,9 @@ class App {
       h("span.live", { class: failing || stuck || standby ? "bad" : "good" },
         failing ? "stale" : stuck ? "stuck" : standby ? "standby" : "live"),
       this.me?.user && this.error?.status !== 401 ? drawWho(this.me, first) : null,
+      this.options.find ? h("button.plain", { type: "button", title: "Ctrl-K", "aria-keyshortcuts": "Control+K Meta+K", onclick: this.options.find }, "Find") : null,
       token() ? h("button.plain", { type: "button", onclick: () => { setToken(""); this.reload(); } }, "Forget token") : null,
-      h("button.plain", { type: "button", onclick: () => { nextTheme(); this.drawFrame(); } }, `Theme: ${localStorage.getItem("cpumond-theme") ?? "auto"}`),
+      drawTheme(() => { nextTheme(); this.drawFrame(); }),
       h("div.stale-wrap", { role: "status" }, text ? h("p.stale", text) : standby ? h("p.stale", tellStandby(standby, leader)) : null)));
   }
 
@@ -262,6 +276,10 @@ class App {
     const dialog = openDialog("Token", form, []);
     input.focus();
   }
+}
+
+function closeDialogs() {
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
 }
 
 function drawWho({ user, groups = [], is_admin: isAdmin }, first) {
@@ -292,6 +310,11 @@ function applyTheme(theme) {
   if (theme === "auto") document.documentElement.removeAttribute("data-theme");
   else document.documentElement.setAttribute("data-theme", theme);
   window.dispatchEvent(new Event("themechange"));
+}
+
+function drawTheme(onclick) {
+  const theme = localStorage.getItem("cpumond-theme") ?? "auto";
+  return h("button.plain", { type: "button", onclick, "aria-label": `Theme: ${theme}`, title: "The colours of the page" }, h("span.wide", "Theme: "), theme);
 }
 
 function nextTheme() {

@@ -11,56 +11,70 @@ const KIND = {
     node.resizing = new ResizeObserver(() => resize(node));
     node.themed = () => draw(node, node.props, true);
     window.addEventListener("themechange", node.themed);
+    window.addEventListener("lineschange", node.themed);
     draw(node, props, true);
     node.resizing.observe(node);
   },
   update(node, props) {
-    draw(node, props, false);
+    // A selection that is being made stays as it is.
+    if (node.isHeld) node.props = node.drawn;
+    else draw(node, props, false);
   },
   destroy(node) {
     node.resizing.disconnect();
     window.removeEventListener("themechange", node.themed);
+    window.removeEventListener("lineschange", node.themed);
     node.plot?.destroy();
   },
 };
 
 // chart("usage", {title, times: [s since 1970], series: [{label, values, color: "--c1", step, dash, fill, stack}],
-//                 format, height, from, until, empty, min, max, cut, elapsed, sync, axis, utcOffset})
+//                 format, height, from, until, empty, min, max, cut, elapsed, sync, axis, utcOffset, work, marks})
 // `values` may hold null for a gap; a `hidden` series stands in the legend only. Colours are names of CSS variables.
 // A step ends at its time; one that is "after" begins there. Series with `stack` stand one on the other, the first at 0.
 // With `elapsed` times are seconds since a start. Nothing is drawn above `cut`. Graphs of one `sync` share the pointer.
 // `axis` is a name for that of time; `utcOffset` (s) is of the clock that it shows, without one the browser's own.
+// `work` is what chart_work.js adds for those who work with a graph; `marks` are events, as it has them.
 export function chart(key, props) {
   return island(KIND, key, props, "figure");
 }
 
 function draw(node, props, anew) {
+  node.drawn = props;
   const hasPoints = props.times.length > 0;
-  const shape = JSON.stringify(props.series.map(({ label, color, step, dash, fill, hidden }) => [label, color, step, dash, fill, hidden]));
+  const shape = JSON.stringify(props.series.map((series) => [series.label, series.color, series.step, series.dash, series.fill, isHidden(props, series)]));
   const below = props.times.map(() => 0);
   const data = [props.times, ...props.series.map(({ values, stack }) => (stack ? values.map((value, at) => (below[at] += value)) : values))];
-  if (node.head) morph(node.head, makeHead(props));
+  if (node.head) morph(node.head, makeHead(node));
   else {
-    node.head = makeHead(props);
+    node.head = makeHead(node);
     node.canvas = h("div.chart-canvas", { "aria-hidden": "true" });
     node.legend = makeLegend(node);
-    node.append(node.head, node.canvas, node.legend);
+    node.place = props.work ? props.work.makePlace(node) : node.canvas;
+    node.append(node.head, node.place, node.legend);
+    props.work?.addBelow(node);
   }
-  node.canvas.hidden = !hasPoints;
+  node.place.hidden = !hasPoints;
   node.legend = morph(node.legend, makeLegend(node));
-  if (!hasPoints) return;
+  if (!hasPoints) {
+    props.work?.update(node);
+    return;
+  }
   if (anew || node.shape !== shape || !node.plot) {
     node.plot?.destroy();
     node.shape = shape;
     node.plot = new uPlot(makeOptions(node, props), data, node.canvas);
-    return;
-  }
-  node.plot.setData(data);
+  } else node.plot.setData(data);
+  props.work?.update(node);
 }
 
-function makeHead(props) {
+// Whether a line stands in the legend only.
+const isHidden = ({ work, title }, { hidden, label }) => hidden || (work?.isOff(title, label) ?? false);
+
+function makeHead(node) {
+  const { props } = node;
   return h("figcaption", h("span.chart-title", props.title),
-    props.times.length ? null : h("span.muted", props.empty ?? "No points yet: the first comes within a moment."));
+    props.times.length ? props.work?.makeTools(node) : h("span.muted", props.empty ?? "No points yet: the first comes within a moment."));
 }
 
 // The values of the graph as text: its legend, and all that a screen reader has of it.
@@ -72,18 +86,23 @@ function makeLegend({ props, at = null }) {
       h("thead", h("tr", h("th", { scope: "col" }, h("span.hidden-text", "Line")), h("th", { scope: "col" }, at === null ? props.newest ?? "now" : clock(props.times[at])),
         h("th", { scope: "col" }, "min"), h("th", { scope: "col" }, "max"))),
       h("tbody", props.series.map((series) => {
-        const known = series.values.filter((value) => value !== null && value !== undefined);
+        const known = series.values.filter((value, index) => value !== null && value !== undefined && isInView(props, index));
         const here = (at === null ? known.at(-1) : series.values[at]) ?? null;
         const show = series.format ?? format;
-        return h("tr", h("th", { scope: "row" },
-          h("span.swatch", { class: series.dash ? "dashed" : "", style: { "--swatch": `var(${series.color})` } }), series.label),
+        const name = [h("span.swatch", { class: series.dash ? "dashed" : "", style: { "--swatch": `var(${series.color})` } }), series.label];
+        return h("tr", { class: isHidden(props, series) ? "off" : "" }, h("th", { scope: "row" },
+          props.work && !series.hidden ? props.work.makeSwitch(props.title, series.label, name) : name),
           h("td", here === null ? NONE : show(here)),
           h("td", known.length ? show(reduce(known, Math.min)) : NONE),
           h("td", known.length ? show(reduce(known, Math.max)) : NONE));
       }))));
 }
 
+const isInView = ({ times, from, until }, index) => times[index] >= (from ?? -Infinity) && times[index] <= (until ?? Infinity);
+
 const GAP_S = 2;
+const AXIS_PX = 58;
+const LETTER_PX = 7;
 
 // Distance of the marks on the axis in s, their format, and what is added below where the year or day changes.
 const TIMES = [
@@ -113,8 +132,8 @@ function makeOptions(node, props) {
     width: Math.max(node.clientWidth, 200),
     height: props.height ?? 200,
     legend: { show: false },
-    cursor: { drag: { x: false, y: false }, points: { size: 6 }, ...(props.sync ? { sync: { key: props.sync } } : {}) },
-    hooks: { setCursor: [({ cursor }) => point(node, cursor.idx ?? null)] },
+    cursor: { drag: { x: false, y: false }, points: { size: 6 }, ...(props.sync ? { sync: { key: props.sync } } : {}), ...props.work?.cursor(node) },
+    hooks: { setCursor: [({ cursor }) => point(node, cursor.idx ?? null)], ...props.work?.hooks(node) },
     tzDate: (seconds) => new Date(1000 * local(props, seconds)),
     bands: stacked.slice(1).map((above, index) => ({ series: [above, stacked[index]] })),
     scales: {
@@ -125,10 +144,10 @@ function makeOptions(node, props) {
         return [low, high > low ? low + (high - low) * 1.08 : low + 1];
       } },
     },
-    axes: [{ ...axis, ...marks, label: props.axis, labelFont: axis.font, labelSize: 20 }, { ...axis, size: 58, values: (_, splits) => splits.map((value) => format(value)) }],
+    axes: [{ ...axis, ...marks, label: props.axis, labelFont: axis.font, labelSize: 20 }, { ...axis, size: (_, texts) => Math.max(AXIS_PX, 20 + LETTER_PX * Math.max(...(texts ?? []).map(({ length }) => length))), values: (_, splits) => splits.map((value) => format(value)) }],
     series: [{}, ...props.series.map((series) => ({
       label: series.label,
-      show: !series.hidden,
+      show: !isHidden(props, series),
       stroke: color(series.color),
       width: series.width ?? 1.75,
       dash: series.dash ? [6, 4] : undefined,
@@ -144,6 +163,7 @@ function point(node, at) {
   if (node.at === at) return;
   node.at = at;
   node.legend = morph(node.legend, makeLegend(node));
+  node.props.work?.point(node);
 }
 
 function resize(node) {

@@ -148,12 +148,13 @@ function morphChildren(node, wanted) {
   const byKey = new Map();
   for (const child of [...node.childNodes]) {
     if (child.key === undefined) continue;
-    if (keys.has(child.key)) byKey.set(child.key, child);
-    else drop(child);
+    if (!keys.has(child.key)) drop(child);
+    else if (!byKey.has(child.key)) byKey.set(child.key, child);
   }
   let here = node.firstChild;
   for (const next of children) {
     const known = next.key === undefined ? findLike(here, next) : byKey.get(next.key);
+    byKey.delete(next.key); // a second one of the same key is another
     if (known && isSame(known, next)) {
       if (known === here) here = here.nextSibling;
       else move(node, known, here);
@@ -196,6 +197,11 @@ function move(node, child, before) {
 function drop(node) {
   release(node);
   node.remove();
+}
+
+// What stands in the place of an answer that is awaited; a screen reader says the word.
+export function skeleton(attributes = {}) {
+  return h("div.loading", attributes, h("span.hidden-text", "Loading …"), [1, 2, 3].map((key) => h("span.bone", { key, "aria-hidden": "true" })));
 }
 
 // Opens a modal dialog; `body` is an element, `buttons` are elements. Closing removes it.

@@ -2,7 +2,7 @@
 
 import { openUndo } from "./actions.js";
 import { get, query } from "./api.js";
-import { h } from "./dom.js";
+import { h, skeleton } from "./dom.js";
 import { ask, selectFilter } from "./filters.js";
 import { time } from "./format.js";
 import { remember } from "./history.js";
@@ -41,17 +41,18 @@ export function eventsSection({ value, error, about }, rights, app) {
     h("div.heading", h("h2", { id: "events-title" }, "Events"), h("a", { href: to("events", known(about)) }, "more filters")),
     h("div.filters", selectFilter("kind", "Kind", kindChoices(), app)),
     error && error.status !== 0 ? h("p.error", { role: "alert" }, error.message) : null,
-    value ? eventsTable(value, rights, app) : error ? null : h("p.muted.flat", "Loading …"));
+    value ? eventsTable(value, rights, app) : error ? null : skeleton());
 }
 
 const known = (about) => Object.fromEntries(Object.entries(about).filter(([, name]) => name));
 
-// An answer of /events or /audit as rows with buttons for the parts before and after; `columns` of the audit log, in place of those of events.
-export function eventsTable({ events, next }, rights, app, columns = COLUMNS) {
+// An answer of /events or /audit as rows with buttons for the parts before and after; `columns` (titles => columns) of the audit log, in place of those of events.
+export function eventsTable({ events, next, titles = {} }, rights, app, columns = COLUMNS) {
   const before = currentQuery().get("before");
+  const known = [...columns(titles), { title: "About", cell: (event) => about(event, titles) }, undoColumn(rights, app)];
   return [
     table({
-      caption: "Events, the newest first", rows: events, rowKey: (event) => event.number, columns: [...columns, undoColumn(rights, app)],
+      caption: "Events, the newest first", rows: events, rowKey: (event) => event.number, columns: known, stacked: true,
       empty: before ? "Nothing older is kept." : "Nothing that fits is kept.",
     }),
     before || next !== null ? h("nav.pager", { key: "pager", "aria-label": "Parts of the list" },
@@ -75,20 +76,27 @@ export function who({ user, acting }) {
   return acting ? `${acting} as ${user}` : user || "–";
 }
 
-function about(event) {
+function about(event, titles) {
   const short = (id) => (id.length > SHORT_ID ? `${id.slice(0, SHORT_ID - 1)}…` : id);
   const links = [
     event.tree ? h("a.long", { key: "pool", href: event.pool ? to("pools", event.tree, event.pool) : to("pools", event.tree, ROOT) },
       event.pool ? `pool ${event.pool}` : `tree ${event.tree}`) : null,
-    event.operation ? h("a", { key: "operation", href: to("operations", event.operation), title: event.operation }, `operation ${short(event.operation)}`) : null,
+    event.operation ? h("a.long", { key: "operation", href: to("operations", event.operation), title: [titles[event.operation], event.operation].filter(Boolean).join(", ") },
+      `operation ${titles[event.operation] || short(event.operation)}`) : null,
     event.operation && event.job ? h("a", { key: "job", href: to("operations", event.operation, "jobs", event.job), title: event.job }, `job ${short(event.job)}`) : null,
     event.node ? h("a.long", { key: "node", href: to("nodes", event.node) }, `node ${event.node}`) : null,
   ].filter(Boolean);
-  return links.length ? links.flatMap((link, index) => (index ? [", ", link] : [link])) : "–";
+  return links.length ? h("span.about", links.flatMap((link, index) => (index ? [", ", link] : [link]))) : "–";
 }
 
-export function what(event) {
-  return h("span.sentence", event.text, event.undoes ? h("span.muted", ` (takes back ${event.undoes})`) : null,
+// An operation is named by its title, where it has one: the link beside it has the id.
+function tell({ text, operation }, titles) {
+  const title = operation && titles[operation];
+  return title ? text.replace(`operation ${operation} "`, 'operation "').replace(`operation ${operation}`, () => `operation "${title}"`) : text;
+}
+
+export function what(event, titles = {}) {
+  return h("span.sentence", tell(event, titles), event.undoes ? h("span.muted", ` (takes back ${event.undoes})`) : null,
     event.changes.length ? h("details", h("summary.muted", "before and after"),
       h("ul.changes", event.changes.map((change, index) => h("li", { key: index }, changeText(change))))) : null,
     event.plan ? h("div.muted", `Shown before: ${event.plan}`) : null);
@@ -111,11 +119,10 @@ export const FIRST_COLUMNS = [
   { title: "When", help: "The time in UTC is shown at the mouse", cell: when },
   { title: "Kind", cell: kindBadge },
 ];
-const COLUMNS = [
+const COLUMNS = (titles) => [
   ...FIRST_COLUMNS,
-  { title: "What", cell: what },
-  { title: "About", cell: about },
-  { title: "Who", cell: (event) => who(event) },
+  { title: "Who", cell: (event) => h("span.long", { title: who(event) }, who(event)) },
+  { title: "What", cell: (event) => what(event, titles) },
 ];
 
 // Changes of pools and trees can be taken back by those who may make them.

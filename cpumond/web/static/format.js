@@ -64,6 +64,12 @@ export function time(at) {
   return date.toDateString() === new Date().toDateString() ? clock : `${DAY.format(date)} ${clock}`;
 }
 
+// Core-hours: a thousandth is as fine as they are shown.
+export function hours(value, digits = 3) {
+  const size = Math.abs(value ?? 0);
+  return size > 0 && size < 0.001 ? `${value < 0 ? "> −" : "< "}0.001` : number(value ?? 0, digits);
+}
+
 export function count(value, noun, plural = `${noun}s`) {
   return `${number(value, 6)} ${value === 1 ? noun : plural}`;
 }

@@ -3,12 +3,13 @@
 
 import { Refusal } from "./api.js";
 import { h } from "./dom.js";
+import { completion } from "./names.js";
 
 export const FORM = "action"; // the id of the form in a dialog, of which there is one at a time
 
 export class Form {
   // fields: [key, label, hint, kind, value]; the key is the option's path with slashes. kind: number, text, lines, names
-  // (a list, with commas), select:a,b, checks:a,b (some of them), flag.
+  // (a list, with commas), select:a,b, checks:a,b (some of them), flag; pool:tree and node, names that are completed.
   constructor(fields, onchange) {
     this.inputs = new Map();
     this.errors = new Map();
@@ -17,10 +18,11 @@ export class Form {
       const id = `field-${key.replaceAll("/", "-")}`;
       const shared = { id, name: key, "aria-describedby": `${id}-hint ${id}-error`, oninput: onchange };
       const input = makeInput(kind, value, shared);
+      const names = kind === "node" || kind.startsWith("pool:") ? completion(input, kind.split(":")[0], () => kind.slice(5)) : null;
       const error = h("span.error", { id: `${id}-error`, role: "alert" });
       this.inputs.set(key, [input, kind]);
       this.errors.set(key, error);
-      return h("div.field", { class: kind === "lines" || kind.startsWith("checks:") ? "wide" : "" }, h("label", { for: id, id: `${id}-label` }, label), input,
+      return h("div.field", { class: kind === "lines" || kind.startsWith("checks:") ? "wide" : "" }, h("label", { for: id, id: `${id}-label` }, label), input, names,
         h("span.hint", { id: `${id}-hint` }, hint), error);
     }));
   }
@@ -117,7 +119,7 @@ export async function during(dialog, form, work) {
   } finally {
     for (const button of buttons) button.disabled = false;
     // A disabled button loses the focus.
-    if (dialog.open && [document.body, dialog, focused].includes(document.activeElement)) focused.focus();
+    if (dialog.open !== false && [document.body, dialog, focused].includes(document.activeElement)) focused.focus();
   }
 }
 

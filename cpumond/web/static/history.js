@@ -2,13 +2,15 @@
 
 import { get, query, Refusal, serverNow, token } from "./api.js";
 import { withGaps } from "./chart.js";
+import { chosenSpan, go, showAll, showSpan, work } from "./chart_work.js";
 import { h } from "./dom.js";
+import { time } from "./format.js";
 import { currentQuery, setQuery } from "./route.js";
 
-export const RANGES = { "15min": ["15 min", 900], "1h": ["1 h", 3600], "6h": ["6 h", 21600], "24h": ["24 h", 86400] };
+export const RANGES = { "15min": ["15 min", 900], "1h": ["1 h", 3600], "6h": ["6 h", 21600], "24h": ["24 h", 86400], "7d": ["7 d", 604800] };
 export const DEFAULT_RANGE = "1h";
 const HISTORY_PERIOD_MS = 5000;
-const MAX_KEPT = 30;
+const MAX_KEPT = 60;
 const SHORT_WAIT_MS = 500;
 
 const OFF_MS = 60000;
@@ -17,6 +19,7 @@ const OFF_MS = 60000;
 const off = { problem: "", until: -Infinity };
 const isOff = () => performance.now() < off.until;
 let isAsked = false;
+let lengthS = 0; // of the history, as far as it was asked for
 
 // Before the first request and while history is off: a refused request would be an error in the browser's console.
 async function askWhetherOff() {
@@ -24,9 +27,16 @@ async function askWhetherOff() {
   const { value } = await remember("me", 0, () => get("/me"));
   if (!value) return;
   isAsked = true;
+  lengthS = value.history_length_s;
   if (value.history_length_s > 0) off.problem = "";
   else Object.assign(off, { problem: "history is turned off: [history] length = 0", until: performance.now() + OFF_MS });
 }
+
+export async function historyIsOff() {
+  await askWhetherOff();
+  return isOff();
+}
+
 const kept = new Map(); // token and name -> {value, error, at, askedAt, asking}
 
 // The newest answer of `ask`, which is asked again at most every `periodMs`: {value, error, at}. `value` stays what it
@@ -61,13 +71,20 @@ export function chosenRange(search = currentQuery()) {
   return range !== null && Object.hasOwn(RANGES, range) ? range : DEFAULT_RANGE;
 }
 
+// What the address says of the past, as a request asks for it: a span of its own, else the last part of it.
+export function askedTime(range = chosenRange()) {
+  const span = chosenSpan();
+  return span ? { since: span.from, until: span.to } : { since_s: RANGES[range][1] };
+}
+
 // {times, columns, periodS, until, problem, isRefused}: the history of one object; `until` is the end of the axis,
 // `problem` the sentence to show where there are no points.
 export async function readHistory({ kind, name, tree = "" }, range = chosenRange(), patienceMs = 20000) {
   await askWhetherOff();
-  if (isOff()) return { times: [], columns: {}, periodS: null, until: null, isRefused: true, problem: off.problem };
-  const [, length] = RANGES[range];
-  const where = `/history${query({ kind, name, tree, since_s: length, max_points: 600 })}`;
+  const nothing = (problem) => ({ times: [], columns: {}, periodS: null, until: null, isRefused: true, problem });
+  if (isOff()) return nothing(off.problem);
+  if (chosenSpan()?.from >= serverNow()) return nothing("This part of time is still to come.");
+  const where = `/history${query({ kind, name, tree, ...askedTime(range), max_points: 600 })}`;
   const { value, error, at } = await remember(where, HISTORY_PERIOD_MS, async () => withGaps(await get(where)), patienceMs);
   // An object that the history does not know yet is a 404, too.
   const isRefused = error && error.status !== 0 && (error.status !== 404 || /turned off/.test(error.message));
@@ -75,7 +92,8 @@ export async function readHistory({ kind, name, tree = "" }, range = chosenRange
   return {
     times: value?.times ?? [], columns: value?.columns ?? {}, periodS: value?.period_s ?? null,
     until: Math.max(at ?? 0, value?.times.at(-1) ?? 0) || null, isRefused,
-    problem: isRefused ? error.message : value?.times.length ? "" : "No points yet: the first comes within a moment.",
+    problem: isRefused ? error.message : value?.times.length ? "" : chosenSpan() ? "No points are kept of this time."
+      : "No points yet: the first comes within a moment.",
   };
 }
 
@@ -84,6 +102,7 @@ export async function readLife(what, start, finish, patienceMs = 20000) {
   const age = serverNow() - start;
   const [range] = Object.entries(RANGES).find(([, [, length]]) => length > age + 10) ?? ["24h"];
   const history = await readHistory(what, range, patienceMs);
+  if (chosenSpan()) return history;
   const margin = Math.max(0.02 * (finish - start), 1);
   const isKept = history.times.some((at) => at >= start);
   return {
@@ -102,24 +121,73 @@ export function line(history, name, label, color, more = {}) {
   return { label, values: column(history, name), color, ...more };
 }
 
-// What all graphs of a history have: its times, the ends of the axis, and what to say when there is nothing.
-export function axis({ times, from, until, problem }) {
-  return { times, from, until, empty: problem };
+// What all graphs of a history have: its times, the ends of the axis, what to say when there is nothing, the events that
+// are marked, and all that one can do with a graph.
+export function axis({ times, from, until, problem }, marks = []) {
+  return { ...working(marks), times, from, until, empty: problem, ...ends() };
 }
 
-// Which part of the past the graphs show; in the URL as `range`.
-export function rangeButtons(app) {
+// The same but for the times: also of a graph whose points are no history.
+export const working = (marks = []) => ({ work, marks, ...ends() });
+
+function ends() {
+  const span = chosenSpan();
+  return span ? { from: span.from, until: span.to ?? serverNow(), newest: span.to === null ? undefined : "end" } : {};
+}
+
+// Which part of the past the graphs show; in the URL as `range`, or as `from` and `to`. `hasPresets`: with buttons for
+// the last part of it.
+export function rangeButtons(app, hasPresets = true) {
   if (isOff()) return null;
-  const now = chosenRange();
-  return h("div.ranges", { role: "group", "aria-label": "Time that the graphs show" }, Object.entries(RANGES).map(([range, [text]]) =>
-    h("button.choice", {
-      type: "button", key: range, "aria-pressed": String(range === now),
+  const [span, now] = [chosenSpan(), chosenRange()];
+  const shown = Object.entries(RANGES).filter(([, [, length]]) => length <= Math.max(lengthS, 86400));
+  return h("div.ranges", { role: "group", "aria-label": "Time that the graphs show" },
+    hasPresets ? shown.map(([range, [text]]) => h("button.choice", {
+      type: "button", key: range, "aria-pressed": String(!span && range === now),
       onclick: () => {
+        if (span) {
+          go({ range: range === DEFAULT_RANGE ? null : range, from: null, to: null });
+          return;
+        }
         setQuery({ range: range === DEFAULT_RANGE ? null : range });
         app.redraw();
         app.reload();
       },
-    }, text)));
+    }, text)) : null,
+    ownRange(span, app),
+    span ? h("button.choice", { type: "button", key: "out", onclick: showAll }, "Zoom out") : null,
+    span ? h("span.muted.span", { key: "span" }, `${time(span.from)} – ${span.to === null ? "now" : time(span.to)}`) : null);
+}
+
+// A time as a field for it has it, by the browser's clock.
+function localTime(at) {
+  const two = (value) => String(value).padStart(2, "0");
+  const date = new Date(1000 * at);
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}T${[date.getHours(), date.getMinutes(), date.getSeconds()].map(two).join(":")}`;
+}
+
+function ownRange(span, app) {
+  const end = span ? span.to ?? serverNow() : serverNow();
+  const begin = span ? span.from : end - RANGES[chosenRange()][1];
+  const field = (name, text, at) => h("div.field", h("label", { for: `range-${name}` }, text),
+    h("input", { id: `range-${name}`, name, type: "datetime-local", step: "1", required: true, "data-at": localTime(at) }));
+  const fill = (event) => {
+    const { open } = event.currentTarget;
+    for (const input of event.currentTarget.querySelectorAll("input")) if (open) input.value = input.dataset.at;
+  };
+  return h("details.own-range", { key: "own", ontoggle: fill }, h("summary", "From – to"), h("form", { onsubmit: (event) => {
+    event.preventDefault();
+    const form = event.currentTarget;
+    const [from, to] = ["from", "to"].map((name) => new Date(form.elements[name].value).getTime() / 1000);
+    app.local.rangeProblem = from < to ? null : "The end is not after the beginning: choose a later one.";
+    if (app.local.rangeProblem) {
+      app.redraw();
+      return;
+    }
+    form.closest("details").open = false;
+    showSpan(from, to);
+  } }, field("from", "From", begin), field("to", "To", end), h("button", { type: "submit" }, "Show"),
+  app.local.rangeProblem ? h("p.error", { role: "alert" }, app.local.rangeProblem) : null));
 }
 
 // Links between the parts of a page, kept in the URL as `tab`: [[name, text], ...], the first one is the default.

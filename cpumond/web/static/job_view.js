@@ -4,6 +4,8 @@
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { badge, bar, facts, table } from "./table.js";
+import { working } from "./history.js";
+import { markDecisions } from "./marks.js";
 import { measured, plain, showCores, showOption, showRatio, showTime, showVotes } from "./job_words.js";
 
 const SHOWN_DECISIONS = 20;
@@ -11,11 +13,11 @@ const MAX_OPTION = 200;
 
 const OLD = "The agent of this node is an older cpumond, which gives figures without reasons: update it.";
 
-// All of an explain answer `e`; `key` tells the job from others.
-export function jobView(e, key, app) {
+// All of an explain answer `e`; `key` tells the job from others; `marks` are further events of its graphs.
+export function jobView(e, key, app, marks = []) {
   return [
     h("p.why-limit", { key: "why" }, e.why || OLD),
-    jobGraphs(e, key),
+    jobGraphs(e, key, marks),
     e.peak ? peakCard(e) : votesCard(e),
     decisionsCard(e, app),
     h("section.card", { key: "facts", "aria-labelledby": "behind" }, h("h2", { id: "behind" }, "What the limit follows from"),
@@ -28,15 +30,16 @@ const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 // ---- graphs
 
-function jobGraphs(e, key) {
+function jobGraphs(e, key, marks) {
   const samples = e.samples;
   if (!samples) return h("p.note", { key: "graphs" }, "The agent of this node keeps no points: [web] samples is 0 in its configuration.");
   const times = samples.at;
-  const [changes, restores] = markDecisions(e, times);
+  const [changes, restores] = placeDecisions(e, times);
+  const shared = working([...marks, ...markDecisions(e, measured, goToDecisions)]);
   const line = (label, values, color, more = {}) => ({ label, values, color, ...more });
   return h("div.graphs", { key: "graphs" },
     h("section.card", { key: "cores" }, chart(`cores-${key}`, {
-      title: "CPU in cores", times, format: showCores, height: 260, empty: "No points yet: the first comes within a moment.",
+      ...shared, title: "CPU in cores", times, format: showCores, height: 260, empty: "No points yet: the first comes within a moment.",
       series: [
         line("used", samples.usage, "--c1", { fill: true }),
         ...(e.peak ? [] : [line("smoothed", samples.smoothed, "--c3")]),
@@ -51,8 +54,8 @@ function jobGraphs(e, key) {
       ],
     })),
     h("div.grid2", { key: "votes" },
-      e.peak ? null : h("section.card", chart(`votes-${key}`, votesChart(times, samples.votes_sum, e.window.threshold))),
-      h("section.card", chart(`throttled-${key}`, throttledChart(times, samples.throttled_ratio)))));
+      e.peak ? null : h("section.card", chart(`votes-${key}`, { ...shared, ...votesChart(times, samples.votes_sum, e.window.threshold) })),
+      h("section.card", chart(`throttled-${key}`, { ...shared, ...throttledChart(times, samples.throttled_ratio) }))));
 }
 
 // The peak that the rule remembers, and the same with the reserve: the limit that the rule asks for.
@@ -87,7 +90,7 @@ export function throttledChart(times, ratios) {
 const isKnown = (value) => value !== null && value !== undefined;
 
 // Changes that were written, at the nearest sample: [all but fast restores, fast restores], null where there is none.
-function markDecisions(e, times) {
+function placeDecisions(e, times) {
   const changes = times.map(() => null);
   const restores = times.map(() => null);
   const reach = 2 * (e.samples.period_s || 1);
@@ -130,6 +133,13 @@ function peakCard(e) {
 
 // ---- decisions
 
+function goToDecisions(event) {
+  event.preventDefault();
+  const heading = document.getElementById("decisions");
+  heading.scrollIntoView({ block: "start" });
+  heading.focus({ preventScroll: true });
+}
+
 function decisionsCard(e, app) {
   const all = [...e.decisions].reverse();
   const shown = app.local.allDecisions ? all : all.slice(0, SHOWN_DECISIONS);
@@ -137,7 +147,7 @@ function decisionsCard(e, app) {
     const applied = decision.result === "applied" && !isSame(decision.applied_cores, decision.new_cores);
     return `${measured(decision.old_cores)} → ${measured(decision.new_cores)}${applied ? ` (applied as ${measured(decision.applied_cores)})` : ""}`;
   };
-  return h("section.card", { key: "decisions", "aria-labelledby": "decisions" }, h("h2", { id: "decisions" }, "Decisions"),
+  return h("section.card", { key: "decisions", "aria-labelledby": "decisions" }, h("h2", { id: "decisions", tabindex: "-1" }, "Decisions"),
     table({
       caption: "Decisions about the limit, the newest first", rows: shown, rowKey: (d) => `${d.at}-${d.kind}-${d.new_cores}-${d.result}`,
       empty: "No decision yet: the limit was not changed since the agent follows this job.",

@@ -59,7 +59,7 @@ export function showSpan(seconds) {
   return `${whole} s`;
 }
 
-// A value of job-cpu-monitor as people write it; durations that are numbers are milliseconds, as in the documents.
+// A value of job-cpu-monitor as people write it; durations that are numbers are milliseconds, as YTsaurus has them.
 export function showOption(name, value) {
   if (value === null || value === undefined) return "–";
   if (DURATIONS.has(name) && typeof value === "number") return value % 1000 ? `${plain(value)} ms` : `${plain(value / 1000)} s`;

@@ -3,6 +3,7 @@
 import { get, path } from "./api.js";
 import { h } from "./dom.js";
 import { duration, number } from "./format.js";
+import { rangeButtons } from "./history.js";
 import { jobView } from "./job_view.js";
 import { fixed, showCores, showLeft, showRatio, showSpan, showVotes } from "./job_words.js";
 import { to } from "./route.js";
@@ -42,6 +43,7 @@ export const agentJob = {
       h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/" }, "Jobs"), h("span.mono", e.job_id)),
       h("div.heading", h("h1", `Job ${e.job_id}`), badge(e.status, TONES[e.status] ?? "")),
       e.operation_id ? h("p.plain-text", "Operation ", h("span.mono", e.operation_id)) : null,
+      h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app, false)),
       ...jobView(e, e.job_id, app),
     ];
   },
@@ -77,7 +79,8 @@ function tellScheduler(a) {
   if (!a.scheduler) return "No scheduler is configured.";
   const where = a.scheduler.registered ? `in tree ${a.scheduler.tree ?? "(none)"}` : "not registered";
   const term = a.scheduler.term ? ` (term ${a.scheduler.term})` : "";
-  const text = `Node of ${a.scheduler.url}${term}: ${where}`;
+  const told = a.scheduler.level ? `, lets this host do ${a.scheduler.level} at most` : "";
+  const text = `Node of ${a.scheduler.url}${term}: ${where}${told}`;
   if (!a.executor) return `${text}, runs no jobs of it ([executor] kind).`;
   const states = Object.entries(a.executor.states ?? {}).filter(([, value]) => value).map(([name, value]) => `${value} ${name}`);
   return `${text}; its jobs here: ${states.join(", ") || "none now"}.`;

@@ -9,10 +9,10 @@ import { readRights } from "./rights.js";
 const NAMES = ["kind", "tree", "pool", "node", "operation", "user", "before"];
 const SPANS = { "3600": "last hour", "86400": "last day", "604800": "last week" };
 
-const AUDIT_COLUMNS = [
+const AUDIT_COLUMNS = (titles) => [
   ...FIRST_COLUMNS,
   { title: "Who, from where", cell: (event) => h("span.origin", h("strong", who(event)), h("div.muted", event.origin)) },
-  { title: "What, and why it was allowed or refused", cell: (event) => [what(event), event.allowed_by ? h("div.muted.because", event.allowed_by) : null] },
+  { title: "What, and why it was allowed or refused", cell: (event) => [what(event, titles), event.allowed_by ? h("div.muted.because", event.allowed_by) : null] },
 ];
 
 const page = (path, title, text, kinds, columns) => ({

@@ -3,11 +3,12 @@
 import { jobActions } from "./actions.js";
 import { get, path, query, request, serverNow } from "./api.js";
 import { chart } from "./chart.js";
-import { h, visible } from "./dom.js";
+import { h, skeleton, visible } from "./dom.js";
 import { amount, bytes, duration, number, time } from "./format.js";
 import { axis, column, line, rangeButtons, readHistory, readLife, remember } from "./history.js";
 import { jobView, throttledChart, votesChart } from "./job_view.js";
 import { showCores, showSpan } from "./job_words.js";
+import { readMarks } from "./marks.js";
 import { JOB_TONES } from "./page_operation.js";
 import { to } from "./route.js";
 import { badge, facts } from "./table.js";
@@ -33,17 +34,18 @@ export const job = {
       : isLiving ? await readHistory(what, undefined, PATIENCE_MS) : await readLife(what, found.start_time,
         found.finish_time ?? found.start_time, PATIENCE_MS);
     // Asked for where it would be refused, a log would be in the audit log each time.
-    const { may = {} } = (await remember(`${operation}/may`, MAY_MS, () => get(path`/operations/${operation}`))).value ?? {};
+    const { may = {}, title = "" } = (await remember(`${operation}/may`, MAY_MS, () => get(path`/operations/${operation}`))).value ?? {};
     const logs = found.state === "starting" || may.read_secrets ? {} : Object.fromEntries(await Promise.all(["stdout", "stderr"].map(async (stream) => [stream,
       await remember(`${where}/log/${stream}`, LOG_MS, () => readLog(where, stream), PATIENCE_MS)])));
-    return { job: found, isLiving, explain, history, logs, may };
+    const marks = (await readMarks({ operation }, ["preemption", "limit_contested"])).filter((mark) => mark.job === found.id);
+    return { job: found, isLiving, explain, history, logs, may, title, marks };
   },
-  view({ job: j, isLiving, explain, history, logs, may }, { operation }, app) {
+  view({ job: j, isLiving, explain, history, logs, may, title, marks }, { operation }, app) {
     const answer = explain?.value;
     const key = j.id;
     return [
       h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/operations" }, "Operations"),
-        h("a.mono", { href: to("operations", operation) }, operation),
+        h("a", { href: to("operations", operation), title: operation }, title || operation),
         h("a", { href: to("operations", operation, { tab: "jobs" }) }, "Jobs"), h("span.mono", j.id)),
       h("div.heading", h("h1", `Job ${j.id}`), badge(j.state, JOB_TONES[j.state]),
         h("div.actions", jobActions(may, j, app, Boolean(answer) && isPinned(answer)))),
@@ -54,9 +56,10 @@ export const job = {
       isOld(explain) ? h("p.note", { key: "old", role: "status" },
         `What the agent of its node said at ${time(explain.at)} is shown: its next answer is still to come.`) : null,
       isLiving && !answer && !explain.error ? h("p.note", { key: "asking", role: "status" }, "Asking the agent of its node …") : null,
-      answer && !history ? h("div.page", { key: "view" }, jobView(answer, key, app)) : [
-        h("div.heading", { key: "range" }, h("h2", "Over time"), isLiving ? rangeButtons(app) : h("span.muted", "from its start to its end")),
-        h("div.graphs", { key: "history" }, oldGraphs(j, history)),
+      answer && !history ? h("div.page", { key: "view" },
+        h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app, false)), jobView(answer, key, app, marks)) : [
+        h("div.heading", { key: "range" }, h("h2", "Over time"), isLiving ? null : h("span.muted", "from its start to its end"), rangeButtons(app, isLiving)),
+        h("div.graphs", { key: "history" }, oldGraphs(j, history, marks)),
         answer ? h("div.page", { key: "view" }, jobView(answer, key, app)) : null,
       ],
       isLiving && j.state === "starting" ? null : logCard(j, logs, may.read_secrets),
@@ -107,8 +110,8 @@ function cpuTime(j) {
 }
 
 // The graphs from the scheduler's history: means over intervals.
-function oldGraphs(j, history) {
-  const shared = axis(history);
+function oldGraphs(j, history, marks) {
+  const shared = axis(history, marks);
   const told = history.periodS ? `, a point each ${showSpan(history.periodS)}` : "";
   return [
     h("section.card", { key: "cores" }, chart(`old-cores-${j.id}`,
@@ -139,5 +142,5 @@ function logCard(j, logs, refusal) {
         value.total > LOG_BYTES ? h("p.muted.plain-text", `The last ${bytes(LOG_BYTES)} of ${bytes(value.total)}.`) : null,
         value.text ? h("div.log-text", { tabindex: "0", role: "region", "aria-label": `End of ${stream}` },
           h("pre", value.text)) : h("p.muted.plain-text", "Nothing."),
-      ] : h("p.muted.plain-text", error ? sentence(error.message) : "Loading …")))));
+      ] : error ? h("p.muted.plain-text", sentence(error.message)) : skeleton()))));
 }

@@ -7,6 +7,8 @@ import { eventsSection, readEvents } from "./events.js";
 import { bytes, cores, count, number } from "./format.js";
 import { axis, line, rangeButtons, readHistory } from "./history.js";
 import { showCores, showSpan } from "./job_words.js";
+import { OF_NODES, readMarks } from "./marks.js";
+import { nodeActions } from "./node_actions.js";
 import { nodeState } from "./page_nodes.js";
 import { jobsTable } from "./page_operation.js";
 import { readRights } from "./rights.js";
@@ -20,13 +22,14 @@ export const node = {
   title: ({ node: id }) => `Node ${id}`,
   async load({ node: id }, { signal }) {
     const found = await get(path`/nodes/${id}`, { signal });
-    const [history, events, rights] = await Promise.all([readHistory({ kind: "node", name: id }, undefined, PATIENCE_MS), readEvents({ node: id }), readRights()]);
-    return { node: found, history, events, rights };
+    const [history, events, rights, marks] = await Promise.all([readHistory({ kind: "node", name: id }, undefined, PATIENCE_MS), readEvents({ node: id }), readRights(),
+      readMarks({ node: id }, [...OF_NODES, "preemption", "command"])]);
+    return { node: found, history, events, rights, marks };
   },
-  view({ node: n, history, events, rights }, _, app) {
+  view({ node: n, history, events, rights, marks }, _, app) {
     return [
       h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/nodes" }, "Nodes"), h("span", n.id)),
-      h("div.heading", h("h1", `Node ${n.id}`), badge(...nodeState(n))),
+      h("div.heading", h("h1", `Node ${n.id}`), badge(...nodeState(n)), h("div.actions", nodeActions(n, app, rights))),
       h("section.card", { key: "facts", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "Facts"), facts([
         ["Address", n.address],
         ["Tree", n.matched_trees.length ? `its tags fit ${n.matched_trees.join(" and ")}: its jobs run on, none is started` : n.tree === null ? "none: no tree's nodes_filter fits its tags, it gets no work" : h("a", { href: to("pools", n.tree) }, n.tree)],
@@ -38,9 +41,9 @@ export const node = {
       ])),
       ledger(n),
       h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app)),
-      h("section.card", { key: "graph" }, chart(`node-${n.id}`, graph(history))),
+      h("section.card", { key: "graph" }, chart(`node-${n.id}`, graph(history, marks))),
       h("section.card", { key: "jobs", "aria-labelledby": "jobs" }, h("h2", { id: "jobs" }, "Jobs"),
-        jobsTable(n.jobs, { caption: `Jobs of node ${n.id}`, empty: "It runs no job.", withOperation: true })),
+        jobsTable(n.jobs, { caption: `Jobs of node ${n.id}`, empty: "It runs no job.", titles: n.titles ?? {} })),
       eventsSection(events, rights, app),
     ];
   },
@@ -76,9 +79,9 @@ function ledger(n) {
   }));
 }
 
-function graph(history) {
+function graph(history, marks) {
   return {
-    ...axis(history), title: "CPU in cores", format: showCores, height: 240,
+    ...axis(history, marks), title: "CPU in cores", format: showCores, height: 240,
     series: [line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
       line(history, "ordered_cores", "ordered", "--c7", { dash: true }), line(history, "capacity_cores", "capacity", "--c5", { dash: true })],
   };

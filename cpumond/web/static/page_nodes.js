@@ -1,39 +1,49 @@
 // All nodes: what each has, and what its jobs ordered, may use and use.
 
 import { get, query, serverNow } from "./api.js";
+import { PERIOD_MS } from "./app.js";
+import { chosenColumns, columnMenu } from "./columns.js";
 import { h } from "./dom.js";
+import { ask } from "./filters.js";
 import { amounts, cores, count } from "./format.js";
+import { heatMap } from "./heat.js";
 import { showSpan } from "./job_words.js";
 import { to } from "./route.js";
 import { badge, bar, bigTable } from "./table.js";
 
 const PAGE = 1000;
+const PERIOD_OF_NODE_MS = 2; // thousands of nodes are megabytes
 
 export const nodes = {
   title: () => "Nodes",
-  async load(_, { signal }) {
-    const list = await get(`/nodes${query({ limit: PAGE })}`, { signal });
+  async load(_, { signal, query: chosen }) {
+    const tree = chosen.get("tree");
+    const part = (offset) => get(`/nodes${query({ tree, limit: PAGE, offset: offset || null })}`, { signal });
+    const list = await part(0);
     const all = list.nodes.slice();
     while (all.length < list.total) {
-      const next = (await get(`/nodes${query({ limit: PAGE, offset: all.length })}`, { signal })).nodes;
+      const next = (await part(all.length)).nodes;
       if (!next.length) break;
       all.push(...next);
     }
-    return all;
+    this.period = PERIOD_MS + all.length * PERIOD_OF_NODE_MS;
+    return { list: all, tree };
   },
-  view(list) {
+  view({ list, tree }, _, app) {
     const lost = list.filter(isLost).length;
     const silent = list.filter((node) => !node.is_online && !isLost(node)).length;
     const over = list.filter((node) => node.overcommitted_s !== null).length;
     const cordoned = list.filter((node) => node.cordon && !isLost(node)).length;
     return [
-      h("div.heading", h("h1", "Nodes"), h("span.muted", count(list.length - lost, "node")),
+      h("div.heading", h("h1", "Nodes"), h("span.muted", `${count(list.length - lost, "node")}${tree ? ` of tree ${tree}` : ""}`),
+        tree ? h("button.choice", { type: "button", onclick: () => ask(app, { tree: null }) }, "Of all trees") : null,
         lost ? badge(`${lost} lost`, "bad") : null, silent ? badge(`${silent} silent`, "bad") : null, over ? badge(`${over} overcommitted`, "warn") : null,
         cordoned ? badge(`${cordoned} cordoned`, "warn") : null),
+      list.length ? heatMap(list, app) : null,
       bigTable("nodes", {
-        caption: "Nodes", noun: "node", columns: COLUMNS, rows: list, rowKey: (node) => node.id, rowClass: (node) => (isLost(node) ? "gone" : ""), sort: "id", height: "75vh",
+        caption: "Nodes", noun: "node", columns: chosenColumns("nodes", COLUMNS), tools: columnMenu("nodes", COLUMNS, app), rows: list, rowKey: (node) => node.id, rowClass: (node) => (isLost(node) ? "gone" : ""), sort: "id", height: "75vh",
         searchable: (node) => `${node.id} ${node.address} ${node.tree ?? ""} ${node.tags.join(" ")} ${nodeState(node)[0]}`,
-        empty: "No node has registered yet: nodes register themselves when their agent runs.",
+        empty: tree ? `No node is in the tree ${tree}.` : "No node has registered yet: nodes register themselves when their agent runs.",
       }),
     ];
   },
@@ -62,26 +72,27 @@ function coresBar(value, node, color) {
 }
 
 const COLUMNS = [
-  { key: "id", title: "Node", value: (n) => n.id, cell: (n) => h("a", { href: to("nodes", n.id) }, n.id) },
-  { key: "state", title: "State", value: (n) => (n.is_online ? (n.overcommitted_s ?? -1) : 1e9 + n.silent_s), cell: (n) => badge(...nodeState(n)) },
-  { key: "tree", title: "Tree", value: (n) => n.tree ?? "",
-    cell: (n) => (n.matched_trees.length ? badge(`${n.matched_trees.length} fit`, "bad") : n.tree === null ? badge("none", "warn") : h("a", { href: to("pools", n.tree) }, n.tree)) },
-  { key: "capacity", title: "Cores", help: "What it has", align: "right", value: capacity, cell: (n) => cores(capacity(n)) },
-  { key: "ordered", title: "Ordered", help: "Cores that its jobs ordered; the bar: of what the node has", align: "right", value: ordered,
-    cell: (n) => coresBar(ordered(n), n, "--c7") },
-  { key: "limits", title: "Limits", help: "Cores that its jobs may use now; the bar: of what the node has", align: "right", value: taken,
-    cell: (n) => coresBar(taken(n), n, "--c2") },
-  { key: "used", title: "Used", help: "Cores that its jobs use; the bar: of what the node has", align: "right", value: used,
+  { key: "id", width: 170, narrow: 130, title: "Node", value: (n) => n.id, cell: (n) => h("a", { href: to("nodes", n.id), title: n.id }, n.id) },
+  { key: "state", shown: "always", width: 160, narrow: 116, title: "State", value: (n) => (n.is_online ? (n.overcommitted_s ?? -1) : 1e9 + n.silent_s),
+    cell: (n) => h("span", { title: nodeState(n)[0] }, badge(...nodeState(n))) },
+  { key: "used", shown: "always", width: 100, narrow: 102, title: "Used", help: "Cores that its jobs use; the bar: of what the node has", align: "right", value: used,
     cell: (n) => coresBar(used(n), n, "--c1") },
-  { key: "free", title: "Free", help: "Cores that no job's limit takes; negative: overcommitted", align: "right",
+  { key: "limits", shown: "wide", width: 100, narrow: 102, title: "Limits", help: "Cores that its jobs may use now; the bar: of what the node has", align: "right", value: taken,
+    cell: (n) => coresBar(taken(n), n, "--c2") },
+  { key: "ordered", shown: "wide", width: 100, narrow: 102, title: "Ordered", help: "Cores that its jobs ordered; the bar: of what the node has", align: "right", value: ordered,
+    cell: (n) => coresBar(ordered(n), n, "--c7") },
+  { key: "capacity", shown: "wide", width: 70, title: "Cores", help: "What it has", align: "right", value: capacity, cell: (n) => cores(capacity(n)) },
+  { key: "free", shown: "wide", width: 70, title: "Free", help: "Cores that no job's limit takes; negative: overcommitted", align: "right",
     value: (n) => n.free.cpu ?? 0, cell: (n) => cores(n.free.cpu) },
-  { key: "memory", title: "Free memory", align: "right", value: (n) => n.free.memory ?? 0,
-    cell: (n) => amounts({ memory: n.free.memory }).replace(" memory", "") },
-  { key: "jobs", title: "Jobs", align: "right", value: (n) => n.job_count,
+  { key: "jobs", shown: "wide", width: 110, narrow: 102, title: "Jobs", align: "right", value: (n) => n.job_count,
     cell: (n) => `${n.job_count}${n.stopping_job_count ? ` + ${n.stopping_job_count} ending` : ""}` },
-  { key: "over", title: "Overcommits", help: "How often it was overcommitted since the start of the scheduler", align: "right",
+  { key: "tree", shown: "wide", width: 100, title: "Tree", value: (n) => n.tree ?? "",
+    cell: (n) => (n.matched_trees.length ? badge(`${n.matched_trees.length} fit`, "bad") : n.tree === null ? badge("none", "warn") : h("a", { href: to("pools", n.tree), title: n.tree }, n.tree)) },
+  { key: "tags", shown: "wide", width: 160, title: "Tags", value: (n) => tagsOf(n), cell: (n) => h("span.long", { title: tagsOf(n) }, tagsOf(n) || "–") },
+  { key: "memory", shown: "wide", width: 120, title: "Free memory", align: "right", value: (n) => n.free.memory ?? 0,
+    cell: (n) => amounts({ memory: n.free.memory }).replace(" memory", "") },
+  { key: "over", shown: "wide", width: 120, title: "Overcommits", help: "How often it was overcommitted since the start of the scheduler", align: "right",
     value: (n) => n.overcommit_count },
-  { key: "tags", title: "Tags", value: (n) => tagsOf(n), cell: (n) => h("span.long", { title: tagsOf(n) }, tagsOf(n) || "–") },
 ];
 
 const tagsOf = (node) => node.tags.filter((tag) => tag !== node.address).join(", ");

@@ -3,15 +3,17 @@
 import { operationActions } from "./actions.js";
 import { get, path, query, serverNow } from "./api.js";
 import { chart } from "./chart.js";
-import { h } from "./dom.js";
+import { h, skeleton } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
 import { amount, amounts, count, duration, number, percent, time } from "./format.js";
 import { axis, chosenTab, line, rangeButtons, readHistory, readLife, remember, tabs } from "./history.js";
 import { showCores, showOption, showSpan } from "./job_words.js";
+import { readMarks } from "./marks.js";
 import { describePart, pager, stateBadge } from "./page_operations.js";
 import { readRights } from "./rights.js";
 import { currentQuery, setQuery, to } from "./route.js";
-import { badge, bar, facts, table } from "./table.js";
+import { badge, bar, facts, operationLink, table } from "./table.js";
+import { soonerCard } from "./what_if.js";
 
 const TABS = [["overview", "Overview"], ["why", "Why"], ["jobs", "Jobs"], ["events", "Events"], ["specification", "Specification"]];
 const JOB_STATES = ["starting", "running", "stopping", "completed", "failed", "aborted", "lost"];
@@ -33,6 +35,7 @@ export const operation = {
       const what = { kind: "operation", name: found.id };
       data.history = found.finish_time === null ? await readHistory(what, undefined, PATIENCE_MS)
         : await readLife(what, found.start_time, found.finish_time, PATIENCE_MS);
+      data.marks = await readMarks({ operation: found.id }, ["preemption", "node_lost", "operation_failed", "limit_contested", "command"]);
       if (isHindered(found)) data.hindered = (await remember(`${found.id}/why`, WHY_MS, () => get(path`/operations/${id}/why`), PATIENCE_MS)).value;
     }
     if (tab === "why") data.why = await get(path`/operations/${id}/why`, { signal });
@@ -57,7 +60,7 @@ export const operation = {
       o.error ? h("p.error.told", o.error) : null,
       o.alerts.map((sentence) => h("p.note", sentence)),
       tabs("Parts of this page", TABS, app),
-      now === data.tab ? h("div.page", { key: now }, parts[now](data, app)) : h("p.loading", { key: "loading" }, "Loading …"),
+      now === data.tab ? h("div.page", { key: now }, parts[now](data, app)) : skeleton({ key: "loading" }),
     ];
   },
 };
@@ -74,7 +77,7 @@ function hindrance(o, why) {
     h("a", { href: to("operations", o.id, { tab: "why" }) }, "Why?"));
 }
 
-function overview({ operation: o, history, hindered }, app) {
+function overview({ operation: o, history, hindered, marks }, app) {
   return [
     isHindered(o) ? hindrance(o, hindered) : null,
     h("section.card", { key: "facts", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "Facts"), facts([
@@ -88,10 +91,11 @@ function overview({ operation: o, history, hindered }, app) {
       ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
       o.is_gang ? ["Gang", "yes: all of its jobs start together or none, and its fair share is its whole demand or nothing"] : null,
     ])),
+    soonerCard(o, app),
     ...Object.entries(o.pools).map(([tree, pool]) => treeCard(o, tree, pool)),
     h("div.heading", { key: "range" }, h("h2", "Over time"),
-      o.finish_time === null ? rangeButtons(app) : h("span.muted", "from its start to its end")),
-    graphs(o, history),
+      o.finish_time === null ? null : h("span.muted", "from its start to its end"), rangeButtons(app, o.finish_time === null)),
+    graphs(o, history, marks),
     tasks(o),
   ];
 }
@@ -139,8 +143,8 @@ const asksForNothing = (part) => Object.values(part.demand).every((value) => val
 // As `amounts`, but with those of 0: 0 is a limit, too.
 const limits = (values) => Object.entries(values).map(([name, value]) => amount(name, value)).join(", ");
 
-function graphs(o, history) {
-  const shared = { ...axis(history), height: 220 };
+function graphs(o, history, marks) {
+  const shared = { ...axis(history, marks), height: 220 };
   return h("div.grid2", { key: "graphs" },
     h("section.card", chart(`shares-${o.id}`, { ...shared, title: "Usage, demand and fair share", format: percent, series: [
       line(history, "usage_ratio", "usage", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
@@ -208,21 +212,20 @@ function jobs({ operation: o, jobs: list, offset, asked }, app) {
   ];
 }
 
-// Jobs as rows; `withOperation`: with a link to the operation of each.
-export function jobsTable(rows, { caption, empty, withOperation = false }) {
+// Jobs as rows; with `titles` of operations: with a link to the operation of each.
+export function jobsTable(rows, { caption, empty, titles = null }) {
   const now = serverNow();
   return table({ caption, rows, rowKey: (job) => job.id, empty, columns: [
     { title: "Job", cell: (j) => h("a.mono.id", { title: j.id, href: to("operations", j.operation_id, "jobs", j.id) }, j.id) },
-    withOperation ? { title: "Operation", cell: (j) => h("a.mono.id", { title: j.operation_id, href: to("operations", j.operation_id) },
-      j.operation_id) } : { title: "Task", cell: (j) => j.task },
-    withOperation ? null : { title: "Node", cell: (j) => h("a", { href: to("nodes", j.node_id) }, j.node_id) },
+    titles ? { title: "Operation", cell: (j) => operationLink(j.operation_id, titles[j.operation_id]) } : { title: "Task", cell: (j) => j.task },
+    titles ? null : { title: "Node", cell: (j) => h("a", { href: to("nodes", j.node_id) }, j.node_id) },
     { title: "State", cell: (j) => badge(j.state, JOB_TONES[j.state]) },
     { title: "Limit of ordered, cores", align: "right",
       help: "The bar: the limit in force of what it ordered; the line in it: smoothed usage", cell: limitBar },
     { title: "Smoothed usage", align: "right", help: "Cores", cell: (j) => (j.smoothed_cpu_usage === null ? "–" : j.smoothed_cpu_usage.toFixed(2)) },
     { title: "Time", align: "right", cell: (j) => duration((j.finish_time ?? now) - j.start_time) },
     { title: "Started", align: "right", cell: (j) => time(j.start_time) },
-    withOperation ? { title: "Preemptibility", cell: (j) => j.preemptibility.replaceAll("_", " ") || "–" }
+    titles ? { title: "Preemptibility", cell: (j) => j.preemptibility.replaceAll("_", " ") || "–" }
       : { title: "Exit code", align: "right", cell: (j) => (j.exit_code === null ? "–" : String(j.exit_code)) },
     { title: "Reason", cell: (j) => h("span.long", { title: j.reason }, j.reason || "–") },
   ].filter(Boolean) });

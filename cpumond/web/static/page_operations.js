@@ -4,31 +4,40 @@ import { operationsActions } from "./actions.js";
 import { get, query, serverNow } from "./api.js";
 import { h } from "./dom.js";
 import { ask, selectFilter, textFilter } from "./filters.js";
-import { count, duration, number, percent, time } from "./format.js";
+import { chosenFold, folds } from "./folds.js";
+import { amount, count, duration, number, percent, time } from "./format.js";
 import { readRights } from "./rights.js";
 import { currentQuery, setQuery, to } from "./route.js";
-import { badge, bar, table } from "./table.js";
+import { badge, bar, operationLink, table } from "./table.js";
 
 export const STATES = ["pending", "running", "completed", "failed", "aborted"];
 const TONES = { running: "good", pending: "warn", failed: "bad", aborted: "warn" };
 const PAGE = 50;
-const NAMES = ["search", "state", "tree", "pool", "user", "sort", "descending"];
+const FILTERS = ["search", "tree", "pool", "user"]; // of the groups, too
+const NAMES = [...FILTERS, "state", "cause", "sort", "descending"];
+const IN_A_GROUP = 20;
 
 export const operations = {
   title: () => "Operations",
   async load(_, { signal, query: chosen }) {
     const asked = Object.fromEntries(NAMES.map((name) => [name, chosen.get(name)]));
+    const few = Object.fromEntries(FILTERS.map((name) => [name, chosen.get(name)]));
     const offset = offsetOf(chosen);
-    const [list, trees, rights] = await Promise.all([
-      get(`/operations${query({ ...asked, limit: PAGE, offset: offset || null })}`, { signal }), get("/trees", { signal }), readRights()]);
-    return { list, trees: trees.trees.map((tree) => tree.name), rights, offset, asked: `${chosen}` };
+    const open = chosenFold();
+    const [list, groups, inside, trees, rights] = await Promise.all([
+      get(`/operations${query({ ...asked, limit: PAGE, offset: offset || null })}`, { signal }),
+      get(`/operation_groups${query(few)}`, { signal }),
+      open ? get(`/operations${query({ ...few, ...groupOf(open), limit: IN_A_GROUP })}`, { signal }) : null,
+      get("/trees", { signal }), readRights()]);
+    return { list, groups: groups.groups, inside, open, trees: trees.trees.map((tree) => tree.name), rights, offset, asked: `${chosen}` };
   },
   view(data, _, app) {
     const { list, offset } = data;
     app.announce(data.asked, tellCount(list, offset));
     return [
       h("div.heading", h("h1", "Operations"), h("div.actions", operationsActions(app, data.rights))),
-      tools(data.trees, app),
+      tools(data, app),
+      groupsSection(data, app),
       h("p.muted.plain-text", tellCount(list, offset)),
       table({
         caption: "Operations", rows: list.operations, rowKey: (operation) => operation.id, columns: columns(app),
@@ -40,7 +49,7 @@ export const operations = {
 };
 
 const offsetOf = (chosen) => Math.max(Math.trunc(Number(chosen.get("offset"))) || 0, 0);
-const isFiltered = () => ["search", "state", "tree", "pool", "user"].some((name) => currentQuery().get(name));
+const isFiltered = () => [...FILTERS, "state", "cause"].some((name) => currentQuery().get(name));
 
 function tellCount(list, offset) {
   const noun = isFiltered() ? "operation that fits" : "operation";
@@ -49,16 +58,56 @@ function tellCount(list, offset) {
   return `${all}, ${offset + 1} to ${offset + list.operations.length} are shown`;
 }
 
-function tools(trees, app) {
+// ---- by what they wait for
+
+const keyOf = (group) => `${group.tree}/${group.cause}`;
+const groupOf = (key) => ({ tree: key.split("/")[0] || null, cause: key.slice(key.indexOf("/") + 1) });
+
+function groupsSection({ groups, inside, open, trees }, app) {
+  if (!groups.length) return null;
+  return h("section.part", { key: "groups", "aria-labelledby": "groups-title" }, h("h2", { id: "groups-title" }, "What they wait for"),
+    folds("Operations by what they wait for", groups.map((group) => ({
+      key: keyOf(group), count: group.operations,
+      words: `${group.why}${trees.length > 1 && group.tree ? `, in ${group.tree}` : ""}`,
+      amounts: [group.jobs ? `${count(group.jobs, "job")} to start, ${amount("cpu", group.wanted_cores)}` : null, group.limit_cores ? `${amount("cpu", group.limit_cores)} in use` : null],
+      body: () => (open === keyOf(group) && inside ? groupBody(group, inside, app) : null),
+    })), app));
+}
+
+function groupBody(group, inside, app) {
+  return [
+    table({
+      caption: `Operations: ${group.why}`, rows: inside.operations, rowKey: (o) => o.id, stacked: true, empty: "None any more.", columns: [
+        { title: "Operation", cell: titleLink }, { title: "Pool", cell: poolLinks }, { title: "User", cell: (o) => o.user },
+        { title: "State", cell: (o) => [stateBadge(o), startsIn(o.forecast)] },
+        { title: "Jobs", align: "right", help: "Active, and to start", cell: (o) => `${number(o.jobs.active, 6)} + ${number(o.jobs.pending, 6)}` },
+        { title: "Started", align: "right", cell: (o) => time(o.start_time) },
+      ],
+    }),
+    h("p.flat", h("button", { type: "button", onclick: () => ask(app, { tree: group.tree || null, cause: group.cause, state: null }) },
+      inside.total > inside.operations.length ? `All ${number(inside.total, 6)} in the list below` : "Only these in the list below")),
+  ];
+}
+
+export const titleLink = (o) => operationLink(o.id, nameOf(o));
+
+function tools({ trees, groups }, app) {
+  const causes = [...new Map(groups.filter(({ tree }) => tree).map(({ cause, why }) => [cause, why]))];
   const same = (values) => values.map((value) => [value, value]);
   return h("div.filters", { role: "search", "aria-label": "Filter the operations" },
     textFilter("search", "Search", "id, title, alias, user, pool", app, { type: "search", isWide: true }),
-    selectFilter("state", "State", same(STATES), app), selectFilter("tree", "Tree", same(trees), app),
+    selectFilter("state", "State", same(STATES), app), selectFilter("cause", "Waits for", withChosen(causes), app), selectFilter("tree", "Tree", same(trees), app),
     textFilter("pool", "Pool", "name of a pool", app), textFilter("user", "User", "name of a user", app));
 }
 
+// The chosen cause stays a choice when no operation has it any more.
+function withChosen(causes) {
+  const chosen = currentQuery().get("cause");
+  return !chosen || causes.some(([cause]) => cause === chosen) ? causes : [...causes, [chosen, chosen]];
+}
+
 // Buttons for the previous and the next part of a long list; the URL has the place as `offset`.
-function startsIn(told) {
+export function startsIn(told) {
   if (!told || told.start_p50 === null) return null;
   const [first, last] = [told.start_p10, told.start_p90].map((at) => (at === null ? "?" : duration(Math.max(at - serverNow(), 0))));
   return h("span.muted", { title: "Eight of ten runs ahead" }, ` starts in ${first === last ? first : `${first}–${last}`}`);
@@ -96,10 +145,9 @@ function columns(app) {
     sorted: sort === key ? (descending ? "descending" : "ascending") : null,
   });
   return [
-    { title: "Operation", cell: (o) => h("a.mono.id", { href: to("operations", o.id), title: o.id }, o.id) },
-    { ...sorting("title", "Title", false), cell: (o) => h("span.long", { title: nameOf(o) }, nameOf(o) || "–") },
+    { ...sorting("title", "Operation", false), cell: titleLink },
     { ...sorting("state", "State", false), cell: (o) => [stateBadge(o), partState(o), startsIn(o.forecast)] },
-    { ...sorting("user", "User", false), cell: (o) => o.user },
+    { ...sorting("user", "User", false), cell: (o) => h("span.long", { title: o.user }, o.user) },
     { title: "Pool", cell: (o) => poolLinks(o) },
     { ...sorting("jobs", "Active"), align: "right", help: "Jobs that live now", cell: (o) => number(o.jobs.active, 6) },
     { title: "To start", align: "right", help: "Jobs that are still to be started", cell: (o) => number(o.jobs.pending, 6) },
@@ -113,7 +161,7 @@ function columns(app) {
 }
 
 const parts = (operation) => Object.values(operation.trees);
-const nameOf = (operation) => [operation.title, operation.alias].filter(Boolean).join(" ");
+export const nameOf = (operation) => [operation.title, operation.alias].filter(Boolean).join(" ");
 
 function share(operation, name, color) {
   const known = parts(operation);
@@ -147,5 +195,5 @@ function starvation(part) {
 export function poolLinks(operation) {
   const pools = Object.entries(operation.pools);
   return pools.map(([tree, pool], index) => [index ? ", " : null,
-    h("a", { key: tree, href: to("pools", tree, pool) }, pools.length > 1 ? `${tree}: ${pool}` : pool)]);
+    h("a.long", { key: tree, href: to("pools", tree, pool), title: pool }, pools.length > 1 ? `${tree}: ${pool}` : pool)]);
 }

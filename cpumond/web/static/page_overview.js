@@ -6,6 +6,7 @@ import { h } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
 import { bytes, cores, count, duration, NONE, number, percent, time } from "./format.js";
 import { axis, line, rangeButtons, readHistory } from "./history.js";
+import { CHANGES, OF_NODES, readMarks } from "./marks.js";
 import { readRights, ROOT } from "./rights.js";
 import { to } from "./route.js";
 import { badge, facts } from "./table.js";
@@ -17,19 +18,19 @@ const SEVERITY = { error: ["error", "bad"], warning: ["warning", "warn"] };
 export const overview = {
   async load(params, options) {
     const answer = await get("/overview", options);
-    const [events, rights, ...graphs] = await Promise.all([readEvents({}), readRights(), ...answer.trees.slice(0, MAX_GRAPHS).map((tree) =>
+    const [events, rights, marks, ...graphs] = await Promise.all([readEvents({}), readRights(), readMarks({}, [...OF_NODES, "preemption", CHANGES, "take_over"]), ...answer.trees.slice(0, MAX_GRAPHS).map((tree) =>
       readHistory({ kind: "pool", tree: tree.name, name: ROOT }))]);
-    return { answer, graphs, events, rights };
+    return { answer, graphs, events, rights, marks };
   },
 
-  view({ answer, graphs, events, rights }, params, app) {
+  view({ answer, graphs, events, rights, marks }, params, app) {
     const { trees, alerts, status } = answer;
     return h("div.page",
       h("div.heading", h("h1", "Overview"), trees.length ? h("div.actions", rangeButtons(app)) : null),
       answer.why ? h("p.note", { key: "why" }, `${answer.why.charAt(0).toUpperCase()}${answer.why.slice(1)}. `, whyLink(answer)) : null,
       figures(answer),
       alertCard(alerts, trees, status.counts),
-      trees.length ? trees.map((tree, index) => treeCard(tree, graphs[index]))
+      trees.length ? trees.map((tree, index) => treeCard(tree, graphs[index], marksOf(tree, marks)))
         : h("p.note", "There is no pool tree yet. Make one with ", h("code", "cpumond tree create NAME"), "."),
       eventsSection(events, rights, app),
       aboutCard(status, answer.health, answer.history));
@@ -90,7 +91,10 @@ function subjectLink({ code, subject }, trees) {
   return code.startsWith("node_") ? h("a", { href: to("nodes", subject), "aria-label": `Node ${subject}` }, "node") : null;
 }
 
-function treeCard(tree, history) {
+// What is about no tree, as a take-over, is marked in all.
+const marksOf = (tree, marks) => marks.filter((mark) => !mark.tree || mark.tree === tree.name);
+
+function treeCard(tree, history, marks) {
   const id = `tree-${tree.name}`;
   return h("section.card", { key: id, "aria-labelledby": id },
     h("div.heading", h("h2", { id }, "Tree ", h("a", { href: to("pools", tree.name) }, tree.name)),
@@ -100,7 +104,7 @@ function treeCard(tree, history) {
       h("a", { href: to("pools", tree.name) }, count(tree.pool_count, "pool")), ", ",
       h("a", { href: to("operations", { tree: tree.name }) }, `${count(tree.running_operation_count, "operation")} running, ${number(tree.pending_operation_count, 6)} pending`), "."),
     h("div.tree-parts", ledger(tree), history ? chart(`graph-${tree.name}`, {
-      title: "CPU of the tree, cores", ...axis(history), format: cores, height: 190,
+      title: "CPU of the tree, cores", ...axis(history, marks), format: cores, height: 190,
       series: [
         line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
         line(history, "ordered_cores", "ordered", "--c7", { dash: true }), line(history, "total_cores", "capacity", "--text", { width: 1 }),

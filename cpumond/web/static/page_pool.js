@@ -9,10 +9,11 @@ import { eventsSection, readEvents } from "./events.js";
 import { amount, amounts, cores, duration, NONE, number, percent, time } from "./format.js";
 import { idleSection } from "./idle.js";
 import { axis, column, line, rangeButtons, readHistory, remember } from "./history.js";
+import { CHANGES, OF_NODES, readMarks } from "./marks.js";
 import { EPHEMERAL, loadPoolTable, poolRows, poolTable, starvationBadge } from "./page_pools.js";
 import { readRights, ROOT } from "./rights.js";
 import { currentQuery, setQuery, to } from "./route.js";
-import { badge, facts, table } from "./table.js";
+import { badge, facts, operationLink, table } from "./table.js";
 
 const MAX_OPERATIONS = 100;
 const MAX_PREEMPTIONS = 20;
@@ -56,17 +57,18 @@ export const pool = {
       if (error.status !== 404) throw error;
       return { missing: error.message };
     }
-    const [orchid, idle, all, history, rights, events, holder, preemptions, ...operations] = await Promise.all([
+    const [orchid, idle, all, history, rights, events, holder, preemptions, marks, ...operations] = await Promise.all([
       get(`${where}/orchid`, options), get(`${path`/trees/${tree}`}/why${query({ pool: data.parent === null ? "" : name })}`, options).catch(() => null), remember(`pools/${tree}`, TABLE_PERIOD_MS, () => loadPoolTable(tree)),
       readHistory({ kind: "pool", tree, name }), readRights(tree), readEvents({ tree, pool: data.parent === null ? "" : name }),
       data.parent === null ? get(path`/trees/${tree}`, options) : data,
       get(`/preemptions${query({ pool: name, limit: MAX_PREEMPTIONS })}`, options),
+      readMarks({ tree, pool: data.parent === null ? "" : name }, ["preemption", CHANGES, ...(data.parent === null ? OF_NODES : [])]),
       ...LIVE.map((state) => get(`/operations${query({ tree, pool: name, state, limit: MAX_OPERATIONS })}`, options)),
     ]);
-    return { data, orchid, idle, rows: all.value ? poolRows(all.value) : [], history, rights, events, holder, preemptions, operations };
+    return { data, orchid, idle, rows: all.value ? poolRows(all.value) : [], totalCores: all.value?.total.cpu ?? 0, history, rights, events, holder, preemptions, marks, operations };
   },
 
-  view({ missing, data, orchid, idle, rows, history, rights, events, holder, preemptions, operations }, { tree, pool: name }, app) {
+  view({ missing, data, orchid, idle, rows, totalCores, history, rights, events, holder, preemptions, marks, operations }, { tree, pool: name }, app) {
     if (missing) return h("div.page", h("h1", name), h("p.error", { role: "alert" }, missing), h("p.flat", h("a", { href: to("pools", tree) }, `Pools of ${tree}`)));
     const row = rows.find((each) => each.name === data.name);
     return h("div.page",
@@ -75,8 +77,8 @@ export const pool = {
       h("section.card", { "aria-label": "At a glance" }, glance(data, orchid, row)),
       idle && (idle.causes.length || data.parent === null) ? idleSection(idle, app) : null,
       h("div.heading", h("h2", "Over time"), rangeButtons(app)),
-      graphs(history, typeOf(orchid, row), orchid, row, app),
-      childrenSection(data, rows),
+      graphs({ ...axis(history, marks), height: 230 }, history, typeOf(orchid, row), orchid, row, app),
+      childrenSection(data, rows, totalCores, app),
       operationsSection(data, operations),
       preemptionsSection(data, preemptions),
       eventsSection(events, rights, app),
@@ -142,16 +144,16 @@ const hasAny = (values) => Object.values(values ?? {}).some((value) => value !==
 
 const typeOf = (orchid, row) => orchid.integral_guarantee_type ?? row?.integral_type ?? "none";
 
-function graphs(history, type, orchid, row, app) {
-  if (type !== "none") return h("div.grid2.three", shareGraph(history), volumeGraph(history, type, orchid, row, app), coresGraph(history));
-  return h("div.part", h("div.grid2", shareGraph(history), coresGraph(history)),
+function graphs(shared, history, type, orchid, row, app) {
+  if (type !== "none") return h("div.grid2.three", shareGraph(shared, history), volumeGraph(shared, history, type, orchid, row, app), coresGraph(shared, history));
+  return h("div.part", h("div.grid2", shareGraph(shared, history), coresGraph(shared, history)),
     h("p.muted.flat", "This pool has no integral guarantee, so it accumulates no volume. A pool with a resource flow and the type burst or relaxed does."));
 }
 
-function shareGraph(history) {
+function shareGraph(shared, history) {
   return h("section.card", { key: "graph-share", "aria-label": "Usage, demand and guarantee" }, chart("share", {
     title: "Usage and demand against the guarantee, percent of the tree",
-    ...axis(history), format: percent, height: 230,
+    ...shared, format: percent,
     series: [
       line(history, "usage_ratio", "usage", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
       line(history, "fair_share_ratio", "fair share", "--c2", { step: true }), line(history, "guarantee_ratio", "guarantee", "--c4", { dash: true }),
@@ -159,12 +161,12 @@ function shareGraph(history) {
   }));
 }
 
-function volumeGraph(history, type, orchid, row, app) {
+function volumeGraph(shared, history, type, orchid, row, app) {
   const isAlone = isVolumeAlone(history);
   return h("section.card", { key: "graph-volume", "aria-label": "Accumulated volume" },
     chart("volume", {
       title: "Accumulated volume against its capacity, share-seconds",
-      ...axis(history), format: number, height: 230,
+      ...shared, format: number,
       series: [line(history, "volume", "volume", "--c5", { fill: true }), line(history, "capacity", "capacity", "--c7", { dash: true, hidden: isAlone })],
     }),
     h("div.ranges", { role: "group", "aria-label": "What the graph of the volume shows" }, [["capacity", "up to the capacity"], ["alone", "the volume alone"]].map(([value, text]) =>
@@ -201,10 +203,10 @@ function volumeSentence(type, orchid, row) {
   return parts.filter(Boolean).join(" ");
 }
 
-function coresGraph(history) {
+function coresGraph(shared, history) {
   return h("section.card", { key: "graph-cores", "aria-label": "CPU" }, chart("cores", {
     title: "CPU of its jobs, cores",
-    ...axis(history), format: cores, height: 230,
+    ...shared, format: cores,
     series: [
       line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
       line(history, "ordered_cores", "ordered", "--c7", { dash: true }), line(history, "reclaimed_cores", "reclaimed", "--c3"),
@@ -215,17 +217,17 @@ function coresGraph(history) {
 
 // --- what is below and in it -----------------------------------------------------------------------------------------
 
-function childrenSection(data, rows) {
+function childrenSection(data, rows, totalCores, app) {
   if (!data.children.length) return null;
   const children = rows.filter((row) => row.parent === data.name);
   return h("section.part", { key: "children", "aria-labelledby": "children-title" }, h("h2", { id: "children-title" }, "Pools in it"),
-    poolTable(`children-${data.tree}-${data.name}`, children, {
+    poolTable(`children-${data.tree}-${data.name}`, children, app, totalCores, {
       caption: `Pools in ${data.name}`, prefix: "child-", height: "420px", empty: "None.",
     }));
 }
 
 const OPERATION_COLUMNS = [
-  { title: "Operation", cell: ({ operation }) => h("a.long", { href: to("operations", operation.id), title: operation.id }, operation.title || operation.alias || operation.id) },
+  { title: "Operation", cell: ({ operation }) => operationLink(operation.id, operation.title || operation.alias) },
   { title: "State", cell: ({ operation }) => h("span", badge(operation.state, STATE_TONES[operation.state]), operation.suspended ? [" ", badge("suspended", "warn")] : null) },
   { title: "User", cell: ({ operation }) => h("span.long", { title: operation.user }, operation.user) },
   { title: "Started", cell: ({ operation }) => time(operation.start_time) },
@@ -260,7 +262,7 @@ const KIND_WORDS = {
 
 function preemptionsSection(data, answer) {
   const list = answer.preemptions.filter((record) => record.tree === data.tree);
-  const operationLink = (id) => (id ? h("a.mono", { href: to("operations", id) }, id.length > 17 ? `${id.slice(0, 16)}…` : id) : NONE);
+  const named = (id) => (id ? operationLink(id, answer.titles[id]) : NONE);
   return h("section.part", { key: "preemptions", "aria-labelledby": "preemptions-title" },
     h("div.heading", h("h2", { id: "preemptions-title" }, "Preemptions in it or for it"),
       h("a", { href: to("preemptions", { pool: data.name }) }, "all")),
@@ -269,9 +271,9 @@ function preemptionsSection(data, answer) {
       columns: [
         { title: "When", cell: (record) => time(record.at) },
         { title: "What", cell: (record) => badge(KIND_WORDS[record.kind] ?? record.kind) },
-        { title: "Operation", cell: (record) => operationLink(record.operation_id) },
+        { title: "Operation", cell: (record) => named(record.operation_id) },
         { title: "Its pool", cell: (record) => h("a.long", { href: to("pools", record.tree, record.pool) }, record.pool) },
-        { title: "For", cell: (record) => operationLink(record.preemptor_operation_id) },
+        { title: "For", cell: (record) => named(record.preemptor_operation_id) },
         { title: "Freed", cell: (record) => amounts(record.freed) },
         { title: "Why", cell: (record) => h("span.words", record.why) },
       ],
@@ -296,7 +298,7 @@ function attributesSection(data, orchid) {
     }),
     h("details", { key: "set" }, h("summary", "As set, in full"),
       Object.keys(data.attributes).length ? h("pre", { tabindex: "0" }, JSON.stringify(data.attributes, null, 2)) : h("p.muted.flat", "Nothing is set: all is inherited or default.")),
-    h("details", { key: "all" }, h("summary", "All that the scheduler computes of it, by the documents' names"), h("pre", { tabindex: "0" }, JSON.stringify(orchid, null, 2))));
+    h("details", { key: "all" }, h("summary", "All that the scheduler computes of it, by YTsaurus' names"), h("pre", { tabindex: "0" }, JSON.stringify(orchid, null, 2))));
 }
 
 const isTold = (value) => value !== undefined && value !== null && !(typeof value === "object" && !Array.isArray(value) && !hasAny(value));

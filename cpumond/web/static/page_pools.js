@@ -2,13 +2,17 @@
 
 import { get, path } from "./api.js";
 import { poolsActions } from "./actions.js";
+import { chosenColumns, columnMenu } from "./columns.js";
 import { h } from "./dom.js";
-import { cores, count, number, percent, time } from "./format.js";
-import { loadTrees, readRights, ROOT } from "./rights.js";
+import { cores, count, number, percent, short, time } from "./format.js";
+import { chosenUnit, glanceCell, legend, unitSwitch } from "./glance.js";
+import { loadTrees, readRights } from "./rights.js";
 import { to } from "./route.js";
 import { badge, bar, bigTable } from "./table.js";
+import { trendCell, trendVersion, wantTrends } from "./trends.js";
 
 const HELD = 0.005; // fewer cores are shown as 0
+const MAX_SETS = 20;
 
 export const EPHEMERAL = "ephemeral: made by itself for its operations, gone with the last of them";
 
@@ -37,8 +41,7 @@ export function starvationBadge(status) {
   return status === "starving" ? badge("starving", "warn") : null;
 }
 
-const ratioBar = (ratio, options) => bar(ratio ?? 0, percent(ratio), options);
-const most = (value, limit) => `${number(value, 6)} / ${number(limit, 6)}`;
+const most = (value, limit) => `${short(value)} / ${short(limit)}`;
 
 function nameCell(row) {
   const link = h("a", { href: to("pools", row.tree, row.name), title: row.name }, row.name);
@@ -69,38 +72,65 @@ function volumeCell(row) {
   return h("span", { title: `${number(row.volume)} of ${number(row.capacity)} share-seconds` }, bar(filled, percent(filled), { color: "--c5" }));
 }
 
-export const POOL_COLUMNS = [
-  { key: "name", width: 248, narrow: 134, title: "Pool", value: (row) => row.name, cell: nameCell, isText: true },
-  { key: "fair_share", width: 106, narrow: 76, title: "Fair share", help: "what it may have now, percent of the tree (of the resource that it has most of)", align: "right",
-    value: (row) => row.fair_share_ratio, cell: (row) => ratioBar(row.fair_share_ratio, { color: "--c2" }) },
-  { key: "usage", width: 106, narrow: 76, title: "Usage", help: "what it has now, percent of the tree; the line in the bar is its fair share", align: "right",
-    value: (row) => row.usage_ratio, cell: (row) => ratioBar(row.usage_ratio, { mark: row.fair_share_ratio }) },
-  { key: "demand", width: 106, narrow: 76, title: "Demand", help: "what it would use if it could, percent of the tree", align: "right",
-    value: (row) => row.demand_ratio, cell: (row) => ratioBar(row.demand_ratio, { color: "--c3" }) },
-  { key: "guarantee", width: 152, title: "Guarantee", help: "strong guarantee, and the resource flow of an integral one; percent of the tree", align: "right",
-    value: (row) => (row.strong_guarantee_ratio ?? 0) + (row.flow_ratio ?? 0), cell: guaranteeText },
-  { key: "integral", width: 88, title: "Integral", help: "type of its integral guarantee", value: integralCell, cell: (row) => integralCell(row) || h("span.muted", "none"), isText: true },
-  { key: "volume", width: 100, title: "Volume", help: "what an integral pool has accumulated, percent of its capacity", align: "right",
-    value: (row) => (row.volume === null || row.volume === undefined ? null : row.volume / (row.capacity || 1)), cell: volumeCell },
-  { key: "starvation", width: 178, title: "Starving", help: "gets less than its fair share for longer than its time-out", value: (row) => row.starvation || null,
-    cell: (row) => starvationBadge(row.starvation) ?? h("span.muted", "no") },
-  { key: "running", width: 130, title: "Running / max", help: "operations that run, and how many may", align: "right",
-    value: (row) => row.running_operation_count, cell: (row) => most(row.running_operation_count, row.max_running_operation_count) },
-  { key: "operations", width: 126, title: "All / max", help: "operations that run or wait, and how many there may be", align: "right",
-    value: (row) => row.operation_count, cell: (row) => most(row.operation_count, row.max_operation_count) },
-  { key: "ordered", width: 92, title: "Ordered", help: "cores that its jobs ordered (cpu_limit)", align: "right", value: (row) => row.ordered_cores, cell: (row) => cores(row.ordered_cores) },
-  { key: "limit", width: 72, title: "Limits", help: "cores of the limits in force", align: "right", value: (row) => row.limit_cores, cell: (row) => cores(row.limit_cores) },
-  { key: "used", width: 72, title: "Used", help: "cores that its jobs use", align: "right", value: (row) => row.used_cores, cell: (row) => cores(row.used_cores) },
-  { key: "weight", width: 78, title: "Weight", help: "how much it counts among its siblings; – : not set", align: "right", value: (row) => row.weight, cell: (row) => number(row.weight) },
-  { key: "mode", width: 98, title: "Mode", help: "fair_share: its children share; fifo: one after the other", value: (row) => row.mode, isText: true },
-  { key: "waiting", width: 84, title: "Waiting", help: "cores that operations would want that do not run", align: "right", value: (row) => row.waiting_cores, cell: (row) => cores(row.waiting_cores) },
-  { key: "held", width: 118, title: "Held back", help: "idle cores that its operations wait for; the pool's page says why", align: "right",
-    value: (row) => row.held_cores, cell: (row) => (row.held_cores >= HELD ? badge(`${cores(row.held_cores)} cores`, "warn") : h("span.muted", "–")) },
-];
+const CELLS = { cores: (value) => cores(value), percent: (_, ratio) => percent(ratio) };
+const sets = new Map(); // unit and size of the tree -> its columns
 
-export const poolTable = (key, rows, more) => bigTable(key, {
-  columns: POOL_COLUMNS, rows, rowKey: (row) => row.name, searchable: (row) => row.name, noun: "pool", ...more,
-});
+// An amount is text in the chosen unit above a bar of all that the tree has.
+function columnsOf(unit, totalCores) {
+  const what = `${unit} ${totalCores}`;
+  if (!sets.has(what)) {
+    if (sets.size > MAX_SETS) sets.clear();
+    sets.set(what, makeColumns(unit, totalCores));
+  }
+  return sets.get(what);
+}
+
+function makeColumns(unit, totalCores) {
+  const amount = CELLS[unit];
+  const all = unit === "cores" ? "cores; the bar: of the tree" : "percent of the tree";
+  const ratioBar = (value, ratio, options) => bar(ratio ?? 0, amount(value, ratio), options);
+  return [
+    { key: "name", width: 236, narrow: 134, title: "Pool", value: (row) => row.name, cell: nameCell, isText: true },
+    { key: "cpu", shown: "always", width: 318, narrow: 210, title: "Used / has / wants", help: `CPU that its jobs use, may use, and would use if they could, ${unit === "cores" ? "cores" : all}; waiting operations included`,
+      value: (row) => row.used_cores, descends: true, cell: (row) => glanceCell(row, unit, totalCores) },
+    { key: "trend", shown: "wide", width: 106, title: "Last hour", help: "usage in the last hour, from 0 to the most of it", cell: trendCell },
+    { key: "fair_share", shown: "wide", width: 100, narrow: 76, title: "Fair share", help: `what it may have now, ${all}`, align: "right",
+      value: (row) => row.fair_share_ratio, cell: (row) => ratioBar(row.fair_share_cores, row.fair_share_ratio, { color: "--c2" }) },
+    { key: "usage", shown: "wide", width: 100, narrow: 76, title: "Usage", help: `what it has now, ${all}; the line in the bar is its fair share`, align: "right",
+      value: (row) => row.usage_ratio, cell: (row) => ratioBar(row.limit_cores, row.usage_ratio, { mark: row.fair_share_ratio }) },
+    { key: "demand", shown: "wide", width: 100, narrow: 76, title: "Demand", help: `what it would use if it could, ${all}`, align: "right",
+      value: (row) => row.demand_ratio, cell: (row) => ratioBar(row.demand_cores, row.demand_ratio, { color: "--c3" }) },
+    { key: "guarantee", shown: "wide", width: 112, title: "Guarantee", help: `strong guarantee, and the resource flow of an integral one; ${unit === "cores" ? "cores" : all}`, align: "right",
+      value: (row) => (row.strong_guarantee_ratio ?? 0) + (row.flow_ratio ?? 0), cell: (row) => (unit === "cores" ? cores(row.guarantee_cores || null) : guaranteeText(row)) },
+    { key: "weight", shown: "wide", width: 76, title: "Weight", help: "how much it counts among its siblings; – : not set", align: "right", value: (row) => row.weight, cell: (row) => number(row.weight) },
+    { key: "running", shown: "wide", width: 118, title: "Running / max", help: "operations that run, and how many may", align: "right",
+      value: (row) => row.running_operation_count, cell: (row) => most(row.running_operation_count, row.max_running_operation_count) },
+    { key: "held", shown: "wide", width: 98, title: "Held back", help: "idle cores that its operations wait for; the pool's page says why", align: "right",
+      value: (row) => row.held_cores, cell: (row) => (row.held_cores >= HELD ? badge(amount(row.held_cores, totalCores ? row.held_cores / totalCores : 0), "warn") : h("span.muted", "–")) },
+    { key: "starvation", width: 178, title: "Starving", help: "gets less than its fair share for longer than its time-out", value: (row) => row.starvation || null,
+      cell: (row) => starvationBadge(row.starvation) ?? h("span.muted", "no") },
+    { key: "operations", width: 126, title: "All / max", help: "operations that run or wait, and how many there may be", align: "right",
+      value: (row) => row.operation_count, cell: (row) => most(row.operation_count, row.max_operation_count) },
+    { key: "integral", width: 88, title: "Integral", help: "type of its integral guarantee", value: integralCell, cell: (row) => integralCell(row) || h("span.muted", "none"), isText: true },
+    { key: "volume", width: 100, title: "Volume", help: "what an integral pool has accumulated, percent of its capacity", align: "right",
+      value: (row) => (row.volume === null || row.volume === undefined ? null : row.volume / (row.capacity || 1)), cell: volumeCell },
+    { key: "ordered", width: 92, title: "Ordered", help: "cores that its jobs ordered (cpu_limit)", align: "right", value: (row) => row.ordered_cores, cell: (row) => cores(row.ordered_cores) },
+    { key: "limit", width: 72, title: "Limits", help: "cores of the limits in force", align: "right", value: (row) => row.limit_cores, cell: (row) => cores(row.limit_cores) },
+    { key: "used", width: 72, title: "Used", help: "cores that its jobs use", align: "right", value: (row) => row.used_cores, cell: (row) => cores(row.used_cores) },
+    { key: "waiting", width: 84, title: "Waiting", help: "cores that operations would want that do not run", align: "right", value: (row) => row.waiting_cores, cell: (row) => cores(row.waiting_cores) },
+    { key: "mode", width: 98, title: "Mode", help: "fair_share: its children share; fifo: one after the other", value: (row) => row.mode, isText: true },
+  ];
+}
+
+// Pools of a tree that has `totalCores`, with a choice of unit and columns.
+export function poolTable(key, rows, app, totalCores, more) {
+  const all = columnsOf(chosenUnit(), totalCores);
+  const tree = rows[0]?.tree;
+  return h("div.part", legend(), bigTable(key, {
+    columns: chosenColumns("pools", all), rows, rowKey: (row) => row.name, searchable: (row) => row.name, noun: "pool",
+    tools: [unitSwitch(app), columnMenu("pools", all, app)], version: trendVersion(), onrows: (shown) => wantTrends(tree, shown, app), ...more,
+  }));
+}
 
 const parentKey = (row) => row.parent;
 
@@ -129,7 +159,7 @@ export const pools = {
     return h("div.page",
       h("div.heading", h("h1", "Pools"), treeSelector(list, name), h("div.actions", poolsActions(name, app, rights))),
       tree?.errors.length ? h("p.note", "The last update worked around: ", tree.errors.join("; ")) : null,
-      poolTable(`pools-${name}`, rows, {
+      poolTable(`pools-${name}`, rows, app, answer.total.cpu ?? 0, {
         caption: `Pools of the tree ${name}`, parentKey, height: "max(340px, calc(100vh - 250px))", empty: "No pools.",
       }),
       h("p.muted", `As of update ${number(answer.update, 15)} at ${time(answer.at)}. Percentages are of all that the tree ${name} has: ${totals(answer.total)}. `

@@ -3,9 +3,10 @@
 import { get, query } from "./api.js";
 import { h } from "./dom.js";
 import { ask, textFilter } from "./filters.js";
-import { amounts, number, time } from "./format.js";
+import { chosenFold, folds } from "./folds.js";
+import { amount, amounts, count, hours as coreHours, number, time } from "./format.js";
 import { currentQuery, to } from "./route.js";
-import { badge, table } from "./table.js";
+import { badge, operationLink, table } from "./table.js";
 
 const KINDS = {
   preempted: ["preempted", "A pool or operation below its share needed the room"],
@@ -16,15 +17,20 @@ const KINDS = {
 };
 const STEP = 100;
 const MOST = 1000;
+const MOST_POOLS = 3;
+const IN_A_GROUP = 20;
 
 export const preemptions = {
   title: () => "Preemptions",
   async load(_, { signal, query: chosen }) {
-    const limit = limitOf(chosen);
-    const found = await get(`/preemptions${query({ pool: chosen.get("pool"), operation: chosen.get("operation"), limit })}`, { signal });
-    return { ...found, limit };
+    const [limit, open] = [limitOf(chosen), chosenFold()];
+    const asked = { pool: chosen.get("pool"), operation: chosen.get("operation") };
+    const [found, groups, inside] = await Promise.all([
+      get(`/preemptions${query({ ...asked, limit })}`, { signal }), get(`/preemption_groups${query(asked)}`, { signal }),
+      open ? get(`/preemptions${query({ ...asked, group: open, limit: IN_A_GROUP })}`, { signal }) : null]);
+    return { ...found, limit, groups, inside, open };
   },
-  view({ preemptions: records, counts, lost_core_seconds: lost, limit }, _, app) {
+  view({ preemptions: records, counts, lost_core_seconds: lost, limit, titles, groups, inside, open }, _, app) {
     const chosen = currentQuery();
     const isFiltered = Boolean(chosen.get("pool") || chosen.get("operation"));
     return [
@@ -34,9 +40,11 @@ export const preemptions = {
       h("div.filters", { role: "search", "aria-label": "Filter the preemptions" },
         textFilter("pool", "Pool", "that lost or got the room", app, { type: "search", isWide: true }),
         textFilter("operation", "Operation", "id of one that lost or got it", app, { type: "search", isWide: true })),
+      groupsSection(groups, inside, open, app),
+      records.length ? h("h2", "One by one") : null,
       table({
-        caption: "Preemptions, the newest first", rows: records, rowKey: (record) => `${record.at}-${record.job_id}-${record.kind}`,
-        empty: isFiltered ? "None fits." : "No job was preempted since the start of the scheduler.", columns: COLUMNS,
+        caption: "Preemptions, the newest first", rows: records, rowKey, columns: columns(titles), stacked: true,
+        empty: isFiltered ? "None fits." : "No job was preempted since the start of the scheduler.",
       }),
       records.length >= limit && limit < MOST ? h("div",
         h("button", { type: "button", onclick: () => ask(app, { limit: String(Math.min(limit + 300, MOST)) }) }, "Show older ones")) : null,
@@ -57,28 +65,55 @@ function countCards(counts, lost, pool) {
     h("div.cards", known.map(([kind, value]) => h("div", { key: kind, title: KINDS[kind]?.[1] },
       h("div.figure-number", number(value, 6)), h("div.figure-name", kindWord(kind)))),
     h("div", { key: "lost", title: "What these jobs had used since their start or their last checkpoint" },
-      h("div.figure-number", number(lost / 3600, 4)), h("div.figure-name", "core-hours lost"))));
+      h("div.figure-number", hours(lost)), h("div.figure-name", "core-hours lost"))));
 }
 
 const kindWord = (kind) => KINDS[kind]?.[0] ?? kind.replaceAll("_", " ");
 
-const operationLink = (id) => h("a.mono.id.short", { title: id, href: to("operations", id) }, id);
-const poolLink = (tree, pool) => h("a", { href: to("pools", tree, pool) }, pool);
+// ---- by kind, and for whom
 
-function forWhom(record) {
-  if (!record.preemptor_operation_id) return "–";
-  return h("span", operationLink(record.preemptor_operation_id), record.preemptor_pool ? [" ", poolLink(record.tree, record.preemptor_pool)] : null);
+function groupsSection({ groups, kept, since }, inside, open, app) {
+  if (!groups.length) return null;
+  const lost = groups.reduce((all, group) => all + group.lost_core_seconds, 0);
+  return h("section.part", { key: "groups", "aria-labelledby": "groups-title" }, h("h2", { id: "groups-title" }, "By cause"),
+    folds("Preemptions by cause", groups.map((group) => ({
+      key: group.group, count: group.count, words: wordsOf(group),
+      amounts: [`${amount("cpu", group.freed_cores)} freed`, `${hours(group.lost_core_seconds)} core-hours lost`, `last ${time(group.last_at)}`],
+      body: () => (open === group.group && inside ? [
+        h("p.flat", h("span.muted", "The newest one: "), group.why),
+        table({ caption: `Preemptions: ${wordsOf(group)}`, rows: inside.preemptions, rowKey, columns: columns(inside.titles).filter(({ title }) => title !== "Kind" && title !== "Why"), stacked: true }),
+        group.count > inside.preemptions.length ? h("p.muted.flat", `The newest ${inside.preemptions.length} of ${number(group.count, 6)}.`) : null,
+      ] : null),
+    })), app),
+    h("p.muted.flat", `${count(kept, "preemption")} since ${time(since)}: ${hours(lost)} core-hours lost.`));
 }
 
-const COLUMNS = [
-  { title: "When", cell: (r) => time(r.at) },
-  { title: "Kind", cell: (r) => h("span", { title: KINDS[r.kind]?.[1] },
-    badge(kindWord(r.kind), r.kind === "preempted" || r.kind === "overcommit" ? "warn" : "")) },
-  { title: "Job", cell: (r) => h("a.mono.id.short", { title: r.job_id, href: to("operations", r.operation_id, "jobs", r.job_id) }, r.job_id) },
-  { title: "Operation", cell: (r) => operationLink(r.operation_id) },
-  { title: "Pool", cell: (r) => poolLink(r.tree, r.pool) },
-  { title: "Node", cell: (r) => h("a", { href: to("nodes", r.node_id) }, r.node_id) },
-  { title: "For", cell: forWhom },
-  { title: "Why", cell: (r) => h("span.sentence", r.why, h("span.muted", ` (freed ${amounts(r.freed)})`)) },
-  { title: "Lost", align: "right", cell: (r) => h("span", { title: "Core-hours that it has to do again" }, number((r.lost_core_seconds ?? 0) / 3600, 3)) },
-];
+function wordsOf({ kind, priority, preemptor_pool: pool, pools, operations }) {
+  const shown = pools.slice(0, MOST_POOLS).join(", ") + (pools.length > MOST_POOLS ? ` and ${pools.length - MOST_POOLS} more` : "");
+  const who = pool ? ` for pool ${pool}${priority === "aggressive" ? ", which starves aggressively" : ""}` : "";
+  return `${kindWord(kind)}${who}: ${count(operations, "operation")} in ${shown} lost jobs`;
+}
+
+const hours = (coreSeconds) => coreHours((coreSeconds ?? 0) / 3600);
+
+const rowKey = (record) => `${record.at}-${record.job_id}-${record.kind}`;
+
+// ---- rows
+
+const poolLink = (tree, pool) => h("a.long", { href: to("pools", tree, pool), title: pool }, pool);
+
+function columns(titles) {
+  return [
+    { title: "When", cell: (r) => time(r.at) },
+    { title: "Kind", cell: (r) => h("span", { title: KINDS[r.kind]?.[1] },
+      badge(kindWord(r.kind), r.kind === "preempted" || r.kind === "overcommit" ? "warn" : "")) },
+    { title: "Operation", cell: (r) => operationLink(r.operation_id, titles[r.operation_id]) },
+    { title: "Pool", cell: (r) => poolLink(r.tree, r.pool) },
+    { title: "Job", cell: (r) => h("a", { title: r.job_id, href: to("operations", r.operation_id, "jobs", r.job_id) }, "job") },
+    { title: "Node", cell: (r) => h("a.long", { href: to("nodes", r.node_id), title: r.node_id }, r.node_id) },
+    { title: "For", cell: (r) => (r.preemptor_operation_id
+      ? h("span", operationLink(r.preemptor_operation_id, titles[r.preemptor_operation_id]), r.preemptor_pool ? [" in ", poolLink(r.tree, r.preemptor_pool)] : null) : "–") },
+    { title: "Why", cell: (r) => h("span.sentence", r.why, h("span.muted", ` (freed ${amounts(r.freed)})`)) },
+    { title: "Lost", align: "right", cell: (r) => h("span", { title: "Core-hours that it has to do again" }, hours(r.lost_core_seconds)) },
+  ];
+}

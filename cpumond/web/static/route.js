@@ -17,8 +17,8 @@ export function currentQuery() {
   return parse().query;
 }
 
-// Changes parts of the query, null removes one; makes no entry in the browser's history and loads nothing.
-export function setQuery(changes) {
+// Changes parts of the query, null removes one; loads nothing. Makes an entry in the browser's history where `isStep`.
+export function setQuery(changes, isStep = false) {
   const [where] = location.hash.split("?");
   const query = currentQuery();
   for (const [name, value] of Object.entries(changes)) {
@@ -26,7 +26,7 @@ export function setQuery(changes) {
     else query.set(name, value);
   }
   const text = query.toString();
-  history.replaceState(null, "", `${where || "#/"}${text ? `?${text}` : ""}`);
+  history[isStep ? "pushState" : "replaceState"](null, "", `${where || "#/"}${text ? `?${text}` : ""}`);
 }
 
 // to("pools", "default", {sort: "name"}) -> "#/pools/default?sort=name"
@@ -34,4 +34,15 @@ export function to(...parts) {
   const query = typeof parts[parts.length - 1] === "object" ? parts.pop() : null;
   const text = query ? `?${new URLSearchParams(query)}` : "";
   return `#/${parts.map(encodeURIComponent).join("/")}${text}`;
+}
+
+// The token of an address #token=TOKEN, "" for any other; it goes out of the address and of the browser's history.
+export function takeToken() {
+  const given = /^#token=(.+)$/.exec(location.hash)?.[1] ?? "";
+  if (given) history.replaceState(null, "", location.pathname + location.search);
+  try {
+    return decodeURIComponent(given);
+  } catch {
+    return given;
+  }
 }

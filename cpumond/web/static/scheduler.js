@@ -2,8 +2,10 @@
 
 import { link, request, Refusal } from "./api.js";
 import { start } from "./app.js";
+import { installKeys } from "./keys.js";
 import { overview } from "./page_overview.js";
 import { pools } from "./page_pools.js";
+import { to } from "./route.js";
 
 const SPARE_MS = 1500;
 const LOAD_ANEW_MS = 60000;
@@ -42,27 +44,46 @@ async function loadAnew() {
 const job = later(async () => (await import("./page_job.js")).job);
 const audit = later(async () => (await import("./page_events.js")).audit);
 const events = later(async () => (await import("./page_events.js")).events);
+const fleet = later(async () => (await import("./page_fleet.js")).fleet);
+const mine = later(async () => (await import("./page_mine.js")).mine);
 const node = later(async () => (await import("./page_node.js")).node);
 const nodes = later(async () => (await import("./page_nodes.js")).nodes);
 const operation = later(async () => (await import("./page_operation.js")).operation);
 const operations = later(async () => (await import("./page_operations.js")).operations);
 const pool = later(async () => (await import("./page_pool.js")).pool);
 const preemptions = later(async () => (await import("./page_preemptions.js")).preemptions);
+const savings = later(async () => (await import("./page_savings.js")).savings);
 const tokens = later(async () => (await import("./page_tokens.js")).tokens);
+const whatIf = later(async () => (await import("./page_what_if.js")).whatIf);
 
 setTimeout(() => Promise.allSettled(others.map((find) => find())), SPARE_MS);
 
-start({
+// The address that the yt client prints for an operation: /?page=operation&mode=detail&id=ID&tab=details
+const asked = new URLSearchParams(location.search);
+if (asked.get("page") === "operation" && asked.get("id")) history.replaceState(null, "", `${location.pathname}${to("operations", asked.get("id"))}`);
+
+// What can be gone to by a name.
+const loadPalette = () => import("./palette.js");
+others.push(loadPalette);
+const find = async () => (await loadPalette()).openPalette([...app.options.menu, ["You, and your tokens", "#/tokens"]]);
+installKeys(find);
+
+export const app = start({
   name: "cpumond",
+  find,
   health: () => request("GET", "/healthz"),
   me: () => request("GET", "/api/v1/me"),
   menu: [
     ["Overview", "#/", ""],
     ["Pools", "#/pools", "pools"],
     ["Operations", "#/operations", "operations"],
+    ["My work", "#/mine", "mine"],
     ["Nodes", "#/nodes", "nodes"],
+    ["Fleet", "#/fleet", "fleet"],
     ["Preemptions", "#/preemptions", "preemptions"],
+    ["Savings", "#/savings", "savings"],
     ["Events", "#/events", "events"],
+    ["What if", "#/what-if", "what-if"],
     ["Audit log", "#/audit", "audit"],
   ],
   pages: [
@@ -73,11 +94,15 @@ start({
     [["operations"], operations],
     [["operations", ":operation"], operation],
     [["operations", ":operation", "jobs", ":job"], job],
+    [["mine"], mine],
     [["nodes"], nodes],
     [["nodes", ":node"], node],
+    [["fleet"], fleet],
     [["preemptions"], preemptions],
+    [["savings"], savings],
     [["events"], events],
     [["audit"], audit],
     [["tokens"], tokens],
+    [["what-if"], whatIf],
   ],
 });

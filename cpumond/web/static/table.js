@@ -2,12 +2,15 @@
 
 import { h, island, morph, release, settle } from "./dom.js";
 import { count } from "./format.js";
-import { currentQuery, setQuery } from "./route.js";
+import { currentQuery, setQuery, to } from "./route.js";
+import { label } from "./tips.js";
 
 const ROW_PX = 34;
 const SPARE_ROWS = 12;
 const STEP_ROWS = 6;
 const SHORT_TEXT = 26;
+const MOST_PRINTED = 2000; // rows
+const PRINTING = ["beforeprint", "afterprint"];
 
 const KIND = {
   create(node, props) {
@@ -19,11 +22,13 @@ const KIND = {
     });
     build(node, props);
     node.observer.observe(node.scroller);
+    node.printed = ({ type }) => { node.isPrinted = type === "beforeprint"; drawRows(node); };
+    for (const type of PRINTING) window.addEventListener(type, node.printed);
   },
   update(node, props) {
     // The same answer and the same choices as before: nothing to draw.
     const { rows, columns } = node.drawn;
-    const isSame = props.rows === rows && props.columns === columns && location.hash === node.drawnAt;
+    const isSame = props.rows === rows && props.columns === columns && props.version === node.drawn.version && location.hash === node.drawnAt;
     if (isSame) {
       node.props = props;
       morph(node.tools, h("div.table-own-tools", props.tools));
@@ -31,6 +36,7 @@ const KIND = {
   },
   destroy(node) {
     node.observer.disconnect();
+    for (const type of PRINTING) window.removeEventListener(type, node.printed);
   },
 };
 
@@ -42,7 +48,9 @@ const KIND = {
 //   parentKey: row => string|null,                  // given: a tree that can be folded; parents before their children
 //   rowClass: row => text,
 //   sort: "usage", descending: true,                // at first; null: the order of `rows`
-//   searchable: row => text, noun: "pool", tools: Node, empty: text, height: "60vh"})
+//   searchable: row => text, noun: "pool", tools: Node, empty: text, height: "60vh",
+//   version,                                        // another one: cells are drawn again though rows and columns are the same
+//   onrows: rows => ...})                           // called with the rows that are in the page, when others are
 // `narrow`: the width in a narrow window. `cell` defaults to the text of `value`. Names in the URL: PREFIXsort, PREFIXdesc, PREFIXfind, PREFIXclosed (prefix).
 export function bigTable(key, props) {
   return island(KIND, key, props);
@@ -127,19 +135,19 @@ function makeHead(node) {
     const isSorted = sort === column.key;
     return h("th", {
       scope: "col", key: column.key, class: column.align === "right" ? "right" : "",
-      "aria-sort": isSorted ? (descending ? "descending" : "ascending") : null, title: column.help,
+      "aria-sort": isSorted ? (descending ? "descending" : "ascending") : null,
     }, column.value && !column.fixed
-      ? h("button.sort", {
+      ? label(h("button.sort", {
           type: "button",
           onclick: () => choose(node, isSorted && descending !== startsDescending(column)
             ? { sort: null, desc: null }
             : { sort: column.key, desc: (isSorted ? !descending : startsDescending(column)) ? "1" : "0" }),
-        }, column.title, h("span.arrow", { "aria-hidden": "true" }, isSorted ? (descending ? " ↓" : " ↑") : ""))
-      : column.title);
+        }, column.title, h("span.arrow", { "aria-hidden": "true" }, isSorted ? (descending ? " ↓" : " ↑") : "")), column.help)
+      : label(column.title, column.help));
   })));
 }
 
-const startsDescending = (column) => column.align === "right";
+const startsDescending = (column) => column.descends ?? column.align === "right";
 
 // The rows to show, in order, as [row, depth, hasChildren, isOpen].
 function arrange(props, { sort, descending, find, closed }) {
@@ -211,6 +219,7 @@ function setWidths(node) {
 // First and last of the rows that have to be in the page. They change in steps, not with each pixel.
 function findRows(node) {
   const { scroller, shown } = node;
+  if (node.isPrinted) return [0, Math.min(shown.length, MOST_PRINTED)];
   const height = scroller.clientHeight || 600;
   const step = (rows) => Math.floor(rows / STEP_ROWS) * STEP_ROWS;
   const top = Math.min(scroller.scrollTop, Math.max(shown.length * ROW_PX - height, 0));
@@ -233,7 +242,12 @@ function drawRows(node) {
   node.body = morph(node.body, h("tbody", rows));
   // The element that had the focus is gone: without this the focus would go to the beginning of the page.
   if (hadFocus && !node.body.contains(document.activeElement)) node.scroller.focus({ preventScroll: true });
+  show(node, first, last);
+}
+
+function show(node, first, last) {
   Object.assign(node, { first, last });
+  node.props.onrows?.(node.shown.slice(first, last).map(([row]) => row));
 }
 
 // Draws the same rows after scrolling: those that stay in view are not touched.
@@ -259,7 +273,7 @@ function scrollRows(node) {
   for (let index = Math.max(node.last, first); index < last; index += 1) put(body, makeRow(node, index), null);
   if (first > 0) body.prepend(spacer(first * ROW_PX, columns.length, "above"));
   if (last < shown.length) body.append(spacer((shown.length - last) * ROW_PX, columns.length, "below"));
-  Object.assign(node, { first, last });
+  show(node, first, last);
 }
 
 function put(body, row, before) {
@@ -275,11 +289,11 @@ function makeRow(node, index) {
   const { props } = node;
   const [row, depth, hasChildren, isOpen] = node.shown[index];
   const key = props.rowKey(row);
-  return h("tr", { key, class: props.rowClass?.(row), "aria-rowindex": index + 2, "aria-level": props.parentKey ? depth + 1 : null }, props.columns.map((column, position) => {
+  return h("tr", { key, class: props.rowClass?.(row), "aria-rowindex": index + 2 }, props.columns.map((column, position) => {
     const content = column.cell ? column.cell(row) : String(column.value(row) ?? "–");
     const cellClass = column.align === "right" ? "right" : "";
     if (position > 0) return h("td", { class: cellClass }, content);
-    return h("th", { scope: "row", class: cellClass }, h("span.cell", props.parentKey
+    return h("th", { scope: "row", class: cellClass, "aria-description": props.parentKey && depth ? `level ${depth + 1}` : null }, h("span.cell", props.parentKey
       ? [h("span.indent", { style: { "--depth": depth } }), hasChildren ? fold(node, key, isOpen) : h("span.no-fold")] : null, content));
   }));
 }
@@ -306,17 +320,17 @@ function fold(node, key, isOpen) {
 export function table({ caption, columns, rows, rowKey, empty = "None.", stacked = false }) {
   return h("div.table", { class: stacked ? "stacked" : null }, h("div.table-scroll", { tabindex: "0", role: "region", "aria-label": caption },
     h("table", h("caption.hidden-text", caption),
-      h("thead", h("tr", columns.map((column) => h("th", { scope: "col", class: column.align === "right" ? "right" : "", title: column.help, "aria-sort": column.sorted }, column.title)))),
-      h("tbody", rows.length ? rows.map((row, index) => h("tr", { key: rowKey ? rowKey(row) : index }, columns.map((column, position) =>
+      h("thead", h("tr", columns.map((column) => h("th", { scope: "col", class: column.align === "right" ? "right" : "", "aria-sort": column.sorted }, label(column.title, column.help))))),
+      h("tbody", rows.length ? rows.map((row, index) => h("tr", { key: rowKey ? rowKey(row, index) : index }, columns.map((column, position) =>
         h(position ? "td" : "th", { class: column.align === "right" ? "right" : "", scope: position ? null : "row",
-          "data-label": stacked && position ? column.title : null },
+          "data-label": stacked && position && typeof column.title === "string" ? column.title : null },
           column.cell ? column.cell(row) : String(column.value(row) ?? "–")))))
         : h("tr", h("td.muted", { colspan: columns.length }, empty))))));
 }
 
 // Name and value, one below the other: [[name, node], ...]
 export function facts(rows) {
-  return h("dl.facts", rows.filter(Boolean).map(([name, value]) => h("div", { key: name, class: isLong(value) ? "long-fact" : null }, h("dt", name), h("dd", value ?? "–"))));
+  return h("dl.facts", rows.filter(Boolean).map(([name, value]) => h("div", { key: name, class: isLong(value) ? "long-fact" : null }, h("dt", label(name)), h("dd", value ?? "–"))));
 }
 
 // More than has room in half of a narrow window.
@@ -328,6 +342,9 @@ export function bar(ratio, text, { mark = null, color = "--c1" } = {}) {
   return h("span.bar", h("span.bar-fill", { "aria-hidden": "true", style: { width: width(ratio || 0), background: `var(${color})` } }),
     mark === null ? null : h("span.bar-mark", { "aria-hidden": "true", style: { left: width(mark) } }), h("span.bar-text", text));
 }
+
+// An operation by its title; the id stands in the address, and at the mouse.
+export const operationLink = (id, title) => h("a.long", { href: to("operations", id), title: title ? `${title}, ${id}` : id }, title || `without title, ${id.slice(0, 8)}`);
 
 // A word on a coloured ground. tone: good, warn, bad, or none.
 export function badge(text, tone = "") {

@@ -1,87 +1,125 @@
-"""Runs inside the guest, before anything is installed: README's first lines in a checkout, as somebody types them in a
-terminal of 80 columns. Wheels of what pip would fetch are in /in/wheels: a guest has no network. Standard library only.
+"""Runs inside the guest, before anything is installed: README's first lines in a checkout, as somebody types them in 80
+columns. Wheels of what pip would fetch are in /in/wheels: a guest has no network. Standard library only.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import pty
 import re
-import select
 import shutil
 import struct
 import subprocess
 import termios
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 COLUMNS = 80
-INTERRUPT = b"\x03"
-LIMIT_S = 150.0
+LIMIT_S = 250.0
+ELSEWHERE = {"LC_ALL": "C", "TZ": "Asia/Tokyo", "DPKG_DEB_COMPRESSOR_LEVEL": "1"}
+"""How the package's second build differs from the first, besides in place, rights and time; compressed as that."""
 
 
 class FirstMinutes:
     """The lines, in a copy of the checkout below ``home``; seconds are since the first of them."""
 
-    def __init__(self, home: str, lines: list[str]) -> None:
+    def __init__(self, home: str, demo: str, estimate: str, build: str) -> None:
         self._checkout = os.path.join(home, "checkout")
-        self._demo, self._estimate = lines
-        self._env = {**os.environ, "HOME": home, "TERM": "xterm", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/in/wheels"}
+        self._build = build
+        env = {**os.environ, "HOME": home, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/in/wheels"}
+        self._env = env
+        words = ("simulation started", "render-1 started")
+        self._demo = Line(demo, self._checkout, {**env, "COLUMNS": str(COLUMNS)}, False, words)
+        self._estimate = Line(estimate, self._checkout, {**env, "TERM": "xterm"}, True)
         self._began_s = 0.0
-        self._estimated: dict[str, Any] = {}
-        self._thread = threading.Thread(target=self._run_estimate, daemon=True)
 
     def seconds(self) -> float:
         return time.monotonic() - self._began_s
 
     def demo(self) -> dict[str, Any]:
-        """Until render runs on the freed CPU; then Ctrl-C. The estimate begins, and goes on meanwhile."""
+        """Without a terminal, until render runs on the freed CPU. It goes on, and the estimate begins."""
         shutil.copytree("/in/checkout", self._checkout)
         self._began_s = time.monotonic()
-        seen = self._type(self._demo, ("simulation started", "render-1 started"))
-        self._thread.start()
+        self._demo.start()
+        self._demo.is_told.wait(LIMIT_S)
+        self._estimate.start()
         size = subprocess.run(["du", "-sm", ".venv"], cwd=self._checkout, capture_output=True, text=True, check=True)
-        return {**seen, "megabytes": int(size.stdout.split()[0])}
+        return {**self._demo.seen, "megabytes": int(size.stdout.split()[0])}
 
-    def _run_estimate(self) -> None:
-        self._estimated = self._type(self._estimate)
+    def build(self) -> dict[str, Any]:
+        """The package, by somebody with other rights, locale and time zone than who built the first."""
+        subprocess.run(["chmod", "-R", "go=", self._checkout], check=True)
+        done = subprocess.run(
+            ["bash", "-c", self._build],
+            cwd=self._checkout,
+            env={**self._env, **ELSEWHERE},
+            umask=0o077,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        built = [hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(self._checkout, "dist").glob("*")]
+        return {"code": done.returncode, "output": done.stdout + done.stderr, "sha256": built}
 
-    def _type(self, line: str, words: tuple[str, ...] = ()) -> dict[str, Any]:
-        """A line to its end, or to Ctrl-C once all words were seen; ``first_s``, ``word_s``: when anything was seen,
-        and each of the words."""
+    def ends(self) -> dict[str, Any]:
+        """What both lines said, to their end, which is waited for."""
+        for line in (self._demo, self._estimate):
+            line.join(LIMIT_S)
+        return {"demo": self._demo.seen, "estimate": self._estimate.seen}
+
+
+class Line(threading.Thread):
+    """A line of shell, with a terminal or without one and any input; ``is_told``: all words were seen, or it ended.
+
+    ``seen``: what it said so far, seconds until anything and until each of the words was seen; at last the exit code.
+    """
+
+    def __init__(
+        self, line: str, folder: str, env: dict[str, str], has_terminal: bool, words: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(daemon=True)
+        self._line, self._folder, self._env = line, folder, env
+        self._has_terminal, self._words = has_terminal, words
+        self.is_told = threading.Event()
+        self.seen: dict[str, Any] = {"output": "", "first_s": None, "word_s": {}}
+
+    def run(self) -> None:
         began_s = time.monotonic()
-        pid, terminal = pty.fork()
-        if pid == 0:
-            os.chdir(self._checkout)
-            os.execvpe("bash", ["bash", "-c", line], self._env)  # noqa: S606
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-        output, first_s, word_s = "", None, {}
-        while time.monotonic() - began_s < LIMIT_S:
-            if not select.select([terminal], [], [], 0.1)[0]:
-                continue
-            try:
-                output += os.read(terminal, 65536).decode(errors="replace")
-            except OSError:  # its end
-                break
-            now_s = time.monotonic() - began_s
-            first_s = first_s or now_s
-            for word in words:
-                if word in output and word not in word_s:
-                    word_s[word] = now_s
-                    if len(word_s) == len(words):
-                        os.write(terminal, INTERRUPT)
-        os.close(terminal)
-        return {
-            "code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]),
-            "output": re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r(?=\n)", "", output),
-            "first_s": first_s,
-            "word_s": list(word_s.values()),
-            "took_s": time.monotonic() - began_s,
-        }
+        read_fd, write_fd = pty.openpty() if self._has_terminal else os.pipe()
+        if self._has_terminal:
+            fcntl.ioctl(write_fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+        with subprocess.Popen(
+            ["bash", "-c", self._line],
+            cwd=self._folder,
+            env=self._env,
+            stdin=write_fd if self._has_terminal else subprocess.DEVNULL,
+            stdout=write_fd,
+            stderr=write_fd,
+            start_new_session=True,
+        ) as process:
+            os.close(write_fd)
+            while text := read(read_fd):
+                now_s = time.monotonic() - began_s
+                self.seen["first_s"] = self.seen["first_s"] or now_s
+                self.seen["output"] = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r(?=\n)", "", self.seen["output"] + text)
+                for word in self._words:
+                    if word in self.seen["output"]:
+                        self.seen["word_s"].setdefault(word, now_s)
+                if len(self.seen["word_s"]) == len(self._words):
+                    self.is_told.set()
+        os.close(read_fd)
+        self.seen.update(code=process.returncode, took_s=time.monotonic() - began_s)
+        self.is_told.set()
 
-    def estimate(self) -> dict[str, Any]:
-        """What it said; waits for its end."""
-        self._thread.join(LIMIT_S)
-        return self._estimated
+
+def read(fd: int) -> str:
+    """What comes next; nothing at the end, which a terminal tells by an error."""
+    try:
+        return os.read(fd, 65536).decode(errors="replace")
+    except OSError:
+        return ""

@@ -43,8 +43,8 @@ QUOTA_US = int(SETTINGS["cpu.cfs_quota_us"])
 CONFIG = "/etc/cpumond/cpumond.toml"
 MOUNTS = "/etc/cpumond/mountinfo"
 README = json.loads(Path("/in/readme.json").read_text())
-"""Taken from it by the host's test: the first ``minutes``, the three ``lines`` of an installation, the ``toml``,
-settings ``mode``, ``weight`` and ``quota``."""
+"""Taken from it by the host's test: the first ``minutes``, the ``lines`` of an installation by name, the ``toml``;
+settings ``mode``, ``weight`` and ``quota`` of a roll-out."""
 FAST = f'mountinfo = "{MOUNTS}"\n[monitor]\ncheck_period = 200\nmin_cpu_limit = 0.1\n'
 OTHER_JOBS = """
 managed_roots = ["jobs", "batch.slice"]
@@ -76,7 +76,7 @@ SHELLS = {
 }
 PERSON = "/tmp/person"
 """Whose terminals those are."""
-FIRST = FirstMinutes(PERSON, README["minutes"])
+FIRST = FirstMinutes(PERSON, *README["minutes"], README["lines"]["build"])
 PAGES = ("8 cpumond", "5 cpumond.toml", "5 cpumond-scheduler.toml", "1 cpumond-operation")
 
 
@@ -102,9 +102,9 @@ def is_lowered() -> bool:
     return max(read_quota_us(JOB), read_quota_us(UNIT_JOB)) < QUOTA_US
 
 
-def type_line(number: int, folder: str = "/") -> dict[str, Any]:
-    """One of the README's lines, as somebody types it who has nothing to answer."""
-    return run("sh", "-c", f"PATH=/root/bin:$PATH; cd {folder}; {README['lines'][number]}")
+def type_lines(name: str, folder: str = "/") -> dict[str, Any]:
+    """Some of the README's lines, as somebody types them who has nothing to answer."""
+    return run("sh", "-c", f"PATH=/root/bin:$PATH; cd {folder}; {README['lines'][name]}")
 
 
 def dpkg(*arguments: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def jobs() -> dict[str, Any]:
 
 def install() -> dict[str, Any]:
     """The version before, on a host that never saw it."""
-    answer = type_line(0, "/in/before")
+    answer = type_lines("install", "/in/before")
     return {
         "answer": answer,
         "states": states(),
@@ -243,7 +243,7 @@ def edit() -> dict[str, Any]:
     """The README's line with the editor, in which its configuration is typed."""
     write_file("/root/jobs.toml", README["toml"])
     write_file("/root/bin/editor", '#!/bin/sh\nexec cp /root/jobs.toml "$1"\n', 0o755)
-    return type_line(1)
+    return type_lines("editor")
 
 
 def roll_out(name: str) -> None:
@@ -254,7 +254,7 @@ def roll_out(name: str) -> None:
 
 def enable() -> dict[str, Any]:
     """``systemctl enable --now`` with the configuration as shipped."""
-    answer = type_line(2)
+    answer = type_lines("enable")
     scheduler = systemctl("start", SCHEDULER)
     facts = {
         "answer": answer,
@@ -272,7 +272,7 @@ def shadow() -> dict[str, Any]:
     set_pace()
     CONF_D.chmod(0o700)  # somebody's token may be in there
     return {
-        "answers": [edit(), type_line(2)],
+        "answers": [edit(), type_lines("enable")],
         "decided_s": wait(lambda: read_wanted_cores() < 1.0),
         "at_s": FIRST.seconds(),
         "status": run("cpumond", "status")["output"],
@@ -505,6 +505,7 @@ def purge() -> dict[str, Any]:
 live_through(
     (
         FIRST.demo,
+        FIRST.build,
         jobs,
         install,
         shells,
@@ -518,7 +519,7 @@ live_through(
         upgrade_stopped,
         upgrade_with_wrong_config,
         remove_refused,
-        FIRST.estimate,
+        FIRST.ends,
         remove,
         purge_unfinished,
         purge,

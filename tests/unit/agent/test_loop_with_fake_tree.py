@@ -24,7 +24,7 @@ from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, load
 from cpumond.agent.tick import choose_stride
 from cpumond.agent.tracked import Tracked
-from cpumond.core.answers import AddedJob
+from cpumond.core.answers import AddedJob, RemovedJob
 from cpumond.core.errors import CgroupWriteError, ConfigError, CreateError, RefusedError, UnavailableError
 from cpumond.core.wire import Heartbeat
 from cpumond.host.cgroup import Cgroup, open_cgroup
@@ -429,13 +429,22 @@ def test_a_mode_that_writes_no_more_puts_the_limit_back_at_once(make_node, mode)
 def test_up_only_never_lowers(make_node):
     node = make_node({"a": FOUR}).start()
     node.ticks(8)
-    node.reload(QUICK.replace("reclaim", "up-only") + source())
-    node.ticks(3)
     assert node.cores("a") == 0.5
-    node.ticks(10, 4.0)
-    assert node.cores("a") == 4.0
+    node.reload(QUICK.replace("reclaim", "up-only") + source())
+    node.ticks(2)
+    assert node.cores("a") == 4.0, "what was lowered before goes back at once"
     node.ticks(10)
     assert node.cores("a") == 4.0
+
+
+def test_up_only_leaves_a_pin_in_force(make_node):
+    node = make_node({"a": FOUR}).start()
+    node.ticks(8)
+    control.pin_job(node.agent, "a", {"cpu_limit": 1.0})
+    node.ticks(2)
+    node.reload(QUICK.replace("reclaim", "up-only") + source())
+    node.ticks(3)
+    assert node.cores("a") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -1079,7 +1088,7 @@ def test_a_registered_job_is_followed_at_once_and_over_a_restart(make_node):
     node.ticks(8)
     node.kill_and_restart()
     assert (node.job("a").found.job_id, node.job("a").ordered_cores, node.cores("a")) == ("mine", 3.0, 0.5)
-    assert control.remove_job(node.agent, "mine") == {"job_id": "mine", "removed": True}
+    assert control.remove_job(node.agent, "mine") == RemovedJob("mine")
     assert node.read("a") == "400000 100000"
     assert control.list_registered(node.agent).jobs == []
     with pytest.raises(UnavailableError, match="nothing to remove"):

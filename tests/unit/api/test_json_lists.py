@@ -14,7 +14,7 @@ from cpumond.api import tables
 from cpumond.api.json import handlers as json_handlers
 from cpumond.api.json.call import Call
 from cpumond.api.json.handlers import JsonApi, Made
-from cpumond.api.json.openapi import OperationsQuery, Query
+from cpumond.api.json.requests import OperationsQuery, Query
 from cpumond.api.views import OperationList
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.operations import AbortOperation, StartOperation
@@ -84,13 +84,13 @@ def test_a_search_makes_each_text_once_and_finds_what_is_there_now(store: Sqlite
         one = await start(api, "One")
         assert await search(api, "one") == [one]
         record = api.scheduler.state.find_record(one)
-        text = api._texts.of(record)
+        text = api.texts.of(record)
         two = await start(api, "one more")
         assert sorted(await search(api, "one")) == sorted([one, two])
-        assert api._texts.of(record) is text
+        assert api.texts.of(record) is text
         await api.scheduler.execute(AbortOperation(one), "me")
         assert sorted(await search(api, "ONE")) == sorted([one, two])
-        assert len(api._texts) == 2
+        assert len(api.texts) == 2
 
     asyncio.run(go())
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scheduler_world import TREE, World
 
-from cpumond.api.json.openapi import CanQuery
+from cpumond.api.json.requests import CanQuery
 from cpumond.api.json.rights import judge_question, list_rights, show_readable_plan, show_readable_report
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView

@@ -204,8 +204,9 @@ def test_what_may_not_be_read_is_nowhere(asked):
     (job,) = asked.jobs_of(asked.id)
     rights, everything = asked.rights(NOBODY), asked.rights(ADMIN)
     living = asked.state.nodes[node.id]
-    assert [each.id for each in node_views.show_node_details(living, 0.0, everything).jobs] == [job.id]
-    assert node_views.show_node_details(living, 0.0, rights).jobs == []
+    for each, shown in ((everything, [job.id]), (rights, [])):
+        details = node_views.show_node_details(living, 0.0, each)
+        assert ([each.id for each in details.jobs], list(details.titles)) == (shown, [asked.id] if shown else [])
     assert views.show_operations(asked.state, 0.0, limit=9, rights=rights).total == 1
     for known, count in ((rights, 1), (everything, 2)):
         shown = orchid.scheduler_orchid(asked.state, {}, known)

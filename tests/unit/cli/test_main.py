@@ -97,6 +97,7 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
         (OSError(28, "x", "/var/x"), 69, "/var/x: No space left on device"),
         (click.UsageError("wrong"), 64, "wrong"),
         (CpumondError("it is\n\tgone\n"), 69, "it is gone\n"),
+        (CpumondError("node \x1b]0;x\x07\x9b2J"), 69, "node \\x1b]0;x\\x07\\x9b2J\n"),
         (
             ZeroDivisionError("by\nzero"),
             69,

@@ -133,6 +133,18 @@ YAML = "pools:\n  a:\n    weight: 1\n    pools:\n      b:\n"
         (f"{YAML}        weight: 1\n        weight: 2\n", "yaml", 'f: line 7: "weight" is there twice'),
         ("pools:\n  1: {}\n", "yaml", "f:1: pools its keys must be text, got 1; put it in quotes"),
         ("pools: &a\n  b: *a\n", "yaml", "a value cannot be inside of itself"),
+        ("options: {attributes: {a: &a [*a]}}\n", "yaml", "f: line 1: a value cannot be inside of itself"),
+        ("tree: d\n? [a, b]\n: 1\n", "yaml", "f: line 2: a key must be a text, not a list or a table"),
+        (
+            "tree: d\noptions:\n  a: 2001-99-99\n",
+            "yaml",
+            'f: line 3: "2001-99-99" is no timestamp; put a text in quotes',
+        ),
+        ("options: {weight: !!int x}\n", "yaml", 'f: line 1: "x" is no int'),
+        ("options: {weight: !!bool x}\n", "yaml", 'f: line 1: "x" is no bool'),
+        ("options: {weight: !!timestamp x}\n", "yaml", 'f: line 1: "x" is no timestamp'),
+        (f"options: {{weight: {'9' * 5000}}}\n", "yaml", "is no int"),
+        ("options: {acl: [{action: allow, action: deny}]}\n", "yaml", 'f: line 1: "action" is there twice'),
         ("[" * 100_000, "yaml", "f: "),
         ("x", "json", "f: "),
     ],
@@ -151,6 +163,18 @@ def test_anchors_and_merges_of_yaml() -> None:
         ("b", {"weight": 2, "mode": "fifo"}),
         ("c", {"weight": 2}),
     ]
+
+
+@pytest.mark.parametrize("of", ["{{p: *a{0}, q: *a{0}}}", "[*a{0}, *a{0}]"])
+def test_a_few_lines_of_yaml_that_stand_for_a_billion_values_are_refused(of: str) -> None:
+    text = "options:\n  a0: &a0 {x: 1}\n" + "".join(f"  a{n + 1}: &a{n + 1} {of.format(n)}\n" for n in range(30))
+    with pytest.raises(ConfigError, match="f: it has more than 500000 values"):
+        read_tree_text(text, "f", "yaml")
+
+
+def test_a_text_of_several_lines_in_toml_may_look_like_a_table() -> None:
+    found = read_tree_text('[options.attributes]\na = """\n[x = {} #]\n"""\n', "f", "toml")
+    assert found.tables.own == Table(attributes={"a": "[x = {} #]\n"})
 
 
 def test_without_pyyaml_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,7 @@ class PlayedArbiter:
 
 class PlayedStore:
     lost_total = 0
+    commit_s = 0.0
 
     def __init__(self, engine: Engine, term: int) -> None:
         self.engine = engine

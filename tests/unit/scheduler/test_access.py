@@ -153,6 +153,22 @@ def test_what_may_not_be_read_is_not_listed(lists):
     assert readable(User("ann")) == readable(User("spy", admin=True)) == [hidden, seen, private]
 
 
+def test_what_may_be_read_of_many_is_what_may_be_read_of_each(lists):
+    lists.set_pool("b", acl=[entry("spy", "read", action="deny")])
+    own = ([], [entry("spy", "read", action="deny")], [entry("bob", "read", action="deny")], [entry("spy", "manage")])
+    started = [
+        lists.start(pool, user=user, acl=acl) for pool in ("c", "z") for user in ("ann", "spy") for acl in (*own, *own)
+    ]
+    for operation in started[::3]:
+        lists.abort(operation)
+    records = [lists.record(name) for name in started]
+    for name in ("ann", "bob", "spy"):
+        user = User(name, needs_entry=True)
+        each = [record for record in records if Rights(lists.state, user).on_operation(record, "read").allowed]
+        assert Rights(lists.state, user).readable(records) == each
+        assert each
+
+
 def test_what_a_child_inherits_is_not_what_its_parent_has(lists):
     lists.set_pool("a", acl=[entry("x", "use", inheritance_mode="object_only"), entry("y", "use")])
     tree = lists.state.config.trees[TREE]

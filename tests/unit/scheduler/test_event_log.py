@@ -329,7 +329,7 @@ def test_a_failed_operation_is_told_in_the_write_of_its_end(store: Watched) -> N
         assert len(writes) == 1
         (event,) = await find(scheduler, "kind:operation_failed", "user:ann", "pool:default/p")
         assert event.operation == reply.id
-        assert event.text.startswith(f"operation {reply.id} of ann failed: 1 jobs failed")
+        assert event.text.startswith(f"operation {reply.id} of ann failed: 1 job failed")
 
     run(work())
 

@@ -21,6 +21,7 @@ from cpumond.scheduler.operations import (
     UpdateOperation,
 )
 from cpumond.scheduler.required import GUARANTEES, OF_OWNERS, check, decide, list_needs
+from cpumond.scheduler.rollout import RolloutCommand
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.changes import describe_change
 from cpumond.scheduler.settings.commands import (
@@ -81,6 +82,7 @@ def test_each_command_has_its_needs():
         *get_args(ConfigCommand),
         *get_args(OperationCommand),
         *get_args(NodeCommand),
+        *get_args(RolloutCommand),
         ApplyTree,
         Undo,
     }

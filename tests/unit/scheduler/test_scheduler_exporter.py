@@ -1,4 +1,4 @@
-"""The scheduler's counters begin at 0 with fixed labels, so that rates see the first event."""
+"""Counters begin at 0 with fixed labels, so that rates see the first event; both formats say the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from cpumond.scheduler.exporter import PREEMPTION_KINDS, MetricsText
@@ -26,16 +27,22 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
     store.close()
 
 
+async def run(store: SqliteStore) -> Scheduler:
+    """A scheduler after an update, with the pools ``a``, which has an operation, and ``b``."""
+    scheduler = Scheduler(Rules(), store, Clock())
+    for name in ("a", "b"):
+        await scheduler.execute(CreatePool("default", name, "<Root>", {}), "root")
+    task = {"job_count": 1, "command": "true"}
+    await scheduler.execute(StartOperation({"pool": "a", "tasks": {"t": task}}), "root")
+    await scheduler.update_all()
+    return scheduler
+
+
 def read(store: SqliteStore, max_pools: int, counts: dict[tuple[str, str, str], int]) -> dict[tuple[str, str], float]:
-    """(pool, kind) -> preemptions, of a scheduler with the pools ``a``, which has an operation, and ``b``."""
+    """(pool, kind) -> preemptions."""
 
     async def work() -> str:
-        scheduler = Scheduler(Rules(), store, Clock())
-        for name in ("a", "b"):
-            await scheduler.execute(CreatePool("default", name, "<Root>", {}), "root")
-        task = {"job_count": 1, "command": "true"}
-        await scheduler.execute(StartOperation({"pool": "a", "tasks": {"t": task}}), "root")
-        await scheduler.update_all()
+        scheduler = await run(store)
         scheduler.state.preemption_counts.update(counts)
         return MetricsText(scheduler, max_pools).encode().decode()
 
@@ -77,3 +84,48 @@ def test_no_pool_has_series_where_none_shall_have_them(store: SqliteStore) -> No
 
 def test_a_kind_of_a_later_version_is_not_lost(store: SqliteStore) -> None:
     assert read(store, 100, {("default", "a", "strange"): 2})["", "strange"] == 2.0
+
+
+def test_both_formats_say_the_same(store: SqliteStore) -> None:
+    """But for names of counters' families; the strict parser reads OpenMetrics to its end."""
+    metrics = MetricsText(asyncio.run(run(store)), 100)
+    plain = {family.name: family for family in text_string_to_metric_families(metrics.encode().decode())}
+    opened = {family.name: family for family in parse_openmetrics(metrics.encode(True).decode())}
+    assert "cpumond_preemptions" in opened
+    assert "cpumond_pool_cpu_usage_seconds" in opened
+    # The older format knows no info: there it is a gauge.
+    assert {name.removesuffix("_info") for name in plain} == {name.removesuffix("_info") for name in opened}
+    changing = ("process_", "python_", "cpumond_scheduler_lease")
+    for name, family in opened.items():
+        if not name.startswith(changing) and family.type != "info":
+            assert plain[name].type == family.type
+            assert plain[name].documentation == family.documentation
+            told = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in plain[name].samples}
+            assert told == {(sample.name, *sorted(sample.labels.items())): sample.value for sample in family.samples}
+    assert metrics.encode() is metrics.encode(), "made once for an update"
+
+
+def test_a_bucket_leads_to_what_was_slow(store: SqliteStore) -> None:
+    async def work() -> str:
+        scheduler = await run(store)
+        scheduler.timings.heartbeat.observe(0.003, "n1")
+        scheduler.timings.heartbeat.observe(0.7, "long" * 50)
+        return MetricsText(scheduler, 100).encode(True).decode()
+
+    families = {family.name: family for family in parse_openmetrics(asyncio.run(work()))}
+    name = "cpumond_scheduler_heartbeat_duration_seconds"
+    found = {sample.labels["le"]: sample for sample in families[name].samples if sample.name == f"{name}_bucket"}
+    assert found["0.002"].value == 0.0
+    assert found["0.005"].value == found["0.5"].value == 1.0
+    assert found["1.0"].value == found["+Inf"].value == 2.0
+    assert found["0.005"].exemplar.labels == {"node": "n1"}
+    assert found["0.005"].exemplar.value == 0.003
+    assert found["1.0"].exemplar.labels == {"node": "long" * 25}
+    update = families["cpumond_scheduler_update_duration_seconds"]
+    assert [each.exemplar.labels for each in update.samples if each.exemplar] == [{"slowest_tree": "default"}]
+    records = {
+        each.exemplar.labels["record"].partition("/")[0]
+        for each in families["cpumond_scheduler_store_commit_duration_seconds"].samples
+        if each.exemplar
+    }
+    assert records

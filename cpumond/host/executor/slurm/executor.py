@@ -6,39 +6,32 @@ In ``runtime_dir``: what the keeper has there, ``slurm-jobs/<job_id>.json`` for 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import secrets
-import select
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 import structlog
 
-from cpumond.core.errors import describe
-from cpumond.core.wire import LogStream
 from cpumond.host.cgroup_processes import list_processes, send_signal
 from cpumond.host.executor import keeper
 from cpumond.host.executor.keeper.job import is_slurmstepd
-from cpumond.host.executor.keeper.logs import read_end, read_log
-from cpumond.host.executor.keeper_link import KeeperLink, KeptJob, read_result
+from cpumond.host.executor.keeper_executor import POLL_S, SETTLE_S, KeeperExecutor, make_ended
+from cpumond.host.executor.keeper_link import KeptJob, read_result
 from cpumond.host.executor.model import (
-    LAST_WORDS_BYTES,
-    NO_COMMAND,
     Ended,
     Event,
-    Executor,
     ExecutorError,
     Launch,
     NotStarted,
     Started,
 )
-from cpumond.host.executor.records import Records, unlink
+from cpumond.host.executor.records import Records
 from cpumond.host.executor.slurm.client import Account, Answer, SlurmClient
 from cpumond.host.executor.slurm.commands import (
     PROGRAMS,
@@ -70,10 +63,7 @@ FORGOTTEN: Final = "Slurm does not know it any more, and it has not run"
 START_S: Final = 60.0
 """A job that Slurm lets wait for longer is given back: the scheduler finds another node for it."""
 
-_CONNECT_S: Final = 8.0
-_SETTLE_S: Final = 1.5
 _ASK_S: Final = 3.0
-_POLL_S: Final = 0.05
 _RETRY_S: Final = 2.0
 _CANCEL_S: Final = 0.5
 """So long a step has to end its job by itself, which tells more than Slurm does."""
@@ -82,35 +72,26 @@ _LEAVE_LOOK_S: Final = 0.1
 _SIGKILL: Final = 9
 
 
-class SlurmExecutor(Executor):
+class SlurmExecutor(KeeperExecutor[Job]):
     """At most one for each ``runtime_dir``. Jobs go to ``node_name``, which is this host, in ``partition``."""
+
+    result_names = (*KeeperExecutor.result_names, keeper.CLAIM_NAME)
 
     def __init__(
         self, runtime_dir: str, partition: str, node_name: str, mountinfo: str = "/proc/self/mountinfo"
     ) -> None:
-        self._runtime_dir = runtime_dir
+        super().__init__(runtime_dir, Records(os.path.join(runtime_dir, INDEX_NAME), Record))
         self._partition = partition
         self._node_name = node_name
         self._mountinfo = mountinfo
         self._mounts: dict[str, str] = {}
         self._interpreter = ""
-        self._records = Records(os.path.join(runtime_dir, INDEX_NAME), Record)
         self._guests_name = ""
-        self._jobs: dict[str, Job] = {}
-        self._prepared = False
-        self._wanted: set[str] = set()
-        self._events: list[Event] = []
-        self._reported: list[Record] = []
-        self._epoll = select.epoll()
-        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._news, select.EPOLLIN)
-        self._keeper = KeeperLink(runtime_dir, self._epoll)
         self._wake_lock = threading.Lock()
         self._submitter = SlurmClient(self._wake, 3)
         self._slurm = SlurmClient(self._wake, 2)
         self._looking = False
         self._timer: threading.Timer | None = None
-        self._closed = False
 
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
         wanted = self._wanted = set(job_ids)
@@ -119,39 +100,25 @@ class SlurmExecutor(Executor):
             job = self._jobs[job_id] = Job(record, silent=job_id not in wanted)
             job.started = record.start_time > 0.0
             job.look_at_s = 0.0
-        if not self._exchange_until(lambda: self._keeper.is_greeted, _CONNECT_S):
-            raise ExecutorError(
-                f"the keeper of jobs does not answer in {self._runtime_dir}: {self._keeper.explain()}; "
-                "see whether the agent may start processes and make sockets there"
-            )
+        self._await_keeper()
         for job_id in wanted - set(self._jobs):
             ended = Ended(job_id, time.time(), problem=UNKNOWN)
             self._jobs[job_id] = Job(Record(job_id, "", 0, "", 0, 0, ended=ended))
             self._wake()
-        self._exchange_until(lambda: all(job.is_claimed or job.is_over for job in self._jobs.values()), _SETTLE_S)
+        self._exchange_until(lambda: all(job.is_claimed or job.is_over for job in self._jobs.values()), SETTLE_S)
         found = {}
         for job_id, job in self._jobs.items():
             if job.silent and not job.is_over:
                 log.warning("a job that the agent does not know is left alone", job_id=job_id)
             elif job_id in wanted and job.started and read_result(job.record.directory) is None:
                 found[job_id] = self._describe_start(job)
-        # The starts of jobs that are returned, or over already, are no news.
-        self._events = [
-            event
-            for event in self._events
-            if not isinstance(event, Started)
-            or not (event.job_id in found or event.job_id not in self._jobs or self._jobs[event.job_id].is_over)
-        ]
+        self._drop_old_starts(found)
         return found
 
     def start(self, launch: Launch) -> None:
         """Raises ExecutorError for a job that is here already."""
         job_id = launch.job_id
-        if job_id in self._jobs:
-            raise ExecutorError(f"the job {job_id} was started here already; give each job an id of its own")
-        self._reported = [record for record in self._reported if record.job_id != job_id]
-        if not launch.argv:
-            self._add_event(NotStarted(job_id, NO_COMMAND))
+        if not self._may_start(launch):
             return
         uid, gid = os.geteuid(), os.getegid()
         if launch.user:
@@ -166,13 +133,8 @@ class SlurmExecutor(Executor):
         record = Record(job_id, directory, launch.max_log_bytes, token, uid, gid, list_limits(launch))
         job = self._jobs[job_id] = Job(record)
         self._restore_index()
-        try:
-            # Before Slurm hears of it: should the agent end now, the next one asks whether Slurm has.
-            self._records.store(job_id, record)
-        except OSError as error:
-            problem = f"cannot write into {self._records.directory}: {describe(error)}; make room there"
-            record.not_started = NotStarted(job_id, problem, node_fault=True)
-            self._wake()
+        # Before Slurm hears of it: should the agent end now, the next one asks whether Slurm has.
+        if not self._store_new(record):
             return
         order = {
             "token": token,
@@ -211,29 +173,14 @@ class SlurmExecutor(Executor):
             self._wake()
 
     def poll(self) -> list[Event]:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._news)
-        self._restore_index()
-        self._remove_reported()
-        self._exchange()
+        self._hear()
         self._submitter.take()
         self._slurm.take()
         now_s = time.monotonic()
         for job in list(self._jobs.values()):
             self._advance(job, now_s)
         self._look(now_s)
-        events, self._events = self._events, []
-        return events
-
-    def fileno(self) -> int:
-        return self._epoll.fileno()
-
-    def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
-        found = read_log(directory, stream, tail_bytes)
-        if found is None:
-            path = os.path.join(directory, stream)
-            raise ExecutorError(f"there is no {stream} of this job: {path} was removed, or the job never ran")
-        return found
+        return self._take_events()
 
     def close(self) -> None:
         if self._closed:
@@ -244,9 +191,7 @@ class SlurmExecutor(Executor):
             self._closed = True
             if self._timer is not None:
                 self._timer.cancel()
-        self._keeper.close()
-        self._epoll.close()
-        os.close(self._news)
+        self._close_link()
 
     # ---- preparation
 
@@ -271,22 +216,6 @@ class SlurmExecutor(Executor):
             log.warning("Slurm does not answer; jobs that are to be started wait for it", problem=answer.problem)
         self._prepared = True
 
-    def _restore_index(self) -> None:
-        if not self._prepared or not self._records.is_removed():
-            return
-        for job_id, job in self._jobs.items():
-            self._records.store_if_possible(job_id, job.record)
-        self._keeper.send("listen", True)
-
-    def _remove_reported(self) -> None:
-        """Remove the files of jobs whose end was given to the agent by the ``poll`` before: it has stored it by now."""
-        for record in self._reported:
-            self._records.remove(record.job_id)
-            if record.directory:
-                for name in (keeper.RESULT_NAME, f"{keeper.RESULT_NAME}.new", keeper.CLAIM_NAME):
-                    unlink(os.path.join(record.directory, name))
-        self._reported.clear()
-
     # ---- news
 
     def _wake(self) -> None:
@@ -298,36 +227,11 @@ class SlurmExecutor(Executor):
     def _wake_in(self, seconds: float) -> None:
         """The same, a little later."""
         if self._timer is None or not self._timer.is_alive():
-            self._timer = threading.Timer(max(seconds, _POLL_S), self._wake)
+            self._timer = threading.Timer(max(seconds, POLL_S), self._wake)
             self._timer.daemon = True
             self._timer.start()
 
-    def _add_event(self, event: Event) -> None:
-        self._events.append(event)
-        self._wake()
-
-    def _exchange_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Read from the keeper, started if need be, until ``condition`` holds; False when that takes too long."""
-        deadline_s = time.monotonic() + timeout_s
-        self._exchange()
-        while not condition():
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0.0:
-                return False
-            self._epoll.poll(min(left_s, _POLL_S))
-            self._exchange()
-        return True
-
-    def _exchange(self) -> None:
-        """Read all that the keeper has sent and send what waits for it; returns at once."""
-        for news in self._keeper.exchange():
-            if isinstance(news, KeptJob):
-                self._on_report(news)
-            else:
-                self._reconcile(news)
-
     def _reconcile(self, kept: list[KeptJob]) -> None:
-        """Bring both sides together with a keeper that has listed all its jobs."""
         for kept_job in kept:
             self._on_report(kept_job)
         known = {kept_job.id for kept_job in kept}
@@ -346,7 +250,6 @@ class SlurmExecutor(Executor):
         return {**msgspec.to_builtins(record), "id": record.job_id, "procs": [], "mounts": self._mounts}
 
     def _on_report(self, kept_job: KeptJob) -> None:
-        """Take over what the keeper reports of a job."""
         job = self._jobs.get(kept_job.id)
         if job is None or job.is_over or job.lost is not None:
             if job is None and kept_job.is_over:
@@ -380,15 +283,6 @@ class SlurmExecutor(Executor):
         controller = "cpu" if "cpu" in self._mounts else ""
         place = places.get(controller)
         return "" if place is None else place[len(self._mounts[controller]) :].lstrip("/")
-
-    def _mark_started(self, job: Job) -> None:
-        if job.started:
-            return
-        job.started = True
-        if not job.silent:
-            self._add_event(self._describe_start(job))
-        if job.interrupted:
-            self._interrupt(job)
 
     # ---- Slurm
 
@@ -552,30 +446,7 @@ class SlurmExecutor(Executor):
             if job.result.state == "failed":
                 record.not_started = job.refusal or NotStarted(job_id, job.result.problem, job.result.node_fault)
             else:
-                record.ended = self._describe_end(record, job.result)
+                result = job.result
+                record.ended = make_ended(record, result, result.cpu_seconds, result.max_memory, result.oom_kills)
             self._records.store_if_possible(job_id, record)
-        self._keeper.send("forget", job_id)
-        if record.directory:
-            for name in keeper.STREAMS:
-                for suffix in (".fifo",) if record.not_started is None else (".fifo", "", ".1", ".total"):
-                    unlink(os.path.join(record.directory, name + suffix))
-        del self._jobs[job_id]
-        self._reported.append(record)
-        if not job.silent and record.outcome is not None:
-            self._add_event(record.outcome)
-        else:
-            self._wake()
-
-    def _describe_end(self, record: Record, result: KeptJob) -> Ended:
-        path = os.path.join(record.directory, "stderr")
-        return Ended(
-            record.job_id,
-            result.finish_time,
-            result.exit_code,
-            result.signal,
-            result.cpu_seconds,
-            result.max_memory,
-            result.oom_kills > 0,
-            result.problem,
-            read_end(path, LAST_WORDS_BYTES)[0] if result.exit_code else b"",
-        )
+        self._report(job)

@@ -7,8 +7,9 @@ from typing import Final
 
 import msgspec
 
+from cpumond.host.executor.keeper_executor import HeldJob, KeptRecord
 from cpumond.host.executor.keeper_link import KeptJob
-from cpumond.host.executor.model import Ended, NotStarted
+from cpumond.host.executor.model import NotStarted
 from cpumond.host.executor.slurm.client import Account
 from cpumond.host.executor.slurm.commands import SlurmJob
 
@@ -16,29 +17,16 @@ LOOK_S: Final = 2.0
 """How often Slurm is asked about jobs that say nothing."""
 
 
-class Record(msgspec.Struct):
-    """What is on disk of a job until the agent has stored its end. ``slurm_job``: None until it is known.
+class Record(KeptRecord):
+    """``slurm_job``: None until it is known. ``places``: its cgroups, by controller."""
 
-    ``places``: its cgroups, by controller.
-    """
-
-    job_id: str
-    directory: str
-    max_log_bytes: int
     token: str
     uid: int
     gid: int
-    limits: list[list[str]] = []
+    limits: list[list[str]] = msgspec.field(default_factory=list)
     slurm_job: int | None = None
     start_time: float = 0.0
-    places: dict[str, str] = {}
-    ended: Ended | None = None
-    not_started: NotStarted | None = None
-
-    @property
-    def outcome(self) -> Ended | NotStarted | None:
-        """The event for the agent."""
-        return self.not_started or self.ended
+    places: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def account(self) -> Account:
@@ -47,12 +35,11 @@ class Record(msgspec.Struct):
         return Account(self.uid, self.gid)
 
 
-class Job:
-    """One job in memory. ``silent``: the agent did not ask for it, and gets no events about it."""
+class Job(HeldJob):
+    record: Record
 
     def __init__(self, record: Record, silent: bool = False) -> None:
-        self.record = record
-        self.silent = silent
+        super().__init__(record, silent)
         self.submission: tuple[list[str], bytes, Account] | None = None
         """Command, script and account of ``sbatch``, until Slurm has taken it."""
         self.busy = False
@@ -63,20 +50,12 @@ class Job:
         """Its step has come: from then on it is known without Slurm what becomes of it."""
         self.look_at_s = time.monotonic() + LOOK_S
         self.waits_since_s: float | None = None
-        self.started = False
-        self.interrupted = False
-        self.killed = False
         self.cancel_at_s: float | None = None
         self.leaves_at_s: float | None = None
         """When it is reported at the latest that it has not begun, though Slurm may have it still."""
         self.refusal: NotStarted | None = None
         self.lost: KeptJob | None = None
         """It has ended without a word: Slurm may know how."""
-        self.result: KeptJob | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self.result is not None or self.record.outcome is not None
 
 
 def is_unclear(job: Job) -> bool:

@@ -21,6 +21,7 @@ from cpumond.agent.report import scheduler as link_module
 from cpumond.agent.report.scheduler import MAX_ANSWER_BYTES, MAX_TOLD_PERIOD_S, SchedulerLink
 from cpumond.core.errors import ConfigError
 from cpumond.core.wire import (
+    AgentAbout,
     Heartbeat,
     HeartbeatAnswer,
     JobLog,
@@ -219,6 +220,19 @@ def test_a_scheduler_that_asks_again_and_again_for_all_of_it_is_no_endless_loop(
             time.sleep(0.005)
         node.beat(2)
     assert len(server.sent()) == 2
+
+
+def test_what_the_agent_is_is_told_to_a_scheduler_that_asks_and_again_only_when_it_has_changed(server: PlayedServer):
+    asks, knows = HeartbeatAnswer(True, knows_about=False), HeartbeatAnswer(True, knows_about=True)
+    server.turns[HEARTBEATS] = [reply(each) for each in (ACCEPTED, asks, knows, knows, knows, ACCEPTED, asks)]
+    first, later = AgentAbout("1", "shadow", "quota"), AgentAbout("1", "weight", "quota")
+    with linked(server.url) as node:
+        for sequence in range(1, 9):
+            node.link.about = first if sequence < 5 else later
+            node.beat(sequence)
+    told = [sent.get("about", {}).get("level") for sent in server.sent()]
+    # One of before, as the first and the sixth, is told nothing: it would refuse the heartbeat.
+    assert told == [None, None, "shadow", None, "weight", None, None, "weight"]
 
 
 def test_a_busy_scheduler_tells_how_often_it_wants_heartbeats(server: PlayedServer):

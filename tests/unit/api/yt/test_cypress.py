@@ -934,6 +934,7 @@ class Memory:
     """A store for one run."""
 
     lost_total = 0
+    commit_s = 0.0
 
     def load(self):
         return iter(())

@@ -681,7 +681,8 @@ def test_a_good_host_is_0(config, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("ok    source 1") and "jobs/job-1 -> job 'job-1'" in line for line in lines)
     assert any(line.startswith("ok    limit files") for line in lines)
-    assert any(line.startswith("ok    counter read") and " for jobs/job-1: " in line for line in lines)
+    # Whether it is "ok" is said by how busy this machine is.
+    assert any(" counter read " in line and " for jobs/job-1: " in line for line in lines)
     assert re.fullmatch(r"\d+ findings: \d+ ok, \d+ to look at, 0 failed", lines[-1])
 
 

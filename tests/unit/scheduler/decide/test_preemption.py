@@ -527,6 +527,22 @@ def test_6_6_a_single_larger_job_when_the_latest_ones_use_up_what_a_pool_may_los
     assert victims_of(plan_for(node, poor)) == [large]
 
 
+@pytest.mark.parametrize("small_jobs", [5, 100])
+def test_6_9_a_single_larger_job_goes_also_where_the_cheapest_of_very_many_sets_are_looked_for(small_jobs):
+    world = World(preempt_cheapest_first=True)
+    node = world.node()
+    pool = world.pool("p")
+    give(pool, 0.6)
+    a, b = world.operation("a", "p", needs=1), world.operation("b", "p", needs=1)
+    large = world.job(a, node, 5.0)
+    world.jobs(b, node, small_jobs, 5.0 / small_jobs)
+    for each in (a, b):
+        give(each, 0.0)
+    poor = world.operation("poor", needs=1, cpu=5.0)
+    give(poor, 0.6)
+    assert victims_of(plan_for(node, poor)) == [large]
+
+
 def test_6_6_a_swap_inside_a_pool_at_its_limit():
     world = World()
     node = world.node()

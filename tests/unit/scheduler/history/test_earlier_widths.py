@@ -1,4 +1,4 @@
-"""Points of a version whose pools had no waiting, idle and held-back cores: read, with "not known" in their places."""
+"""Points of earlier versions, whose pools and operations had fewer columns: read, with "not known" in their places."""
 
 from __future__ import annotations
 
@@ -6,52 +6,58 @@ import math
 import zlib
 from array import array
 
+import pytest
 from scheduler_world import World
 
 from cpumond.scheduler.history import chunks
 from cpumond.scheduler.history.collector import Collector
-from cpumond.scheduler.history.model import COLUMNS, EARLIER_WIDTHS, NODE, POOL, WIDTHS
+from cpumond.scheduler.history.model import COLUMNS, EARLIER_WIDTHS, INNER_COLUMNS, KINDS, OPERATION, POOL, WIDTHS
 
-NEW = ("waiting_cores", "idle_cores", "held_cores")
+CORES = ("waiting_cores", "idle_cores", "held_cores")
+VERSIONS = [(0, INNER_COLUMNS), (1, (*CORES, *INNER_COLUMNS))]
+"""The number of a version in EARLIER_WIDTHS, and the columns that its pools did not have."""
 
 
-def test_a_stored_row_of_before_is_read_with_its_rates_in_their_places():
-    width, length = EARLIER_WIDTHS[POOL], 2
+@pytest.mark.parametrize(("version", "new"), VERSIONS)
+def test_a_stored_row_of_before_is_read_with_its_rates_in_their_places(version, new):
+    width, length = EARLIER_WIDTHS[version][POOL], 2
     columns = [array("f", [float(n), float(n) + 0.5]) for n in range(width)]
     chunk = chunks.Chunk(1, 0, False, array("d", [10.0, 20.0]), array("d", [10.0, 10.0]), 0)
     read = dict(zip(COLUMNS["pool"], chunks.unpack(chunks.pack(columns), POOL, chunk), strict=True))
-    assert all(math.isnan(value) for name in NEW for value in read[name])
-    assert len(read["waiting_cores"]) == length
-    old = [name for name in COLUMNS["pool"] if name not in NEW]
+    assert all(math.isnan(value) for name in new for value in read[name])
+    assert len(read["early_s"]) == length
+    old = [name for name in COLUMNS["pool"] if name not in new]
     assert [list(read[name]) for name in old] == [list(column) for column in columns]
 
 
-def test_a_tick_of_before_is_read_from_the_journal():
+@pytest.mark.parametrize(("version", "new"), VERSIONS)
+def test_a_tick_of_before_is_read_from_the_journal(version, new):
     world = World()
     world.node("n0", 4.0)
     world.create_pool("a")
+    world.start("a")
     world.settle_down()
     tick = Collector(world.now - 10.0, 100).collect(world.state, world.now)
     assert tick is not None
-    row = WIDTHS[POOL]
-    first_new = COLUMNS["pool"].index(NEW[0])
-    rows = [tick.values[POOL][n : n + row] for n in range(0, len(tick.values[POOL]), row)]
-    pools = array("f")
-    for each in rows:
-        pools += each[:first_new] + each[first_new + len(NEW) :]
+    assert tick.ids[OPERATION]
+    kept = [[number for number, name in enumerate(COLUMNS[kind]) if name not in new] for kind in KINDS]
+    assert tuple(map(len, kept)) == EARLIER_WIDTHS[version]
+    old = [
+        array("f", [values[start + number] for start in range(0, len(values), width) for number in places])
+        for values, width, places in zip(tick.values, WIDTHS, kept, strict=True)
+    ]
     raw = [
         chunks._HEAD.pack(tick.at, tick.interval_s, tick.left_out, *map(len, tick.ids)),
         *(ids.tobytes() for ids in tick.ids),
-        pools.tobytes(),
-        *(values.tobytes() for values in tick.values[NODE:]),
+        *(values.tobytes() for values in old),
     ]
     read = chunks.decode_tick(zlib.compress(b"".join(raw)))
-    assert read.values[NODE:] == tick.values[NODE:]
-    for number, each in enumerate(rows):
-        found = read.values[POOL][number * row : (number + 1) * row]
-        assert all(math.isnan(value) for value in found[first_new : first_new + len(NEW)])
-        assert found[:first_new].tobytes() == each[:first_new].tobytes()
-        assert list(found[first_new + len(NEW) :]) == list(each[first_new + len(NEW) :])
+    for values, before, width, places in zip(read.values, old, WIDTHS, kept, strict=True):
+        assert len(values) == len(before) // len(places) * width
+        found = [values[start + number] for start in range(0, len(values), width) for number in places]
+        assert array("f", found).tobytes() == before.tobytes()
+        absent = {*range(width)} - {*places}
+        assert all(math.isnan(values[start + n]) for start in range(0, len(values), width) for n in absent)
 
 
 def test_a_tick_of_now_is_read_as_it_is():

@@ -213,7 +213,7 @@ def test_what_begins_while_no_tick_can_be_taken_is_known_later(tmp_path):
         view = await world.history.read("operation", "", operation, START, at)
         assert len(view.times) == 60
         assert view.intervals[:2] == [60.0, 10.0]
-        assert sum(v * s for v, s in zip(view.columns["used_cores"], view.intervals, strict=True)) == 30.0
+        assert sum((v or 0.0) * s for v, s in zip(view.columns["used_cores"], view.intervals, strict=True)) == 30.0
         assert (len((await world.history.read("node", "", "n1", START, at)).times)) == 60
         assert (await world.history.report(START, at)).covered_s == at - START
         assert world.history.describe().write_errors == world.history.lost_ticks == 5

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 from scheduler_world import EASY, World, assert_consistent
 
+from cpumond.scheduler.decide.cost import spared_until
+from cpumond.scheduler.decide.protection import find_protections
 from cpumond.scheduler.model import Rules
+from cpumond.scheduler.node_commands import DrainNode
 from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.settings.commands import RemoveTree
 
 
 def make_world(nodes: int = 3, cpu: float = 2.0, **tree: Any) -> World:
@@ -94,6 +98,25 @@ def test_a_job_that_ends_without_its_work_done_stops_the_others_and_all_start_ag
     assert_consistent(world.state)
 
 
+def test_a_gang_that_fails_as_a_whole_has_failed_once():
+    world = make_world(nodes=1, cpu=4.0)
+    gang = world.start(jobs=4, is_gang=True, max_failed_job_count=3)
+    world.settle_down()
+    [node] = world.nodes.values()
+    first, *others = list(node.jobs)
+    for job_id in others:
+        node.finish(job_id, "failed", finish_time=world.now + 0.5)
+    node.finish(first, "failed", finish_time=world.now + 0.4)
+    world.step()
+    counts = world.record(gang).counts["t"]
+    assert (counts.failed, counts.aborted) == (1, 3)
+    ended = world.state.finished_jobs[gang]
+    assert ended[first].state == "failed"
+    assert all(ended[each].reason.startswith(f"its gang stops with job {first}: ") for each in others)
+    world.settle_down(3)
+    assert len(world.jobs_of(gang)) == 4
+
+
 def test_completed_jobs_stay_completed_and_the_rest_starts_again_together():
     world = make_world()
     gang = world.start(jobs=3, cpu=2.0, is_gang=True)
@@ -132,6 +155,90 @@ def test_a_job_beyond_its_time_limit_ends_its_gang():
     world.settle_down(3)
     assert world.record(gang).counts["t"].failed == 1
     assert len(world.jobs_of(gang)) == 3
+
+
+def test_a_graceful_drain_gives_as_long_to_the_jobs_of_a_gang_on_other_nodes():
+    world = make_world()
+    world.start(jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    for node in world.nodes.values():
+        node.keeps_stopping = True
+    world.do(DrainNode("n0", graceful=True))
+    world.settle_down(2)
+    settings = world.tree().config.settings
+    times = [stop.timeout_s * 1e3 for node in world.nodes.values() for stop in node.stopping.values()]
+    assert settings.job_graceful_preemption_timeout > settings.job_preemption_timeout
+    assert times == [settings.job_graceful_preemption_timeout] * 3
+
+
+def make_overdue(**more: Any) -> tuple[World, str]:
+    """A gang of three whose jobs exceed their time limit with the next heartbeats; no job ends when it is told to."""
+    world = World(max_unpreemptible_running_job_count=0, nodes_filter="!b")
+    world.create_tree("second", nodes_filter="b", max_unpreemptible_running_job_count=0)
+    for number in range(4):
+        world.node(f"n{number}", cpu=2)
+    world.step()
+    task = {"job_count": 3, "cpu_limit": 2.0, "job_time_limit": 10_000}
+    spec = {"tasks": {"t": task}, "is_gang": True, "max_failed_job_count": 100, **more}
+    gang = world.do(StartOperation(spec)).id
+    world.settle_down(10)
+    assert len(world.jobs_of(gang)) == 3
+    for node in world.nodes.values():
+        node.keeps_stopping = True
+    return world, gang
+
+
+def let_all_go(world: World) -> None:
+    for node in world.nodes.values():
+        for job_id in list(node.stopping):
+            node.let_go(job_id)
+
+
+def assert_waits_for_its_last_run(world, gang):
+    assert not world.jobs_of(gang)
+    let_all_go(world)
+    world.settle_down(3)
+    assert len(world.jobs_of(gang)) == 3
+
+
+def test_a_gang_does_not_begin_in_another_tree_before_its_jobs_have_ended_in_the_first():
+    world, gang = make_overdue(pool_trees=["default", "second"])
+    for number in range(3):
+        world.node(f"m{number}", cpu=2, tags=("b",))
+    world.settle_down(5)
+    # The job that failed is needed again once it has ended: without it the others would be a part of the gang.
+    assert sum(len(node.stopping) for node in world.state.nodes.values()) == 3
+    assert_waits_for_its_last_run(world, gang)
+
+
+def test_a_gang_waits_for_its_jobs_on_a_node_that_went_to_another_tree():
+    world, gang = make_overdue()
+    while world.jobs_of(gang):
+        world.step()
+    [failing] = [job for job in world.state.jobs.values() if job.is_failing]
+    moved = world.nodes[failing.node.id]
+    moved.tags = ("b",)
+    moved.register()
+    for node in world.nodes.values():
+        if node is not moved:
+            for job_id in list(node.stopping):
+                node.let_go(job_id)
+    world.settle_down(5)
+    assert_waits_for_its_last_run(world, gang)
+
+
+def test_a_gang_waits_for_jobs_that_an_earlier_run_of_the_scheduler_told_to_stop():
+    world = make_world(nodes=6)
+    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    first, *others = [node for node in world.nodes.values() if node.jobs]
+    for node in others:
+        node.keeps_stopping = True
+    first.finish(next(iter(first.jobs)), "failed")
+    world.settle_down(2)
+    world.restart()
+    world.settle_down(4)
+    assert_waits_for_its_last_run(world, gang)
 
 
 def test_a_restart_of_the_scheduler_leaves_no_gang_in_part():
@@ -233,9 +340,27 @@ def test_a_gang_with_one_spared_job_is_taken_not_at_all():
     for node in list(world.nodes.values())[1:]:
         for job_id in node.jobs:
             world.state.jobs[job_id].began_at = world.now - 1000.0
-    world.start("small", jobs=3)
+    late = world.start("small", jobs=3)
     world.settle_down(20)
     assert len(world.jobs_of(gang)) == 6
+    [kept] = find_protections(world.element(late), "normal", world.now)
+    assert (kept.cause, kept.jobs) == ("time", 6)
+    assert kept.first_until == kept.until == max(spared_until(job) for job in world.jobs_of(gang))
+
+
+def test_a_graceful_gang_ends_when_the_time_of_each_job_is_over():
+    world = make_world()
+    world.create_pool("big")
+    world.create_pool("small", weight=4)
+    tasks = {name: {"job_count": 2, "cpu_limit": 1.0, "min_run_time": ms} for name, ms in (("a", 0), ("b", 60_000))}
+    spec = {"tasks": tasks, "is_gang": True, "pool": "big", "preemption_mode": "graceful"}
+    gang = world.do(StartOperation(spec)).id
+    world.settle_down()
+    world.start("small", jobs=6)
+    world.settle_down(50)
+    assert len(world.jobs_of(gang)) == 4
+    world.settle_down(20)
+    assert not world.jobs_of(gang)
 
 
 def test_an_overcommitted_node_stops_the_gang_with_its_job():
@@ -247,6 +372,36 @@ def test_an_overcommitted_node_stops_the_gang_with_its_job():
         world.step()
     assert not world.jobs_of(gang)
     assert [record.kind for record in world.state.preemptions] == ["overcommit"] * 3
+
+
+def test_nobody_else_is_stopped_for_a_limit_that_holds_without_the_gang():
+    world = make_world(nodes=2, cpu=4.0)
+    world.create_pool("p")
+    small = world.start("p", jobs=2, weight=0.01)
+    world.step(1.0, world.nodes["n0"])
+    world.settle_down()
+    gang = world.start("p", jobs=4, is_gang=True)
+    world.settle_down()
+    assert sorted(len(node.jobs) for node in world.nodes.values()) == [2, 4]
+    world.set_pool("p", resource_limits={"cpu": 3})
+    world.settle_down()
+    # Two of the gang are on the node of the others; three cores are too much, and all four of it go.
+    assert [record.operation_id for record in world.state.preemptions] == [gang] * 4
+    assert len(world.jobs_of(small)) == 2
+
+
+def test_nobody_else_is_stopped_on_a_node_that_is_not_overcommitted_without_the_gang():
+    world = make_world(nodes=1, cpu=6.0, preemptive_scheduling_backoff=10**8)
+    world.start(jobs=3)
+    world.settle_down(2)
+    gang = world.start(jobs=2, is_gang=True)
+    world.settle_down()
+    world.start(jobs=1)
+    world.settle_down()
+    # Two cores too much: one of the gang and one other would be the least protected, but the gang goes whole.
+    world.nodes["n0"].has(2.0)
+    world.settle_down(25)
+    assert [record.operation_id for record in world.state.preemptions] == [gang] * 2
 
 
 # --- room that is kept
@@ -285,6 +440,24 @@ def test_room_is_kept_for_one_gang_at_a_time_until_it_fits():
     assert world.state.reservations["default"].element.name == gangs[1]
 
 
+def test_a_gang_starts_on_room_that_is_kept_for_it_however_little_that_leaves_beside_it():
+    tree = {"max_unpreemptible_running_job_count": 0, "fair_share_starvation_timeout": 10**9}
+    world = World(Rules(spare=(1.0, 1.0, 0.0, 0.0, 0.0)), **tree, gang_reservation_timeout=60_000)
+    for number in range(2):
+        world.node(f"n{number}", cpu=4)
+    world.step()
+    world.create_pool("big")
+    world.create_pool("small", weight=20)
+    world.start("big", jobs=1000)
+    world.settle_down()
+    gang = world.start("small", jobs=2, cpu=3.5, is_gang=True)
+    for _ in range(8):
+        world.step()
+        end_one(world)
+    world.settle_down()
+    assert len(world.jobs_of(gang)) == 2
+
+
 def test_room_is_given_up_when_its_time_is_over_and_the_next_gang_has_its_turn():
     world, gangs = make_busy(5000)
     seen = []
@@ -306,3 +479,18 @@ def test_a_suspended_gang_keeps_no_room():
     world.suspend(gangs[0])
     world.step()
     assert world.state.reservations["default"].element.name == gangs[1]
+
+
+@pytest.mark.parametrize("how", ["abort", "remove"])
+def test_nothing_is_kept_for_or_known_of_a_gang_that_is_gone(how):
+    world, gangs = make_busy(5000)
+    if how == "remove":
+        world.do(RemoveTree("default", recursive=True))
+    for gang in gangs if how == "abort" else ():
+        world.abort(gang)
+    state = world.state
+    assert not state.reservations
+    world.settle_down(8)
+    assert not state.reservations
+    assert not state._looked
+    assert not state._rests

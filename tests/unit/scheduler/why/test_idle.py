@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from scheduler_world import GIB, TREE, ServedNode, StillClock, World
 
 from cpumond.core.wire import JobReport
-from cpumond.scheduler.model import Rules
+from cpumond.scheduler.model import ROOT_POOL, CommandError, Rules
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.settings.commands import CreatePool
+from cpumond.scheduler.settings.commands import ConfigCommand, CreatePool
+from cpumond.scheduler.state.commands import note_refused, prepare
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.scheduler.why.idle import IdleReport, find_idle, idle_reasons, in_pool, readable
 from cpumond.scheduler.why.pool import tell_pool
@@ -63,6 +65,85 @@ def test_a_pool_s_part_has_limits_above_and_below_it_and_no_others(full):
     assert [cause.pool for cause in of_team.causes] == ["lab"]
     of_other = in_pool(report, "other", frozenset({"<Root>"}), frozenset({"other"}))
     assert [cause.kind for cause in of_other.causes] == ["fragmentation"]
+
+
+def refuse(world: World, pool: str, cores: float, times: int = 1) -> None:
+    for _ in range(times):
+        command = StartOperation({"pool": pool, "tasks": {"t": {"job_count": 1, "cpu_limit": cores}}})
+        with pytest.raises(CommandError) as refused:
+            prepare(world.state, command, "ann", world.now, lambda: "none")
+        note_refused(world.state, command, refused.value, world.now)
+
+
+def test_starts_that_were_refused_are_told_of_while_cpu_is_idle_for_lack_of_work():
+    world = World()
+    world.create_pool("lab", max_operation_count=2)
+    world.create_pool("team", "lab")
+    world.node("n0", 16.0)
+    ended = [world.start("team", cpu=1.0) for _ in range(2)]
+    world.settle_down()
+    assert look(world).sentence == "14 cores stand idle for lack of work: no operation waits for CPU"
+    refuse(world, "team", 4.0, times=3)
+    report = look(world)
+    assert report.sentence == (
+        "14 cores stand idle for lack of work: 3 starts of operations were refused in the last hour: "
+        "max_operation_count of pool lab is 2; raise it to 5 and up to 12 cores start work once these are started again"
+    )
+    [cause] = report.causes
+    assert (cause.kind, cause.pool, cause.cores, cause.idle_cores) == ("max_operation_count", "lab", 12.0, 0.0)
+    assert (cause.operation_count, cause.operations) == (3, [])
+    assert cause.change.shell == ["cpumond pool set lab max_operation_count=5 --tree default"]
+    reasons = idle_reasons(report)
+    assert (reasons["no_work"], sum(reasons.values())) == (14.0, 14.0)
+    assert in_pool(report, "team", frozenset({"lab", ROOT_POOL}), frozenset({"team"})).causes == [cause]
+    for operation in ended:
+        world.complete(operation)
+    world.step(3000.0)
+    assert [each.kind for each in look(world).causes] == ["max_operation_count"]
+    world.set_pool("lab", max_operation_count=5)
+    assert look(world).causes == []
+
+
+def test_of_refused_starts_as_many_cores_are_told_as_may_run_at_once():
+    world = World(max_operation_count=6)
+    world.create_pool("p", max_operation_count=2, max_running_operation_count=2)
+    world.create_pool("q", max_operation_count=4, max_running_operation_count=3)
+    world.node("n0", 64.0)
+    for pool, number in (("p", 2), ("q", 1)):
+        for _ in range(number):
+            world.start(pool, cpu=1.0)
+    world.settle_down()
+    refuse(world, "p", 2.0, times=4)
+    [cause] = look(world).causes
+    # All of them could only run with two limits of the pool raised, and with one of the tree.
+    assert cause.cores == 8.0
+    assert cause.change.shell == [
+        "cpumond pool set p max_operation_count=6 max_running_operation_count=6 --tree default",
+        "cpumond tree set default max_operation_count=7",
+    ]
+    assert "max_operation_count and max_running_operation_count of pool p are 2 and 2" in cause.why
+    for _ in range(3):
+        world.start("q", cpu=0.5)
+    world.settle_down()
+    # What waits comes first.
+    assert [each.kind for each in look(world).causes] == ["max_running_operation_count", "max_operation_count"]
+
+
+def test_a_user_s_pool_that_refuses_is_made_a_pool_in_one_step():
+    world = World(max_operation_count_per_pool=1, max_running_operation_count_per_pool=1)
+    world.node("n0", 8.0)
+    world.start(user="ann", cpu=1.0)
+    world.settle_down()
+    refuse(world, "", 2.0, times=2)
+    [cause] = look(world).causes
+    assert cause.change.shell == [
+        "cpumond pool create ann max_operation_count=3 max_running_operation_count=3 --tree default"
+    ]
+    world.do(msgspec.convert(cause.change.commands[0], ConfigCommand))
+    for _ in range(2):
+        world.start("ann", cpu=2.0)
+    world.settle_down()
+    assert world.cores("ann") == 5.0
 
 
 def test_idle_for_lack_of_work_and_nothing_idle_are_said_so():

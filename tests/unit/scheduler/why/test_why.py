@@ -125,6 +125,21 @@ def test_a_job_that_no_node_can_hold(service):
     assert 'no node that is online can hold a job of task "t", which orders 1 user_slots, 3 cpu' in text
 
 
+@pytest.mark.parametrize(("jobs", "fits"), [(30, False), (4, False), (3, True)])
+def test_a_gang_that_not_even_empty_nodes_would_hold_says_so(service, jobs, fits):
+    for number in range(3):
+        service.node(f"n{number}", cpu=3.0)
+    service.step()
+    service.nodes["n0"].has(2.0)
+    service.step()
+    gang = service.start(jobs=jobs, cpu=2.0, is_gang=True)
+    service.settle_down()
+    assert not service.jobs_of(gang)
+    # Four jobs of two cores are less than the nine that there are, but one node holds one of them.
+    sentence = f"it is a gang, and no place for all {jobs} jobs at once is found even if all nodes were empty"
+    assert (sentence in service.lines(gang)) is not fits
+
+
 def test_a_job_that_must_wait_for_room(service):
     service.node("n1", cpu=2.0)
     operation_id = service.begin("a", 5)

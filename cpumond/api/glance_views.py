@@ -1,0 +1,147 @@
+"""What the JSON API shows at a glance: trends of pools, operations and preemptions by what causes them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from cpumond.api.figures import View
+from cpumond.api.node_views import group_of
+from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.model import OperationRecord, PreemptionRecord
+from cpumond.scheduler.state import State
+from cpumond.scheduler.why.causes import Cause, Causes
+
+
+class PoolTrends(View, frozen=True):
+    """The CPU that pools may use, cores: name -> the means of parts of ``step_s`` seconds each, from ``since`` on, null
+    for "not known". Pools of which nothing is known are left out."""
+
+    tree: str
+    since: float
+    step_s: float
+    pools: dict[str, list[float | None]]
+
+
+class OperationGroup(msgspec.Struct):
+    """Operations that wait for the same; of ended ones: with the same state.
+
+    ``pool``: the one that is the cause, if one is. ``jobs``: still to be started; they ordered ``wanted_cores``.
+    ``limit_cores``: what the jobs that run may use.
+    """
+
+    cause: str
+    kind: str
+    tree: str
+    pool: str
+    why: str
+    operations: int = 0
+    jobs: int = 0
+    wanted_cores: float = 0.0
+    limit_cores: float = 0.0
+
+
+class OperationGroups(View, frozen=True):
+    """The groups: who wants most first, then those that want nothing. An operation of several trees counts in each."""
+
+    groups: list[OperationGroup]
+
+
+class PreemptionGroup(View, frozen=True):
+    """Preemptions of one ``kind`` for the same pool, "" for none. ``priority``: of those for who starves.
+
+    ``freed_cores`` and ``lost_core_seconds`` are sums; ``pools``: those that lost jobs, most first; ``operations``:
+    how many lost some. ``why``: that of the newest one, which was at ``last_at``.
+    """
+
+    group: str
+    kind: str
+    tree: str
+    preemptor_pool: str
+    priority: str
+    count: int
+    operations: int
+    pools: list[str]
+    freed_cores: float
+    lost_core_seconds: float
+    last_at: float
+    why: str
+
+
+class PreemptionGroups(View, frozen=True):
+    """The groups, the one with the newest preemption first; of ``kept`` preemptions, not before ``since``."""
+
+    groups: list[PreemptionGroup]
+    kept: int
+    since: float | None
+
+
+class OperationCounts:
+    """Operations as they are added to their groups, in parts."""
+
+    def __init__(self, state: State, causes: Mapping[str, Causes]) -> None:
+        self._state = state
+        self._causes = causes
+        self._groups: dict[tuple[Cause | str, str], OperationGroup] = {}
+
+    def add(self, records: Iterable[OperationRecord]) -> None:
+        """Count some operations."""
+        for record in records:
+            live = self._state.operations.get(record.id)
+            if live is None:
+                if record.is_finished:
+                    self._ended(record.state).operations += 1
+                continue
+            for name, element in live.elements.items():
+                if name not in self._causes:
+                    continue
+                cause, wanted_cores = self._causes[name].of(element)
+                group = self._groups.get((cause, name)) or self._group(cause, name)
+                group.operations += 1
+                group.limit_cores += element.usage[CPU]
+                if live.needed:
+                    group.jobs += live.needed_job_count
+                    group.wanted_cores += wanted_cores
+
+    def finish(self) -> OperationGroups:
+        """What was counted."""
+        groups = sorted(self._groups.values(), key=lambda each: (-each.wanted_cores, each.tree == "", -each.operations))
+        return OperationGroups(groups)
+
+    def _group(self, cause: Cause, tree: str) -> OperationGroup:
+        made = OperationGroup(cause.key, cause.kind, tree, cause.pool, cause.text)
+        return self._groups.setdefault((cause, tree), made)
+
+    def _ended(self, state: str) -> OperationGroup:
+        return self._groups.setdefault((state, ""), OperationGroup(state, state, "", "", state))
+
+
+def group_preemptions(records: Iterable[PreemptionRecord]) -> PreemptionGroups:
+    """Groups of preemptions that are given the newest first."""
+    by_key: dict[str, list[PreemptionRecord]] = {}
+    for record in records:
+        by_key.setdefault(group_of(record), []).append(record)
+    groups = [_show_group(key, found) for key, found in by_key.items()]
+    oldest = min((found[-1].at for found in by_key.values()), default=None)
+    return PreemptionGroups(groups, sum(each.count for each in groups), oldest)
+
+
+def _show_group(key: str, records: list[PreemptionRecord]) -> PreemptionGroup:
+    newest, pools = records[0], dict[str, int]()
+    for record in records:
+        pools[record.pool] = pools.get(record.pool, 0) + 1
+    return PreemptionGroup(
+        group=key,
+        kind=newest.kind,
+        tree=newest.tree,
+        preemptor_pool=newest.preemptor_pool,
+        priority=newest.priority,
+        count=len(records),
+        operations=len({record.operation_id for record in records}),
+        pools=sorted(pools, key=lambda name: -pools[name]),
+        freed_cores=sum(record.freed.get("cpu", 0.0) for record in records),
+        lost_core_seconds=sum(record.lost_core_seconds for record in records),
+        last_at=newest.at,
+        why=newest.why,
+    )

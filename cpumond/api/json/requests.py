@@ -1,0 +1,373 @@
+"""What requests of the JSON API carry: bodies and queries, and the bounds of both."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from cpumond.api import finding, views
+from cpumond.core.wire import (
+    MAX_LOG_BYTES,
+    LogStream,
+)
+from cpumond.scheduler.events import EventKind
+from cpumond.scheduler.model import Why
+from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.tree_file import ApplyTree, TreeTables
+from cpumond.scheduler.token_commands import MAX_NOTE, Life
+from cpumond.scheduler.users import MAX_NAME, Role
+
+MAX_PAGE: Final = 1000
+DEFAULT_TAIL_BYTES: Final = 65_536
+TEXT: Final = "text/plain; charset=utf-8"
+NDJSON: Final = "application/x-ndjson"
+TOTAL_BYTES: Final = "X-Cpumond-Total-Bytes"
+"""Header: how much a job wrote in all."""
+FIRST_BYTE: Final = "X-Cpumond-First-Byte"
+"""Header: how much it wrote before the first byte of the answer."""
+
+_Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+_Text = Annotated[str, msgspec.Meta(max_length=1000)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+_Since = Annotated[float, msgspec.Meta(gt=0.0, le=31_536_000.0)]
+_At = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
+"""Seconds since 1970, 0 for "not given"."""
+_Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+_Spec = Annotated[
+    dict[str, Any],
+    msgspec.Meta(
+        description=(
+            "tasks: name -> job_count, command (text for a shell, or a list of arguments), cpu_limit in cores (1), "
+            "memory_limit in bytes (0), user_slots (1), gpu_limit, network, environment, interruptible, "
+            "working_directory (absolute; a fresh one of each job's own), checkpoints (its jobs touch the file that "
+            "CPUMOND_CHECKPOINT names). Besides them: pool (the user's name), "
+            "pool_trees, weight, max_share_ratio, resource_limits, scheduling_options_per_pool_tree, title, alias, "
+            "preemption_mode, is_gang (all jobs start in one step or none), min_run_time in ms, "
+            "max_failed_job_count, job_cpu_monitor."
+        ),
+        examples=[
+            {
+                "pool": "research",
+                "tasks": {"main": {"job_count": 4, "cpu_limit": 2.0, "command": "sleep 60"}},
+                "job_cpu_monitor": {"enable_cpu_reclaim": True, "min_cpu_limit": 0.1},
+            }
+        ],
+    ),
+]
+_PoolAttributes = Annotated[
+    dict[str, Any],
+    msgspec.Meta(
+        description="Options of a pool by YTsaurus' names; GET .../pools/{pool} shows those that hold.",
+        examples=[
+            {
+                "weight": 2.0,
+                "strong_guarantee_resources": {"cpu": 50},
+                "resource_limits": {"cpu": 200},
+                "max_running_operation_count": 20,
+                "integral_guarantees": {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}},
+            }
+        ],
+    ),
+]
+
+
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of what a request carries."""
+
+
+class CreateTreeBody(Body, frozen=True):
+    """A tree to make; with ``ignore_existing`` one of this name is left as it is."""
+
+    name: _Name
+    attributes: dict[str, Any] = {}
+    ignore_existing: bool = False
+
+
+class CreatePoolBody(Body, frozen=True):
+    """A pool to make, under ``parent``; ``<Root>`` is the root."""
+
+    name: _Name
+    parent: _Name = "<Root>"
+    attributes: _PoolAttributes = {}
+    ignore_existing: bool = False
+
+
+class ApplyBody(Body, frozen=True):
+    """A tree as it shall be; see ``ApplyTree``. ``base``: the revision that it must still have, "" for any."""
+
+    tables: TreeTables
+    prune: bool = False
+    base: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    why: Why = ""
+
+
+class EditBody(Body, frozen=True):
+    """One change of an attribute; ``path`` leads into dictionaries, ``value`` null removes.
+
+    ``recursive``: dictionaries are made on the way, inside of what is no option, too.
+    """
+
+    path: Annotated[list[_Key], msgspec.Meta(min_length=1, max_length=32)]
+    value: Any = None
+    recursive: bool = False
+
+
+class EditsBody(Body, frozen=True):
+    """Changes of one tree or pool: all of them, or none."""
+
+    edits: Annotated[list[EditBody], msgspec.Meta(min_length=1, max_length=1000)]
+
+
+class DefaultTreeBody(Body, frozen=True):
+    """The tree of operations that name none; null: there is none, and they are refused."""
+
+    tree: _Name | None
+
+
+class MoveBody(Body, frozen=True):
+    """Another parent, another name, or both; null leaves it."""
+
+    parent: _Name | None = None
+    name: _Name | None = None
+
+
+class TransferBody(Body, frozen=True):
+    """What goes from the pool to ``destination``: ``strong_guarantee_resources``, ``resource_flow``,
+    ``burst_guarantee_resources``, ``max_operation_count``, ``max_running_operation_count``."""
+
+    destination: _Name
+    delta: dict[str, Any]
+
+
+class StartBody(Body, frozen=True):
+    """An operation to start: tasks, pool and all else stand in ``spec``."""
+
+    spec: _Spec
+    type: _Text = "vanilla"
+
+
+class AbortBody(Body, frozen=True):
+    """``message`` is kept as the operation's error; "" for the usual one."""
+
+    message: _Text = ""
+
+
+class SuspendBody(Body, frozen=True):
+    """Whether running jobs are stopped, too."""
+
+    abort_running_jobs: bool = False
+
+
+class PinBody(Body, frozen=True):
+    """``cpu_limit`` in cores, null for all that the job may have; ``ttl_s`` in seconds, null until it is unpinned."""
+
+    cpu_limit: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
+    ttl_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
+
+
+class TokenBody(Body, frozen=True):
+    """A token to make. ``user`` "": the asking one. ``role``: "user" may do what access lists allow, "admin" all;
+    "node" registers nodes whose node_id fits ``pattern`` ("": any); "proxy" names the users for whom it sends.
+
+    ``groups``: those of its user besides what the configuration says. ``expires_s``: seconds from now, null for no end.
+    Who is no administrator makes tokens of the own name, for role "user" and groups that the user is in.
+    """
+
+    user: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
+    role: Role = "user"
+    pattern: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    groups: Annotated[list[Annotated[str, msgspec.Meta(max_length=MAX_NAME)]], msgspec.Meta(max_length=100)] = []
+    expires_s: Life | None = None
+    note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE)] = ""
+
+
+class WhyBody(Body, frozen=True):
+    """``why``: a sentence for those who look at the node and at the audit log."""
+
+    why: Why = ""
+
+
+class DrainBody(WhyBody, frozen=True):
+    """``graceful``: the jobs get the tree's ``job_graceful_preemption_timeout`` to end."""
+
+    graceful: bool = False
+
+
+class SimulateBody(Body, frozen=True):
+    """What may be done, one of: ``spec``, an operation is started; ``command``, trees or pools change, as for a plan;
+    ``node``, a node is cordoned, or with ``drain`` drained."""
+
+    spec: _Spec | None = None
+    command: ConfigCommand | ApplyTree | None = None
+    node: _Text | None = None
+    drain: bool = False
+
+
+class ParametersBody(Body, frozen=True):
+    """``pool``, ``weight``, ``resource_limits`` and others, for all of its trees or each."""
+
+    parameters: dict[str, Any]
+
+
+class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of what may stand behind the question mark."""
+
+
+class RemoveQuery(Query, frozen=True):
+    """``recursive``: with all pools below."""
+
+    recursive: bool = False
+
+
+class PlanQuery(Query, frozen=True):
+    """``everything``: also what stays as it is."""
+
+    everything: bool = False
+
+
+class IdleQuery(Query, frozen=True):
+    """``pool``: only what concerns it; "" for the whole tree."""
+
+    pool: _Text = ""
+
+
+class OperationsQuery(Query, frozen=True):
+    """Filters; those not given let everything through. ``search``: part of id, title, alias, user or pool; ``cause`` as
+    a group has it."""
+
+    limit: _Limit = 100
+    offset: _Offset = 0
+    state: Literal["", "live", "pending", "running", "completed", "failed", "aborted"] = ""
+    user: _Text = ""
+    tree: _Text = ""
+    pool: _Text = ""
+    search: _Text = ""
+    cause: _Text = ""
+    sort: views.OperationOrder = "start_time"
+    descending: Literal["true", "false"] = "true"
+
+
+class JobsQuery(Query, frozen=True):
+    """Filters; those not given let everything through."""
+
+    limit: _Limit = 100
+    offset: _Offset = 0
+    state: Literal["", "starting", "running", "stopping", "completed", "failed", "aborted", "lost"] = ""
+    node: _Text = ""
+
+
+class WhenQuery(Query, frozen=True):
+    """``shorter``: whether to find, too, what would make it start sooner, which takes some runs ahead."""
+
+    shorter: Literal["true", "false"] = "false"
+
+
+class LogQuery(Query, frozen=True):
+    """Which of a job's two logs, and how many bytes of its end, or from ``offset`` on: bytes since its beginning."""
+
+    stream: LogStream = "stdout"
+    offset: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
+    tail: Annotated[int, msgspec.Meta(ge=1, le=MAX_LOG_BYTES)] = DEFAULT_TAIL_BYTES
+
+
+class NodesQuery(Query, frozen=True):
+    """Filters; those not given let everything through."""
+
+    limit: _Limit = 1000
+    offset: _Offset = 0
+    tree: _Text = ""
+    tag: _Text = ""
+    online: Literal["", "true", "false"] = ""
+
+
+class HistoryQuery(Query, frozen=True):
+    """Which series, and how much of it: ``tree`` is of pools and operations, "" for a pool is the default tree.
+
+    The last ``since_s`` seconds; or from ``since`` on, and up to ``until``, both in seconds since 1970.
+    """
+
+    kind: Literal["pool", "operation", "node", "job"]
+    name: _Name
+    tree: _Text = ""
+    since_s: _Since = 3600.0
+    since: _At = 0.0
+    until: _At = 0.0
+    max_points: Annotated[int, msgspec.Meta(ge=1, le=20_000)] = 1500
+
+
+class ReportQuery(Query, frozen=True):
+    """``tree`` "": all; ``top``: how many operations of each tree, those that ordered most."""
+
+    since_s: _Since = 86_400.0
+    tree: _Text = ""
+    top: Annotated[int, msgspec.Meta(ge=0, le=MAX_PAGE)] = 100
+
+
+class SavingsQuery(Query, frozen=True):
+    """The last ``since_s`` seconds, by week. ``tree`` "": all."""
+
+    since_s: _Since = 2_419_200.0
+    tree: _Text = ""
+
+
+class EventsQuery(Query, frozen=True):
+    """Filters; those not given let everything through. ``pool`` (of the default tree without ``tree``) includes those
+    below. ``before``: only events of lower numbers, 0 for all; ``since_s``: only of that many last seconds, 0 for all;
+    ``since`` and ``until``: only between these moments, in seconds since 1970; ``changes``: only what changed trees or
+    pools.
+    """
+
+    limit: _Limit = 50
+    before: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    since_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] = 0.0
+    since: _At = 0.0
+    until: _At = 0.0
+    kind: EventKind | Literal[""] = ""
+    user: _Text = ""
+    tree: _Text = ""
+    pool: _Text = ""
+    node: _Text = ""
+    operation: _Text = ""
+    changes: Literal["", "true"] = ""
+
+
+class CanQuery(Query, frozen=True):
+    """``object``: a pool of ``tree`` ("": the default one), tree:NAME, an operation's id or *alias, or a path.
+
+    ``action``: a permission, or a word of the command line. ``user`` "": the asker; ``groups``: of another user, with
+    commas.
+    """
+
+    action: _Name
+    object: _Name
+    user: _Text = ""
+    tree: _Text = ""
+    groups: _Text = ""
+
+
+class FindQuery(Query, frozen=True):
+    """``name``: the beginning of an id, title or alias; "-" for the newest. ``operation``: that of jobs. ``tree``: of
+    pools, "" for the default one. ``all_of``: all that begins so, not only what is nearest. ``within``: pools, nodes
+    and trees, too, that have it anywhere in their names."""
+
+    kind: finding.NamedKind
+    name: _Text = ""
+    operation: _Text = ""
+    tree: _Text = ""
+    all_of: bool = False
+    within: bool = False
+    limit: _Limit = 100
+
+
+class PreemptionsQuery(Query, frozen=True):
+    """``operation`` and ``pool`` may be those of the job that was stopped, or of the one it was stopped for; ``group``
+    is the key of one of the groups."""
+
+    limit: _Limit = 100
+    operation: _Text = ""
+    pool: _Text = ""
+    group: _Text = ""

@@ -1,0 +1,44 @@
+"""The metrics over HTTP, in the format that is asked for: OpenMetrics, or Prometheus' older text, without exemplars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+Metrics = Callable[[bool], bytes]
+"""The metrics as text; True: as OpenMetrics."""
+
+PLAIN_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+VERSIONS: Final = ("", "0.0.1", "1.0.0")
+"""Of OpenMetrics, that may be asked for; they differ in nothing that is sent here."""
+
+
+def make_metrics_route(metrics: Metrics) -> Route:
+    """``GET /metrics``."""
+
+    async def read_metrics(request: Request) -> Response:
+        is_open = wants_openmetrics(request.headers.get("accept", ""))
+        headers = {"content-type": OPEN_TYPE if is_open else PLAIN_TYPE, "vary": "accept"}
+        return Response(metrics(is_open), headers=headers)
+
+    return Route("/metrics", read_metrics)
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Whether ``Accept`` names OpenMetrics, and not with a lower weight than plain text (RFC 9110, 12.5.1)."""
+    weights = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
+    for part in accept.lower().split(","):
+        name, *options = (each.strip() for each in part.split(";"))
+        values = dict(option.split("=", 1) for option in options if "=" in option)
+        if name in weights and (name == "text/plain" or values.get("version", "") in VERSIONS):
+            try:
+                weight = float(values.get("q", "1"))
+            except ValueError:
+                weight = 0.0
+            weights[name] = max(weights[name], weight)
+    return weights["application/openmetrics-text"] > 0.0 and max(weights, key=weights.__getitem__) != "text/plain"

@@ -1,0 +1,121 @@
+"""Agents and the stages of a roll-out, as answers of the JSON API; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cpumond.api.figures import View
+from cpumond.core.levels import Level, lowest
+from cpumond.core.wire import AgentAbout
+from cpumond.scheduler.elements import Node
+from cpumond.scheduler.rollout import Stage, Watch
+from cpumond.scheduler.state import State
+from cpumond.scheduler.state.stages import list_nodes
+
+LOOPBACK = ("127.", "[::1]", "localhost")
+ANYWHERE = ("0.0.0.0", "[::]", "*", "")  # noqa: S104 - to compare with
+
+
+class AgentView(View, frozen=True):
+    """The agent of a node: ``about`` is null where it tells nothing of itself, as older ones do. ``told``: what the
+    stages of a roll-out let it do at most; it counts where ``about.may_set_mode``."""
+
+    id: str
+    address: str
+    tags: list[str]
+    tree: str | None
+    is_online: bool
+    told: Level
+    is_canary: bool
+    about: AgentAbout | None
+
+
+class Fleet(View, frozen=True):
+    """All agents by node."""
+
+    agents: list[AgentView]
+
+
+class CanaryView(View, frozen=True):
+    """What was seen of a canary: ``late_cores`` of a host on average in the last of ``checks``, the others in all."""
+
+    checks: int
+    late_cores: float
+    late_checks: int
+    foreign_writes: int
+    errors: int
+
+
+class StageView(View, frozen=True):
+    """A stage; ``host_count``: nodes that its filter fits now, ``reached``: those of them that do as they are told, as
+    far as their own configuration goes."""
+
+    stage: Stage
+    host_count: int
+    reached: int
+    canary: CanaryView | None
+
+
+class Rollout(View, frozen=True):
+    """All stages by their filters."""
+
+    stages: list[StageView]
+
+
+class TargetGroup(View, frozen=True):
+    """Of the service discovery of Prometheus (http_sd): where to scrape, and with which labels."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+
+def show_fleet(state: State) -> Fleet:
+    """All agents of nodes that are there."""
+    canaries = {name for stage in state.stages.list() if stage.state == "canary" for name in stage.canaries}
+    return Fleet([_show_agent(node, canaries) for _, node in sorted(state.nodes.items())])
+
+
+def _show_agent(node: Node, canaries: set[str]) -> AgentView:
+    tags = sorted(node.tags - {node.address})
+    return AgentView(
+        node.id, node.address, tags, node.tree, node.is_online, node.level, node.id in canaries, node.about
+    )
+
+
+def show_rollout(state: State, watches: Mapping[str, Watch]) -> Rollout:
+    """All stages, with what was seen of their canaries."""
+    return Rollout([_show_stage(state, stage, watches.get(stage.nodes_filter)) for stage in state.stages.list()])
+
+
+def _show_stage(state: State, stage: Stage, watch: Watch | None) -> StageView:
+    nodes = list_nodes(state, stage.nodes_filter)
+    reached = sum(
+        (about := node.about) is not None and about.may_set_mode and about.level == lowest(node.level, about.bound)
+        for node in nodes
+    )
+    seen = None
+    if watch is not None and stage.state == "canary":
+        seen = CanaryView(watch.checks, watch.late_cores, watch.late_checks, watch.foreign_writes, watch.errors)
+    return StageView(stage, len(nodes), reached, seen)
+
+
+def show_targets(state: State, with_loopback: bool = False) -> list[TargetGroup]:
+    """Where Prometheus scrapes the agents that are there; those that listen for their own host alone are left out,
+    unless all is on one machine (``with_loopback``)."""
+    found = []
+    for name, node in sorted(state.nodes.items()):
+        about = node.about
+        host, _, port = ("", "", "") if about is None else about.metrics.rpartition(":")
+        if about is None or not port or (host.startswith(LOOPBACK) and not with_loopback):
+            continue
+        where = node.address if host in ANYWHERE else host
+        target = f"[{where}]:{port}" if ":" in where and not where.startswith("[") else f"{where}:{port}"
+        labels = {
+            "node": name,
+            "__meta_cpumond_tree": node.tree or "",
+            "__meta_cpumond_tags": "," + "".join(f"{tag}," for tag in sorted(node.tags - {node.address})),
+            "__meta_cpumond_version": about.version,
+            "__meta_cpumond_level": about.level,
+        }
+        found.append(TargetGroup([target], labels))
+    return found

@@ -1,0 +1,193 @@
+"""The commands ``fleet`` and ``rollout``: all agents, and what groups of them may do to limits."""
+
+from __future__ import annotations
+
+from typing import Any, Final, get_args
+
+import click
+
+from cpumond.api.rollout_views import AgentView, Fleet, Rollout, StageView, TargetGroup
+from cpumond.cli.options import DurationType, given
+from cpumond.cli.output import print_json, print_table, print_text
+from cpumond.cli.render.grid import Cell, column
+from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
+from cpumond.cli.scheduler.maintenance import why_option
+from cpumond.core.words import count, show_name
+from cpumond.scheduler.rollout import EVERY_NODE, NO_CANARY, Budget, StageLevel, StagePlan, say_level
+
+BUDGET: Final = Budget()
+
+
+@click.command("fleet", epilog="Example: cpumond fleet --tag rack-a --problems")
+@click.option("--tag", metavar="TAG", default="", help="Only nodes with that tag.")
+@click.option("--problems", "only_problems", is_flag=True, help="Only agents with problems, and silent ones.")
+@click.option(
+    "--prometheus-sd", is_flag=True, help="Print the targets for file_sd_configs of Prometheus; --json is the same."
+)
+@click.option("--loopback", is_flag=True, help="With --prometheus-sd: also agents that only their own host can ask.")
+@scheduler_options
+def fleet_command(client: SchedulerClient, tag: str, only_problems: bool, prometheus_sd: bool, loopback: bool) -> None:
+    """One line per agent. Agents of version 0.1 tell nothing of themselves and are "unknown"."""
+    if prometheus_sd:
+        query = {"loopback": "true"} if loopback else None
+        print_json(client.request("GET", "/prometheus/targets", query=query), list[TargetGroup])
+        return
+    agents = client.show("/fleet", Fleet, rows="agents").agents
+    chosen = [
+        each
+        for each in agents
+        if (not tag or tag in each.tags)
+        and (not only_problems or not each.is_online or (each.about is not None and each.about.problems))
+    ]
+    if not chosen:
+        print_text("no agent fits")
+        return
+    headings = (
+        column("node"), column("agent", 3), column("does", 1), column("at most", 4), column("told", 2),
+        column("rule", 8), column("state", 5), column(">late", 9), column(">foreign", 9), column(">errors", 9),
+        column("problem", 7),
+    )  # fmt: skip
+    print_table(headings, [_agent_row(each) for each in chosen])
+
+
+def _agent_row(agent: AgentView) -> list[Cell]:
+    about = agent.about
+    state: Cell = "online" if agent.is_online else ("silent", "red")
+    if about is None:
+        return [show_name(agent.id), "unknown", "", "", "", "", state, "", "", "", ""]
+    told = say_level(agent.told) + (" (canary)" if agent.is_canary else "")
+    problem = (
+        f"{about.problems[0]}" + (f" and {len(about.problems) - 1} more" if len(about.problems) > 1 else "")
+        if (about.problems)
+        else ""
+    )
+    return [
+        show_name(agent.id),
+        show_name(about.version),
+        say_level(about.level),
+        say_level(about.bound),
+        told if about.may_set_mode else ("may not", "dim"),
+        show_name(about.limit_rule),
+        ("paused", "yellow") if about.is_paused and agent.is_online else state,
+        f"{about.late_core_seconds:g} s",
+        str(about.foreign_writes),
+        str(about.errors),
+        (show_name(problem), "yellow"),
+    ]
+
+
+@click.group("rollout", epilog='Example: cpumond rollout set rack-a weight --why "second week"')
+def rollout_command() -> None:
+    """Set what groups of nodes may do to limits: shadow, up-only, reclaim by weight, by quota.
+
+    It counts on hosts with `[scheduler] may_set_mode = true`, and only as far as their own configuration goes.
+    """
+
+
+@rollout_command.command("show", epilog="Example: cpumond rollout show")
+@scheduler_options
+def show_command(client: SchedulerClient) -> None:
+    """All stages, and what was seen of their canaries."""
+    stages = client.show("/rollout", Rollout, rows="stages").stages
+    if not stages:
+        print_text("there is no stage: hosts with may_set_mode do nothing to limits (shadow)")
+        return
+    headings = (
+        column("nodes"), column("level", 1), column("before", 5), column("state", 2), column(">hosts", 3),
+        column(">as told", 4), column("by", 6), column("seen", 7),
+    )  # fmt: skip
+    print_table(headings, [_stage_row(each) for each in stages])
+
+
+def _stage_row(view: StageView) -> list[Cell]:
+    stage, seen = view.stage, view.canary
+    state: Cell = stage.state
+    if stage.state == "canary":
+        state = f"canary of {count(len(stage.canaries), 'host')}", "yellow"
+    elif stage.state == "stopped":
+        state = "stopped", "red"
+    told = stage.stopped or stage.why
+    if seen is not None:
+        told = (
+            f"{count(seen.checks, 'check')}: {seen.late_cores:.2f} cores late, {seen.foreign_writes} foreign writes, "
+            f"{count(seen.errors, 'error')}"
+        )
+    return [
+        show_name(stage.nodes_filter), say_level(stage.level), say_level(stage.previous), state, str(view.host_count),
+        str(view.reached), show_name(stage.user), show_name(told),
+    ]  # fmt: skip
+
+
+@rollout_command.command("set", epilog='Example: cpumond rollout set "rack-a & !gpu" weight --canary 0.1')
+@click.argument("nodes_filter", metavar="FILTER")
+@click.argument("level", metavar="LEVEL", type=click.Choice(get_args(StageLevel)))
+@click.option(
+    "--canary", "canary_ratio", type=click.FloatRange(0.0, 1.0, min_open=True), default=0.1, show_default=True,
+    help="The share that goes first, at least one host; 1: all at once.",
+)  # fmt: skip
+@click.option(
+    "--canary-period",
+    "canary_period_s",
+    type=DurationType(1.0),
+    help="Advance by itself when all its hosts did as told for so long.",
+)
+@click.option("--max-late-cores", type=click.FloatRange(0.0), default=BUDGET.max_late_cores, show_default=True,
+              help="Cores of work that a canary's host may hold back on average.")  # fmt: skip
+@click.option("--max-foreign-writes", type=click.IntRange(0), default=BUDGET.max_foreign_writes, show_default=True)
+@click.option("--max-errors", type=click.IntRange(0), default=BUDGET.max_errors, show_default=True)
+@click.option("--check-period", "check_period_s", type=DurationType(1.0, 3600.0), default=f"{BUDGET.check_period_s:g}s",
+              show_default=True, help="Two late checks in a row take the canary back.")  # fmt: skip
+@click.option("--plan", "is_plan", is_flag=True, help="Only say what would change.")
+@why_option
+@scheduler_options
+def set_command(
+    client: SchedulerClient, /, nodes_filter: str, level: StageLevel, canary_ratio: float,
+    canary_period_s: float | None, is_plan: bool, why: str, **budget: Any,
+) -> None:  # fmt: skip
+    """Let the nodes that FILTER fits (a formula of tags as in nodes_filter, %true for all) do at most LEVEL.
+
+    More than before goes to a canary first. It is taken back by itself when it is too late, meets writes of other
+    programs or has errors; `cpumond rollout advance` lets all follow.
+    """
+    body = given(
+        {
+            "nodes_filter": nodes_filter, "level": level, "canary_ratio": canary_ratio,
+            "canary_period_s": canary_period_s, "budget": budget, "why": why,
+        }
+    )  # fmt: skip
+    content = client.request("POST", "/rollout/plan", body)
+    plan = client.decode(content, StagePlan)
+    if is_plan and client.as_json:
+        print_json(content, StagePlan)
+        return
+    if not client.as_json:
+        for sentence in plan.sentences:
+            if is_plan:
+                print_text(sentence)
+            elif sentence != NO_CANARY:  # the change itself warns of that
+                print_text(sentence.replace("would", "will", 1))
+    if not is_plan:
+        client.change(f"nodes {_show(nodes_filter)}: {say_level(level)}", "POST", "/rollout", body)
+
+
+def _make_command(verb: str, done: str, text: str) -> None:
+    @rollout_command.command(verb, help=text, epilog=f'Example: cpumond rollout {verb} rack-a --why "as planned"')
+    @click.argument("nodes_filter", metavar="FILTER")
+    @why_option
+    @scheduler_options
+    def command(client: SchedulerClient, nodes_filter: str, why: str) -> None:
+        body = {"nodes_filter": nodes_filter, "why": why}
+        client.change(f"nodes {_show(nodes_filter)}: {done}", "POST", f"/rollout/{verb}", body)
+
+
+def _show(nodes_filter: str) -> str:
+    return show_name(nodes_filter.strip() or EVERY_NODE)
+
+
+_make_command("advance", "all of them follow the canary", "Let all nodes of a stage follow its canary.")
+_make_command("stop", "back to what was before", "Give all nodes of a stage back what was before it.")
+_make_command(
+    "remove",
+    "the stage is forgotten",
+    "Forget a stage; its nodes do what other stages say, without one nothing to limits (shadow).",
+)

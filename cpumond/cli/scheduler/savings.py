@@ -1,0 +1,103 @@
+"""``cpumond report --savings``: what reclaimed CPU was worth and what it cost, for people and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from cpumond.cli.output import guard_cell
+from cpumond.cli.render import grid
+from cpumond.core.measures import format_span
+from cpumond.core.words import iso_utc, show_cores, show_name, show_time, show_utc
+from cpumond.scheduler.history.savings import SavingsRow, SavingsView
+from cpumond.scheduler.model import ROOT_POOL
+
+COLUMNS: Final = (
+    ("extra jobs", "extra_jobs", "jobs that began although no order fitted any more: on CPU that others gave up"),
+    ("extra", "extra_used", "core-hours that these jobs, or parts of them, used"),
+    ("reclaimed", "reclaimed", "core-hours that limits were lowered by"),
+    ("held back", "held_back", "core-hours that jobs were held back by a lowered limit"),
+    ("lost", "lost", "core-hours of work that preemptions lost"),
+    ("gain", "gain", "extra less held back and lost"),
+)
+RANKS: Final = {"reclaimed": 3, "lost": 2, "held back": 1}
+CSV_COLUMNS: Final = (
+    "tree", "week_since", "week_until", "covered_s", "pool", "parent", "extra_jobs", "extra_used_core_hours",
+    "extra_ordered_core_hours", "reclaimed_core_hours", "held_back_core_hours", "lost_core_hours", "gain_core_hours",
+    "money", "currency",
+)  # fmt: skip
+
+
+def render_savings(view: SavingsView, since_s: float, width: int | None, colour: bool) -> str:
+    """For each tree a table of its pools, one of its weeks, and the control group."""
+    covered = f"{show_time(view.since)} to {show_time(view.until)}: {format_span(view.covered_s)} of it are known"
+    lines = [grid.fold(covered, width)]
+    if view.covered_s < 0.99 * since_s:
+        lines.append(grid.fold("[history] length of the scheduler's configuration says how far it goes back.", width))
+    for tree in view.trees:
+        lines += ["", grid.paint(f"tree {show_name(tree.tree)}", "bold", colour)]
+        depths = _find_depths(tree.total)
+        names = ["  " * depths[row.name] + _show_pool(row) for row in tree.total]
+        lines.append(_draw("pool", names, tree.total, view, width, colour))
+        if len(tree.weeks) > 1:
+            weeks = [show_utc(week.since)[:10] for week in tree.weeks]
+            roots = [week.pools[0] for week in tree.weeks]
+            lines += ["", _draw("week from", weeks, roots, view, width, colour)]
+        if tree.comparison is not None:
+            lines += ["", grid.fold(f"Control group: {tree.comparison.sentence}.", width)]
+    widest = max(len(heading) for heading, _, _ in COLUMNS)
+    lines += ["", *(grid.fold(f"{heading:<{widest}}  {meaning}", width, "  ") for heading, _, meaning in COLUMNS)]
+    if not any(tree.comparison for tree in view.trees):
+        lines.append(grid.fold("No control group: control_group_ratio of the agents makes one.", width))
+    return "\n".join(lines)
+
+
+def _show_pool(row: SavingsRow) -> str:
+    return "all pools" if row.name == ROOT_POOL else show_name(row.name)
+
+
+def _find_depths(rows: Sequence[SavingsRow]) -> dict[str, int]:
+    depths: dict[str, int] = {}
+    for row in rows:
+        depths[row.name] = depths[row.parent] + 1 if row.parent in depths else 0
+    return depths
+
+
+def _draw(
+    heading: str, names: Sequence[str], rows: Sequence[SavingsRow], view: SavingsView, width: int | None, colour: bool
+) -> str:
+    columns = [grid.Column(heading), *(grid.Column(f">{name}", RANKS.get(name, 0)) for name, _, _ in COLUMNS)]
+    cells: list[list[grid.Cell]] = [
+        [name, *(show_cores(getattr(row, field)) for _, field, _ in COLUMNS)]
+        for name, row in zip(names, rows, strict=True)
+    ]
+    if view.core_hour_price:
+        columns.append(grid.Column(f">{view.currency or 'money'}"))
+        for line, row in zip(cells, rows, strict=True):
+            line.append(f"{row.money or 0.0:.2f}")
+    text, left_out = grid.draw_grid(columns, cells, width, colour)
+    return f"{text}\nno room for: {', '.join(left_out)}; --wide shows all" if left_out else text
+
+
+def render_savings_csv(view: SavingsView) -> str:
+    """A row for each pool and week."""
+    output = io.StringIO(newline="")
+    write = csv.writer(output, lineterminator="\r\n").writerow
+    write(CSV_COLUMNS)
+    for row in _list_cells(view):
+        write([guard_cell(each) if isinstance(each, str) else round(each, 6) for each in row])
+    return output.getvalue()
+
+
+def _list_cells(view: SavingsView) -> Iterator[list[str | float]]:
+    for tree in view.trees:
+        for week in tree.weeks:
+            for row in week.pools:
+                amounts = (
+                    row.extra_jobs, row.extra_used, row.extra_ordered, row.reclaimed, row.held_back, row.lost, row.gain
+                )  # fmt: skip
+                money = "" if row.money is None else row.money
+                times = iso_utc(week.since), iso_utc(week.until), week.covered_s
+                yield [tree.tree, *times, row.name, row.parent, *amounts, money, view.currency]

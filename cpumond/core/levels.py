@@ -1,0 +1,34 @@
+"""How much an agent may do to the limits of its jobs, in one order: what a roll-out sets step by step. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+Level = Literal["off", "shadow", "up-only", "weight", "quota"]
+"""``weight`` and ``quota``: mode reclaim by that actuator; the others are modes."""
+
+LEVELS: Final[tuple[Level, ...]] = get_args(Level)
+"""The least active first."""
+
+SAFE: Final[Level] = "shadow"
+"""What an agent that may be told does until it is told more."""
+
+
+def lowest(a: Level, b: Level) -> Level:
+    """The less active of two levels."""
+    return min(a, b, key=LEVELS.index)
+
+
+def highest(a: Level, b: Level) -> Level:
+    """The more active of two levels."""
+    return max(a, b, key=LEVELS.index)
+
+
+def is_above(a: Level, b: Level) -> bool:
+    """Whether ``a`` is more active than ``b``."""
+    return LEVELS.index(a) > LEVELS.index(b)
+
+
+def read_level(text: str) -> Level:
+    """The level that a scheduler tells; ``SAFE`` where it tells none, or one of a later version."""
+    return next((each for each in LEVELS if each == text), SAFE)

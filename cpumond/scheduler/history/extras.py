@@ -1,0 +1,103 @@
+"""What runs beyond the orders that fit on its node: the work that reclaimed CPU made room for; pure.
+
+The jobs of a node in the order of their starts: as long as the sum of their orders is within its capacity, less what
+jobs of others ordered there, they would have run without reclaim, too; what goes beyond it would not. A job across that
+border is extra in part.
+
+The history keeps it as a series of each pool, between those of operations: ``name_extra``. Its rates are, in the order
+of CPU_COUNTERS: cores used, jobs, cores ordered, jobs that began a second, cores lost to preemption.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.elements import Element, Job, Node, PoolElement
+from cpumond.scheduler.state import State
+
+EPSILON_CORES: Final = 1e-6
+
+
+class Extra(NamedTuple):
+    """Of a pool, since the last look: core-seconds used and ordered, jobs now, and those that have begun."""
+
+    used: float = 0.0
+    ordered: float = 0.0
+    jobs: float = 0.0
+    started: float = 0.0
+
+
+NO_EXTRA: Final = Extra()
+
+
+def name_extra(pool: str) -> str:
+    """The name of a pool's series; no operation has such an id."""
+    return f"<extra {pool}>"
+
+
+def split_orders(orders: list[float], capacity: float) -> list[float]:
+    """Of each order, in the order of the starts, the part in [0, 1] that is beyond ``capacity``; all in cores.
+
+    >>> split_orders([4.0, 4.0, 2.0], 6.0)
+    [0.0, 0.5, 1.0]
+    """
+    parts, total = [], 0.0
+    for order in orders:
+        total += order
+        beyond = min(total - capacity, order)
+        parts.append(beyond / order if beyond > EPSILON_CORES else 0.0)
+    return parts
+
+
+def find_extra_jobs(node: Node) -> list[tuple[Job, float]]:
+    """The active jobs of a node that are extra, with the part of each that is."""
+    capacity = max(node.capacity[CPU] - sum(report.cpu_limit for report in node.strangers.values()), 0.0)
+    ordered = sum(job.limits[CPU] for job in node.jobs.values())
+    if ordered <= capacity + EPSILON_CORES:
+        return []
+    jobs = sorted(node.jobs.values(), key=lambda job: (job.start_time, job.sequence))
+    parts = split_orders([job.limits[CPU] for job in jobs], capacity)
+    return [(job, part) for job, part in zip(jobs, parts, strict=True) if part]
+
+
+class Extras:
+    """Follows the counters of the extra jobs, which are exact also where a job ends between two looks."""
+
+    def __init__(self) -> None:
+        self._watched: dict[str, tuple[Job, float, float, float]] = {}
+        """Id -> extra job, its part, and what it had used and ordered at the last look."""
+
+    def look(self, state: State, since: float) -> dict[PoolElement, Extra]:
+        """What pools came to since the last look, at ``since``, each with those below it."""
+        found: dict[PoolElement, Extra] = {}
+        now = {job.id: (job, part) for node in state.nodes.values() for job, part in find_extra_jobs(node)}
+        for job, before, used, ordered in self._watched.values():
+            # Where the part has changed, it has so at some moment since.
+            after = before if not job.is_active else now[job.id][1] if job.id in now else 0.0
+            part = (before + after) / 2.0
+            _add(found, job, Extra(part * (_used(job) - used), part * (_ordered(job) - ordered)))
+        for job_id, (job, part) in now.items():
+            extra = Extra(jobs=1.0)
+            if job_id not in self._watched:
+                is_new = job.start_time > since
+                extra = Extra(part * _used(job) if is_new else 0.0, part * _ordered(job) if is_new else 0.0, 1.0, 1.0)
+            _add(found, job, extra)
+        self._watched = {job_id: (job, part, _used(job), _ordered(job)) for job_id, (job, part) in now.items()}
+        return found
+
+
+def _used(job: Job) -> float:
+    return job.counted[0] or 0.0
+
+
+def _ordered(job: Job) -> float:
+    return job.counted[2] or 0.0
+
+
+def _add(found: dict[PoolElement, Extra], job: Job, extra: Extra) -> None:
+    above: Element | None = job.element.parent
+    while isinstance(above, PoolElement):
+        known = found.get(above, NO_EXTRA)
+        found[above] = Extra._make(a + b for a, b in zip(known, extra, strict=True))
+        above = above.parent

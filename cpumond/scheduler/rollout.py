@@ -1,0 +1,413 @@
+"""Roll-out by groups of nodes: what agents may do to limits, a canary first, and when it is taken back. Pure.
+
+A stage holds for the nodes that its filter fits; where several do, the least of their levels counts. In state
+``canary`` only the hosts in ``canaries`` have its level, the others ``previous``; ``check`` compares what the canaries'
+agents count with the budget.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Annotated, Final, Literal, NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from cpumond.core.levels import LEVELS, SAFE, Level, is_above, lowest
+from cpumond.core.wire import AgentAbout
+from cpumond.core.words import count
+from cpumond.scheduler.model import Why
+
+LATE_CHECKS: Final = 2
+"""So many checks in a row must be too late before a canary is taken back: one may be a burst."""
+
+EVERY_NODE: Final = "%true"
+
+StageLevel = Literal["shadow", "up-only", "weight", "quota"]
+Ratio = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+NodesFilterText = Annotated[str, msgspec.Meta(max_length=10_000)]
+CanaryPeriod = Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a canary may cost before it is taken back. ``max_late_cores``: core-seconds a second, of a host on average,
+    that jobs are held back below what they could have; the others are sums over all its hosts since it began."""
+
+    max_late_cores: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.05
+    max_foreign_writes: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
+    max_errors: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
+    check_period_s: Annotated[float, msgspec.Meta(ge=1.0, le=3600.0)] = 5.0
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the nodes of one group are told; ``at`` is seconds since 1970, ``why`` of who set it, ``stopped`` why it was
+    taken back. ``previous``: what they were told before, None where this group had no stage: what other stages say.
+    ``canary_period_s``: after so long without a complaint it goes to all nodes, None for by hand only."""
+
+    nodes_filter: str
+    level: StageLevel
+    previous: Level | None
+    state: Literal["canary", "everywhere", "stopped"]
+    user: str
+    at: float
+    why: str = ""
+    canaries: list[str] = []
+    canary_period_s: float | None = None
+    budget: Budget = Budget()
+    stopped: str = ""
+
+    def find_level(self, node_id: str) -> Level | None:
+        """What it tells one of its nodes; None for nothing."""
+        if self.state == "everywhere" or (self.state == "canary" and node_id in self.canaries):
+            return self.level
+        return self.previous
+
+    @property
+    def rest(self) -> Level | None:
+        """What it tells nodes that are no canaries."""
+        return self.level if self.state == "everywhere" else self.previous
+
+
+class _Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Base of the commands: the name of the type is the tag ``type`` in JSON."""
+
+    nodes_filter: NodesFilterText
+    why: Why = ""
+
+
+class SetStage(_Command, frozen=True):
+    """Let the nodes of a group do at most ``level``, first ``canary_ratio`` of them where that is more than before."""
+
+    level: StageLevel
+    canary_ratio: Ratio = 0.1
+    canary_period_s: CanaryPeriod | None = None
+    budget: Budget = Budget()
+
+
+class _OfOne(_Command, frozen=True):
+    """``set_at``: only of the stage that was set then, whose canary was looked at; None for whatever there is."""
+
+    set_at: float | None = None
+
+
+class AdvanceStage(_OfOne, frozen=True):
+    """The canary did well: all nodes of the group get the level."""
+
+
+class StopStage(_OfOne, frozen=True):
+    """All nodes of the group get the level that they had before the stage."""
+
+
+class RemoveStage(_Command, frozen=True):
+    """Forget the stage: its nodes do what other stages say, without one nothing to limits (shadow)."""
+
+
+RolloutCommand = SetStage | AdvanceStage | StopStage | RemoveStage
+
+
+def say_rollout(command: RolloutCommand) -> str:
+    """``set the stage of nodes "rack-a" to weight: second week``."""
+    nodes = f'nodes "{command.nodes_filter or EVERY_NODE}"'
+    if isinstance(command, SetStage):
+        text = f"set the stage of {nodes} to {command.level}"
+    elif isinstance(command, AdvanceStage):
+        text = f"advanced the stage of {nodes} from its canary to all of them"
+    elif isinstance(command, StopStage):
+        text = f"stopped the stage of {nodes}, which go back to what was before"
+    else:
+        text = f"removed the stage of {nodes}"
+    return f"{text}: {command.why}" if command.why else text
+
+
+class Host(NamedTuple):
+    """A node of a group: ``about`` None from an agent that tells nothing of itself; ``told`` by all stages now,
+    ``others`` by those of other groups alone, None without one."""
+
+    node_id: str
+    about: AgentAbout | None
+    is_online: bool
+    told: Level
+    others: Level | None = None
+
+    def find_level(self, said: Level | None) -> Level:
+        """What it is told when the stage of the group says ``said``."""
+        return find_level((said, self.others))
+
+    def find_effect(self, said: Level | None) -> Level | None:
+        """What it does then by its own configuration; None for one that does not do as it is told, or is unknown."""
+        about = self.about
+        return None if about is None or not about.may_set_mode else lowest(self.find_level(said), about.bound)
+
+
+def find_level(levels: Iterable[Level | None]) -> Level:
+    """What a node is told whose stages say ``levels``: the least of them, ``SAFE`` without any."""
+    return find_least(levels) or SAFE
+
+
+def find_least(levels: Iterable[Level | None]) -> Level | None:
+    """The least of levels, None without any."""
+    return min((level for level in levels if level is not None), key=LEVELS.index, default=None)
+
+
+def does_as_told(stage: Stage, about: AgentAbout) -> bool:
+    """Whether an agent writes limits as its stage says, and more than before it: not held down by another stage, by its
+    own configuration since it was chosen, paused, or yet to be told."""
+    obeys = about.may_set_mode and not about.is_paused and about.level == lowest(stage.level, about.bound)
+    return obeys and is_above(about.level, stage.previous or SAFE) and is_above(about.level, SAFE)
+
+
+def choose_canaries(
+    nodes_filter: str, hosts: Iterable[Host], level: Level, previous: Level | None, ratio: float
+) -> tuple[str, ...]:
+    """The share of a group that goes first: at least one of each level that hosts come to by their own configurations,
+    always the same ones, those alone that do more by it."""
+    able: dict[Level, list[str]] = {}
+    for host in hosts:
+        after = host.find_effect(level)
+        if after is not None and host.is_online and is_above(after, host.find_effect(previous) or SAFE):
+            able.setdefault(after, []).append(host.node_id)
+    chosen: list[str] = []
+    for _, names in sorted(able.items()):
+        names.sort(key=lambda node_id: (crc32(f"{nodes_filter}\0{node_id}".encode("utf-8", "replace")), node_id))
+        chosen += names[: ceil(ratio * len(names))]
+    return tuple(chosen)
+
+
+def make_stage(command: SetStage, before: Stage | None, hosts: Sequence[Host], user: str, now: float) -> Stage:
+    """The stage that a command sets. Where it tells no host to do more than before, it holds for all nodes at once."""
+    previous = None if before is None else before.rest
+    changes = ((each.find_level(command.level), each.find_level(previous)) for each in hosts)
+    raised = any(is_above(*change) for change in changes) if hosts else is_above(command.level, previous or SAFE)
+    is_canary = raised and command.canary_ratio < 1.0
+    canaries: tuple[str, ...] = ()
+    if is_canary:
+        canaries = choose_canaries(command.nodes_filter, hosts, command.level, previous, command.canary_ratio)
+    return Stage(
+        nodes_filter=command.nodes_filter, level=command.level, previous=previous,
+        state="canary" if is_canary else "everywhere", user=user, at=now, why=command.why,
+        canaries=list(canaries), canary_period_s=command.canary_period_s if is_canary else None, budget=command.budget,
+    )  # fmt: skip
+
+
+def warn_of_raised(
+    stage: Stage | None, hosts: Iterable[Host], proven: Collection[Level] = frozenset()
+) -> tuple[str, ...]:
+    """Sentences about hosts that do more than now without a canary when ``stage`` is in force, or when it is removed
+    (None); ``proven``: what its canaries do."""
+    raised = unknown = 0
+    canaries = stage.canaries if stage is not None and stage.state == "canary" else ()
+    for host in hosts:
+        said = _find_said(stage, host)
+        if host.node_id in canaries or not is_above(host.find_level(said), host.told):
+            continue
+        effect = host.find_effect(said)
+        if host.about is None:
+            unknown += not proven
+        elif effect is not None and effect not in proven and is_above(effect, lowest(host.told, host.about.bound)):
+            raised += 1
+    sentences = [f"{count(raised, 'host')} may do more now, without a canary"] if raised else []
+    if unknown:
+        sentences.append(f"{count(unknown, 'host')} of which nothing is known now may do more, too, without a canary")
+    return tuple(sentences)
+
+
+def _find_said(stage: Stage | None, host: Host) -> Level | None:
+    return None if stage is None else stage.find_level(host.node_id)
+
+
+NO_CANARY: Final = "no host can go first now: nothing is proven before the stage is advanced"
+
+
+class StagePlan(msgspec.Struct, frozen=True):
+    """What a stage would do: sentences, and the hosts that are told something else at once."""
+
+    sentences: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+LATER, SAME, HELD, BOUND, FORBIDDEN, UNKNOWN = _STAYS = (
+    "would stay until the canary is advanced",
+    "would not change",
+    "may not do more than now: another stage says less",
+    "may not do more than now: the host's own configuration is the upper bound",
+    "may not: may_set_mode off",
+    "unknown: the agent has told nothing of itself, as older ones never do",
+)
+
+
+def plan_stage(stage: Stage, hosts: Iterable[Host]) -> StagePlan:
+    """What becomes of each host of the group when ``stage`` is in force."""
+    moves: Counter[tuple[Level, Level, str]] = Counter()
+    stays: Counter[str] = Counter()
+    changed: list[str] = []
+    silent = 0
+    for host in hosts:
+        before, after = host.find_effect(host.told), host.find_effect(_find_said(stage, host))
+        if before is None or after is None or before == after:
+            stays[_find_stay(stage, host)] += 1
+            continue
+        first = "as canary " if stage.state == "canary" and host.node_id in stage.canaries else ""
+        moves[before, after, first] += 1
+        silent += not host.is_online
+        changed.append(host.node_id)
+    told = [
+        f"{count(number, 'host')} would go {first}from {say_level(old)} to {say_level(new)}"
+        for (old, new, first), number in sorted(moves.items())
+    ]
+    if silent:
+        told.append(f"{count(silent, 'host')} of these {'is' if silent == 1 else 'are'} silent, and may follow later")
+    told += [f"{count(stays[text], 'host')} {text}" for text in _STAYS if stays[text]]
+    if told and stage.state == "canary" and not stage.canaries:
+        told.append(NO_CANARY)
+    return StagePlan(tuple(told or ["no node fits the filter now"]), tuple(changed))
+
+
+def _find_stay(stage: Stage, host: Host) -> str:
+    """Why a host does not change."""
+    if host.about is None:
+        return UNKNOWN
+    if not host.about.may_set_mode:
+        return FORBIDDEN
+    if stage.state == "canary" and host.find_effect(stage.level) != host.find_effect(host.told):
+        return LATER
+    if is_above(stage.level, host.find_level(stage.level)):
+        return HELD
+    return BOUND if is_above(stage.level, host.about.bound) else SAME
+
+
+def say_level(level: Level | None) -> str:
+    """The words for a level."""
+    return "no stage" if level is None else f"reclaim by {level}" if level in ("weight", "quota") else level
+
+
+class Counts(NamedTuple):
+    """What the agent of a canary has counted since the start of its ``run``, as of a heartbeat ``heard_at``;
+    ``is_proof``: whether it writes limits as its stage says."""
+
+    run: str
+    late_core_seconds: float
+    foreign_writes: int
+    errors: int
+    heard_at: float
+    is_proof: bool = True
+
+
+Seen = Mapping[str, Counts | None]
+"""The hosts of a canary: None for one that is silent; one whose agent has not told of itself yet is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What was seen of a canary; ``at`` the last look, None before the first."""
+
+    at: float | None = None
+    last: Seen = field(default_factory=dict)
+    base: Seen = field(default_factory=dict)
+    """As of the last check."""
+    late_cores: float = 0.0
+    """In the last check, of a host on average."""
+    late_checks: int = 0
+    foreign_writes: int = 0
+    errors: int = 0
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """How often the agent of each host has begun anew: once is no error, it may be an upgrade; a second time is one."""
+    checks: int = 0
+    proves_since: float | None = None
+    """Since when all its hosts are heard and do what the stage says."""
+    stop: str = ""
+    """Why it has to be taken back, until it is."""
+
+
+class Verdict(NamedTuple):
+    """What follows from a look; ``why`` in words."""
+
+    action: Literal["", "stop", "advance"] = ""
+    why: str = ""
+
+
+def check(stage: Stage, seen: Seen, before: Watch, now: float) -> tuple[Watch, Verdict]:
+    """One look at a canary. What was before the first is not the stage's doing. Lateness is checked when a heartbeat of
+    each host that tells of itself has come since the last check: they may come less often than looks."""
+    if before.stop:
+        return replace(before, at=now), Verdict("stop", before.stop)
+    proves = bool(stage.canaries) and all((counts := seen.get(each)) and counts.is_proof for each in stage.canaries)
+    since = None if not proves else now if before.proves_since is None else before.proves_since
+    if before.at is None:
+        return Watch(now, dict(seen), dict(seen), proves_since=since), Verdict()
+    writes, errors, restarts = before.foreign_writes, before.errors, dict(before.restarts)
+    for node_id, counts in seen.items():
+        last = before.last.get(node_id)
+        if counts is None:
+            errors += last is not None or node_id not in before.last  # it fell silent
+            continue
+        if last is None:
+            continue
+        if last.run != counts.run:
+            restarts[node_id] = restarts.get(node_id, 0) + 1
+            errors += restarts[node_id] > 1
+            since = None if since is None else now
+        start = _start_of(last, counts)
+        writes += max(counts.foreign_writes - start.foreign_writes, 0)
+        errors += max(counts.errors - start.errors, 0)
+    after = replace(
+        before, at=now, last={**before.last, **seen}, foreign_writes=writes, errors=errors, restarts=restarts,
+        proves_since=since,
+    )  # fmt: skip
+    if _has_news(seen, before.base):
+        late_cores = sum(_find_late_cores(before.base.get(node_id), counts) for node_id, counts in seen.items())
+        late_cores /= max(len(seen), 1)
+        is_late = late_cores > stage.budget.max_late_cores
+        after = replace(
+            after, base={**before.base, **seen}, checks=before.checks + 1, late_cores=late_cores,
+            late_checks=before.late_checks + 1 if is_late else 0,
+        )  # fmt: skip
+    verdict = _judge(stage, after, now)
+    return (replace(after, stop=verdict.why) if verdict.action == "stop" else after), verdict
+
+
+def _start_of(last: Counts, counts: Counts) -> Counts:
+    """What counts of an agent began from since ``last``: a new run of it counts from nothing."""
+    return last if last.run == counts.run else Counts(counts.run, 0.0, 0, 0, last.heard_at)
+
+
+def _has_news(seen: Seen, base: Seen) -> bool:
+    """Whether each host has been heard since ``base``. One that tells nothing must not hide others."""
+    for node_id, counts in seen.items():
+        last = base.get(node_id)
+        if counts is not None and last is not None and counts.heard_at <= last.heard_at:
+            return False
+    return bool(seen)
+
+
+def _find_late_cores(base: Counts | None, counts: Counts | None) -> float:
+    if base is None or counts is None:
+        return 0.0
+    late_s = counts.late_core_seconds - _start_of(base, counts).late_core_seconds
+    return max(late_s, 0.0) / max(counts.heard_at - base.heard_at, 1e-9)
+
+
+def _judge(stage: Stage, seen: Watch, now: float) -> Verdict:
+    budget = stage.budget
+    for number, most, what in (
+        (seen.errors, budget.max_errors, "error"),
+        (seen.foreign_writes, budget.max_foreign_writes, "write of another program"),
+    ):
+        if number > most:
+            words = count(number, what) if what == "error" else f"{number} writes by other programs"
+            return Verdict("stop", f"the canary had {words}, its budget is {most}")
+    if seen.late_checks >= LATE_CHECKS:
+        return Verdict(
+            "stop",
+            f"the canary's hosts held {seen.late_cores:.2f} cores of work back on average in {seen.late_checks} checks "
+            f"in a row, its budget is {budget.max_late_cores:g}",
+        )
+    period_s, since = stage.canary_period_s, seen.proves_since
+    # Counted from when all its hosts do it: a canary that another stage held down, that was silent or that another
+    # scheduler has watched so far has shown nothing.
+    is_over = period_s is not None and since is not None and now - since >= period_s
+    if is_over and seen.checks >= LATE_CHECKS and not seen.late_checks:
+        return Verdict("advance", f"the canary was within its budget for {period_s:g} s")
+    return Verdict()

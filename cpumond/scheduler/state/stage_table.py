@@ -1,0 +1,48 @@
+"""The stages of a roll-out by the filter of their nodes, and what they tell each node; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from cpumond.core.levels import Level
+from cpumond.scheduler.rollout import Stage, find_least, find_level
+from cpumond.scheduler.settings.nodes_filter import NodesFilter, parse_nodes_filter
+
+
+class StageTable:
+    """All stages; a filter is read once."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, tuple[Stage, NodesFilter]] = {}
+
+    def __len__(self) -> int:
+        return len(self._stages)
+
+    def get(self, name: str) -> Stage | None:
+        """The stage of that filter."""
+        found = self._stages.get(name)
+        return None if found is None else found[0]
+
+    def list(self) -> list[Stage]:
+        """All of them, by filter."""
+        return [self._stages[name][0] for name in sorted(self._stages)]
+
+    def change(self, stages: Iterable[Stage], removed: Iterable[str]) -> None:
+        """Take over stages, each in place of the one of its filter, and forget others."""
+        for name in removed:
+            self._stages.pop(name, None)
+        for stage in stages:
+            self._stages[stage.nodes_filter] = (stage, parse_nodes_filter(stage.nodes_filter))
+
+    def find_level(self, node_id: str, tags: Collection[str]) -> Level:
+        """What a node is told."""
+        return find_level(self._list_levels(node_id, tags))
+
+    def find_others(self, name: str, node_id: str, tags: Collection[str]) -> Level | None:
+        """What a node is told by other stages than the one of that filter; None without one."""
+        return find_least(self._list_levels(node_id, tags, name))
+
+    def _list_levels(self, node_id: str, tags: Collection[str], without: str = "") -> Iterator[Level | None]:
+        for name, (stage, nodes_filter) in self._stages.items():
+            if name != without and nodes_filter.matches(tags):
+                yield stage.find_level(node_id)

@@ -1,0 +1,113 @@
+"""The stages of a roll-out as they are set and as they hold for nodes; pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cpumond.core.errors import ConfigError
+from cpumond.core.levels import Level
+from cpumond.fairshare.validate import did_you_mean, quoted
+from cpumond.scheduler.elements import Node
+from cpumond.scheduler.model import RESOLVE, TOO_MANY_REQUESTS, CommandError
+from cpumond.scheduler.rollout import (
+    EVERY_NODE,
+    NO_CANARY,
+    AdvanceStage,
+    Counts,
+    Host,
+    RemoveStage,
+    RolloutCommand,
+    SetStage,
+    Stage,
+    does_as_told,
+    make_stage,
+    warn_of_raised,
+)
+from cpumond.scheduler.settings.nodes_filter import parse_nodes_filter
+from cpumond.scheduler.state.tables import Tables
+from cpumond.scheduler.state.transaction import Transaction
+
+MAX_STAGES = 1000
+
+
+def list_nodes(state: Tables, nodes_filter: str) -> list[Node]:
+    """The nodes that a filter fits. Raises CommandError for one that is no formula."""
+    try:
+        matches = parse_nodes_filter(nodes_filter).matches
+    except ConfigError as error:
+        raise CommandError(str(error)) from None
+    return [node for node in state.nodes.values() if matches(node.tags)]
+
+
+def list_hosts(state: Tables, nodes_filter: str) -> list[Host]:
+    """The nodes that a filter fits, with what they are told. Raises CommandError."""
+    others = state.stages.find_others
+    return [
+        Host(node.id, node.about, node.is_online, node.level, others(nodes_filter, node.id, node.tags))
+        for node in list_nodes(state, nodes_filter)
+    ]
+
+
+def prepare_stage(state: Tables, command: RolloutCommand, user: str, now: float) -> Transaction:
+    """The change that a command makes. Raises CommandError."""
+    name = command.nodes_filter.strip() or EVERY_NODE
+    before = state.stages.get(name)
+    if isinstance(command, SetStage):
+        if before is None and len(state.stages) >= MAX_STAGES:
+            raise CommandError(f"there are {MAX_STAGES} stages already; remove some", TOO_MANY_REQUESTS)
+        hosts = list_hosts(state, name)
+        stage = make_stage(msgspec.structs.replace(command, nodes_filter=name), before, hosts, user, now)
+        return Transaction(stages=(stage,), id=name, warnings=_warn_of_set(stage, hosts))
+    if before is None:
+        near = did_you_mean(name, [each.nodes_filter for each in state.stages.list()])
+        raise CommandError(f"nodes {quoted(name)} have no stage{near}", RESOLVE)
+    if isinstance(command, RemoveStage):
+        warnings = warn_of_raised(None, list_hosts(state, name))
+        return Transaction(removed_stages=(name,), id=name, warnings=warnings)
+    if command.set_at is not None and command.set_at != before.at:
+        raise CommandError(f"the stage of nodes {quoted(name)} was set anew meanwhile")
+    if isinstance(command, AdvanceStage):
+        if before.state != "canary":
+            raise CommandError(f"the stage of nodes {quoted(name)} has no canary, it is {before.state}: set it anew")
+        stage = msgspec.structs.replace(before, state="everywhere")
+        return Transaction(stages=(stage,), id=name, warnings=warn_of_advance(state, before))
+    if before.state == "stopped":
+        raise CommandError(f"the stage of nodes {quoted(name)} is stopped already")
+    stage = msgspec.structs.replace(before, state="stopped", stopped=command.why or f"by {user}")
+    return Transaction(stages=(stage,), id=name, warnings=warn_of_raised(stage, list_hosts(state, name)))
+
+
+def _warn_of_set(stage: Stage, hosts: list[Host]) -> tuple[str, ...]:
+    warnings = () if hosts else (f"no node fits {quoted(stage.nodes_filter)} now",)
+    if hosts and stage.state == "canary" and not stage.canaries:
+        warnings = (NO_CANARY,)
+    return (*warnings, *warn_of_raised(stage, hosts))
+
+
+def warn_of_advance(state: Tables, stage: Stage) -> tuple[str, ...]:
+    """Sentences about hosts that do more than any canary has shown when all of them follow it."""
+    hosts = list_hosts(state, stage.nodes_filter)
+    return warn_of_raised(msgspec.structs.replace(stage, state="everywhere"), hosts, _find_proven(state, stage))
+
+
+def _find_proven(state: Tables, stage: Stage) -> set[Level]:
+    """What canaries do now as the stage says."""
+    nodes = (state.nodes.get(each) for each in stage.canaries)
+    abouts = (node.about for node in nodes if node is not None and node.is_online and node.about is not None)
+    return {about.level for about in abouts if does_as_told(stage, about)}
+
+
+def list_counts(state: Tables, stage: Stage) -> dict[str, Counts | None]:
+    """What the canaries of a stage count; None for one that is silent. An agent that has just begun and told nothing of
+    itself yet is left out."""
+    found: dict[str, Counts | None] = {}
+    for node_id in stage.canaries:
+        node = state.nodes.get(node_id)
+        if node is None or not node.is_online:
+            found[node_id] = None
+        elif (about := node.about) is not None:
+            found[node_id] = Counts(
+                node.incarnation, about.late_core_seconds, about.foreign_writes, about.errors, node.last_seen,
+                does_as_told(stage, about),
+            )  # fmt: skip
+    return found

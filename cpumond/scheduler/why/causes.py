@@ -1,0 +1,128 @@
+"""What an operation waits for, in one word and a sentence: cheap enough to be asked of all operations. Pure.
+
+``why.operation`` tells more, of one operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal, NamedTuple
+
+from cpumond.fairshare.resources import CPU, UNLIMITED, Vector
+from cpumond.scheduler.decide.admission import find_full
+from cpumond.scheduler.elements import OperationElement, PoolElement, Tree, usage_share
+
+CauseKind = Literal["working", "suspended", "pool_full", "queue", "no_nodes", "gang", "limit", "share", "room"]
+
+SAME: Final = 1e-6
+
+_TEXTS: Final[dict[CauseKind, str]] = {
+    "working": "all jobs are started",
+    "suspended": "suspended: no job is started until that is taken back",
+    "pool_full": "pool {pool} is full: as many operations run in it as may (max_running_operation_count)",
+    "queue": "runs as soon as the scheduler has looked at it",
+    "no_nodes": "no node of the tree is online and takes jobs",
+    "gang": "a gang: waits for room for all of its jobs at once",
+    "limit": "resource limits of {pool} leave no room for another job",
+    "share": "has its fair share: more jobs start where others leave room",
+    "room": "has less than its fair share and waits for room on a node",
+}
+
+
+class Cause(NamedTuple):
+    """``pool``: the one that is full or limits it; "" for the operation's own limits, and where none is the cause."""
+
+    kind: CauseKind
+    pool: str = ""
+
+    @property
+    def key(self) -> str:
+        """It as one text: ``limit:research``."""
+        return f"{self.kind}:{self.pool}" if self.pool else self.kind
+
+    @property
+    def text(self) -> str:
+        """It as a sentence."""
+        pool = self.pool if self.kind == "pool_full" else f"pool {self.pool}" if self.pool else "the operation"
+        return _TEXTS[self.kind].format(pool=pool)
+
+
+class Waiting(NamedTuple):
+    """What an operation waits for in a tree, and what its jobs order that are still to be started."""
+
+    cause: Cause
+    wanted_cores: float = 0.0
+
+
+_FIXED: Final = {kind: Waiting(Cause(kind)) for kind in _TEXTS}
+
+
+class Causes:
+    """What the operations of one tree wait for, at one look at it: those that were added, others are found when asked.
+
+    There may be very many operations: a look that is kept costs nothing more.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._has_nodes = any(node.is_online and not node.cordoned for node in tree.nodes.values())
+        self._limited: dict[PoolElement, list[PoolElement]] = {}
+        self._known: dict[str, Waiting] = {}
+
+    def add(self, elements: Iterable[OperationElement]) -> None:
+        """Find and keep what some operations wait for."""
+        for element in elements:
+            self._known[element.name] = self._find(element)
+
+    def of(self, element: OperationElement) -> Waiting:
+        """What an operation waits for in this tree, as of this look."""
+        known = self._known.get(element.name)
+        return self._find(element) if known is None else known
+
+    def _find(self, element: OperationElement) -> Waiting:
+        operation = element.operation
+        needed = operation.needed
+        if not needed:
+            return _FIXED["suspended" if operation.record.suspended else "working"]
+        wanted, first = 0.0, None
+        for task in operation.record.tasks:
+            if count := needed.get(task.name, 0):
+                first = first or task
+                wanted += task.resources[CPU] * count
+        if first is None:
+            return _FIXED["working"]
+        return Waiting(self._find_cause(element, first.resources), wanted)
+
+    def _find_cause(self, element: OperationElement, wanted: Vector) -> Cause:
+        record = element.operation.record
+        if record.suspended:
+            return _FIXED["suspended"].cause
+        if not element.is_running:
+            full = find_full(element)
+            return _FIXED["queue"].cause if full is None else Cause("pool_full", full.name)
+        if not self._has_nodes:
+            return _FIXED["no_nodes"].cause
+        if record.is_gang:
+            return _FIXED["gang"].cause
+        if element.limits != UNLIMITED and _exceeds(element.usage, wanted, element.limits):
+            return _FIXED["limit"].cause
+        assert element.parent is not None
+        for pool in self._limits_above(element.parent):
+            if _exceeds(pool.usage, wanted, pool.limits):
+                return Cause("limit", pool.name)
+        has_share = max(usage_share(element)) >= max(element.fair_share) - SAME
+        return _FIXED["share" if has_share else "room"].cause
+
+    def _limits_above(self, pool: PoolElement) -> list[PoolElement]:
+        """Of a pool and those above it the ones that have limits."""
+        found = self._limited.get(pool)
+        if found is None:
+            above = [] if pool.parent is None else self._limits_above(pool.parent)
+            found = self._limited[pool] = above if pool.limits == UNLIMITED else [pool, *above]
+        return found
+
+
+def _exceeds(usage: Vector, wanted: Vector, limits: Vector) -> bool:
+    for used, more, limit in zip(usage, wanted, limits, strict=True):  # noqa: SIM110 - a generator takes twice as long
+        if more and used + more > limit + SAME:
+            return True
+    return False

@@ -1,0 +1,68 @@
+// The CPU of a pool as one bar: used, what its jobs may use, demanded, waiting; reclaimed from it; two marks.
+
+import { h } from "./dom.js";
+import { cores, percent } from "./format.js";
+
+const UNIT = "cpumond-unit";
+const MOST_WANTED = 2;
+
+export const chosenUnit = () => (localStorage.getItem(UNIT) === "percent" ? "percent" : "cores");
+
+// Text of an amount of cores, of all that the tree has where percents are chosen.
+export const amountOf = (unit, totalCores) => (unit === "percent" ? (value) => percent(totalCores ? value / totalCores : 0) : cores);
+
+export function unitSwitch(app) {
+  const now = chosenUnit();
+  return h("div.ranges", { key: "unit", role: "group", "aria-label": "Unit of amounts" }, [["cores", "Cores"], ["percent", "Percent"]].map(([unit, text]) =>
+    h("button.choice", { type: "button", key: unit, "aria-pressed": String(unit === now), onclick: () => {
+      localStorage.setItem(UNIT, unit);
+      app.redraw();
+    } }, text)));
+}
+
+// The limits of jobs may add up to more than they ordered for a moment.
+const reclaimed = (row) => Math.max(row.ordered_cores - row.limit_cores, 0);
+const wanted = (row) => row.demand_cores + row.waiting_cores;
+
+export const GLANCE_KEYS = [
+  ["used", "used", "what its jobs use"], ["has", "has", "what they may use besides"], ["wants", "demands", "what jobs that are still to be started would use"],
+  ["waits", "waiting", "what operations that do not run would use"], ["reclaimed", "reclaimed", "what its jobs ordered and gave up for now"],
+  ["guarantee", "guarantee", "what it is guaranteed"], ["fair", "fair share", "what it may have now"],
+];
+
+export function legend() {
+  return h("ul.glance-legend", { "aria-label": "Parts of a bar" }, GLANCE_KEYS.map(([name, word, help]) =>
+    h("li", { key: name, title: help }, h("span.key", { class: name, "aria-hidden": "true" }), word)),
+    h("li", { key: "cut" }, h("span", { "aria-hidden": "true" }, "▸"), "wants more than has room"));
+}
+
+function tell(row, unit, totalCores) {
+  const amount = amountOf(unit, totalCores);
+  const of = unit === "percent" ? " of the tree's CPU" : " cores";
+  const parts = [
+    `used ${amount(row.used_cores)}`, `has ${amount(row.limit_cores)}`, `demands ${amount(row.demand_cores)}`, `waiting ${amount(row.waiting_cores)}`,
+    `reclaimed ${amount(reclaimed(row))}`, `guarantee ${amount(row.guarantee_cores)}`, `fair share ${amount(row.fair_share_cores)}`,
+  ];
+  return `${parts.join(", ")}${of}`;
+}
+
+// As long as the most of what the pool has, wants, is guaranteed or may have, so that small pools are seen as well as large
+// ones; what is wanted beyond twice the rest is cut, else the rest would not be seen.
+export function glanceCell(row, unit, totalCores) {
+  const amount = amountOf(unit, totalCores);
+  const bare = (value) => amount(value).replace(" %", "");
+  const rest = Math.max(row.used_cores, row.limit_cores, row.ordered_cores, row.guarantee_cores, row.fair_share_cores);
+  const isCut = rest > 0 && wanted(row) > MOST_WANTED * rest;
+  const all = isCut ? MOST_WANTED * rest : Math.max(rest, wanted(row));
+  const at = (value) => `${(all > 0 ? Math.min(100 * value / all, 100) : 0).toFixed(2)}%`;
+  const part = (name, from, end, to = Math.min(end, all)) => (to - from > 0 ? h("span", { class: name, style: { left: at(from), width: at(to - from) } }) : null);
+  const mark = (name, value) => (value > 0 ? h("span", { class: name, style: { left: at(value) } }) : null);
+  const has = Math.max(row.limit_cores, row.used_cores);
+  const demand = Math.max(row.demand_cores, has);
+  return h("button.glance", { type: "button", "aria-label": `CPU of ${row.name}`, "aria-description": tell(row, unit, totalCores) },
+    h("span.glance-text", `${bare(row.used_cores)} / ${bare(row.limit_cores)} / ${amount(wanted(row))}`),
+    h("span.glance-bar", { "aria-hidden": "true" },
+      part("used", 0, row.used_cores), part("has", row.used_cores, has), part("wants", has, demand), part("waits", demand, demand + row.waiting_cores),
+      part("reclaimed", row.limit_cores, row.ordered_cores), mark("guarantee", row.guarantee_cores), mark("fair", row.fair_share_cores),
+      isCut ? h("span.cut", "▸") : null));
+}

@@ -1,0 +1,32 @@
+// What the words of the page mean. docs/glossary.md is made of it by packaging/web_documents.py, which reads it as JSON:
+// names, the most usual first, and the text. A label that is one of the names has the text as its tip.
+export const GLOSSARY = [
+  ["Aggressive starvation, aggressively starving", "Starving for still longer where the pool allows it: jobs that are otherwise protected may be preempted for it."],
+  ["Cordoned", "A cordoned node gets no new jobs; those that it has go on."],
+  ["Demand", "What running operations would use if they could have it. A pool's demand is the sum of what is below it. Operations that still wait for their start are not in it: see waiting."],
+  ["Fair share", "What a pool or an operation may have now: the tree divided by guarantees, weights and demand, anew with each update. A percentage is of the tree, of the resource that it has most of."],
+  ["Gang, gangs", "An operation whose jobs start all together or not at all."],
+  ["Guarantee, strong guarantee", "What a pool gets whenever its operations want it, before anything is divided by weight. Where guarantees exceed the cluster, all are scaled down."],
+  ["Held back, held back by", "Of a pool: CPU that is idle though its operations wait for it, because of limits, memory, tags or quotas. Of a job: the time for which its CPU limit stopped it."],
+  ["Integral guarantee, integral guarantees, integral", "A guarantee over time: what a pool does not use of its flow is saved as volume. A burst pool may spend the volume at once, up to its burst guarantee; a relaxed one has it where others leave room."],
+  ["Late, core-hours late", "The part of the throttled time in which cpumond held the limit below what the job could have: the price of reclaiming."],
+  ["Limits, limit, current limit", "The CPU that jobs may use now. cpumond lowers it to what a job uses and gives it back when the job needs it. Of a pool or an operation: the most that it may have."],
+  ["Mode", "Of a pool: fair_share, its children share; fifo, one after the other. Of a job: reclaim, its limit is moved; shadow, it is only computed."],
+  ["Ordered", "The CPU that a job asked for (cpu_limit): the most that its limit can be."],
+  ["Overcommitted, overcommits", "The jobs of a node may use more CPU than it has, because limits that were lowered had to go up again. Jobs are taken from it if that lasts."],
+  ["Peak", "The highest usage of late, which the rule peak lets fade slowly and keeps the limit above."],
+  ["Preemption, preemptions, preemptibility", "A running job is ended so that its room goes to a pool or operation that starves. Jobs are protected, preemptible, or preemptible only for who starves aggressively."],
+  ["Quota", "What the kernel enforces of a CPU limit: CPU time for each period of 0.1 s. The job stands still when it has used it up. Also the most of something that a pool may have."],
+  ["Reclaim, reclaimed", "CPU that jobs ordered and do not use: their limits are lowered by it, and other jobs run on it. It is given back when they need it."],
+  ["Satisfaction", "Usage divided by fair share: at 1 the operation has exactly its share."],
+  ["Shadow, shadow mode", "The agent measures and computes limits, but writes none: what it would do can be seen without risk."],
+  ["Smoothed, smoothed usage", "The usage without short spikes; limits follow it."],
+  ["Starving, starvation", "Usage has been below the fair share, by more than the tolerance, for longer than its time-out: jobs of others may be preempted for it."],
+  ["Throttled, throttled periods", "Stopped by the kernel because the quota was used up: in what part of its periods, or for how long, summed over CPUs. It happens at a job's own limit, too; what cpumond is the cause of is called late."],
+  ["Tree", "A part of the cluster with its own nodes and its own hierarchy of pools; shares are divided within it."],
+  ["Usage", "Of a pool or an operation: what its jobs may use now; this is compared with its fair share. Of a job: the CPU that it really used."],
+  ["Volume, accumulated volume", "What an integral pool has saved of its flow, as a part of what it can save. It fills while the pool uses less than its flow and empties while it uses more."],
+  ["Votes, sum of the votes", "The last checks, each for a lower (-1), the same (0) or a higher (+1) limit; the limit moves when enough agree."],
+  ["Waiting", "What operations would want that do not run yet, because of a limit on how many run at a time."],
+  ["Weight", "How much a pool or an operation counts among its siblings when what no guarantee covers is divided: with weights 2 and 1 one gets twice as much as the other."]
+];

@@ -1,0 +1,171 @@
+// All agents: version, what they do to limits, problems; and the stages of the roll-out, with buttons for administrators.
+
+import { get, send } from "./api.js";
+import { chosenColumns, columnMenu } from "./columns.js";
+import { h, morph, openDialog } from "./dom.js";
+import { during, Form, FORM, tell } from "./forms.js";
+import { count, number } from "./format.js";
+import { guarded } from "./rights.js";
+import { to } from "./route.js";
+import { badge, bigTable, table } from "./table.js";
+
+const MAX_GROUPS = 30;
+const EVERY_NODE = "%true";
+const MOST_NAMES = 3;
+const ADMINISTRATORS = "Only administrators set stages.";
+
+export const fleet = {
+  title: () => "Fleet",
+  async load(_, { signal }) {
+    const [me, all, rollout] = await Promise.all([get("/me", { signal }), get("/fleet", { signal }), get("/rollout", { signal })]);
+    return { me, agents: all.agents, stages: rollout.stages };
+  },
+  view({ me, agents, stages }, _, app) {
+    const reason = me.is_admin ? "" : ADMINISTRATORS;
+    const troubled = agents.filter((agent) => problems(agent).length).length;
+    const unknown = agents.filter((agent) => !agent.about).length;
+    return [
+      h("div.heading", h("h1", "Fleet"), h("span.muted", count(agents.length, "agent")),
+        troubled ? badge(`${troubled} with problems`, "warn") : null, unknown ? badge(`${unknown} unknown`, "") : null,
+        h("div.actions", guarded("New stage", () => openStage(null, app), { tone: "primary", reason }))),
+      h("section", { key: "stages", "aria-labelledby": "stages" }, h("h2", { id: "stages" }, "Stages"),
+        table({ caption: "Stages of the roll-out", rows: stages, rowKey: ({ stage }) => stage.nodes_filter, columns: stageColumns(app, reason), stacked: true,
+          empty: "There is none: hosts with may_set_mode do nothing to limits (shadow)." })),
+      h("section", { key: "groups", "aria-labelledby": "groups" }, h("h2", { id: "groups" }, "By tag"),
+        table({ caption: "Agents by tag", rows: groups(agents), rowKey: (group) => group.tag, columns: GROUP_COLUMNS, stacked: true, empty: "No node has a tag." })),
+      bigTable("fleet", {
+        caption: "Agents", noun: "agent", columns: chosenColumns("fleet", COLUMNS), tools: columnMenu("fleet", COLUMNS, app), rows: agents, rowKey: (agent) => agent.id, sort: "id", height: "60vh",
+        searchable: (agent) => `${agent.id} ${agent.tags.join(" ")} ${agent.about ? `${agent.about.version} ${sayLevel(agent.about.level)}` : "unknown"} ${problems(agent).join(" ")}`,
+        empty: "No node has registered yet: nodes register themselves when their agent runs.",
+      }),
+    ];
+  },
+};
+
+export const sayLevel = (level) => (level === null ? "no stage" : level === "weight" || level === "quota" ? `reclaim by ${level}` : level);
+const problems = (agent) => [...(agent.is_online ? [] : ["silent"]), ...(agent.about?.problems ?? [])];
+const told = (agent) => (!agent.about ? "–" : agent.about.may_set_mode ? `${sayLevel(agent.told)}${agent.is_canary ? " (canary)" : ""}` : "may not");
+const figure = (name) => (agent) => agent.about?.[name] ?? 0;
+
+const stateOfAgent = (agent) => (!agent.is_online ? ["silent", "bad"] : agent.about?.is_paused ? ["paused", "warn"] : ["online", "good"]);
+
+const COLUMNS = [
+  { key: "id", width: 180, narrow: 130, title: "Node", value: (a) => a.id, cell: (a) => h("a", { href: to("nodes", a.id), title: a.id }, a.id) },
+  { key: "state", shown: "always", width: 90, narrow: 78, title: "State", value: (a) => stateOfAgent(a)[0], cell: (a) => badge(...stateOfAgent(a)) },
+  { key: "level", shown: "always", width: 150, narrow: 140, title: "Does", help: "The most that it does to any job's limit now", value: (a) => a.about?.level ?? "", cell: (a) => (a.about ? sayLevel(a.about.level) : "–") },
+  { key: "told", shown: "wide", width: 210, title: "Told", help: "What the stages let it do; it counts where its configuration says may_set_mode", value: told },
+  { key: "bound", shown: "wide", width: 150, title: "At most", help: "What its own configuration allows", value: (a) => a.about?.bound ?? "", cell: (a) => (a.about ? sayLevel(a.about.bound) : "–") },
+  { key: "version", shown: "wide", width: 110, title: "Agent", value: (a) => a.about?.version ?? "", cell: (a) => (a.about ? h("span", { title: a.about.version }, a.about.version) : badge("unknown", "")) },
+  { key: "problems", shown: "wide", width: 200, title: "Problems", value: (a) => problems(a).length, cell: (a) => h("span.long", { title: problems(a).join("; ") || null }, problems(a).join("; ") || "–") },
+  { key: "errors", shown: "wide", width: 76, title: "Errors", align: "right", value: figure("errors") },
+  { key: "foreign", shown: "wide", width: 130, title: "Foreign writes", help: "Limits that other programs changed, since the agent's start", align: "right", value: figure("foreign_writes") },
+  { key: "late", shown: "wide", width: 116, title: "Late, core-s", help: "Time that threads were held back below what they could have, since the agent's start", align: "right",
+    value: figure("late_core_seconds"), cell: (a) => number(figure("late_core_seconds")(a)) },
+  { key: "ticks", shown: "wide", width: 96, title: "Late ticks", align: "right", value: figure("late_ticks") },
+  { key: "rule", shown: "wide", width: 110, title: "Rule", value: (a) => a.about?.limit_rule ?? "–" },
+  { key: "tags", width: 160, title: "Tags", value: (a) => a.tags.join(", "), cell: (a) => h("span.long", { title: a.tags.join(", ") }, a.tags.join(", ") || "–") },
+];
+
+function groups(agents) {
+  const found = new Map();
+  for (const agent of agents) for (const tag of agent.tags) found.set(tag, found.get(tag) ?? []).get(tag).push(agent);
+  return [...found].map(([tag, members]) => ({ tag, members })).sort((a, b) => b.members.length - a.members.length).slice(0, MAX_GROUPS);
+}
+
+function tally(members, of) {
+  const counts = new Map();
+  for (const member of members) counts.set(of(member), (counts.get(of(member)) ?? 0) + 1);
+  return [...counts].sort().map(([name, many]) => `${many} ${name}`).join(", ");
+}
+
+const GROUP_COLUMNS = [
+  { title: "Tag", cell: ({ tag }) => h("span.mono", tag) },
+  { title: "Agents", align: "right", cell: ({ members }) => members.length },
+  { title: "Do", cell: ({ members }) => tally(members, (a) => (a.about ? sayLevel(a.about.level) : "unknown")) },
+  { title: "Versions", cell: ({ members }) => tally(members, (a) => a.about?.version ?? "unknown") },
+  { title: "With problems", align: "right", cell: ({ members }) => members.filter((a) => problems(a).length).length },
+];
+
+const tellNames = (names) => names.slice(0, MOST_NAMES).join(", ") + (names.length > MOST_NAMES ? ` and ${names.length - MOST_NAMES} more` : names.length ? "" : "no host");
+// Fields that have their defaults are not sent.
+const stateOf = ({ state, canaries = [] }) => (state === "canary" ? h("span", { title: canaries.join("\n") || null }, badge("canary", "warn"), `: ${tellNames(canaries)}`) : state === "stopped" ? badge("stopped", "bad") : badge("everywhere", "good"));
+const seenOf = ({ stage, canary }) => (canary ? `${count(canary.checks, "check")}: ${number(canary.late_cores)} cores late, ${count(canary.foreign_writes, "foreign write")}, ${count(canary.errors, "error")}` : stage.stopped ?? stage.why ?? "");
+
+const sayFilter = ({ nodes_filter: filter }) => (filter === EVERY_NODE ? "all nodes" : filter);
+
+const stageColumns = (app, reason) => [
+  { title: "Nodes", cell: ({ stage }) => h("span.mono", sayFilter(stage)) },
+  { title: "Level", cell: ({ stage }) => sayLevel(stage.level) },
+  { title: "Before", cell: ({ stage }) => sayLevel(stage.previous) },
+  { title: "State", cell: ({ stage }) => stateOf(stage) },
+  { title: "Hosts as told", align: "right", cell: (view) => `${view.reached} of ${view.host_count}` },
+  { title: "By", cell: ({ stage }) => stage.user },
+  { title: "Seen", cell: (view) => h("span.long", seenOf(view) || "–") },
+  { title: h("span.hidden-text", "Actions"), cell: ({ stage }) => h("div.actions",
+    stage.state === "canary" ? act("Advance", "advance", stage, "All nodes of the group follow the canary.", app, reason) : null,
+    stage.state === "stopped" ? null : act("Stop", "stop", stage, stage.previous === null ? "Its nodes do what other stages say, without one nothing to limits." : `Its nodes go back to ${sayLevel(stage.previous)}.`, app, reason),
+    guarded("Change", () => openStage(stage, app), { reason })) },
+];
+
+function act(label, verb, stage, text, app, reason) {
+  return guarded(label, () => {
+    const form = new Form([["why", "Why", "for others, and for the audit log", "text", ""]], () => {});
+    const go = h("button.primary", { type: "submit", form: FORM }, label);
+    const element = h("form", { id: FORM, onsubmit: async (event) => {
+      event.preventDefault();
+      const body = { nodes_filter: stage.nodes_filter, why: form.value("why") ?? "" };
+      finish(dialog, label, await during(dialog, form, () => send("POST", `/rollout/${verb}`, body, { sentences: [text] })), app);
+    } }, h("p", text), form.element, form.general);
+    const dialog = openDialog(`${label} the stage of ${sayFilter(stage)}`, element, [go]);
+  }, { reason });
+}
+
+// A change is made, unless `done` is null; what it says of hosts that do more now is to be read.
+function finish(dialog, label, done, app) {
+  if (done === null) return;
+  app.reload();
+  if (!done.warnings?.length) dialog.close();
+  else tell(dialog, `${label}: done.`, done.warnings, h("button.primary", { type: "button", onclick: () => dialog.close() }, "Close"));
+}
+
+// First the plan is shown, then it can be applied. `stage`: the one that is changed, null for a new one.
+function openStage(stage, app) {
+  const { nodes_filter: filter = "", level = "weight", canary_period_s: period = null, budget: known = {} } = stage ?? {};
+  let planned = null;
+  const place = h("div");
+  const form = new Form([
+    ["nodes_filter", "Nodes", "a formula of tags, as rack-a & !gpu; empty: all", "text", filter === EVERY_NODE ? "" : filter],
+    ["level", "Level", "the most that they may do to limits", "select:shadow,up-only,weight,quota", level],
+    ["canary_ratio", "Canary", "the share that goes first, 1: all at once", "number", 0.1],
+    ["canary_period_s", "Advance after seconds", "empty: by hand only", "number", period],
+    ["max_late_cores", "Cores late at most", "of a host on average, in two checks in a row", "number", known.max_late_cores ?? 0.05],
+    ["max_foreign_writes", "Foreign writes at most", "in all", "number", known.max_foreign_writes ?? 0],
+    ["max_errors", "Errors at most", "in all", "number", known.max_errors ?? 0],
+    ["why", "Why", "for others, and for the audit log", "text", ""],
+  ], () => { planned = null; apply.disabled = true; morph(place, h("div")); });
+  const look = h("button", { type: "submit", form: FORM }, "Show what it changes");
+  const apply = h("button.primary", { type: "button", disabled: true, onclick: () => carryOut() }, "Apply");
+  const element = h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); plan(); } }, form.element, form.general, place);
+  const dialog = openDialog(stage ? `Change the stage of ${sayFilter(stage)}` : "New stage", element, [look, apply]);
+
+  function read() {
+    const set = Object.fromEntries(["max_late_cores", "max_foreign_writes", "max_errors"].map((key) => [key, form.value(key)]).filter(([, value]) => value !== null));
+    const body = { nodes_filter: form.value("nodes_filter") ?? "", level: form.value("level"), budget: { check_period_s: known.check_period_s, ...set }, why: form.value("why") ?? "" };
+    for (const key of ["canary_ratio", "canary_period_s"]) if (form.value(key) !== null) body[key] = form.value(key);
+    return body;
+  }
+
+  async function plan() {
+    form.clear();
+    const body = read();
+    const found = await during(dialog, form, () => send("POST", "/rollout/plan", body));
+    if (found === null || JSON.stringify(read()) !== JSON.stringify(body)) return; // typed meanwhile
+    planned = { body, found };
+    morph(place, h("div", h("h3", "What it changes"), h("ul", found.sentences.map((sentence) => h("li", sentence)))));
+    apply.disabled = false;
+  }
+
+  async function carryOut() {
+    if (planned !== null) finish(dialog, "Apply", await during(dialog, form, () => send("POST", "/rollout", planned.body, planned.found)), app);
+  }
+}

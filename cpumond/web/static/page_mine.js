@@ -1,0 +1,76 @@
+// The operations of who asks: when they start and end, and what holds them.
+
+import { operationsActions } from "./actions.js";
+import { get, query, serverNow } from "./api.js";
+import { h } from "./dom.js";
+import { cores, count, duration, number, time } from "./format.js";
+import { poolLinks, stateBadge, titleLink } from "./page_operations.js";
+import { readRights } from "./rights.js";
+import { to } from "./route.js";
+import { table } from "./table.js";
+
+const LIVE = 200;
+const ENDED = 10;
+
+export const mine = {
+  title: () => "My work",
+  async load(_, { signal }) {
+    const me = await get("/me", { signal });
+    const asked = (more) => get(`/operations${query({ user: me.user, ...more })}`, { signal });
+    const [live, running, groups, rights, ...ended] = await Promise.all([
+      asked({ state: "live", limit: LIVE }), asked({ state: "running", limit: 1 }), get(`/operation_groups${query({ user: me.user })}`, { signal }), readRights(),
+      ...["completed", "failed", "aborted"].map((state) => asked({ state, limit: ENDED })),
+    ]);
+    const last = ended.flatMap(({ operations }) => operations).sort((a, b) => b.finish_time - a.finish_time).slice(0, ENDED);
+    return { me, live, running: running.total, groups: groups.groups.filter(({ tree }) => tree), rights, last };
+  },
+  view({ me, live, running, groups, rights, last }, _, app) {
+    const sum = (name) => groups.reduce((all, group) => all + group[name], 0);
+    const figure = (name, text) => h("div.card", { key: name }, h("div.figure-number", text), h("div.figure-name", name));
+    return [
+      h("div.heading", h("h1", "My work"), h("span.muted", `of ${me.user}`), h("div.actions", operationsActions(app, rights))),
+      live.total + last.length === 0
+        ? h("p.note", `No operation of ${me.user} is known. Start one here, or with `, h("code", "cpumond run COMMAND"), ".")
+        : h("div.cards.figures", figure("running", number(running, 6)), figure("waiting to run", number(Math.max(live.total - running, 0), 6)),
+          figure("cores in use", cores(sum("limit_cores"))), figure("cores wanted besides", cores(sum("wanted_cores")))),
+      h("section.part", { "aria-labelledby": "live-title" }, h("h2", { id: "live-title" }, "Running and waiting"),
+        table({ caption: "Your operations that run or wait", columns: COLUMNS, rows: live.operations, rowKey: (o) => o.id, stacked: true, empty: "None." }),
+        live.total > live.operations.length ? h("p.muted.flat", `The newest ${count(live.operations.length, "operation")} of ${number(live.total, 6)}; `,
+          h("a", { href: to("operations", { user: me.user }) }, "all of them"), ".") : null),
+      last.length ? h("section.part", { "aria-labelledby": "last-title" }, h("h2", { id: "last-title" }, "Ended last"),
+        table({ caption: "Your operations that ended last", columns: ENDED_COLUMNS, rows: last, rowKey: (o) => o.id, stacked: true })) : null,
+    ];
+  },
+};
+
+// "in 5 min" with the range at the mouse; of a time that is past "soon".
+function foretold(forecast, name) {
+  const middle = forecast?.[`${name}_p50`] ?? null;
+  if (middle === null) return h("span.muted", { title: forecast ? "not within the time that is looked ahead" : "not foretold yet" }, "–");
+  const [first, last] = ["p10", "p90"].map((part) => forecast[`${name}_${part}`]);
+  const range = `eight of ten runs ahead: ${time(first)} to ${last === null ? "later than is looked ahead" : time(last)}`;
+  const left = middle - serverNow();
+  return h("span", { title: range }, left > 1 ? `in ${duration(left)}` : "soon");
+}
+
+const whys = (o) => Object.entries(o.trees).map(([tree, part], index, all) => [index ? "; " : "", all.length > 1 ? `${tree}: ` : "", part.why,
+  part.queue_place ? `, number ${number(part.queue_place, 6)} in the queue` : ""]);
+
+const COLUMNS = [
+  { title: "Operation", cell: titleLink },
+  { title: "State", cell: stateBadge },
+  { title: "Pool", cell: poolLinks },
+  { title: "What holds it", cell: (o) => h("a.sentence", { href: to("operations", o.id, { tab: "why" }) }, whys(o)) },
+  { title: "Jobs", align: "right", help: "Active, and to start", cell: (o) => `${number(o.jobs.active, 6)} + ${number(o.jobs.pending, 6)}` },
+  { title: "Starts", align: "right", help: "As last foretold, by the middle one of many runs ahead", cell: (o) => (o.state === "running" ? h("span.muted", "runs") : foretold(o.forecast, "start")) },
+  { title: "Ends", align: "right", help: "As last foretold, by the middle one of many runs ahead", cell: (o) => foretold(o.forecast, "end") },
+];
+
+const ENDED_COLUMNS = [
+  { title: "Operation", cell: titleLink },
+  { title: "State", cell: stateBadge },
+  { title: "Pool", cell: poolLinks },
+  { title: "Why", cell: (o) => h("span.sentence", o.error || "–") },
+  { title: "Ended", align: "right", cell: (o) => time(o.finish_time) },
+  { title: "Took", align: "right", cell: (o) => duration(o.finish_time - o.start_time) },
+];

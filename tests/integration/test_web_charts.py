@@ -1,0 +1,335 @@
+"""The graphs of the web pages in a real browser: what a person does with them by mouse and by keyboard."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from closed_loop import WAIT_S
+from web_site import Site, await_page, run_site
+
+from cpumond.host.cgroup.mounts import Hierarchies
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+expect = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright").expect
+
+pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
+
+POOL = "#/pools/default/narrow"
+SHARES = "Usage and demand against the guarantee, percent of the tree"
+CPU = "CPU of its jobs, cores"
+PLOT = "[...document.querySelectorAll('.chart')].find((each) => each.props.title === title).plot"
+SCALE = f"title => {{ const {{ x }} = {PLOT}.scales; return [x.min, x.max]; }}"
+SHOWN = f"title => {PLOT}.series.slice(1).map(({{ show }}) => show)"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> Iterator[Site]:
+    config = 'node_heartbeat_timeout = "2s"\n'
+    with run_site(tmp_path_factory.mktemp("site"), hierarchies, scheduler_config=config) as site:
+        site.furnish()
+        # Something to zoom into, well after the first events.
+        site.cluster.wait(lambda: len(history(site)["times"]) > 60, "the history has points", WAIT_S)
+        yield site
+
+
+def history(site: Site, more: str = "") -> Any:
+    return site.cluster.get(f"/api/v1/history?kind=pool&name=narrow{more}")
+
+
+def chart_of(page: Page, title: str = CPU) -> Locator:
+    return page.locator("figure.chart").filter(has=page.get_by_text(title, exact=True))
+
+
+def open_pool(site: Site, page: Page, search: str = "") -> Locator:
+    site.open(page, f"{POOL}{search}")
+    plot = chart_of(page).locator(".u-over")
+    plot.scroll_into_view_if_needed()
+    expect(plot).to_be_visible()
+    return plot
+
+
+def drag(page: Page, plot: Locator, begin: float, end: float) -> None:
+    """Over the middle of a graph, from one part of its width to another."""
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    assert box is not None
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + begin * box["width"], y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + (begin + end) / 2 * box["width"], y)
+    page.mouse.move(box["x"] + end * box["width"], y)
+    page.mouse.up()
+
+
+def span_of(page: Page) -> tuple[float, float] | None:
+    """``from`` and ``to`` of the address."""
+    found = re.search(r"from=([0-9.]+)&to=([0-9.]+)", page.url)
+    return None if found is None else (float(found[1]), float(found[2]))
+
+
+def test_the_cursor_has_values_and_time_in_all_graphs_of_the_page(page, site):
+    plot = open_pool(site, page)
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 20)
+    heads = [chart_of(page, title).locator(".legend thead th").nth(1) for title in (CPU, SHARES)]
+    expect(heads[0]).to_have_text(re.compile(r"\d\d:\d\d:\d\d"))
+    expect(heads[1]).to_have_text(heads[0].inner_text())
+    limit = chart_of(page).get_by_role("row").filter(has=page.get_by_role("rowheader", name="limits", exact=True))
+    expect(limit.get_by_role("cell").first).to_have_text("0.2")
+    page.mouse.move(5, 5)
+    for head in heads:
+        expect(head).to_have_text("now")
+
+
+def test_a_drag_zooms_all_graphs_and_the_address_keeps_it(page, site):
+    plot = open_pool(site, page)
+    before = page.evaluate(SCALE, CPU)
+    drag(page, plot, 0.25, 0.5)
+    expect(page.get_by_role("button", name="Zoom out")).to_be_visible()
+    begin, end = span_of(page)
+    whole_s = before[1] - before[0]
+    assert begin == pytest.approx(before[0] + 0.25 * whole_s, abs=0.03 * whole_s + 1.0)
+    assert end - begin == pytest.approx(0.25 * whole_s, rel=0.1, abs=0.3)
+    for title in (CPU, SHARES):
+        page.wait_for_function(f"([begin, title]) => ({SCALE})(title)[0] === begin", arg=[begin, title])
+    page.reload()
+    await_page(page)
+    assert span_of(page) == (begin, end)
+    page.wait_for_selector(".chart canvas")
+    assert page.evaluate(SCALE, SHARES) == [begin, end]
+    # A zoom within it, and back.
+    drag(page, chart_of(page).locator(".u-over"), 0.3, 0.8)
+    page.wait_for_function("before => !location.hash.includes(before)", arg=f"from={begin:g}")
+    page.go_back()
+    page.wait_for_function(f"([begin, title]) => ({SCALE})(title)[0] === begin", arg=[begin, CPU])
+    assert span_of(page) == (begin, end)
+    chart_of(page).locator(".u-over").dblclick()
+    expect(page.get_by_role("button", name="Zoom out")).to_have_count(0)
+    assert span_of(page) is None
+    page.go_back()
+    page.get_by_role("button", name="Zoom out").click()
+    expect(page.get_by_role("button", name="1 h", exact=True)).to_have_attribute("aria-pressed", "true")
+    assert span_of(page) is None
+
+
+def test_any_part_of_time_can_be_typed_and_be_in_the_address(page, site):
+    times = history(site)["times"]
+    open_pool(site, page)
+    page.locator(".own-range summary").press("Enter")
+    start, end = page.get_by_label("From", exact=True), page.get_by_label("To", exact=True)
+    zone = page.evaluate("new Date().getTimezoneOffset()")
+    clock = [datetime.utcfromtimestamp(int(at) - 60 * zone).isoformat() for at in (times[0], times[-1])]
+    start.fill(clock[1])
+    end.fill(clock[0])
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page.get_by_role("alert").filter(has_text="not after the beginning")).to_be_visible()
+    start.fill(clock[0])
+    end.fill(clock[1])
+    end.press("Enter")
+    expect(page.get_by_role("button", name="Zoom out")).to_be_visible()
+    assert span_of(page) == (int(times[0]), int(times[-1]))
+    page.get_by_role("button", name="15 min").click()
+    assert page.url.endswith("?range=15min")
+    text = datetime.utcfromtimestamp(int(times[0])).isoformat()
+    site.open(page, f"{POOL}?from={text}Z&to={text[:-8]}23:59:59Z")
+    assert page.evaluate(SCALE, CPU)[0] == int(times[0])
+    site.open(page, f"{POOL}?from=1000&to=2000")
+    expect(page.get_by_text("No points are kept of this time.").first).to_be_visible()
+
+
+def test_lines_are_switched_by_mouse_and_keyboard_and_stay_so(page, site):
+    open_pool(site, page)
+    used = chart_of(page).get_by_role("button", name="used", exact=True)
+    used.click()
+    expect(used).to_have_attribute("aria-pressed", "false")
+    limits = chart_of(page).get_by_role("button", name="limits", exact=True)
+    limits.press("Space")
+    expect(limits).to_have_attribute("aria-pressed", "false")
+    expect(limits).to_be_focused()
+    assert page.evaluate(SHOWN, CPU)[:3] == [False, False, True]
+    page.reload()
+    await_page(page)
+    page.wait_for_selector(".chart canvas")
+    assert page.evaluate(SHOWN, CPU)[:3] == [False, False, True]
+    assert all(page.evaluate(SHOWN, SHARES))
+    limits.press("Enter")
+    expect(limits).to_have_attribute("aria-pressed", "true")
+    assert page.evaluate(SHOWN, CPU)[1]
+
+
+def test_what_is_shown_is_saved_as_values_and_as_a_picture(page, site, tmp_path):
+    plot = open_pool(site, page)
+    chart_of(page).get_by_role("button", name="used", exact=True).click()
+    drag(page, plot, 0.3, 0.9)
+    expect(page.get_by_role("button", name="Zoom out")).to_be_visible()
+    begin, end = span_of(page)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name=f"CSV: {CPU}").press("Enter")
+    assert saved.value.suggested_filename.startswith("CPU-of-its-jobs-cores_")
+    rows = list(csv.DictReader(io.StringIO(saved.value.path().read_bytes().decode())))
+    assert "used" not in rows[0]
+    at = [float(row["seconds since 1970"]) for row in rows]
+    assert at == sorted(at)
+    assert begin <= at[0] < at[-1] <= end
+    told = history(site, f"&since={begin}&until={end}&max_points=600")
+    limits = dict(zip(told["times"], told["columns"]["limit_cores"], strict=True))
+    assert len(rows) > 10
+    assert [float(row["limits"]) for row in rows] == [limits[each] for each in at]
+    with page.expect_download() as saved:
+        page.get_by_role("button", name=f"PNG: {CPU}").click()
+    picture = saved.value.path().read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = (int.from_bytes(picture[place : place + 4], "big") for place in (16, 20))
+    assert width > 400
+    assert height > 230
+    assert len(picture) > 4000
+
+
+def test_events_are_marked_with_their_sentence_and_a_link(page, site):
+    open_pool(site, page)
+    (event,) = site.cluster.get("/api/v1/events?pool=narrow&kind=preemption")["events"]
+    marks = chart_of(page).get_by_role("group", name=f"Events in {CPU}").get_by_role("link")
+    mark = marks.filter(visible=True).and_(page.locator(f'[aria-label*="{event["job"]}"]'))
+    expect(mark).to_have_count(1)
+    assert event["text"] in mark.get_attribute("aria-label")
+    tip = chart_of(page).locator(".chart-tip")
+    expect(tip).to_be_hidden()
+    mark.hover()
+    expect(tip).to_contain_text("preempted because of violated resource limits")
+    # The same at the cursor, in the graph below it.
+    box, plot = mark.bounding_box(), chart_of(page).locator(".u-over").bounding_box()
+    page.mouse.move(plot["x"] + plot["width"] - 3, plot["y"] + 60)
+    expect(tip).to_be_hidden()
+    page.mouse.move(box["x"] + box["width"] / 2 + 2, plot["y"] + 60)
+    expect(tip).to_contain_text("preempted because of violated resource limits")
+    page.mouse.move(5, 5)
+    # By keyboard: one stop for all of them.
+    marks.first.focus()
+    expect(tip).to_be_visible()
+    assert [each.get_attribute("tabindex") for each in marks.all()] == ["0", *["-1"] * (marks.count() - 1)]
+    for _ in range(marks.count() - 1):
+        page.keyboard.press("ArrowRight")
+    expect(marks.last).to_be_focused()
+    expect(tip).to_contain_text("preempted")
+    page.keyboard.press("Enter")
+    row = page.get_by_role("row").nth(1)
+    expect(row).to_contain_text(event["text"].replace(event["operation"], '"Cut short"'))
+    expect(row.get_by_role("rowheader")).to_have_text(str(event["number"]))
+    # Only changes of pools are marked, of all commands: no start of an operation.
+    site.open(page, "#/")
+    expect(page.locator('.mark[aria-label*="made pool"]').first).to_be_attached()
+    labels = page.locator(".mark").evaluate_all("marks => marks.map((mark) => mark.getAttribute('aria-label')).join()")
+    assert "made pool" in labels
+    assert "started operation" not in labels
+
+
+def test_the_keyboard_alone_zooms_and_reads(page, site):
+    open_pool(site, page)
+    place = chart_of(page).locator(".chart-plot")
+    place.focus()
+    for key in ("Home", "ArrowRight", *["Shift+ArrowRight"] * 12):
+        page.keyboard.press(key)
+    head = chart_of(page).locator(".legend thead th").nth(1)
+    expect(head).to_have_text(re.compile(r"\d\d:\d\d:\d\d"))
+    expect(chart_of(page).locator("[role=status]")).to_contain_text(re.compile(r"\d\d:\d\d:\d\d: used .*limits "))
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Zoom out")).to_be_visible()
+    first, last = span_of(page)
+    assert last - first == pytest.approx(12 * 0.2, abs=0.5)
+    expect(place).to_be_focused()
+    page.keyboard.press("-")
+    page.wait_for_function("before => !location.hash.includes(before)", arg=f"to={last:g}")
+    begin, end = span_of(page)
+    assert end - begin == pytest.approx(2 * (last - first), abs=0.3)
+    page.keyboard.press("+")
+    page.wait_for_function("before => !location.hash.includes(before)", arg=f"from={begin:g}")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Zoom out")).to_have_count(0)
+    assert span_of(page) is None
+    values = chart_of(page).locator("details.values")
+    values.locator("summary").press("Enter")
+    table = chart_of(page).get_by_role("table", name=f"{CPU}: values at each time")
+    expect(table.get_by_role("columnheader")).to_have_text(
+        ["Time", "used", "limits", "ordered", "reclaimed", "waiting", "held back"]
+    )
+    expect(table.get_by_role("row").nth(20)).to_be_attached()  # all of the time again
+    expect(table.get_by_role("row").nth(101)).not_to_be_attached()
+    expect(table.get_by_role("row").last.get_by_role("cell").nth(1)).to_have_text("0.2")
+
+
+def test_decisions_are_marked_in_the_graphs_of_a_job_on_both_pages(page, site):
+    for is_agent in (False, True):
+        if is_agent:
+            site.open_agent(page, site.agent_addresses()["agent's job"])
+        else:
+            site.open(page, site.job_address())
+        marks = chart_of(page, "CPU in cores").get_by_role("link")
+        expect(marks.first).to_have_attribute("aria-label", re.compile(r"shrink, 1.00 → 0.700? cores: votes"))
+        marks.first.click()
+        expect(page.get_by_role("heading", name="Decisions")).to_be_focused()
+        drag(page, chart_of(page, "CPU in cores").locator(".u-over"), 0.2, 0.6)
+        expect(page.get_by_role("button", name="Zoom out")).to_be_visible()
+        for title in ("CPU in cores", "Sum of the votes", "Throttled periods"):
+            assert page.evaluate(SCALE, title) == list(span_of(page)), title
+        page.get_by_role("button", name="Zoom out").click()
+        expect(page.get_by_role("button", name="Zoom out")).to_have_count(0)
+
+
+def test_graphs_fit_a_telephone_in_the_dark(new_page, site):
+    page = new_page(viewport={"width": 390, "height": 844}, color_scheme="dark", has_touch=True)
+    times = history(site)["times"]
+    for search in ("", f"?from={times[0]}&to={times[-1]}"):
+        open_pool(site, page, search)
+        page.locator(".own-range summary").click()
+        chart_of(page).locator("details.values summary").click()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        cut = "e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1 && e.clientWidth"
+        place = ".ranges, .ranges *, .chart, figcaption, .chart-tools *"
+        assert page.evaluate(f"[...document.querySelectorAll('{place}')].filter({cut}).map(e => e.outerHTML)") == []
+        small = "e => e.checkVisibility() && e.getBoundingClientRect().height < 33"
+        assert page.evaluate(f"[...document.querySelectorAll('button')].filter({small}).map(e => e.textContent)") == []
+
+
+def test_the_interface_gives_any_part_of_time(site):
+    times = history(site)["times"]
+    middle = times[len(times) // 2]
+    part = history(site, f"&since={times[10] + 0.01}&until={middle + 0.01}")
+    assert part["times"] == [at for at in times if times[10] < at <= middle]
+    (event,) = site.cluster.get("/api/v1/events?pool=narrow&kind=preemption")["events"]
+    for search, found in (
+        (f"since={event['at'] - 0.5}&until={event['at'] + 0.5}", 1), (f"until={event['at'] - 0.5}", 0),
+        (f"since={event['at'] + 0.5}", 0),
+    ):  # fmt: skip
+        answer = site.cluster.get(f"/api/v1/events?pool=narrow&kind=preemption&{search}")
+        assert len(answer["events"]) == found, search
+    changes = site.cluster.get("/api/v1/events?pool=narrow&kind=command&changes=true")["events"]
+    assert len(changes) == 2
+    assert all(each["changes"] for each in changes)
+
+
+def test_a_node_that_is_silent_and_back_is_marked(page, site):
+    """A node without the job whose decisions others look at: a new agent knows none of before."""
+    node = next(each for each in site.cluster.nodes if each is not site.node)
+
+    def await_event(kind: str) -> None:
+        where = f"/api/v1/events?node={node.node_id}&kind={kind}"
+        site.cluster.wait(lambda: site.cluster.get(where)["events"], kind, WAIT_S)
+
+    node.kill()
+    await_event("node_silent")
+    site.open(page, f"#/nodes/{node.node_id}")
+    mark = page.locator(".mark").and_(page.locator('[aria-label*="is silent for"]'))
+    expect(mark.first).to_be_visible()
+    expect(mark.first).to_have_attribute("href", re.compile(r"#/events\?before=\d+"))
+    node.start()
+    await_event("node_returned")
+    site.open(page, "#/")
+    expect(page.locator('.mark[aria-label*="is back after"]').first).to_be_visible()

@@ -1,0 +1,154 @@
+"""The page of all agents: what they tell, a stage that is set after its plan was shown, and what users may not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from scheduler_process import PlayedNode, SchedulerProcess
+from web_site import open_page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+expect = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright").expect
+
+pytestmark = pytest.mark.browser
+
+USERS = {"ann": "user", "root": "admin", "node": "node"}
+ABOUT = {"version": "0.2.0", "level": "shadow", "bound": "quota", "may_set_mode": True, "limit_rule": "document"}
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerProcess]:
+    process = SchedulerProcess(tmp_path_factory.mktemp("fleet"))
+    process.write_config('node_heartbeat_timeout = "300s"\n', api=process.write_tokens(USERS))
+    try:
+        process.start()
+        process.use_token("node")
+        for number in range(1, 6):
+            node = PlayedNode(process, f"host-{number}", tags=["rack-a"])
+            node.register()
+            tell(node, {} if number < 4 else {"may_set_mode": False} if number == 4 else None)
+        process.use_token("root")
+        yield process
+    finally:
+        process.close()
+
+
+@pytest.fixture(autouse=True)
+def no_stage(scheduler: SchedulerProcess) -> None:
+    for each in scheduler.get("rollout")["stages"]:
+        scheduler.post("rollout/remove", {"nodes_filter": each["stage"]["nodes_filter"]})
+
+
+def tell(node: PlayedNode, about: dict[str, Any] | None) -> Any:
+    """A heartbeat of an agent that is ``about`` besides ABOUT, of an old one with None; the answer."""
+    node.sequence += 1
+    body = {
+        "node_id": node.id, "incarnation": node.incarnation, "sequence": node.sequence, "sent_at": 0.0,
+        "cpu_capacity": 10.0, "jobs": [], **({} if about is None else {"about": {**ABOUT, **about}}),
+    }  # fmt: skip
+    return node.scheduler.post("heartbeats", body)
+
+
+@pytest.fixture
+def sign(new_page: Callable[..., Page], scheduler: SchedulerProcess) -> Callable[..., Page]:
+    """Opens the page as one of USERS."""
+
+    def open_as(user: str, **options: Any) -> Page:
+        page = new_page(**options)
+        page.add_init_script(f"if (location.protocol === 'http:') sessionStorage.setItem('cpumond-token', '{user}')")
+        open_page(page, f"{scheduler.url}/", "#/fleet")
+        return page
+
+    return open_as
+
+
+def press(page: Page, name: str) -> None:
+    page.get_by_role("button", name=name, exact=True).click()
+
+
+def test_a_stage_is_planned_set_advanced_and_stopped(sign, scheduler):
+    page = sign("root")
+    expect(page.get_by_role("heading", name="Fleet", exact=True)).to_be_visible()
+    expect(page.get_by_text("1 unknown", exact=True)).to_be_visible()
+    expect(page.get_by_role("table", name="Agents by tag")).to_contain_text("4 shadow, 1 unknown")
+    press(page, "New stage")
+    page.get_by_label("Nodes", exact=True).fill("rack-a")
+    page.get_by_label("Canary", exact=True).fill("0.3")
+    apply = page.get_by_role("button", name="Apply", exact=True)
+    expect(apply).to_be_disabled()
+    press(page, "Show what it changes")
+    expect(page.get_by_text("1 host would go as canary from shadow to reclaim by weight")).to_be_visible()
+    expect(page.get_by_text("1 host may not: may_set_mode off")).to_be_visible()
+    assert scheduler.get("rollout")["stages"] == []
+    page.get_by_label("Why", exact=True).fill("second week")
+    press(page, "Show what it changes")
+    apply.click()
+    stages = page.get_by_role("table", name="Stages of the roll-out")
+    expect(stages).to_contain_text("canary: host-")
+    press(page, "Advance")
+    page.get_by_role("dialog").get_by_role("button", name="Advance", exact=True).click()
+    expect(page.get_by_text("2 hosts may do more now, without a canary")).to_be_visible()
+    page.get_by_role("dialog").get_by_role("button", name="Close", exact=True).last.click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(stages).to_contain_text("everywhere")
+    press(page, "Stop")
+    page.get_by_role("dialog").get_by_label("Why", exact=True).fill("users call")
+    page.get_by_role("dialog").get_by_role("button", name="Stop", exact=True).click()
+    expect(stages).to_contain_text("users call")
+    [view] = scheduler.get("rollout")["stages"]
+    assert (view["stage"]["state"], view["stage"]["why"]) == ("stopped", "second week")
+
+
+def test_a_stage_of_all_nodes_is_named_and_changed_from_what_it_is(sign, scheduler):
+    budget = {"max_late_cores": 0.5, "max_foreign_writes": 2, "max_errors": 1, "check_period_s": 60.0}
+    scheduler.post(
+        "rollout",
+        {"nodes_filter": "", "level": "quota", "canary_ratio": 0.9, "canary_period_s": 600, "budget": budget},
+    )
+    page = sign("root")
+    row = page.get_by_role("table", name="Stages of the roll-out").get_by_role("row").last
+    expect(row.get_by_role("rowheader")).to_have_text("all nodes")
+    press(page, "Change")
+    dialog = page.get_by_role("dialog", name="Change the stage of all nodes")
+    for label, value in (
+        ("Nodes", ""), ("Level", "quota"), ("Advance after seconds", "600"), ("Cores late at most", "0.5"),
+        ("Foreign writes at most", "2"), ("Errors at most", "1"),
+    ):  # fmt: skip
+        expect(dialog.get_by_label(label, exact=True)).to_have_value(value)
+    press(page, "Show what it changes")
+    press(page, "Apply")
+    expect(dialog).to_have_count(0)
+    [view] = scheduler.get("rollout")["stages"]
+    assert (view["stage"]["level"], view["stage"]["budget"]) == ("quota", budget)
+    page.set_viewport_size({"width": 390, "height": 844})  # each cell has its head before it, in words
+    labels = page.locator("td[data-label]").evaluate_all("cells => cells.map((cell) => cell.dataset.label).join()")
+    assert "Hosts as told" in labels
+    assert "object" not in labels
+
+
+def test_who_is_no_administrator_sees_all_and_may_set_nothing(sign):
+    page = sign("ann", viewport={"width": 390, "height": 844})
+    expect(page.get_by_role("heading", name="Fleet", exact=True)).to_be_visible()
+    button = page.get_by_role("button", name="New stage", exact=True)
+    expect(button).to_have_attribute("title", "Only administrators set stages.")
+    expect(button).to_be_disabled()
+
+
+def test_answers_tell_the_level_and_what_is_known_of_the_agent(scheduler):
+    scheduler.post("rollout", {"nodes_filter": "late", "level": "quota", "canary_ratio": 1.0})
+    node = PlayedNode(scheduler, "late-1", tags=["late"])
+    scheduler.use_token("node")
+    try:
+        node.register()
+        answer = tell(node, None)
+        assert (answer["knows_about"], answer["level"]) == (False, "quota")
+        assert tell(node, {})["knows_about"] is True
+        assert tell(node, None)["knows_about"] is True
+    finally:
+        scheduler.use_token("root")
+    [agent] = [each for each in scheduler.get("fleet")["agents"] if each["id"] == "late-1"]
+    assert (agent["told"], agent["about"]["bound"]) == ("quota", "quota")

@@ -1,0 +1,172 @@
+"""The page of savings: figures of a history whose sums are known, its weeks and money, the control group, by mouse and
+by keyboard, in wide and narrow windows, light and dark."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from history_ticks import Tape, row
+from scheduler_process import SchedulerProcess
+from test_web_axe import CUT
+from web_site import open_page
+
+from cpumond.scheduler.history.extras import name_extra
+from cpumond.scheduler.history.model import OPERATION, POOL, Key
+from cpumond.scheduler.history.store import HistoryStore
+from cpumond.scheduler.main import HISTORY_FILE
+from cpumond.scheduler.model import ROOT_POOL
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+expect = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright").expect
+
+pytestmark = pytest.mark.browser
+
+HOUR_S = 3600.0
+HOURS = 9 * 24
+"""Some of more than one week, whatever day it is."""
+POOLS = (ROOT_POOL, "research")
+CONFIG = '[history]\nlength = "60d"\nperiod = "1h"\n'
+
+
+def fill(path: str, parts: int, pools: Iterable[str] = POOLS) -> None:
+    """A history of HOURS: each hour 4 core-hours beyond orders and half a job, .25 held back, .15 lost; a control group
+    in ``parts`` parts that is held back for 1 % of what it ordered, and others for 3 %."""
+    begin = time.time() - (HOURS + 0.5) * HOUR_S
+    store, tape = HistoryStore(path, 60 * 86_400.0, HOUR_S, 2**28, begin), Tape(begin)
+    points = {}
+    for pool in pools:
+        points[Key(POOL, "default", pool)] = row(POOL, late_cores=0.25, reclaimed_cores=6.0, ordered_cores=16.0)
+        extra = {"used_cores": 4.0, "ordered_cores": 8.0, "throttled_cores": 0.5 / HOUR_S, "late_cores": 0.15}
+        points[Key(OPERATION, "default", name_extra(pool))] = row(OPERATION, **extra)
+    for number in range(parts):
+        for arm, held_back in (("control", 0.01), ("others", 0.03)):
+            rates = {
+                "used_cores": 0.5,
+                "ordered_cores": 1.0,
+                "throttled_cores": held_back * (0.9 + 0.05 * (number % 5)),
+            }
+            points[Key(OPERATION, "default", f"<{arm} {number}>")] = row(OPERATION, **rates)
+    for _ in range(HOURS):
+        store.add(tape.tick(points, interval_s=HOUR_S))
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., SchedulerProcess]]:
+    """Starts a scheduler with such a history, and further lines of [history]."""
+    started: list[SchedulerProcess] = []
+
+    def begin(parts: int, more: str = "", pools: Iterable[str] = POOLS) -> SchedulerProcess:
+        process = SchedulerProcess(tmp_path_factory.mktemp("savings"))
+        os.makedirs(process.state_dir)
+        fill(str(process.state_dir / HISTORY_FILE), parts, pools)
+        process.write_config(f"{CONFIG}{more}\n")
+        started.append(process)
+        return process.start()
+
+    yield begin
+    for process in started:
+        process.close()
+
+
+@pytest.fixture(scope="module")
+def priced(start: Callable[..., SchedulerProcess]) -> SchedulerProcess:
+    """With a control group and a price."""
+    return start(10, 'core_hour_price = 0.05\ncurrency = "EUR"')
+
+
+def show(page: Page, process: SchedulerProcess, where: str = "#/savings") -> None:
+    open_page(page, f"{process.url}/", where)
+    expect(page.get_by_role("heading", name="Savings", exact=True)).to_be_visible()
+
+
+def test_what_was_gained_and_what_it_cost_by_pool_and_week_in_money(page, priced):
+    show(page, priced)
+    balance = page.get_by_role("region", name="Balance")
+    # 9 days of 24 h: 864 = 216 x 4, of which 216 x .25 and 216 x .15 go off.
+    for text in ("864core-hours beyond orders", "108jobs began so", "54core-hours held back"):
+        expect(balance).to_contain_text(text)
+    expect(balance).to_contain_text("32.4core-hours lost")
+    expect(balance).to_contain_text("777.6core-hours gained")
+    expect(balance).to_contain_text("38.88 EURgained")
+    expect(page.locator(".note")).to_contain_text("of this time are known")
+    pools = page.get_by_role("table", name="Savings by pool")
+    expect(pools.get_by_role("rowheader")).to_have_text([ROOT_POOL, "research"])
+    weeks = page.get_by_role("region", name="By week").locator("details:not(.menu)")
+    assert weeks.count() in (2, 3)
+    total = 0.0
+    for week in weeks.all():
+        week.locator("summary").click()
+        cells = week.get_by_role("row").filter(has_text=ROOT_POOL).get_by_role("cell")
+        total += float(cells.first.inner_text().replace(",", ""))
+    assert total == pytest.approx(864.0, rel=0.01)
+    page.get_by_label("The last", exact=True).select_option("1 week")
+    expect(balance).to_contain_text("672core-hours beyond orders")
+    assert page.url.endswith("#/savings?since_s=604800")
+    pools.get_by_role("link", name="research").click()
+    page.wait_for_url("**#/pools/default/research")
+    page.allow("status: 404 .*research")  # a pool of the history alone
+
+
+def test_the_control_group_is_compared_with_an_interval(page, priced):
+    show(page, priced)
+    region = page.get_by_role("region", name="Control group", exact=True)
+    held_back = region.get_by_role("row").filter(has_text="Held back")
+    expect(held_back).to_contain_text("1 %")
+    expect(held_back).to_contain_text("3 %")
+    expect(held_back).to_contain_text("points")
+    expect(region.get_by_role("row").filter(has_text="Used")).to_contain_text("50 %")
+    expect(region).to_contain_text("2,160 core-hours ordered in the control group")
+
+
+def test_too_few_are_not_compared_and_what_was_not_told_is_not_shown(page, start):
+    process = start(3)
+    show(page, process)
+    region = page.get_by_role("region", name="Control group", exact=True)
+    expect(region.get_by_role("row").filter(has_text="Held back")).to_contain_text("too few to tell")
+    expect(page.get_by_text("has no core_hour_price")).to_be_visible()
+    expect(page.get_by_role("columnheader", name="In money")).to_have_count(0)
+
+
+def test_the_page_is_gone_through_by_keyboard_alone(page, priced):
+    show(page, priced)
+    page.get_by_label("The last", exact=True).focus()
+    page.keyboard.press("ArrowUp")
+    expect(page.get_by_role("region", name="Balance")).to_contain_text("672core-hours beyond orders")
+    week = page.get_by_role("region", name="By week").locator("details:not(.menu)").first
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if week.locator("summary").evaluate("each => each === document.activeElement"):
+            break
+    page.keyboard.press("Enter")
+    expect(week.get_by_role("table")).to_be_visible()
+
+
+def test_of_many_pools_the_rows_in_view_are_in_the_page_and_an_unfolded_week_stays_so(page, start):
+    pools = [f"team-{number:03}" for number in range(300)]
+    show(page, start(0, pools=[ROOT_POOL, *pools]))
+    assert page.locator("main tr").count() < 120
+    week = page.get_by_role("region", name="By week").locator("details:not(.menu)").first
+    week.locator("summary").click()
+    with page.expect_response("**/api/v1/savings?**"):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.get_by_role("searchbox", name="Find a pool").last.fill("team-299")
+    expect(week.get_by_role("row")).to_have_count(2)
+    expect(week.get_by_role("link", name="team-299", exact=True)).to_be_visible()
+    assert page.locator("main tr").count() < 120
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_no_text_is_cut(new_page, priced, width, theme):
+    page = new_page(viewport={"width": width, "height": 900}, color_scheme=theme)
+    show(page, priced)
+    for week in page.locator("details:not(.menu)").all():
+        week.locator("summary").click()
+    assert page.evaluate(CUT) == []

@@ -1,0 +1,172 @@
+"""What if, on the pages: a simulation of an operation, of a pool's change and of a node less; nodes are cordoned and
+drained after their plan; what would start an operation sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from web_site import Site, encode, run_site
+
+from cpumond.core.errors import UnavailableError
+from cpumond.host.cgroup.mounts import Hierarchies
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+expect = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright").expect
+
+pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
+
+CONFIG = '[forecast]\nperiod = "1s"\nhorizon = "2m"\nmax_load = 1.0\n[min_spare_job_resources_on_node]\ncpu = 0\n'
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> Iterator[Site]:
+    """Two nodes; jobs that sleep for a second, as is known of them; a pool whose only place is taken by an operation
+    that is suspended."""
+    with run_site(tmp_path_factory.mktemp("site"), hierarchies, scheduler_config=CONFIG) as site:
+        c = site.cluster
+        c.create_pool("p")
+        c.create_pool("narrow", max_running_operation_count=1)
+        naps = [c.start_operation("p", "sleep 1", 1, cpu_limit=0.5, title="nap") for _ in range(4)]
+        for each in naps:
+            c.await_state(each, "completed")
+        site.operations["long"] = c.start_operation("p", "sleep 1000", 1, cpu_limit=0.5, title="Long")
+        [site.job] = c.await_running(site.operations["long"])
+        blocks = c.start_operation("narrow", "sleep 1000", 1, cpu_limit=0.5, title="Blocks")
+        c.post(f"/api/v1/operations/{blocks}/suspend", {"abort_running_jobs": True})
+        c.wait(lambda: not c.operation(blocks)["jobs"]["active"], "its job is stopped")
+        site.operations["waiting"] = c.start_operation("narrow", "sleep 1", 1, cpu_limit=0.5, title="Waits")
+        c.wait(lambda: is_foretold(site), "the last round knows all that is there")
+        yield site
+
+
+def is_foretold(site: Site) -> bool:
+    try:
+        site.cluster.get(f"/api/v1/operations/{site.operations['waiting']}/when")
+    except UnavailableError:
+        return False
+    return True
+
+
+def press(page: Page, name: str) -> None:
+    page.get_by_role("button", name=name, exact=True).click()
+
+
+def dialog(page: Page) -> Any:
+    return page.get_by_role("dialog")
+
+
+def operations(site: Site) -> int:
+    return int(site.cluster.get("/api/v1/operations")["total"])
+
+
+def test_the_start_of_an_operation_is_simulated_in_its_form_and_shown_on_a_page(page, site):
+    before = operations(site)
+    site.open(page, "#/operations")
+    press(page, "Start an operation")
+    dialog(page).get_by_label("Pool", exact=True).fill("p")
+    dialog(page).get_by_label("Title", exact=True).fill("nap")
+    dialog(page).get_by_label("Command", exact=True).fill("sleep 1")
+    dialog(page).get_by_label("Cores of each job").fill("-1")
+    page.allow("status: 422 POST .*/simulate")
+    press(page, "Simulate")
+    expect(dialog(page).get_by_label("Cores of each job")).to_have_attribute("aria-invalid", "true")
+    dialog(page).get_by_label("Cores of each job").fill("0.5")
+    press(page, "Simulate")
+    expect(dialog(page).get_by_role("heading", name="What would be", exact=True)).to_be_visible()
+    expect(dialog(page)).to_contain_text("its first job starts")
+    # An answer about something else is none.
+    dialog(page).get_by_label("Jobs", exact=True).fill("3")
+    expect(dialog(page).get_by_role("heading", name="What would be", exact=True)).to_have_count(0)
+    press(page, "Simulate")
+    dialog(page).get_by_role("link", name="All of it on a page").click()
+    expect(page.get_by_role("heading", name="The last answer: start of nap")).to_be_visible()
+    row = page.get_by_role("table", name="What would start or end at another time").get_by_role("row").last
+    expect(row).to_contain_text("nap")
+    assert operations(site) == before
+
+
+def test_a_simulation_is_cancelled_and_ends_in_the_scheduler(page, site):
+    site.open(page, "#/operations")
+    press(page, "Start an operation")
+    dialog(page).get_by_label("Pool", exact=True).fill("p")
+    dialog(page).get_by_label("Jobs", exact=True).fill("100000")
+    dialog(page).get_by_label("Command", exact=True).fill("sleep 1")
+    for _ in range(3):  # more than are made at a time: the one before has ended
+        press(page, "Simulate")
+        expect(dialog(page).get_by_role("progressbar", name="Running ahead")).to_be_visible()
+        press(page, "Cancel")
+        expect(dialog(page).get_by_role("progressbar")).to_have_count(0)
+    press(page, "Simulate")
+    expect(dialog(page).get_by_role("progressbar")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(dialog(page)).to_have_count(0)
+
+
+def test_a_change_of_a_pool_is_simulated_beside_its_plan(page, site):
+    site.open(page, "#/what-if")
+    page.get_by_label("Pool", exact=True).fill("narrow")
+    press(page, "Change it")
+    simulate = dialog(page).get_by_role("button", name="Simulate", exact=True)
+    simulate.click()
+    expect(dialog(page)).to_contain_text("nothing is changed yet")
+    dialog(page).get_by_label("Running operations at most").fill("2")
+    press(page, "Show what it changes")
+    expect(dialog(page).get_by_role("heading", name="What it changes")).to_be_visible()
+    simulate.click()
+    expect(dialog(page).get_by_role("table", name="What would start or end at another time")).to_contain_text("Waits")
+    expect(dialog(page).get_by_role("heading", name="What it changes")).to_be_visible()
+    page.keyboard.press("Escape")
+    pool = site.cluster.get("/api/v1/trees/default/pools/narrow")
+    assert pool["attributes"]["max_running_operation_count"] == 1
+    page.get_by_label("Pool", exact=True).fill("none")
+    page.allow("status: 404 .*/pools/none")
+    press(page, "Change it")
+    expect(page.get_by_role("alert").filter(has_text="none")).to_be_visible()
+
+
+def test_what_would_start_an_operation_sooner_is_found_on_its_page(page, site):
+    site.open(page, f"#/operations/{site.operations['waiting']}")
+    press(page, "Find out")
+    card = page.get_by_role("region", name="What would start it sooner?")
+    expect(card).to_contain_text('with max_running_operation_count 2 of pool "narrow" (now 1) it would start')
+    site.open(page, f"#/operations/{site.operations['long']}")
+    expect(page.get_by_role("button", name="Find out")).to_have_count(0)
+
+
+def test_a_node_is_cordoned_drained_and_uncordoned_after_its_plan(page, site):
+    def cordon() -> Any:
+        return site.cluster.get(f"/api/v1/nodes/{encode(site.job['node_id'])}")["cordon"]
+
+    site.open(page, f"#/nodes/{encode(site.job['node_id'])}")
+    press(page, "Cordon")
+    expect(dialog(page)).to_contain_text("cores that are free now are given to nobody; 1 job of it runs on.")
+    assert cordon() is None
+    dialog(page).get_by_label("Why", exact=True).fill("new kernel")
+    dialog(page).get_by_role("button", name="Cordon", exact=True).click()
+    expect(page.locator("main")).to_contain_text("cordoned by root")
+    assert (cordon()["why"], cordon()["drain"]) == ("new kernel", "")
+    press(page, "Drain")
+    expect(dialog(page)).to_contain_text("1 job would be stopped, of which 0 would wait for room")
+    expect(dialog(page).get_by_role("table", name="Jobs that a drain would stop")).to_contain_text("Long")
+    press(page, "Simulate")
+    expect(dialog(page).get_by_role("heading", name="What would be", exact=True)).to_be_visible()
+    assert cordon()["drain"] == ""
+    dialog(page).get_by_role("button", name="Drain", exact=True).click()
+    expect(page.locator("main")).to_contain_text("drained by root")
+    assert cordon()["drain"] == "usual"
+    press(page, "Uncordon")
+    dialog(page).get_by_role("button", name="Uncordon", exact=True).click()
+    expect(page.get_by_role("button", name="Cordon", exact=True)).to_be_visible()
+    assert cordon() is None
+    site.open(page, "#/what-if")
+    page.get_by_label("Node", exact=True).fill("nowhere")
+    page.allow("status: 4.. POST .*/simulate")
+    press(page, "Simulate")
+    expect(page.get_by_role("alert").filter(has_text="nowhere")).to_be_visible()
+    page.get_by_label("Node", exact=True).fill(site.job["node_id"])
+    press(page, "Simulate")
+    expect(page.get_by_role("heading", name=f"The last answer: Cordon node {site.job['node_id']}")).to_be_visible()

@@ -1,0 +1,301 @@
+"""Makes what README shows, from the real thing: the recording of the demo, the chart of what rules free, the overview
+of the web page, and the figures in its sentences. docs/pictures/made-of.json keeps of what each was made, and
+``tests/unit/test_pictures.py`` says which is older than that.
+
+    python tests/pictures.py [demo] [peers] [trust] [overview] [readme]    # without a name: all, in this order
+
+``demo`` takes a minute and wants a machine that does little else, ``peers`` half a minute, ``trust`` some minutes.
+``overview`` runs ``tests/screenshots.py``: root, real cgroups, chromium, four minutes. ``readme`` writes the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+import terminal
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PICTURES: Final = ROOT / "docs" / "pictures"
+README: Final = ROOT / "README.md"
+MADE_OF: Final = PICTURES / "made-of.json"
+STATIC: Final = "cpumond/web/static"
+SOURCES: Final = {
+    "demo": tuple(f"cpumond/cli/demo/{name}.py" for name in ("jobs", "run", "story", "view")),
+    "overview": (
+        f"{STATIC}/page_overview.js",
+        f"{STATIC}/chart.js",
+        f'{STATIC}/scheduler.js:["',
+        f"{STATIC}/style.css:--",
+    ),
+}
+"""Picture -> the files that decide what it shows; after a colon: the lines that begin so alone (pages, colours)."""
+FILES: Final = {
+    "demo": ("docs/pictures/demo.svg", "docs/pictures/demo.json"),
+    "overview": ("docs/pictures/overview.png", "docs/screenshots"),
+}
+SPEED, HOLD_S, EACH_S = 2.5, 8.0, 0.9
+"""How much faster the recording plays, how long its end stays, and the least time between two pictures."""
+MAX_BYTES: Final = 150_000
+LATE_S: Final = 1.5
+"""Three checks of the demo: later the processes themselves did not run."""
+PROBE: Final[tuple[float, list[int]]] = (600.0, [1])
+"""Seconds and seeds of the peers that a test plays again."""
+SEEDS: Final = 200
+
+
+def read_digest(name: str, root: Path = ROOT) -> str:
+    """Of the sources of a picture, without comments, indentation and empty lines."""
+    digest = hashlib.sha256()
+    for source in SOURCES[name]:
+        path, _, part = source.partition(":")
+        lines = [line.strip() for line in (root / path).read_text(encoding="utf-8").splitlines()]
+        lines = [line for line in lines if line.startswith(part) and not line.startswith(("#", "//"))]
+        digest.update("\n".join(filter(None, lines)).encode())
+    return digest.hexdigest()[:16]
+
+
+def find_older(root: Path = ROOT) -> list[str]:
+    """A sentence for each picture that is older than what it shows."""
+    kept = json.loads(MADE_OF.read_text(encoding="utf-8"))
+    older = [name for name in SOURCES if kept.get(name) != read_digest(name, root)]
+    paths = {name: ", ".join(source.partition(":")[0] for source in SOURCES[name]) for name in older}
+    return [
+        f"{', '.join(FILES[name])}: older than {paths[name]}: run `python tests/pictures.py {name}`" for name in older
+    ]
+
+
+def keep_digest(name: str) -> None:
+    kept = json.loads(MADE_OF.read_text(encoding="utf-8")) if MADE_OF.exists() else {}
+    keep("made-of.json", {**kept, name: read_digest(name)})
+
+
+def keep(name: str, content: object) -> None:
+    (PICTURES / name).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def load(name: str) -> Any:
+    return json.loads((PICTURES / name).read_text(encoding="utf-8"))
+
+
+# the demo
+
+
+def make_demo() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    keep_demo(terminal.record([sys.executable, "-m", "cpumond", "demo"], environment))
+
+
+def keep_demo(chunks: list[terminal.Chunk]) -> None:
+    """Draw a recording and keep its figures. Raises SystemExit where it does not show what the demo is about."""
+    text = "".join(chunk.text for chunk in chunks)
+    summary = text[text.rindex("\nAfter ") :].replace("\r", "")
+    told = read_summary(summary)
+    wrong = re.findall(r"Not seen: .*", summary)
+    if max(told["give_back_s"]) > LATE_S:
+        wrong.append(f"CPU was given back after {max(told['give_back_s'])} s: the machine is too busy for a recording.")
+    if wrong:
+        raise SystemExit("\n".join(wrong) + "\nNothing was written. Run it again on a machine that does little else.")
+    # The token of a scheduler that is gone; it looks like one that is not.
+    token = re.search(r"\b[0-9a-f]{48}\b", text)
+    prompt = terminal.Chunk(0.0, "\x1b[1m$ .venv/bin/cpumond demo\x1b[0m\r\n")
+    shown = [prompt, *(terminal.Chunk(at_s, _mask(each, token)) for at_s, each in chunks)]
+    picture = terminal.draw(
+        terminal.list_frames(shown, EACH_S), f"cpumond demo, {SPEED:g} times as fast", SPEED, HOLD_S
+    )
+    if len(picture) > MAX_BYTES:
+        raise SystemExit(f"docs/pictures/demo.svg would have {len(picture)} bytes, more than {MAX_BYTES}")
+    (PICTURES / "demo.svg").write_text(picture, encoding="utf-8")
+    keep("demo.json", told)
+    keep_digest("demo")
+
+
+def _mask(text: str, token: re.Match[str] | None) -> str:
+    return text if token is None else text.replace(token[0], token[0][:4] + "...")
+
+
+def read_summary(text: str) -> dict[str, Any]:
+    """Figures of the demo's last lines."""
+    seconds, cores = _find(r"After (\d+) s on a node of ([\d.]+) core", text)
+    ordered, used, reclaimed, given = _find(
+        r"ordered ([\d.]+), used ([\d.]+), reclaimed ([\d.]+), used by jobs that were started on freed CPU ([\d.]+)",
+        text,
+    )
+    (back,) = _find(r"all its CPU back \d+ times?, ([\d., ]+) s after it woke up", text)
+    (start_ms,) = _find(r"from heartbeat to process (\d+) ms", text)
+    return {
+        "seconds": float(seconds), "cores": float(cores), "ordered_cpu_s": float(ordered), "used_cpu_s": float(used),
+        "reclaimed_cpu_s": float(reclaimed), "given_cpu_s": float(given), "start_ms": float(start_ms),
+        "give_back_s": [float(each) for each in back.split(", ")],
+    }  # fmt: skip
+
+
+def _find(pattern: str, text: str) -> tuple[str, ...]:
+    found = re.search(pattern, text)
+    if found is None:
+        raise SystemExit(f"the demo does not say {pattern!r}:\n{text}")
+    return found.groups()
+
+
+# what rules free
+
+
+def make_peers() -> None:
+    from bench.peers import compare
+
+    seconds, seeds = PROBE
+    keep("peers.json", {**compare(7200.0, [1, 2, 3]), "probe": compare(seconds, seeds)["rows"]})
+    (PICTURES / "peers.svg").write_text(draw_peers(load("peers.json")), encoding="utf-8")
+
+
+def draw_peers(data: dict[str, Any]) -> str:
+    """A row for each rule, two bars in it: what it frees, and how often it holds jobs back."""
+    rows = sorted(data["rows"], key=lambda row: row["held_back_ratio"])
+    most = max(row["held_back_ratio"] for row in rows)
+    height = 96 + 44 * len(rows)
+    title = f"Of the CPU that {data['loads']} simulated loads ordered and did not want"
+    bars = []
+    for number, row in enumerate(rows):
+        y = 72 + 44 * number
+        kind = "ours" if row["about"].startswith("cpumond") else "peer"
+        free, held = row["reclaimed_ratio"], row["held_back_ratio"]
+        bars.append(
+            f'<text x="24" y="{y + 19}">{escape(row["about"])}</text>'
+            f'<rect class="{kind}" x="320" y="{y}" width="{200 * free:.1f}" height="26" rx="3"/>'
+            f'<text x="{328 + 200 * free:.1f}" y="{y + 18}">{free:.0%}</text>'
+            f'<rect class="held" x="570" y="{y}" width="{max(170 * held / most, 1.5):.1f}" height="26" rx="3"/>'
+            f'<text x="{578 + 170 * held / most:.1f}" y="{y + 18}">{held:.1%}</text>'
+        )
+    style = (
+        'text{font:14px system-ui,"Segoe UI",Roboto,"Liberation Sans",sans-serif;fill:#1b2430}.t{font-weight:600}'
+        ".n{font-size:12px;fill:#57616d}.ours{fill:#1f6feb}.peer{fill:#8b949e}.held{fill:#d97706}.card{fill:#fff;stroke:#d5dbe2}"
+        "@media (prefers-color-scheme:dark){text{fill:#e4e9ef}.n{fill:#9aa7b5}.card{fill:#171d25;stroke:#303a46}"
+        ".ours{fill:#58a6ff}.held{fill:#f0a04b}}"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="828" height="{height}" viewBox="0 0 828 {height}" role="img">'
+        f"<title>{title}: what each rule frees, and how often it holds jobs back</title><style>{style}</style>"
+        f'<rect class="card" x=".5" y=".5" width="827" height="{height - 1}" rx="8"/>'
+        f'<text class="t" x="24" y="30">{title}</text>'
+        '<text class="n" x="320" y="56">is freed (more is better)</text>'
+        '<text class="n" x="570" y="56">jobs are held back (less is better)</text>'
+        f"{''.join(bars)}</svg>\n"
+    )
+
+
+# the simulated pair of schedulers
+
+
+def make_trust() -> None:
+    from simulation.world import Options, run_seed
+
+    totals: Counter[str] = Counter()
+    bad = []
+    for seed in range(SEEDS):
+        outcome = run_seed(seed, Options())
+        totals.update(seeds=1, checks=outcome.checks, faults=sum(outcome.faults.values()))
+        totals["simulated_s"] += round(outcome.simulated_s)
+        if outcome.violation:
+            bad.append(f"seed {seed}: {outcome.violation}")
+    if bad:
+        raise SystemExit("\n".join(bad))
+    keep("trust.json", totals)
+
+
+# the overview
+
+
+def make_overview() -> None:
+    script, folder, picture = ROOT / "tests/screenshots.py", ROOT / "docs/screenshots", PICTURES / "overview.png"
+    subprocess.run([sys.executable, script, folder, "--overview", picture], check=True)
+    keep_digest("overview")
+
+
+# the figures in README
+
+
+def say_demo() -> str:
+    told = load("demo.json")
+    return (
+        f"The demo, as it was: on {told['cores']:g} core for {told['seconds']:g} s it reclaimed "
+        f"{told['reclaimed_cpu_s']:g} core-seconds, jobs that were started on freed CPU used {told['given_cpu_s']:g}, "
+        f"and the one that woke up had all its CPU back within {max(told['give_back_s']):g} s, at a check each half "
+        "second."
+    )
+
+
+def say_peers() -> str:
+    data = load("peers.json")
+    rows = {row["name"]: row for row in data["rows"]}
+
+    free, held = (
+        {name: f"{ratio(row):.2g}%" for name, row in rows.items()}
+        for ratio in (lambda row: 100 * row["reclaimed_ratio"], lambda row: 100 * row["held_back_ratio"])
+    )
+    return (
+        f"Of what {data['loads']} simulated loads ordered and did not want, rule `peak` frees {free['peak']} and holds "
+        f"jobs back in {held['peak']} of the time; the default, YTsaurus' own rule, {free['document']} and "
+        f"{held['document']}; VPA's percentile, but each minute and in place, {free['percentile']} and "
+        f"{held['percentile']}."
+    )
+
+
+def say_trust() -> str:
+    told = load("trust.json")
+    hours = told["simulated_s"] / 3600
+    return (
+        f"{told['seeds']} simulated worlds, {hours:.0f} hours with {told['faults']:,} faults and "
+        f"{told['checks'] / 1e6:.1f} million checks: nothing acknowledged was lost, no job started twice. "
+        "[How they are made, and what they found](docs/trust.md)."
+    )
+
+
+SENTENCES: Final[dict[str, Callable[[], str]]] = {"demo": say_demo, "peers": say_peers, "trust": say_trust}
+"""Name of a mark in README -> what has to stand between it and the next end."""
+
+
+def fill(text: str) -> str:
+    """``text`` with the sentences between their marks. Raises ValueError for a mark that is not there once."""
+    for name, say in SENTENCES.items():
+        mark = re.compile(rf"(<!-- {name} -->\n\n).*?( <!-- end -->)", re.DOTALL)
+        if len(mark.findall(text)) != 1:
+            raise ValueError(f"README has no place for the figures of {name!r}, or two")
+        lines = textwrap.fill(say(), 120, break_on_hyphens=False)
+        text = mark.sub(lambda found, lines=lines: f"{found[1]}{lines}{found[2]}", text)
+    return text
+
+
+def make_readme() -> None:
+    README.write_text(fill(README.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+MAKERS: Final[dict[str, Callable[[], None]]] = {
+    "demo": make_demo, "peers": make_peers, "trust": make_trust, "overview": make_overview, "readme": make_readme,
+}  # fmt: skip
+
+
+def make(names: Iterable[str]) -> None:
+    PICTURES.mkdir(exist_ok=True)
+    for name in dict.fromkeys([*names, "readme"]):
+        MAKERS[name]()
+        print(f"{name}: made", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MAKERS))
+    given = parser.parse_args().names
+    if unknown := set(given) - set(MAKERS):
+        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(MAKERS)}")
+    make(given or MAKERS)

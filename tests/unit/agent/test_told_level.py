@@ -1,0 +1,77 @@
+"""What an agent does at most where the scheduler has a say: never more than it was told, never more than its own."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cpumond.agent.config import AgentConfig, SchedulerLink, finish_config
+from cpumond.agent.discovery import FoundJob
+from cpumond.agent.tracked import resolve_job
+from cpumond.core.errors import ConfigError
+from cpumond.core.levels import LEVELS, lowest, read_level
+from cpumond.monitor.model import find_level
+
+OWN = {
+    "off": {"mode": "off"},
+    "shadow": {"mode": "shadow"},
+    "up-only": {"mode": "up-only"},
+    "weight": {"mode": "reclaim", "actuator": "weight"},
+    "quota": {"enable_cpu_reclaim": True},
+}
+
+
+@pytest.mark.parametrize("own", LEVELS)
+@pytest.mark.parametrize("told", LEVELS)
+def test_the_lower_one_of_the_own_level_and_the_one_that_was_told_counts(own, told):
+    config = AgentConfig(monitor=OWN[own], ceiling=told)
+    assert find_level(config.node_settings()) == lowest(own, told)
+    assert config.find_highest_level() == lowest(own, told)
+
+
+@pytest.mark.parametrize("own", LEVELS)
+def test_without_may_set_mode_the_own_level_counts(own):
+    assert finish_config({"monitor": OWN[own]}, "").find_highest_level() == own
+
+
+def test_with_may_set_mode_nothing_is_written_until_the_scheduler_says_more():
+    link = SchedulerLink(url="http://127.0.0.1:1", may_set_mode=True)
+    config = finish_config({"monitor": OWN["quota"], "scheduler": link}, "")
+    assert (config.ceiling, config.find_highest_level()) == ("shadow", "shadow")
+
+
+def test_may_set_mode_needs_a_scheduler():
+    with pytest.raises(ConfigError, match=r"scheduler\.may_set_mode: needs scheduler\.url"):
+        finish_config({"scheduler": SchedulerLink(may_set_mode=True)}, "")
+
+
+def test_a_host_of_the_control_group_does_nothing_and_says_so():
+    fields = {"monitor": OWN["quota"], "control_group_ratio": 0.5, "control_group": "host"}
+    names = ["a", "b", "c", "d", "e", "f"]
+    configs = [AgentConfig(node_id=name, **fields) for name in names]
+    assert {(each.is_control(""), each.find_highest_level()) for each in configs} == {
+        (True, "shadow"),
+        (False, "quota"),
+    }
+
+
+def test_a_level_that_is_not_known_is_the_safe_one():
+    assert [read_level(text) for text in ("quota", "", "everything")] == ["quota", "shadow", "shadow"]
+
+
+def test_by_weight_the_options_that_are_not_given_are_those_of_weights():
+    held = AgentConfig(monitor=OWN["quota"], ceiling="weight").node_settings()
+    assert held == AgentConfig(monitor={**OWN["quota"], "actuator": "weight"}).node_settings()
+
+
+@pytest.mark.parametrize("told", LEVELS)
+def test_an_xattr_asks_for_no_more_than_was_told(tmp_path, told):
+    try:
+        os.setxattr(tmp_path, "user.cpumond.mode", b"reclaim")
+    except OSError as error:
+        pytest.skip(f"needs a file system with user xattrs: {error}")
+    config = AgentConfig(monitor=OWN["shadow"], ceiling=told)
+    settings, mode, _ = resolve_job(config, FoundJob("a", "", "a", None, None), str(tmp_path), {})
+    assert mode == {"weight": "reclaim", "quota": "reclaim"}.get(told, told) or os.stat(tmp_path).st_uid != 0
+    assert settings.actuator == ("weight" if told == "weight" and mode == "reclaim" else "quota")

@@ -1,0 +1,89 @@
+"""Operations that the asker may not know of, in what is told of others (semantics.md 12)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from scheduler_world import TREE, World
+
+from cpumond.api.glance_views import group_preemptions
+from cpumond.api.json.events import EventHandlers
+from cpumond.api.node_views import find_preemptions
+from cpumond.scheduler.access import Rights
+from cpumond.scheduler.events import Event
+from cpumond.scheduler.model import PreemptionRecord
+from cpumond.scheduler.users import User
+from cpumond.scheduler.why.operation import explain_operation
+
+DENY = [{"action": "deny", "subjects": ["spy"], "permissions": ["read"]}]
+
+
+@pytest.fixture
+def world() -> World:
+    """Operation 1 of the spy's, 2 that the spy may not read; each took a job of the other."""
+    world = World()
+    world.create_pool("open")
+    world.create_pool("closed", acl=DENY)
+    own, hidden = world.start("open", user="spy"), world.start("closed", user="ann", title="takeover")
+    for number, (victim, other) in enumerate(((own, hidden), (hidden, own))):
+        why = f'preempted to start job j-{other} of operation "{other}" in pool "x": it starves'
+        world.state.preemptions.append(
+            PreemptionRecord(
+                f"j-{victim}",
+                victim,
+                TREE,
+                "x",
+                "n",
+                900.0 + number,
+                "preempted",
+                why,
+                {"cpu": 1.0},
+                f"j-{other}",
+                other,
+            )
+        )
+    world.own, world.hidden = own, hidden  # type: ignore[attr-defined]
+    return world
+
+
+def test_of_preemptions_neither_the_ones_of_a_hidden_operation_are_told_nor_for_which_one_others_were(world):
+    rights = Rights(world.state, User("spy"))
+    [seen] = find_preemptions(world.state, rights=rights)
+    assert (seen.operation_id, seen.preemptor_operation_id, seen.preemptor_job_id) == (world.own, "", "")
+    assert world.hidden not in seen.why
+    assert "it starves" in seen.why
+    assert not list(find_preemptions(world.state, operation=world.hidden, rights=rights))
+    assert world.hidden not in msgspec.json.encode(group_preemptions([seen])).decode()
+    of_ann = list(find_preemptions(world.state, operation=world.hidden, rights=Rights(world.state, User("ann"))))
+    assert [each.preemptor_operation_id for each in of_ann] == [world.own, world.hidden]
+
+
+def test_why_an_operation_has_what_it_has_names_no_hidden_one(world):
+    shares = {TREE: ("rule", [f"#{world.hidden} takes the rest"])}
+    record = world.record(world.own)
+    told = explain_operation(world.state, record, world.now, shares, Rights(world.state, User("spy")))
+    assert world.hidden not in msgspec.json.encode(told).decode()
+    assert [len(told.preempted), len(told.preempted_for_it)] == [1, 0]
+    told = explain_operation(world.state, record, world.now, shares, Rights(world.state, User("root", admin=True)))
+    assert world.hidden in msgspec.json.encode(told).decode()
+
+
+@pytest.mark.parametrize(
+    ("user", "pool", "sees"),
+    [
+        ("spy", "closed", False), ("spy", "closed$ann", False), ("spy", "open", True), ("spy", "gone", True),
+        ("bob", "closed", True), ("root", "closed", True),
+    ],
+)  # fmt: skip
+def test_events_of_an_operation_that_was_forgotten_are_told_as_its_pool_says(world, user, pool, sees):
+    event = Event(at=1.0, kind="operation_failed", text="", operation="long-gone", tree=TREE, pool=pool)
+    rights = Rights(world.state, User(user, admin=user == "root"))
+    assert EventHandlers()._may_see(rights, event) == sees
+
+
+def test_an_event_of_ones_own_is_seen_and_one_of_a_hidden_operation_is_not(world):
+    rights = Rights(world.state, User("spy"))
+    for operation, user, sees in (("long-gone", "spy", True), (world.hidden, "ann", False), (world.own, "spy", True)):
+        event = Event(at=1.0, kind="command", text="", user=user, operation=operation, tree=TREE, pool="closed")
+        assert EventHandlers()._may_see(rights, event) == sees
+    assert rights.hide_operations(f"for operation {world.hidden} in pool") == "for operation hidden in pool"

@@ -1,0 +1,61 @@
+"""Intervals of what runs ahead told."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from cpumond.scheduler.forecast.ahead import (
+    FIRST_RUN_S,
+    MOST_RUN_S,
+    Told,
+    cut,
+    make_simulation,
+    patience_s,
+)
+from cpumond.scheduler.forecast.calibration import quantile
+
+
+@pytest.mark.parametrize("runs", [5, 9, 40])
+def test_eight_of_ten_others_of_their_kind_lie_between(runs: int) -> None:
+    rng = random.Random(runs)
+    inside = 0
+    for _ in range(4000):
+        seen = sorted(rng.random() for _ in range(runs))
+        first, last = quantile(seen, 0.1), quantile(seen, 0.9)
+        assert first is not None
+        assert last is not None
+        inside += first <= rng.random() <= last
+    assert inside / 4000 == pytest.approx(0.8, abs=0.05)
+
+
+def test_what_never_happens_in_some_runs_has_no_end() -> None:
+    values = [1.0, 2.0, 3.0, *[math.inf] * 6]
+    assert quantile(values, 0.1) == 1.0
+    assert quantile(values, 0.3) == 3.0
+    assert quantile(values, 0.5) is None
+    assert quantile([math.inf] * 9, 0.1) is None
+
+
+def test_a_run_waits_for_a_start_some_times_as_long_as_the_last_one_took() -> None:
+    assert patience_s(0.2, 0.0, MOST_RUN_S) == FIRST_RUN_S
+    assert patience_s(0.2, 2.0, MOST_RUN_S) == 6.0
+    assert patience_s(8.0, 2.0, MOST_RUN_S) == 8.0
+    assert patience_s(0.2, 19.0, MOST_RUN_S) == MOST_RUN_S
+    assert patience_s(8.0, 2.0, FIRST_RUN_S) == FIRST_RUN_S
+
+
+def test_two_runs_are_compared_as_far_as_the_shorter_one_looked() -> None:
+    before = Told({"a": (110.0, 140.0)}, core_seconds=[("t", "p", 80.0, 80.0)], began=100.0, until=180.0, is_cut=True)
+    after = Told(
+        {"a": (110.0, 150.0), "b": (190.0, None)}, core_seconds=[("t", "p", 100.0, 100.0)], began=100.0, until=200.0
+    )
+    seen = cut(after, before.until)
+    assert seen.moments == {"a": (110.0, 150.0), "b": (None, None)}
+    assert seen.core_seconds == [("t", "p", 80.0, 80.0)]
+    told = make_simulation({}, before, seen, 100.0)
+    assert told.horizon == 180.0
+    assert told.shares == []
+    assert "it was looked 1 min 20 s ahead: more takes too long" in told.lines

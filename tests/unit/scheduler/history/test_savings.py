@@ -1,0 +1,195 @@
+"""Savings: what runs beyond the orders that fit, weeks, and the interval of the control group against a known truth."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from scheduler_world import World
+
+from cpumond.core.measures import stable_fraction
+from cpumond.core.wire import AgentAbout
+from cpumond.scheduler.elements import TRIAL_PARTS
+from cpumond.scheduler.history.collector import Collector
+from cpumond.scheduler.history.extras import split_orders
+from cpumond.scheduler.history.savings import (
+    LEAST_PARTS,
+    PartSums,
+    SavingsView,
+    at_price,
+    compare,
+    list_weeks,
+    make_savings,
+    student_95,
+)
+from cpumond.scheduler.history.store import HistoryStore
+
+HOUR_S = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("orders", "capacity", "parts"),
+    [
+        ([], 4.0, []),
+        ([2.0, 2.0], 4.0, [0.0, 0.0]),
+        ([4.0, 4.0, 2.0], 6.0, [0.0, 0.5, 1.0]),
+        ([8.0], 4.0, [0.5]),
+        ([1.0, 0.0, 1.0], 0.0, [1.0, 0.0, 1.0]),
+    ],
+)
+def test_the_part_beyond_what_fits(orders: list[float], capacity: float, parts: list[float]) -> None:
+    assert split_orders(orders, capacity) == parts
+
+
+def test_weeks_begin_on_monday() -> None:
+    wednesday, tuesday = datetime(2026, 3, 4, 12, tzinfo=UTC), datetime(2026, 3, 10, 6, tzinfo=UTC)
+    monday = datetime(2026, 3, 9, tzinfo=UTC)
+    first, second = list_weeks(wednesday.timestamp(), tuesday.timestamp())
+    assert first == (wednesday.timestamp(), monday.timestamp())
+    assert second == (monday.timestamp(), tuesday.timestamp())
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(4, 2.7764), (5, 2.5706), (10, 2.2281), (31, 2.0395)])
+def test_students_quantile(freedom: int, quantile: float) -> None:
+    assert student_95(freedom) == pytest.approx(quantile, abs=0.01)
+
+
+def draw_parts(seed: int, effect: float) -> tuple[list[PartSums], float]:
+    """Operations of very different sizes, whose jobs are alike; the truth is what lowering changes of all that is
+    ordered, which differs from operation to operation."""
+    rng = random.Random(seed)
+    sums = [[0.0] * 4 for _ in range(TRIAL_PARTS)]
+    caused = ordered_in_all = 0.0
+    for number in range(300):
+        part = sums[int(stable_fraction(f"part of {seed} {number}") * TRIAL_PARTS)]
+        usual, its_effect = 0.01 * rng.lognormvariate(0.0, 0.8), effect * rng.lognormvariate(0.0, 0.5)
+        size = rng.lognormvariate(0.0, 1.0)
+        for _ in range(rng.randint(1, 30)):
+            ordered = size * rng.lognormvariate(0.0, 0.3)
+            is_control = rng.random() < 0.15
+            ratio = usual * rng.lognormvariate(0.0, 0.5) + (0.0 if is_control else its_effect)
+            part[0 if is_control else 2] += ratio * ordered
+            part[1 if is_control else 3] += ordered
+            caused += its_effect * ordered
+            ordered_in_all += ordered
+    return [PartSums(*each) for each in sums], caused / ordered_in_all
+
+
+def covers(seed: int, effect: float) -> bool:
+    parts, truth = draw_parts(seed, effect)
+    found = compare(parts)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.high - found.low < 0.02 + effect  # it is of use, too
+    return found.low <= truth <= found.high
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.005, 0.05])
+def test_the_interval_covers_the_truth(effect: float) -> None:
+    assert sum(covers(seed, effect) for seed in range(20)) >= 18
+
+
+def test_too_few_parts_tell_nothing() -> None:
+    parts = [PartSums(0.1, 10.0, 0.2, 10.0)] * (LEAST_PARTS - 1) + [PartSums(0.0, 0.0, 0.2, 10.0)] * 9
+    found = compare(parts)
+    assert (found.low, found.high) == (None, None)
+    assert found.others == pytest.approx(0.02)
+
+
+class Site:
+    """A world with a history of points of 10 s."""
+
+    def __init__(self, directory: Path) -> None:
+        self.world = World()
+        self.store = HistoryStore(str(directory / "history.db"), 1e6, 10.0, 2**28, self.world.now)
+        self.collector = Collector(self.world.now, 1000)
+
+    def step(self, seconds: float = 10.0) -> None:
+        self.world.step(seconds)
+        tick = self.collector.collect(self.world.state, self.world.now)
+        assert tick is not None
+        self.store.add(tick)
+
+    def savings(self, price: float = 0.0) -> SavingsView:
+        times = (0.0, self.world.now)
+        summary = self.store.sum_up(*times, None, 0)
+        return make_savings(self.world.state, [(times, summary)], None, price, "EUR")
+
+
+def test_what_runs_beyond_the_orders_is_counted_for_its_pool_and_those_above(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    world = site.world
+    node = world.node("n1", 4.0)
+    world.create_pool("team")
+    world.create_pool("late", "team")
+    first = world.start("team", jobs=2, cpu=2.0)
+    site.step()
+    for job in world.jobs_of(first):
+        node.limit(job.id, 1.0)
+    site.step()
+    world.start("late", cpu=1.0)
+    site.step()
+    for _ in range(360):
+        for played in node.jobs.values():
+            played.cpu_seconds = (played.cpu_seconds or 0.0) + 5.0
+            played.ordered_cpu_seconds = (played.ordered_cpu_seconds or 0.0) + 10.0 * played.order.cpu_limit
+        site.step()
+    [tree] = site.savings(price=2.0).trees
+    rows = {row.name: row for row in tree.total}
+    assert set(rows) == {"<Root>", "team", "late"}
+    for row in rows.values():
+        assert (row.extra_used, row.extra_ordered) == pytest.approx((0.5, 1.0), rel=0.01)
+        assert row.extra_jobs == 1.0
+        assert row.money == pytest.approx(2.0 * row.gain)
+    assert (rows["late"].parent, rows["team"].parent) == ("team", "<Root>")
+    assert tree.comparison is None
+    assert at_price(site.savings(), 3.0).trees[0].total[0].money == pytest.approx(3.0 * rows["late"].gain)
+
+
+def test_orders_of_others_leave_less_that_fits(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    node = site.world.node("n1", 4.0)
+    node.has(3.0)
+    site.world.create_pool("team")
+    operation = site.world.start("team", cpu=1.0)
+    site.step()
+    [job] = site.world.jobs_of(operation)
+    assert site.savings().trees[0].total[0].extra_jobs == 0.0
+    node.has(1.0, "another")
+    site.step()
+    site.step()
+    assert job.is_active
+    assert site.savings().trees[0].total[0].extra_jobs == 1.0
+
+
+def test_jobs_of_the_control_group_are_compared_with_the_others_of_their_hosts(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    world = site.world
+    world.create_pool("team", max_running_operation_count=100, max_operation_count=100)
+    nodes = [world.node(f"n{number}", 64.0) for number in range(2)]
+    about = AgentAbout("0.2.0", "quota", "quota", control_group_ratio=0.5)
+    world.state.nodes["n0"].about = about
+    for _ in range(60):
+        world.start("team", jobs=2, cpu=1.0)
+    site.step()
+    for _ in range(3):
+        for node in nodes:
+            for number, played in enumerate(node.jobs.values()):
+                is_control = number % 2 == 0
+                played.mode = "control" if is_control else "reclaim"
+                held_back = 0.0 if is_control else 0.1
+                played.ordered_cpu_seconds = (played.ordered_cpu_seconds or 0.0) + 10.0
+                played.throttled_cpu_seconds = (played.throttled_cpu_seconds or 0.0) + held_back
+        site.step()
+    [tree] = site.savings().trees
+    found = tree.comparison
+    assert found is not None
+    # One of the two nodes has a control group: what runs on the other is in neither arm.
+    in_all = sum(job.ordered_cpu_seconds or 0.0 for job in nodes[0].jobs.values()) / HOUR_S
+    assert found.control_ordered + found.others_ordered == pytest.approx(in_all)
+    assert (found.held_back.control, found.held_back.others) == pytest.approx((0.0, 0.01))
+    assert found.held_back.low is not None
+    assert found.held_back.low > 0.0
+    assert "held back for 1.00 % of what they ordered, those of the control group for 0.00 %" in found.sentence

@@ -1,0 +1,311 @@
+"""The decisions of a roll-out: which hosts go first, what a plan says, when a canary is taken back."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from cpumond.api.json.rollout_table import SetStageBody
+from cpumond.core.wire import AgentAbout
+from cpumond.scheduler.rollout import (
+    Budget,
+    Counts,
+    Host,
+    SetStage,
+    Stage,
+    Watch,
+    check,
+    choose_canaries,
+    does_as_told,
+    find_level,
+    make_stage,
+    plan_stage,
+    warn_of_raised,
+)
+
+
+def host(number, level="shadow", bound="quota", may=True, online=True, others=None):
+    return Host(f"n{number}", AgentAbout("1", level, bound, may_set_mode=may), online, level, others)
+
+
+def canary(**more):
+    given = {"nodes_filter": "a", "level": "quota", "previous": "shadow", "state": "canary", "user": "u", "at": 0.0}
+    return Stage(**{**given, "canaries": ["n1", "n2"], **more})
+
+
+def run(stage, *rounds, period_s=5.0):
+    """Checks one after another; the verdict of each."""
+    watch, verdicts = Watch(), []
+    for number, seen in enumerate(rounds):
+        watch, verdict = check(stage, seen, watch, number * period_s)
+        verdicts.append(verdict)
+    return watch, verdicts
+
+
+def counts(late=0.0, writes=0, errors=0, run="r", at=None, proves=True):
+    return Counts(run, late, writes, errors, next(heard) if at is None else at, proves)
+
+
+heard = itertools.count(0.0, 2.5)
+"""Two hosts in turn: a heartbeat of each in 5 s."""
+
+
+def quiet(**of_first):
+    return {"n1": counts(**of_first), "n2": counts()}
+
+
+def test_a_tenth_of_the_hosts_goes_first_and_always_the_same_ones():
+    hosts = [host(number) for number in range(20)]
+    chosen = choose_canaries("a", hosts, "quota", None, 0.1)
+    assert len(chosen) == 2
+    assert choose_canaries("a", reversed(hosts), "quota", None, 0.1) == chosen
+    more = choose_canaries("a", hosts, "quota", None, 0.5)
+    assert (more[:2], len(more)) == (chosen, 10)
+
+
+def test_only_hosts_that_the_level_changes_are_canaries_and_at_least_one():
+    hosts = [host(1, may=False), host(2, bound="shadow"), host(3, online=False), Host("n4", None, True, "shadow")]
+    assert choose_canaries("a", hosts, "quota", None, 1.0) == ()
+    assert choose_canaries("a", [*hosts, host(5)], "quota", None, 0.01) == ("n5",)
+
+
+def test_one_host_of_each_level_that_hosts_come_to_by_their_own_configurations_goes_first():
+    hosts = [*(host(number) for number in range(9)), host(10, bound="up-only"), host(11, bound="weight")]
+    chosen = choose_canaries("a", hosts, "quota", None, 0.1)
+    assert len(chosen) == 3
+    assert {"n10", "n11"} < set(chosen)
+
+
+def test_a_stage_that_does_more_begins_with_a_canary_and_one_that_does_less_holds_at_once():
+    hosts = [host(number) for number in range(4)]
+    up = make_stage(SetStage(nodes_filter="a", level="weight"), None, hosts, "u", 1.0)
+    assert (up.state, up.previous, len(up.canaries)) == ("canary", None, 1)
+    down = make_stage(SetStage(nodes_filter="a", level="shadow"), up, hosts, "u", 2.0)
+    assert (down.state, down.canaries) == ("everywhere", [])
+    assert {down.find_level(each.node_id) for each in hosts} == {"shadow"}
+    at_once = make_stage(SetStage(nodes_filter="a", level="weight", canary_ratio=1.0), None, hosts, "u", 1.0)
+    assert at_once.state == "everywhere"
+
+
+def test_the_rest_keeps_what_it_had_while_a_canary_runs_and_after_it_is_stopped():
+    stage = canary(previous="weight")
+    assert [stage.find_level(name) for name in ("n1", "n3")] == ["quota", "weight"]
+    assert canary(previous="weight", state="stopped").find_level("n1") == "weight"
+
+
+def test_a_node_of_several_stages_does_the_least_of_them_and_one_of_none_is_safe():
+    assert find_level(["quota", "weight"]) == "weight"
+    assert find_level(["quota"]) == "quota"
+    assert find_level([]) == "shadow"
+    assert find_level([None, "weight", None]) == "weight"
+
+
+def test_the_first_stage_inside_another_leaves_the_rest_of_its_group_what_the_other_says():
+    hosts = [host(number, level="weight", others="quota") for number in range(4)]
+    stage = make_stage(SetStage(nodes_filter="a", level="quota"), canary(level="weight", state="everywhere"), hosts,
+                       "u", 1.0)  # fmt: skip
+    assert (stage.previous, stage.state, len(stage.canaries)) == ("weight", "canary", 1)
+    inside = [host(number, level="quota", others="quota") for number in range(4)]
+    stage = make_stage(SetStage(nodes_filter="a", level="quota"), None, inside, "u", 1.0)
+    assert (stage.previous, stage.state) == (None, "everywhere"), "it raises none"
+    assert {each.find_level(stage.find_level(each.node_id)) for each in inside} == {"quota"}
+    less = make_stage(SetStage(nodes_filter="a", level="weight"), None, inside, "u", 1.0)
+    assert less.state == "everywhere", "less than before holds at once"
+    assert {each.find_level(less.find_level(each.node_id)) for each in inside} == {"weight"}
+
+
+def test_hosts_that_another_stage_holds_down_are_no_canaries_and_the_plan_says_so():
+    hosts = [host(1, others="shadow"), host(2)]
+    stage = make_stage(SetStage(nodes_filter="a", level="quota", canary_ratio=0.9), None, hosts, "u", 0.0)
+    assert stage.canaries == ["n2"]
+    assert plan_stage(stage, hosts).sentences == (
+        "1 host would go as canary from shadow to reclaim by quota",
+        "1 host may not do more than now: another stage says less",
+    )
+
+
+def test_a_canary_that_is_set_anew_has_the_hosts_that_it_had():
+    hosts = [host(number) for number in range(9)]
+    first = make_stage(SetStage(nodes_filter="a", level="weight"), None, hosts, "u", 0.0)
+    now = [host(number, level="weight" if f"n{number}" in first.canaries else "shadow") for number in range(9)]
+    again = make_stage(SetStage(nodes_filter="a", level="quota"), first, now, "u", 1.0)
+    assert (again.canaries, again.previous) == (first.canaries, None)
+
+
+def test_what_a_stage_held_down_is_counted_when_it_goes():
+    stage = canary(level="weight", previous="quota", state="everywhere")
+    hosts = [host(1, level="weight", others="quota"), host(2, level="weight", others="weight"), host(3, may=False)]
+    raised = ("1 host may do more now, without a canary",)
+    assert warn_of_raised(None, hosts) == raised
+    assert warn_of_raised(msgspec.structs.replace(stage, state="stopped"), hosts) == raised
+    assert warn_of_raised(stage, hosts) == ()
+    unknown = [host(1, level="weight", others="quota"), Host("n2", None, True, "weight", "quota")]
+    assert warn_of_raised(None, unknown) == (
+        *raised, "1 host of which nothing is known now may do more, too, without a canary",
+    )  # fmt: skip
+
+
+def test_a_former_canary_that_is_taken_back_is_not_said_to_be_one():
+    hosts = [host(number, level="weight" if number < 5 else "shadow") for number in range(10)]
+    before = canary(level="weight", previous=None, canaries=[f"n{number}" for number in range(5)])
+    stage = make_stage(SetStage(nodes_filter="a", level="quota"), before, hosts, "u", 1.0)
+    stage = msgspec.structs.replace(stage, canaries=["n0"])
+    assert plan_stage(stage, hosts).sentences == (
+        "1 host would go as canary from reclaim by weight to reclaim by quota",
+        "4 hosts would go from reclaim by weight to shadow",
+        "5 hosts would stay until the canary is advanced",
+    )
+
+
+def test_a_plan_says_that_no_host_can_go_first():
+    hosts = [host(1, online=False)]
+    stage = make_stage(SetStage(nodes_filter="a", level="quota"), None, hosts, "u", 0.0)
+    assert (stage.state, stage.canaries) == ("canary", [])
+    assert plan_stage(stage, hosts).sentences[-1].startswith("no host can go first now")
+
+
+def test_a_plan_counts_what_would_change():
+    others = [host(10, may=False), Host("old", None, True, "shadow"), host(11, bound="shadow")]
+    hosts = [*(host(number) for number in range(4)), *others]
+    stage = make_stage(SetStage(nodes_filter="a", level="weight", canary_ratio=0.25), None, hosts, "u", 0.0)
+    plan = plan_stage(stage, hosts)
+    assert plan.changed == tuple(stage.canaries)
+    assert len(plan.changed) == 1
+    assert plan.sentences == (
+        "1 host would go as canary from shadow to reclaim by weight",
+        "3 hosts would stay until the canary is advanced",
+        "1 host may not do more than now: the host's own configuration is the upper bound",
+        "1 host may not: may_set_mode off",
+        "1 host unknown: the agent has told nothing of itself, as older ones never do",
+    )
+
+
+def test_a_canary_that_is_late_twice_in_a_row_is_taken_back():
+    stage = canary(budget=Budget(max_late_cores=0.05))
+    _, verdicts = run(stage, quiet(), quiet(late=5.0), quiet(late=10.0))
+    assert [each.action for each in verdicts] == ["", "", "stop"]
+    assert "0.50 cores" in verdicts[-1].why
+
+
+def test_one_burst_is_no_reason_and_what_was_before_the_first_check_counts_not():
+    _, verdicts = run(canary(), quiet(late=1000.0, writes=5, errors=7), quiet(late=1005.0, writes=5, errors=7),
+                      quiet(late=1005.0, writes=5, errors=7), quiet(late=1010.0, writes=5, errors=7))  # fmt: skip
+    assert not any(each.action for each in verdicts)
+
+
+@pytest.mark.parametrize("trouble", [{"writes": 1}, {"errors": 1}])
+def test_a_contest_or_an_error_takes_a_canary_back_at_the_next_check(trouble):
+    _, verdicts = run(canary(), quiet(), quiet(**trouble))
+    assert [each.action for each in verdicts] == ["", "stop"]
+    _, verdicts = run(canary(budget=Budget(max_foreign_writes=1, max_errors=1)), quiet(), quiet(**trouble))
+    assert not verdicts[-1].action
+
+
+def test_a_host_that_falls_silent_is_an_error_and_a_restarted_agent_counts_from_nothing():
+    _, verdicts = run(canary(), quiet(), {"n1": None, "n2": counts()})
+    assert verdicts[-1].action == "stop"
+    watch, verdicts = run(canary(), quiet(errors=9), quiet(errors=0, run="later"))
+    assert (verdicts[-1].action, watch.errors) == ("", 0)
+    _, verdicts = run(canary(), quiet(errors=9), quiet(errors=1, run="later"))
+    assert verdicts[-1].action == "stop"
+
+
+def test_it_advances_by_itself_only_where_that_was_asked_for_and_after_the_period():
+    _, verdicts = run(canary(), *[quiet() for _ in range(5)])
+    assert not any(each.action for each in verdicts)
+    _, verdicts = run(canary(canary_period_s=10.0), *[quiet() for _ in range(3)])
+    assert [each.action for each in verdicts] == ["", "", "advance"]
+
+
+def test_a_canary_that_nobody_hears_does_not_go_on_by_itself():
+    def silent():
+        return {"n1": None, "n2": counts()}
+
+    _, verdicts = run(canary(canary_period_s=10.0), *[silent() for _ in range(5)])
+    assert not any(each.action for each in verdicts)
+    _, verdicts = run(canary(canary_period_s=10.0), *[silent() for _ in range(5)], *[quiet() for _ in range(3)])
+    assert [each.action for each in verdicts[-3:]] == ["", "", "advance"], "its period begins when all are heard"
+
+
+def test_a_canary_that_does_not_do_what_its_stage_says_proves_nothing():
+    def held():
+        return {"n1": counts(proves=False), "n2": counts()}
+
+    stage = canary(canary_period_s=10.0)
+    _, verdicts = run(stage, *[held() for _ in range(9)])
+    assert not any(each.action for each in verdicts)
+    _, verdicts = run(stage, *[held() for _ in range(4)], *[quiet() for _ in range(2)], held(), quiet(), quiet())
+    assert not any(each.action for each in verdicts), "once held down, its period begins anew"
+
+
+def test_a_period_begins_anew_with_an_agent_that_began_anew_between_two_looks():
+    stage = canary(canary_period_s=10.0)
+    _, verdicts = run(stage, quiet(), quiet(), *[quiet(run="later") for _ in range(3)])
+    assert [each.action for each in verdicts] == ["", "", "", "", "advance"]
+
+
+def test_a_canary_without_hosts_does_not_go_on_by_itself():
+    _, verdicts = run(canary(canaries=[], canary_period_s=10.0), *[{}] * 9)
+    assert not any(each.action for each in verdicts)
+
+
+def test_late_hosts_whose_heartbeats_come_less_often_than_looks_are_taken_back():
+    def at(late, second):
+        return {"n1": counts(late, at=second), "n2": counts(at=second)}
+
+    seen = [at(0.0, 0.0), at(0.0, 0.0), at(10.0, 10.0), at(10.0, 10.0), at(20.0, 20.0), at(20.0, 20.0)]
+    watch, verdicts = run(canary(budget=Budget(max_late_cores=0.4)), *seen)
+    assert [each.action for each in verdicts[:5]] == ["", "", "", "", "stop"]
+    assert (watch.checks, watch.late_cores) == (2, 0.5), "10 core-seconds of one of two hosts in 10 s"
+
+
+def test_a_host_that_tells_nothing_does_not_hide_that_others_are_late():
+    """Its agent was exchanged for an older one."""
+    _, verdicts = run(canary(), quiet(), *[{"n1": counts(late=9.0 * number)} for number in range(1, 4)])
+    assert [each.action for each in verdicts[:3]] == ["", "", "stop"]
+
+
+def test_a_host_that_is_not_heard_any_more_after_a_take_over_is_an_error():
+    _, verdicts = run(canary(), {"n2": counts()}, {"n1": None, "n2": counts()})
+    assert verdicts[-1].action == "stop"
+
+
+def test_what_takes_a_canary_back_is_said_until_it_is():
+    stage = canary()
+    watch, verdicts = run(stage, quiet(), quiet(late=9.0), quiet(late=18.0))
+    assert verdicts[-1].action == "stop"
+    for later in range(3):
+        watch, again = check(stage, quiet(late=18.0), watch, 100.0 + later)
+        assert again == verdicts[-1]
+
+
+def test_an_agent_that_has_just_begun_and_told_nothing_yet_is_no_error_and_proves_nothing():
+    _, verdicts = run(canary(canary_period_s=5.0), quiet(), {"n2": counts()}, quiet(run="later"))
+    assert not any(each.action for each in verdicts)
+    _, verdicts = run(canary(), quiet(), {"n2": counts()}, quiet(run="later", errors=1))
+    assert verdicts[-1].action == "stop", "what it counts from its start is the stage's"
+
+
+def test_only_what_writes_limits_as_the_stage_says_proves_something():
+    about = AgentAbout("1", "quota", "quota", may_set_mode=True)
+    assert does_as_told(canary(), about)
+    for other in (
+        {"level": "weight"},
+        {"is_paused": True},
+        {"may_set_mode": False},
+        {"level": "shadow", "bound": "shadow"},
+    ):
+        assert not does_as_told(canary(), msgspec.structs.replace(about, **other))
+    held = msgspec.structs.replace(about, level="weight", bound="weight")
+    assert does_as_told(canary(), held)
+    assert not does_as_told(canary(previous="weight"), held), "its own configuration was changed: it does what it did"
+
+
+@pytest.mark.parametrize("period_s", [-5.0, 0.0, 1e12])
+def test_a_canary_period_is_a_time_to_come(period_s):
+    body = {"nodes_filter": "a", "level": "quota", "canary_period_s": period_s}
+    for kind in (SetStage, SetStageBody):
+        with pytest.raises(msgspec.ValidationError, match="canary_period_s"):
+            msgspec.convert(body | ({"type": "SetStage"} if kind is SetStage else {}), kind)

@@ -1,0 +1,98 @@
+"""What operations wait for, in a word: each cause in a small state that real commands made; and the groups of them."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_world import TREE, World
+
+from cpumond.api import views
+from cpumond.api.glance_views import OperationCounts, group_preemptions
+from cpumond.scheduler.model import PreemptionRecord
+from cpumond.scheduler.why.causes import Causes
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def cause(world: World, operation: str) -> str:
+    return Causes(world.tree()).of(world.element(operation)).cause.key
+
+
+def test_each_cause_and_its_way_to_the_next(world):
+    world.create_pool("top", max_running_operation_count=1)
+    world.create_pool("low", "top")
+    world.create_pool("wide")
+    world.create_pool("tight", resource_limits={"cpu": 1.0})
+    first, second = world.start("low"), world.start("low", jobs=2)
+    assert (cause(world, first), cause(world, second)) == ("no_nodes", "pool_full:top")
+    world.node("n1", cpu=4.0)
+    many = world.start("wide", jobs=9)
+    limited = world.start("tight", jobs=2)
+    own = world.start("wide", jobs=3, resource_limits={"cpu": 1.0})
+    gang = world.start("wide", jobs=9, is_gang=True)
+    world.settle_down()
+    found = {name: cause(world, name) for name in (first, many, limited, own, gang)}
+    assert found == {first: "working", many: "share", limited: "limit:tight", own: "limit", gang: "gang"}
+    world.suspend(many)
+    assert cause(world, many) == "suspended"
+    world.complete(first)
+    world.step()
+    assert cause(world, second) == "room"
+
+
+def test_who_has_less_than_the_fair_share_waits_for_room(world):
+    world.create_pool("a")
+    world.create_pool("b")
+    world.node("n1", cpu=4.0)
+    greedy = world.start("a", jobs=8)
+    world.settle_down()
+    late = world.start("b", jobs=8)
+    world.update()
+    assert (cause(world, greedy), cause(world, late)) == ("share", "room")
+
+
+def test_groups_count_each_operation_once_in_each_tree(world):
+    world.create_pool("queue", max_running_operation_count=1)
+    world.node("n1", cpu=4.0)
+    ids = [world.start("queue", jobs=2, cpu=0.5) for _ in range(3)]
+    world.settle_down()
+    world.abort(ids[2])
+    causes = {TREE: Causes(world.tree())}
+    # A look that is kept says what it saw, and of what came later what is.
+    causes[TREE].add(world.tree().operations.values())
+    ids.append(world.start("queue", jobs=1, cpu=0.25))
+    counts = OperationCounts(world.state, causes)
+    records = views.list_records(world.state)
+    counts.add(records[:2])
+    counts.add(records[2:])
+    groups = {group.cause: group for group in counts.finish().groups}
+    assert list(groups) == ["pool_full:queue", "working", "aborted"]
+    full = groups["pool_full:queue"]
+    assert (full.operations, full.jobs, full.wanted_cores, full.pool) == (2, 3, 1.25, "queue")
+    assert full.why == "pool queue is full: as many operations run in it as may (max_running_operation_count)"
+    assert (groups["working"].limit_cores, groups["aborted"].tree) == (1.0, "")
+    for key, titles in (("pool_full:queue", {ids[1], ids[3]}), ("working", {ids[0]}), ("aborted", {ids[2]})):
+        listed = views.show_operations(world.state, world.now, limit=9, cause=key, causes=causes)
+        assert {each.id for each in listed.operations} == titles
+    live = views.show_operations(world.state, world.now, limit=9, operation_state="live")
+    assert {each.id for each in live.operations} == {ids[0], ids[1], ids[3]}
+
+
+def test_preemptions_are_grouped_by_kind_and_whom_they_were_for():
+    def record(number: int, pool: str, **more: str) -> PreemptionRecord:
+        given = {"kind": "preempted", "preemptor_pool": "p", "priority": "normal", **more}
+        return PreemptionRecord(
+            f"j{number}", f"o{number % 2}", "t", pool, "n", float(number), why=f"why {number}",
+            freed={"cpu": 0.5, "memory": 9.0}, lost_core_seconds=2.0, **given,
+        )  # fmt: skip
+
+    assert group_preemptions([]).since is None
+    limited = record(1, "b", kind="limit_violated", preemptor_pool="", priority="")
+    found = group_preemptions([record(4, "a"), record(3, "a"), record(2, "b"), limited])
+    assert (found.kept, found.since) == (4, 1.0)
+    first, second = found.groups
+    assert (first.group, first.count, first.operations) == ("preempted/normal/t/p", 3, 2)
+    assert (first.pools, first.freed_cores, first.lost_core_seconds, first.why) == (["a", "b"], 1.5, 6.0, "why 4")
+    assert (second.kind, second.preemptor_pool, second.last_at) == ("limit_violated", "", 1.0)
