@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -67,11 +70,18 @@ class Host:
         self.errors = done.stderr
         return done.stdout
 
-    def at_terminal(self, answer: str) -> str:
-        """The same at a terminal whose user types ``answer`` when asked."""
+    def at_terminal(self, answer: str, columns: int = 80) -> str:
+        """The same at a terminal of that width whose user types ``answer`` when asked."""
         controller, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         process = subprocess.Popen(
-            [*COMMAND, "init", *self.options], stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+            [*COMMAND, "init", *self.options],
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+            env=environment,
         )
         os.close(terminal)
         shown = b""
@@ -176,6 +186,14 @@ def test_asks_at_a_terminal(host: Host) -> None:
     text = host.at_terminal("y")
     assert f"written: {host.sources}, {host.drop_in}" in " ".join(text.split())
     assert host.sources.read_text().startswith(MARK)
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_its_lines_fit_the_terminal(host: Host, columns: int) -> None:
+    shown = [line.rstrip("\r") for line in host.at_terminal("n", columns).split("\n")]
+    # A path without a blank is never broken, and a file's lines are shown as they are written.
+    own = [line for line in shown if not line.startswith("  ")] if columns < 80 else shown
+    assert [line for line in own if len(line) > columns and " " in line.strip()] == []
 
 
 def test_a_file_of_somebody_else_stays(host: Host) -> None:

@@ -86,7 +86,7 @@ def init_command(config_path: str, yes: bool, sockets: tuple[str, ...], unit_dir
     plan = make_plan(config_path, init_files.parse_sockets(sockets), unit_dir)
     if not as_json:
         print_text("\n".join(draw_findings(plan)), indent="    ")
-        click.echo("\n".join(draw_files(plan)))
+        print_files(plan)
     is_written = bool(plan.due) and (yes or (not as_json and _ask(plan)))
     if is_written:
         for file in plan.due:
@@ -230,19 +230,23 @@ def draw_findings(plan: Plan) -> Iterator[str]:
     yield from plan.notes
 
 
-def draw_files(plan: Plan) -> Iterator[str]:
-    """The files that are to be written, and those that are not."""
+def print_files(plan: Plan) -> None:
+    """The files that are to be written, and those that are not. A file's own lines are shown as they are."""
     if not plan.due and not plan.foreign:
-        yield "There is nothing to write."
+        print_text("There is nothing to write.")
     for file in plan.files:
+        lines: Iterable[str] = ()
         if file.state == "same":
-            yield f"{file.path}: already as it should be"
+            said = "already as it should be"
         elif file.state == "foreign":
-            yield f"{file.path}: is not cpumond's, or was changed since; it stays as it is"
-            yield from (f"  {line}" for line in _list_missing(file))
+            said = "is not cpumond's, or was changed since; it stays as it is"
+            lines = _list_missing(file)
         else:
-            yield f"{file.path}: {'to be written' if file.state == 'new' else 'to be written anew'}"
-            yield from (f"  {line}".rstrip() for line in file.text.splitlines())
+            said = "to be written" if file.state == "new" else "to be written anew"
+            lines = file.text.splitlines()
+        print_text(f"{file.path}: {said}")
+        for line in lines:
+            click.echo(f"  {line}".rstrip())
 
 
 def _list_missing(file: Planned) -> Iterator[str]:

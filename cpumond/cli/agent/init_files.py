@@ -43,7 +43,8 @@ NEEDS_PROCESSES: Final = ("docker", "podman")
 """Kinds whose engines name the first process of a container, which tells its cgroup."""
 _USER_PLACE: Final = re.compile(r"-(/run/user/[0-9]+/podman)(?=\s)")
 PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9_@.,+=/-]+")
-WIDTH: Final = 118
+WIDTH: Final = 78
+"""Of comments: with the two blanks that `init` shows before them they fit a terminal."""
 
 State = Literal["new", "changed", "same", "foreign"]
 
