@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples import examples
+from examples import REQUIRED, SAME, examples
 from hypothesis import HealthCheck, settings
 from turns import hold_room, note_end, preferred, wait_for_ends
 
@@ -21,7 +21,6 @@ from turns import hold_room, note_end, preferred, wait_for_ends
 settings.register_profile("any machine", examples(100), suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-REQUIRED = os.environ.get("CPUMOND_REQUIRE") == "all"
 MACHINES = Path(__file__).parent / "machine"
 SLOW = Path(__file__).parent / "slow"
 UNIT = Path(__file__).parent / "unit"
@@ -35,11 +34,16 @@ LANES = {
 ROOM = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 ALONE = pytest.StashKey[int]()
 """How many of this run's tests must run alone."""
+SEED = 20_261
+"""Of the order of tests and of what they draw, in CI; any other run has one of its own and prints it."""
 RUNNING: dict[str, None] = {}
 """Tests that have begun and not ended, in all processes."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if SAME and config.getoption("randomly_seed", None) == "default":
+        config.option.randomly_seed = SEED
     # Started in the background, or with nohup, this ignores them, and so would all that is started here.
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
     for number, handler in usual.items():
