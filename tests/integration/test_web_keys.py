@@ -66,7 +66,8 @@ def test_the_address_with_a_token_signs_in_and_keeps_nothing_of_it(page, schedul
     expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
     expect(page.get_by_role("link", name="anna")).to_be_visible()
     assert page.url == f"{scheduler.url}/"
-    assert not [url for url in asked if "token" in url]
+    # The page's own modules may be asked for in between, and one of them is page_tokens.js.
+    assert not [url for url in asked if "token=" in url or "first" in url]
     assert TOKEN not in scheduler.log()
     page.evaluate("location.hash = '#/pools'")
     await_page(page, "#/pools")
