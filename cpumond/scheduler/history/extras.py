@@ -82,9 +82,11 @@ class Extras:
             extra = Extra(jobs=1.0)
             if job_id not in self._watched:
                 is_new = job.start_time > since
-                since_start = (part * _grown(0.0, each) if is_new else 0.0 for each in (_used(job), _ordered(job)))
                 # What an earlier run of the scheduler has counted does not begin anew with this one.
-                extra = Extra(*since_start, 1.0, 1.0 if is_new or self._has_looked else 0.0)
+                extra = Extra(jobs=1.0, started=1.0 if is_new or self._has_looked else 0.0)
+                if is_new:
+                    used, ordered = part * _grown(0.0, _used(job)), part * _grown(0.0, _ordered(job))
+                    extra = extra._replace(used=used, ordered=ordered)
             _add(found, job, extra)
         self._watched = {job_id: (job, part, _used(job), _ordered(job)) for job_id, (job, part) in now.items()}
         self._has_looked = True
