@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -15,6 +17,7 @@ from cpumond.agent.snapshot import TickSnapshot
 from cpumond.core.answers import LinkView
 from cpumond.core.levels import Level, highest
 from cpumond.core.wire import AgentAbout, FinishedJob, Heartbeat, JobReport
+from cpumond.core.words import show_name
 from cpumond.monitor.model import MonitorSettings, join_level
 
 EARLY_BEAT = 0.05
@@ -67,7 +70,6 @@ class Publisher:
         asked = {(job.mode, job.settings.actuator, job.bound) for job in context.table if job.bound and not job.refused}
         for mode, actuator, job_bound in asked:
             level, bound = highest(level, join_level(mode, actuator)), highest(bound, job_bound)
-        problems = list_problems(context, _view_link(context))
         return AgentAbout(
             __version__,
             level,
@@ -76,7 +78,7 @@ class Publisher:
             limit_rule=str(config.monitor.get("limit_rule", DEFAULT_RULE)),
             is_paused=context.is_paused(),
             metrics=context.metrics_address,
-            problems=[text[:MAX_PROBLEM] for text in problems[:MAX_PROBLEMS]],
+            problems=cut_problems(list_problems(context, _view_link(context))),
             late_core_seconds=round(totals.late_cpu_s, 1),
             foreign_writes=sum(totals.foreign_writes.values()),
             errors=totals.errors + totals.write_errors,
@@ -165,6 +167,12 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
         totals.late_cpu_s,
         context.engines.describe(),
     )
+
+
+def cut_problems(problems: Iterable[str]) -> list[str]:
+    """As many and as much as the scheduler takes. A path in one may hold bytes that are no text: no heartbeat that has
+    them could be sent."""
+    return [show_name(text)[:MAX_PROBLEM] for text in islice(problems, MAX_PROBLEMS)]
 
 
 def list_problems(context: AgentContext, link: LinkView | None) -> list[str]:

@@ -9,6 +9,7 @@ import msgspec
 from cpumond.api.figures import View
 from cpumond.api.node_views import group_of
 from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.state import State
 from cpumond.scheduler.why.causes import Cause, Causes
@@ -117,18 +118,19 @@ class OperationCounts:
         return self._groups.setdefault((state, ""), OperationGroup(state, state, "", "", state))
 
 
-def group_preemptions(records: Iterable[PreemptionRecord]) -> PreemptionGroups:
-    """Groups of preemptions that are given the newest first."""
+def group_preemptions(records: Iterable[PreemptionRecord], rights: Rights | None = None) -> PreemptionGroups:
+    """Groups of preemptions that are given the newest first; ``rights``: of who may not see all that they tell."""
     by_key: dict[str, list[PreemptionRecord]] = {}
     for record in records:
         by_key.setdefault(group_of(record), []).append(record)
-    groups = [_show_group(key, found) for key, found in by_key.items()]
+    groups = [_show_group(key, found, rights) for key, found in by_key.items()]
     oldest = min((found[-1].at for found in by_key.values()), default=None)
     return PreemptionGroups(groups, sum(each.count for each in groups), oldest)
 
 
-def _show_group(key: str, records: list[PreemptionRecord]) -> PreemptionGroup:
+def _show_group(key: str, records: list[PreemptionRecord], rights: Rights | None) -> PreemptionGroup:
     newest, pools = records[0], dict[str, int]()
+    seen = newest if rights is None else rights.see_preemption(newest)
     for record in records:
         pools[record.pool] = pools.get(record.pool, 0) + 1
     return PreemptionGroup(
@@ -143,5 +145,5 @@ def _show_group(key: str, records: list[PreemptionRecord]) -> PreemptionGroup:
         freed_cores=sum(record.freed.get("cpu", 0.0) for record in records),
         lost_core_seconds=sum(record.lost_core_seconds for record in records),
         last_at=newest.at,
-        why=newest.why,
+        why="" if seen is None else seen.why,
     )

@@ -211,8 +211,9 @@ def show_preemptions(
     state: State, *, limit: int, operation: str = "", pool: str = "", rights: Rights | None = None, group: str = ""
 ) -> PreemptionList:
     """Preemptions of or for an operation, in or for a pool; of operations that may be read."""
-    found = find_preemptions(state, operation, pool, rights)
-    chosen = list(islice((record for record in found if not group or group_of(record) == group), limit))
+    found = list_fitting(state, operation, pool, rights)
+    some = islice((record for record in found if not group or group_of(record) == group), limit)
+    chosen = [seen for record in some if (seen := _see(record, rights)) is not None]
     counts: dict[str, int] = {}
     for (_, of_pool, kind), number in state.preemption_counts.items():
         if not pool or of_pool == pool:
@@ -227,16 +228,30 @@ def show_preemptions(
 def find_preemptions(
     state: State, operation: str = "", pool: str = "", rights: Rights | None = None
 ) -> Iterator[PreemptionRecord]:
-    """Those that are kept and fit, the newest first."""
+    """Those that are kept and fit, the newest first, as the asker may see them."""
+    for record in list_fitting(state, operation, pool, rights):
+        seen = _see(record, rights)
+        if seen is not None:
+            yield seen
+
+
+def list_fitting(
+    state: State, operation: str = "", pool: str = "", rights: Rights | None = None
+) -> Iterator[PreemptionRecord]:
+    """The same as they are, for sums of many: what is told of one goes through ``Rights.see_preemption``."""
     for record in reversed(state.preemptions):
-        if operation and operation not in (record.operation_id, record.preemptor_operation_id):
-            continue
         if pool and pool not in (record.pool, record.preemptor_pool):
             continue
-        seen = record if rights is None else rights.see_preemption(record)
+        if rights is not None and rights.hides(record.operation_id):
+            continue
         # Nor is it told that one was for an operation whose id was guessed.
-        if seen is not None and (not operation or operation in (seen.operation_id, seen.preemptor_operation_id)):
-            yield seen
+        is_for_it = operation == record.preemptor_operation_id and not (rights is not None and rights.hides(operation))
+        if not operation or operation == record.operation_id or is_for_it:
+            yield record
+
+
+def _see(record: PreemptionRecord, rights: Rights | None) -> PreemptionRecord | None:
+    return record if rights is None else rights.see_preemption(record)
 
 
 def find_titles(state: State, ids: Iterable[str], rights: Rights | None) -> dict[str, str]:

@@ -30,6 +30,7 @@ from cpumond.scheduler.elements import (
     OperationElement,
     SchedulingStatus,
     StarvationStatus,
+    Tree,
     usage_share,
 )
 from cpumond.scheduler.model import (
@@ -247,14 +248,25 @@ def living_jobs(state: State, operation_id: str) -> list[Job]:
     return jobs + [job for job in stopping if job.element.operation.id == operation_id]
 
 
-def _show_record(kind: type[V], state: State, record: OperationRecord, now: float, places: Places, **more: Any) -> V:
+def _show_record(
+    kind: type[V],
+    state: State,
+    record: OperationRecord,
+    now: float,
+    places: Places,
+    looks: dict[Tree, Causes] | None = None,
+    **more: Any,
+) -> V:
+    """``looks``: at the trees, for several operations that are shown at once."""
     live = state.operations.get(record.id)
+    looks = {} if looks is None else looks
+    trees = {} if live is None else {name: _in_tree(each, now, places, looks) for name, each in live.elements.items()}
     return make_view(
         kind,
         record,
         pools={name: options.pool for name, options in record.trees.items()},
         jobs=count_jobs(record, live),
-        trees={} if live is None else {name: _in_tree(each, now, places) for name, each in live.elements.items()},
+        trees=trees,
         forecast=show_outlook(state, record.id),
         **more,
     )
@@ -277,10 +289,13 @@ def count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:
     )
 
 
-def _in_tree(element: OperationElement, now: float, places: Places) -> OperationInTree:
+def _in_tree(element: OperationElement, now: float, places: Places, looks: dict[Tree, Causes]) -> OperationInTree:
     assert element.parent is not None
     satisfied = satisfaction(element)
-    cause = Causes(element.tree).of(element).cause
+    look = looks.get(element.tree)
+    if look is None:
+        look = looks[element.tree] = Causes(element.tree)
+    cause = look.of(element).cause
     return make_view(
         OperationInTree,
         element,
@@ -325,7 +340,8 @@ def show_operations(
         chosen.sort(key=_order_of(state, sort), reverse=descending)
     shown = chosen[offset : offset + limit]
     places = _find_places(state, shown)
-    operations = [_show_record(OperationView, state, each, now, places) for each in shown]
+    looks: dict[Tree, Causes] = {}
+    operations = [_show_record(OperationView, state, each, now, places, looks) for each in shown]
     return OperationList(operations, len(chosen))
 
 

@@ -39,6 +39,7 @@ class Rights:
         self._denying: set[str] | None = None
         self._readable: dict[tuple[Any, ...], bool] = {}
         """Whether operations may be read that are alike in all that decides about it."""
+        self._hidden: dict[str, bool] = {}
 
     def access_to(self, tree: str, pool: str = ROOT_POOL) -> Access:
         """What decides about an explicit pool, or the tree itself for ``<Root>``; both exist."""
@@ -113,8 +114,13 @@ class Rights:
 
     def hides(self, operation_id: str) -> bool:
         """Whether there is such an operation, and the user may not know of it."""
-        record = None if self.user.admin or not operation_id else self.state.record_of(operation_id)
-        return record is not None and not self.may_read(record)
+        if self.user.admin or not operation_id:
+            return False
+        hidden = self._hidden.get(operation_id)
+        if hidden is None:
+            record = self.state.record_of(operation_id)
+            hidden = self._hidden[operation_id] = record is not None and not self.may_read(record)
+        return hidden
 
     def hide_operations(self, text: str) -> str:
         """A sentence with HIDDEN in place of the ids of operations that the user may not know of."""

@@ -516,9 +516,10 @@ def count_cpu_time(job: Job, told: CpuTimes, at: float) -> None:
 
 
 def _count_in_trial(job: Job, about: AgentAbout, grown: Sequence[float]) -> None:
-    """A job that its agent never lowers for another reason is in neither arm."""
+    """A job that its agent never lowers for another reason, and one that no heartbeat told of while it ran, is in
+    neither arm."""
     mode = job.report.mode
-    if mode in ("off", "shadow"):
+    if mode in ("", "off", "shadow"):
         return
     tree, arm = job.element.tree, CONTROL if mode == CONTROL else OTHERS
     chosen_by = job.node.id if about.control_group == "host" else job.element.operation.id

@@ -152,3 +152,10 @@ def test_answers_tell_the_level_and_what_is_known_of_the_agent(scheduler):
         scheduler.use_token("root")
     [agent] = [each for each in scheduler.get("fleet")["agents"] if each["id"] == "late-1"]
     assert (agent["told"], agent["about"]["bound"]) == ("quota", "quota")
+
+
+def test_the_more_agents_there_are_the_less_often_all_are_asked_for(sign, scheduler):
+    page = sign("ann")
+    expect(page.get_by_role("heading", name="Fleet", exact=True)).to_be_visible()
+    period = "async () => (await import('/web/scheduler.js')).app.page.period - (await import('/web/app.js')).PERIOD_MS"
+    assert page.evaluate(period) == 2 * len(scheduler.get("fleet")["agents"])

@@ -176,6 +176,18 @@ def test_nodes_and_agents_fit_a_telephone(new_page, world):
         page.get_by_role("button", name="The usual columns").click()
 
 
+def test_a_pool_of_which_nothing_is_known_may_have_any_name(desk, world):
+    world.scheduler.create_pool("constructor")
+    page = desk
+    page.route(
+        "**/trends?**", lambda route: route.fulfill(json={"tree": "default", "since": 0, "step_s": 1, "pools": {}})
+    )
+    with page.expect_response(lambda answer: "/trends?" in answer.url):
+        world.open(page, "#/pools?find=constructor")
+    page.evaluate("() => new Promise((done) => { requestAnimationFrame(() => requestAnimationFrame(done)); })")
+    expect(row_of(page, "constructor")).to_be_visible()
+
+
 def test_trends_of_the_rows_in_view_are_one_request(desk, world):
     page, asked = desk, list[list[str]]()
 

@@ -156,6 +156,15 @@ def test_a_change_is_undone_after_its_plan_was_shown(sign, scheduler):
     assert change["plan"]
 
 
+def test_a_pool_that_is_gone_may_have_had_any_name(sign, scheduler):
+    """A name that every object of the browser has is no pool of those that are there."""
+    scheduler.create_pool("constructor", "ours")
+    scheduler.request("DELETE", "trees/default/pools/constructor")
+    page = sign("ann", "#/events?kind=command")
+    expect(page.get_by_role("row").filter(has_text="constructor").first).to_be_visible()
+    expect(page.get_by_role("heading", name="Events", exact=True)).to_be_visible()
+
+
 def test_events_are_filtered_in_the_address_and_come_in_parts(sign, scheduler):
     scheduler.create_pool("often")
     for weight in range(1, 60):

@@ -260,9 +260,12 @@ class SchedulerLink(Mailbox):
         sent_at_s = time.monotonic()
         told, about = self._differences.make(heartbeat), self.about
         asks, self._asks_about = self._asks_about, False
-        if about is not None and asks and about != self._told_about:
+        is_news = about is not None and asks and about != self._told_about
+        if is_news:
             # One of before, to which a failure may lead, refuses what it does not know: it is asked anew each time.
             told = NodeHeartbeat(**{**msgspec.structs.asdict(told), "about": about})
+            # What the scheduler knows is not known here until it has answered.
+            self._told_about = None
         reply = self._ask(HEARTBEATS, msgspec.json.encode(told), timeout_s)
         if not reply.is_good and reply.status != 409:
             return self._describe(reply)
@@ -280,7 +283,7 @@ class SchedulerLink(Mailbox):
             return self._give_up(f"{reply.url}: the heartbeat was dropped: {self._show(answer.reason)}")
         self._taken_since_demand, self._told_dropped = True, False
         self._differences.taken(heartbeat, answer)
-        self._told_about = about if answer.knows_about else None
+        self._told_about = (about if is_news else self._told_about) if answer.knows_about else None
         with self._lock:
             self._period_s = min(answer.period_s or 0.0, MAX_TOLD_PERIOD_S)
         self._hand_over(answer, sent_at_s)

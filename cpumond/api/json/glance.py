@@ -17,7 +17,7 @@ from cpumond.api.glance_views import (
 )
 from cpumond.api.json import glance_table
 from cpumond.api.json.call import Call
-from cpumond.api.node_views import find_preemptions
+from cpumond.api.node_views import list_fitting
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.history.recorder import History
@@ -123,4 +123,5 @@ class GlanceHandlers:
     async def group_preemptions(self, call: Call) -> PreemptionGroups:
         query: glance_table.PreemptionGroupsQuery = call.query
         state = self.scheduler.state
-        return group_preemptions(find_preemptions(state, query.operation, query.pool, Rights(state, call.user)))
+        rights = Rights(state, call.user)
+        return group_preemptions(list_fitting(state, query.operation, query.pool, rights), rights)

@@ -84,8 +84,14 @@ class Child:
         finally:
             transport.close()
             self._end()
-            await asyncio.shield(copying)
-            await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self._reap)))
+            # One task to the end: whoever is cancelled once may be so at each step, and a dead child would stay.
+            await asyncio.shield(asyncio.ensure_future(self._finish(copying)))
+
+    async def _finish(self, copying: asyncio.Future[int]) -> None:
+        try:
+            await copying
+        finally:
+            await asyncio.to_thread(self._reap)
 
     def read_each(self) -> Iterator[bytes]:
         """The messages, for a caller without an event loop. Raises ChildError."""

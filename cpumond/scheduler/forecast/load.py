@@ -77,8 +77,10 @@ class Experience:
             seen.ratios = seen.ratios[-MOST:]
         finished = list(state.finished.values())
         # What finished before the first one that is kept is not known, whenever it was started.
-        is_cut = len(finished) >= state.rules.finished_operation_retention_count
-        since = (finished[0].finish_time or 0.0) if is_cut else min((each.start_time for each in records), default=now)
+        if len(finished) >= state.rules.finished_operation_retention_count:
+            since = (finished[0].finish_time or 0.0) if finished else now
+        else:
+            since = min((each.start_time for each in records), default=now)
         self.since = max(since, now - 7 * DAY_S)
         self.arrivals = sorted(
             (each for each in records if each.start_time >= self.since), key=lambda each: each.start_time

@@ -94,7 +94,7 @@ class Collector:
         self._gone: dict[Element, _Seen] = {}
         self._trials: dict[TrialPart, _Seen] = {}
         self._extras = Extras()
-        self._extra_ids: dict[Key, int] = {}
+        self._extra_ids: dict[PoolElement, tuple[Key, int]] = {}
         self._lost: dict[PoolElement, float] = {}
         self._named: tuple[dict[str, int], ...] = ({}, {}, {}, {})
         self._new: dict[int, Key] = {}
@@ -238,28 +238,35 @@ class Collector:
                 self._put(rows, element, seen, now, grown)
 
     def _take_trials(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
-        for tree in state.trees.values():
-            for part in tree.trial.values():
-                seen = self._trials.setdefault(part, _Seen())
-                grown = seen.grow(part)
-                if grown is not _NOTHING and room.take():
-                    rows.values.extend(_NO_GAUGES)
-                    self._put(rows, part, seen, now, grown)
+        # The parts of trees that are gone are forgotten.
+        self._trials = {
+            part: self._trials.get(part) or _Seen() for tree in state.trees.values() for part in tree.trial.values()
+        }
+        for part, seen in self._trials.items():
+            grown = seen.grow(part)
+            if grown is not _NOTHING and room.take():
+                rows.values.extend(_NO_GAUGES)
+                self._put(rows, part, seen, now, grown)
 
     def _take_extras(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
         """What runs beyond the orders that fit, and what preemptions lost, of each pool (``savings``)."""
         found, interval_s = self._extras.look(state, self.previous_at), now - self.previous_at
+        # Pools that are gone are forgotten: ephemeral ones come and go without end.
+        all_lost: dict[PoolElement, float] = {}
+        ids: dict[PoolElement, tuple[Key, int]] = {}
         for tree in state.trees.values():
             for pool in (tree.root, *tree.pools.values()):
+                all_lost[pool] = pool.lost_core_seconds
                 lost = pool.lost_core_seconds - self._lost.get(pool, 0.0)
-                self._lost[pool] = pool.lost_core_seconds
-                extra = found.get(pool)
+                named, extra = self._extra_ids.get(pool), found.get(pool)
+                if named is not None:
+                    ids[pool] = named
                 if (extra is None and lost <= 0.0) or not room.take():
                     continue
                 key = Key(rows.kind, tree.name, name_extra(pool.name))
-                series = self._extra_ids.get(key)
-                if series is None:
-                    series = self._extra_ids[key] = self._make_id(key)
+                if named is None or named[0] != key:
+                    named = ids[pool] = key, self._make_id(key)
+                series = named[1]
                 self._new[series] = key
                 used, ordered, jobs, started = extra or NO_EXTRA
                 rows.ids.append(series)
@@ -267,8 +274,7 @@ class Collector:
                 rows.values.extend(_NOT_EARLY)
                 rates = (used, jobs * interval_s, ordered, started, max(lost, 0.0))
                 rows.values.extend([each / interval_s for each in rates])
-        for gone in [pool for pool in self._lost if pool.tree.name not in state.trees]:
-            del self._lost[gone]
+        self._lost, self._extra_ids = all_lost, ids
 
     def _put(self, rows: _Rows, element: Element | TrialPart, seen: _Seen, now: float, grown: _Five) -> None:
         """Complete the row of an element, whose gauges are in ``rows`` already."""

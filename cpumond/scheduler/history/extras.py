@@ -65,8 +65,9 @@ class Extras:
     """Follows the counters of the extra jobs, which are exact also where a job ends between two looks."""
 
     def __init__(self) -> None:
-        self._watched: dict[str, tuple[Job, float, float, float]] = {}
-        """Id -> extra job, its part, and what it had used and ordered at the last look."""
+        self._watched: dict[str, tuple[Job, float, float | None, float | None]] = {}
+        """Id -> extra job, its part, and what it had used and ordered at the last look; None: not known yet."""
+        self._has_looked = False
 
     def look(self, state: State, since: float) -> dict[PoolElement, Extra]:
         """What pools came to since the last look, at ``since``, each with those below it."""
@@ -76,23 +77,34 @@ class Extras:
             # Where the part has changed, it has so at some moment since.
             after = before if not job.is_active else now[job.id][1] if job.id in now else 0.0
             part = (before + after) / 2.0
-            _add(found, job, Extra(part * (_used(job) - used), part * (_ordered(job) - ordered)))
+            _add(found, job, Extra(part * _grown(used, _used(job)), part * _grown(ordered, _ordered(job))))
         for job_id, (job, part) in now.items():
             extra = Extra(jobs=1.0)
             if job_id not in self._watched:
                 is_new = job.start_time > since
-                extra = Extra(part * _used(job) if is_new else 0.0, part * _ordered(job) if is_new else 0.0, 1.0, 1.0)
+                # What an earlier run of the scheduler has counted does not begin anew with this one.
+                extra = Extra(jobs=1.0, started=1.0 if is_new or self._has_looked else 0.0)
+                if is_new:
+                    used, ordered = part * _grown(0.0, _used(job)), part * _grown(0.0, _ordered(job))
+                    extra = extra._replace(used=used, ordered=ordered)
             _add(found, job, extra)
         self._watched = {job_id: (job, part, _used(job), _ordered(job)) for job_id, (job, part) in now.items()}
+        self._has_looked = True
         return found
 
 
-def _used(job: Job) -> float:
-    return job.counted[0] or 0.0
+def _used(job: Job) -> float | None:
+    return job.counted[0]
 
 
-def _ordered(job: Job) -> float:
-    return job.counted[2] or 0.0
+def _ordered(job: Job) -> float | None:
+    return job.counted[2]
+
+
+def _grown(before: float | None, now: float | None) -> float:
+    """By how much a counter has grown; a first value is that of all the time before it, and a crash of the agent sets
+    one back."""
+    return 0.0 if before is None or now is None else max(now - before, 0.0)
 
 
 def _add(found: dict[PoolElement, Extra], job: Job, extra: Extra) -> None:

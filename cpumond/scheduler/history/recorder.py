@@ -20,7 +20,7 @@ import structlog
 
 from cpumond.scheduler.history.collector import Collector
 from cpumond.scheduler.history.model import COLUMNS, HistoryStatus, HistoryView, Key, ReportView, kind_number
-from cpumond.scheduler.history.report import make_report
+from cpumond.scheduler.history.report import list_pools, make_report
 from cpumond.scheduler.history.savings import SavingsView, list_weeks, make_savings
 from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.history.trends import Trends
@@ -150,14 +150,15 @@ class History:
         unknown tree."""
         if tree is not None:
             self._state.find_tree(tree)
-        weeks = list_weeks(since, now)
+        # Of the state, which only this thread may look at, the worker gets what it needs.
+        known = {name: list(list_pools(each)) for name, each in self._state.trees.items()}
+
+        def work() -> SavingsView:
+            weeks = [(times, self._store.sum_up(*times, tree, 0)) for times in list_weeks(since, now)]
+            return make_savings(known, weeks, tree, self.core_hour_price, self.currency)
+
         asked = ("savings", self._round(since), self._round(now), tree)
-        summaries = await self._share(
-            REPORT, asked, lambda: [self._store.sum_up(begin, end, tree, 0) for begin, end in weeks]
-        )
-        return make_savings(
-            self._state, list(zip(weeks, summaries, strict=True)), tree, self.core_hour_price, self.currency
-        )
+        return await self._share(REPORT, asked, work)
 
     def _round(self, at: float) -> int:
         return int(at // self.period_s)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.history.model import (
     HOUR_S,
     OPERATION,
@@ -37,6 +38,7 @@ def make_report(
             continue
         total = mine.pop(Key(POOL, name, ROOT_POOL), Sums())
         pools = {key.name: each for key, each in mine.items() if key.kind == POOL}
+        known = list(list_pools(state.trees[name])) if name in state.trees else []
         operations = [(key.name, each) for key, each in mine.items() if key.kind == OPERATION and key.name[:1] != "<"]
         trees.append(
             ReportTree(
@@ -44,7 +46,7 @@ def make_report(
                 total=_row(ROOT_POOL, total, lost=lost.get(Key(POOL, name, ROOT_POOL), 0.0)),
                 pools=[
                     _row(pool, pools[pool], parent=parent, lost=lost.get(Key(POOL, name, pool), 0.0))
-                    for pool, parent in order_pools(state, name, pools)
+                    for pool, parent in order_pools(known, pools)
                 ],
                 operations=[
                     _operation_row(state, name, operation, each, lost.get(Key(OPERATION, name, operation), 0.0))
@@ -56,18 +58,21 @@ def make_report(
     return ReportView(since, until, summary.covered_s, period_s, trees, summary.without_series)
 
 
-def order_pools(state: State, tree_name: str, wanted: Mapping[str, Sums]) -> Iterator[tuple[str, str]]:
-    """The pools that exist, depth first, with their parents; then the others by name."""
-    tree = state.trees.get(tree_name)
-    if tree is not None:
-        waiting = [tree.root]
-        while waiting:
-            pool = waiting.pop()
-            waiting += sorted(pool.children.values(), key=lambda child: child.name, reverse=True)
-            if pool.parent is not None and pool.name in wanted:
-                yield pool.name, pool.parent.name
-    known = tree.pools if tree is not None else {}
-    yield from ((name, "") for name in sorted(wanted) if name not in known)
+def list_pools(tree: Tree) -> Iterator[tuple[str, str]]:
+    """The pools of a tree, depth first, with their parents; without the root."""
+    waiting = [tree.root]
+    while waiting:
+        pool = waiting.pop()
+        waiting += sorted(pool.children.values(), key=lambda child: child.name, reverse=True)
+        if pool.parent is not None:
+            yield pool.name, pool.parent.name
+
+
+def order_pools(known: Collection[tuple[str, str]], wanted: Mapping[str, Sums]) -> Iterator[tuple[str, str]]:
+    """Of the pools that exist, as ``list_pools`` gives them, those that are wanted; then the others by name."""
+    yield from (each for each in known if each[0] in wanted)
+    names = {name for name, _ in known}
+    yield from ((name, "") for name in sorted(wanted) if name not in names)
 
 
 def _find_losses(state: State, since: float, until: float) -> dict[Key, float]:

@@ -72,6 +72,8 @@ MOVED_SERIES: Final = 250
 PAUSE_SERIES: Final = 100
 PAUSE_S: Final = 0.001
 """After each PAUSE_SERIES series of a new chunk the thread sleeps so long: the event loop's thread gets its turns."""
+LOOKED_UP_AT_ONCE: Final = 500
+"""Names of series that are asked for in one statement."""
 ROW_BYTES: Final = 100
 """Roughly what a row takes besides its points."""
 MEMORY_TICKS: Final = 360
@@ -470,8 +472,10 @@ class HistoryStore(HistoryFile):
                 columns = [each[a:b] for each in unpack(data, kind, chunk)]
                 part = sum_columns(kind, chunk.intervals[a:b], columns)
                 sums[series] = sums.get(series, Sums()).plus(part._replace(points=part.points * merged))
-        query = "SELECT id, kind, tree, name FROM series WHERE kind IN (?, ?)"
-        for series, kind, tree, name in db.execute(query, (POOL, OPERATION)):
-            if series in sums:
-                names[series] = Key(kind, tree, name)
+        # Very many operations may have ended before that time: theirs are not gone through.
+        unknown = [series for series in sums if series not in names]
+        for first in range(0, len(unknown), LOOKED_UP_AT_ONCE):
+            some = unknown[first : first + LOOKED_UP_AT_ONCE]
+            query = f"SELECT id, kind, tree, name FROM series WHERE id IN ({','.join('?' * len(some))})"  # noqa: S608
+            names.update((series, Key(kind, tree, name)) for series, kind, tree, name in db.execute(query, some))
         return sums

@@ -1,6 +1,7 @@
 // All agents: version, what they do to limits, problems; and the stages of the roll-out, with buttons for administrators.
 
 import { get, send } from "./api.js";
+import { PERIOD_MS } from "./app.js";
 import { chosenColumns, columnMenu } from "./columns.js";
 import { h, morph, openDialog } from "./dom.js";
 import { during, Form, FORM, tell } from "./forms.js";
@@ -12,12 +13,14 @@ import { badge, bigTable, table } from "./table.js";
 const MAX_GROUPS = 30;
 const EVERY_NODE = "%true";
 const MOST_NAMES = 3;
+const PERIOD_OF_AGENT_MS = 2; // thousands of agents are megabytes
 const ADMINISTRATORS = "Only administrators set stages.";
 
 export const fleet = {
   title: () => "Fleet",
   async load(_, { signal }) {
     const [me, all, rollout] = await Promise.all([get("/me", { signal }), get("/fleet", { signal }), get("/rollout", { signal })]);
+    this.period = PERIOD_MS + all.agents.length * PERIOD_OF_AGENT_MS;
     return { me, agents: all.agents, stages: rollout.stages };
   },
   view({ me, agents, stages }, _, app) {

@@ -33,7 +33,8 @@ export async function readRights(tree) {
 // Whether one of these permissions on a pool is among `rights`; true where they are null.
 export const mayOn = (rights, tree, pool, ...permissions) => {
   const pools = rights[tree];
-  return !pools || permissions.some((permission) => (pools[pool || ROOT] ?? pools[ROOT] ?? []).includes(permission));
+  const known = pools && Object.hasOwn(pools, pool || ROOT) ? pool || ROOT : ROOT; // one may be called "constructor"
+  return !pools || permissions.some((permission) => (pools[known] ?? []).includes(permission));
 };
 
 // The first of a tree's pools with this permission, the root before others; undefined: there is none.

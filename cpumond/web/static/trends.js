@@ -34,7 +34,7 @@ export function wantTrends(tree, rows, app) {
     const answer = await get(`${path`/trees/${tree}`}/trends${query({ pools: names.join("\n") })}`).catch(() => null);
     if (!answer) return;
     for (const name of names) {
-      const values = answer.pools[name] ?? [];
+      const values = Object.hasOwn(answer.pools, name) ? answer.pools[name] : []; // a pool may be called "constructor"
       known.set(keyOf(tree, name), { values, spanS: answer.step_s * values.length, at });
     }
     version += 1;

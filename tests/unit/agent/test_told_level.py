@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import pytest
 
 from cpumond.agent.config import AgentConfig, SchedulerLink, finish_config
 from cpumond.agent.discovery import FoundJob
+from cpumond.agent.publish import MAX_PROBLEM, MAX_PROBLEMS, cut_problems
 from cpumond.agent.tracked import resolve_job
 from cpumond.core.errors import ConfigError
 from cpumond.core.levels import LEVELS, lowest, read_level
+from cpumond.core.wire import AgentAbout
 from cpumond.monitor.model import find_level
 
 OWN = {
@@ -75,3 +78,11 @@ def test_an_xattr_asks_for_no_more_than_was_told(tmp_path, told):
     settings, mode, _ = resolve_job(config, FoundJob("a", "", "a", None, None), str(tmp_path), {})
     assert mode == {"weight": "reclaim", "quota": "reclaim"}.get(told, told) or os.stat(tmp_path).st_uid != 0
     assert settings.actuator == ("weight" if told == "weight" and mode == "reclaim" else "quota")
+
+
+def test_problems_are_told_as_text_that_a_heartbeat_can_hold():
+    told = cut_problems([f"/etc/{os.fsdecode(bytes([0xFF]))}: gone", "x" * 1000, *["more"] * 20])
+    assert told[0] == r"/etc/\udcff: gone"
+    assert (len(told), len(told[1])) == (MAX_PROBLEMS, MAX_PROBLEM)
+    about = AgentAbout("1", "shadow", "quota", problems=told)
+    assert msgspec.json.decode(msgspec.json.encode(about), type=AgentAbout) == about

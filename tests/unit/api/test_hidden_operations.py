@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from scheduler_world import TREE, World
 
-from cpumond.api.glance_views import group_preemptions
+from cpumond.api.glance_views import PreemptionGroups, group_preemptions
+from cpumond.api.json.call import Call
 from cpumond.api.json.events import EventHandlers
+from cpumond.api.json.glance import GlanceHandlers
+from cpumond.api.json.glance_table import PreemptionGroupsQuery
 from cpumond.api.node_views import find_preemptions
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.events import Event
@@ -56,6 +62,30 @@ def test_of_preemptions_neither_the_ones_of_a_hidden_operation_are_told_nor_for_
     assert world.hidden not in msgspec.json.encode(group_preemptions([seen])).decode()
     of_ann = list(find_preemptions(world.state, operation=world.hidden, rights=Rights(world.state, User("ann"))))
     assert [each.preemptor_operation_id for each in of_ann] == [world.own, world.hidden]
+
+
+def test_groups_of_preemptions_hide_it_too_and_read_one_sentence_of_each(world, monkeypatch):
+    world.state.preemptions.extend(list(world.state.preemptions) * 50)
+    read: list[str] = []
+    hide = Rights.hide_operations
+
+    def count(rights: Rights, text: str) -> str:
+        read.append(text)
+        return hide(rights, text)
+
+    monkeypatch.setattr(Rights, "hide_operations", count)
+    handlers = GlanceHandlers()
+    handlers.scheduler = SimpleNamespace(state=world.state)  # type: ignore[assignment]
+
+    def ask(user: str, operation: str = "") -> PreemptionGroups:
+        call = Call({}, User(user), None, PreemptionGroupsQuery(operation=operation))
+        return asyncio.run(handlers.group_preemptions(call))
+
+    found = ask("spy")
+    assert (found.kept, len(found.groups), len(read)) == (51, 1, 1)
+    assert world.hidden not in msgspec.json.encode(found).decode()
+    assert not ask("spy", world.hidden).groups
+    assert ask("ann", world.hidden).kept == 102
 
 
 def test_why_an_operation_has_what_it_has_names_no_hidden_one(world):

@@ -235,6 +235,20 @@ def test_what_the_agent_is_is_told_to_a_scheduler_that_asks_and_again_only_when_
     assert told == [None, None, "shadow", None, "weight", None, None, "weight"]
 
 
+@pytest.mark.parametrize("turn", [refuse(500, "no"), reply(HeartbeatAnswer(False, "not the last one", full=True))])
+def test_what_the_agent_is_by_now_is_told_anew_where_it_was_not_taken(server: PlayedServer, turn: Turn):
+    """The heartbeat that follows at once does not tell it, and the scheduler knows only what the agent was before."""
+    asks, knows = HeartbeatAnswer(True, knows_about=False), HeartbeatAnswer(True, knows_about=True)
+    server.turns[HEARTBEATS] = [reply(asks), reply(knows), turn, *map(reply, (knows, knows, knows))]
+    first, later = AgentAbout("1", "shadow", "quota"), AgentAbout("1", "weight", "quota")
+    with linked(server.url) as node:
+        for sequence in range(1, 6):
+            node.link.about = first if sequence < 3 else later
+            node.beat(sequence)
+    told = [sent.get("about", {}).get("level") for sent in server.sent()]
+    assert told == [None, "shadow", "weight", None, "weight", None]
+
+
 def test_a_busy_scheduler_tells_how_often_it_wants_heartbeats(server: PlayedServer):
     server.turns[HEARTBEATS] = [reply(HeartbeatAnswer(True, period_s=period)) for period in (3.0, 1000.0, None)]
     with linked(server.url) as node:

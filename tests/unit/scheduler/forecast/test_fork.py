@@ -7,6 +7,7 @@ import io
 import os
 import platform
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from cpumond.scheduler.forecast import fork
 from cpumond.scheduler.forecast.fork import NICENESS, Child, ChildError, _find_pages, copy_pages
 
 ASK = "lambda send: send(f'{os.getpriority(os.PRIO_PROCESS, 0)}'.encode())"
@@ -68,6 +70,42 @@ def test_whoever_waits_for_a_silent_copy_hears_that_it_lives(tmp_path: Path) -> 
     heard = asyncio.run(asyncio.wait_for(listen(), 60))
     assert heard[:2] == [b"", b""]
     assert [each for each in heard if each] == [b"x"]
+
+
+def test_a_copy_that_is_given_up_while_pages_are_copied_leaves_no_dead_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a browser goes away: the web server cancels again at each step of what ends the request."""
+    begun, go_on, reaped = threading.Event(), threading.Event(), threading.Event()
+
+    def copy() -> None:
+        begun.set()
+        go_on.wait(60)
+
+    def reap(child: Child) -> None:
+        reap_it(child)
+        reaped.set()
+
+    reap_it = Child._reap
+    monkeypatch.setattr(fork, "copy_pages", copy)
+    monkeypatch.setattr(Child, "_reap", reap)
+
+    async def give_up() -> None:
+        child = Child(lambda _: signal.pause())
+
+        async def read() -> None:
+            async for _ in child.messages():
+                raise AssertionError("it sends nothing")
+
+        reading = asyncio.create_task(read())
+        assert await asyncio.to_thread(begun.wait, 60)
+        while not reading.done():
+            reading.cancel()
+            await asyncio.sleep(0)
+        go_on.set()
+        assert await asyncio.to_thread(reaped.wait, 60)
+        with pytest.raises(ChildProcessError):
+            os.waitpid(child.pid, os.WNOHANG)
+
+    asyncio.run(give_up())
 
 
 def test_pages_that_a_thread_has_copied_cost_the_others_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from scheduler_world import EASY, World
@@ -86,3 +87,8 @@ def test_the_mean_of_a_few_different_jobs_is_doubtful() -> None:
     assert _Seen([0.0, 0.0]).doubt() == 0.0
     assert _Seen([90.0, 110.0] * 50).doubt() == pytest.approx(0.01, rel=0.01)
     assert _Seen([1.0] * 9 + [1000.0]).doubt() == MOST_DOUBT
+
+
+def test_a_scheduler_that_keeps_no_finished_operation_expects_nobody() -> None:
+    world = World(replace(EASY, finished_operation_retention_count=0))
+    assert draw(world, world.now, 1, HOUR_S) == []

@@ -16,9 +16,11 @@ from scheduler_world import ServedNode, StillClock
 from structlog.testing import capture_logs
 
 from cpumond.scheduler.exporter import MetricsText
+from cpumond.scheduler.history import recorder
 from cpumond.scheduler.history.collector import Collector
 from cpumond.scheduler.history.model import OPERATION, HistoryView, Key, ReportView, Summary, Tick
 from cpumond.scheduler.history.recorder import GRAPH, MAX_WAITING, MAX_WAITING_TICKS, REPORT, History
+from cpumond.scheduler.history.savings import SavingsView, make_savings
 from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.model import ROOT_POOL, TIMEOUT, TOO_MANY_REQUESTS, CommandError, Rules
 from cpumond.scheduler.operations import StartOperation
@@ -132,6 +134,27 @@ def test_what_a_job_used_is_in_the_graphs_and_in_the_report(world):
         await world.history.close(now)
 
     run(work())
+
+
+def test_savings_are_summed_up_beside_the_loop(world, monkeypatch):
+    made_in: list[threading.Thread] = []
+
+    def make(*given: Any) -> SavingsView:
+        made_in.append(threading.current_thread())
+        return make_savings(*given)
+
+    monkeypatch.setattr(recorder, "make_savings", make)
+
+    async def work() -> None:
+        await world.run_a_job(30.0)
+        world.clock.at += 10.0
+        world.history.take_if_due(world.clock.at)
+        view = await world.history.savings(START, world.clock.at)
+        assert (view.covered_s, [tree.tree for tree in view.trees]) == (10.0, ["default"])
+        await world.history.close(world.clock.at)
+
+    run(work())
+    assert [each.name for each in made_in] == ["history"]
 
 
 def test_ticks_come_once_per_period_and_late_ones_are_not_made_up_for(world):

@@ -7,13 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from scheduler_world import World
+from scheduler_world import PlayedNode, World
 
 from cpumond.core.measures import stable_fraction
 from cpumond.core.wire import AgentAbout
 from cpumond.scheduler.elements import TRIAL_PARTS
 from cpumond.scheduler.history.collector import Collector
 from cpumond.scheduler.history.extras import split_orders
+from cpumond.scheduler.history.model import OPERATION
+from cpumond.scheduler.history.report import list_pools
 from cpumond.scheduler.history.savings import (
     LEAST_PARTS,
     PartSums,
@@ -108,6 +110,9 @@ class Site:
 
     def step(self, seconds: float = 10.0) -> None:
         self.world.step(seconds)
+        self.take()
+
+    def take(self) -> None:
         tick = self.collector.collect(self.world.state, self.world.now)
         assert tick is not None
         self.store.add(tick)
@@ -115,7 +120,8 @@ class Site:
     def savings(self, price: float = 0.0) -> SavingsView:
         times = (0.0, self.world.now)
         summary = self.store.sum_up(*times, None, 0)
-        return make_savings(self.world.state, [(times, summary)], None, price, "EUR")
+        known = {name: list(list_pools(tree)) for name, tree in self.world.state.trees.items()}
+        return make_savings(known, [(times, summary)], None, price, "EUR")
 
 
 def test_what_runs_beyond_the_orders_is_counted_for_its_pool_and_those_above(tmp_path: Path) -> None:
@@ -148,6 +154,71 @@ def test_what_runs_beyond_the_orders_is_counted_for_its_pool_and_those_above(tmp
     assert at_price(site.savings(), 3.0).trees[0].total[0].money == pytest.approx(3.0 * rows["late"].gain)
 
 
+def run_beyond_orders(site: Site) -> tuple[PlayedNode, str]:
+    """Two jobs of a core each on a node of one: the later one is extra."""
+    world = site.world
+    node = world.node("n1", 1.0)
+    world.create_pool("team")
+    first = world.start("team")
+    site.step()
+    node.limit(world.jobs_of(first)[0].id, 0.0)
+    site.step()
+    extra = world.start("team")
+    site.step()
+    return node, world.jobs_of(extra)[0].id
+
+
+def use(site: Site, node: PlayedNode, steps: int) -> None:
+    for _ in range(steps):
+        for played in node.jobs.values():
+            played.cpu_seconds = (played.cpu_seconds or 0.0) + 5.0
+            played.ordered_cpu_seconds = (played.ordered_cpu_seconds or 0.0) + 10.0
+        site.step()
+
+
+def test_a_scheduler_that_takes_over_does_not_count_what_was_before(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    node, _ = run_beyond_orders(site)
+    use(site, node, 360)
+    before = site.savings().trees[0].total[0]
+    assert (before.extra_used, before.extra_jobs) == (pytest.approx(0.5, rel=0.02), 1.0)
+    site.world.restart()
+    site.collector = Collector(site.world.now, 1000, next_id=1000)
+    site.world.now += 10.0
+    site.take()  # before the node has told anything
+    use(site, node, 36)
+    after = site.savings().trees[0].total[0]
+    assert after.extra_used == pytest.approx(1.1 * before.extra_used, rel=0.02)
+    assert after.extra_ordered == pytest.approx(1.1 * before.extra_ordered, rel=0.02)
+    assert after.extra_jobs == 1.0
+
+
+def test_counters_that_a_crash_of_the_agent_set_back_take_nothing_away(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    node, extra = run_beyond_orders(site)
+    use(site, node, 36)
+    before = site.savings().trees[0].total[0]
+    node.jobs[extra].ordered_cpu_seconds = 0.0
+    site.step()
+    use(site, node, 36)
+    after = site.savings().trees[0].total[0]
+    assert after.extra_ordered == pytest.approx(2.0 * before.extra_ordered, rel=0.05)
+
+
+def test_pools_that_are_gone_are_forgotten(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    node = site.world.node("n1", 64.0)
+    for number in range(20):
+        operation = site.world.start("", user=f"user-{number}")
+        site.step()
+        assert len(site.world.tree().pools) == 1
+        for job_id in list(node.jobs):
+            node.finish(job_id)
+        site.step()
+        assert site.world.record(operation).is_finished
+    assert len(site.collector._lost) == len(site.world.tree().pools) + 1
+
+
 def test_orders_of_others_leave_less_that_fits(tmp_path: Path) -> None:
     site = Site(tmp_path)
     node = site.world.node("n1", 4.0)
@@ -162,6 +233,21 @@ def test_orders_of_others_leave_less_that_fits(tmp_path: Path) -> None:
     site.step()
     assert job.is_active
     assert site.savings().trees[0].total[0].extra_jobs == 1.0
+
+
+def test_a_job_that_ended_before_a_heartbeat_told_its_mode_is_in_neither_group(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    node = site.world.node("n1", 64.0)
+    site.world.create_pool("team")
+    about = AgentAbout("0.2.0", "quota", "quota", control_group_ratio=0.5)
+    site.world.state.nodes["n1"].about = about
+    site.world.start("team")
+    site.world.update()
+    node.beat()
+    [job_id] = node.jobs
+    node.finish(job_id, ordered_cpu_seconds=3.0)
+    site.step()
+    assert not site.world.tree().trial
 
 
 def test_jobs_of_the_control_group_are_compared_with_the_others_of_their_hosts(tmp_path: Path) -> None:
@@ -193,3 +279,20 @@ def test_jobs_of_the_control_group_are_compared_with_the_others_of_their_hosts(t
     assert found.held_back.low is not None
     assert found.held_back.low > 0.0
     assert "held back for 1.00 % of what they ordered, those of the control group for 0.00 %" in found.sentence
+
+
+def test_a_week_costs_nothing_of_the_operations_of_other_weeks(tmp_path: Path) -> None:
+    store = HistoryStore(str(tmp_path / "history.db"), 1e7, 10.0, 2**28, 0.0)
+    assert store._db is not None
+    ended = ((number, OPERATION, "default", f"operation {number}") for number in range(1, 20_001))
+    store._db.executemany("INSERT INTO series VALUES (?, ?, ?, ?)", ended)
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    store._db.set_progress_handler(count, 100)
+    assert not store.sum_up(0.0, 604_800.0, None, 0).sums
+    assert steps < 20
+    store.close()

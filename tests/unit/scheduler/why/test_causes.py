@@ -7,6 +7,7 @@ from scheduler_world import TREE, World
 
 from cpumond.api import views
 from cpumond.api.glance_views import OperationCounts, group_preemptions
+from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.model import PreemptionRecord
 from cpumond.scheduler.why.causes import Causes
 
@@ -78,6 +79,22 @@ def test_groups_count_each_operation_once_in_each_tree(world):
         assert {each.id for each in listed.operations} == titles
     live = views.show_operations(world.state, world.now, limit=9, operation_state="live")
     assert {each.id for each in live.operations} == {ids[0], ids[1], ids[3]}
+
+
+def test_operations_that_are_listed_together_cost_one_look_at_the_nodes(world, monkeypatch):
+    looks: list[Tree] = []
+
+    def look(tree: Tree) -> Causes:
+        looks.append(tree)
+        return Causes(tree)
+
+    monkeypatch.setattr(views, "Causes", look)
+    world.create_pool("p", max_running_operation_count=9)
+    ids = [world.start("p") for _ in range(3)]
+    world.update()
+    listed = views.show_operations(world.state, world.now, limit=9).operations
+    assert {each.id: each.trees[TREE].cause for each in listed} == dict.fromkeys(ids, "no_nodes")
+    assert looks == [world.tree()]
 
 
 def test_preemptions_are_grouped_by_kind_and_whom_they_were_for():
