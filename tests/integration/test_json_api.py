@@ -47,7 +47,8 @@ class LiveScheduler:
         self.token = token
         self._max_body = max_body
         self._foretells = foretells
-        self._rules = rules or Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0))
+        # Nodes are played: on a busy machine a test takes longer than the time after which a silent one is lost.
+        self._rules = rules or Rules(spare=(0.0, 0.01, 0.0, 0.0, 0.0), node_heartbeat_timeout_s=3600.0)
         self._started = threading.Event()
         self._capture = capture_logs()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
