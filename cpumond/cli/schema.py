@@ -23,12 +23,25 @@ def _describe_any(kind: type) -> dict[str, Any]:
     raise NotImplementedError
 
 
+def _admit_defaults(part: Any) -> None:
+    """A text that a file may leave out and not leave empty is printed as an empty one."""
+    if isinstance(part, dict):
+        if part.get("default") == "":
+            part.pop("minLength", None)
+        for each in part.values():
+            _admit_defaults(each)
+    elif isinstance(part, list):
+        for each in part:
+            _admit_defaults(each)
+
+
 def make_schema(command: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of what a command prints with ``--json``; of a line where it prints several."""
     kinds = ANSWERS[command]
     schemas, parts = msgspec.json.schema_components(
         kinds if isinstance(kinds, tuple) else (kinds,), schema_hook=_describe_any, ref_template="#/$defs/{name}"
     )
+    _admit_defaults(parts)
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
     return {"$schema": DIALECT, "title": f"cpumond {command} --json", **schema, "$defs": parts}
 

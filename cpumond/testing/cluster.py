@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import psutil
 
 from cpumond.core.errors import UnavailableError
 from cpumond.host.cgroup.mounts import read_mounts
+from cpumond.testing.ports import hold
 from cpumond.testing.postgresql import PostgresServer
 
 CLUSTER_PREFIX = "cpumond-cluster-"
@@ -72,6 +74,7 @@ class ClusterProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self.is_paused = False
         self._log_offset = 0
+        self._held: list[socket.socket] = []
         os.makedirs(self.directory, exist_ok=True)
 
     @property
@@ -80,6 +83,15 @@ class ClusterProcess:
         if self._process is None:
             raise UnavailableError(f"{self.name} does not run")
         return self._process.pid
+
+    def list_addresses(self) -> list[str]:
+        """Where it listens, "host:port", and does again when it is started again."""
+        return []
+
+    def let_go(self) -> None:
+        """Keep its ports for it no longer."""
+        while self._held:
+            self._held.pop().close()
 
     def launch(self) -> None:
         """Start the process and do not wait for it. It ends with the thread that calls this."""
@@ -112,6 +124,7 @@ class ClusterProcess:
                 told = self.log(self._log_offset)[-1500:].strip() or "its log is empty"
                 raise UnavailableError(f"{self.name} {how}: {told}")
             _PAUSE.wait(0.02)
+        self.let_go()
 
     def start(self) -> None:
         """Start it and wait until it is ready."""
@@ -130,6 +143,8 @@ class ClusterProcess:
             process.kill()
             code = process.wait()
         self._process, self.is_paused = None, False
+        # Else somebody else may be given one of its ports before it is back.
+        self._held += hold(self.list_addresses())
         return code
 
     def kill(self) -> None:
@@ -203,6 +218,9 @@ class ClusterScheduler(ClusterProcess):
         super().wait_ready(timeout_s)
         self.listen = str(self.log_events("started")[-1]["listen"])
 
+    def list_addresses(self) -> list[str]:
+        return [self.listen]
+
     @property
     def url(self) -> str:
         return f"http://{self.listen}"
@@ -246,6 +264,9 @@ class ClusterNode(ClusterProcess):
             # A restart uses the same ports.
             started = self.log_events("started")[-1]
             self._web_listen, self._metrics_listen = str(started["web"]), str(started["metrics"])
+
+    def list_addresses(self) -> list[str]:
+        return [each for each in (self._web_listen, self._metrics_listen) if each not in ("", ANY_PORT)]
 
     def launch(self) -> None:
         cluster = self._cluster
@@ -393,6 +414,7 @@ class Cluster:
         """End every process and every job of the cluster, and remove its cgroups. Files stay where they are."""
         for process in (*self.nodes, *self.schedulers):
             process.kill()
+            process.let_go()
         # First the jobs, while keepers reap them; then again, for a job that was just being started.
         remove_cgroups(self.cgroup_prefix, self.mountinfo)
         for node in self.nodes:

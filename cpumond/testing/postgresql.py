@@ -8,13 +8,13 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from types import TracebackType
 
 from cpumond.core.errors import UnavailableError
+from cpumond.testing.ports import pick_port
 
 START_TIMEOUT_S = 60.0
 
@@ -57,7 +57,7 @@ class PostgresServer:
             os.chown(self.directory, entry.pw_uid, entry.pw_gid)
         self.data = os.path.join(self.directory, "data")
         self.host = "" if is_private else "127.0.0.1"
-        self.port = _pick_port()
+        self.port = pick_port()
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -180,9 +180,3 @@ def _list_children(pid: int) -> list[int]:
             return [int(each) for each in file.read().split()]
     except OSError:
         return []
-
-
-def _pick_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -16,19 +16,22 @@ from typing import Any
 import httpx2
 from waiting import wait_until
 
+from cpumond.testing.ports import find_range, is_free
+
+_numbers = itertools.count(secrets.randbelow(2**16))
+
 
 def free_port() -> int:
     """A TCP port of the loopback that was free a moment ago.
 
-    None that the kernel gives out by itself: a connection of somebody else would have it before it is listened on.
+    None that the kernel gives out by itself, and none that another process of this run is about to take: each has a
+    part of them of its own, and takes one after the other.
     """
-    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
-        first_given_out = int(file.read().split()[0])
-    while True:
-        port = 10_000 + secrets.randbelow(max(first_given_out - 10_000, 20_000))  # where it gives out nearly all: any
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port
+    first, last = find_range()
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = max(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), worker + 1)
+    part = (last - first + 1) // workers
+    return next(port for number in _numbers if is_free(port := first + worker * part + number % part))
 
 
 class AgentProcess:

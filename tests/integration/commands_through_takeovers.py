@@ -16,6 +16,7 @@ from waiting import wait_until
 
 from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.core.errors import CpumondError
+from cpumond.testing.ports import held
 
 LEASE_S = 2.0
 
@@ -67,10 +68,11 @@ def lose(schedulers: list[SchedulerProcess], number: int) -> None:
         wait_until(lambda: read_role(leader) == "standby", "it is a standby")
         return
     leader.stop(how)
-    find_leader(schedulers, leader)
-    at_its_address = leader.config_path.read_text().replace("127.0.0.1:0", leader.address)
-    leader.config_path.write_text(at_its_address)
-    leader.start()
+    with held(leader.address):
+        find_leader(schedulers, leader)
+        at_its_address = leader.config_path.read_text().replace("127.0.0.1:0", leader.address)
+        leader.config_path.write_text(at_its_address)
+        leader.start()
 
 
 class Writer(threading.Thread):

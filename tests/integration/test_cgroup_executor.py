@@ -369,7 +369,8 @@ def test_the_keeper_holds_nothing_of_jobs_that_are_over(rig):
     before = count()
     for job_id in [rig.shell("echo a; exit 1") for _ in range(20)] + [rig.start("no-such-program") for _ in range(5)]:
         rig.wait_over(job_id)
-    wait_until(lambda: count() == before, "its descriptors are closed")
+    # There may be less of them: those of the first job may not have been closed when they were counted.
+    wait_until(lambda: count() <= before, "its descriptors are closed")
 
 
 def test_nonsense_does_not_end_the_keeper(rig):

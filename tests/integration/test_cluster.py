@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import psutil
@@ -123,6 +125,9 @@ def test_a_node_and_the_scheduler_are_killed_and_started_again_while_a_job_lives
     cluster.scheduler.kill()
     with pytest.raises(UnavailableError, match="nobody answers"):
         cluster.get("/api/v1/status")
+    for address in (url, web_url):
+        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+            other.bind(("127.0.0.1", urlsplit(address).port))  # nobody else is given it meanwhile
     cluster.scheduler.start()
     node.start()
     assert (cluster.url, node.web_url) == (url, web_url)

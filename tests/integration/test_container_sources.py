@@ -348,12 +348,14 @@ def test_an_engine_that_hangs_holds_nothing_up(dockerd, agent):
     assert dockerd.process is not None
     dockerd.process.suspend()
     try:
-        late = agent.get("/v1/status")["counters"]["late_ticks"]
+        before = agent.get("/v1/status")
         work.begin()
         wait_until(lambda: read(quota) == 150_000, "it has what it needs")
         tick = agent.get("/v1/status")["tick"]
         wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 20, "the agent goes on")
-        assert agent.get("/v1/status")["counters"]["late_ticks"] - late < 10
+        after = agent.get("/v1/status")
+        late = after["counters"]["late_ticks"] - before["counters"]["late_ticks"]
+        assert late < (after["tick"] - before["tick"]) / 2, "allowing for a machine with other work"
     finally:
         dockerd.process.resume()
     dockerd.update("web", "--cpus=0.9")

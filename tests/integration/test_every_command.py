@@ -165,6 +165,16 @@ def test_every_json_has_a_schema_and_every_table_csv():
     assert {name for name in with_json if not takes(name, "-o")} == set()
 
 
+def test_every_default_keeps_to_its_schema():
+    """A source of an engine names no pattern, and ``check-config`` prints it."""
+    for name in ANSWERS:
+        parts = json.loads(json.dumps(make_schema(name)["$defs"]))
+        for title, part in parts.items():
+            for of, field in part.get("properties", {}).items():
+                kept = jsonschema.Draft202012Validator({**field, "$defs": parts})
+                assert "default" not in field or kept.is_valid(field["default"]), (name, title, of)
+
+
 # ---- the site
 
 

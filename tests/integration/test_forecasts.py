@@ -13,12 +13,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
 import pytest
 from waiting import wait_until
 
+from cpumond.scheduler.forecast.model import SIMULATION_S
 from cpumond.testing.cluster import Cluster
 
 pytestmark = [pytest.mark.cgroup, pytest.mark.timeout(300)]
@@ -33,6 +35,8 @@ class Site:
         self.cluster = cluster
         self.words = [sys.executable, "-m", "cpumond"]
         self.env = {**os.environ, "CPUMOND_SCHEDULER": cluster.url}
+        self.round_s = 0.0
+        """Of the jobs that are known."""
 
     def run(self, *words: str, code: int = 0) -> str:
         done = subprocess.run(
@@ -54,6 +58,13 @@ class Site:
     def wait_for(self, *operations: str) -> None:
         self.run("operation", "wait", *operations)
 
+    def list_jobs(self, *operations: str) -> list[dict[str, Any]]:
+        return [job for each in operations for job in self.cluster.jobs(each)]
+
+    def list_starts(self, *operations: str) -> list[float]:
+        """When their jobs were started, in order."""
+        return sorted(float(job["start_time"]) for job in self.list_jobs(*operations))
+
     def first_start(self, operation: str) -> float:
         jobs = self.ask("operation", "jobs", operation)["jobs"]
         return float(min(job["start_time"] for job in jobs))
@@ -65,8 +76,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with Cluster(tmp_path_factory.mktemp("foretold"), cpu=2.0, scheduler_config=config) as cluster:
         made = Site(cluster)
         made.run("pool", "create", "p")
-        made.wait_for(*(made.start() for _ in range(5)))
+        known = [made.start() for _ in range(5)]
+        made.wait_for(*known)
+        made.round_s = measure_round(made.list_starts(*known))
         yield made
+
+
+def measure_round(starts: list[float]) -> float:
+    """The usual time from one job to the next in its place, where two run at a time: how long this host takes."""
+    return median(later - before for before, later in zip(starts, starts[2:], strict=False))
 
 
 def test_an_operation_starts_when_it_was_foretold(site: Site) -> None:
@@ -82,8 +100,10 @@ def test_an_operation_starts_when_it_was_foretold(site: Site) -> None:
     assert "starts in" in rows
     site.wait_for(*ahead, waiting)
     began = site.first_start(waiting)
-    # Jobs begin some tenths of a second after they were started, and end so much later: some rounds of them.
-    assert told["start_p10"] - 2.0 <= began <= told["start_p90"] + 5.0
+    # Counted in rounds of jobs: the host may be slower now than it was when these became known, or quicker.
+    rounds = (began - told["as_of"]) / measure_round(site.list_starts(*ahead, waiting))
+    earliest, latest = ((told[name] - told["as_of"]) / site.round_s for name in ("start_p10", "start_p90"))
+    assert earliest - 1.0 <= rounds <= latest + 2.0
     assert began - told["as_of"] > 1.0
     done = site.run("operation", "when", waiting, code=78)
     assert done == ""
@@ -97,7 +117,10 @@ def test_a_simulation_foretells_what_then_happens_and_changes_nothing(site: Site
     (asked,) = [each for each in told["starts"] if each["operation_id"] == told["operation_id"]]
     began = site.start()
     site.wait_for(*ahead, began)
-    assert abs((site.first_start(began) - told["as_of"]) - (asked["start_after"] - told["as_of"])) < 4.0
+    # It may be asked for only after that moment, and what runs ahead may take longer than what was known did.
+    foretold = max(asked["start_after"], site.cluster.get(f"/api/v1/operations/{began}")["start_time"])
+    slowness = max(job["finish_time"] - job["start_time"] for job in site.list_jobs(*ahead)) / site.round_s
+    assert abs(site.first_start(began) - foretold) < 4.0 * max(1.0, slowness)
     assert any(line.startswith("its first job starts after") for line in told["lines"])
 
 
@@ -150,14 +173,14 @@ def test_ctrl_c_ends_a_simulation_and_its_process(site: Site) -> None:
     try:
         wait_until(lambda: running.poll() is not None or any(_is_child(each) for each in scheduler.children()))
         running.send_signal(signal.SIGINT)
-        assert running.wait(30) != 0
+        assert running.wait(100) != 0
     finally:
         running.kill()
         running.communicate()
         site.run("operation", "abort", long)
     begun = time.monotonic()
     wait_until(lambda: len(scheduler.children(recursive=True)) <= 2)
-    assert time.monotonic() - begun < 30.0
+    assert time.monotonic() - begun < SIMULATION_S / 2, "not by its own end"
 
 
 def _is_child(process: psutil.Process) -> bool:

@@ -144,7 +144,12 @@ def test_says_what_it_found_and_writes_nothing_without_a_terminal(host: Host, do
     assert not host.drop_in.exists()
 
 
+OTHERS = "".join(f'[[source]]\nkind = "{kind}"\nmode = "shadow"\n' for kind in ("podman", "slurm", "kubernetes"))
+"""Sources for what a neighbouring test may start between two runs: what is configured is not looked for."""
+
+
 def test_writes_once_and_a_second_time_changes_nothing(host: Host) -> None:
+    host.agent.write_config(OTHERS)
     text = host.init("--yes")
     assert "systemctl daemon-reload && systemctl restart cpumond" in text
     assert [is_ours(path.read_text()) for path in (host.sources, host.drop_in)] == [True, True]
@@ -207,6 +212,7 @@ def test_a_file_of_somebody_else_stays(host: Host) -> None:
 
 
 def test_a_file_that_was_changed_since_is_its_users(host: Host) -> None:
+    host.agent.write_config(OTHERS)
     host.init("--yes")
     changed = host.sources.read_text().replace('mode = "shadow"', 'mode = "reclaim"')
     host.sources.write_text(changed)

@@ -31,10 +31,21 @@ def loop(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> 
 def job(loop: Loop) -> Iterator[dict[str, Any]]:
     """A job of one core whose limit the monitor moves; ``operation`` besides what the scheduler says of it."""
     operation = loop.start("p", "sleep", "1000", monitor=MONITOR)
-    [found] = loop.await_running(operation)
-    yield {**found, "operation": operation}
+    yield await_followed(loop, operation)
     loop.abort(operation)
     loop.await_no_jobs()
+
+
+def await_followed(loop: Loop, operation: str) -> dict[str, Any]:
+    """The one job of an operation, as soon as its agent follows it: it runs before the agent looks at it first."""
+    [job] = loop.await_running(operation)
+
+    def is_followed() -> bool:
+        followed = (each["job_id"] for node in loop.nodes for each in node.get("/v1/status")["jobs"])
+        return job["id"] in followed
+
+    loop.wait(is_followed, "its agent follows it")
+    return {**job, "operation": operation}
 
 
 def path_of(job: dict[str, Any], action: str) -> str:
@@ -89,7 +100,7 @@ def test_a_pin_for_a_time_ends_by_itself_and_outlives_the_agent(loop, job):
     until = explain(loop, job)["pinned_until"]
     assert before + 100.0 <= until <= time.time() + 100.0
     restart(loop.nodes[0])
-    loop.await_running(job["operation"])
+    await_followed(loop, job["operation"])
     told = loop.wait(
         lambda: found if (found := explain(loop, job))["pinned_cpu_limit"] is not None else None, "it is pinned again"
     )
@@ -118,8 +129,7 @@ def test_what_the_node_refuses_is_told_and_changes_nothing(loop, job):
 
 def test_a_job_that_has_ended_has_no_limit_and_its_pin_is_forgotten(loop):
     operation = loop.start("p", "sleep", "1000", monitor=MONITOR)
-    [job] = loop.await_running(operation)
-    job["operation"] = operation
+    job = await_followed(loop, operation)
     call(loop, "POST", job, "pin", {"cpu_limit": 0.5})
     state = Path(loop.nodes[0].directory, "state", "registered.state")
     assert job["id"] in state.read_text()

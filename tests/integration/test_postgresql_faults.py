@@ -29,6 +29,10 @@ from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.testing.postgresql import PostgresServer
 
 LEASE_S = 2.0
+LONG_LEASE_S = 60.0
+"""One that does not end while somebody looks whether it holds."""
+SHORT_S = 1.0 * PATIENCE
+"""A time-out that is waited for, and that no statement reaches which nobody holds up."""
 
 
 def content(store: Store) -> dict[str, bytes]:
@@ -187,7 +191,7 @@ def test_a_take_over_waits_for_a_write_under_way_even_if_its_session_cannot_be_e
     monkeypatch.setattr(module, "END_SESSIONS", "SELECT %s")
     with (
         contextlib.closing(PostgresArbiter(database)) as one,
-        contextlib.closing(PostgresArbiter(database, timeout_s=1.0)) as other,
+        contextlib.closing(PostgresArbiter(database, timeout_s=SHORT_S)) as other,
     ):
         assert one.take("a:1", LEASE_S)
         one.give_up(1)
@@ -205,7 +209,7 @@ def test_a_take_over_waits_for_a_write_under_way_even_if_its_session_cannot_be_e
 
 def test_a_slow_write_of_the_leader_does_not_cost_the_lead(database: str) -> None:
     with (
-        contextlib.closing(PostgresArbiter(database, timeout_s=1.0)) as one,
+        contextlib.closing(PostgresArbiter(database, timeout_s=SHORT_S)) as one,
         contextlib.closing(PostgresArbiter(database)) as other,
     ):
         assert one.take("a:1", 60.0)
@@ -315,11 +319,11 @@ def test_a_primary_that_is_killed_loses_no_confirmed_write_to_its_synchronous_st
 
 
 def test_nothing_is_confirmed_while_the_synchronous_standby_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STORE_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(module, "OUTCOME_S", 1.0)
+    monkeypatch.setattr(module, "STORE_TIMEOUT_S", SHORT_S)
+    monkeypatch.setattr(module, "OUTCOME_S", SHORT_S)
     with (
         open_pair() as (primary, standby),
-        contextlib.closing(PostgresArbiter(primary.conninfo(), timeout_s=1.0)) as arbiter,
+        contextlib.closing(PostgresArbiter(primary.conninfo(), timeout_s=SHORT_S)) as arbiter,
     ):
         assert arbiter.take("a:1", LEASE_S)
         with contextlib.closing(arbiter.open_store(1)) as store:
@@ -529,26 +533,26 @@ def test_a_pair_is_upgraded_one_after_the_other(database: str) -> None:
         contextlib.closing(PostgresArbiter(database, migrations=NEWER)) as new_standby,
         contextlib.closing(PostgresArbiter(database)) as old_standby,
     ):
-        assert old_leader.take("a:1", LEASE_S)
+        assert old_leader.take("a:1", LONG_LEASE_S)
         store = old_leader.open_store(1)
         store.write([Change("k", "a", b"1")])
         # The standby was upgraded first: it waits, and changes nothing.
-        assert new_standby.take("b:1", LEASE_S) is None
+        assert new_standby.take("b:1", LONG_LEASE_S) is None
         store.write([Change("k", "b", b"2")])
         store.close()
         old_leader.give_up(1)
-        lease = new_standby.take("b:1", LEASE_S)
+        lease = new_standby.take("b:1", LONG_LEASE_S)
         assert lease is not None
         with contextlib.closing(new_standby.open_store(lease.term)) as migrated:
             assert content(migrated) == {"a": b"1", "b": b"2"}
             # Where the other one still is an older one, it stays a standby that knows the leader.
-            assert old_standby.take("a:1", LEASE_S) is None
+            assert old_standby.take("a:1", LONG_LEASE_S) is None
             seen = old_standby.look()
             assert seen is not None
             assert seen.leader == "b:1"
         new_standby.give_up(lease.term)
         with pytest.raises(StoreError, match="newer cpumond"):
-            old_standby.take("a:1", LEASE_S)
+            old_standby.take("a:1", LONG_LEASE_S)
 
 
 # ---- what an operator gets wrong
@@ -663,6 +667,6 @@ def test_a_state_goes_there_and_back_and_terms_only_rise(database: str, tmp_path
 
 def test_a_copy_waits_for_no_leader(database: str, tmp_path: object) -> None:
     with contextlib.closing(PostgresArbiter(database)) as arbiter:
-        assert arbiter.take("a:1", LEASE_S)
+        assert arbiter.take("a:1", LONG_LEASE_S)
         with pytest.raises(StoreError, match="in use by the scheduler at a:1; stop all schedulers on it"):
             copy_store(database, f"{tmp_path}/copy.db")

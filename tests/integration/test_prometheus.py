@@ -112,7 +112,9 @@ def test_totals_of_the_node(prometheus: Prometheus):
 
 
 def test_sums_of_operations(prometheus: Prometheus):
-    rows = {labels["operation_id"]: value for labels, value in prometheus.query("cpumond_operation_cpu_limit_cores")}
+    # Nothing is there for a moment after a scrape that took longer than a second.
+    found = wait_until(lambda: prometheus.query("cpumond_operation_cpu_limit_cores"), "operations are scraped")
+    rows = {labels["operation_id"]: value for labels, value in found}
     assert rows == {"night": 3.0, "day": 0.5}
     assert prometheus.wait_for("sum(cpumond_node_jobs) == sum(cpumond_operation_jobs)") == 3
 
@@ -145,7 +147,8 @@ def test_the_limit_of_a_job_follows_its_load(prometheus: Prometheus, tree: Cgrou
 
 def test_what_a_job_is_joins_with_its_values(prometheus: Prometheus, tree: CgroupTree):
     joined = "cpumond_job_cpu_limit_cores * on (job_id) group_left (operation_id, cgroup) cpumond_job_info"
-    rows = {labels["job_id"]: (labels, value) for labels, value in prometheus.query(joined)}
+    found = wait_until(lambda: prometheus.query(joined), "jobs are scraped")
+    rows = {labels["job_id"]: (labels, value) for labels, value in found}
     assert set(rows) == {"steady", "busy", ODD_ID}
     labels, value = rows[ODD_ID]
     assert (labels["operation_id"], labels["cgroup"], value) == ("day", f"{tree.top}/other", 0.5)

@@ -237,6 +237,8 @@ def names(environment: dict[str, str], cluster: Cluster, operation: str) -> dict
     [job] = cluster.wait(lambda: cluster.jobs(operation, "running"), "it runs")
     node = next(node for node in cluster.nodes if node.node_id == job["node_id"])
     environment["CPUMOND_SOCKET"] = node.control_socket
+    # It runs before the agent looks at it for the first time.
+    cluster.wait(lambda: job["id"] in {each["job_id"] for each in node.get("/v1/status")["jobs"]}, "it is followed")
     return {"operation": operation, "job": job["id"], "config": node.config_path, "cgroup": job["cgroup"]}
 
 

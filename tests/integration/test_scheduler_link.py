@@ -28,6 +28,7 @@ from cpumond.core.wire import (
     NodeRegistration,
     NodeResources,
 )
+from cpumond.testing.ports import held
 
 TOKEN = "3f2a-of-the-node"  # noqa: S105 - of a scheduler of our own
 LONG_S = 100.0
@@ -130,8 +131,9 @@ def test_a_scheduler_that_lost_its_store_gets_the_node_at_once(scheduler: Schedu
         scheduler.kill()
         for file in scheduler.state_dir.iterdir():
             file.unlink()
-        scheduler.write_config(listen=scheduler.address)
-        scheduler.start()
+        with held(scheduler.address):
+            scheduler.write_config(listen=scheduler.address)
+            scheduler.start()
         node.beat()
         assert scheduler.get("nodes/node-1")["id"] == "node-1"
     registered = [line for line in logs if line["event"] == "node_registered"]

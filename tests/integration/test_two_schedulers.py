@@ -16,7 +16,7 @@ from closed_loop import Proxy
 from postgresql import run_sql
 from scheduler_process import PlayedNode, SchedulerProcess
 from takeover import LEASE_S, Pair, kill_the_leader, stop_the_leader, two_schedulers
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from cpumond.core.errors import UnavailableError
 from cpumond.scheduler.store.postgresql import HOLDERS, LEAD
@@ -26,8 +26,9 @@ from cpumond.testing.postgresql import PostgresServer
 
 pytestmark = pytest.mark.cgroup
 
-KILLED_S = 5.0
-STOPPED_S = LEASE_S + 5.0
+KILLED_S = 5.0 * PATIENCE
+STOPPED_S = LEASE_S + 5.0 * PATIENCE
+ANSWERED_S = 1.0 * PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_a_stopped_leader_is_replaced_and_answers_nothing_when_it_goes_on(pair: 
     for _ in range(2):
         took_s, answered_s = stop_the_leader(pair)
         assert took_s < STOPPED_S
-        assert answered_s < 1.0
+        assert answered_s < ANSWERED_S
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
@@ -91,9 +92,10 @@ def client_of(scheduler: ClusterScheduler, directory: Path) -> SchedulerProcess:
 def test_a_leader_whose_session_is_ended_starts_nothing_more_and_agents_refuse_its_term(
     tmp_path: Path, needs_postgresql: None
 ):
-    # A leader looks into its store with each update, and would notice by that at once.
+    # A leader looks into its store with each update, and would notice by that at once: all of it is between two, on a
+    # busy machine too.
     cluster = Cluster(
-        tmp_path, 1, schedulers=2, lease="90s", scheduler_config='fair_share_update_period = "8s"',
+        tmp_path, 1, schedulers=2, lease="300s", scheduler_config='fair_share_update_period = "24s"',
         cgroup_prefix=f"{CLUSTER_PREFIX}{os.getpid()}-session",  # the pair's jobs live in the usual place
     )  # fmt: skip
     target = [cluster.scheduler]

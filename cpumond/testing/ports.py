@@ -1,0 +1,69 @@
+"""TCP ports of 127.0.0.1 for servers that are started, and started again, beside other work of the host."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+
+FIRST, LAST = 10_000, 30_000
+"""Where ports are looked for; up to those that the kernel gives out, where these begin later."""
+
+
+def find_range() -> tuple[int, int]:
+    """The first port that may be taken and the last one: none that the kernel gives out by itself.
+
+    A connection or a server of somebody else would have such a one before it is listened on.
+    """
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+        first_given_out = int(file.read().split()[0])
+    return FIRST, first_given_out - 1 if first_given_out > 2 * FIRST else LAST  # where nearly all are given out: any
+
+
+def is_free(port: int) -> bool:
+    """Whether it could be listened on just now."""
+    with socket.socket() as sock, contextlib.suppress(OSError):
+        sock.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
+def pick_port() -> int:
+    """One that was free a moment ago."""
+    first, last = find_range()
+    while True:
+        port = first + secrets.randbelow(last - first + 1)
+        if is_free(port):
+            return port
+
+
+def hold(addresses: Sequence[str]) -> list[socket.socket]:
+    """Sockets that keep the ports of ``addresses``, "host:port", for servers that are not there just now.
+
+    Nobody is given such a port, and connections are refused; whoever sets SO_REUSEADDR, as servers do, can listen on
+    it all the same. One that somebody else has already is left out.
+    """
+    held = []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, int(port)))
+        except OSError:
+            sock.close()
+        else:
+            held.append(sock)
+    return held
+
+
+@contextlib.contextmanager
+def held(*addresses: str) -> Iterator[None]:
+    """The same for as long as the block lasts."""
+    sockets = hold(addresses)
+    try:
+        yield
+    finally:
+        for each in sockets:
+            each.close()
