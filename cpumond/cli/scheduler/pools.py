@@ -396,6 +396,16 @@ def pool_move_command(
     client.change(done, "POST", f"{pool_path(client.find_tree(tree), pool)}/move", body)
 
 
+def _read_change(pool: str, assignments: Sequence[str], unset: Sequence[str], parent: str | None) -> dict[str, Any]:
+    """The command that moves or changes a pool, or both."""
+    if parent and not assignments and not unset:
+        return {"type": "MovePool", "new_parent": parent, "new_name": pool}
+    edits = read_pool_edits(assignments, unset)
+    if parent:
+        edits.append({"path": ["parent_name"], "value": parent})
+    return {"type": "ChangePool", "edits": edits}
+
+
 @pool_command.command("plan", epilog="Example: cpumond pool plan research weight=2")
 @pool_argument
 @click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
@@ -427,6 +437,8 @@ def pool_plan_command(
     with 78 when the change would be refused. In place of POOL a file may stand that has several, as in `cpumond tree
     plan`: there, options that are not named are not set.
     """
+    if simulates and show_all:
+        raise UsageError("--simulate shows no plan: --all has no effect; leave it out")
     if is_tree_file(pool):
         if assignments or unset or is_new or parent or is_removed or recursive:
             raise UsageError(f"{pool}: the file says what changes; leave the other arguments out")
@@ -437,23 +449,18 @@ def pool_plan_command(
         return
     if is_new and is_removed:
         raise UsageError("--create and --remove: give one of them")
-    name = client.find_tree(tree)
-    command: dict[str, Any] = {"tree": name, "pool": pool}
+    if recursive and not is_removed:
+        raise UsageError("--recursive goes with --remove")
     if is_removed:
         if assignments or unset or parent:
             raise UsageError("--remove: nothing else can be changed with it")
-        command |= {"type": "RemovePool", "recursive": recursive}
+        told: dict[str, Any] = {"type": "RemovePool", "pool": pool, "recursive": recursive}
     elif is_new:
         attributes = read_attributes([expand_key(each) for each in assignments])
-        command = {"type": "CreatePool", "tree": name, "name": pool, "parent": parent or ROOT_POOL}
-        command["attributes"] = attributes
-    elif parent and not assignments and not unset:
-        command |= {"type": "MovePool", "new_parent": parent, "new_name": pool}
+        told = {"type": "CreatePool", "name": pool, "parent": parent or ROOT_POOL, "attributes": attributes}
     else:
-        edits = read_pool_edits(assignments, unset)
-        if parent:
-            edits.append({"path": ["parent_name"], "value": parent})
-        command |= {"type": "ChangePool", "edits": edits}
+        told = {"pool": pool, **_read_change(pool, assignments, unset, parent)}
+    command = {"tree": client.find_tree(tree), **told}
     if simulates:
         show_simulation(client, {"command": command})
         return

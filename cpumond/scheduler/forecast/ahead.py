@@ -21,7 +21,7 @@ from cpumond.scheduler.forecast.alternatives import list_alternatives
 from cpumond.scheduler.forecast.calibration import PARTS, quantile
 from cpumond.scheduler.forecast.fork import Child, Send
 from cpumond.scheduler.forecast.forward import Course, Forward, Pace
-from cpumond.scheduler.forecast.load import Drawn, Expected, Experience
+from cpumond.scheduler.forecast.load import UNKNOWN_S, Drawn, Expected, Experience
 from cpumond.scheduler.forecast.model import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Simulation
 from cpumond.scheduler.model import CommandError, OperationRecord, PreemptionRecord
 from cpumond.scheduler.state import State
@@ -74,6 +74,8 @@ class Told(msgspec.Struct):
     names: dict[str, tuple[str, str, str]] = {}
     """Of operations that the commands made: title, tree, pool."""
     refusal: str = ""
+    unknown: int = 0
+    """Operations whose run times are guessed: no job like theirs has completed."""
 
 
 def foretell(
@@ -307,6 +309,7 @@ def _run(
             send(msgspec.msgpack.encode(Told(refusal=str(error))))
             return
         watched = {*course.first_starts, *course.ends, *asked}
+        records = [record for each in watched if (record := state.record_of(each)) is not None]
         send(
             msgspec.msgpack.encode(
                 Told(
@@ -318,6 +321,7 @@ def _run(
                     is_cut,
                     course.ids,
                     {each: _name(state, each) for each in asked if state.record_of(each) is not None},
+                    unknown=sum(not all(experience.run_times(each, task) for task in each.tasks) for each in records),
                 )
             )
         )
@@ -373,6 +377,10 @@ def make_simulation(known: Mapping[str, OperationRecord], before: Told, after: T
     operation_id = next((each for each in after.ids if each in after.names), "")
     simulation = Simulation(now, after.until, operation_id, starts, stops, shares, [], left_out)
     lines = list(_tell_simulation(simulation))
+    if after.unknown:
+        of, least = count(after.unknown, "operation"), format_span(UNKNOWN_S)
+        guess = f"of {of} no job like {'its' if after.unknown == 1 else 'their'} own has completed yet"
+        lines.append(f"{guess}: each job is taken to run for {least} more, or for as long again as it has")
     if after.is_cut:
         lines.append(f"it was looked {format_span(after.until - now)} ahead: more takes too long")
     return msgspec.structs.replace(simulation, lines=lines)
