@@ -299,3 +299,33 @@ def test_reports_are_made_beside_the_service_and_kept_until_something_changes(tm
 def _start(pool: str) -> StartOperation:
     task: dict[str, Any] = {"job_count": 1, "cpu_limit": 2.0}
     return StartOperation({"pool": pool, "tasks": {"t": task}})
+
+
+def test_a_gang_whose_jobs_fit_no_node_is_told_what_would_start_and_that_starts():
+    world = World()
+    world.create_pool("lab")
+    for n in range(3):
+        world.node(f"n{n}", 2.0, 64 * GIB)
+    gang = world.start("lab", jobs=3, cpu=5.0, is_gang=True)
+    world.settle_down()
+    report = look(world)
+    assert report.sentence == (
+        "6 cores stand idle while 1 operation waits: a gang needs room for all of its 3 jobs at once, and CPU is free "
+        f"in pieces of at most 2 cores, less than they order; start operation {gang} with at most 3 jobs of at most 2 "
+        "cores each and 6 cores start work"
+    )
+    [cause] = report.causes
+    assert (cause.kind, cause.cores, cause.change.operations) == ("gang", 6.0, [gang])
+    world.abort(gang)
+    world.start("lab", jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    assert world.cores("lab") == 6.0
+
+
+def test_of_a_gang_there_is_room_for_one_job():
+    world = World()
+    world.create_pool("lab")
+    world.node("n", 2.0, 64 * GIB)
+    gang = world.start("lab", jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    assert f"start operation {gang} with at most 1 job and 2 cores start work" in look(world).sentence
