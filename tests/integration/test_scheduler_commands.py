@@ -298,6 +298,9 @@ def test_a_refused_plan_is_a_sentence_and_an_exit_code(server, cpumond):
     cpumond("pool", "plan", "b", "--create", "--parent", "a", code=78)
     assert "would be refused" in cpumond.err
     assert "fifo" in cpumond.err
+    cpumond("pool", "plan", "none", "weight=2", code=67)
+    cpumond("pool", "plan", "a", "--create", code=73)
+    assert "already exists" in cpumond.err
 
 
 def test_plans_of_making_moving_and_removing(server, cpumond):

@@ -198,7 +198,7 @@ def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any])
         raise UsageError(f"{what} has {held}; nothing is removed: give --yes to remove it all the same")
     plan = client.decode(client.request("POST", "/plan", command), Plan)
     if not plan.accepted:
-        raise PlanRefusedError(plan.refusal)
+        raise PlanRefusedError(plan.refusal, plan.code)
     show_plan(plan)
     if not click.confirm(f"{what} has {held}. Remove it?"):
         click.echo("nothing is removed", err=True)
@@ -434,8 +434,8 @@ def pool_plan_command(
     """What a change of a pool would do to everybody's fair share; nothing is changed.
 
     Takes the same KEY=VALUE as `cpumond pool set`. Numbers are cores, before -> after; only what changes is shown. Ends
-    with 78 when the change would be refused. In place of POOL a file may stand that has several, as in `cpumond tree
-    plan`: there, options that are not named are not set.
+    as the change would when that would be refused: 78, 77 without the rights, 67 for an unknown pool. In place of POOL
+    a file may stand that has several, as in `cpumond tree plan`: there, options that are not named are not set.
     """
     if simulates and show_all:
         raise UsageError("--simulate shows no plan: --all has no effect; leave it out")
@@ -472,4 +472,4 @@ def pool_plan_command(
     elif plan.accepted:
         show_plan(plan)
     if not plan.accepted:
-        raise PlanRefusedError(f"the change would be refused: {plan.refusal}")
+        raise PlanRefusedError(f"the change would be refused: {plan.refusal}", plan.code)
