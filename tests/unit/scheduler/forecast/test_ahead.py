@@ -88,3 +88,21 @@ def test_run_times_of_which_nothing_is_known_are_told_as_guesses() -> None:
         node.finish(job)
     world.settle_down()
     assert find_guesses() == []
+
+
+@pytest.mark.parametrize(
+    ("cpu", "told"),
+    [(1.0, "its first job starts after "), (9.0, "it does not start, even when all jobs have ended")],
+)
+def test_on_many_idle_nodes_what_is_asked_for_is_waited_for(cpu: float, told: str) -> None:
+    """So many heartbeats come before the first update that nothing seems to be left to do."""
+    world = World()
+    world.create_pool("p")
+    for number in range(100):
+        world.node(f"n{number}", 4.0)
+    for number, node in enumerate(world.state.nodes.values()):
+        node.last_seen = world.now - 2.9 * number / 100
+    spec = {"pool": "p", "tasks": {"main": {"job_count": 1, "command": "true", "cpu_limit": cpu}}}
+    pace, asked = Pace(3.0, 1.0, world.now + 1.0, {}), (StartOperation(spec),)
+    found = compare(world.state, world.now, pace, 3600.0, asked, "ann", lambda _: None)
+    assert found.lines[0].startswith(told)
