@@ -274,8 +274,13 @@ def _show_record(
 
 def show_outlook(state: State, operation_id: str) -> Outlook | None:
     """What was last foretold of a live operation."""
-    found = state.foretold.get(operation_id) if operation_id in state.operations else None
-    return None if found is None else make_view(Outlook, found)
+    live, found = state.operations.get(operation_id), state.foretold.get(operation_id)
+    if live is None or found is None:
+        return None
+    # The forecast may be older than its first job.
+    has_started = live.active_job_count or state.finished_jobs.get(operation_id)
+    times = {"start_p10": None, "start_p50": None, "start_p90": None} if has_started else {}
+    return make_view(Outlook, found, **times)
 
 
 def count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:

@@ -392,12 +392,11 @@ def _find_late_cores(base: Counts | None, counts: Counts | None) -> float:
 def _judge(stage: Stage, seen: Watch, now: float) -> Verdict:
     budget = stage.budget
     for number, most, what in (
-        (seen.errors, budget.max_errors, "error"),
-        (seen.foreign_writes, budget.max_foreign_writes, "write of another program"),
+        (seen.errors, budget.max_errors, ("error",)),
+        (seen.foreign_writes, budget.max_foreign_writes, ("write by another program", "writes by other programs")),
     ):
         if number > most:
-            words = count(number, what) if what == "error" else f"{number} writes by other programs"
-            return Verdict("stop", f"the canary had {words}, its budget is {most}")
+            return Verdict("stop", f"the canary had {count(number, *what)}, its budget is {most}")
     if seen.late_checks >= LATE_CHECKS:
         return Verdict(
             "stop",

@@ -322,7 +322,11 @@ def test_the_command_prints_json_and_keeps_files(hierarchies: Hierarchies, tmp_p
         )
         assert command.end(signal.SIGTERM) == ""
     assert list_cgroups(command.process.pid) == []
-    assert "node_registered" in (Path(told["directory"]) / "node-1" / "log.jsonl").read_text()
+    with Command(tmp_path, "--json") as after:
+        after.read_line()
+        after.end()
+    kept = Path(told["directory"]) / "node-1" / "log.jsonl"
+    assert "node_registered" in kept.read_text(), "the next one leaves what was kept"
 
 
 def test_what_a_killed_command_leaves_goes_with_the_next(hierarchies: Hierarchies, tmp_path: Path) -> None:

@@ -272,6 +272,7 @@ def test_the_commands(server: LiveScheduler, cpumond: Shell):
     cpumond("undo", number, "--plan", code=78)
     assert "weight is 1.0 now, not 2.0 as that change left it; since then" in cpumond.err
     cpumond("undo", number, "--yes", code=78)
+    cpumond("undo", "4711", "--plan", code=67)
     cpumond("undo", "4711", "--yes", code=67)
     assert "there is no change 4711" in cpumond.err
     cpumond("events", "--kind", "nonsense", code=64)

@@ -196,7 +196,7 @@ def test_a_file_that_cannot_be_written_is_said(world, cpumond, tmp_path):
     assert "give --output a file that can be written" in cpumond.err
     kept = tmp_path / "kept.html"
     kept.write_text("before")
-    cpumond("report", "--pool", "nobody", "--html", str(kept), code=69)
+    cpumond("report", "--pool", "nobody", "--html", str(kept), code=67)
     assert kept.read_text() == "before"
     assert not list(tmp_path.glob("*.tmp"))
 
@@ -207,9 +207,9 @@ def test_unknown_names_get_a_suggestion(world, scheduler, cpumond):
         lambda: "research" in [row["name"] for row in scheduler.get("report?since_s=60")["trees"][0]["pools"]],
         "the new pool has a point",
     )
-    cpumond("report", "--tree", "defualt", code=69)
+    cpumond("report", "--tree", "defualt", code=67)
     assert 'did you mean "default"?' in cpumond.err
-    cpumond("report", "--pool", "reserch", code=69)
+    cpumond("report", "--pool", "reserch", code=67)
     assert 'did you mean "research"?' in cpumond.err
 
 
@@ -232,7 +232,7 @@ def test_no_scheduler_and_wrong_options_are_one_sentence(cpumond):
     assert "no scheduler answers on http://127.0.0.1:1" in cpumond.err
     wrong: list[tuple[Any, ...]] = [
         ("--since", "0s"), ("--since", "soon"), ("--since", "2000d"), ("--top", "-1"), ("--format", "pdf"),
-        ("--json", "--format", "csv"), ("--html", "a", "--output", "b"),
+        ("--json", "--format", "csv"), ("--html", "a", "--output", "b"), ("--savings", "--price", "nan"),
     ]  # fmt: skip
     for words in wrong:
         cpumond("report", *words, code=64)

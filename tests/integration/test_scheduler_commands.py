@@ -210,6 +210,16 @@ def test_trees_are_made_and_one_becomes_the_default(server, cpumond):
         (("pool", "plan", "a", "--remove", "weight=1"), 64, "nothing else"),
         (("operation", "abort", "1-2-3-4"), 67, "No such operation"),
         (("operation", "start", "--memory", "much", "--", "true"), 64, "expected bytes"),
+        (("operation", "start", "--memory", f"{'9' * 400}P", "--", "true"), 64, "expected bytes"),
+        (("operation", "abort", ""), 64, "expected the name of an operation, got an empty word"),
+        (("operation", "wait", ""), 64, "expected the name of an operation, got an empty word"),
+        (("node", "drain", ""), 64, "expected the name of a node, got an empty word"),
+        (("pool", "remove", ""), 64, "expected the name of a pool, got an empty word"),
+        (("pool", "plan", "a", "weight=2", "--recursive"), 64, "--recursive goes with --remove"),
+        (("pool", "plan", "a", "weight=2", "--simulate", "--all"), 64, "--all has no effect"),
+        (("fleet", "--loopback"), 64, "--loopback goes with --prometheus-sd"),
+        (("fleet", "--prometheus-sd", "--tag", "a"), 64, "leave --tag and --problems out"),
+        (("top", "--cluster", "--once", "--tree", "none"), 67, "there is no tree none; known trees: default"),
         (("operation", "start", "--job-cpu-monitor", "[1]", "--", "true"), 64, "a map in YSON or JSON"),
         (("node", "show", "none"), 67, "not registered"),
         (("tree", "list", "--scheduler", "ftp://x"), 64, "expected an address"),
@@ -288,6 +298,9 @@ def test_a_refused_plan_is_a_sentence_and_an_exit_code(server, cpumond):
     cpumond("pool", "plan", "b", "--create", "--parent", "a", code=78)
     assert "would be refused" in cpumond.err
     assert "fifo" in cpumond.err
+    cpumond("pool", "plan", "none", "weight=2", code=67)
+    cpumond("pool", "plan", "a", "--create", code=73)
+    assert "already exists" in cpumond.err
 
 
 def test_plans_of_making_moving_and_removing(server, cpumond):
@@ -442,3 +455,12 @@ def test_jobs_and_pools_say_what_was_used(server, cpumond):
     }  # fmt: skip
     assert "12.5 core-seconds used, 3 reclaimed" in cpumond("operation", "show", operation_id)
     assert "12.5 core-seconds used, 3 reclaimed, since the start" in cpumond("pool", "show", "p")
+
+
+def test_the_fleet_is_filtered_in_every_form(server, cpumond):
+    for name, tags in (("n1", ["rack-a"]), ("n2", [])):
+        make_node(server, name, tags=tags).register()
+    assert [line.split()[0] for line in cpumond("fleet", "--tag", "rack-a").splitlines()] == ["node", "n1"]
+    assert [each["id"] for each in cpumond.json("fleet", "--tag", "rack-a")["agents"]] == ["n1"]
+    assert cpumond("fleet", "--tag", "rack-a", "-o", "csv").count("\n") == 2
+    assert cpumond.json("fleet", "--problems")["agents"] == []

@@ -62,6 +62,9 @@ def test_the_life_of_a_token(scheduler: SchedulerProcess) -> None:
     assert f"the token {mine} was revoked on 20" in text
     assert "no token" in run(scheduler, "admin", "token", "list", "--user", "alice").stdout
     assert "revoked 20" in run(scheduler, "admin", "token", "list", "--all").stdout
+    assert mine not in list_ids(scheduler, "admin"), "as the table: --json leaves the same out"
+    alices = run(scheduler, "admin", "token", "list", "--all", "--user", "alice", "--json").stdout
+    assert [each["id"] for each in json.loads(alices)["tokens"]] == [mine]
     assert "was revoked on" in run(scheduler, "admin", "token", "revoke", mine).stderr
     [record] = [each for each in scheduler.events("command") if each["command"] == "CreateToken"]
     assert (record["user"], record["about_user"], record["id"]) == ("me", "alice", mine)

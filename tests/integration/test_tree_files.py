@@ -216,16 +216,15 @@ def test_each_change_needs_what_its_own_command_needs(scheduler: SchedulerProces
         "0 to make, 1 to change, 0 to remove\n"
     )
     assert "this is the difference alone, without its effect on shares, and you may not apply it: ci may not" in told
-    _, told = cpumond("tree", "apply", file, "--yes", who="ci", code=EXIT_CONFIG)
+    _, told = cpumond("tree", "apply", file, "--yes", who="ci", code=EXIT_PERMISSION)
     assert 'ci may not change the options of pool "nightly"' in told
     file.write_text(text.replace("weight = 2", "weight = 3").replace("weight = 0.5", 'mode = "fifo"'))
-    _, told = cpumond("tree", "apply", file, "--yes", who="ann", code=EXIT_CONFIG)
+    _, told = cpumond("tree", "apply", file, "--yes", who="ann", code=EXIT_PERMISSION)
     assert 'ann may not change the options of pool tree "default" to give "research" more (weight)' in told
     assert scheduler.request("POST", "trees/default/apply", {"tables": {"pools": []}, "prune": True}).status_code == 200
     scheduler.use_token("ann")
     refused = scheduler.request("POST", "trees/default/apply", {"tables": {"own": {}}})
     assert (refused.status_code, refused.json()["code"]) == (403, 901)
-    assert EXIT_PERMISSION == 77
 
 
 def test_a_tree_that_there_is_not_is_made(scheduler: SchedulerProcess, cpumond: Shell, tmp_path: Path) -> None:

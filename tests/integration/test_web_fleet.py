@@ -73,6 +73,7 @@ def press(page: Page, name: str) -> None:
 def test_a_stage_is_planned_set_advanced_and_stopped(sign, scheduler):
     page = sign("root")
     expect(page.get_by_role("heading", name="Fleet", exact=True)).to_be_visible()
+    expect(page.get_by_role("searchbox", name="Find an agent", exact=True)).to_be_visible()
     expect(page.get_by_text("1 unknown", exact=True)).to_be_visible()
     expect(page.get_by_role("table", name="Agents by tag")).to_contain_text("4 shadow, 1 unknown")
     press(page, "New stage")

@@ -116,7 +116,9 @@ def draw_fields(fields: Iterable[tuple[str, Cell]], width: int | None, colour: b
         if width is None or width_of(head) + width_of(value) <= width:
             yield head + paint(value, style, colour)
         elif margin + longest <= width:
-            yield from fold(head + value, width, " " * margin).split("\n")
+            first, *others = fold(value, width - margin).split("\n")
+            yield head + first
+            yield from (" " * margin + line for line in others)
         else:
             yield f"{name}:"
             yield from (

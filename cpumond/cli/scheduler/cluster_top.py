@@ -25,7 +25,7 @@ from cpumond.cli.render.grid import Cell, Column, column, draw_grid, fold, paint
 from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.nodes import show_node_state
 from cpumond.cli.scheduler.pools import pool_path, show_state
-from cpumond.core.errors import UnavailableError
+from cpumond.core.errors import NoSuchError, UnavailableError
 from cpumond.core.measures import format_span
 from cpumond.core.words import show_cores, show_name, show_time
 from cpumond.fairshare.explain import show_percent
@@ -51,7 +51,8 @@ def read_picture(client: SchedulerClient, tree: str) -> ClusterPicture:
     trees = client.get("/trees", TreeList).trees
     found = next((each for each in trees if each.name == tree), None)
     if found is None:
-        raise UnavailableError(f"tree {show_name(tree)} is gone")
+        known = ", ".join(show_name(each.name) for each in trees)
+        raise NoSuchError(f"there is no tree {show_name(tree)}; known trees: {known or 'none'}")
     query = {"tree": tree, "limit": MAX_ROWS}
     operations = client.get("/operations", OperationList, sort="usage", **query).operations
     return ClusterPicture(

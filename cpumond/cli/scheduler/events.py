@@ -181,7 +181,7 @@ def undo_command(client: SchedulerClient, number: int, plan_only: bool, yes: boo
         elif plan.accepted and not client.as_json:
             show_plan(plan)
         if not plan.accepted:
-            raise PlanRefusedError(plan.refusal)
+            raise PlanRefusedError(plan.refusal, plan.code)
         if plan_only:
             return
         if client.as_json or not can_ask():

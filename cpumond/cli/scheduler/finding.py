@@ -39,6 +39,13 @@ class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
         self.kind = kind
         self.finds = finds
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        # Mostly a variable of a script that is not set: it begins every name, and makes another path of a request.
+        if value == "" and isinstance(param, click.Argument):
+            article = "an" if self.kind == "operation" else "a"
+            self.fail(f"expected the name of {article} {self.kind}, got an empty word.", param, ctx)
+        return value
+
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """What the scheduler knows that begins so; nothing where it does not answer at once."""
         with contextlib.suppress(CpumondError, click.ClickException):

@@ -236,8 +236,11 @@ class SchedulerClient:
             ):
                 if not answer.is_success:
                     raise _read_refusal(self.url, answer.status_code, answer.read())
-                for line in answer.iter_lines():
-                    yield line.encode()
+                # Not `iter_lines`, which takes signs for ends of lines that a title may have (U+2028).
+                rest = b""
+                for content in answer.iter_bytes():
+                    *lines, rest = (rest + content).split(b"\n")
+                    yield from lines
         except httpx2.TransportError as error:
             raise UnavailableError(f"{self.url}: the connection to the scheduler failed: {error}") from None
 

@@ -8,21 +8,27 @@ from typing import Final
 import msgspec
 
 from cpumond.cli.output import print_table, print_text, warn
-from cpumond.core.errors import EXIT_CONFIG, CpumondError
+from cpumond.core.errors import EXIT_CANNOT_CREATE, EXIT_CONFIG, EXIT_NO_SUCH, EXIT_PERMISSION, CpumondError
 from cpumond.core.words import count, show_cores, show_name
 from cpumond.fairshare.explain import show_amount
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.validate import number
+from cpumond.scheduler.model import ACCESS_DENIED, ALREADY_EXISTS, RESOLVE
 from cpumond.scheduler.settings.changes import ConfigChange
 from cpumond.scheduler.why.plan import Effect, Outlook, Plan
 
 COLOURS: Final = {"+": "green", "~": "yellow", "-": "red"}
 
 
-class PlanRefusedError(CpumondError):
-    """A change that would be refused."""
+EXIT_OF_CODE: Final = {RESOLVE: EXIT_NO_SUCH, ACCESS_DENIED: EXIT_PERMISSION, ALREADY_EXISTS: EXIT_CANNOT_CREATE}
 
-    exit_code = EXIT_CONFIG
+
+class PlanRefusedError(CpumondError):
+    """A change that would be refused: the command ends as the change itself would. ``code`` of the refusal."""
+
+    def __init__(self, sentence: str, code: int) -> None:
+        super().__init__(sentence)
+        self.exit_code = EXIT_OF_CODE.get(code, EXIT_CONFIG)
 
 
 def show_limits(limits: dict[str, float], nothing: str = "-") -> str:

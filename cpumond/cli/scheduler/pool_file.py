@@ -62,8 +62,8 @@ def plan_command(
 ) -> None:
     """What `cpumond tree apply FILE` would change, and what that does to everybody's fair share; nothing is changed.
 
-    Ends with 78 when the change would be refused; who may only look sees what changes, not what that does. FILE is
-    TOML, YAML or JSON by its name, - is TOML from standard input.
+    Ends as the change would when that would be refused, mostly with 78; who may only look sees what changes, not what
+    that does. FILE is TOML, YAML or JSON by its name, - is TOML from standard input.
     """
     if simulates:
         if is_detailed or show_all:
@@ -144,7 +144,7 @@ def _compare(client: SchedulerClient, refused: Plan, command: ApplyTree) -> Plan
     try:
         changes, warnings = list_changes(None if present is None else present.tables, command)
     except CommandError as error:
-        raise PlanRefusedError(f"the change would be refused: {error}") from None
+        raise PlanRefusedError(f"the change would be refused: {error}", error.code) from None
     note = f"this is the difference alone, without its effect on shares, and you may not apply it: {refused.refusal}"
     return Plan(accepted=True, warnings=[*warnings, *([note] if changes else [])], changes=changes)
 
@@ -161,7 +161,7 @@ def show(client: SchedulerClient, plan: Plan, content: bytes, *, is_whole: bool 
         print_text("nothing to do: the tree is what the file says")
     tell_warnings(plan)
     if not plan.accepted:
-        raise PlanRefusedError(f"the change would be refused: {plan.refusal}")
+        raise PlanRefusedError(f"the change would be refused: {plan.refusal}", plan.code)
 
 
 def _find_present(client: SchedulerClient, tree: str) -> TreeFile | None:

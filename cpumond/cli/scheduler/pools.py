@@ -198,7 +198,7 @@ def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any])
         raise UsageError(f"{what} has {held}; nothing is removed: give --yes to remove it all the same")
     plan = client.decode(client.request("POST", "/plan", command), Plan)
     if not plan.accepted:
-        raise PlanRefusedError(plan.refusal)
+        raise PlanRefusedError(plan.refusal, plan.code)
     show_plan(plan)
     if not click.confirm(f"{what} has {held}. Remove it?"):
         click.echo("nothing is removed", err=True)
@@ -396,6 +396,16 @@ def pool_move_command(
     client.change(done, "POST", f"{pool_path(client.find_tree(tree), pool)}/move", body)
 
 
+def _read_change(pool: str, assignments: Sequence[str], unset: Sequence[str], parent: str | None) -> dict[str, Any]:
+    """The command that moves or changes a pool, or both."""
+    if parent and not assignments and not unset:
+        return {"type": "MovePool", "new_parent": parent, "new_name": pool}
+    edits = read_pool_edits(assignments, unset)
+    if parent:
+        edits.append({"path": ["parent_name"], "value": parent})
+    return {"type": "ChangePool", "edits": edits}
+
+
 @pool_command.command("plan", epilog="Example: cpumond pool plan research weight=2")
 @pool_argument
 @click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
@@ -424,9 +434,11 @@ def pool_plan_command(
     """What a change of a pool would do to everybody's fair share; nothing is changed.
 
     Takes the same KEY=VALUE as `cpumond pool set`. Numbers are cores, before -> after; only what changes is shown. Ends
-    with 78 when the change would be refused. In place of POOL a file may stand that has several, as in `cpumond tree
-    plan`: there, options that are not named are not set.
+    as the change would when that would be refused: 78, 77 without the rights, 67 for an unknown pool. In place of POOL
+    a file may stand that has several, as in `cpumond tree plan`: there, options that are not named are not set.
     """
+    if simulates and show_all:
+        raise UsageError("--simulate shows no plan: --all has no effect; leave it out")
     if is_tree_file(pool):
         if assignments or unset or is_new or parent or is_removed or recursive:
             raise UsageError(f"{pool}: the file says what changes; leave the other arguments out")
@@ -437,23 +449,18 @@ def pool_plan_command(
         return
     if is_new and is_removed:
         raise UsageError("--create and --remove: give one of them")
-    name = client.find_tree(tree)
-    command: dict[str, Any] = {"tree": name, "pool": pool}
+    if recursive and not is_removed:
+        raise UsageError("--recursive goes with --remove")
     if is_removed:
         if assignments or unset or parent:
             raise UsageError("--remove: nothing else can be changed with it")
-        command |= {"type": "RemovePool", "recursive": recursive}
+        told: dict[str, Any] = {"type": "RemovePool", "pool": pool, "recursive": recursive}
     elif is_new:
         attributes = read_attributes([expand_key(each) for each in assignments])
-        command = {"type": "CreatePool", "tree": name, "name": pool, "parent": parent or ROOT_POOL}
-        command["attributes"] = attributes
-    elif parent and not assignments and not unset:
-        command |= {"type": "MovePool", "new_parent": parent, "new_name": pool}
+        told = {"type": "CreatePool", "name": pool, "parent": parent or ROOT_POOL, "attributes": attributes}
     else:
-        edits = read_pool_edits(assignments, unset)
-        if parent:
-            edits.append({"path": ["parent_name"], "value": parent})
-        command |= {"type": "ChangePool", "edits": edits}
+        told = {"pool": pool, **_read_change(pool, assignments, unset, parent)}
+    command = {"tree": client.find_tree(tree), **told}
     if simulates:
         show_simulation(client, {"command": command})
         return
@@ -465,4 +472,4 @@ def pool_plan_command(
     elif plan.accepted:
         show_plan(plan)
     if not plan.accepted:
-        raise PlanRefusedError(f"the change would be refused: {plan.refusal}")
+        raise PlanRefusedError(f"the change would be refused: {plan.refusal}", plan.code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from cpumond.cli.scheduler.report_rows import (
     list_pools,
 )
 from cpumond.cli.scheduler.savings import render_savings, render_savings_csv
-from cpumond.core.errors import UnavailableError, UsageError
+from cpumond.core.errors import NoSuchError, UnavailableError, UsageError
 from cpumond.core.measures import format_span
 from cpumond.core.words import show_cores, show_name
 from cpumond.fairshare.explain import show_percent
@@ -119,6 +120,8 @@ def report_command(
     """
     pool = None if pool == ROOT_POOL else pool
     chosen, path = choose_output(format_, output, html_path, as_json)
+    if price is not None and math.isnan(price):
+        raise UsageError("--price: expected a number, got nan")
     if savings:
         is_given = {name: context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in context.params}
         if chosen == "html" or pool is not None or is_given["top"]:
@@ -210,7 +213,7 @@ def check_path(path: str, option: str) -> str:
 def read_report(
     client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int
 ) -> tuple[ReportView, bytes]:
-    """The report, and the same as JSON. Raises UnavailableError for an empty one, SchedulerRefusedError."""
+    """The report, and the same as JSON. Raises UnavailableError (it is empty), NoSuchError, SchedulerRefusedError."""
     # The scheduler does not filter by pool: all that it may list is asked for, and filtered here.
     asked = top if pool is None else MAX_TOP
     query = given({"since_s": since_s, "tree": tree, "top": asked})
@@ -241,7 +244,7 @@ def _check_tree(client: SchedulerClient, tree: str) -> None:
     names = [each.name for each in client.get("/trees", TreeList).trees]
     if tree not in names:
         hint = did_you_mean(tree, names) or (f"; there is {', '.join(map(quoted, names))}" if names else "")
-        raise UnavailableError(f"--tree: there is no tree {quoted(tree)}{hint}")
+        raise NoSuchError(f"--tree: there is no tree {quoted(tree)}{hint}")
 
 
 def read_histories(

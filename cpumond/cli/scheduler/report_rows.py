@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from cpumond.core.errors import UnavailableError
+from cpumond.core.errors import NoSuchError
 from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_time
 from cpumond.fairshare.validate import did_you_mean, quoted
@@ -118,12 +118,12 @@ def list_operations(tree: ReportTree) -> Iterator[Line]:
 
 
 def keep_pool(report: ReportView, pool: str, top: int) -> ReportView:
-    """Only a pool with its sub-pools, and ``top`` of their operations. Raises UnavailableError for an unknown pool."""
+    """Only a pool with its sub-pools, and ``top`` of their operations. Raises NoSuchError for an unknown pool."""
     trees = [_keep_pool(tree, pool, top) for tree in report.trees if any(row.name == pool for row in tree.pools)]
     if not trees:
         names = sorted({row.name for tree in report.trees for row in tree.pools})
         hint = did_you_mean(pool, names) or "; see `cpumond report` without --pool for those that there are"
-        raise UnavailableError(f"--pool: the history has no pool {quoted(pool)} in this time{hint}")
+        raise NoSuchError(f"--pool: the history has no pool {quoted(pool)} in this time{hint}")
     return msgspec.structs.replace(report, trees=trees)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, get_args
 
 import click
+import msgspec
 
 from cpumond.api.rollout_views import AgentView, Fleet, Rollout, StageView, TargetGroup
 from cpumond.cli.options import DurationType, given
@@ -12,6 +13,7 @@ from cpumond.cli.output import print_json, print_table, print_text
 from cpumond.cli.render.grid import Cell, column
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.cli.scheduler.maintenance import why_option
+from cpumond.core.errors import UsageError
 from cpumond.core.words import count, show_name
 from cpumond.scheduler.rollout import EVERY_NODE, NO_CANARY, Budget, StageLevel, StagePlan, say_level
 
@@ -28,17 +30,23 @@ BUDGET: Final = Budget()
 @scheduler_options
 def fleet_command(client: SchedulerClient, tag: str, only_problems: bool, prometheus_sd: bool, loopback: bool) -> None:
     """One line per agent. Agents of version 0.1 tell nothing of themselves and are "unknown"."""
+    if loopback and not prometheus_sd:
+        raise UsageError("--loopback goes with --prometheus-sd")
     if prometheus_sd:
+        if tag or only_problems:
+            raise UsageError("--prometheus-sd has all agents: leave --tag and --problems out; relabel in Prometheus")
         query = {"loopback": "true"} if loopback else None
         print_json(client.request("GET", "/prometheus/targets", query=query), list[TargetGroup])
         return
-    agents = client.show("/fleet", Fleet, rows="agents").agents
     chosen = [
         each
-        for each in agents
+        for each in client.get("/fleet", Fleet).agents
         if (not tag or tag in each.tags)
         and (not only_problems or not each.is_online or (each.about is not None and each.about.problems))
     ]
+    if client.as_json:
+        print_json(msgspec.json.encode(Fleet(chosen)), Fleet, "agents")
+        return
     if not chosen:
         print_text("no agent fits")
         return

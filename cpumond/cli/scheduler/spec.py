@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 import sys
@@ -39,7 +40,10 @@ class BytesType(click.ParamType):  # type: ignore[type-arg]  # generic only in n
         if match is None:
             self.fail(f"expected bytes, such as 2G or 536870912, got {value!r}.", param, ctx)
         power = " KMGTP".index(match[2].upper() or " ")
-        return int(float(match[1]) * 2.0 ** (10 * power))
+        number = float(match[1]) * 2.0 ** (10 * power)
+        if number == math.inf:
+            self.fail(f"expected bytes, such as 2G or 536870912, got a number of {len(match[1])} digits.", param, ctx)
+        return int(number)
 
 
 SPEC_OPTIONS: Final = (

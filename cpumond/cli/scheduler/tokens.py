@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import click
+import msgspec
 
 from cpumond.api.token_views import NewToken, TokenList, TokenView
 from cpumond.cli.options import DurationType, quote_name
-from cpumond.cli.output import error_width, print_table, print_text, warn
+from cpumond.cli.output import error_width, print_json, print_table, print_text, warn
 from cpumond.cli.render.grid import Cell, column, fold
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.core.words import show_name, show_time
@@ -63,8 +64,11 @@ def token_create_command(
 @scheduler_options
 def token_list_command(client: SchedulerClient, user: str | None, shows_all: bool) -> None:
     """One line per token: your own, of an administrator all. The tokens themselves are not kept."""
-    found = client.show("/tokens", TokenList).tokens
+    found = client.get("/tokens", TokenList).tokens
     shown = [each for each in found if user in (None, each.user) and (shows_all or each.state == "valid")]
+    if client.as_json:
+        print_json(msgspec.json.encode(TokenList(shown)), TokenList)
+        return
     if not shown:
         print_text("no token; make one with `cpumond token create`")
         return

@@ -21,7 +21,7 @@ from cpumond.scheduler.forecast.alternatives import list_alternatives
 from cpumond.scheduler.forecast.calibration import PARTS, quantile
 from cpumond.scheduler.forecast.fork import Child, Send
 from cpumond.scheduler.forecast.forward import Course, Forward, Pace
-from cpumond.scheduler.forecast.load import Drawn, Expected, Experience
+from cpumond.scheduler.forecast.load import UNKNOWN_S, Drawn, Expected, Experience
 from cpumond.scheduler.forecast.model import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Simulation
 from cpumond.scheduler.model import CommandError, OperationRecord, PreemptionRecord
 from cpumond.scheduler.state import State
@@ -74,6 +74,8 @@ class Told(msgspec.Struct):
     names: dict[str, tuple[str, str, str]] = {}
     """Of operations that the commands made: title, tree, pool."""
     refusal: str = ""
+    unknown: int = 0
+    """Operations whose run times are guessed: no job like theirs has completed."""
 
 
 def foretell(
@@ -260,7 +262,9 @@ def compare(
     before = _run(state, now, pace, span_s, experience, (), user, lambda part: tell_progress((1.0 + part) / 2.0))
     if before.is_cut:
         after = cut(after, before.until)
-    return make_simulation(known, before, after, now)
+    # Cut neither: nothing was left to do.
+    is_over = not after.is_cut and after.until < now + horizon_s - SAME_S
+    return make_simulation(known, before, after, now, is_over=is_over)
 
 
 def cut(told: Told, until: float) -> Told:
@@ -291,13 +295,17 @@ def _run(
     def work(send: Send) -> None:
         forward = Forward(state, now, pace, Expected(experience), lambda part: send(msgspec.msgpack.encode(part)))
         asked, over = forward.course.ids, time.monotonic() + COMPARED_S
-        is_cut = False
+        is_cut, quiet_since = False, math.inf
 
         def is_enough() -> bool:
-            nonlocal is_cut
-            # All that is there has ended, and so has what was asked for.
-            if not forward.state.jobs and not any(tree.queue for tree in state.trees.values()):
-                return True
+            nonlocal is_cut, quiet_since
+            # All that is there has ended, and so has what was asked for: in a whole round nothing has started.
+            if forward.state.jobs or any(tree.queue for tree in state.trees.values()):
+                quiet_since = math.inf
+            else:
+                quiet_since = min(quiet_since, forward.now)
+                if forward.now - quiet_since > forward.round_s:
+                    return True
             is_cut = time.monotonic() > over
             return is_cut
 
@@ -307,6 +315,7 @@ def _run(
             send(msgspec.msgpack.encode(Told(refusal=str(error))))
             return
         watched = {*course.first_starts, *course.ends, *asked}
+        records = [record for each in watched if (record := state.record_of(each)) is not None]
         send(
             msgspec.msgpack.encode(
                 Told(
@@ -318,6 +327,7 @@ def _run(
                     is_cut,
                     course.ids,
                     {each: _name(state, each) for each in asked if state.record_of(each) is not None},
+                    unknown=sum(not all(experience.run_times(each, task) for task in each.tasks) for each in records),
                 )
             )
         )
@@ -346,8 +356,10 @@ def _stop_of(record: PreemptionRecord) -> ForetoldStop:
     )  # fmt: skip
 
 
-def make_simulation(known: Mapping[str, OperationRecord], before: Told, after: Told, now: float) -> Simulation:
-    """The differences of two runs. Pure."""
+def make_simulation(
+    known: Mapping[str, OperationRecord], before: Told, after: Told, now: float, *, is_over: bool = False
+) -> Simulation:
+    """The differences of two runs. ``is_over``: they ended before the horizon, when no job was left. Pure."""
     starts: list[ForetoldStart] = []
     left_out = 0
     for operation_id in {**dict.fromkeys(after.ids), **dict.fromkeys(before.moments), **dict.fromkeys(after.moments)}:
@@ -372,7 +384,11 @@ def make_simulation(known: Mapping[str, OperationRecord], before: Told, after: T
     shares = _compare_shares(before, after, now)
     operation_id = next((each for each in after.ids if each in after.names), "")
     simulation = Simulation(now, after.until, operation_id, starts, stops, shares, [], left_out)
-    lines = list(_tell_simulation(simulation))
+    lines = list(_tell_simulation(simulation, is_over))
+    if after.unknown:
+        of, least = count(after.unknown, "operation"), format_span(UNKNOWN_S)
+        guess = f"of {of} no job like {'its' if after.unknown == 1 else 'their'} own has completed yet"
+        lines.append(f"{guess}: each job is taken to run for {least} more, or for as long again as it has")
     if after.is_cut:
         lines.append(f"it was looked {format_span(after.until - now)} ahead: more takes too long")
     return msgspec.structs.replace(simulation, lines=lines)
@@ -396,11 +412,14 @@ def _compare_shares(before: Told, after: Told, now: float) -> list[ForetoldShare
     return found
 
 
-def _tell_simulation(found: Simulation) -> Iterable[str]:
+def _tell_simulation(found: Simulation, is_over: bool) -> Iterable[str]:
+    looked = format_span(found.horizon - found.as_of)
     asked = next((each for each in found.starts if each.operation_id == found.operation_id), None)
     if asked is not None:
         if asked.start_after is None:
-            yield f"it does not start within {format_span(found.horizon - found.as_of)}"
+            yield (
+                "it does not start, even when all jobs have ended" if is_over else f"it does not start within {looked}"
+            )
         else:
             text = f"its first job starts after {format_span(max(asked.start_after - found.as_of, 0.0))}"
             ends = asked.end_after
@@ -420,7 +439,7 @@ def _tell_simulation(found: Simulation) -> Iterable[str]:
     elif found.operation_id or found.starts or found.shares:
         yield "no job would be stopped for it"
     if not found.starts and not found.stops and not found.shares:
-        yield f"nothing would change within {format_span(found.horizon - found.as_of)}"
+        yield "nothing would change until all jobs have ended" if is_over else f"nothing would change within {looked}"
 
 
 def _moves(each: ForetoldStart) -> float:

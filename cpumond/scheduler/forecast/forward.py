@@ -213,6 +213,11 @@ class Forward:
             else:
                 self._settle_limit(event.node_id, event.job_id)
 
+    @property
+    def round_s(self) -> float:
+        """In which there is an update, and after it a heartbeat of each node."""
+        return 2.0 * self._step_s(self.pace.update_s) + self._step_s(self.pace.heartbeat_s)
+
     def _step_s(self, least_s: float) -> float:
         return max(least_s, self._detail * (self.now - self.course.began - self._exact_s))
 

@@ -45,7 +45,7 @@ def _find_privileges(rules: PreemptionRules, options: OperationTreeOptions) -> I
     """Options that would make an operation more privileged than its pool (6.2)."""
     for option, own, effective in list_own(options, operation_rules(rules, options)):
         if option == "min_run_time" and own > effective:
-            yield f"min_run_time {own:g} is cut to {effective:g} by max_min_run_time of the tree"
+            yield f"min_run_time {own:.10g} is cut to {effective:.10g} by max_min_run_time of the tree"
         elif not math.isclose(own, effective):
             yield (
                 f"{option} {own:g} has no effect: an operation may not be more privileged than its pool, "

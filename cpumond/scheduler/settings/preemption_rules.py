@@ -150,8 +150,8 @@ def list_own(options: PoolSettings | OperationTreeOptions, rules: PreemptionRule
 def find_cut_settings(where: str, settings: PoolSettings, rules: PreemptionRules) -> list[str]:
     """Sentences about a pool's own options that a limit of its path cuts; ``rules`` are what holds for it (6.2)."""
     return [
-        f"{where}: {name} {own:g} is cut to {effective:g} by a limit above it; change {LIMIT_OF[name]} of the tree or "
-        "of the pool that sets it"
+        f"{where}: {name} {own:.10g} is cut to {effective:.10g} by a limit above it; change {LIMIT_OF[name]} of the "
+        "tree or of the pool that sets it"
         for name, own, effective in list_own(settings, rules)
         if not math.isclose(own, effective)
     ]

@@ -58,6 +58,8 @@ class IdleCause(msgspec.Struct, frozen=True):
     lead: str = ""
     """How its sentence begins where it is not of work that waits for idle CPU: a pool has less than its guarantee while
     others use the CPU, or work was refused that nobody has started again."""
+    pools: list[str] = []
+    """Those of the operations in whose way it is; not those above them."""
 
 
 class IdleParts(msgspec.Struct, frozen=True):
@@ -146,6 +148,7 @@ def _try_out(known: Known, result: Search, remedies: list[Remedy]) -> list[Remed
 def _make_cause(result: Search, found: Found, remedy: Remedy) -> IdleCause:
     operations = result.operations
     numbers = sorted(found.placed, key=lambda number: -found.placed[number])
+    pools = {operations[number].pool for number in (*numbers, *found.waits)}
     ids = [operations[number].id for number in numbers]
     cores = min(remedy.cores, result.idle + result.outside)
     return IdleCause(
@@ -157,6 +160,7 @@ def _make_cause(result: Search, found: Found, remedy: Remedy) -> IdleCause:
         idle_cores=_round(min(found.idle, cores)),
         operation_count=len(ids),
         operations=ids[:SHOWN_OPERATIONS],
+        pools=sorted(result.material.pools[place].name for place in pools),
     )
 
 
@@ -272,9 +276,13 @@ def _stand(cores: float) -> str:
 def in_pool(report: IdleReport, pool: str, above: frozenset[str], below: frozenset[str]) -> IdleReport:
     """What concerns a pool: limits of it, of pools ``above`` and ``below`` it, and what holds back its operations."""
     held = report.held_by_pool.get(pool, 0.0)
-    near = above | below | {pool}
-    causes = [cause for cause in report.causes if cause.pool in near]
-    return msgspec.structs.replace(report, pool=pool, causes=causes, held_by_pool={pool: held})
+    own = below | {pool}
+    causes = [cause for cause in report.causes if cause.pool in above | own or not own.isdisjoint(cause.pools)]
+    shown = msgspec.structs.replace(report, pool=pool, causes=causes, held_by_pool={pool: held})
+    if causes == report.causes:
+        return shown
+    nothing = f"nothing holds back pool {pool}; in the whole tree {report.sentence}"
+    return msgspec.structs.replace(shown, sentence=tell(shown) if causes else nothing)
 
 
 def readable(report: IdleReport, may_read: Callable[[str], bool]) -> IdleReport:

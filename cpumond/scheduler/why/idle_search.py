@@ -11,7 +11,9 @@ from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.why.idle_material import Material, WaitingOperation
 from cpumond.scheduler.why.packing import (
     CORDON,
+    FRAGMENTATION,
     FULL,
+    GANG,
     TAGS,
     Hindrance,
     Packing,
@@ -87,6 +89,8 @@ def search(material: Material) -> Search:
         found = _follow(result, start)
         if found is not None:
             known.setdefault(frozenset(found.hindrances), found)
+    if not known and (too_large := _find_too_large(result)) is not None:
+        known[frozenset(too_large.hindrances)] = too_large
     ranked = sorted(known.values(), key=lambda each: -each.cores)
     result.found = [_refine(result, each) for each in ranked[:MAX_REFINED]] + ranked[MAX_REFINED:]
     result.found = [each for each in result.found if each.cores > LEAST_CORES]
@@ -142,6 +146,22 @@ def _follow(result: Search, start: Hindrance) -> Found | None:
         return None
     values = {each: float(_reached(material, each, packing)) if each.kind in COUNTS else math.inf for each in chain}
     return _found(result, chain, values, packing, waits)
+
+
+def _find_too_large(result: Search) -> Found | None:
+    """Jobs that no node could hold, and that are larger than all free pieces together: smaller ones would start."""
+    base = result.base
+    waits = frozenset(number for number, in_way in base.in_way.items() if FRAGMENTATION in in_way)
+    plain = frozenset(number for number in waits if GANG not in base.in_way[number])
+    chain, waits = ((FRAGMENTATION,), plain) if plain else ((GANG, FRAGMENTATION), waits)
+    cores = rest = min(result.held, sum(base.left.get(number, 0.0) for number in waits))
+    placed = {}
+    for number in sorted(waits):
+        more = min(base.left.get(number, 0.0), rest)
+        if more > LEAST_CORES:
+            placed[number] = more
+            rest -= more
+    return Found(chain, dict.fromkeys(chain, math.inf), cores, base, placed, waits) if placed else None
 
 
 def _found(

@@ -135,6 +135,8 @@ class _Packer:
         self.spare = ZERO if SPARE in lifted else material.spare
         self.items: dict[Vector, list[_Item]] = {}
         self.all_items: list[_Item] = []
+        self.largest = max((node.capacity[CPU] for node in material.nodes), default=math.inf)
+        """Cores of the largest node."""
         self.gangs: dict[int, list[tuple[Vector, _Item]]] = {}
         """Place of an operation whose jobs start together -> what of its jobs is needed on nodes, and they."""
 
@@ -422,5 +424,7 @@ class _Packer:
             for hindrance in [Hindrance(RESOURCES[r]) for r in lacking] or [SPARE]:
                 cores[hindrance] = cores.get(hindrance, 0.0) + node.free[CPU]
         if not cores:
-            cores[FRAGMENTATION if whole >= order[CPU] - ROUNDING else FULL] = whole
+            # What no node could hold if it was empty does not wait for others' ends.
+            is_in_pieces = order[CPU] - ROUNDING <= whole or order[CPU] - ROUNDING > self.largest
+            cores[FRAGMENTATION if is_in_pieces else FULL] = whole
         yield from sorted(cores, key=lambda each: -cores[each])

@@ -66,9 +66,13 @@ class Step:
 def find_remedy(result: Search, found: Found) -> Remedy:
     """What to do about hindrances."""
     first = found.hindrances[0]
-    steps = [_step(result, found, each) for each in found.hindrances]
+    in_pieces = GANG in found.hindrances and FRAGMENTATION in found.hindrances
+    told = [each for each in found.hindrances if not (in_pieces and each == FRAGMENTATION)]
+    steps = [_step(result, found, each) for each in told]
     cores = found.cores
-    if first == FRAGMENTATION:
+    if in_pieces:
+        cores = math.prod(_gang_pieces(result, found))
+    elif first == FRAGMENTATION:
         cores = _pieces(result, found)[1]
     elif first.kind in SCARCE:
         cores = _smaller(result, found, RESOURCES.index(first.kind))[1] or cores
@@ -371,12 +375,28 @@ def _fit_gang(result: Search, found: Found) -> Step:
     number = max(gangs, key=lambda each: found.placed[each])
     operation = result.operations[number]
     needed = sum(jobs for _, jobs in operation.tasks)
+    if FRAGMENTATION in found.hindrances:
+        room, size = _gang_pieces(result, found)
+        largest = max((node.free[CPU] for node in result.base.free), default=0.0)
+        return Step(
+            f"a gang needs room for all of its {needed} jobs at once, and CPU is free in pieces of at most "
+            f"{_cores(largest)}, less than they order",
+            f"start operation {operation.id} with at most {count(room, 'job')} of at most {_cores(size)} each",
+            operations=(operation.id,),
+        )
     room = round(found.placed[number] / (operation.waiting_cores / needed))
     return Step(
         f"a gang needs room for all of its {needed} jobs at once, and there is room for {room}",
-        f"start operation {operation.id} with at most {room} jobs",
+        f"start operation {operation.id} with at most {count(room, 'job')}",
         operations=(operation.id,),
     )
+
+
+def _gang_pieces(result: Search, found: Found) -> tuple[int, float]:
+    """Of a gang whose jobs are larger than any free piece: how many there is room for, with what they may order."""
+    size, _ = _pieces(result, found)
+    spare = result.material.spare[CPU]
+    return sum(count_fitting(node.free[CPU], size, spare) for node in result.base.free) if size else 0, size
 
 
 def _used(nodes: Sequence[NodeRoom], found: Found) -> list[NodeRoom]:

@@ -80,14 +80,14 @@ function build(node, props) {
   const found = state(props);
   const searchId = `find-${node.key}`;
   node.search = h("input", {
-    type: "search", id: searchId, placeholder: `Find a ${props.noun ?? "row"}`, value: found.find, autocomplete: "off",
+    type: "search", id: searchId, placeholder: findText(props), value: found.find, autocomplete: "off",
     oninput: (event) => { node.scroller.scrollTop = 0; choose(node, { find: event.target.value || null }); },
   });
   node.told = h("span.muted");
   node.voice = h("span.hidden-text", { role: "status" });
   node.tools = h("div.table-own-tools");
   const bar = h("div.table-tools",
-    props.searchable ? [h("label.hidden-text", { for: searchId }, `Find a ${props.noun ?? "row"}`), node.search] : null,
+    props.searchable ? [h("label.hidden-text", { for: searchId }, findText(props)), node.search] : null,
     node.told, node.voice, node.tools);
   node.head = h("thead");
   node.body = h("tbody");
@@ -147,6 +147,7 @@ function makeHead(node) {
   })));
 }
 
+const findText = ({ noun = "row" }) => `Find ${/^[aeiou]/.test(noun) ? "an" : "a"} ${noun}`;
 const startsDescending = (column) => column.descends ?? column.align === "right";
 
 // The rows to show, in order, as [row, depth, hasChildren, isOpen].

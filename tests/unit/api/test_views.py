@@ -15,6 +15,7 @@ from cpumond.api.updated_tree import UpdatedTree
 from cpumond.api.yt import orchid_attributes
 from cpumond.scheduler import operations
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.forecast.model import Forecast
 from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, PreemptionRecord, Rules
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
@@ -400,3 +401,21 @@ def test_counts(living):
     assert (counts.trees, counts.pools, counts.nodes, counts.online_nodes) == (1, 1, 1, 1)
     assert (counts.pending_operations, counts.running_operations, counts.finished_operations) == (1, 1, 1)
     assert (counts.active_jobs, counts.stopping_jobs) == (2, 0)
+
+
+def test_what_has_started_since_it_was_foretold_does_not_start_again():
+    world = Living()
+    world.create_pool("p")
+    operation = world.begin("p")
+    times = dict.fromkeys(("start_p10", "start_p50", "start_p90", "end_p10", "end_p50", "end_p90"), NOW + 60.0)
+    told = Forecast(operation_id=operation, as_of=NOW, horizon=NOW + 100.0, runs=5, **times)
+    world.state.foretold = {operation: told}
+    outlook = views.show_outlook(world.state, operation)
+    assert outlook is not None
+    assert (outlook.start_p50, outlook.end_p50) == (NOW + 60.0, NOW + 60.0)
+    world.node("n1", 4.0)
+    world.settle_down()
+    outlook = views.show_outlook(world.state, operation)
+    assert outlook is not None
+    assert (outlook.start_p10, outlook.start_p50, outlook.start_p90) == (None, None, None)
+    assert outlook.end_p50 == NOW + 60.0

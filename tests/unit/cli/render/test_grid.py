@@ -66,6 +66,14 @@ def test_a_field_without_a_value_is_left_out():
     assert list(draw_fields([("a", "1"), ("longer", ""), ("bc", "2")], 80)) == ["a:  1", "bc: 2"]
 
 
+def test_a_field_that_goes_on_below_begins_where_the_others_do():
+    assert list(draw_fields([("guarantee", "1"), ("a", "30 user_slots, 3 GiB memory")], 30)) == [
+        "guarantee: 1",
+        "a:         30 user_slots, 3",
+        "           GiB memory",
+    ]
+
+
 def test_styles_are_there_with_colour_alone():
     rows = [[("x", "red"), "y"]]
     assert "\x1b" not in draw_grid(("a", "b"), rows, 80)[0]

@@ -129,3 +129,11 @@ def test_addresses_are_separated_by_commas():
     assert read_urls("a:1, https://b/x/,http://c") == ["http://a:1", "https://b/x", "http://c"]
     with pytest.raises(UsageError):
         read_urls("a:1,")
+
+
+def test_an_answer_in_lines_ends_them_at_newlines_alone(site: Site):
+    """What titles may have is no end of a line: U+2028, U+0085."""
+    lines = [{"title": "a\u2028b\x85c"}, {"done": 1}]
+    content = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in lines)
+    site.schedulers["a"] = lambda _: httpx2.Response(200, content=content.encode())
+    assert [json.loads(line) for line in SchedulerClient([A]).stream("/simulate", {})] == lines

@@ -14,7 +14,7 @@ from html_page import HtmlPage
 from cpumond.cli.render.report import MAX_BARS, render_report
 from cpumond.cli.scheduler.report import choose_output, guard_cell, render_csv, render_text
 from cpumond.cli.scheduler.report_rows import keep_pool, list_pools
-from cpumond.core.errors import UnavailableError, UsageError
+from cpumond.core.errors import NoSuchError, UsageError
 from cpumond.scheduler.history.model import HistoryView, ReportRow, ReportTree, ReportView
 
 DAY_S = 86_400.0
@@ -284,9 +284,9 @@ def test_operations_that_may_be_of_another_pool_are_not_told_as_of_this_one(repo
 
 
 def test_an_unknown_pool_gets_a_suggestion(report):
-    with pytest.raises(UnavailableError, match=r'no pool "reserch" in this time; did you mean "research"\?'):
+    with pytest.raises(NoSuchError, match=r'no pool "reserch" in this time; did you mean "research"\?'):
         keep_pool(report, "reserch", top=20)
-    with pytest.raises(UnavailableError, match=r'no pool "zzz" in this time; see `cpumond report` without --pool'):
+    with pytest.raises(NoSuchError, match=r'no pool "zzz" in this time; see `cpumond report` without --pool'):
         keep_pool(report, "zzz", top=20)
 
 

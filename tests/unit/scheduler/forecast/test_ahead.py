@@ -6,16 +6,20 @@ import math
 import random
 
 import pytest
+from scheduler_world import World
 
 from cpumond.scheduler.forecast.ahead import (
     FIRST_RUN_S,
     MOST_RUN_S,
     Told,
+    compare,
     cut,
     make_simulation,
     patience_s,
 )
 from cpumond.scheduler.forecast.calibration import quantile
+from cpumond.scheduler.forecast.forward import Pace
+from cpumond.scheduler.operations import StartOperation
 
 
 @pytest.mark.parametrize("runs", [5, 9, 40])
@@ -59,3 +63,46 @@ def test_two_runs_are_compared_as_far_as_the_shorter_one_looked() -> None:
     assert told.horizon == 180.0
     assert told.shares == []
     assert "it was looked 1 min 20 s ahead: more takes too long" in told.lines
+
+
+def test_run_times_of_which_nothing_is_known_are_told_as_guesses() -> None:
+    world = World()
+    world.create_pool("p")
+    node = world.node("n", 4.0)
+    spec = {"pool": "p", "tasks": {"main": {"job_count": 1, "command": "true"}}}
+
+    def find_guesses() -> list[str]:
+        pace = Pace(1.0, 1.0, world.now, {})
+        asked = (StartOperation(spec),)
+        lines = compare(world.state, world.now, pace, 3600.0, asked, "ann", lambda _: None).lines
+        return [line for line in lines if "has completed yet" in line]
+
+    [guess] = find_guesses()
+    assert guess == (
+        "of 1 operation no job like its own has completed yet: each job is taken to run for 5 min more, or for as long "
+        "again as it has"
+    )
+    world.start("p", jobs=4)
+    world.settle_down()
+    for job in list(node.jobs):
+        node.finish(job)
+    world.settle_down()
+    assert find_guesses() == []
+
+
+@pytest.mark.parametrize(
+    ("cpu", "told"),
+    [(1.0, "its first job starts after "), (9.0, "it does not start, even when all jobs have ended")],
+)
+def test_on_many_idle_nodes_what_is_asked_for_is_waited_for(cpu: float, told: str) -> None:
+    """So many heartbeats come before the first update that nothing seems to be left to do."""
+    world = World()
+    world.create_pool("p")
+    for number in range(100):
+        world.node(f"n{number}", 4.0)
+    for number, node in enumerate(world.state.nodes.values()):
+        node.last_seen = world.now - 2.9 * number / 100
+    spec = {"pool": "p", "tasks": {"main": {"job_count": 1, "command": "true", "cpu_limit": cpu}}}
+    pace, asked = Pace(3.0, 1.0, world.now + 1.0, {}), (StartOperation(spec),)
+    found = compare(world.state, world.now, pace, 3600.0, asked, "ann", lambda _: None)
+    assert found.lines[0].startswith(told)

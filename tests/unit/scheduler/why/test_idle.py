@@ -299,3 +299,74 @@ def test_reports_are_made_beside_the_service_and_kept_until_something_changes(tm
 def _start(pool: str) -> StartOperation:
     task: dict[str, Any] = {"job_count": 1, "cpu_limit": 2.0}
     return StartOperation({"pool": pool, "tasks": {"t": task}})
+
+
+def test_a_gang_whose_jobs_fit_no_node_is_told_what_would_start_and_that_starts():
+    world = World()
+    world.create_pool("lab")
+    for n in range(3):
+        world.node(f"n{n}", 2.0, 64 * GIB)
+    gang = world.start("lab", jobs=3, cpu=5.0, is_gang=True)
+    world.settle_down()
+    report = look(world)
+    assert report.sentence == (
+        "6 cores stand idle while 1 operation waits: a gang needs room for all of its 3 jobs at once, and CPU is free "
+        f"in pieces of at most 2 cores, less than they order; start operation {gang} with at most 3 jobs of at most 2 "
+        "cores each and 6 cores start work"
+    )
+    [cause] = report.causes
+    assert (cause.kind, cause.cores, cause.change.operations) == ("gang", 6.0, [gang])
+    world.abort(gang)
+    world.start("lab", jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    assert world.cores("lab") == 6.0
+
+
+def test_of_a_gang_there_is_room_for_one_job():
+    world = World()
+    world.create_pool("lab")
+    world.node("n", 2.0, 64 * GIB)
+    gang = world.start("lab", jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    assert f"start operation {gang} with at most 1 job and 2 cores start work" in look(world).sentence
+
+
+def test_a_job_that_no_node_could_hold_is_in_the_way_of_itself():
+    world = World()
+    world.create_pool("lab")
+    world.node("n", 4.0, 64 * GIB)
+    big = world.start("lab", jobs=1, cpu=9.0)
+    world.settle_down()
+    report = look(world)
+    assert report.sentence == (
+        "4 cores stand idle while 1 operation waits: they are in pieces of at most 4 cores, and each waiting job "
+        "orders 9 cores; order at most 4 cores for a job and 4 cores start work"
+    )
+    [cause] = report.causes
+    assert (cause.kind, cause.pool, cause.cores, cause.idle_cores) == ("fragmentation", "lab", 4.0, 4.0)
+    world.abort(big)
+    world.start("lab", jobs=1, cpu=4.0)
+    world.start("lab", jobs=1, cpu=2.0)
+    world.settle_down()
+    assert look(world).causes == [], "what fits an empty node waits for the end of others"
+
+
+def test_a_pool_is_told_what_holds_back_its_own_operations():
+    world = World()
+    for name in ("most", "least", "none"):
+        world.create_pool(name)
+    for n in range(4):
+        world.node(f"n{n}", 3.0, 64 * GIB)
+    world.start("most", jobs=3, cpu=5.0)
+    world.start("least", jobs=1, cpu=5.0)
+    world.settle_down()
+    report = look(world)
+    [cause] = report.causes
+    assert (cause.pool, cause.pools) == ("most", ["least", "most"])
+    above = frozenset({"<Root>"})
+    for name in ("most", "least"):
+        of_pool = in_pool(report, name, above, frozenset({name}))
+        assert (of_pool.causes, of_pool.sentence) == ([cause], report.sentence)
+    of_none = in_pool(report, "none", above, frozenset({"none"}))
+    assert of_none.causes == []
+    assert of_none.sentence == f"nothing holds back pool none; in the whole tree {report.sentence}"
