@@ -8,7 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -27,8 +28,6 @@ CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
     unsupported_method, negative_data_rejection,
 ]  # fmt: skip
-pytest_plugins = ["schemathesis.pytest.plugin"]
-"""Left out for all other tests: it is imported by each process, and looks at each test."""
 DOCUMENT = make_document(__version__)
 schema = schemathesis.openapi.from_dict(DOCUMENT)
 
@@ -46,13 +45,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScheduler]:
         yield server
 
 
-@schema.parametrize()
-@settings(
-    max_examples=15, derandomize=True, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
-def test_answers_are_as_promised(case: schemathesis.Case, server: LiveScheduler):
-    case.call_and_validate(base_url=server.url, checks=CHECKS)
+OPERATIONS = {each.ok().label: each.ok() for each in schema.get_all_operations()}
+"""By method and path: tests of one name, as ``schema.parametrize()`` makes them, are one test for pytest-xdist."""
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_answers_are_as_promised(label: str, server: LiveScheduler):
+    @settings(
+        max_examples=15, derandomize=True, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(
+        case=OPERATIONS[label].as_strategy() | OPERATIONS[label].as_strategy(generation_mode=GenerationMode.NEGATIVE)
+    )
+    def call(case: schemathesis.Case) -> None:
+        case.call_and_validate(base_url=server.url, checks=CHECKS)
+
+    call()
 
 
 def test_the_document_is_served_as_it_is_made(server):
