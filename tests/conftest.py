@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files in the order in which the processes are done soonest: first those with tests that must run alone, while
     nothing long runs beside them, then the emulated machines, which take longest; the many short ones fill the end."""
+    twice = [name for name, number in Counter(item.nodeid for item in items).items() if number > 1]
+    if twice:
+        raise pytest.UsageError(f"tests of one name are one test to pytest-xdist: {', '.join(twice[:5])}")
     waiting = {item.path for item in items if item.get_closest_marker("alone") is not None}
 
     def rank(item: pytest.Item) -> int:
