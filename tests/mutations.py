@@ -52,7 +52,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     # --- nodes under maintenance, trees as files
     "test_cordon.py": [
-        ("if not node.cordoned:\n            place_jobs(", "if True:\n            place_jobs("),
+        ("if not node.cordoned:\n            self._place_kept(", "if True:\n            self._place_kept("),
         ("budget = 0.0 if node.cordoned else ", "budget = "),
         ("if not self.cordoned:\n            return self.capacity", "if True:\n            return self.capacity"),
         ("return least(self.capacity, sum_vectors([job.limits", "return least(self.capacity, sum_vectors([job.usage"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mutations import MUTATIONS, UNIT
 from readme_lines import find_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -62,3 +63,11 @@ def test_the_slow_lane_which_this_script_leaves_out_can_be_collected() -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", "tests/slow"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_mistakes_on_purpose_can_still_be_made() -> None:
+    """The lane that makes them is run by hand: it must not be found broken there."""
+    package = "\0".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "cpumond").rglob("*.py"))
+    texts = [old for made in MUTATIONS.values() for old, _ in made]
+    assert [old for old in texts if package.count(old) != 1] == []
+    assert [name for name in MUTATIONS if len(list(UNIT.rglob(name))) != 1] == []
