@@ -69,7 +69,9 @@ BELOW: dict[str, set[str]] = {
         "core.decode", "core.errors", "core.wire", "host.cgroup.job_tree", "host.cgroup.mounts",
         "host.cgroup_processes", "host.executor",
     },
-    "host.engine": {"core.errors", "core.measures", "host.cgroup.files", "host.cgroup.mounts", "host.engine"},
+    "host.engine": {
+        "core.decode", "core.errors", "core.measures", "host.cgroup.files", "host.cgroup.mounts", "host.engine",
+    },
     "host.service": {"core.errors", "core.settings"},
     "host.systemd": {"core.errors", "core.measures", "monitor.model", "host.cgroup", "host.systemd"},
     "agent": {"", "core", "host", "monitor", "web", "agent"},

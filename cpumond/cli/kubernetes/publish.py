@@ -19,6 +19,7 @@ import click
 import msgspec
 
 from cpumond.cli.options import DurationType
+from cpumond.core.decode import find_decoder
 from cpumond.core.errors import CpumondError, UnavailableError, UsageError, describe
 from cpumond.host.engine.token import read_token
 
@@ -119,7 +120,7 @@ class ApiServer:
         while position is not None:
             text = self._ask("GET", path, params={**query, "limit": str(PAGE), "continue": position})
             try:
-                page = msgspec.json.decode(text, type=_Page)
+                page = find_decoder(_Page).decode(text)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise UnavailableError(f"{path}: not understood: {error}") from error
             found += page.items

@@ -17,6 +17,7 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
+from cpumond.core.decode import find_decoder
 from cpumond.core.errors import describe
 from cpumond.core.measures import DEFAULT_PERIOD_US, MAX_PERIOD_US, MIN_QUOTA_US
 from cpumond.host.engine.http import ANSWER_TIMEOUT_S, StatusError, check_status, get_json
@@ -232,7 +233,7 @@ class ContainerEngine:
                 raise EngineError(f"{self.kind}: {self.socket}: an event is larger than {MAX_EVENT_BYTES >> 20} MiB")
             for line in lines:
                 try:
-                    event = msgspec.json.decode(line, type=_Event)
+                    event = find_decoder(_Event).decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     continue  # an event of a kind that is not known, or an empty line
                 name = event.actor.get("ID")

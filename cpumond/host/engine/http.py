@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import httpx2
 import msgspec
 
+from cpumond.core.decode import find_decoder
 from cpumond.host.engine.model import EngineError
 
 ANSWER_TIMEOUT_S: Final = 5.0
@@ -34,7 +35,7 @@ async def get_json(
             if len(body) > MAX_ANSWER_BYTES:
                 raise EngineError(f"{where}: {path} is larger than {MAX_ANSWER_BYTES >> 20} MiB")
     try:
-        return msgspec.json.decode(body, type=shape)
+        return find_decoder(shape).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineError(f"{where}: {path} is not understood: {error}") from error
 

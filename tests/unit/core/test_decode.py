@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -39,3 +41,29 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
         decode_json(data, Any)  # type: ignore[arg-type]
     with contextlib.suppress(ContentError):
         decode_toml(data.decode("utf-8", "replace"))
+
+
+RACE = """
+import sys, threading
+import msgspec
+from cpumond.core.decode import decode_json
+
+sys.setswitchinterval(1e-6)
+names = [f"f{number}" for number in range(30)]
+content = "{%s}" % ",".join('"%s": {"a": [1]}' % name for name in reversed(names))
+for _ in range(40):
+    inner = [msgspec.defstruct("Inner", [("a", "list[int]")]) for _ in names]
+    kind = msgspec.defstruct("Kind", list(zip(names, inner)))
+    barrier = threading.Barrier(4)
+    threads = [threading.Thread(target=lambda: (barrier.wait(), decode_json(content, kind))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print("all decoded")
+"""
+
+
+def test_threads_that_decode_a_type_for_the_first_time_do_not_end_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "all decoded\n", "")
