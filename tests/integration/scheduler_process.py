@@ -264,6 +264,12 @@ def clean_environment() -> dict[str, str]:
     return {**kept, "NO_PROXY": "*", "PYTHONIOENCODING": "utf-8"}
 
 
+def terminal_environment(url: str) -> dict[str, str]:
+    """For commands on a terminal: COLUMNS, which processes of pytest set, would count more than its own width."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CPUMOND", "COLUMNS", "LINES"))}
+    return {**kept, "CPUMOND_SCHEDULER": url, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+
+
 class PlayedNode:
     """A node that runs no job: it tells the scheduler what it is told to tell."""
 

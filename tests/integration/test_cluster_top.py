@@ -14,6 +14,7 @@ import termios
 from collections.abc import Iterator
 
 import pytest
+from scheduler_process import terminal_environment
 from test_json_api import LiveScheduler, make_node
 from waiting import wait_until
 
@@ -24,10 +25,7 @@ class Terminal:
     """The command on a terminal of its own that controls it, so that Ctrl-C is a signal."""
 
     def __init__(self, url: str, columns: int, *words: str) -> None:
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("CPUMOND", "COLUMNS", "LINES"))
-        }
-        environment = {**kept, "CPUMOND_SCHEDULER": url, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+        environment = terminal_environment(url)
         # Opened before the command so that it stays open after it: its settings are looked at then.
         self._main, self._own = pty.openpty()
         fcntl.ioctl(self._own, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

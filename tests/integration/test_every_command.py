@@ -26,6 +26,7 @@ from typing import Any
 import click
 import jsonschema
 import pytest
+from scheduler_process import terminal_environment
 from test_json_api import LiveScheduler, make_node
 from waiting import wait_until
 
@@ -219,15 +220,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def environment(site: dict[str, str]) -> dict[str, str]:
-    # COLUMNS, which processes of pytest set, would count more than the terminal's own width.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CPUMOND", "COLUMNS", "LINES"))}
-    return {
-        **kept,
-        "CPUMOND_SCHEDULER": site["url"],
-        "HOME": site["home"],
-        "TERM": "xterm-256color",
-        "LC_ALL": "C.UTF-8",
-    }
+    return {**terminal_environment(site["url"]), "HOME": site["home"]}
 
 
 def on_terminal(
@@ -413,7 +406,7 @@ def test_all_columns_are_there_with_wide_and_some_are_told_to_be_left_out(site, 
 ODD_TITLES = {
     "newline": "of two\nlines\tand a tab", "escape": "red \x1b[31m and \x1b[2J gone\x07", "long": "x" * 900,
     "rtl": "תרגול של מודל \u202egnp.exe\u202c", "wide": "大規模言語モデルの訓練" * 5,
-    "joined": "👩\u200d🚀 e\u0301 \u200b",
+    "joined": "👩\u200d🚀 e\u0301 \u200b", "twin": "xx\x1b[2J",
 }  # fmt: skip
 
 
@@ -423,10 +416,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, st
     with LiveScheduler(tmp_path_factory.mktemp("odd")) as server:
         ids = {name: server.start("p", title=title, cpu_limit=0.1) for name, title in ODD_TITLES.items()}
         server.wait_for_update()
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("CPUMOND", "COLUMNS", "LINES"))
-        }
-        yield {**kept, "CPUMOND_SCHEDULER": server.url, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}, ids
+        yield terminal_environment(server.url), ids
 
 
 @pytest.mark.parametrize("columns", [80, 40])
@@ -453,9 +443,12 @@ def test_an_operation_is_found_by_an_odd_title_and_told_apart_from_others(odd):
             found = piped(["operation", "show", typed, "--json"], environment)
             assert json.loads(found.stdout)["id"] == ids[name], found.stderr
             assert json.loads(found.stdout)["title"] == title
-    refused, code = on_terminal(["operation", "show", ""], 40, environment)
-    assert code != 0
-    assert [sign for sign in without_colour(refused) if sign != "\n" and not sign.isprintable()] == []
+    refused, code = on_terminal(["operation", "show", "xx"], 80, environment)  # "long" and "twin"
+    text = without_colour(refused)
+    assert code == 64, text
+    assert "may be 2" in text
+    assert "\\x1b" in text, "the title of one of them is shown"
+    assert [sign for sign in text if sign != "\n" and not sign.isprintable()] == []
 
 
 # ---- names by their beginning

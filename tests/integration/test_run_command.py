@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import test_every_command as every
+from scheduler_process import terminal_environment
 
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import Cluster
@@ -28,8 +28,7 @@ def cluster(hierarchies: Hierarchies, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def environment(cluster: Cluster) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CPUMOND", "COLUMNS", "LINES"))}
-    return {**kept, "CPUMOND_SCHEDULER": cluster.url, "HOME": cluster.directory, "TERM": "xterm-256color"}
+    return {**terminal_environment(cluster.url), "HOME": cluster.directory}
 
 
 def cpumond(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ import web_scale
 from scheduler_process import SchedulerProcess
 from test_web_axe import checked, look  # noqa: F401 - a fixture
 from waiting import wait_until
-from web_site import await_page, open_page
+from web_site import await_page, open_page, tab_to
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -95,15 +95,6 @@ def desk(new_page: Callable[..., Page]) -> Page:
 
 def row_of(page: Page, name: str) -> Any:
     return page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
-
-
-def tab_to(page: Page, wanted: Any, most: int = 80) -> None:
-    """Go to an element with the key Tab alone."""
-    for _ in range(most):
-        if wanted.evaluate("node => node === document.activeElement"):
-            return
-        page.keyboard.press("Tab")
-    raise AssertionError("it is not reached with Tab")
 
 
 def test_a_pool_is_one_bar_whose_numbers_are_told_in_cores_or_percent(desk, world):
@@ -308,10 +299,9 @@ def test_nodes_are_a_map_by_keyboard_and_pointer(desk, world):
 @pytest.mark.parametrize("where", ["#/pools", "#/operations", "#/preemptions"])
 def test_nothing_that_is_unfolded_is_cut_or_keeps_anybody_out(checked, world, where):  # noqa: F811
     world.open(checked, where)
-    folds = checked.locator("button.fold-line")
-    if folds.count():
-        folds.first.click()
-        expect(checked.locator(".fold-body table").first).to_be_visible()
     if where == "#/pools":
         checked.locator("details.menu summary").click()
+    else:
+        checked.locator("button.fold-line").first.click()
+        expect(checked.locator(".fold-body table").first).to_be_visible()
     assert look(checked, where) == []

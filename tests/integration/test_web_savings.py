@@ -12,7 +12,7 @@ import pytest
 from history_ticks import Tape, row
 from scheduler_process import SchedulerProcess
 from test_web_axe import CUT
-from web_site import open_page
+from web_site import open_page, tab_to
 
 from cpumond.scheduler.history.extras import name_extra
 from cpumond.scheduler.history.model import OPERATION, POOL, Key
@@ -140,10 +140,7 @@ def test_the_page_is_gone_through_by_keyboard_alone(page, priced):
     page.keyboard.press("ArrowUp")
     expect(page.get_by_role("region", name="Balance")).to_contain_text("672core-hours beyond orders")
     week = page.get_by_role("region", name="By week").locator("details:not(.menu)").first
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        if week.locator("summary").evaluate("each => each === document.activeElement"):
-            break
+    tab_to(page, week.locator("summary"))
     page.keyboard.press("Enter")
     expect(week.get_by_role("table")).to_be_visible()
 
@@ -167,6 +164,8 @@ def test_of_many_pools_the_rows_in_view_are_in_the_page_and_an_unfolded_week_sta
 def test_no_text_is_cut(new_page, priced, width, theme):
     page = new_page(viewport={"width": width, "height": 900}, color_scheme=theme)
     show(page, priced)
-    for week in page.locator("details:not(.menu)").all():
+    weeks = page.get_by_role("region", name="By week").locator("details:not(.menu)")
+    expect(weeks.first).to_be_visible()
+    for week in weeks.all():
         week.locator("summary").click()
     assert page.evaluate(CUT) == []

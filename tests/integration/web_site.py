@@ -176,6 +176,15 @@ def await_page(page: Page, where: str | None = None) -> None:
     page.wait_for_function(READY, arg=where)
 
 
+def tab_to(page: Page, wanted: Any, most: int = 80) -> None:
+    """Go to an element with the key Tab alone."""
+    for _ in range(most):
+        if wanted.evaluate("node => node === document.activeElement"):
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError("it is not reached with Tab")
+
+
 @contextlib.contextmanager
 def run_site(
     directory: Path, hierarchies: Hierarchies, nodes: int = 2, last_node_id: str = "", **options: Any

@@ -6,7 +6,8 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_world import GIB, World, describe
 
@@ -49,7 +50,7 @@ def look(world: World) -> IdleReport:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_the_parts_make_up_the_capacity_and_no_cause_holds_back_more_than_is_idle(seed):
     world = make_world(seed)
     before = describe(world.state)
@@ -72,7 +73,7 @@ def test_the_parts_make_up_the_capacity_and_no_cause_holds_back_more_than_is_idl
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_what_a_change_of_the_configuration_frees_was_foretold(seed):
     world = make_world(seed, gangs=False)  # a gang may wait for a minute for room that is kept for it
     world.settle_down(6)

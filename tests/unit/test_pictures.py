@@ -59,12 +59,10 @@ def test_the_other_figures_in_readme_are_those_of_the_sources() -> None:
     def read(path: str) -> str:
         return (pictures.ROOT / path).read_text(encoding="utf-8")
 
-    assert [
-        each for each in re.findall(r"WatchdogSec=\w+", README) if each not in read("systemd/cpumond.service")
-    ] == []
-    assert re.findall(r"(\d+ MB) in `\.venv`", README) == re.findall(
-        r"cpumond and its libraries: (\d+ MB)", read("packaging/venv.sh")
-    )
+    [watchdog] = re.findall(r"WatchdogSec=\w+", README)
+    assert watchdog in read("systemd/cpumond.service").splitlines()
+    [size] = re.findall(r"(\d+ MB) in `\.venv`", README)
+    assert [size] == re.findall(r"cpumond and its libraries: (\d+ MB)", read("packaging/venv.sh"))
     assert "systemd >= 252" in README
     assert "systemd 252 or later" in read("docs/install.md")
     default, peak = MonitorSettings(), MonitorSettings(limit_rule="peak")
@@ -112,7 +110,9 @@ def expand(name: str) -> list[str]:
 
 
 def test_links_to_sections_of_documents_lead_to_headings() -> None:
-    for path, anchor in re.findall(r"\]\(([^)#:]+)#([^)]*)\)", README):
+    links = re.findall(r"\]\(([^)#:]+)#([^)]*)\)", README)
+    assert links
+    for path, anchor in links:
         headings = re.findall(r"^#+ (.*)$", (pictures.ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
         assert anchor in {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}, (path, anchor)
 

@@ -195,12 +195,13 @@ def test_one_burst_is_no_reason_and_what_was_before_the_first_check_counts_not()
     assert not any(each.action for each in verdicts)
 
 
-@pytest.mark.parametrize("trouble", [{"writes": 1}, {"errors": 1}])
-def test_a_contest_or_an_error_takes_a_canary_back_at_the_next_check(trouble):
+@pytest.mark.parametrize(
+    ("trouble", "what"), [({"writes": 1}, "1 write by another program"), ({"errors": 1}, "1 error")]
+)
+def test_a_contest_or_an_error_takes_a_canary_back_at_the_next_check(trouble, what):
     _, verdicts = run(canary(), quiet(), quiet(**trouble))
     assert [each.action for each in verdicts] == ["", "stop"]
-    assert verdicts[-1].why in ("the canary had 1 write by another program, its budget is 0",
-                                "the canary had 1 error, its budget is 0")  # fmt: skip
+    assert verdicts[-1].why == f"the canary had {what}, its budget is 0"
     _, verdicts = run(canary(budget=Budget(max_foreign_writes=1, max_errors=1)), quiet(), quiet(**trouble))
     assert not verdicts[-1].action
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_rollout_watch import ABOUT, Fleet
 
@@ -80,7 +81,7 @@ def find_effect(node, level):
 
 
 @given(st.lists(HOST, min_size=1, max_size=6), STEPS)
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_no_host_does_more_without_a_canary_or_a_sentence_and_a_plan_is_what_happens(hosts, steps):
     played = Played(hosts)
     state = played.world.state
@@ -123,7 +124,7 @@ def test_no_host_does_more_without_a_canary_or_a_sentence_and_a_plan_is_what_hap
     ratio=st.sampled_from([0.1, 0.3, 0.8]), trouble=st.sampled_from(["late", "errors", "foreign_writes"]),
     takes_over=st.booleans(),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_canary_in_trouble_is_taken_back_within_two_checks_and_no_other_host_is_touched(
     heartbeat_s, check_s, before_s, ratio, trouble, takes_over
 ):

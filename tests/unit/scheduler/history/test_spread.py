@@ -132,6 +132,7 @@ def test_a_part_of_the_history_has_the_rates_of_the_whole(tmp_path):
     play = Play(tmp_path, 10.0, 35.0, [7.0])
     play.run(700.0)
     part = play.read(ROOT, 203.0, 401.0).columns["used_cores"]
+    assert len(part) >= 19
     assert part == pytest.approx([1.0] * len(part), abs=0.01)
 
 
