@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
-from simulation.mutations import MUTATIONS
+from simulation.world_mutations import MUTATIONS
 from simulation.world import Options, World, run_seed
 
 

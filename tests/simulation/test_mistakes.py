@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from simulation.mutations import MUTATIONS
+from simulation.world_mutations import MUTATIONS
 from simulation.world import Options, run_seed
 
 FIRST = {
