@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import structlog
-from played_server import Handler, PlayedServer, Turn, reply, serve, soon
+from played_link import ACCEPTED, HEARTBEATS, NODES, events, linked
+from played_server import Handler, PlayedServer, Turn, reply, serve
 
-from cpumond.agent.config import SchedulerLink as LinkOptions
-from cpumond.agent.report.scheduler import SchedulerLink
-from cpumond.core.wire import (
-    Heartbeat,
-    HeartbeatAnswer,
-    JobLog,
-    JobReply,
-    NodeRegistration,
-    NodeResources,
-    RegistrationAnswer,
-    StopOrder,
-)
+from cpumond.core.wire import HeartbeatAnswer, RegistrationAnswer, StopOrder
 
-NODES, HEARTBEATS = "/api/v1/nodes", "/api/v1/heartbeats"
-ACCEPTED = HeartbeatAnswer(True)
+pytestmark = pytest.mark.usefixtures("logs")
 STOP = HeartbeatAnswer(True, stop=[StopOrder("job-1", 1.0, "abort", "old orders")])
-LONG_S = 30.0
 
 
 def hang_up(handler: Handler) -> None:
@@ -53,38 +38,6 @@ def place(server: PlayedServer) -> str:
     return server.url.removeprefix("http://")
 
 
-class Node:
-    def __init__(self, *urls: str, timeout_s: float = LONG_S) -> None:
-        self.answers: queue.Queue[HeartbeatAnswer] = queue.Queue()
-        self.link = SchedulerLink(
-            LinkOptions(url=list(urls), timeout_s=timeout_s, heartbeat_period_s=0.01),
-            NodeRegistration("node-1", "run-1", NodeResources(cpu=8.0)),
-            lambda answer, _: self.answers.put(answer),
-            lambda request: JobLog("node-1", request.request_id),
-            lambda request, _: JobReply("node-1", request.request_id),
-            soon(),
-        )
-
-    def beat(self, sequence: int) -> HeartbeatAnswer:
-        self.link.submit(Heartbeat("node-1", "run-1", sequence, 1.7e9, 8.0, []))
-        return self.answers.get(timeout=LONG_S)
-
-
-@contextmanager
-def linked(*urls: str, **options: float) -> Iterator[Node]:
-    node = Node(*urls, **options)
-    try:
-        yield node
-    finally:
-        node.link.close(LONG_S)
-
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[list[Any]]:
-    with structlog.testing.capture_logs() as lines:
-        yield lines
-
-
 @pytest.fixture
 def pair() -> Iterator[tuple[PlayedServer, PlayedServer]]:
     with serve(lead(3)) as first, serve(lead(3)) as second:
@@ -94,16 +47,11 @@ def pair() -> Iterator[tuple[PlayedServer, PlayedServer]]:
 Pair = tuple[PlayedServer, PlayedServer]
 
 
-def events(logs: list[Any]) -> list[str]:
-    return [line["event"] for line in logs]
-
-
 def test_the_leader_that_a_standby_names_is_followed_and_kept_to(pair: Pair, logs: list[Any]):
     first, second = pair
     first.usual = stand_by(place(second))
     with linked(first.url) as node:
-        for sequence in (1, 2, 3):
-            node.beat(sequence)
+        node.beat(1, 2, 3)
         assert node.link.scheduler == (second.url, 3, 0)
     assert ([request.path for request in first.requests], second.sequences) == ([NODES], [1, 2, 3])
     assert events(logs) == ["link_failed", "node_registered", "link_recovered"]
@@ -189,8 +137,8 @@ def test_an_address_that_is_no_scheduler_or_fails_is_left(pair: Pair, status: in
 def test_a_scheduler_that_does_not_answer_in_time_is_left(pair: Pair):
     first, second = pair
     second.usual = lead(4)
-    with linked(first.url, second.url, timeout_s=1.5) as node:
+    with linked(first.url, second.url, timeout_s=0.3) as node:
         node.beat(1)
-        first.turns[HEARTBEATS] = [lambda handler: handler.rfile.read(1)]
+        first.turns[HEARTBEATS] = [lambda handler: handler.rfile.read(1)] * 100
         node.beat(2)
         assert node.link.scheduler[0] == second.url

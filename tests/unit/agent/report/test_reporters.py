@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import weakref
 import msgspec
 import pytest
 import structlog
+from played_server import ChosenRandom
 
 from cpumond.agent.config import Report
 from cpumond.agent.report import REPORTERS, Reporter
@@ -160,28 +160,10 @@ def test_heartbeat_url_that_is_none_is_a_config_error():
         heartbeat_url("http://scheduler:abc")
 
 
-class UpperBounds(random.Random):
-    """Draws the upper bound and remembers it."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.bounds: list[tuple[float, float]] = []
-
-    def uniform(self, a: float, b: float) -> float:
-        self.bounds.append((a, b))
-        return b
-
-
 def test_backoff_doubles_from_the_first_bound_to_the_cap_and_draws_from_zero():
-    rng = UpperBounds()
-    waits = [backoff_s(failures, 30.0, rng) for failures in range(8)]
-    assert waits == [0.0, *(min(30.0, FIRST_RETRY_S * factor) for factor in (1, 2, 4, 8, 16, 32, 64))]
-    assert {low for low, _ in rng.bounds} == {0.0}
-
-
-@pytest.mark.parametrize("failures", [1, 2, 30, 10_000])
-def test_backoff_stays_within_the_cap(failures: int):
-    assert 0.0 <= backoff_s(failures, 0.5, random.Random(failures)) <= 0.5
+    waits = [backoff_s(failures, 30.0, ChosenRandom(1.0)) for failures in (0, 1, 2, 5, 6, 10_000)]
+    assert waits == [0.0, FIRST_RETRY_S, 2 * FIRST_RETRY_S, 16 * FIRST_RETRY_S, 30.0, 30.0]
+    assert backoff_s(3, 30.0, ChosenRandom(0.0)) == 0.0
 
 
 def test_describe_status_says_what_to_do():

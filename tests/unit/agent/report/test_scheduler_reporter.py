@@ -4,42 +4,44 @@ from __future__ import annotations
 
 import base64
 import queue
-import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import pytest
-import structlog
+from played_link import (
+    ACCEPTED,
+    HEARTBEATS,
+    LONG_S,
+    NODES,
+    Node,
+    events,
+    linked,
+    make_heartbeat,
+    make_registration,
+)
 from played_server import Handler, PlayedServer, Turn, not_before_close, reply, serve, soon
 
 from cpumond.agent.config import SchedulerLink as LinkOptions
 from cpumond.agent.report import scheduler as link_module
-from cpumond.agent.report.scheduler import MAX_ANSWER_BYTES, MAX_TOLD_PERIOD_S, SchedulerLink
+from cpumond.agent.report.scheduler import MAX_ANSWER_BYTES, MAX_TOLD_PERIOD_S
 from cpumond.core.errors import ConfigError
 from cpumond.core.wire import (
     AgentAbout,
-    Heartbeat,
     HeartbeatAnswer,
     JobLog,
     JobOrder,
     JobReply,
-    JobReport,
     JobRequest,
     LogRequest,
-    NodeRegistration,
-    NodeResources,
     RegistrationAnswer,
 )
 
-NODES, HEARTBEATS = "/api/v1/nodes", "/api/v1/heartbeats"
+pytestmark = pytest.mark.usefixtures("logs")
 LOGS, REPLIES = "/api/v1/logs", "/api/v1/replies"
 REGISTERED = RegistrationAnswer("node-1", "default", 1.0)
-ACCEPTED = HeartbeatAnswer(True)
-LONG_S = 60.0
 TOKEN = "s3cret"  # noqa: S105 - of a server of our own
 UNKNOWN = HeartbeatAnswer(False, "node node-1 is not registered", register=True)
 STALE = HeartbeatAnswer(False, "sequence 1 is not newer than 1")
@@ -76,67 +78,10 @@ def hold(release: threading.Event, then: Turn) -> Turn:
     return turn
 
 
-class Node:
-    """A link with what it was told."""
-
-    def __init__(self, options: LinkOptions, rng: random.Random) -> None:
-        self.answers: queue.Queue[tuple[HeartbeatAnswer, float]] = queue.Queue()
-        self.read: list[str] = []
-        self.carried_out: list[tuple[str, float]] = []
-        self.busy = 0
-        """So many requests find no time."""
-        self.slow_s = 0.0
-        self.link = SchedulerLink(options, make_registration(), self.take, self.read_log, self.carry_out, rng)
-
-    def take(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
-        self.answers.put((answer, sent_at_s))
-
-    def read_log(self, request: LogRequest) -> JobLog:
-        self.read.append(request.request_id)
-        return JobLog("node-1", request.request_id, b"\xff" * request.tail_bytes, 1000)
-
-    def carry_out(self, request: JobRequest, timeout_s: float) -> JobReply | None:
-        self.carried_out.append((request.request_id, timeout_s))
-        time.sleep(self.slow_s)
-        if self.busy > 0:
-            self.busy -= 1
-            return None
-        return JobReply("node-1", request.request_id, {"kind": request.kind})
-
-    def beat(self, sequence: int) -> HeartbeatAnswer:
-        """Submit a heartbeat and wait for its answer."""
-        self.link.submit(make_heartbeat(sequence))
-        return self.answers.get(timeout=LONG_S)[0]
-
-
 @pytest.fixture
 def server() -> Iterator[PlayedServer]:
     with serve(lambda path: reply(GOOD[path])) as server:
         yield server
-
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[list[Any]]:
-    with structlog.testing.capture_logs() as lines:
-        yield lines
-
-
-@contextmanager
-def linked(url: str, rng: random.Random | None = None, **options: Any) -> Iterator[Node]:
-    node = Node(LinkOptions(url=url, **{"timeout_s": LONG_S, **options}), rng or soon())
-    try:
-        yield node
-    finally:
-        node.link.close(LONG_S)
-
-
-def make_registration(cpu: float = 8.0) -> NodeRegistration:
-    return NodeRegistration("node-1", "run-1", NodeResources(cpu=cpu))
-
-
-def make_heartbeat(sequence: int, job_id: str = "job-1") -> Heartbeat:
-    job = JobReport(job_id, "op-1", cpu_limit=4.0, current_cpu_limit=1.5)
-    return Heartbeat("node-1", "run-1", sequence, sent_at=1.7e9, cpu_capacity=8.0, jobs=[job])
 
 
 def ask(*ids: str) -> HeartbeatAnswer:
@@ -146,10 +91,6 @@ def ask(*ids: str) -> HeartbeatAnswer:
 def request(*ids: str, logs: tuple[str, ...] = ()) -> HeartbeatAnswer:
     requests = [JobRequest(each, "explain", f"job-of-{each}") for each in ids]
     return msgspec.structs.replace(ask(*logs), requests=requests)
-
-
-def events(logs: list[Any]) -> list[str]:
-    return [line["event"] for line in logs]
 
 
 def failures_in(logs: list[Any]) -> list[str]:
@@ -170,8 +111,7 @@ def test_the_node_registers_before_its_first_heartbeat_and_gets_its_orders(serve
         assert (answer.start, answer.acknowledged) == ([order], ["job-0"])
         assert before_s <= sent_at_s <= time.monotonic()
         assert node.link.registered == REGISTERED
-        node.beat(2)
-        node.beat(3)
+        node.beat(2, 3)
     assert [request.path for request in server.requests] == [NODES, *[HEARTBEATS] * 3]
     assert server.sent(NODES) == [msgspec.to_builtins(make_registration())]
     assert server.sent()[0] == msgspec.to_builtins(make_heartbeat(1))
@@ -184,36 +124,37 @@ def test_the_node_registers_before_its_first_heartbeat_and_gets_its_orders(serve
     assert node.answers.empty()
 
 
-DIFFERENCES = HeartbeatAnswer(True, differences=True)
+DIFFERENCES = reply(HeartbeatAnswer(True, differences=True))
+FULL = reply(HeartbeatAnswer(False, "not the last one", full=True))
 
 
-def test_what_changed_is_sent_to_a_scheduler_that_takes_it_and_all_of_it_where_it_asks(server: PlayedServer):
-    full = HeartbeatAnswer(False, "not the last one", full=True)
-    server.turns[HEARTBEATS] = [reply(each) for each in (DIFFERENCES, DIFFERENCES, full, ACCEPTED)]
+@pytest.mark.parametrize(
+    ("turns", "sent"),
+    [
+        (
+            [DIFFERENCES, DIFFERENCES, FULL, reply(ACCEPTED)],
+            [(1, None, 1), (2, 1, 0), (3, 2, 0), (3, None, 1), (4, None, 1)],
+        ),
+        (
+            [DIFFERENCES, refuse(500, "no"), DIFFERENCES, DIFFERENCES],
+            [(1, None, 1), (2, 1, 0), (2, None, 1), (3, 2, 0), (4, 3, 0)],
+        ),
+    ],
+    ids=["it asks for all of it", "an answer was lost"],
+)
+def test_what_changed_is_sent_to_a_scheduler_that_takes_it_or_all(
+    server: PlayedServer, turns: list[Turn], sent: list[tuple[int, int | None, int]]
+):
+    """Sequence, the one before to which it is a difference, and how many jobs are in it."""
+    server.turns[HEARTBEATS] = [*turns]
     with linked(server.url) as node:
-        for sequence in range(1, 5):
-            node.beat(sequence)
-    assert [(sent["sequence"], sent.get("base"), len(sent["jobs"])) for sent in server.sent()] == [
-        (1, None, 1),
-        (2, 1, 0),
-        (3, 2, 0),
-        (3, None, 1),
-        (4, None, 1),
-    ]
+        node.beat(1, 2, 3, 4)
+    assert [(told["sequence"], told.get("base"), len(told["jobs"])) for told in server.sent()] == sent
     assert server.sent()[1]["job_count"] == 1
 
 
-def test_after_an_answer_that_was_lost_all_of_it_is_sent(server: PlayedServer):
-    server.turns[HEARTBEATS] = [reply(DIFFERENCES), refuse(500, "no"), reply(DIFFERENCES)]
-    with linked(server.url) as node:
-        node.beat(1)
-        node.beat(2)
-    assert [(sent["sequence"], sent.get("base")) for sent in server.sent()] == [(1, None), (2, 1), (2, None)]
-
-
 def test_a_scheduler_that_asks_again_and_again_for_all_of_it_is_no_endless_loop(server: PlayedServer, logs: list[Any]):
-    full = HeartbeatAnswer(False, "not the last one", full=True)
-    server.turns[HEARTBEATS] = [reply(full), reply(ACCEPTED)]
+    server.turns[HEARTBEATS] = [FULL, reply(ACCEPTED)]
     with linked(server.url) as node:
         node.link.submit(make_heartbeat(1))
         while "heartbeat_dropped" not in events(logs):
@@ -222,31 +163,35 @@ def test_a_scheduler_that_asks_again_and_again_for_all_of_it_is_no_endless_loop(
     assert len(server.sent()) == 2
 
 
-def test_what_the_agent_is_is_told_to_a_scheduler_that_asks_and_again_only_when_it_has_changed(server: PlayedServer):
-    asks, knows = HeartbeatAnswer(True, knows_about=False), HeartbeatAnswer(True, knows_about=True)
-    server.turns[HEARTBEATS] = [reply(each) for each in (ACCEPTED, asks, knows, knows, knows, ACCEPTED, asks)]
-    first, later = AgentAbout("1", "shadow", "quota"), AgentAbout("1", "weight", "quota")
-    with linked(server.url) as node:
-        for sequence in range(1, 9):
-            node.link.about = first if sequence < 5 else later
-            node.beat(sequence)
-    told = [sent.get("about", {}).get("level") for sent in server.sent()]
-    # One of before, as the first and the sixth, is told nothing: it would refuse the heartbeat.
-    assert told == [None, None, "shadow", None, "weight", None, None, "weight"]
+ASKS, KNOWS = (reply(HeartbeatAnswer(True, knows_about=knows)) for knows in (False, True))
 
 
-@pytest.mark.parametrize("turn", [refuse(500, "no"), reply(HeartbeatAnswer(False, "not the last one", full=True))])
-def test_what_the_agent_is_by_now_is_told_anew_where_it_was_not_taken(server: PlayedServer, turn: Turn):
-    """The heartbeat that follows at once does not tell it, and the scheduler knows only what the agent was before."""
-    asks, knows = HeartbeatAnswer(True, knows_about=False), HeartbeatAnswer(True, knows_about=True)
-    server.turns[HEARTBEATS] = [reply(asks), reply(knows), turn, *map(reply, (knows, knows, knows))]
-    first, later = AgentAbout("1", "shadow", "quota"), AgentAbout("1", "weight", "quota")
+@pytest.mark.parametrize(
+    ("turns", "changed_at", "levels"),
+    [
+        # One of before, as the first and the sixth, is told nothing: it would refuse the heartbeat.
+        (
+            [reply(ACCEPTED), ASKS, KNOWS, KNOWS, KNOWS, reply(ACCEPTED), ASKS],
+            5,
+            [None, None, "shadow", None, "weight", None, None, "weight"],
+        ),
+        # The heartbeat that follows at once does not tell it, and the scheduler knows only what the agent was before.
+        ([ASKS, KNOWS, refuse(500, "no"), KNOWS, KNOWS, KNOWS], 3, [None, "shadow", "weight", None, "weight", None]),
+        ([ASKS, KNOWS, FULL, KNOWS, KNOWS, KNOWS], 3, [None, "shadow", "weight", None, "weight", None]),
+    ],
+    ids=["one of before in between", "not taken", "all of it is asked for"],
+)
+def test_what_the_agent_is_is_told_where_it_is_asked_for_and_news(
+    server: PlayedServer, turns: list[Turn], changed_at: int, levels: list[str | None]
+):
+    server.turns[HEARTBEATS] = [*turns]
     with linked(server.url) as node:
-        for sequence in range(1, 6):
-            node.link.about = first if sequence < 3 else later
+        sequence = 0
+        while len(server.sent()) < len(levels):
+            sequence += 1
+            node.link.about = AgentAbout("1", "shadow" if sequence < changed_at else "weight", "quota")
             node.beat(sequence)
-    told = [sent.get("about", {}).get("level") for sent in server.sent()]
-    assert told == [None, "shadow", "weight", None, "weight", None]
+    assert [sent.get("about", {}).get("level") for sent in server.sent()] == levels
 
 
 def test_a_busy_scheduler_tells_how_often_it_wants_heartbeats(server: PlayedServer):
@@ -280,42 +225,31 @@ def test_the_address_may_have_a_path_and_a_slash_at_its_end(server: PlayedServer
     assert "Authorization" not in server.requests[0].headers
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "127.0.0.1:9757",
-        "ftp://127.0.0.1",
-        "http://",
-        "http://a:b",
-        "http://a:0",
-        "http://a?b=c",
-        "http://a/#b",
-        "x",
-    ],
-)
+@pytest.mark.parametrize("url", ["", "127.0.0.1:9757", "ftp://127.0.0.1", "http://a:0"])
 def test_an_address_that_is_none_is_a_config_error(url: str):
     with pytest.raises(ConfigError, match=r"^scheduler\.url: .*expected an address such as http://127\.0\.0\.1:9757"):
-        SchedulerLink(LinkOptions(url=url), make_registration(), Node.take, Node.read_log, Node.carry_out)  # type: ignore[arg-type]
+        Node(LinkOptions(url=url), soon())
 
 
 @pytest.mark.parametrize("token", ["two words", "two\nlines", "schl\u00fcssel", "\udcff", " "])
 def test_a_token_that_is_no_header_value_is_a_config_error(token: str):
     options = LinkOptions(url="http://127.0.0.1:1", token=token)
     with pytest.raises(ConfigError, match=r"^scheduler\.token: ") as caught:
-        SchedulerLink(options, make_registration(), Node.take, Node.read_log, Node.carry_out)  # type: ignore[arg-type]
+        Node(options, soon())
     assert "two" not in str(caught.value)
 
 
 # --- registration
 
 
-def test_on_demand_it_registers_and_sends_the_refused_heartbeat_again_at_once(server: PlayedServer, logs: list[Any]):
-    server.turns[HEARTBEATS] = [reply(ACCEPTED), demand()]
+@pytest.mark.parametrize("status", [409, 200])
+def test_on_demand_it_registers_and_sends_the_refused_heartbeat_again_at_once(
+    server: PlayedServer, logs: list[Any], status: int
+):
+    server.turns[HEARTBEATS] = [reply(ACCEPTED), reply(UNKNOWN, status)]
     rng = not_before_close()
-    with linked(server.url, rng) as node:
-        node.beat(1)
-        node.beat(2)
+    with linked(server.url, rng=rng) as node:
+        node.beat(1, 2)
     assert [request.path for request in server.requests] == [NODES, *[HEARTBEATS] * 2, NODES, HEARTBEATS]
     assert server.sequences == [1, 2, 2]
     assert rng.bounds == []
@@ -341,18 +275,11 @@ def test_after_a_demand_the_newest_heartbeat_goes(server: PlayedServer):
     assert node.link.stats().dropped_total == 1
 
 
-def test_a_demand_with_status_200_counts_too(server: PlayedServer):
-    server.turns[HEARTBEATS] = [reply(UNKNOWN)]
-    with linked(server.url) as node:
-        node.beat(1)
-    assert len(server.sent(NODES)) == 2
-
-
 def test_demands_that_registering_does_not_end_are_a_failure(server: PlayedServer, logs: list[Any]):
     reason = "node node-1 registered as incarnation run-2, not run-1"
     server.turns[HEARTBEATS] = [demand(reason) for _ in range(5)]
     rng = soon()
-    with linked(server.url, rng, retry_max_s=3.0) as node:
+    with linked(server.url, rng=rng, retry_max_s=3.0) as node:
         node.beat(1)
     assert rng.bounds == [1.0, 2.0, 3.0, 3.0]
     assert len(server.sent(NODES)) == 6
@@ -419,8 +346,7 @@ def test_what_the_node_offers_is_registered_before_the_next_heartbeat(server: Pl
         node.beat(2)
         node.link.register(make_registration(cpu=4.0))
         assert node.link.registered == REGISTERED
-        node.beat(3)
-        node.beat(4)
+        node.beat(3, 4)
     assert [request.path for request in server.requests] == [
         NODES, HEARTBEATS, HEARTBEATS, NODES, HEARTBEATS, HEARTBEATS,
     ]  # fmt: skip
@@ -432,12 +358,11 @@ def test_a_refused_change_does_not_stop_the_heartbeats(server: PlayedServer, log
     server.turns[NODES] = [reply(REGISTERED), refuse(422, "more than one pool tree"), refuse(503, "the disk is full")]
     sentence = f"{server.url}{NODES}: answered 422: more than one pool tree"
     rng = soon()
-    with linked(server.url, rng) as node:
+    with linked(server.url, rng=rng) as node:
         node.beat(1)
         node.link.register(make_registration(cpu=4.0))
         rng.ratio = 1e9
-        for sequence in (2, 3, 4):
-            node.beat(sequence)
+        node.beat(2, 3, 4)
         assert len(server.sent(NODES)) == 2
         assert node.link.registered == REGISTERED
         assert node.link.stats().last_error == sentence
@@ -464,7 +389,7 @@ def test_a_heartbeat_that_is_too_old_is_dropped_and_told_once(server: PlayedServ
 
     server.turns[HEARTBEATS] = [stale, stale]
     rng = not_before_close()
-    with linked(server.url, rng) as node:
+    with linked(server.url, rng=rng) as node:
         for sequence in (1, 2):
             node.link.submit(make_heartbeat(sequence))
             assert arrived.wait(LONG_S)
@@ -600,7 +525,7 @@ def test_a_new_heartbeat_does_not_cut_the_wait_short_and_close_sends_it(server: 
         answered.set()
 
     server.turns[NODES] = [fail]
-    with linked(server.url, rng) as node:
+    with linked(server.url, rng=rng) as node:
         for sequence in range(1, 50):
             node.link.submit(make_heartbeat(sequence))
         assert answered.wait(LONG_S)
@@ -618,18 +543,20 @@ def test_a_new_heartbeat_does_not_cut_the_wait_short_and_close_sends_it(server: 
 
 def test_close_returns_while_the_scheduler_hangs(server: PlayedServer):
     release, arrived = threading.Event(), threading.Event()
+    answered: list[str] = []
 
     def hang(handler: Handler) -> None:
         arrived.set()
-        hold(release, reply(REGISTERED))(handler)
+        release.wait(LONG_S)
+        answered.append(handler.path)
+        reply(REGISTERED)(handler)
 
     server.turns[NODES] = [hang]
     with linked(server.url) as node:
         node.link.submit(make_heartbeat(1))
         assert arrived.wait(LONG_S)
-        begun_s = time.monotonic()
         node.link.close(0.05)
-        assert time.monotonic() - begun_s < LONG_S / 2
+        assert answered == [], "it did not wait for the answer"
         release.set()
     assert server.sequences == []
 
@@ -641,14 +568,11 @@ def test_the_thread_survives_those_that_it_calls(server: PlayedServer, logs: lis
         called.put(1)
         raise KeyError("job")
 
-    link = SchedulerLink(
-        LinkOptions(url=server.url, timeout_s=LONG_S), make_registration(), raise_on, Node.read_log, Node.carry_out
-    )  # type: ignore[arg-type]
-    for sequence in (1, 2):
-        link.submit(make_heartbeat(sequence))
-        called.get(timeout=LONG_S)
-    link.close(LONG_S)
-    assert link.stats().sent_total == 2
+    with linked(server.url, calls={"on_answer": raise_on}) as node:
+        for sequence in (1, 2):
+            node.link.submit(make_heartbeat(sequence))
+            called.get(timeout=LONG_S)
+    assert node.link.stats().sent_total == 2
     assert events(logs) == ["node_registered", "answer_not_obeyed"]
 
 
@@ -682,7 +606,7 @@ def test_the_token_file_is_read_anew_and_the_token_never_shown(server: PlayedSer
         return draw(a, b)
 
     rng.uniform = uniform  # type: ignore[method-assign]
-    with linked(server.url, rng, token_file=str(file)) as node:
+    with linked(server.url, rng=rng, token_file=str(file)) as node:
         node.link.submit(make_heartbeat(1))
         assert failed.wait(LONG_S)
         assert node.link.stats().last_error == f"token file {file}: No such file or directory"
@@ -749,23 +673,9 @@ def test_nobody_waits_for_a_log_any_more(server: PlayedServer, logs: list[Any]):
     server.turns[HEARTBEATS] = [reply(ask("a"))] * 3
     server.turns[LOGS] = [refuse(404, "nobody waits for it")]
     with linked(server.url) as node:
-        for sequence in (1, 2, 3):
-            node.beat(sequence)
+        node.beat(1, 2, 3)
     assert node.read == ["a"]
     assert events(logs) == ["node_registered"]
-
-
-def test_a_log_that_cannot_be_sent_is_tried_some_times(server: PlayedServer, logs: list[Any]):
-    server.turns[HEARTBEATS] = [reply(ask("a"))] * 8
-    server.turns[LOGS] = [refuse(503, "busy")] * 8
-    with linked(server.url) as node:
-        for sequence in range(1, 9):
-            node.beat(sequence)
-        node.beat(9)
-    assert node.read == ["a"] * link_module.REQUEST_ATTEMPTS
-    assert node.link.stats().failed_total == 0
-    assert events(logs) == ["node_registered", "job_log_not_sent"]
-    assert logs[1]["error"] == f"{server.url}{LOGS}: answered 503: busy"
 
 
 def test_who_asks_for_a_log_that_cannot_be_read_is_told_why(server: PlayedServer):
@@ -773,29 +683,25 @@ def test_who_asks_for_a_log_that_cannot_be_read_is_told_why(server: PlayedServer
         raise OSError("bad\ndisk")
 
     server.turns[HEARTBEATS] = [reply(ask("a"))]
-    node = Node(LinkOptions(url=server.url, timeout_s=LONG_S), soon())
-    link = SchedulerLink(
-        LinkOptions(url=server.url, timeout_s=LONG_S), make_registration(), node.take, raise_on, node.carry_out
-    )
-    link.submit(make_heartbeat(1))
-    node.answers.get(timeout=LONG_S)
-    link.submit(make_heartbeat(2))
-    node.answers.get(timeout=LONG_S)
-    link.close(LONG_S)
-    node.link.close(LONG_S)
+    with linked(server.url, calls={"read_log": raise_on}) as node:
+        node.beat(1, 2)
     assert [message["error"] for message in server.sent(LOGS)] == ["the log cannot be read: OSError: bad disk"]
 
 
 def test_a_receiver_of_logs_that_hangs_holds_up_heartbeats_for_a_bounded_time(server: PlayedServer, monkeypatch):
     monkeypatch.setattr(link_module, "REQUESTS_S", 0.1)
     release = threading.Event()
+    answered: list[str] = []
+
+    def hang(handler: Handler) -> None:
+        release.wait(LONG_S)
+        answered.append(handler.path)
+
     server.turns[HEARTBEATS] = [reply(ask("a", "b", "c"))]
-    server.turns[LOGS] = [hold(release, reply({}))] * 3
+    server.turns[LOGS] = [hang] * 3
     with linked(server.url) as node:
-        node.beat(1)
-        begun_s = time.monotonic()
-        node.beat(2)
-        assert time.monotonic() - begun_s < LONG_S / 4
+        node.beat(1, 2)
+        assert answered == [], "the second one did not wait for the log"
         release.set()
 
 
@@ -803,8 +709,7 @@ def test_what_is_remembered_of_logs_is_bounded(server: PlayedServer, monkeypatch
     monkeypatch.setattr(link_module, "REMEMBERED_REQUESTS", 3)
     server.turns[HEARTBEATS] = [reply(ask(str(number))) for number in range(20)]
     with linked(server.url) as node:
-        for sequence in range(1, 21):
-            node.beat(sequence)
+        node.beat(*range(1, 21))
         node.link.close(LONG_S)
         assert len(node.link._attempts) == 3
 
@@ -849,8 +754,7 @@ def test_a_request_without_time_comes_again_and_none_overtakes_it(server: Played
     server.turns[HEARTBEATS] = [reply(request("a", "b"))] * 20
     with linked(server.url) as node:
         node.busy = 10
-        for sequence in range(1, 12):
-            node.beat(sequence)
+        node.beat(*range(1, 12))
         assert [arrived.get(timeout=LONG_S) for _ in range(2)] == ["a", "b"]
         node.beat(12)
     assert [each for each, _ in node.carried_out] == ["a"] * 11 + ["b"]
@@ -858,16 +762,21 @@ def test_a_request_without_time_comes_again_and_none_overtakes_it(server: Played
     assert events(logs) == ["node_registered"]
 
 
-def test_a_reply_that_cannot_be_sent_is_tried_some_times(server: PlayedServer, logs: list[Any]):
-    server.turns[HEARTBEATS] = [reply(request("a"))] * 8
-    server.turns[REPLIES] = [refuse(503, "busy")] * 8
+@pytest.mark.parametrize(
+    ("answer", "path", "event"),
+    [(ask("a"), LOGS, "job_log_not_sent"), (request("a"), REPLIES, "job_reply_not_sent")],
+)
+def test_an_answer_to_a_user_that_cannot_be_sent_is_tried_some_times(
+    server: PlayedServer, logs: list[Any], answer: HeartbeatAnswer, path: str, event: str
+):
+    server.turns[HEARTBEATS] = [reply(answer)] * 8
+    server.turns[path] = [refuse(503, "busy")] * 8
     with linked(server.url) as node:
-        for sequence in range(1, 10):
-            node.beat(sequence)
-    assert len(node.carried_out) == link_module.REQUEST_ATTEMPTS
+        node.beat(*range(1, 10))
+    assert len(node.read) + len(node.carried_out) == link_module.REQUEST_ATTEMPTS
     assert node.link.stats().failed_total == 0
-    assert events(logs) == ["node_registered", "job_reply_not_sent"]
-    assert (logs[1]["job_id"], logs[1]["error"]) == ("job-of-a", f"{server.url}{REPLIES}: answered 503: busy")
+    assert events(logs) == ["node_registered", event]
+    assert (logs[1]["job_id"], logs[1]["error"]) == ("job-of-a", f"{server.url}{path}: answered 503: busy")
 
 
 def test_who_asks_for_what_fails_is_told_why(server: PlayedServer):
@@ -878,13 +787,9 @@ def test_who_asks_for_what_fails_is_told_why(server: PlayedServer):
 
     arrived = announce(server)
     server.turns[HEARTBEATS] = [reply(request("a", "b"))]
-    node = Node(LinkOptions(url=server.url, timeout_s=LONG_S), soon())
-    node.link.close(LONG_S)
-    options = LinkOptions(url=server.url, timeout_s=LONG_S)
-    link = SchedulerLink(options, make_registration(), node.take, node.read_log, raise_on)
-    link.submit(make_heartbeat(1))
-    assert [arrived.get(timeout=LONG_S) for _ in range(2)] == ["a", "b"]
-    link.close(LONG_S)
+    with linked(server.url, calls={"carry_out": raise_on}) as node:
+        node.beat(1)
+        assert [arrived.get(timeout=LONG_S) for _ in range(2)] == ["a", "b"]
     first, second = server.sent(REPLIES)
     assert (first["error"], first["value"]) == ("explain failed: RuntimeError: a mistake", None)
     assert second["error"].startswith("explain failed: UnicodeEncodeError: ")
@@ -895,8 +800,6 @@ def test_a_tick_that_is_busy_holds_up_heartbeats_for_a_bounded_time(server: Play
     server.turns[HEARTBEATS] = [reply(request("a", "b", "c", logs=("d",)))]
     with linked(server.url) as node:
         node.slow_s = 0.05
-        node.beat(1)
-        node.beat(2)
-        node.beat(3)
+        node.beat(1, 2, 3)
     assert len(node.carried_out) <= 2
     assert all(timeout_s <= 0.1 for _, timeout_s in node.carried_out)
