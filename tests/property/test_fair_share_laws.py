@@ -35,7 +35,6 @@ from cpumond.fairshare.resources import CPU, ZERO, add, least, sum_vectors
 from cpumond.fairshare.validate import order_pools
 
 many = examples(100)
-some = examples(50)
 
 MARGIN = 1e-9
 """What counts as nothing: the specification's epsilon, which distributions may be beyond what they hand out (12.1)."""
