@@ -28,9 +28,9 @@ class Host:
         self.root = directory / "cgroup"
         self.mountinfo = make_v2_host(directory, {name: v2_cgroup(quota=quota) for name, quota in jobs.items()})
 
-    def remember(self, boot_id: str = "", **originals: CpuSettings) -> None:
+    def remember(self, **originals: CpuSettings) -> None:
         cgroups = {name: Original(self.inode(name), settings) for name, settings in originals.items()}
-        save(str(self.directory / "originals.state"), Originals(boot_id or read_boot_id(), cgroups))
+        save(str(self.directory / "originals.state"), Originals(read_boot_id(), cgroups))
 
     def inode(self, name: str) -> int:
         return os.stat(self.root / name).st_ino
@@ -99,32 +99,15 @@ def test_what_is_as_high_or_not_one_write_away_is_left_alone(tmp_path: Path, quo
     assert host.quota("a") == quota
 
 
-def test_another_cgroup_at_the_same_place_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("why", ["not the end of the agent", "another boot", "another cgroup", "a weight"])
+def test_what_is_not_its_business_is_left_alone(tmp_path: Path, why: str) -> None:
     host = Host(tmp_path, a="50000 100000")
-    cgroups = {"a": Original(host.inode("a") + 1, FULL), "gone": Original(7, FULL)}
-    save(str(tmp_path / "originals.state"), Originals(read_boot_id(), cgroups))
-    assert host.help() == 0
-
-
-def test_a_weight_is_for_restore(tmp_path: Path) -> None:
-    host = Host(tmp_path, a="50000 100000")
-    save(
-        str(tmp_path / "originals.state"),
-        Originals(read_boot_id(), {"a": Original(host.inode("a"), FULL, ("weight",))}),
-    )
-    assert host.help() == 0
-
-
-def test_the_state_of_another_boot_is_nothing(tmp_path: Path) -> None:
-    host = Host(tmp_path, a="50000 100000")
-    host.remember("another", a=FULL)
-    assert host.help() == 0
-
-
-def test_only_where_systemd_says_that_the_agent_has_ended(tmp_path: Path) -> None:
-    host = Host(tmp_path, a="50000 100000")
-    host.remember(a=FULL)
-    assert raise_quotas({"STATE_DIRECTORY": str(tmp_path)}, host.mountinfo) == 0
+    inode = host.inode("a") + (why == "another cgroup")
+    original = Original(inode, FULL, ("weight",)) if why == "a weight" else Original(inode, FULL)
+    boot_id = "another" if why == "another boot" else read_boot_id()
+    save(str(tmp_path / "originals.state"), Originals(boot_id, {"a": original, "gone": Original(7, FULL)}))
+    end = {} if why == "not the end of the agent" else {"SERVICE_RESULT": "signal"}
+    assert raise_quotas({"STATE_DIRECTORY": str(tmp_path), **end}, host.mountinfo) == 0
     assert host.quota("a") == "50000 100000"
 
 

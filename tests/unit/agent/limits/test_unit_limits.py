@@ -86,14 +86,6 @@ def test_a_limit_is_whole_percents_in_file_and_property_and_the_monitor_goes_on_
     assert min(seen) == 0.05, "a small limit goes down, too"
 
 
-def test_nothing_is_foreign_that_systemd_rounds(node: UnitNode) -> None:
-    node.lower()
-    node.systemd_writes()
-    node.bus.news.append(UnitEvent("reloaded"))
-    assert node.tick().foreign_writes == {"raise": 0, "lower": 0}
-    assert node.status()["status"] == "reclaim"
-
-
 def test_an_order_of_ours_that_systemd_writes_late_is_written_over_at_once(node: UnitNode) -> None:
     """Its file is lower than the newest limit for a moment; no other program wrote it."""
     node.lower()
@@ -192,15 +184,18 @@ def test_the_original_ordered_without_a_reload_is_an_order(node: UnitNode) -> No
     assert node.status()["override_by"] == "systemctl set-property"
 
 
-def test_what_is_given_back_while_nobody_can_be_asked_is_drift(node: UnitNode) -> None:
+@pytest.mark.parametrize(("cores", "kind"), [(4.0, "raise"), (0.1, "lower")])
+def test_as_found_or_less_while_nobody_can_be_asked_is_drift(node: UnitNode, cores: float, kind: str) -> None:
     node.lower()
     node.bus.news.append(UnitEvent("away", text="the bus is away"))
     node.tick()
-    node.order(4.0)
-    node.tick()
+    node.order(cores)
+    assert node.tick().foreign_writes == {"raise": 0, "lower": 0, kind: 1}
     assert node.status()["override_by"] == ""
+    assert node.originals().cgroups[PATH].settings.cores == 4.0
     node.ticks(6)
-    assert node.limit() == 0.5
+    job = node.status()
+    assert (node.limit(), job["cpu_limit"], job["status"]) == (0.5, 4.0, "reclaim")
 
 
 def test_by_file_alone_what_a_reload_gave_back_is_taken_again(node: UnitNode, logs) -> None:
@@ -317,19 +312,14 @@ def test_labels_are_short_and_printable() -> None:
     assert len(labels["D"]) == 200
 
 
-def test_restore_gives_the_file_back_and_says_what_systemd_must_be_told(node: UnitNode) -> None:
+@pytest.mark.parametrize("gone", [False, True])
+def test_restore_gives_the_file_back_and_says_what_systemd_must_be_told(node: UnitNode, gone: bool) -> None:
     node.lower()
+    if gone:
+        node.remove(UNIT)
     report = restore_all(node.agent.hierarchies, node.originals().cgroups)
-    assert report.restored == [PATH]
-    assert node.limit() == 4.0
-    assert report.units == {PATH: ((QUOTA, 4_000_000),)}
-
-
-def test_restore_knows_a_unit_that_is_gone(node: UnitNode) -> None:
-    node.lower()
-    node.remove(UNIT)
-    report = restore_all(node.agent.hierarchies, node.originals().cgroups)
-    assert (report.restored, report.gone) == ([], [PATH])
+    assert (report.restored, report.gone) == (([], [PATH]) if gone else ([PATH], []))
+    assert gone or node.limit() == 4.0
     assert report.units == {PATH: ((QUOTA, 4_000_000),)}
 
 
@@ -352,11 +342,16 @@ def test_a_unit_without_a_limit_file_is_lowered_through_systemd(tmp_path: Path) 
     assert node.bus.stored[UNIT] == ((QUOTA, NO_LIMIT),)
 
 
+def lose_limit_file(node: UnitNode) -> None:
+    """No limit file, nor can one be made but by systemd, as in cgroupfs."""
+    node.file.unlink()
+    node.file.symlink_to(node.directory / "not there" / "cpu.max")
+
+
 def start_with_unseen_limit(node: UnitNode) -> None:
     """On v2 a unit's cgroup comes first and the limit file a moment later, which nothing tells of."""
     node.bus.stored[UNIT] = ((QUOTA, 1_500_000),)
-    node.file.unlink()
-    node.file.symlink_to(node.directory / "not there" / "cpu.max")
+    lose_limit_file(node)
     node.start()
     node.file.unlink()
     node.systemd_writes()
@@ -594,29 +589,22 @@ def test_losses_far_apart_do_not_add_up_to_a_contest(node: UnitNode) -> None:
     assert node.status()["status"] == "reclaim"
 
 
-def test_a_lower_limit_by_file_while_nobody_can_be_asked_is_drift(node: UnitNode) -> None:
-    node.lower()
-    node.bus.news.append(UnitEvent("away", text="the bus is away"))
-    node.tick()
-    node.file.write_text("10000 100000\n")
-    snapshot = node.tick()
-    assert snapshot.foreign_writes == {"raise": 0, "lower": 1}
-    assert node.originals().cgroups[PATH].settings.cores == 4.0
-    node.ticks(6)
-    job = node.status()
-    assert (node.limit(), job["cpu_limit"], job["status"]) == (0.5, 4.0, "reclaim")
-
-
 @pytest.fixture
 def bare(tmp_path: Path) -> Iterator[UnitNode]:
-    """A unit without a limit file, nor can one be made but by systemd, as in cgroupfs."""
     made = UnitNode(tmp_path, "max 100000")
     made.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
-    made.file.unlink()
-    made.file.symlink_to(tmp_path / "not there" / "cpu.max")
+    lose_limit_file(made)
     made.start()
     yield made
     made.agent.close()
+
+
+def test_a_unit_that_systemd_does_not_know_has_no_limit_of_ours(bare: UnitNode) -> None:
+    """A cgroup made by hand with the name of a unit."""
+    bare.ticks(3)
+    bare.bus.news.append(UnitEvent("no-unit", UNIT, bare.bus.told.pop(UNIT)))
+    bare.ticks(2)
+    assert bare.status()["current_cpu_limit"] == float(os.cpu_count() or 1)
 
 
 @pytest.mark.parametrize("kind", ["denied", "refused", "away"])

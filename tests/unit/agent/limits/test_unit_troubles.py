@@ -5,7 +5,6 @@ Two things must never happen: a limit of ours passes for what a unit ordered, an
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,20 @@ from cpumond.host.systemd.properties import NO_LIMIT, UnitEvent, UnitProperties
 DROP_IN = "/run/systemd/system.control/work.service.d/50-CPUQuota.conf"
 WEIGHT_UNITS = UNITS.replace("[monitor]\n", '[monitor]\nactuator = "weight"\n')
 OTHER_SLICE = UNITS.replace("batch.slice", "other.slice")
+
+
+def begin(node: UnitNode, config: str) -> UnitNode:
+    """Its agent starts with this configuration."""
+    node.config_text = config
+    node.agent = node.make_agent()
+    node.start()
+    return node
+
+
+def begin_in_two_slices(directory: Path) -> UnitNode:
+    node = UnitNode(directory)
+    node.managed_roots = '["batch.slice", "other.slice"]'
+    return begin(node, UNITS.replace('slices = ["batch.slice"]', 'slices = ["batch.slice", "other.slice"]'))
 
 
 # ---- cgroups that come and go
@@ -64,11 +77,7 @@ def test_a_unit_that_was_masked_meanwhile_keeps_its_original(node: UnitNode) -> 
 
 
 def test_a_unit_that_moves_to_another_slice_keeps_its_original(tmp_path: Path) -> None:
-    node = UnitNode(tmp_path)
-    node.config_text = UNITS.replace('slices = ["batch.slice"]', 'slices = ["batch.slice", "other.slice"]')
-    node.managed_roots = '["batch.slice", "other.slice"]'
-    node.agent = node.make_agent()
-    node.start()
+    node = begin_in_two_slices(tmp_path)
     node.lower()
     shutil.copytree(node.file.parent, node.root / "other.slice" / UNIT)
     node.remove(UNIT)
@@ -108,11 +117,7 @@ def test_a_restore_that_fails_once_is_tried_again(
 
 
 def test_two_cgroups_of_one_unit_are_told_apart(tmp_path: Path) -> None:
-    node = UnitNode(tmp_path)
-    node.config_text = UNITS.replace('slices = ["batch.slice"]', 'slices = ["batch.slice", "other.slice"]')
-    node.managed_roots = '["batch.slice", "other.slice"]'
-    node.agent = node.make_agent()
-    node.start()
+    node = begin_in_two_slices(tmp_path)
     shutil.copytree(node.file.parent, node.root / "other.slice" / UNIT)
     node.agent.rescan_now()
     node.tick()
@@ -293,22 +298,15 @@ def test_an_order_of_ours_is_held_back_when_somebody_was_faster(node: UnitNode, 
     assert_ordered(node, cores)
 
 
-def test_so_it_is_when_the_limit_goes_down(node: UnitNode) -> None:
-    go_down(node)
-    go_down(node)
-    order_unseen(node, 1.5)
-    exchange(node)
-    assert node.bus.quota_cores() == 1.5
-    assert_ordered(node, 1.5)
-
-
-def test_so_it_is_when_it_is_an_order_that_was_ours_a_moment_ago(node: UnitNode) -> None:
+@pytest.mark.parametrize("is_older", [False, True], ids=["another", "ours a moment ago"])
+def test_so_it_is_when_the_limit_goes_down(node: UnitNode, is_older: bool) -> None:
     before = go_down(node)
     go_down(node)
     go_down(node)
-    order_unseen(node, before)
+    cores = before if is_older else 1.5
+    order_unseen(node, cores)
     exchange(node)
-    assert_ordered(node, before)
+    assert_ordered(node, cores)
 
 
 def test_the_order_is_taken_once_and_the_limit_moves_on(node: UnitNode) -> None:
@@ -367,9 +365,12 @@ def test_so_it_does_when_it_is_nearly_the_original(node: UnitNode) -> None:
     assert 3.995 <= node.bus.quota_cores() <= 4.0
 
 
-def test_so_it_does_at_the_end(node: UnitNode) -> None:
+@pytest.mark.parametrize("paused", [False, True])
+def test_so_it_does_at_the_end(node: UnitNode, paused: bool) -> None:
     node.lower()
     node.ticks(3)
+    if paused:
+        (node.directory / "run" / "pause").touch()
     order_unseen(node, 2.0)
     assert node.agent.close() == 0
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
@@ -409,15 +410,6 @@ def test_where_the_file_cannot_be_written_for_it_systemd_writes_it(
     assert (node.limit(), node.status()["cpu_limit"]) == (2.0, 6.0)
     exchange(node)
     assert_ordered(node, 6.0)
-
-
-def test_at_the_end_of_a_pause_theirs_is_put_back(node: UnitNode) -> None:
-    node.lower()
-    node.ticks(3)
-    (node.directory / "run" / "pause").touch()
-    order_unseen(node, 2.0)
-    assert node.agent.close() == 0
-    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
 
 
 def test_a_limit_that_cannot_be_put_back_is_not_forgotten_for_an_order(
@@ -509,9 +501,7 @@ def test_nothing_of_ours_is_set_before_their_order_is_known(node: UnitNode) -> N
 def test_the_period_of_the_unit_stays_its_own(tmp_path: Path) -> None:
     """Below a millisecond of quota ours is longer."""
     node = UnitNode(tmp_path, "200000 50000")
-    node.config_text = UNITS.replace("min_cpu_limit = 0.5", "min_cpu_limit = 0.01")
-    node.agent = node.make_agent()
-    node.start()
+    begin(node, UNITS.replace("min_cpu_limit = 0.5", "min_cpu_limit = 0.01"))
     for _ in range(30):
         node.bus.obey()
         node.tick()
@@ -557,10 +547,8 @@ def test_what_was_ours_before_theirs_is_ours_no_more(node: UnitNode) -> None:
 
 def test_the_order_of_a_weight_is_respected_as_well(tmp_path: Path) -> None:
     node = UnitNode(tmp_path, "max 100000")
-    node.config_text = WEIGHT_UNITS
     node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT), ("CPUWeight", NO_LIMIT))
-    node.agent = node.make_agent()
-    node.start()
+    begin(node, WEIGHT_UNITS)
     node.ticks(12)
     node.bus.obey()
     for _ in range(3):
@@ -574,24 +562,16 @@ def test_the_order_of_a_weight_is_respected_as_well(tmp_path: Path) -> None:
     assert dict(node.bus.stored[UNIT])["CPUWeight"] == 40
 
 
-def test_an_order_right_before_the_end_is_respected(node: UnitNode) -> None:
-    """``systemctl set-property``, and ``systemctl stop cpumond`` before the next tick."""
+@pytest.mark.parametrize("ticks", [0, 1], ids=["unseen", "asked for"])
+def test_an_order_right_before_the_end_is_respected(node: UnitNode, ticks: int) -> None:
+    """``systemctl set-property``, and ``systemctl stop cpumond`` before the next tick or the answer."""
     node.lower()
     node.ticks(3)
     node.bus.answers_when_flushed = True
     node.order(2.0)
+    node.ticks(ticks)
     node.agent.close()
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
-
-
-def test_an_order_that_is_asked_for_at_the_end_is_respected(node: UnitNode) -> None:
-    node.lower()
-    node.ticks(3)
-    node.bus.answers_when_flushed = True
-    node.order(2.0)
-    node.tick()
-    node.agent.close()
-    assert node.limit() == 2.0
 
 
 def test_a_quota_that_systemd_did_not_take_back_is_not_forgotten_for_a_weight(node: UnitNode) -> None:
@@ -606,31 +586,15 @@ def test_a_quota_that_systemd_did_not_take_back_is_not_forgotten_for_a_weight(no
 
 def test_a_weight_where_there_is_no_weight_file_is_nothing_to_take_back(tmp_path: Path) -> None:
     node = UnitNode(tmp_path, "max 100000")
-    node.config_text = WEIGHT_UNITS
     node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
     for name in ("cpu.max", "cpu.weight", "cpu.max.burst"):
         (node.file.parent / name).unlink(missing_ok=True)
-    node.agent = node.make_agent()
-    node.start()
+    begin(node, WEIGHT_UNITS)
     node.ticks(6)
     node.remove(UNIT)
     node.ticks(8)
     assert node.agent.writer.returning == {}
     assert node.agent.close() == 0
-
-
-def test_a_unit_that_systemd_does_not_know_has_no_limit_of_ours(tmp_path: Path) -> None:
-    """A cgroup made by hand with the name of a unit, and no limit file."""
-    node = UnitNode(tmp_path, "max 100000")
-    node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
-    node.file.unlink()
-    node.file.symlink_to(tmp_path / "not there" / "cpu.max")
-    node.start()
-    node.ticks(3)
-    node.bus.news.append(UnitEvent("no-unit", UNIT, node.bus.told.pop(UNIT)))
-    node.ticks(2)
-    assert node.status()["current_cpu_limit"] == float(os.cpu_count() or 1)
-    node.agent.close()
 
 
 def test_a_copy_that_cannot_be_written_is_removed(node: UnitNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -688,6 +652,15 @@ def use(bus: AnsweringBus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unit_bus, "UnitBus", lambda _: bus)
 
 
+def leave_new_unit_of_an_old_name(node: UnitNode) -> None:
+    """The agent dies; the unit ends, and another one begins with a quota of its own."""
+    node.lower()
+    node.drop_agent()
+    node.remove(UNIT)
+    node.make(UNIT)
+    node.order(1.0)
+
+
 NEW_UNITS = pytest.mark.parametrize(
     ("drop_ins", "cores"), [([], 1.0), ([DROP_IN], 4.0), (None, 4.0)], ids=["new", "lowered by us", "no answer"]
 )
@@ -700,11 +673,7 @@ def test_restore_tells_a_new_unit_of_an_old_name_by_its_drop_ins(
     """A job named like one before it, with a smaller quota of its own, is not given the old one's."""
     bus = AnsweringBus(drop_ins)
     use(bus, monkeypatch)
-    node.lower()
-    node.drop_agent()
-    node.remove(UNIT)
-    node.make(UNIT)
-    node.order(1.0)
+    leave_new_unit_of_an_old_name(node)
     place = node.directory
     (place / "c.toml").write_text(
         f'state_dir = "{place}/state"\nruntime_dir = "{place}/run"\nmountinfo = "{node.mountinfo}"\n'
@@ -721,13 +690,8 @@ def test_so_does_the_next_run(
     node: UnitNode, monkeypatch: pytest.MonkeyPatch, drop_ins: list[str] | None, cores: float
 ) -> None:
     use(AnsweringBus(drop_ins), monkeypatch)
-    node.lower()
-    node.drop_agent()
-    node.remove(UNIT)
-    node.make(UNIT)
-    node.order(1.0)
-    node.agent = node.make_agent()
-    node.start()
+    leave_new_unit_of_an_old_name(node)
+    begin(node, UNITS)
     node.tick()
     assert node.status()["cpu_limit"] == cores
 
