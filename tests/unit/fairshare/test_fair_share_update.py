@@ -3,7 +3,6 @@ a row."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -54,33 +53,6 @@ def got(result: UpdateResult, *names: str) -> Any:
 # ---- attributes (3)
 
 
-def test_demand_and_usage_of_a_pool_are_the_sums_of_its_children():
-    """1, 3: not clamped by limits; shares are of the totals, 0 where there are none."""
-    result = run(
-        Pool("a", resource_limits=(INF, 1.0, INF, INF, INF)),
-        Pool("b", "a"),
-        Operation("x", "b", demand=(10.0, 80.5, 2.0, 600.0, 5.0), usage=(5.0, 0.1, 0.0, 0.0, 5.0)),
-        Operation("y", "a", demand=(1.0, 40.0, 0.0, 600.0, 7.0), usage=(0.0, 0.2, 0.0, 0.0, 0.0)),
-    )
-    for name in ("a", ROOT):
-        assert result.elements[name].demand_share == pytest.approx((0.11, 1.205, 0.25, 1.2, 0.0))
-        assert result.elements[name].usage_share == pytest.approx((0.05, 0.003, 0.0, 0.0, 0.0))
-    assert result.elements["x"].demand_share == (0.1, 0.805, 0.25, 0.6, 0.0)
-
-
-def test_limits_are_shares_within_the_cluster():
-    """3: share(min(resource_limits, T)); 0 where the cluster has none of a resource."""
-    result = run(
-        Pool("a", resource_limits=(50.0, 1e9, 0.0, INF, 3.0)),
-        Operation("x", "a", resource_limits=(INF, 20.0, INF, INF, INF), max_share_ratio=0.5),
-        Operation("y", "a", max_share_ratio=0.0),
-    )
-    assert result.elements["a"].limits_share == (0.5, 1.0, 0.0, 1.0, 0.0)
-    assert result.elements["x"].limits_share == (0.5, 0.2, 0.5, 0.5, 0.0)
-    assert result.elements["y"].limits_share == ZERO
-    assert result.elements[ROOT].limits_share == (1.0, 1.0, 1.0, 1.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("demand", "usage", "dominant"),
     [
@@ -98,18 +70,6 @@ def test_the_dominant_resource(demand, usage, dominant):
     """3: of usage if there is any, else of demand; the first of the greatest; cpu if the cluster has nothing of it."""
     result = run(Pool("a"), Operation("x", "a", demand=demand, usage=usage))
     assert {result.elements[name].dominant_resource for name in ("x", "a", ROOT)} == {dominant}
-
-
-def test_every_element_is_described_by_its_kind():
-    """What only pools have is 0 for operations."""
-    result = run(
-        Pool("a", strong_guarantee_resources=(None, 50.0, None, None, None)), Operation("x", "a", demand=cpu(10.0))
-    )
-    assert [result.elements[name].kind for name in (ROOT, "a", "x")] == ["root", "pool", "operation"]
-    x = result.elements["x"]
-    assert x.strong_guarantee_share == x.proposed_integral_share == x.inferred_strong_guarantee_resources == ZERO
-    assert x.accumulated_volume == x.volume_overflow == ZERO
-    assert (x.burst_ratio, x.total_burst_ratio, x.resource_flow_ratio, x.last_share_ratio) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_elements_are_a_mapping_in_pre_order():
@@ -186,78 +146,12 @@ def test_a_gang_that_does_not_fit_the_guarantee_is_deferred():
     assert got(result, *"gxh") == [0.0, 0.2, 0.3]
 
 
-def test_the_effective_order_is_the_order_of_service():
-    """7, 9.3: without reordering the gang at the head holds up the rest until it fits."""
-    operations = [gang("g", 60.0), single("x", 20.0), gang("h", 30.0)]
-    neighbour = [Pool("b", weight=1e6), Operation("n", "b", demand=cpu(100.0))]
-    pool = Pool("a", mode="fifo", strong_guarantee_resources=(0.0, 50.0, 0.0, 0.0, 0.0), fifo_reordering=True)
-    numbered = [replace(operation, start_time=float(n)) for n, operation in enumerate(operations)]
-    assert got(run(pool, *numbered, *neighbour, **REORDERING), *"agxh") == [0.5, 0.0, 0.2, 0.3]
-    without = run(replace(pool, fifo_reordering=False), *numbered, *neighbour, **REORDERING)
-    assert got(without, *"agxh") == [0.0, 0.0, 0.0, 0.0]
-
-
-def test_a_gang_that_runs_is_not_deferred():
-    """7: usage nonzero; it takes its demand of what is left, so the next gang does not fit."""
-    result = queue(gang("g", 60.0, usage=1.0), gang("h", 10.0), single("x", 10.0))
-    assert effective(result, *"ghx") == [0, 2, 1]
-
-
-def test_behind_an_operation_that_does_not_fit_all_is_deferred():
-    """7: "x" is no gang, so it is accepted, and then the walk has stopped; what was deferred before stays before."""
-    result = queue(gang("g", 60.0), single("x", 70.0), gang("h", 1.0), single("y", 1.0))
-    assert effective(result, *"gxhy") == [1, 0, 2, 3]
-
-
-def test_a_gang_beyond_its_own_limits_takes_nothing():
-    """7: d = 0 if limits_share does not dominate demand_share, so it is accepted and leaves all to the next."""
-    limits = (INF, 55.0, INF, INF, INF)
-    result = queue(gang("g", 60.0, resource_limits=limits), gang("h", 60.0), gang("k", 50.0))
-    assert effective(result, *"ghk") == [0, 2, 1]
-
-
-def test_an_operation_counts_with_what_its_limits_let_it_have():
-    """7: d = min(demand_share, limits_share)."""
-    limited = single("x", 80.0, resource_limits=(INF, 10.0, INF, INF, INF))
-    assert effective(queue(limited, gang("g", 60.0), gang("h", 40.0)), *"xgh") == [0, 2, 1]
-
-
 def test_what_exceeds_the_guarantee_by_less_than_eps_fits():
     """7: fits = (strong + E dominates acc + d)."""
     tenths = [gang(f"g{n}", 10.0) for n in range(3)]
     assert 0.1 + 0.1 + 0.1 > 0.3
     result = queue(*tenths, gang("no", 1.0), single("x", 0.0), strong=30.0)
     assert effective(result, "g0", "g1", "g2", "no", "x") == [0, 1, 2, 4, 3]
-
-
-def test_without_a_change_there_is_no_effective_order():
-    """7: only if the new order differs from the FIFO order."""
-    assert effective(queue(gang("g", 40.0), single("x", 5.0)), *"gx") == [None, None]
-    # deferred, but last anyway
-    assert effective(queue(single("x", 5.0), gang("g", 60.0)), *"gx") == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("options", "flags", "strong"),
-    [
-        ({"step_function_for_gang_operations": False}, {}, 50.0),
-        ({"fifo_reordering": False}, {}, 50.0),
-        ({}, {"step_function_for_gang_operations": False}, 50.0),
-        ({}, {"fifo_reordering": False}, 50.0),
-        ({}, {"mode": "fair_share"}, 50.0),
-        ({}, {}, 0.0),
-    ],
-)
-def test_reordering_needs_all_flags_and_a_guarantee(options, flags, strong):
-    """7: both toggles, both flags of the pool, and E must not dominate its strong share."""
-    operations = [gang("g", 60.0), single("x", 20.0)]
-    assert effective(queue(*operations), *"gx") == [1, 0]
-    pool_flags = {key: value for key, value in flags.items() if key != "mode"}
-    if "mode" in flags:
-        pool = Pool("a", strong_guarantee_resources=(0.0, strong, 0.0, 0.0, 0.0), fifo_reordering=True)
-        assert effective(run(pool, *operations, **REORDERING), *"gx") == [None, None]
-    else:
-        assert effective(queue(*operations, strong=strong, flags=pool_flags, **options), *"gx") == [None, None]
 
 
 # ---- checks (15)
@@ -348,16 +242,6 @@ def test_a_cluster_with_nothing(improved):
 
 
 @pytest.mark.parametrize("improved", [False, True])
-def test_operations_without_demand(improved):
-    """9.1: they get nothing and hold up nobody."""
-    idle = [Operation(f"i{n}", "a", weight=1e-6) for n in range(3)]
-    result = run(
-        Pool("a"), *idle, Operation("x", "a", demand=cpu(100.0)), improved_fair_share_by_fit_factor=improved
-    )  # fmt: skip
-    assert got(result, "x", "i0", ROOT) == [1.0, 0.0, 1.0]
-
-
-@pytest.mark.parametrize("improved", [False, True])
 def test_a_tree_a_thousand_levels_deep(improved):
     """No phase recurses; guarantees and shares get to the bottom."""
     depth = 1000
@@ -391,115 +275,7 @@ def test_five_thousand_operations_in_one_pool(mode, improved):
     assert got(result, ROOT) == [1.0]
 
 
-def test_five_thousand_operations_of_many_sizes():
-    """9.2: everybody has its demand, or what the weight gives, one part for all."""
-    rng = random.Random(5000)
-    operations = [
-        Operation(f"o{n}", "a", weight=rng.choice([1.0, 2.0, 3.0]), demand=cpu(rng.randrange(1, 5000) / 100))
-        for n in range(5000)
-    ]
-    result = run(Pool("a"), *operations, total=cpu(50000.0))
-    cores = {operation.name: result.elements[operation.name].fair_share.total[1] * 50000.0 for operation in operations}
-    assert sum(cores.values()) == pytest.approx(50000.0, rel=1e-9)
-    parts = {cores[o.name] / o.weight for o in operations if cores[o.name] < o.demand[1] - 1e-6}
-    assert max(parts) == pytest.approx(min(parts), rel=1e-9)
-    assert max(cores[o.name] / o.weight for o in operations) <= max(parts) * (1.0 + 1e-9)
-
-
 # ---- updates in a row
-
-
-def values(result: UpdateResult) -> dict[str, ElementShares]:
-    return dict(result.elements)
-
-
-def random_parts(rng: random.Random) -> list[Pool | Operation]:
-    parts: list[Pool | Operation] = []
-    for n in range(6):
-        kind: Any = rng.choice(["none", "none", "burst", "relaxed"]) if n % 2 == 0 else "none"
-        integral = IntegralGuarantees(kind, cpu(5.0), cpu(10.0), accumulated_volume=(6e4, 6e4, 6e3, 6e5, 0.0))
-        strong = rng.choice([None, float(rng.randrange(20))])
-        parts.append(
-            Pool(
-                f"p{n}",
-                f"p{n - 1}" if n % 2 else ROOT,
-                rng.choice([1.0, 2.0, 0.3]),
-                rng.choice(["fair_share", "fifo"]) if n % 2 else "fair_share",
-                strong_guarantee_resources=(None, strong, None, None, None),
-                integral_guarantees=integral,
-                fifo_reordering=True,
-            )
-        )
-    parts += [random_operation(rng, n) for n in range(25)]
-    return parts
-
-
-def random_operation(rng: random.Random, n: int) -> Operation:
-    demand = (
-        float(rng.randrange(9)),
-        rng.randrange(2000) / 100,
-        float(rng.randrange(2)),
-        rng.randrange(200) * 1.0,
-        0.0,
-    )
-    usage = rng.choice([ZERO, demand, (0.0, demand[1], 0.0, 0.0, 0.0)])
-    return Operation(
-        f"o{n}",
-        f"p{rng.randrange(6)}",
-        rng.choice([1.0, 2.0]),
-        demand,
-        usage,
-        rng.random() < 0.3,
-        float(rng.randrange(9)),
-    )
-
-
-def changed(rng: random.Random, parts: list[Pool | Operation]) -> list[Pool | Operation]:
-    """The parts with one to three changes."""
-    parts = list(parts)
-    for _ in range(rng.randint(1, 3)):
-        n = rng.randrange(len(parts))
-        part = parts[n]
-        if isinstance(part, Operation):
-            parts[n : n + 1] = rng.choice(
-                [[], [random_operation(rng, int(part.name[1:]))], [replace(part, weight=3.0)]]
-            )
-        elif int(part.name[1:]) % 2:
-            parts[n] = rng.choice(
-                [
-                    replace(part, mode="fair_share" if part.mode == "fifo" else "fifo"),
-                    replace(part, step_function_for_gang_operations=not part.step_function_for_gang_operations),
-                ]
-            )
-        else:
-            limit = rng.choice([INF, 20.0])
-            parts[n] = rng.choice(
-                [replace(part, weight=rng.random() + 0.1), replace(part, resource_limits=(INF, limit, INF, INF, INF))]
-            )
-    missing = [n for n in range(25) if not any(part.name == f"o{n}" for part in parts)]
-    return [*parts, *(random_operation(rng, n) for n in missing if rng.random() < 0.3)]
-
-
-@pytest.mark.parametrize("improved", [False, True])
-@pytest.mark.parametrize("seed", range(4))
-def test_updates_in_a_row_give_what_each_alone_gives(seed, improved):
-    """To the last bit, whatever changes between them; a result is not touched by the next update."""
-    rng = random.Random(seed)
-    updater = FairShareUpdater()
-    parts = random_parts(rng)
-    before: list[tuple[UpdateResult, dict[str, ElementShares]]] = []
-    for step in range(12):
-        snapshot = tree(*parts, improved_fair_share_by_fit_factor=improved, **REORDERING)
-        result, alone = (
-            updater.update(snapshot, step * 10.0, step * 10.0 - 10.0),
-            update(snapshot, step * 10.0, step * 10.0 - 10.0),
-        )
-        assert result.errors == alone.errors
-        assert values(result) == values(alone)
-        before.append((result, values(result)))
-        parts = changed(rng, parts)
-    for result, then in before:
-        assert values(result) == then
 
 
 def test_a_result_that_is_read_late_is_that_of_its_update():
@@ -510,35 +286,6 @@ def test_a_result_that_is_read_late_is_that_of_its_update():
     assert list(first.elements) == [ROOT, "a", "x"]
     assert got(first, "x") == [0.4]
     assert got(second, "x") == [0.7]
-
-
-def test_another_cluster_or_other_options_are_another_tree():
-    """Totals and options are part of every share."""
-    updater = FairShareUpdater()
-    parts = [Pool("a"), Pool("b"), *(Operation(f"of {name}", name, demand=cpu(60.0), gang=True) for name in "ab")]
-    for options in (
-        {},
-        {"step_function_for_gang_operations": True},
-        {**REORDERING, "improved_fair_share_by_fit_factor": True},
-    ):
-        for total in (TOTAL, (0.0, 200.0, 0.0, 0.0, 0.0), TOTAL):
-            snapshot = tree(*parts, total=total, **options)
-            assert values(updater.update(snapshot, 0.0, None)) == values(update(snapshot, 0.0, None))
-
-
-def test_operations_that_come_to_another_pool():
-    """An operation is known by its name; its pool decides whether it is a gang."""
-    updater = FairShareUpdater()
-    pools = [
-        Pool("a"),
-        Pool("b", step_function_for_gang_operations=False),
-        Pool("c"),
-        Operation("n", "c", demand=cpu(100.0)),
-    ]
-    moved = Operation("x", "a", demand=cpu(60.0), gang=True)
-    for parent, share in (("a", 0.0), ("b", 0.5), ("a", 0.0)):
-        result = updater.update(tree(*pools, replace(moved, parent=parent), **REORDERING), 0.0, None)
-        assert got(result, "x") == [share]
 
 
 def test_the_state_of_an_update_is_that_of_the_next():

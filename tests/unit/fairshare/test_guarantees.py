@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,31 +70,10 @@ def test_unset_resources_follow_the_main_one():
     assert inferred(run(strong("a", cpu=30.0)), "a") == (30.0, 30.0, 2.0, 300.0, 0.0)
 
 
-def test_integers_are_truncated_toward_zero_and_not_rounded():
-    """17: 0.2999 of 100 slots are 29, of 8 gpus 2, of 1000 bytes 299."""
-    assert inferred(run(strong("a", cpu=29.99)), "a") == (29.0, 29.99, 2.0, 299.0, 0.0)
-
-
 def test_an_explicit_zero_is_not_inferred():
     """4: explicit 0 suppresses inference for that resource."""
     pool = Pool("a", strong_guarantee_resources=give(cpu=50.0, gpu=0.0))
     assert inferred(run(pool), "a") == (50.0, 50.0, 0.0, 500.0, 0.0)
-
-
-def test_without_a_main_resource_nothing_is_inferred():
-    """4: the main resource is never inferred: unset it is 0, and so is then everything else that is unset."""
-    assert inferred(run(Pool("a")), "a") == ZERO
-    assert inferred(run(Pool("a", strong_guarantee_resources=give(memory=100.0))), "a") == (0.0, 0.0, 0.0, 100.0, 0.0)
-    assert inferred(run(strong("a", cpu=0.0)), "a") == ZERO
-
-
-def test_another_main_resource():
-    """4 and 17: cpu follows memory, and is rounded to 0.01, halves away from zero."""
-    pool = Pool("a", strong_guarantee_resources=give(memory=333.0))
-    assert inferred(run(pool, main_resource="memory"), "a") == (33.0, 33.3, 2.0, 333.0, 0.0)
-    total = (100.0, 10.01, 8.0, 1000.0, 0.0)
-    pool = Pool("a", strong_guarantee_resources=give(memory=500.0))
-    assert inferred(run(pool, main_resource="memory", total=total), "a")[1] == 5.01
 
 
 def test_on_the_first_level_inferred_guarantees_are_not_rescaled():
@@ -117,49 +95,6 @@ def test_below_the_first_level_inferred_guarantees_share_what_is_left():
     assert [inferred(result, name)[0] for name in "abc"] == [50.0, 30.0, 20.0]
 
 
-def test_what_is_rescaled_is_rounded_as_the_resource_is_counted():
-    """4, 17: a third of 100 bytes is 33, a third of 10.01 cores 3.34, where memory is the main resource."""
-    total = (0.0, 90.01, 0.0, 100.0, 0.0)
-    result = run(
-        Pool("top", strong_guarantee_resources=give(memory=100.0)),
-        Pool("a", "top", strong_guarantee_resources=give(memory=40.0, cpu=80.0)),
-        *(Pool(name, "top", strong_guarantee_resources=give(memory=20.0)) for name in "bcd"),
-        total=total,
-        main_resource="memory",
-    )
-    assert [inferred(result, name)[1] for name in "abcd"] == [80.0, 3.34, 3.34, 3.34]
-    result = run(
-        strong("top", cpu=90.0),
-        Pool("a", "top", strong_guarantee_resources=give(cpu=60.0, memory=0.0)),
-        *(strong(name, "top", cpu=40.0) for name in "bcd"),
-        total=(0.0, 90.0, 0.0, 100.0, 0.0),
-    )
-    assert [inferred(result, name)[3] for name in "abcd"] == [0.0, 33.0, 33.0, 33.0]
-
-
-def test_if_more_is_said_than_there_is_nothing_is_left_to_infer():
-    """4: residual max(G - X, 0) = 0."""
-    result = run(
-        strong("top", cpu=50.0),
-        Pool("a", "top", strong_guarantee_resources=give(cpu=10.0, memory=600.0)),
-        strong("b", "top", cpu=10.0),
-    )
-    assert [inferred(result, name)[3] for name in ("top", "a", "b")] == [500.0, 600.0, 0.0]
-
-
-def test_inference_goes_down_level_by_level():
-    """4: each level's parts are of its parent; what a parent has nothing of, its children infer nothing of."""
-    result = run(
-        Pool("a", strong_guarantee_resources=give(cpu=50.0, gpu=0.0)),
-        strong("b", "a", cpu=25.0),
-        strong("c", "b", cpu=5.0),
-    )
-    assert inferred(result, "b") == (25.0, 25.0, 0.0, 250.0, 0.0)
-    assert inferred(result, "c") == (5.0, 5.0, 0.0, 50.0, 0.0)
-    result = run(Pool("a"), strong("b", "a", cpu=25.0))
-    assert inferred(result, "b") == (0.0, 25.0, 0.0, 0.0, 0.0)
-
-
 # ---- overcommit
 
 
@@ -169,16 +104,6 @@ def flow(cpu: float, burst: float = 0.0) -> IntegralGuarantees:
 
 def codes(result: UpdateResult) -> list[int]:
     return [error.code for error in result.errors]
-
-
-def test_guarantees_and_flows_beyond_the_cluster_are_an_error_and_no_more():
-    """6: 29000 for the flows; nothing is scaled."""
-    a, b = strong("a", cpu=60.0), Pool("b", integral_guarantees=flow(50.0))
-    result = run(a, b, Operation("o", "a", demand=(60.0, 60.0, 4.0, 600.0, 0.0)))
-    assert codes(result) == [29000]
-    assert "flow" in result.errors[0].message
-    assert strong_cpu(result, ROOT, "a") == [0.6, 0.6]
-    assert codes(run(a, Pool("b", integral_guarantees=flow(40.0)))) == []
 
 
 def test_guarantees_and_bursts_beyond_the_cluster_are_scaled_with_one_factor():
@@ -198,19 +123,6 @@ def test_flow_and_burst_errors_in_this_order():
     result = run(strong("a", cpu=60.0), Pool("b", integral_guarantees=flow(50.0, 50.0)))
     assert codes(result) == [29000, 29000]
     assert ["flow" in error.message for error in result.errors] == [True, False]
-
-
-def test_strong_guarantees_alone_are_scaled_like_bursts():
-    """21: 30 and 90 of 100 cpu; phi = 5/6 in every resource."""
-    result = run(strong("a", cpu=30.0), strong("b", cpu=90.0), *(full_demand(name) for name in "ab"))
-    assert codes(result) == [29000, 29000]
-    assert strong_cpu(result, ROOT, "a", "b") == near(1.0, 0.25, 0.75)
-    assert result.elements["b"].strong_guarantee_share[3] == pytest.approx(0.75)
-    assert result.elements["b"].fair_share.total[1] == pytest.approx(0.75)
-
-
-def full_demand(pool: str) -> Operation:
-    return Operation(f"of {pool}", pool, demand=(0.0, TOTAL[1], 0.0, TOTAL[3], 0.0))
 
 
 @pytest.mark.parametrize(("gpus", "errors"), [(2.0, []), (3.0, [29000])])
@@ -243,18 +155,6 @@ def test_children_of_one_pool_are_shrunk_by_one_factor_for_all_resources():
     assert result.elements["b"].strong_guarantee_share == vector((0.0, 0.05, 0.0, 0.25, 0.0))
 
 
-def test_limits_cut_a_guarantee_and_with_it_those_below():
-    """6.2: strong = min(strong, limits_share), then the children's within it."""
-    result = run(
-        strong("top", cpu=80.0, resource_limits=limit(cpu=40.0)),
-        strong("a", "top", cpu=60.0),
-        strong("b", "top", cpu=20.0),
-    )
-    assert strong_cpu(result, "top", "a", "b") == near(0.4, 0.3, 0.1)
-    assert result.elements["top"].strong_guarantee_share[3] == 0.8
-    assert result.elements["a"].strong_guarantee_share[3] == pytest.approx(0.3)
-
-
 def test_a_resource_that_is_not_there_takes_away_all_guarantees_below():
     """6.2: av_r = 0 < tot_r for one r zeroes all resources of all children."""
     result = run(
@@ -267,26 +167,6 @@ def test_a_resource_that_is_not_there_takes_away_all_guarantees_below():
     assert result.elements["top"].strong_guarantee_share == (0.8, 0.8, 0.0, 0.8, 0.0)
 
 
-def test_guarantees_that_fit_stay_to_the_last_bit():
-    """6.2: if av dominates the sum, nothing is multiplied."""
-    result = run(strong("top", cpu=60.0), strong("a", "top", cpu=33.33), strong("b", "top", cpu=26.66))
-    assert strong_cpu(result, "top", "a", "b") == [0.6, 0.3333, 0.2666]
-
-
-def test_adjusted_guarantees_that_round_over_a_limit():
-    """6.2: children shrunk into a limit exactly fill it, for whatever rounding their sum has; all of it is used."""
-    rng = random.Random(62)
-    for _ in range(60):
-        children = [strong(f"c{n}", "top", cpu=rng.randrange(1, 9000) / 100) for n in range(rng.randint(2, 6))]
-        cpu = rng.randrange(100, 9500) / 100
-        parts = [strong("top", cpu=100.0, resource_limits=limit(cpu=cpu)), *children]
-        result = run(*parts, *(full_demand(child.name) for child in children))
-        sums = sum(strong_cpu(result, *(child.name for child in children)))
-        wanted = sum(child.strong_guarantee_resources[1] or 0.0 for child in children)
-        assert sums == pytest.approx(min(cpu, wanted) / 100.0, abs=1e-12)
-        assert result.elements["top"].fair_share.total[1] == pytest.approx(cpu / 100.0, abs=1e-9)
-
-
 DONOR = {"priority_strong_guarantee_adjustment_donorship": True}
 PRIORITY = {"priority_strong_guarantee_adjustment": True}
 
@@ -294,12 +174,6 @@ PRIORITY = {"priority_strong_guarantee_adjustment": True}
 def tiers(result: UpdateResult, name: str) -> tuple[float, float]:
     element = result.elements[name]
     return element.strong_guarantee_share_priority_tier[1], element.strong_guarantee_share_regular_tier[1]
-
-
-def test_without_priority_all_guarantees_are_regular():
-    """6.1: P = 0, regular = strong."""
-    result = run(strong("a", cpu=30.0), strong("b", "a", cpu=10.0), Operation("o", "b"))
-    assert [tiers(result, name) for name in (ROOT, "a", "b", "o")] == [(0, 0.3), (0, 0.3), (0, 0.1), (0, 0)]
 
 
 def test_priority_guarantees_are_kept_first():
@@ -329,47 +203,6 @@ def test_priority_guarantees_that_do_not_fit_leave_nothing_to_regular_ones():
     assert tiers(result, "c") == (0.0, 0.0)
 
 
-def test_priority_deep_below_a_donor_counts_in_the_tiers_above_it():
-    """6.1: a pool's priority tier is the sum of its children's; the donor itself has none."""
-    result = run(
-        strong("donor", cpu=90.0, resource_limits=limit(cpu=45.0), **DONOR),
-        strong("left", "donor", cpu=50.0),
-        strong("right", "donor", cpu=40.0),
-        strong("first", "left", cpu=30.0, **PRIORITY),
-        strong("other", "left", cpu=20.0),
-    )
-    # of 45 the 30 are kept, 15 are left for 20 of "left" and 40 of "right": a quarter of each
-    assert tiers(result, "donor") == (0.0, 0.9)
-    assert tiers(result, "left") == near(0.3, 0.05)
-    assert tiers(result, "right") == near(0.0, 0.1)
-    assert strong_cpu(result, "left", "right", "first", "other") == near(0.35, 0.1, 0.3, 0.05)
-
-
-def test_a_donor_that_is_a_priority_pool_gives_to_its_children_from_its_priority():
-    """6.1: an effective priority pool is first of all that: priority = strong."""
-    result = run(
-        strong("donor", cpu=80.0, resource_limits=limit(cpu=40.0), **DONOR),
-        strong("both", "donor", cpu=40.0, **PRIORITY, **DONOR),
-        strong("c", "donor", cpu=40.0),
-        strong("inner", "both", cpu=10.0, **PRIORITY),
-    )
-    assert codes(result) == []
-    assert tiers(result, "both") == near(0.4, 0.0)
-    assert strong_cpu(result, "both", "c", "inner") == near(0.4, 0.0, 0.1)
-
-
-def test_a_priority_pool_without_a_donor_is_a_regular_one():
-    """15, 6.1: 29002, and it is not an effective priority pool."""
-    result = run(
-        strong("top", cpu=80.0, resource_limits=limit(cpu=40.0)),
-        strong("first", "top", cpu=30.0, **PRIORITY),
-        strong("b", "top", cpu=50.0),
-    )
-    assert codes(result) == [29002]
-    assert tiers(result, "first") == near(0.0, 0.15)
-    assert strong_cpu(result, "first", "b") == near(0.15, 0.25)
-
-
 def test_the_root_may_be_the_donor():
     """6.1, 15: the root's flag counts for its children; without overcommit nothing is scaled."""
     first, other = strong("first", cpu=60.0, **PRIORITY), strong("other", cpu=60.0)
@@ -395,24 +228,3 @@ def test_what_is_not_guaranteed_is_estimated_by_weight():
     estimated = {name: result.elements[name].estimated_guarantee_share[1] for name in (ROOT, "top", "a", "b", "o")}
     # 60 - 30 are left: 15, 5 and 10
     assert estimated == pytest.approx({ROOT: 0.6, "top": 0.6, "a": 0.35, "b": 0.15, "o": 0.1})
-
-
-def test_estimated_guarantees_go_down_level_by_level():
-    """6.3: a pool without guarantee passes on its part of the rest; limits and demand play no part."""
-    result = run(
-        strong("a", cpu=50.0),
-        Pool("b", "a", weight=4.0, resource_limits=limit(cpu=1.0)),
-        Pool("c", "a"),
-        Operation("o", "b"),
-        Operation("p", "b", weight=3.0),
-    )
-    estimated = [result.elements[name].estimated_guarantee_share[1] for name in "abcop"]
-    assert estimated == near(0.5, 0.4, 0.1, 0.1, 0.3)
-    assert strong_cpu(result, *"abcop") == near(0.5, 0.0, 0.0, 0.0, 0.0)
-
-
-def test_estimated_guarantees_of_the_root_begin_with_its_adjusted_share():
-    """6.3: root.estimated = root.strong after the scaling of an overcommitted cluster."""
-    result = run(strong("a", cpu=80.0), strong("b", cpu=80.0), Pool("c"), Operation("o", "c"))
-    estimated = [result.elements[name].estimated_guarantee_share[1] for name in (ROOT, "a", "b", "c", "o")]
-    assert estimated == near(1.0, 0.5, 0.5, 0.0, 0.0)
