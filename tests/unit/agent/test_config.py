@@ -16,14 +16,13 @@ from cpumond.agent.config import (
     find_idle_options,
     finish_config,
     load_config,
-    normalise_root,
     parse_assignments,
     parse_config_text,
     parse_layer,
 )
 from cpumond.core.errors import AccessError, ConfigError
 from cpumond.core.schema import describe_type
-from cpumond.core.settings import is_loopback, parse_listen
+from cpumond.core.settings import is_loopback
 from cpumond.monitor.model import MonitorSettings, compute_mode
 
 FILE = "/etc/x.toml"
@@ -55,11 +54,8 @@ def test_without_a_file_everything_has_its_default():
     assert config.node_settings() == MonitorSettings()
     assert config.control_socket == "/run/cpumond/control.sock"
     assert (config.metrics.listen, config.report.kind, config.source) == ("127.0.0.1:9756", "log", [])
-
-
-def test_an_empty_file_is_the_defaults_with_its_path():
-    assert load("").path == FILE
-    assert load("").node_settings() == MonitorSettings()
+    assert (config.web.listen, config.web.samples, config.web.period_s) == ("", 180, 5.0)
+    assert load("") == msgspec.structs.replace(config, path=FILE)
 
 
 def test_values_of_all_tables_arrive_in_their_units():
@@ -68,9 +64,10 @@ def test_values_of_all_tables_arrive_in_their_units():
         node_id = "n1"
         state_dir = "/s"
         runtime-dir = "/r/"
-        managed_roots = ["/jobs//", "a/./b"]
+        managed_roots = ["/jobs//", "a/./b", "..a"]
         [monitor]
         check_period = "250ms"
+        startup_boost = 1500
         [writes]
         override-ttl = "5m"
         drift_max = 7
@@ -92,23 +89,17 @@ def test_values_of_all_tables_arrive_in_their_units():
         """
     )
     assert (config.node_id, config.state_dir, config.control_socket) == ("n1", "/s", "/r/control.sock")
-    assert config.managed_roots == ["jobs", "a/b"]
-    assert config.node_settings().check_period_s == 0.25
+    assert config.managed_roots == ["jobs", "a/b", "..a"]
+    assert (config.node_settings().check_period_s, config.node_settings().startup_boost_s) == (0.25, 1.5)
     assert (config.writes.override_ttl_s, config.writes.drift_max, config.discovery.rescan_period_s) == (300.0, 7, 2.5)
     assert (config.metrics.listen, config.metrics.job_series, config.report.timeout_s) == ("[::1]:1", "top", 90.0)
     assert (config.control.group, config.log.level, config.cost.cpu_budget_ratio) == ("ops", "debug", 1.0)
-
-
-def test_relative_folders_are_made_absolute():
     assert load('state_dir = "s"\n').state_dir == os.path.abspath("s")
-
-
-def test_a_bare_duration_is_milliseconds():
-    assert monitor("check_period = 1500").check_period_s == 1.5
 
 
 def test_hyphens_are_accepted_in_names_and_in_the_mode_value():
     config = load(SOURCE + 'mode = "up_only"\n[source.job-cpu-monitor]\nvote-window-size = 9\n')
+    assert monitor("smoothing_seed = 'first-value'").smoothing_seed == "first_value"
     assert config.source[0].mode == "up-only"
     settings = config.resolve_settings(config.source[0], "", {})
     assert (settings.mode, settings.vote_window_size) == ("up-only", 9)
@@ -119,139 +110,157 @@ def test_both_spellings_of_the_threshold_are_accepted(name):
     assert monitor(f"{name} = 4").vote_decision_threshold == 4
 
 
-def test_both_spellings_of_the_threshold_at_once_are_refused():
-    message = refused("[monitor]\nvotes_decision_threshold = 4\nvote-decision-threshold = 4\n")
-    assert message == (
-        f"{FILE}: monitor.vote-decision-threshold: given twice, also as 'votes_decision_threshold'; keep one of them"
+# refusals, key by key
+
+REFUSALS: dict[str, dict[str, str]] = {
+    "[monitor]\n": {
+        "smoothing_facto = 1": "monitor.smoothing_facto: unknown key; did you mean 'smoothing_factor'?",
+        "votes_decision_threshold = 4\nvote-decision-threshold = 4": (
+            "monitor.vote-decision-threshold: given twice, also as 'votes_decision_threshold'; keep one of them"
+        ),
+        "vote-window-size = 6\nvote_window_size = 6": (
+            "monitor.vote_window_size: given twice, also as 'vote-window-size'; keep one of them"
+        ),
+        "throttle_vote = 1": "monitor.throttle_vote: must be true or false, got 1",
+        "smoothing_factor = '0.1'": "monitor.smoothing_factor: must be a number in [0, 1], got '0.1'",
+        "smoothing_factor = true": "monitor.smoothing_factor: must be a number in [0, 1], got True",
+        "smoothing_factor = 2024-01-01": (
+            "monitor.smoothing_factor: must be a number in [0, 1], got date (datetime.date(2024, 1, 1))"
+        ),
+        "smoothing_factor = 1.1": "monitor.smoothing_factor: must be a number in [0, 1], got 1.1",
+        "smoothing_factor = nan": "monitor.smoothing_factor: must be a number in [0, 1], got nan",
+        "decrease_coefficient = -0.1": "monitor.decrease_coefficient: must be a number in [0, 1], got -0.1",
+        "increase_coefficient = 0.9": "monitor.increase_coefficient: must be a number in [1, 2], got 0.9",
+        "vote_window_size = 5.5": "monitor.vote_window_size: must be a whole number in [1, 10000], got 5.5",
+        "vote_window_size = 0": "monitor.vote_window_size: must be a whole number in [1, 10000], got 0",
+        "min_cpu_limit = -1": "monitor.min_cpu_limit: must be a number >= 0, got -1",
+        "min_cpu_limit = inf": "monitor.min_cpu_limit: must be finite, a number >= 0, got inf",
+        "check_period = 0": "monitor.check_period: must be a duration in [10ms, 1d], got 0s",
+        "check_period = '2d'": "monitor.check_period: must be a duration in [10ms, 1d], got 2d",
+        "check_period = 'x'": (
+            'monitor.check_period: expected a duration such as "1s", "250ms" or "1h30m", got \'x\'; '
+            "allowed: a duration in [10ms, 1d]"
+        ),
+        "check_period = 1" + "0" * 400: (
+            f"monitor.check_period: expected a duration that is finite and not negative, got 1{'0' * 400}; "
+            "allowed: a duration in [10ms, 1d]"
+        ),
+        "start_delay = -1": (
+            "monitor.start_delay: expected a duration that is finite and not negative, got -1; "
+            "allowed: a duration >= 0s"
+        ),
+        "vote_mode = 'yt'": 'monitor.vote_mode: must be one of "document", "ytsaurus", got \'yt\'',
+        "relative_lower_bound = 0.95": (
+            "resulting job-cpu-monitor: relative_lower_bound = 0.95 is above relative_upper_bound = 0.9; "
+            "allowed: 0 <= relative_lower_bound <= relative_upper_bound <= 1"
+        ),
+        "vote_window_size = 3": (
+            "resulting job-cpu-monitor: vote_decision_threshold = 3 can never be exceeded by 3 votes; "
+            "allowed: 1 <= vote_decision_threshold < vote_window_size"
+        ),
+    },
+    SOURCE: {
+        "patern = 'x'": "source 1.patern: unknown key; did you mean 'pattern'?",
+        "cpu_limit = 0": 'source 1.cpu_limit: must be a number > 0 or one of "from-cgroup", got 0',
+        "cpu_limit = inf": 'source 1.cpu_limit: must be finite, a number > 0 or one of "from-cgroup", got inf',
+        "cpu_limit = 'all'": "source 1.cpu_limit: must be a number > 0 or one of \"from-cgroup\", got 'all'",
+        "[[source]]\nkind = 'static'": "source 2: 'pattern' is missing; it has no default",
+    },
+    "[[source]]\n": {
+        "kind = 1": f"source 1.kind: must be one of {KINDS}, got 1",
+        "pattern = 'a'": "source 1: 'kind' is missing; it has no default",
+        "kind = 'glob'\npattern = ''": "source 1.pattern: must be a text that is not empty, got ''",
+        "kind = 'static'\npattern = 'a/../b'": "source 1 ('a/../b'): pattern must not contain '..'",
+        "kind = 'static'\npattern = 'a/*'": (
+            "source 1 ('a/*'): a static pattern is one path; use kind = \"glob\" for 'a/*'"
+        ),
+        "kind = 'static'\npattern = 'a'\nid_regex = '('": (
+            "source 1 ('a'): id_regex is not a regular expression: missing ), unterminated subpattern at position 0"
+        ),
+    },
+    "": {
+        "[monitr]": "monitr: unknown key; did you mean 'monitor'?",
+        "[report]\nuri = 'x'": "report.uri: unknown key; did you mean 'url'?",
+        "[log]\nxyzzy = 1": "log.xyzzy: unknown key; known keys: format, level",
+        "[operation.o]\nmodus = 'off'": "operation.o.modus: unknown key; did you mean 'mode'?",
+        "[operation.o.job-cpu-monitor]\ndecrease = 1": (
+            "operation.o.job-cpu-monitor.decrease: unknown key; did you mean 'decrease_coefficient'?"
+        ),
+        "monitor = 3": "monitor: must be a table, got a number (3)",
+        "source = true": "source: must be a list of tables ([[source]]), got true or false (True)",
+        "source = [3]": "source 1: must be a table, got a number (3)",
+        "operation = []": "operation: must be a table, got a list ([])",
+        "operation.a = 'x'": "operation.a: must be a table, got a text ('x')",
+        "[operation.a]\njob-cpu-monitor = 3": "operation.a.job-cpu-monitor: must be a table, got a number (3)",
+        "managed_roots = 'a'": "managed_roots: must be a list of texts, got 'a'",
+        "managed_roots = [1]": "managed_roots: must be a list of texts, got a list ([1])",
+        "node_id = 3": "node_id: must be a text of at most 4096 characters, got 3",
+        "node_id = {}": "node_id: must be a text of at most 4096 characters, got a table",
+        "state_dir = ''": "state_dir: must be a text that is not empty, got ''",
+        "[writes]\ndrift_max = 1001": "writes.drift_max: must be a whole number in [0, 1000], got 1001",
+        "[discovery]\nrescan_period = 0": "discovery.rescan_period: must be a duration > 0s, got 0s",
+        "[metrics]\njob_series = 'few'": 'metrics.job_series: must be one of "all", "off", "top", got \'few\'',
+        f"[report]\nreport_period = '{'9' * 400}s'": (
+            f"report.report_period: expected a duration that is finite, got '{'9' * 400}s'; allowed: a duration > 0s"
+        ),
+        "[cost]\ncpu_budget_ratio = inf": "cost.cpu_budget_ratio: must be a number in [0, 64], got inf",
+        "[web]\nsamples = -1": "web.samples: must be a whole number in [0, 5000], got -1",
+        "[web]\nsamples = 5001": "web.samples: must be a whole number in [0, 5000], got 5001",
+        '[web]\nperiod = "0s"': "web.period: must be a duration > 0s, got 0s",
+        '[web]\nlisten = "localhost"': ("web.listen: must be \"host:port\" with a port in [0, 65535], got 'localhost'"),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(head + text, message) for head, rows in REFUSALS.items() for text, message in rows.items()]
+)
+def test_a_refusal_names_the_file_the_key_and_the_allowed_range(text, message):
+    assert refused(text) == f"{FILE}: {message}"
+
+
+RANGES = {
+    "true or false": {"enable_cpu_reclaim", "throttle_vote"},
+    "a duration in [10ms, 1d]": {"check_period"},
+    "a duration in [100ms, 1d]": {"peak_memory"},
+    "a duration >= 0s": {"throttle_poll", "start_delay", "restore_hold", "startup_boost"},
+    "a number in [0, 1]": {
+        "throttle_budget", "smoothing_factor", "relative_upper_bound", "relative_lower_bound", "decrease_coefficient",
+        "min_limit_ratio", "burst_ratio", "throttle_restore_ratio", "pressure_restore_ratio",
+    },
+    "a number in [0, 10]": {"reserve_ratio", "headroom_ratio"},
+    "a number in [1, 2]": {"increase_coefficient"},
+    "a number >= 0": {"min_cpu_limit", "min_cores_per_thread"},
+    "a whole number in [1, 10000]": {"vote_window_size"},
+    "a whole number in [1, 9999]": {"vote_decision_threshold"},
+    'one of "off", "reclaim", "shadow", "up-only"': {"mode"},
+    'one of "document", "peak"': {"limit_rule"},
+    'one of "first_value", "limit"': {"smoothing_seed"},
+    'one of "document", "ytsaurus"': {"vote_mode"},
+    'one of "both", "down-only", "up-only"': {"direction"},
+    'one of "quota", "weight"': {"actuator"},
+}  # fmt: skip
+
+
+def test_each_option_of_the_monitor_has_its_range_in_words():
+    info = msgspec.inspect.type_info(MonitorSettings)
+    assert isinstance(info, msgspec.inspect.StructType)
+    words: dict[str, set[str]] = {}
+    for field in info.fields:
+        words.setdefault(describe_type(field.type), set()).add(field.encode_name)
+    assert words == RANGES
+
+
+def test_the_beginning_of_other_refusals():
+    """The internal field is no key; of TOML that is none the parser's own words follow."""
+    assert refused('path = "x"\n').startswith(f"{FILE}: path: unknown key; ")
+    assert refused("a = \n").startswith(f"{FILE}: not valid TOML: ")
+    assert refused(f'node_id = "{"x" * 4097}"').startswith(
+        f"{FILE}: node_id: must be a text of at most 4096 characters"
     )
 
 
-def test_hyphen_and_underscore_of_one_option_at_once_are_refused():
-    message = refused("[monitor]\nvote-window-size = 6\nvote_window_size = 6\n")
-    assert message == f"{FILE}: monitor.vote_window_size: given twice, also as 'vote-window-size'; keep one of them"
-
-
-# refusals, key by key
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[monitor]\nsmoothing_facto = 1\n", "monitor.smoothing_facto: unknown key; did you mean 'smoothing_factor'?"),
-        ("[monitr]\n", "monitr: unknown key; did you mean 'monitor'?"),
-        ("[report]\nuri = 'x'\n", "report.uri: unknown key; did you mean 'url'?"),
-        ("[log]\nxyzzy = 1\n", "log.xyzzy: unknown key; known keys: format, level"),
-        (SOURCE + "patern = 'x'\n", "source 1.patern: unknown key; did you mean 'pattern'?"),
-        ("[operation.o]\nmodus = 'off'\n", "operation.o.modus: unknown key; did you mean 'mode'?"),
-        (
-            "[operation.o.job-cpu-monitor]\ndecrease = 1\n",
-            "operation.o.job-cpu-monitor.decrease: unknown key; did you mean 'decrease_coefficient'?",
-        ),
-    ],
-)
-def test_an_unknown_key_is_refused_with_a_suggestion(text, message):
-    assert refused(text) == f"{FILE}: {message}"
-
-
-def test_the_internal_field_path_is_no_key():
-    assert refused('path = "x"\n').startswith(f"{FILE}: path: unknown key; ")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("monitor = 3", "monitor: must be a table, got a number (3)"),
-        ("source = true", "source: must be a list of tables ([[source]]), got true or false (True)"),
-        ("source = [3]", "source 1: must be a table, got a number (3)"),
-        ("operation = []", "operation: must be a table, got a list ([])"),
-        ("operation.a = 'x'", "operation.a: must be a table, got a text ('x')"),
-        ("[operation.a]\njob-cpu-monitor = 3", "operation.a.job-cpu-monitor: must be a table, got a number (3)"),
-        ("managed_roots = 'a'", "managed_roots: must be a list of texts, got 'a'"),
-        ("managed_roots = [1]", "managed_roots: must be a list of texts, got a list ([1])"),
-        ("node_id = 3", "node_id: must be a text of at most 4096 characters, got 3"),
-        ("node_id = {}", "node_id: must be a text of at most 4096 characters, got a table"),
-        ("[monitor]\nthrottle_vote = 1", "monitor.throttle_vote: must be true or false, got 1"),
-        ("[monitor]\nsmoothing_factor = '0.1'", "monitor.smoothing_factor: must be a number in [0, 1], got '0.1'"),
-        ("[monitor]\nsmoothing_factor = true", "monitor.smoothing_factor: must be a number in [0, 1], got True"),
-        (
-            "[monitor]\nvote_window_size = 5.5",
-            "monitor.vote_window_size: must be a whole number in [1, 10000], got 5.5",
-        ),
-        (
-            "[monitor]\nsmoothing_factor = 2024-01-01",
-            "monitor.smoothing_factor: must be a number in [0, 1], got date (datetime.date(2024, 1, 1))",
-        ),
-    ],
-)
-def test_a_wrong_type_is_refused_with_what_is_expected(text, message):
-    assert refused(text) == f"{FILE}: {message}"
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("smoothing_factor = 1.1", "smoothing_factor: must be a number in [0, 1], got 1.1"),
-        ("smoothing_factor = -0.1", "smoothing_factor: must be a number in [0, 1], got -0.1"),
-        ("smoothing_factor = nan", "smoothing_factor: must be a number in [0, 1], got nan"),
-        ("relative_upper_bound = 90", "relative_upper_bound: must be a number in [0, 1], got 90"),
-        ("relative_lower_bound = 60", "relative_lower_bound: must be a number in [0, 1], got 60"),
-        ("increase_coefficient = 0.9", "increase_coefficient: must be a number in [1, 2], got 0.9"),
-        ("increase_coefficient = 2.1", "increase_coefficient: must be a number in [1, 2], got 2.1"),
-        ("decrease_coefficient = 1.1", "decrease_coefficient: must be a number in [0, 1], got 1.1"),
-        ("vote_window_size = 0", "vote_window_size: must be a whole number in [1, 10000], got 0"),
-        ("vote_decision_threshold = 0", "vote_decision_threshold: must be a whole number in [1, 9999], got 0"),
-        ("min_cpu_limit = -1", "min_cpu_limit: must be a number >= 0, got -1"),
-        ("min_cpu_limit = inf", "min_cpu_limit: must be finite, a number >= 0, got inf"),
-        ("burst_ratio = 2", "burst_ratio: must be a number in [0, 1], got 2"),
-        ("headroom_ratio = 11", "headroom_ratio: must be a number in [0, 10], got 11"),
-        ("check_period = 0", "check_period: must be a duration in [10ms, 1d], got 0s"),
-        ("check_period = '2d'", "check_period: must be a duration in [10ms, 1d], got 2d"),
-        (
-            "check_period = 'x'",
-            (
-                'check_period: expected a duration such as "1s", "250ms" or "1h30m", got \'x\'; '
-                "allowed: a duration in [10ms, 1d]"
-            ),
-        ),
-        (
-            "start_delay = -1",
-            "start_delay: expected a duration that is finite and not negative, got -1; allowed: a duration >= 0s",
-        ),
-        ("mode = 'on'", 'mode: must be one of "off", "reclaim", "shadow", "up-only", got \'on\''),
-        ("vote_mode = 'yt'", 'vote_mode: must be one of "document", "ytsaurus", got \'yt\''),
-        ("smoothing_seed = 'x'", 'smoothing_seed: must be one of "first_value", "limit", got \'x\''),
-    ],
-)
-def test_a_value_out_of_range_is_refused_with_the_allowed_range(option, message):
-    assert refused(f"[monitor]\n{option}\n") == f"{FILE}: monitor.{message}"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("state_dir = ''", "state_dir: must be a text that is not empty, got ''"),
-        ("[writes]\ndrift_max = 1001", "writes.drift_max: must be a whole number in [0, 1000], got 1001"),
-        ("[discovery]\nrescan_period = 0", "discovery.rescan_period: must be a duration > 0s, got 0s"),
-        ("[metrics]\njob_series = 'few'", 'metrics.job_series: must be one of "all", "off", "top", got \'few\''),
-        (
-            "[report]\nreport_period = '" + "9" * 400 + "s'",
-            f"report.report_period: expected a duration that is finite, got '{'9' * 400}s'; allowed: a duration > 0s",
-        ),
-        ("[cost]\ncpu_budget_ratio = inf", "cost.cpu_budget_ratio: must be a number in [0, 64], got inf"),
-        (SOURCE + "cpu_limit = 0", 'source 1.cpu_limit: must be a number > 0 or one of "from-cgroup", got 0'),
-        (
-            SOURCE + "cpu_limit = inf",
-            'source 1.cpu_limit: must be finite, a number > 0 or one of "from-cgroup", got inf',
-        ),
-        (SOURCE + "cpu_limit = 'all'", "source 1.cpu_limit: must be a number > 0 or one of \"from-cgroup\", got 'all'"),
-        ("[[source]]\nkind = 'glob'\npattern = ''", "source 1.pattern: must be a text that is not empty, got ''"),
-        ("[[source]]\nkind = 1", f"source 1.kind: must be one of {KINDS}, got 1"),
-        ("[[source]]\npattern = 'a'", "source 1: 'kind' is missing; it has no default"),
-        (SOURCE + "[[source]]\nkind = 'static'", "source 2: 'pattern' is missing; it has no default"),
-    ],
-)
-def test_a_wrong_value_in_another_table_is_refused_likewise(text, message):
-    assert refused(text) == f"{FILE}: {message}"
+# refusals that are known by a part of their words: sources of engines and of units, executors, the scheduler
 
 
 @pytest.mark.parametrize(
@@ -276,10 +285,62 @@ def test_a_wrong_value_in_another_table_is_refused_likewise(text, message):
         ("kind = 'docker'\nunlimited = 'never'", "source 1.unlimited: must be one of"),
         ("kind = 'glob'\npattern = 'a'\nsocket = '/a'", "source 1: socket: is for the kinds docker, podman, slurm,"),
         ("kind = 'static'\npattern = 'a'\nunlimited = 'shadow'", "source 1: unlimited: is for the kinds docker,"),
+        ("kind = 'systemd'", 'source 1: slices: name at least one, for example slices = ["batch.slice"]'),
+        ("kind = 'systemd'\nslices = ['batch']", "source 1: slices: 'batch' is no name of a slice, such as"),
+        ("kind = 'systemd'\nslices = ['a/b.slice']", "source 1: slices: 'a/b.slice' is no name of a slice, such as"),
+        ("kind = 'systemd'\nslices = ['a--b.slice']", "source 1: slices: 'a--b.slice' is no name of a slice, such as"),
+        ("kind = 'systemd'\nslices = ['a.slice']\npattern = 'x/*'", 'pattern: with kind = "systemd" it is about names'),
+        ("kind = 'systemd'\nslices = ['a.slice']\nid = 'x'", 'source 1: id: is for kind = "static" only; use id_regex'),
+        ("kind = 'systemd'\nslices = ['a.slice']\nlabels = ['user']", "labels: 'user' is no property of a unit"),
+        (
+            "kind = 'systemd'\nslices = ['a.slice']\nlabels = ['A','B','C','D','E','F','G','H','I']",
+            "labels: at most 8 are possible, got 9",
+        ),
+        ("kind = 'glob'\npattern = 'a'\nslices = ['a.slice']", 'slices: is for kind = "systemd" only'),
+        ("kind = 'static'\npattern = 'a'\nlabels = ['User']", 'labels: is for kind = "systemd" only'),
     ],
 )
-def test_a_wrong_source_of_an_engine_is_refused(keys, words):
-    assert words in refused(f"[[source]]\n{keys}")
+def test_a_source_that_cannot_work_is_refused(keys, words):
+    message = refused(f"[[source]]\n{keys}\n")
+    assert message.startswith(f"{FILE}: source 1")
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('managed_roots = ["a"]\n[executor]\nkind = "cgroup"\ncgroup_root = "ab"', "not below managed_roots"),
+        ('[executor]\nkind = "cgroup"\ncgroup_root = "a/../b"', "executor.cgroup_root: 'a/../b' must not contain"),
+        ('[executor]\nkind = "systemd"\ncgroup_root = "jobs"', "leave it out"),
+        ('[executor]\nkind = "docker"', 'executor.kind: must be one of "cgroup", "none", "slurm", "systemd"'),
+        ('[executor]\nkind = "slurm"', 'executor.node_name: with kind = "slurm" it must be a name that Slurm has'),
+        ('[executor]\nkind = "slurm"\nnode_name = "a b"', "that of the slurmd on this host for jobs of the scheduler"),
+        ('[executor]\nkind = "slurm"\nnode_name = "n"\npartition = ""', "executor.partition: with kind = "),
+        ('[executor]\nkind = "slurm"\nnode_name = "n"\ncgroup_root = "a"', "Slurm makes the cgroups of jobs, got 'a'"),
+        ('[executor]\nkind = "cgroup"\nnode_name = "n"', 'executor.node_name: is for kind = "slurm" only, kind is "c'),
+        ('[executor]\nuser = "a b"', "executor.user"),
+        ("[executor]\nmax_log_bytes = 10", "executor.max_log_bytes"),
+        ('[executor]\nkinds = "none"', "did you mean 'kind'"),
+        ('[scheduler]\nurl = "localhost:9757"', "scheduler.url: must be an http:// or https:// address"),
+        (
+            '[scheduler]\nurl = ["http://a", ""]',
+            "must be an http:// or https:// address, or unix:/PATH, got ''",
+        ),
+        ('[scheduler]\nurl = "http://a,http://b"', "scheduler.url: several are a list"),
+        ("[scheduler]\nurl = 3", "scheduler.url: must be a text or a list of texts, got 3"),
+        ('[scheduler]\ntoken = "a"\ntoken_file = "b"', "either it or token_file"),
+        ('[scheduler]\ntoken = "sub secret"', "scheduler.token: must be visible ASCII"),
+        ('[scheduler]\nheartbeat_period = "0s"', "scheduler.heartbeat_period"),
+        ("[resources]\ncpu = 0", "resources.cpu"),
+        ("[resources]\nmemory = -1", "resources.memory"),
+        ("[resources]\nuser_slots = 1.5", "resources.user_slots"),
+    ],
+)
+def test_a_node_that_cannot_work_is_refused(text, words):
+    message = refused(text)
+    assert message.startswith(f"{FILE}: ")
+    assert words in message
+    assert "b s" not in message, "a token is not shown"
 
 
 @pytest.mark.parametrize("socket", ["", "https://127.0.0.1:10250", "https://[::1]:1", "https://localhost:10250/"])
@@ -298,31 +359,6 @@ def test_jobs_of_engines_have_a_default_of_their_own_below_all_that_is_given():
     config = load(source + "[source.job-cpu-monitor]\nmin_cpu_limit = 0.4\n")
     assert config.resolve_settings(config.source[0], "", {}).min_cpu_limit == 0.4
     assert config.node_settings().min_cpu_limit == 1.0
-
-
-def test_a_whole_number_too_large_for_a_float_is_refused_as_any_other():
-    assert refused("[monitor]\ncheck_period = 1" + "0" * 400).startswith(f"{FILE}: monitor.check_period: expected a ")
-
-
-def test_text_that_is_no_toml_is_refused():
-    assert refused("a = \n").startswith(f"{FILE}: not valid TOML: ")
-
-
-# rules between keys
-
-
-def test_lower_above_upper_is_refused():
-    assert refused("[monitor]\nrelative_lower_bound = 0.95\n") == (
-        f"{FILE}: resulting job-cpu-monitor: relative_lower_bound = 0.95 is above relative_upper_bound = 0.9; "
-        "allowed: 0 <= relative_lower_bound <= relative_upper_bound <= 1"
-    )
-
-
-def test_a_threshold_that_the_window_cannot_exceed_is_refused():
-    assert refused("[monitor]\nvote_window_size = 3\n") == (
-        f"{FILE}: resulting job-cpu-monitor: vote_decision_threshold = 3 can never be exceeded by 3 votes; "
-        "allowed: 1 <= vote_decision_threshold < vote_window_size"
-    )
 
 
 @pytest.mark.parametrize(
@@ -345,10 +381,6 @@ def test_report_kind_http_needs_an_http_address(url):
     )
 
 
-def test_report_url_may_stay_empty_for_the_other_kinds():
-    assert load('[report]\nkind = "none"\n').report.url == ""
-
-
 @pytest.mark.parametrize("listen", ["9756", ":9756", "host", "host:", "host:x", "host:65536", "host:-1", "host:\u0663"])
 def test_listen_must_be_host_and_port(listen):
     assert refused(f'[metrics]\nlisten = "{listen}"\n') == (
@@ -356,41 +388,14 @@ def test_listen_must_be_host_and_port(listen):
     )
 
 
-@pytest.mark.parametrize(
-    ("listen", "host", "port"),
-    [("127.0.0.1:9756", "127.0.0.1", 9756), ("[::1]:0", "::1", 0), ("localhost:65535", "localhost", 65535)],
-)
-def test_listen_is_split_into_host_and_port(listen, host, port):
-    assert parse_listen(listen, "x") == (host, port)
-
-
-def test_an_empty_listen_turns_the_endpoint_off():
-    assert load('[metrics]\nlisten = ""\n').metrics.listen == ""
-
-
-@pytest.mark.parametrize(("root", "normal"), [("/", ""), ("", ""), ("/a/b/", "a/b"), ("a//./b", "a/b"), ("..a", "..a")])
-def test_a_managed_root_is_a_relative_path_and_empty_for_the_whole_hierarchy(root, normal):
-    assert normalise_root(root, "x") == normal
+def test_addresses_may_stay_empty_where_nothing_needs_them():
+    config = load('[report]\nkind = "none"\n[metrics]\nlisten = ""\n')
+    assert (config.report.url, config.metrics.listen) == ("", "")
 
 
 @pytest.mark.parametrize("root", ["..", "a/../b", "a\\u0000b"])
 def test_a_managed_root_does_not_climb(root):
     assert refused(f'managed_roots = ["{root}"]').startswith(f"{FILE}: managed_roots: ")
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("pattern = 'a/../b'", "source 1 ('a/../b'): pattern must not contain '..'"),
-        ("pattern = 'a/*'", "source 1 ('a/*'): a static pattern is one path; use kind = \"glob\" for 'a/*'"),
-        (
-            "pattern = 'a'\nid_regex = '('",
-            "source 1 ('a'): id_regex is not a regular expression: missing ), unterminated subpattern at position 0",
-        ),
-    ],
-)
-def test_a_source_that_cannot_work_is_refused(line, message):
-    assert refused(f"[[source]]\nkind = 'static'\n{line}\n") == f"{FILE}: {message}"
 
 
 def test_a_source_may_have_an_expression_that_names_its_jobs():
@@ -427,12 +432,6 @@ def test_other_files_of_conf_d_are_left_alone(tmp_path):
     path = write(tmp_path, main="")
     (tmp_path / "conf.d" / "notes.txt").write_text("not toml")
     assert load_config(path).path == path
-
-
-def test_a_folder_conf_d_is_not_needed(tmp_path):
-    path = tmp_path / "x.toml"
-    path.write_text("node_id = 'a'\n")
-    assert load_config(str(path)).node_id == "a"
 
 
 def test_sources_of_several_files_add_up(tmp_path):
@@ -580,7 +579,14 @@ def test_a_wrong_layer_names_where_it_came_from(raw, message):
 
 def test_assignments_are_read_as_toml_and_else_as_text():
     layer = parse_assignments(
-        ("vote_window_size=7", "mode = up-only", "check_period=2s", "start_delay=1500", "throttle-vote=true")
+        (
+            "vote_window_size=9",
+            "vote_window_size=7",
+            "mode = up-only",
+            "check_period=2s",
+            "start_delay=1500",
+            "throttle-vote=true",
+        )
     )
     assert layer == {
         "vote_window_size": 7,
@@ -589,10 +595,6 @@ def test_assignments_are_read_as_toml_and_else_as_text():
         "start_delay": 1.5,
         "throttle_vote": True,
     }
-
-
-def test_the_last_assignment_of_a_key_wins():
-    assert parse_assignments(("vote_window_size=7", "vote_window_size=9")) == {"vote_window_size": 9}
 
 
 @pytest.mark.parametrize(
@@ -608,28 +610,6 @@ def test_a_wrong_assignment_is_refused(assignment, message):
     with pytest.raises(ConfigError) as caught:
         parse_assignments((assignment,))
     assert str(caught.value) == message
-
-
-def test_a_field_is_described_in_words_with_its_range():
-    info = msgspec.inspect.type_info(MonitorSettings)
-    assert isinstance(info, msgspec.inspect.StructType)
-    described = {field.encode_name: describe_type(field.type) for field in info.fields}
-    assert described["check_period"] == "a duration in [10ms, 1d]"
-    assert described["start_delay"] == "a duration >= 0s"
-    assert described["burst_ratio"] == "a number in [0, 1]"
-    assert described["enable_cpu_reclaim"] == "true or false"
-    assert described["direction"] == 'one of "both", "down-only", "up-only"'
-
-
-@pytest.mark.parametrize("spelling", ["first_value", "first-value"])
-def test_words_may_be_written_with_hyphens_or_underscores(spelling: str) -> None:
-    table = parse_config_text(f'[monitor]\nsmoothing_seed = "{spelling}"\n', "cpumond.toml")
-    assert table["monitor"] == {"smoothing_seed": "first_value"}
-
-
-def test_a_name_fits_into_the_heartbeat() -> None:
-    with pytest.raises(ConfigError, match="at most 4096 characters"):
-        parse_config_text(f'node_id = "{"x" * 4097}"\n', "cpumond.toml")
 
 
 @pytest.mark.parametrize("key", ["state_dir", "mountinfo", "node_id", "managed_roots"])
@@ -659,43 +639,6 @@ def test_the_executors_place_is_managed(text: str, root: str, roots: list[str]) 
     assert config.find_roots(is_engines=True) == config.managed_roots or [""]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('managed_roots = ["a"]\n[executor]\nkind = "cgroup"\ncgroup_root = "ab"', "not below managed_roots"),
-        ('[executor]\nkind = "cgroup"\ncgroup_root = "a/../b"', "executor.cgroup_root: 'a/../b' must not contain"),
-        ('[executor]\nkind = "systemd"\ncgroup_root = "jobs"', "leave it out"),
-        ('[executor]\nkind = "docker"', 'executor.kind: must be one of "cgroup", "none", "slurm", "systemd"'),
-        ('[executor]\nkind = "slurm"', 'executor.node_name: with kind = "slurm" it must be a name that Slurm has'),
-        ('[executor]\nkind = "slurm"\nnode_name = "a b"', "that of the slurmd on this host for jobs of the scheduler"),
-        ('[executor]\nkind = "slurm"\nnode_name = "n"\npartition = ""', "executor.partition: with kind = "),
-        ('[executor]\nkind = "slurm"\nnode_name = "n"\ncgroup_root = "a"', "Slurm makes the cgroups of jobs, got 'a'"),
-        ('[executor]\nkind = "cgroup"\nnode_name = "n"', 'executor.node_name: is for kind = "slurm" only, kind is "c'),
-        ('[executor]\nuser = "a b"', "executor.user"),
-        ("[executor]\nmax_log_bytes = 10", "executor.max_log_bytes"),
-        ('[executor]\nkinds = "none"', "did you mean 'kind'"),
-        ('[scheduler]\nurl = "localhost:9757"', "scheduler.url: must be an http:// or https:// address"),
-        (
-            '[scheduler]\nurl = ["http://a", ""]',
-            "must be an http:// or https:// address, or unix:/PATH, got ''",
-        ),
-        ('[scheduler]\nurl = "http://a,http://b"', "scheduler.url: several are a list"),
-        ("[scheduler]\nurl = 3", "scheduler.url: must be a text or a list of texts, got 3"),
-        ('[scheduler]\ntoken = "a"\ntoken_file = "b"', "either it or token_file"),
-        ('[scheduler]\ntoken = "a b"', "scheduler.token: must be visible ASCII"),
-        ('[scheduler]\nheartbeat_period = "0s"', "scheduler.heartbeat_period"),
-        ("[resources]\ncpu = 0", "resources.cpu"),
-        ("[resources]\nmemory = -1", "resources.memory"),
-        ("[resources]\nuser_slots = 1.5", "resources.user_slots"),
-    ],
-)
-def test_a_node_that_cannot_work_is_refused(text: str, words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        load(text)
-    assert words in str(refused.value)
-    assert f"{FILE}: " in str(refused.value)
-
-
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
 @pytest.mark.parametrize("name", ["main", "node"])
 def test_a_token_in_a_file_that_others_can_read_is_refused(tmp_path: Path, name: str, mode: int) -> None:
@@ -707,12 +650,6 @@ def test_a_token_in_a_file_that_others_can_read_is_refused(tmp_path: Path, name:
     assert "s3cret" not in str(caught.value)
     holder.chmod(0o600)
     assert load_config(path).scheduler.token == "s3cret"  # noqa: S105
-
-
-def test_a_wrong_token_is_not_shown() -> None:
-    with pytest.raises(ConfigError) as refused:
-        load('[scheduler]\ntoken = "sec ret"')
-    assert "sec" not in str(refused.value).replace("scheduler", "")
 
 
 def test_jobs_are_kept_beside_the_state() -> None:
@@ -737,74 +674,38 @@ def test_durations_of_the_node_have_the_documents_names() -> None:
 # [web]
 
 
-def test_the_page_is_off_by_default():
-    web = load("").web
-    assert (web.listen, web.samples, web.period_s) == ("", 180, 5.0)
-
-
-@pytest.mark.parametrize("listen", ["127.0.0.1:9759", "127.8.9.1:0", "[::1]:9759", "localhost:9759", "LOCALHOST:1"])
+@pytest.mark.parametrize(
+    "listen", ["127.0.0.1:9759", "127.8.9.1:0", "[::1]:9759", "localhost:9759", "LOCALHOST:1", "[::ffff:127.0.0.1]:1"]
+)
 def test_the_page_listens_on_loopback_addresses(listen):
     assert load(f'[web]\nlisten = "{listen}"\n').web.listen == listen
 
 
 @pytest.mark.parametrize(
-    "listen", ["0.0.0.0:9759", "[::]:9759", "10.0.0.1:9759", "node-7:9759", "localhost.example:1", "127.0.0.1.x:1"]
+    "listen",
+    [
+        "0.0.0.0:9759",
+        "[::]:9759",
+        "10.0.0.1:9759",
+        "node-7:9759",
+        "localhost.example:1",
+        "127.0.0.1.x:1",
+        "[::ffff:10.0.0.1]:1",
+        "[fe80::1%eth0]:1",
+        "*:1",
+    ],
 )
 def test_the_page_listens_nowhere_else(listen):
     text = refused(f'[web]\nlisten = "{listen}"\n')
     assert text.startswith(f"{FILE}: web.listen: must be a loopback address, such as 127.0.0.1:9759, ")
     assert repr(listen) in text
     assert "ssh -L" in text
-
-
-def test_the_pages_address_needs_a_port():
-    assert refused('[web]\nlisten = "localhost"\n') == (
-        f"{FILE}: web.listen: must be \"host:port\" with a port in [0, 65535], got 'localhost'"
-    )
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("samples = -1", "web.samples: must be a whole number in [0, 5000], got -1"),
-        ("samples = 5001", "web.samples: must be a whole number in [0, 5000], got 5001"),
-        ('period = "0s"', "web.period: must be a duration > 0s, got 0s"),
-    ],
-)
-def test_samples_are_limited(line, told):
-    assert refused(f"[web]\n{line}\n") == f"{FILE}: {told}"
-
-
-# ---- units of systemd
+    assert not is_loopback("")
 
 
 def test_a_source_of_units_needs_no_pattern() -> None:
     config = load("[[source]]\nkind = 'systemd'\nslices = ['batch.slice']\nlabels = ['User']\n")
     assert config.source == [Source(kind="systemd", slices=["batch.slice"], labels=["User"])]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("kind = 'systemd'", 'source 1: slices: name at least one, for example slices = ["batch.slice"]'),
-        ("kind = 'systemd'\nslices = ['batch']", "source 1: slices: 'batch' is no name of a slice, such as"),
-        ("kind = 'systemd'\nslices = ['a/b.slice']", "source 1: slices: 'a/b.slice' is no name of a slice, such as"),
-        ("kind = 'systemd'\nslices = ['a--b.slice']", "source 1: slices: 'a--b.slice' is no name of a slice, such as"),
-        ("kind = 'systemd'\nslices = ['a.slice']\npattern = 'x/*'", 'pattern: with kind = "systemd" it is about names'),
-        ("kind = 'systemd'\nslices = ['a.slice']\nid = 'x'", 'source 1: id: is for kind = "static" only; use id_regex'),
-        ("kind = 'systemd'\nslices = ['a.slice']\nlabels = ['user']", "labels: 'user' is no property of a unit"),
-        (
-            "kind = 'systemd'\nslices = ['a.slice']\nlabels = ['A','B','C','D','E','F','G','H','I']",
-            "labels: at most 8 are possible, got 9",
-        ),
-        ("kind = 'glob'\npattern = 'a'\nslices = ['a.slice']", 'slices: is for kind = "systemd" only'),
-        ("kind = 'static'\npattern = 'a'\nlabels = ['User']", 'labels: is for kind = "systemd" only'),
-    ],
-)
-def test_a_wrong_source_of_units_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(f"[[source]]\n{text}\n")
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -858,16 +759,3 @@ IDLE: dict[str, tuple[str, list[str]]] = {
 @pytest.mark.parametrize(("text", "told"), IDLE.values(), ids=IDLE)
 def test_an_option_without_effect_is_told_with_its_place(text: str, told: list[str]) -> None:
     assert find_idle_options(load(text)) == [f"{FILE}: {sentence}" for sentence in told]
-
-
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"])
-def test_only_this_machine_reaches_it(host: str):
-    assert is_loopback(host)
-
-
-@pytest.mark.parametrize(
-    "host",
-    ["", "LOCALHOST.example.com", "0.0.0.0", "::", "::ffff:10.0.0.1", "fe80::1%eth0", "*"],  # noqa: S104 - asked about
-)
-def test_others_may_reach_it(host: str):
-    assert not is_loopback(host)

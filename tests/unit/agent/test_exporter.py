@@ -25,8 +25,6 @@ from cpumond.agent.exporter import (
     JOB_COUNTERS,
     JOB_GAUGES,
     OTHERS,
-    PEAK_COUNTERS,
-    PEAK_GAUGES,
     SUMS,
     MetricsText,
     choose_jobs,
@@ -103,26 +101,19 @@ def test_the_pressure_of_the_host_and_of_jobs_is_read_when_it_is_asked_for(tmp_p
         ("cpumond_node_cpu_pressure_seconds_total", frozenset({("kind", "some")})): 2.5,
         ("cpumond_job_cpu_pressure_seconds_total", frozenset({("job_id", "a")})): 1.5,
     }
-    own.unlink()
-    host.unlink()
-    assert write_pressure(jobs, str(tmp_path), str(host)) == ""
-    assert write_pressure(jobs, None, str(host)) == ""
-
-
-def test_each_scrape_of_a_new_tick_has_the_pressure(tmp_path):
-    (tmp_path / "jobs" / "a").mkdir(parents=True)
-    own = tmp_path / "jobs" / "a" / "cpu.pressure"
     ticks = iter(range(1, 9))
     snapshot = make_snapshot(make_job("a"))
     metrics = MetricsText(
         lambda: msgspec.structs.replace(snapshot, tick=next(ticks)), Metrics, ReporterStats, str(tmp_path)
     )
-    key = ("cpumond_job_cpu_pressure_seconds_total", frozenset({("job_id", "a")}))
-    for seconds in (1.0, 3.0):
-        own.write_text(f"some avg10=0.00 avg60=0.00 avg300=0.00 total={int(seconds * 1e6)}\n")
-        assert read_samples(metrics.encode().decode())[key] == seconds
+    for seconds in (1.5, 3.0):
+        own.write_text(some.format(int(seconds * 1e6)))
+        assert value(metrics.encode().decode(), "cpumond_job_cpu_pressure_seconds_total", job_id="a") == seconds
     own.unlink()
-    assert key not in read_samples(metrics.encode().decode())
+    host.unlink()
+    assert "cpumond_job_cpu_pressure_seconds_total" not in metrics.encode().decode()
+    assert write_pressure(jobs, str(tmp_path), str(host)) == ""
+    assert write_pressure(jobs, None, str(host)) == ""
 
 
 def read_families(text: str) -> dict[str, Metric]:
@@ -172,32 +163,6 @@ def test_what_a_node_offers_is_what_its_own_jobs_leave():
     assert offered(*own, without, capacity_cores=4.0) == 0.25, "what has no limit takes what it uses"
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    {
-        "cpumond_job_cpu_limit_cores": 4.0,
-        "cpumond_job_current_cpu_limit_cores": 1.5,
-        "cpumond_job_monitor_cpu_limit_cores": 1.5,
-        "cpumond_job_cpu_usage_cores": 0.5,
-        "cpumond_job_smoothed_cpu_usage_cores": 0.75,
-        "cpumond_job_throttled_ratio": 0.1,
-        "cpumond_job_cpu_seconds_total": 120.5,
-        "cpumond_job_throttled_seconds_total": 2.25,
-        "cpumond_job_late_cpu_seconds_total": 1.75,
-        "cpumond_job_aggregated_smoothed_cpu_seconds_total": 11.0,
-        "cpumond_job_aggregated_max_cpu_seconds_total": 13.0,
-        "cpumond_job_aggregated_preemptible_cpu_seconds_total": 12.0,
-    }.items(),
-)
-def test_a_job_has_its_values(name, expected):
-    assert value(encode(make_snapshot(make_job("j1"))), name, job_id="j1") == expected
-
-
-def test_every_job_metric_has_a_test():
-    assert len({**JOB_GAUGES, **JOB_COUNTERS}) == 12
-    assert len({**PEAK_GAUGES, **PEAK_COUNTERS}) == 6
-
-
 PEAK = make_job(
     "p",
     settings=MonitorSettings(limit_rule="peak"),
@@ -207,23 +172,39 @@ PEAK = make_job(
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    {
-        "cpumond_job_peak_cores": 1.25,
-        "cpumond_job_peak_half_life_seconds": 40.0,
-        "cpumond_job_throttle_budget_ratio": 0.004,
-        "cpumond_job_held_back_total": 9.0,
-        "cpumond_job_held_back_seconds_total": 1.9,
-        "cpumond_job_watched_seconds_total": 600.0,
-    }.items(),
-)
-def test_a_job_under_rule_peak_has_that_too_and_others_do_not(name, expected):
-    text = encode(make_snapshot(make_job("d"), PEAK))
-    assert value(text, name, job_id="p") == expected
-    assert labels_of(text, name, "job_id") == ["p"]
-    assert name not in encode(make_snapshot(make_job("d")))
-    assert name not in encode(make_snapshot(PEAK), Metrics(job_series="off"))
+JOB_VALUES = {
+    "cpumond_job_cpu_limit_cores": 4.0,
+    "cpumond_job_current_cpu_limit_cores": 1.5,
+    "cpumond_job_monitor_cpu_limit_cores": 1.5,
+    "cpumond_job_cpu_usage_cores": 0.5,
+    "cpumond_job_smoothed_cpu_usage_cores": 0.75,
+    "cpumond_job_throttled_ratio": 0.1,
+    "cpumond_job_cpu_seconds_total": 120.5,
+    "cpumond_job_throttled_seconds_total": 2.25,
+    "cpumond_job_late_cpu_seconds_total": 1.75,
+    "cpumond_job_aggregated_smoothed_cpu_seconds_total": 11.0,
+    "cpumond_job_aggregated_max_cpu_seconds_total": 13.0,
+    "cpumond_job_aggregated_preemptible_cpu_seconds_total": 12.0,
+}
+PEAK_VALUES = {
+    "cpumond_job_peak_cores": 1.25,
+    "cpumond_job_peak_half_life_seconds": 40.0,
+    "cpumond_job_throttle_budget_ratio": 0.004,
+    "cpumond_job_held_back_total": 9.0,
+    "cpumond_job_held_back_seconds_total": 1.9,
+    "cpumond_job_watched_seconds_total": 600.0,
+}
+
+
+def test_a_job_has_its_values_and_more_under_rule_peak():
+    samples = read_samples(encode(make_snapshot(make_job("d"), PEAK)))
+    of_job = {"d": {}, "p": {}}
+    for (name, labels), number in samples.items():
+        if labels in ({("job_id", "d")}, {("job_id", "p")}):
+            of_job[dict(labels)["job_id"]][name] = number
+    assert of_job == {"d": JOB_VALUES, "p": {**JOB_VALUES, **PEAK_VALUES}}
+    without = encode(make_snapshot(PEAK), Metrics(job_series="off")) + encode(make_snapshot(make_job("d")))
+    assert [name for name in PEAK_VALUES if name in without] == []
 
 
 def test_what_is_not_known_yet_of_a_peak_is_left_out():
@@ -243,44 +224,6 @@ def test_what_a_job_is_stands_on_its_info_series_alone():
             assert all(set(sample.labels) == {"job_id"} for sample in family.samples)
 
 
-@pytest.mark.parametrize(
-    ("name", "labels", "expected"),
-    [
-        ("cpumond_ticks_total", {}, 5),
-        ("cpumond_last_tick_timestamp_seconds", {}, 1.7e9),
-        ("cpumond_late_ticks_total", {}, 11),
-        ("cpumond_rebaselines_total", {}, 12),
-        ("cpumond_fast_restores_total", {}, 13),
-        ("cpumond_fast_restores_failed_total", {}, 19),
-        ("cpumond_service_ends_total", {"result": "success"}, 30),
-        ("cpumond_service_ends_total", {"result": "watchdog"}, 31),
-        ("cpumond_node_capacity_cores", {}, 16.0),
-        ("cpumond_node_throttled_cpu_seconds_total", {}, 2.5),
-        ("cpumond_node_late_cpu_seconds_total", {}, 1.25),
-        ("cpumond_write_errors_total", {}, 14),
-        ("cpumond_cgroup_writes_total", {}, 15),
-        ("cpumond_errors_total", {}, 16),
-        ("cpumond_jobs_gone_total", {}, 17),
-        ("cpumond_shed_checks_total", {}, 18),
-        ("cpumond_lost_files_total", {}, 20),
-        ("cpumond_decisions_total", {"kind": "grow"}, 1),
-        ("cpumond_decisions_total", {"kind": "restore"}, 3),
-        ("cpumond_foreign_writes_total", {"kind": "raise"}, 7),
-        ("cpumond_foreign_writes_total", {"kind": "lower"}, 8),
-        ("cpumond_reports_sent_total", {}, 21),
-        ("cpumond_reports_failed_total", {}, 22),
-        ("cpumond_reports_superseded_total", {}, 23),
-        ("cpumond_problems", {}, 2),
-        ("cpumond_writes_paused", {}, 1),
-        ("cpumond_empty_rescans", {}, 4),
-        ("cpumond_check_stride", {}, 8),
-    ],
-)
-def test_what_the_agent_counts(name, labels, expected):
-    snapshot = make_snapshot(tick=5, problems=("a", "b"), paused=True, empty_rescans=4, stride=8)
-    assert value(encode(snapshot, stats=ReporterStats(21, 22, 23)), name, **labels) == expected
-
-
 def make_assigned_snapshot() -> TickSnapshot:
     """A tick of a node of a scheduler, with everything that only such a node has."""
     link = LinkView("http://head:9757", True, "default", "", ReporterStats(41, 42, 43), 7, 44)
@@ -290,24 +233,62 @@ def make_assigned_snapshot() -> TickSnapshot:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "labels", "expected"),
-    [
-        ("cpumond_scheduler_registered", {}, 1),
-        ("cpumond_scheduler_heartbeats_total", {}, 41),
-        ("cpumond_scheduler_heartbeats_failed_total", {}, 42),
-        ("cpumond_scheduler_address", {"url": "http://head:9757"}, 1),
-        ("cpumond_scheduler_term", {}, 7),
-        ("cpumond_scheduler_terms_refused_total", {}, 44),
-        ("cpumond_assigned_jobs", {"state": "running"}, 6),
-        ("cpumond_assigned_jobs_ended_total", {"state": "lost"}, 4),
-        ("cpumond_overdraft_aborts_total", {}, 5),
-        ("cpumond_job_start_seconds_count", {}, 1),
-        ("cpumond_executor_broken", {}, 0),
-    ],
-)
-def test_what_a_node_of_a_scheduler_counts(name, labels, expected):
-    assert value(encode(make_assigned_snapshot()), name, **labels) == expected
+AGENT_VALUES: dict[str, float] = {
+    "cpumond_ticks_total": 5,
+    "cpumond_last_tick_timestamp_seconds": 1.7e9,
+    "cpumond_late_ticks_total": 11,
+    "cpumond_rebaselines_total": 12,
+    "cpumond_fast_restores_total": 13,
+    "cpumond_fast_restores_failed_total": 19,
+    "cpumond_service_ends_total result=success": 30,
+    "cpumond_service_ends_total result=watchdog": 31,
+    "cpumond_node_capacity_cores": 16.0,
+    "cpumond_node_throttled_cpu_seconds_total": 2.5,
+    "cpumond_node_late_cpu_seconds_total": 1.25,
+    "cpumond_write_errors_total": 14,
+    "cpumond_cgroup_writes_total": 15,
+    "cpumond_errors_total": 16,
+    "cpumond_jobs_gone_total": 17,
+    "cpumond_shed_checks_total": 18,
+    "cpumond_lost_files_total": 20,
+    "cpumond_decisions_total kind=grow": 1,
+    "cpumond_decisions_total kind=restore": 3,
+    "cpumond_foreign_writes_total kind=raise": 7,
+    "cpumond_foreign_writes_total kind=lower": 8,
+    "cpumond_reports_sent_total": 21,
+    "cpumond_reports_failed_total": 22,
+    "cpumond_reports_superseded_total": 23,
+    "cpumond_problems": 2,
+    "cpumond_writes_paused": 1,
+    "cpumond_empty_rescans": 4,
+    "cpumond_check_stride": 8,
+}
+SCHEDULER_VALUES: dict[str, float] = {
+    "cpumond_scheduler_registered": 1,
+    "cpumond_scheduler_heartbeats_total": 41,
+    "cpumond_scheduler_heartbeats_failed_total": 42,
+    "cpumond_scheduler_address url=http://head:9757": 1,
+    "cpumond_scheduler_term": 7,
+    "cpumond_scheduler_terms_refused_total": 44,
+    "cpumond_assigned_jobs state=running": 6,
+    "cpumond_assigned_jobs_ended_total state=lost": 4,
+    "cpumond_overdraft_aborts_total": 5,
+    "cpumond_job_start_seconds_count": 1,
+    "cpumond_executor_broken": 0,
+}
+
+
+def test_what_the_agent_counts_and_a_node_of_a_scheduler_besides():
+    snapshot = make_snapshot(tick=5, problems=("a", "b"), paused=True, empty_rescans=4, stride=8)
+    for expected, text in (
+        (AGENT_VALUES, encode(snapshot, stats=ReporterStats(21, 22, 23))),
+        (SCHEDULER_VALUES, encode(make_assigned_snapshot())),
+    ):
+        found = {
+            " ".join([name, *(f"{key}={label}" for key, label in labels)]): number
+            for (name, labels), number in read_samples(text).items()
+        }
+        assert {name: found.get(name) for name in expected} == expected
 
 
 def test_no_name_is_exported_by_the_scheduler_too(tmp_path: Path):
@@ -411,19 +392,6 @@ def test_a_value_reads_back_exactly(number):
     assert found == number or (math.isnan(found) and math.isnan(number))
 
 
-def test_a_job_that_went_leaves_nothing_behind():
-    """Neither its gauges nor its counters nor its operation: dead series would pile up."""
-    jobs = [make_job("stays", "op1"), make_job("goes", "op2")]
-    snapshots = [make_snapshot(*jobs, tick=1), make_snapshot(jobs[0], tick=2)]
-    metrics = MetricsText(lambda: snapshots[0], Metrics, ReporterStats)
-    assert b"goes" in metrics.encode()
-    del snapshots[0]
-    text = metrics.encode().decode()
-    assert "goes" not in text
-    assert "op2" not in text
-    assert value(text, "cpumond_job_cpu_seconds_total", job_id="stays") == 120.5
-
-
 def test_a_value_that_is_not_known_is_left_out():
     """A counter that would be 0 for a moment would look like a restart to Prometheus, and count everything again."""
     state = msgspec.structs.replace(STATE, smoothed_cores=None, base=None)
@@ -469,7 +437,10 @@ def test_totals_count_every_job_whatever_has_series(series, maximum):
     assert len(labels_of(text, "cpumond_job_cpu_seconds_total", "job_id")) == expected
 
 
-def test_sums_of_operations_add_up_to_the_totals_of_the_node():
+def test_operations_beyond_the_maximum_are_one_series_and_all_add_up_to_the_node():
+    jobs = [make_job(f"j{number}", name) for number, name in enumerate("abcadb")]
+    groups = choose_operations(jobs, 2)
+    assert {name: len(group) for name, group in groups.items()} == {"a": 2, "b": 2, OTHERS: 2}
     jobs = [make_job(f"j{number}", f"op{number % 7}", current_cores=0.5 * number) for number in range(20)]
     for limit in (0, 3, 100):
         samples = read_samples(encode(make_snapshot(*jobs), Metrics(max_jobs=limit)))
@@ -477,12 +448,6 @@ def test_sums_of_operations_add_up_to_the_totals_of_the_node():
             parts = [number for (found, _), number in samples.items() if found == f"cpumond_operation_{name}"]
             assert len(parts) == min(limit + 1, 7)
             assert sum(parts) == samples[f"cpumond_node_{name}", frozenset()]
-
-
-def test_operations_beyond_the_maximum_are_one_series():
-    jobs = [make_job(f"j{number}", name) for number, name in enumerate("abcadb")]
-    groups = choose_operations(jobs, 2)
-    assert {name: len(group) for name, group in groups.items()} == {"a": 2, "b": 2, OTHERS: 2}
 
 
 def test_jobs_by_status_add_up():
@@ -517,6 +482,7 @@ def test_jobs_by_status_add_up():
         ({"refused": "outside managed_roots"}, False),
         ({"contested": True}, False),
         ({"override_left_s": 10.0}, False),
+        ({"state": msgspec.structs.replace(STATE, hard_cores=1.5)}, False),  # it is the quota above it
     ],
 )
 def test_only_throttling_at_a_limit_of_ours_counts(changes, expected):
@@ -527,55 +493,29 @@ def test_only_throttling_at_a_limit_of_ours_counts(changes, expected):
     assert value(text, "cpumond_operation_throttled_jobs", operation_id="op") == expected
 
 
-def test_a_quota_above_the_job_is_not_ours():
-    """4 cores ordered, 1.5 under its parent: the parent throttles, not the agent."""
-    job = make_job(state=msgspec.structs.replace(STATE, hard_cores=1.5))
-    assert not is_throttled_by_us(job)
-
-
 # ---- once per tick
 
 
-class Counted:
-    """A snapshot that moves on when told to, and how often the metrics were made from it."""
-
-    def __init__(self) -> None:
-        self.snapshot: TickSnapshot | None = None
-        self.encodings = 0
-        self.metrics = MetricsText(lambda: self.snapshot, Metrics, self.count)
-
-    def count(self) -> ReporterStats:
-        self.encodings += 1
-        return ReporterStats()
-
-
-def test_a_tick_is_encoded_once():
-    counted = Counted()
-    counted.metrics.encode()
-    counted.metrics.encode()
-    assert counted.encodings == 2, "before the first tick nothing is kept"
-    counted.snapshot = make_snapshot(make_job("one"), tick=1)
-    first = counted.metrics.encode()
-    assert counted.metrics.encode() is first
-    assert counted.encodings == 3
-    counted.snapshot = make_snapshot(make_job("two"), tick=2)
-    assert b'job_id="two"' in counted.metrics.encode()
-    assert counted.encodings == 4
-
-
-def test_scrapes_at_the_same_moment_share_one_encoding():
-    counted = Counted()
-    counted.snapshot = make_snapshot(*(make_job(f"j{number}") for number in range(200)))
+def test_a_tick_is_encoded_once_and_nothing_is_kept_before_the_first():
+    snapshots: list[TickSnapshot | None] = [None]
+    encodings = []
+    metrics = MetricsText(lambda: snapshots[-1], Metrics, lambda: encodings.append(1) or ReporterStats())
+    assert metrics.encode() != b""
+    metrics.encode()
+    assert len(encodings) == 2
+    snapshots.append(make_snapshot(*(make_job(f"j{number}") for number in range(200))))
     start = threading.Barrier(8)
 
     def scrape() -> bytes:
         start.wait(60.0)
-        return counted.metrics.encode()
+        return metrics.encode()
 
     with ThreadPoolExecutor(8) as pool:
         texts = [future.result() for future in [pool.submit(scrape) for _ in range(8)]]
-    assert counted.encodings == 1
+    assert len(encodings) == 3, "scrapes at the same moment share one"
     assert all(text is texts[0] for text in texts)
+    snapshots.append(make_snapshot(make_job("two"), tick=2))
+    assert b'job_id="two"' in metrics.encode()
 
 
 # ---- with the agent
@@ -612,4 +552,5 @@ def test_the_metrics_of_a_running_agent(node: FakeNode):
     node.ticks(2)
     text = metrics.encode().decode()
     assert labels_of(text, "cpumond_job_info", "job_id") == ["a"]
+    assert 'job_id="b"' not in text, "dead series would pile up"
     assert value(text, "cpumond_jobs_gone_total") == 1

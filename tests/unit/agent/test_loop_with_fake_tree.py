@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import shutil
 import threading
@@ -33,6 +32,18 @@ from cpumond.host.cgroup.settings import CpuSettings
 from cpumond.testing import make_tree, v2_cgroup, write_mountinfo
 
 FOUR = v2_cgroup(quota="400000 100000")
+
+
+def lowered(make_node: Callable[..., FakeNode], config: str = QUICK + source()) -> FakeNode:
+    """A node whose job ordered 4 cores, uses none and has been lowered to its floor."""
+    node = make_node({"a": FOUR}, config=config).start()
+    node.ticks(8)
+    return node
+
+
+@pytest.fixture
+def node(make_node: Callable[..., FakeNode]) -> FakeNode:
+    return lowered(make_node)
 
 
 def kinds(node: FakeNode, job: str) -> str:
@@ -137,44 +148,19 @@ def test_pressure_is_read_from_a_reload_on_and_not_without_being_asked_for(make_
     assert not [record for record in logs if record["event"] == "pressure_unknown"]
 
 
-def test_a_throttled_job_gets_its_full_limit_back_in_that_check(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
-    node.tick(0.5, {"a": 0.5})
-    assert node.read("a") == "400000 100000"
-    assert node.agent.totals.restores == node.job("a").restores == 1
-
-
-def test_no_limit_changes_before_the_window_is_full(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.tick()
-    assert node.read("a") == "400000 100000"
-
-
-def test_a_late_tick_is_a_new_baseline_without_votes(make_node):
+@pytest.mark.parametrize(
+    ("seconds", "late_s", "suspended_s", "kind"),
+    [(5.0, 4.0, 0.0, "base"), (4.0, 3.0, 0.0, "shrink"), (1.0, 0.0, 3600.0, "base")],
+    ids=["too late", "three periods late", "suspended"],
+)
+def test_a_late_tick_or_a_suspend_is_a_new_baseline(make_node, seconds, late_s, suspended_s, kind):
     node = make_node({"a": FOUR}).start()
     node.ticks(3)
     before = node.cores("a")
-    node.tick(seconds=5.0, late_s=4.0)
-    assert kinds(node, "a") == "base"
-    assert node.agent.totals.rebaselines == 1
-    assert node.cores("a") == before
-
-
-def test_a_tick_three_periods_late_still_votes(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(3)
-    node.tick(seconds=4.0, late_s=3.0)
-    assert kinds(node, "a") == "shrink"
-    assert node.agent.totals.rebaselines == 0
-
-
-def test_a_suspend_is_a_new_baseline_without_votes(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(3)
-    node.clock.suspend(3600.0)
-    node.tick()
-    assert kinds(node, "a") == "base"
+    node.clock.suspend(suspended_s)
+    node.tick(seconds=seconds, late_s=late_s)
+    assert (kinds(node, "a"), node.agent.totals.rebaselines) == (kind, int(kind == "base"))
+    assert (node.cores("a") < before) == (kind == "shrink")
     node.tick()
     assert kinds(node, "a") != "base"
 
@@ -189,9 +175,7 @@ def test_a_counter_that_goes_backwards_is_a_new_baseline_and_no_reason_to_change
     assert node.job("a").state.smoothed_cores is None
 
 
-def test_a_cgroup_made_again_under_its_path_is_another_job(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
+def test_a_cgroup_made_again_under_its_path_is_another_job(node):
     assert node.cores("a") == 0.5
     node.remove("a")
     node.make("a", quota="300000 100000")
@@ -342,6 +326,15 @@ def test_a_heartbeat_holds_every_job_and_its_sequence_grows(make_node):
     assert (light.cpu_limit, light.current_cpu_limit, light.mode) == (4.0, 0.5, "reclaim")
     assert (busy.cpu_limit, busy.current_cpu_limit) == (4.0, 4.0)
     assert msgspec.convert(msgspec.to_builtins(beats[-1]), Heartbeat) == beats[-1]
+    node.kill_and_restart()
+    assert node.reports.heartbeats[-1].incarnation != beats[0].incarnation
+
+
+def test_the_last_heartbeat_gives_everything_back(node):
+    node.agent.close()
+    assert node.reports.heartbeats[-1].jobs[0].current_cpu_limit == 4.0
+    assert node.read("a") == "400000 100000"
+    assert node.reports.closed == 1
 
 
 def test_a_heartbeat_is_sent_on_each_change_and_otherwise_each_report_period(make_node):
@@ -355,24 +348,8 @@ def test_a_heartbeat_is_sent_on_each_change_and_otherwise_each_report_period(mak
     assert sent == [0, 1, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0]
 
 
-def test_another_run_of_the_agent_is_another_incarnation(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.kill_and_restart()
-    assert len({beat.incarnation for beat in node.reports.heartbeats}) == 2
-
-
-def test_the_last_heartbeat_gives_everything_back(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
-    node.agent.close()
-    assert node.reports.heartbeats[-1].jobs[0].current_cpu_limit == 4.0
-    assert node.read("a") == "400000 100000"
-    assert node.reports.closed == 1
-
-
 def test_a_job_in_shadow_mode_is_reported_with_its_full_limit(make_node):
-    node = make_node({"a": FOUR}, config=QUICK.replace("reclaim", "shadow") + source()).start()
-    node.ticks(8)
+    node = lowered(make_node, QUICK.replace("reclaim", "shadow") + source())
     assert node.read("a") == "400000 100000"
     report = node.reports.heartbeats[-1].jobs[0]
     assert (report.mode, report.current_cpu_limit) == ("shadow", 4.0)
@@ -414,9 +391,7 @@ def test_what_a_reload_cannot_change_is_kept_and_said(make_node, logs):
 
 
 @pytest.mark.parametrize("mode", ["off", "shadow"])
-def test_a_mode_that_writes_no_more_puts_the_limit_back_at_once(make_node, mode):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
+def test_a_mode_that_writes_no_more_puts_the_limit_back_at_once(node, mode):
     node.reload(QUICK.replace("reclaim", mode) + source())
     node.tick()
     assert node.read("a") == "400000 100000"
@@ -426,25 +401,13 @@ def test_a_mode_that_writes_no_more_puts_the_limit_back_at_once(make_node, mode)
     assert node.cores("a") == 0.5
 
 
-def test_up_only_never_lowers(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
+def test_up_only_never_lowers(node):
     assert node.cores("a") == 0.5
     node.reload(QUICK.replace("reclaim", "up-only") + source())
     node.ticks(2)
     assert node.cores("a") == 4.0, "what was lowered before goes back at once"
     node.ticks(10)
     assert node.cores("a") == 4.0
-
-
-def test_up_only_leaves_a_pin_in_force(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
-    control.pin_job(node.agent, "a", {"cpu_limit": 1.0})
-    node.ticks(2)
-    node.reload(QUICK.replace("reclaim", "up-only") + source())
-    node.ticks(3)
-    assert node.cores("a") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -459,14 +422,12 @@ def test_up_only_leaves_a_pin_in_force(make_node):
     ids=["source", "operation", "operation-section", "source-section"],
 )  # fmt: skip
 def test_a_more_specific_level_decides_the_mode(make_node, changed, expected):
-    node = make_node({"a": FOUR}, config=QUICK + changed).start()
-    node.ticks(8)
+    node = lowered(make_node, QUICK + changed)
     assert (node.read("a"), node.job("a").mode) == ("400000 100000", expected)
 
 
 def test_a_job_with_child_cgroups_gets_its_limit_back_and_is_taken_up_again_without_them(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
-    node.ticks(8)
+    node = lowered(make_node, QUICK + source() + RESCAN)
     child = node.root / "jobs" / "a" / "child"
     child.mkdir()
     node.tick()
@@ -478,9 +439,7 @@ def test_a_job_with_child_cgroups_gets_its_limit_back_and_is_taken_up_again_with
     assert node.cores("a") == node.job("a").current_cores == 0.5
 
 
-def test_a_job_that_is_managed_no_more_gets_its_limit_back_at_once(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
+def test_a_job_that_is_managed_no_more_gets_its_limit_back_at_once(node):
     node.agent.use_config(msgspec.structs.replace(node.read_config(), managed_roots=["jobs/b"]))
     node.tick()
     assert (node.read("a"), node.job("a").status, node.job("a").current_cores) == ("400000 100000", "refused", 4.0)
@@ -501,54 +460,27 @@ def test_a_limit_is_held_to_what_each_thread_needs(make_node):
     assert node.cores("a") == 0.5
 
 
-def test_a_lowered_job_whose_actuator_changes_gets_its_quota_back(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
-    node.reload(QUICK + 'actuator = "weight"\n' + source())
-    node.tick(4.0)
-    assert (node.read("a"), node.read("a", "cpu.weight")) == ("400000 100000", "100")
-    node.ticks(8)
-    assert (node.read("a"), node.read("a", "cpu.weight")) == ("400000 100000", "12")
-    node.reload(QUICK + source())
-    node.ticks(8)
-    assert (node.cores("a"), node.read("a", "cpu.weight")) == (0.5, "100")
-
-
-def test_a_restart_with_another_actuator_puts_back_what_the_old_one_moved(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
-    node.config_text = QUICK + 'actuator = "weight"\n' + source()
-    node.kill_and_restart()
-    assert node.read("a") == "400000 100000"
-    node.ticks(8)
-    assert (node.read("a"), node.read("a", "cpu.weight")) == ("400000 100000", "12")
-
-
-def test_the_weight_actuator_leaves_foreign_quotas_alone(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + 'actuator = "weight"\n' + source()).start()
+@pytest.mark.parametrize(
+    ("actuator", "file", "text", "lowered_to", "put_back"),
+    [
+        ("weight", "cpu.max", "300000 100000", ("300000 100000", "12"), ("300000 100000", "100")),
+        ("quota", "cpu.weight", "700", ("50000 100000", "700"), ("400000 100000", "700")),
+    ],
+)
+def test_each_actuator_leaves_the_others_file_alone(make_node, actuator, file, text, lowered_to, put_back):
+    node = make_node({"a": FOUR}, config=QUICK + f'actuator = "{actuator}"\n' + source()).start()
     node.ticks(3)
-    node.write("a", "cpu.max", "300000 100000\n")
-    node.ticks(6)
-    assert (node.read("a"), node.read("a", "cpu.weight")) == ("300000 100000", "12")
-    node.agent.close()
-    assert (node.read("a"), node.read("a", "cpu.weight")) == ("300000 100000", "100")
-
-
-def test_the_quota_actuator_leaves_foreign_weights_alone(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(3)
-    node.write("a", "cpu.weight", "700\n")
+    node.write("a", file, f"{text}\n")
     node.write("a", "cpu.max", f"{node.read('a')}\n")
     node.ticks(8)
-    assert (node.cores("a"), node.read("a", "cpu.weight")) == (0.5, "700")
+    assert (node.read("a"), node.read("a", "cpu.weight")) == lowered_to
     node.agent.close()
-    assert (node.read("a"), node.read("a", "cpu.weight")) == ("400000 100000", "700")
+    assert (node.read("a"), node.read("a", "cpu.weight")) == put_back
 
 
 def test_a_foreign_weight_is_the_new_original_where_the_weight_is_what_the_agent_moves(make_node):
     config = QUICK + 'actuator = "weight"\n' + source() + '[writes]\noverride_ttl = "5s"\n'
-    node = make_node({"a": FOUR}, config=config).start()
-    node.ticks(8)
+    node = lowered(make_node, config)
     node.write("a", "cpu.weight", "50\n")
     node.tick()
     assert node.snapshot().foreign_writes == {"raise": 1, "lower": 0}
@@ -611,8 +543,7 @@ def test_a_limit_that_needs_a_longer_period_is_put_back_to_the_last_byte(make_no
 
 
 def test_a_foreign_raise_is_respected_for_its_time_then_taken_over(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + source() + '[writes]\noverride_ttl = "5s"\n').start()
-    node.ticks(8)
+    node = lowered(make_node, QUICK + source() + '[writes]\noverride_ttl = "5s"\n')
     node.write("a", "cpu.max", "200000 100000\n")
     node.ticks(5)
     assert (node.cores("a"), node.job("a").status, node.job("a").current_cores) == (2.0, "overridden", 2.0)
@@ -623,8 +554,7 @@ def test_a_foreign_raise_is_respected_for_its_time_then_taken_over(make_node):
 
 def test_whatever_somebody_writes_during_an_override_is_respected(make_node):
     writes = '[writes]\noverride_ttl = "60s"\n'
-    node = make_node({"a": FOUR}, config=QUICK + source() + writes).start()
-    node.ticks(8)
+    node = lowered(make_node, QUICK + source() + writes)
     node.write("a", "cpu.max", "300000 100000\n")
     node.tick()
     node.write("a", "cpu.max", "150000 100000\n")
@@ -634,8 +564,7 @@ def test_whatever_somebody_writes_during_an_override_is_respected(make_node):
 
 @pytest.mark.parametrize("quota_us", [10_000, 49_900, 50_100, 399_000])
 def test_a_limit_below_the_original_that_somebody_else_sets_is_the_new_original(make_node, logs, quota_us):
-    node = make_node({"a": FOUR}, config=QUICK + source() + '[writes]\noverride_ttl = "5s"\n').start()
-    node.ticks(8)
+    node = lowered(make_node, QUICK + source() + '[writes]\noverride_ttl = "5s"\n')
     node.write("a", "cpu.max", f"{quota_us} 100000\n")
     node.tick()
     ordered = quota_us / 1e5
@@ -656,8 +585,7 @@ def test_a_limit_below_the_original_that_somebody_else_sets_is_the_new_original(
 
 
 def test_orders_follow_each_other_down_and_up_in_any_period(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + source(cpu_limit="from-cgroup")).start()
-    node.ticks(8)
+    node = lowered(make_node, QUICK + source(cpu_limit="from-cgroup"))
     for order in ("100000 50000", "30000 100000", "600000 100000", "max 100000", "75000 50000"):
         node.write("a", "cpu.max", f"{order}\n")
         node.ticks(2)
@@ -668,8 +596,7 @@ def test_orders_follow_each_other_down_and_up_in_any_period(make_node):
 
 
 def test_without_a_time_for_overrides_an_order_is_taken_over_at_once(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + source() + "[writes]\noverride_ttl = 0\n").start()
-    node.ticks(8)
+    node = lowered(make_node, QUICK + source() + "[writes]\noverride_ttl = 0\n")
     node.write("a", "cpu.max", "200000 100000\n")
     node.ticks(10)
     assert (node.cores("a"), node.job("a").status, node.job("a").ordered_cores) == (0.5, "reclaim", 2.0)
@@ -696,9 +623,7 @@ def test_an_order_between_the_look_and_the_write_is_not_written_over(make_node, 
 
 
 @pytest.mark.parametrize("quota_us", [10_000, 120_000])
-def test_an_order_between_a_kill_and_the_next_look_is_kept(make_node, quota_us):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
+def test_an_order_between_a_kill_and_the_next_look_is_kept(node, quota_us):
     node.write("a", "cpu.max", f"{quota_us} 100000\n")
     node.kill_and_restart()
     node.ticks(8)
@@ -708,9 +633,7 @@ def test_an_order_between_a_kill_and_the_next_look_is_kept(make_node, quota_us):
     assert node.read("a") == f"{quota_us} 100000"
 
 
-def test_where_nothing_is_known_of_what_was_written_no_job_is_left_low(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
+def test_where_nothing_is_known_of_what_was_written_no_job_is_left_low(node):
     (node.directory / "run" / WRITTEN_FILE).write_bytes(b"\xff 1 2 3\n")
     node.write("a", "cpu.max", "45000 100000\n")
     node.kill_and_restart()
@@ -719,8 +642,7 @@ def test_where_nothing_is_known_of_what_was_written_no_job_is_left_low(make_node
 
 
 def test_an_order_that_is_not_on_disk_yet_is_not_lowered(make_node, monkeypatch):
-    node = make_node({"a": FOUR}, config=QUICK + source() + "[writes]\noverride_ttl = 0\n").start()
-    node.ticks(8)
+    node = lowered(make_node, QUICK + source() + "[writes]\noverride_ttl = 0\n")
 
     def refuse(*_: object, **__: object) -> None:
         raise CreateError("no space left")
@@ -744,9 +666,7 @@ def refuse_writes(monkeypatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr("cpumond.host.cgroup.v2.V2Cgroup.write_settings", refuse)
 
 
-def test_a_limit_that_could_not_be_written_again_is_tried_again(make_node, monkeypatch, refuse_writes):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
+def test_a_limit_that_could_not_be_written_again_is_tried_again(node, monkeypatch, refuse_writes):
     refuse_writes()
     node.reload(QUICK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 1.0") + source())
     node.ticks(4)
@@ -757,11 +677,7 @@ def test_a_limit_that_could_not_be_written_again_is_tried_again(make_node, monke
     assert (node.cores("a"), ring(node, "a")[-1]) == (1.0, ("reapply", "applied"))
 
 
-def test_what_could_not_be_put_back_when_its_source_went_is_put_back_in_the_end(
-    make_node, monkeypatch, refuse_writes, logs
-):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
+def test_what_could_not_be_put_back_when_its_source_went_is_put_back_in_the_end(node, monkeypatch, refuse_writes, logs):
     refuse_writes()
     node.reload(QUICK)
     node.tick()
@@ -772,20 +688,10 @@ def test_what_could_not_be_put_back_when_its_source_went_is_put_back_in_the_end(
     assert node.read("a") == "400000 100000"
 
 
-def test_a_raise_above_what_was_found_stays_when_the_agent_goes(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + source(cpu_limit="from-cgroup")).start()
-    node.ticks(8)
-    node.write("a", "cpu.max", "600000 100000\n")
-    node.ticks(2)
-    node.agent.close()
-    assert node.read("a") == "600000 100000"
-
-
 @pytest.mark.parametrize("ttl", ["0s", "3s"])
 def test_a_raise_above_what_was_found_is_the_new_original_also_after_its_time(make_node, ttl):
     writes = f'[writes]\noverride_ttl = "{ttl}"\ndrift_backoff = "1s"\n'
-    node = make_node({"a": FOUR}, config=QUICK + source(cpu_limit="from-cgroup") + writes).start()
-    node.ticks(8)
+    node = lowered(make_node, QUICK + source(cpu_limit="from-cgroup") + writes)
     node.write("a", "cpu.max", "600000 100000\n")
     node.ticks(20)
     assert node.cores("a") == 0.5
@@ -794,8 +700,7 @@ def test_a_raise_above_what_was_found_is_the_new_original_also_after_its_time(ma
 
 
 def test_a_raise_above_what_was_found_while_the_agent_was_dead_is_the_new_original(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + source(cpu_limit="from-cgroup")).start()
-    node.ticks(8)
+    node = lowered(make_node, QUICK + source(cpu_limit="from-cgroup"))
     node.write("a", "cpu.max", "600000 100000\n")
     node.kill_and_restart()
     assert node.job("a").state.hard_cores == 6.0
@@ -814,9 +719,7 @@ def test_a_limit_changed_before_the_agents_first_write_is_the_original(make_node
     assert node.read("a") == "300000 100000"
 
 
-def test_the_same_cores_in_another_period_are_no_order(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
+def test_the_same_cores_in_another_period_are_no_order(node):
     node.write("a", "cpu.max", "500000 1000000\n")
     node.ticks(3)
     assert node.snapshot().foreign_writes == {"raise": 0, "lower": 0}
@@ -850,14 +753,11 @@ def test_a_foreign_write_among_more_events_than_the_kernel_keeps_is_not_missed(m
     kept = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if kept > 100_000:
         pytest.skip(f"the kernel keeps {kept} events here")
-    files = [open(node.root / "jobs" / job / "cpu.max", "r+") for job in ("a", "b")]  # noqa: SIM115
+    files = [os.open(node.root / "jobs" / job / "cpu.max", os.O_WRONLY) for job in ("a", "b")]
     for number in range(kept + 10):
-        file = files[number % 2]
-        file.write("5")
-        file.flush()
-        file.seek(0)
+        os.pwrite(files[number % 2], b"5", 0)
     for file in files:
-        file.close()
+        os.close(file)
     node.make("c", quota="400000 100000")
     node.write("a", "cpu.max", "200000 100000\n")
     node.write("b", "cpu.max", "50000 100000\n")
@@ -953,6 +853,22 @@ def test_a_lowered_job_is_restored_without_a_writable_state_dir(make_node):
     assert node.read("b") == "400000 100000"
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        QUICK.replace("reclaim", "off") + source(),
+        QUICK.replace("reclaim", "shadow") + source(),
+        QUICK + 'actuator = "weight"\n' + source(),
+        QUICK + source("jobs/b"),
+    ],
+    ids=["off", "shadow", "weight", "no source"],
+)
+def test_a_restart_puts_back_what_it_would_not_move_itself(node, config):
+    node.config_text = config
+    node.kill_and_restart()
+    assert (node.read("a"), node.read("a", "cpu.weight")) == ("400000 100000", "100")
+
+
 def test_a_restart_adopts_what_it_finds_and_never_takes_its_own_limit_for_the_jobs(make_node):
     jobs = {"quota": FOUR, "free": v2_cgroup()}
     node = make_node(jobs, config=QUICK + source(cpu_limit="from-cgroup")).start()
@@ -965,23 +881,6 @@ def test_a_restart_adopts_what_it_finds_and_never_takes_its_own_limit_for_the_jo
         assert node.job("quota").current_cores == node.job("free").current_cores == 0.5
     node.agent.close()
     assert (node.read("quota"), node.read("free")) == ("400000 100000", "max 100000")
-
-
-def test_a_restart_puts_back_what_no_source_names_now(make_node):
-    node = make_node({"a": FOUR, "b": FOUR}).start()
-    node.ticks(8)
-    node.config_text = QUICK + source("jobs/a")
-    node.kill_and_restart()
-    assert (node.cores("a"), node.read("b")) == (0.5, "400000 100000")
-
-
-@pytest.mark.parametrize("mode", ["off", "shadow"])
-def test_a_restart_in_another_mode_puts_everything_back(make_node, mode):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
-    node.config_text = QUICK.replace("reclaim", mode) + source()
-    node.kill_and_restart()
-    assert node.read("a") == "400000 100000"
 
 
 @pytest.mark.parametrize("content", [b"", b"cpumond-state 1 sha256=00\n{}", b"\xff\xfe", b"cpumond-state 9 x\n"])
@@ -1018,9 +917,7 @@ def test_the_copy_of_a_lost_state_file_gives_every_job_its_limit(make_node, logs
     assert [node.read(name) for name in ("number", "free")] == ["400000 100000"] * 2
 
 
-def test_a_damaged_state_file_says_nothing_about_cgroups_made_later(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
+def test_a_damaged_state_file_says_nothing_about_cgroups_made_later(node):
     for directory in ("state", "run"):
         (node.directory / directory / "originals.state").write_bytes(b"")
     node.kill_and_restart()
@@ -1030,9 +927,7 @@ def test_a_damaged_state_file_says_nothing_about_cgroups_made_later(make_node):
     assert node.job("small").state.hard_cores == 2.0
 
 
-def test_the_full_limit_after_a_damaged_state_file_is_written_as_soon_as_the_disk_takes_it(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
+def test_the_full_limit_after_a_damaged_state_file_is_written_as_soon_as_the_disk_takes_it(node):
     state = node.directory / "state"
     (state / "originals.state").write_bytes(b"")
     (node.directory / "run" / "originals.state").write_bytes(b"")
@@ -1050,8 +945,7 @@ def test_the_full_limit_after_a_damaged_state_file_is_written_as_soon_as_the_dis
 
 
 def test_a_state_file_of_another_boot_says_nothing_about_this_one(make_node):
-    node = make_node({"a": FOUR}, config=QUICK + source(cpu_limit="from-cgroup")).start()
-    node.ticks(8)
+    node = lowered(make_node, QUICK + source(cpu_limit="from-cgroup"))
     node.agent.writer.boot_id = "another"
     node.agent.writer._stale = True
     node.agent.writer.flush()
@@ -1123,12 +1017,12 @@ def test_a_job_that_cannot_be_managed_is_refused_and_not_kept(make_node, cgroup,
     assert control.list_registered(node.agent).jobs == []
 
 
-def test_options_of_a_registered_job_without_effect_are_told(make_node, logs):
+def test_options_of_a_registered_job_without_effect_are_reported(make_node, logs):
     node = make_node({"a": FOUR, "b": FOUR}, config=QUICK).start()
     options = {"limit_rule": "peak", "vote_mode": "ytsaurus", "reserve_ratio": 0.2}
-    told = ['job_cpu_monitor.vote_mode has no effect under limit_rule = "peak"']
-    assert add(node, "jobs/a", job_cpu_monitor=options).warnings == told
-    assert [record["error"] for record in logs if record["event"] == "option_without_effect"] == told
+    warnings = ['job_cpu_monitor.vote_mode has no effect under limit_rule = "peak"']
+    assert add(node, "jobs/a", job_cpu_monitor=options).warnings == warnings
+    assert [record["error"] for record in logs if record["event"] == "option_without_effect"] == warnings
     assert add(node, "jobs/b", job_cpu_monitor={"vote_mode": "ytsaurus"}).warnings == []
 
 
@@ -1204,15 +1098,6 @@ def test_a_pin_that_could_not_be_written_is_tried_again(make_node, monkeypatch, 
     monkeypatch.undo()
     node.ticks(6)
     assert (node.cores("a"), ring(node, "a")[-1]) == (1.5, ("reapply", "applied"))
-
-
-def test_a_floor_that_a_reload_raises_leaves_a_pin_below_it(make_node):
-    node = make_node({"a": FOUR}).start()
-    control.pin_job(node.agent, "a", {"cpu_limit": 0.6})
-    (node.directory / "run" / "pause").touch()
-    node.reload(QUICK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 1.0") + source())
-    node.ticks(3)
-    assert (node.job("a").state.limit_cores, node.job("a").status, node.cores("a")) == (0.6, "pinned", 0.6)
 
 
 def test_a_pin_of_a_paused_agent_is_written_when_the_pause_is_over(make_node):
@@ -1294,16 +1179,6 @@ def test_an_agent_leaves_no_descriptor_behind(make_node):
         assert opened <= 2 * (number + 1)
 
 
-def test_a_cgroup_without_any_quota_is_put_back_to_none(make_node):
-    node = make_node({"a": v2_cgroup()}).start()
-    original = node.files("a")
-    node.ticks(8)
-    assert node.cores("a") == 0.5
-    assert math.isinf(node.agent.table.find("a").original.cores)
-    node.agent.close()
-    assert node.files("a") == original
-
-
 def test_an_order_below_the_burst_gets_as_much_of_it_back_as_fits(make_node):
     job = v2_cgroup(quota="400000 100000", cpu_max_burst="300000\n")
     node = make_node({"a": job}).start()
@@ -1335,19 +1210,8 @@ def test_a_cgroup_that_is_half_made_is_looked_for_again_at_the_next_tick(tmp_pat
     agent.close()
 
 
-def test_a_pause_keeps_no_limit_down_in_the_end(make_node):
-    node = make_node({"a": FOUR}).start()
-    node.ticks(8)
-    (node.directory / "run" / "pause").touch()
-    node.tick()
-    assert node.cores("a") == 0.5
-    node.agent.close()
-    assert node.read("a") == "400000 100000"
-
-
 def test_under_a_covered_mount_limits_go_up_and_not_down(make_node, monkeypatch):
-    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
-    node.ticks(8)
+    node = lowered(make_node, QUICK + source() + RESCAN)
     monkeypatch.setattr("cpumond.host.cgroup.mounts.Hierarchies.list_covered", lambda _: ["/sys/fs/cgroup/cpu"])
     node.ticks(2)
     node.tick({"a": 0.5}, {"a": 1.0})
