@@ -1,316 +1,346 @@
-"""Access lists on a real scheduler with tokens: by the JSON interface, the command line and the ``yt`` client
-(semantics.md 12)."""
+"""Access lists on a real scheduler with tokens (semantics.md 12): two teams, each with a pool of its own.
+
+Nothing that one of them tries against the other succeeds: each act is refused, changes nothing, and stands in the audit
+log with who tried it. Then come the answers that depend on who asks.
+"""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx2
 import pytest
-from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
+from scheduler_process import GIB, PlayedNode, SchedulerProcess
+from test_scheduler_commands import Shell, cpumond
 
-SECRET = "hunter2-swordfish"  # noqa: S105 - of a made-up job
-USERS = {"root": "admin", "ann": "user", "bob": "user", "kim": "user", "n1": "node"}
+from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION
 
+__all__ = ["cpumond"]
 
-def entry(subjects: list[str], permissions: list[str], **more: str) -> dict[str, Any]:
-    return {"action": "allow", "subjects": subjects, "permissions": permissions, **more}
-
-
-class Teams:
-    """Pool ``red`` is ann's and ``blue`` is bob's; kim is in neither. Each token is its user's name."""
-
-    def __init__(self, scheduler: SchedulerProcess) -> None:
-        self.scheduler = scheduler
-        scheduler.write_config(api=scheduler.write_tokens(USERS))
-        scheduler.start()
-
-    def set_up(self) -> None:
-        """Two pools with their teams, and an operation of ann's with a secret."""
-        self.as_user("root")
-        for name, user in (("red", "ann"), ("blue", "bob")):
-            acl = [entry([user], ["use", "modify_children", "write", "manage", "read_secrets"])]
-            self.scheduler.create_pool(name, acl=acl, strong_guarantee_resources={"cpu": 4})
-        self.as_user("ann")
-        task = {"job_count": 1, "command": "true", "environment": {"KEY": SECRET}}
-        spec = {"pool": "red", "tasks": {"t": task}, "secure_vault": {"TOKEN": SECRET}}
-        self.operation = self.scheduler.post("operations", {"spec": spec})["id"]
-
-    def as_user(self, name: str) -> SchedulerProcess:
-        self.scheduler.use_token(name)
-        return self.scheduler
-
-    def refused(self, user: str, method: str, path: str, body: Any = None) -> str:
-        """The sentence of a refusal for rights."""
-        answer = self.as_user(user).request(method, path, body)
-        assert answer.status_code == 403, f"{method} {path}: {answer.status_code} {answer.text}"
-        assert answer.json()["code"] == 901
-        return str(answer.json()["error"])
-
-    def can(self, *arguments: str, asker: str = "root") -> subprocess.CompletedProcess[str]:
-        """``cpumond can``."""
-        token = self.scheduler.directory / "token"
-        token.touch(mode=0o600)
-        token.write_text(asker)
-        command = [sys.executable, "-m", "cpumond", "can", *arguments, "--scheduler", self.scheduler.url]
-        return subprocess.run(
-            [*command, "--token-file", str(token)], env=clean_environment(), capture_output=True, text=True,
-            timeout=60, check=False,
-        )  # fmt: skip
+USERS = {"root": "admin", "ann": "user", "ben": "user", "kim": "user", "n1": "node:n1"}
+"""User -> role. The tokens are the names: ann is of team red, ben of team blue, kim of none."""
+SECRET = "s3cret-of-red"  # noqa: S105
+ALL = ["use", "write", "modify_children", "manage", "read_secrets"]
+ABSENT = "1-2-3-4"
 
 
-@pytest.fixture
-def teams(scheduler: SchedulerProcess) -> Teams:
-    found = Teams(scheduler)
-    found.set_up()
-    return found
+class Act(NamedTuple):
+    """A request of ben's. ``{op}`` and ``{job}`` are red's."""
+
+    method: str
+    path: str
+    body: Any = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def _edit(path: str, value: Any) -> dict[str, Any]:
+    return {"edits": [{"path": [path], "value": value}]}
+
+
+def _yt(command: str, value: Any = None, **parameters: Any) -> Act:
+    if value is None:
+        return Act("POST", f"/api/v4/{command}", parameters)
+    query = "&".join(f"{name}={text}" for name, text in parameters.items())
+    return Act("PUT", f"/api/v4/{command}?{query}&input_format=json", value)
+
+
+RED, BLUE, IN_RED = "trees/default/pools/red", "trees/default/pools/blue", "trees/default/pools/red-a"
+TASKS = {"t": {"job_count": 1, "command": "true"}}
+
+ACTS: dict[str, Act] = {
+    "change a weight": Act("PATCH", RED, _edit("weight", 0.1)),
+    "take a guarantee away": Act("PATCH", RED, _edit("strong_guarantee_resources", {"cpu": 0})),
+    "forbid all operations": Act("PATCH", RED, _edit("max_operation_count", 0)),
+    "change a weight to nonsense": Act("PATCH", RED, _edit("weight", "not a number")),
+    "change how it is shared": Act("PATCH", IN_RED, _edit("mode", "fifo")),
+    "give himself rights": Act(
+        "PATCH", RED, _edit("acl", [{"action": "allow", "subjects": ["ben"], "permissions": ["administer"]}])
+    ),
+    "own the pool": Act("PATCH", RED, _edit("owner", "ben")),
+    "own his own": Act("PATCH", BLUE, _edit("owner", "ben")),
+    "have it inherit other rights": Act("PATCH", IN_RED, _edit("inherit_acl", False)),
+    "remove it": Act("DELETE", f"{IN_RED}"),
+    "remove all of it": Act("DELETE", f"{RED}?recursive=true"),
+    "rename it": Act("POST", f"{RED}/move", {"name": "blue-too"}),
+    "move it under his own": Act("POST", f"{IN_RED}/move", {"parent": "blue"}),
+    "move his own into it": Act("POST", "trees/default/pools/blue-a/move", {"parent": "red"}),
+    "make a pool in it": Act("POST", "trees/default/pools", {"name": "spy", "parent": "red"}),
+    "make a pool beside it": Act("POST", "trees/default/pools", {"name": "spy"}),
+    "take its guarantee over": Act(
+        "POST", f"{RED}/transfer", {"destination": "blue", "delta": {"strong_guarantee_resources": {"cpu": 5}}}
+    ),
+    "raise his own guarantee": Act("PATCH", BLUE, _edit("strong_guarantee_resources", {"cpu": 9})),
+    "raise his own weight": Act("PATCH", BLUE, _edit("weight", 100)),
+    "have his own pool never preempted": Act("PATCH", BLUE, _edit("fair_share_starvation_timeout", 1)),
+    "open the tree": Act("PATCH", "trees/default", _edit("acl_required", False)),
+    "start in it": Act("POST", "operations", {"spec": {"pool": "red", "tasks": TASKS}}),
+    "start in it by an ephemeral pool": Act("POST", "operations", {"spec": {"pool": "red$ben", "tasks": TASKS}}),
+    "abort": Act("POST", "operations/{op}/abort", {"message": "by ben"}),
+    "suspend": Act("POST", "operations/{op}/suspend", {"abort_running_jobs": True}),
+    "resume": Act("POST", "operations/{op}/resume"),
+    "complete": Act("POST", "operations/{op}/complete"),
+    "have its secrets read": Act(
+        "PATCH", "operations/{op}",
+        {"parameters": {"acl": [{"action": "allow", "subjects": ["ben"], "permissions": ["read_secrets"]}]}},
+    ),
+    "move the operation to his pool": Act("PATCH", "operations/{op}", {"parameters": {"pool": "blue"}}),
+    "read the environment": Act("GET", "operations/{op}/specification"),
+    "read a log": Act("GET", "operations/{op}/jobs/{job}/log"),
+    "pin": Act("POST", "operations/{op}/jobs/{job}/pin", {"cpu_limit": 0.1}),
+    "unpin": Act("POST", "operations/{op}/jobs/{job}/unpin"),
+    "guess an id": Act("POST", "operations/*red-alias/abort"),
+    "act as the other": Act(
+        "POST", "operations", {"spec": {"pool": "red", "tasks": TASKS}}, (("x-yt-user-name", "ann"),)
+    ),
+    "act as an administrator": Act("POST", "trees", {"name": "mine"}, (("x-yt-user-name", "root"),)),
+    "make a token of the other": Act("POST", "tokens", {"user": "ann"}),
+    "make a token of more": Act("POST", "tokens", {"role": "admin"}),
+    "show a token that was revoked": Act("POST", "operations/{op}/abort", None, (("authorization", "Bearer revoked"),)),
+    "play a node": Act("POST", "heartbeats", {
+        "node_id": "n1", "incarnation": "a", "sequence": 9, "sent_at": 0.0, "cpu_capacity": 1.0, "jobs": [],
+    }),
+    "set by yt": _yt("set", 0.1, path="//sys/pools/red/@weight"),
+    "set an acl by yt": _yt("set", [], path="//sys/pools/red/@acl"),
+    "remove by yt": _yt("remove", path="//sys/pools/red/red-a"),
+    "abort by yt": _yt("abort_operation", operation_id="{op}"),
+    "stderr by yt": _yt("get_job_stderr", operation_id="{op}", job_id="{job}"),
+    "environment by yt": _yt("get_operation", operation_id="{op}", attributes=["full_spec"]),
+}  # fmt: skip
+"""What ben of team blue tries against team red."""
+
+
+class Site:
+    """A scheduler with both teams, a running operation of red's, and a token that was revoked."""
+
+    def __init__(self, directory: Path) -> None:
+        self.scheduler = SchedulerProcess(directory)
+        self.operation = self.job = self.revoked = ""
+        groups = '[groups]\nteam-red = ["ann"]\nteam-blue = ["ben"]\n'
+        self.scheduler.write_config(groups, api=self.scheduler.write_tokens(USERS))
+        self.scheduler.start()
+
+    def prepare(self) -> None:
+        """Give each team its pool, and red an operation that runs."""
+        for team in ("red", "blue"):
+            acl = [{"action": "allow", "subjects": [f"team-{team}"], "permissions": ALL}]
+            pool = {"acl": acl, "strong_guarantee_resources": {"cpu": 5}, "allow_children_guarantees": True}
+            self.must("root", "POST", "trees/default/pools", {"name": team, "attributes": pool})
+            self.must("root", "POST", "trees/default/pools", {"name": f"{team}-a", "parent": team})
+        task = {
+            "job_count": 1, "cpu_limit": 1.0, "memory_limit": GIB, "command": "true", "environment": {"KEY": SECRET},
+        }  # fmt: skip
+        spec = {"pool": "red-a", "alias": "*red-alias", "tasks": {"t": task}, "secure_vault": {"TOKEN": SECRET}}
+        self.operation = str(self.must("ann", "POST", "operations", {"spec": spec})["id"])
+        self.scheduler.use_token("n1")
+        self.node = PlayedNode(self.scheduler, "n1")
+        self.node.register()
+        (self.job,) = self.run_job(self.operation)
+        made = self.must("ben", "POST", "tokens", {})
+        self.revoked = str(made["token"])
+        self.must("ben", "DELETE", f"tokens/{made['id']}")
+
+    def run_job(self, operation: str) -> list[str]:
+        """Have the node take the operation's job."""
+        self.scheduler.use_token("n1")
+        self.node.beat_until(lambda: self.node.jobs_of(operation), "the job is started")
+        self.node.beat()
+        return list(self.node.jobs_of(operation))
+
+    def ask(self, user: str, act: Act) -> httpx2.Response:
+        """What comes of a user's request."""
+        known = {"op": self.operation, "job": self.job}
+        path = act.path.format_map(known)
+        body = {
+            key: value.format_map(known) if isinstance(value, str) else value for key, value in act.body.items()
+        } if isinstance(act.body, dict) else act.body  # fmt: skip
+        headers = {"authorization": f"Bearer {user}", **dict(act.headers)}
+        headers["authorization"] = headers["authorization"].replace("revoked", self.revoked)
+        place = path if path.startswith("/") else f"/api/v1/{path}"
+        return self.scheduler.client.request(act.method, place, json=body, headers=headers)
+
+    def must(self, user: str, method: str, path: str, body: Any = None) -> Any:
+        answer = self.ask(user, Act(method, path, body))
+        assert answer.is_success, f"{method} {path}: {answer.text}"
+        return answer.json()
+
+    def audit(self) -> list[dict[str, Any]]:
+        """What was refused, the newest first."""
+        found: list[dict[str, Any]] = self.must("root", "GET", "audit?kind=refused&limit=200")["events"]
+        return found
+
+    def close(self) -> None:
+        self.scheduler.close()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    made = Site(tmp_path_factory.mktemp("teams"))
+    try:
+        made.prepare()
+        yield made
+    finally:
+        made.close()
+
+
+def look(site: Site) -> dict[str, Any]:
+    """All that ben's acts are after."""
+    pools = site.must("root", "GET", "trees/default/pools")["pools"]
+    operation = site.must("root", "GET", f"operations/{site.operation}")
+    tree = site.must("root", "GET", "trees/default")
+    return {
+        "pools": [(each["name"], each["parent"], each["attributes"]) for each in pools],
+        "operation": (operation["state"], operation["suspended"], operation["pools"]),
+        "operations": site.must("root", "GET", "operations")["total"],
+        "tree": tree["attributes"],
+        "trees": len(site.must("root", "GET", "trees")["trees"]),
+        "tokens": [each["id"] for each in site.must("root", "GET", "tokens")["tokens"]],
+    }
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_nothing_comes_of_it_but_a_line_in_the_audit_log(site: Site, name: str) -> None:
+    # What reads as the one before it would only be counted, and the order of the acts is any.
+    site.ask("ben", Act("POST", "trees", {"name": f"before-{list(ACTS).index(name)}"}))
+    before, known = look(site), {each["number"] for each in site.audit()}
+    answer = site.ask("ben", ACTS[name])
+    told = answer.json()
+    assert answer.status_code in (401, 403) or told["code"] in (AUTHENTICATION, ACCESS_DENIED), answer.text
+    assert SECRET not in answer.text
+    assert look(site) == before
+    new = [each for each in site.audit() if each["number"] not in known]
+    assert len(new) == 1, new
+    assert new[0]["user"] == "ben", new
+    sentence = str(told.get("error") or told.get("message"))
+    assert new[0]["refused"] in sentence, (new, answer.text)
+    assert SECRET not in str(new)
+
+
+def test_what_is_shown_to_others_has_no_secrets(site: Site) -> None:
+    paths = (
+        f"operations/{site.operation}", f"operations/{site.operation}/orchid", f"operations/{site.operation}/jobs",
+        "operations", "overview", "events", f"/api/v4/get_operation?operation_id={site.operation}",
+        "/api/v4/list_operations", "/api/v4/get?path=//sys/scheduler/orchid",
+        f"/api/v4/get?path=//sys/scheduler/orchid/scheduler/operations/{site.operation}",
+    )  # fmt: skip
+    for path in paths:
+        for user, may in (("ben", False), ("ann", True)):
+            answer = site.ask(user, Act("GET", path))
+            assert answer.status_code == 200, f"{path}: {answer.text}"
+            assert may or SECRET not in answer.text, path
+    path = f"operations/{site.operation}"
+    for user, is_shown in (("ann", True), ("ben", False), ("kim", False), ("root", True)):
+        shown = site.must(user, "GET", path)
+        assert (SECRET in json.dumps(shown)) is (shown["may"]["read_secrets"] == "") is is_shown, user
+        assert shown["spec"].get("environment_hidden", False) is not is_shown
+    assert SECRET in site.ask("ann", Act("GET", f"{path}/specification")).text
+    assert SECRET not in site.scheduler.log()
+
+
+def test_who_is_allowed_a_command_and_why_is_in_the_log(site: Site) -> None:
+    found, *_ = [each for each in site.scheduler.events("command") if each["command"] == "StartOperation"]
+    because = 'the access list of pool "red" allows use to group team-red, inherited by pool "red-a"'
+    assert (found["user"], found["allowed_by"]) == ("ann", because)
+
+
+def test_each_team_does_with_its_own_what_it_likes(site: Site) -> None:
+    changes: dict[str, Callable[[], Any]] = {
+        "mode": lambda: site.must("ben", "PATCH", "trees/default/pools/blue-a", _edit("mode", "fifo")),
+        "guarantee below its own": lambda: site.must(
+            "ben", "PATCH", "trees/default/pools/blue-a", _edit("strong_guarantee_resources", {"cpu": 2})
+        ),
+        "a pool": lambda: site.must("ben", "POST", "trees/default/pools", {"name": "blue-b", "parent": "blue"}),
+        "an operation": lambda: site.must("ben", "POST", "operations", {"spec": {"pool": "blue", "tasks": TASKS}}),
+        "its pool gone": lambda: site.must("ben", "DELETE", "trees/default/pools/blue-b"),
+    }
+    for change in changes.values():
+        change()
+
+
+def test_an_operation_that_may_not_be_read_is_not_there(site: Site) -> None:
+    acl = [
+        {"action": "allow", "subjects": ["ann"], "permissions": ALL},
+        {"action": "deny", "subjects": ["kim"], "permissions": ["read"]},
+    ]
+    site.must("root", "POST", "trees/default/pools", {"name": "private", "attributes": {"acl": acl}})
+    made = site.must("ann", "POST", "operations", {"spec": {"pool": "private", "tasks": TASKS}})["id"]
+    (job,) = site.run_job(made)
+    operation = f"operations/{made}"
+    for path in (
+        operation, f"{operation}/why", f"{operation}/orchid", f"{operation}/jobs", f"{operation}/jobs/{job}",
+        f"{operation}/jobs/{job}/explain", f"history?kind=operation&name={made}", f"history?kind=job&name={job}",
+    ):  # fmt: skip
+        refused = site.ask("kim", Act("GET", path))
+        assert refused.status_code == 403, f"{path}: {refused.text}"
+        assert "denies read" in refused.json()["error"]
+    for user, is_shown in (("kim", False), ("ben", True)):
+        assert (made in site.ask(user, Act("GET", "operations?limit=1000")).text) is is_shown
+        assert (job in site.ask(user, Act("GET", "nodes/n1")).text) is is_shown
+    site.must("ann", "POST", f"{operation}/abort")
+
+
+def test_a_page_is_given_the_rights_of_its_user(site: Site) -> None:
+    me = site.must("ann", "GET", "me")
+    assert (me["user"], me["groups"], me["is_admin"]) == ("ann", ["team-red"], False)
+    own, every = site.must("ann", "GET", "trees/default/rights"), site.must("root", "GET", "trees/default/rights")
+    assert [own["pools"][name] for name in ("<Root>", "blue", "red")] == [[], [], ["use", "modify_children", "write"]]
+    assert every["pools"]["<Root>"] == ["use", "modify_children", "write", "administer"]
+    may = site.must("ann", "GET", "trees/default/pools/blue")["may"]
+    assert may["use"] == 'no access list allows use to ann, and pool "blue" has one'
+
+
+@pytest.mark.parametrize(
+    ("asker", "question", "code", "answer"),
+    [
+        ("root", "ann start red --why", 0, 'yes: the access list of pool "red" allows use to group team-red\n'),
+        ("ann", "ann abort {op}", 0, "yes\n"),
+        ("ben", "ben use red", 1, "no\n"),
+        ("root", "x use //sys/pool_trees/default/red --group team-red --group y", 0, "yes\n"),
+        ("ben", "ann use red", 77, "ben may not ask what ann may do to pool"),
+        ("root", "ann use nothing", 67, 'there is no pool "nothing"'),
+    ],
+)
+def test_can_answers_by_exit_code_and_sentence(
+    site: Site, cpumond: Shell, monkeypatch: pytest.MonkeyPatch, asker: str, question: str, code: int, answer: str
+) -> None:
+    monkeypatch.setenv("CPUMOND_SCHEDULER", site.scheduler.url)
+    monkeypatch.setenv("CPUMOND_TOKEN", asker)
+    printed = cpumond("can", *question.format(op=site.operation).split(), code=code)
+    if code in (0, 1):
+        assert printed == answer
+    else:
+        assert answer in cpumond.err
+
+
+def test_can_answers_in_json(site: Site, cpumond: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPUMOND_SCHEDULER", site.scheduler.url)
+    monkeypatch.setenv("CPUMOND_TOKEN", "ben")
+    told = json.loads(cpumond("can", "ben", "log", site.operation, "--json", code=1))
+    assert told == {"allowed": False, "because": 'no access list allows read_secrets to ben, and pool "red" has one'}
 
 
 def test_12_4_a_new_store_is_closed_and_one_line_opens_it(scheduler: SchedulerProcess) -> None:
-    teams = Teams(scheduler)
+    scheduler.write_config(api=scheduler.write_tokens(USERS))
+    scheduler.start()
+    scheduler.use_token("ann")
+    opened = _edit("acl_required", False)
     for method, path, body in (
         ("POST", "trees/default/pools", {"name": "p"}),
-        ("POST", "operations", {"spec": {"tasks": {"t": {"job_count": 1}}}}),
-        ("PATCH", "trees/default", {"edits": [{"path": ["acl_required"], "value": False}]}),
+        ("POST", "operations", {"spec": {"tasks": TASKS}}),
+        ("PATCH", "trees/default", opened),
         ("POST", "trees", {"name": "t"}),
         ("PUT", "default_tree", {"tree": None}),
     ):
-        assert teams.refused("ann", method, path, body).startswith("ann may not ")
-    teams.as_user("root").patch("trees/default", {"edits": [{"path": ["acl_required"], "value": False}]})
-    teams.as_user("ann").create_pool("p")
-    scheduler.start_operation("p")
+        answer = scheduler.request(method, path, body)
+        assert answer.status_code == 403
+        assert answer.json()["error"].startswith("ann may not ")
+    scheduler.use_token("root")
+    scheduler.patch("trees/default", opened)
+    scheduler.use_token("ann")
+    scheduler.create_pool("p")
     scheduler.stop()
     scheduler.start()
-    teams.as_user("bob").start_operation("p")
-
-
-def test_one_team_does_nothing_to_another(teams: Teams) -> None:
-    operation = f"operations/{teams.operation}"
-    raise_own = {"edits": [{"path": ["strong_guarantee_resources", "cpu"], "value": 8}]}
-    hostile: list[tuple[str, str, Any]] = [
-        ("POST", "trees/default/pools", {"name": "x", "parent": "red"}),
-        ("POST", "trees/default/pools", {"name": "x"}),
-        ("PATCH", "trees/default/pools/red", {"edits": [{"path": ["weight"], "value": 0.1}]}),
-        ("PATCH", "trees/default/pools/red", {"edits": [{"path": ["acl"], "value": []}]}),
-        ("PATCH", "trees/default/pools/red", {"edits": [{"path": ["parent_name"], "value": "blue"}]}),
-        ("DELETE", "trees/default/pools/red?recursive=true", None),
-        ("POST", "trees/default/pools/red/move", {"parent": "blue"}),
-        ("POST", "trees/default/pools/red/move", {"name": "mine"}),
-        ("POST", "trees/default/pools/red/transfer", {"destination": "blue", "delta": {}}),
-        ("PATCH", "trees/default/pools/blue", raise_own),
-        ("PATCH", "trees/default/pools/blue", {"edits": [{"path": ["acl", "end"], "value": None}]}),
-        ("PATCH", "trees/default/pools/blue", {"edits": [{"path": ["owner"], "value": "bob"}]}),
-        ("PATCH", "trees/default/pools/blue", {"edits": [{"path": ["fair_share_starvation_timeout"], "value": 1}]}),
-        ("PATCH", "trees/default", {"edits": [{"path": ["acl"], "value": []}]}),
-        ("POST", "operations", {"spec": {"pool": "red", "tasks": {"t": {"job_count": 1}}}}),
-        ("POST", f"{operation}/abort", {}),
-        ("POST", f"{operation}/suspend", {}),
-        ("POST", f"{operation}/resume", None),
-        ("POST", f"{operation}/complete", None),
-        ("PATCH", operation, {"parameters": {"pool": "blue"}}),
-        ("PATCH", operation, {"parameters": {"acl": [entry(["bob"], ["read_secrets"])]}}),
-        ("GET", f"{operation}/specification", None),
-        ("GET", f"{operation}/jobs/1-2-3-4/log", None),
-        ("POST", f"{operation}/jobs/1-2-3-4/pin", {}),
-        ("POST", f"{operation}/jobs/1-2-3-4/unpin", None),
-    ]
-    before = teams.as_user("root").get("trees/default/pools")
-    for method, path, body in hostile:
-        sentence = teams.refused("bob", method, path, body)
-        assert sentence.startswith("bob may not "), sentence
-        assert "(permission " in sentence
-        assert sentence.endswith("an administrator"), sentence
-    after = teams.as_user("root").get("trees/default/pools")
-    assert [pool["attributes"] for pool in after["pools"]] == [pool["attributes"] for pool in before["pools"]]
-    assert teams.scheduler.state_of(teams.operation) in ("pending", "running")
-    for user in ("ann", "bob"):  # and each its own
-        pool = {"ann": "red", "bob": "blue"}[user]
-        teams.as_user(user).create_pool(f"{pool}-1", pool)
-        lower = {"edits": [{"path": ["strong_guarantee_resources", "cpu"], "value": 3}]}
-        teams.scheduler.patch(f"trees/default/pools/{pool}", lower)
-        started = teams.scheduler.start_operation(pool)
-        teams.scheduler.post(f"operations/{started}/abort")
-
-
-def test_a_refusal_for_rights_is_the_first_and_tells_names_only(teams: Teams) -> None:
-    body = {"edits": [{"path": ["weight"], "value": "not a number"}]}
-    assert teams.refused("bob", "PATCH", "trees/default/pools/red", body).startswith("bob may not change the options")
-    plan = teams.as_user("bob").post(
-        "plan", {"type": "ChangePool", "tree": "default", "pool": "red", "edits": [{"path": ["weight"], "value": 2}]}
-    )
-    assert (plan["accepted"], plan["code"]) == (False, 901)
-    assert plan["refusal"].startswith("bob may not change the options")
-
-
-def test_secrets_are_shown_to_their_owner_alone(teams: Teams) -> None:
-    operation = f"operations/{teams.operation}"
-    for user, is_shown in (("ann", True), ("bob", False), ("kim", False), ("root", True)):
-        answer = teams.as_user(user).request("GET", operation)
-        assert (SECRET in answer.text) is is_shown, user
-        shown = answer.json()
-        assert (shown["may"]["read_secrets"] == "") is is_shown
-        assert shown["spec"].get("environment_hidden", False) is not is_shown
-        assert SECRET not in teams.scheduler.request("GET", "operations").text
-
-
-def test_an_operation_that_may_not_be_read_is_not_there(teams: Teams) -> None:
-    node = PlayedNode(teams.as_user("n1"), "n1")
-    node.register()
-    node.beat_until(lambda: node.jobs_of(teams.operation), "the job starts")
-    (job,) = node.jobs_of(teams.operation)
-    deny = {"action": "deny", "subjects": ["bob"], "permissions": ["read"]}
-    teams.as_user("root").patch("trees/default/pools/red", {"edits": [{"path": ["acl", "end"], "value": deny}]})
-    operation = f"operations/{teams.operation}"
-    for path in (
-        operation, f"{operation}/why", f"{operation}/orchid", f"{operation}/jobs", f"{operation}/jobs/{job}",
-        f"{operation}/jobs/{job}/explain", f"history?kind=operation&name={teams.operation}",
-        f"history?kind=job&name={job}",
-    ):  # fmt: skip
-        assert "denies read" in teams.refused("bob", "GET", path)
-    assert teams.as_user("bob").get("operations")["total"] == 0
-    assert teams.scheduler.get("nodes/n1")["jobs"] == []
-    assert teams.as_user("kim").get("operations")["total"] == 1
-    assert len(teams.scheduler.get("nodes/n1")["jobs"]) == 1
-
-
-def test_the_page_is_told_what_its_user_may(teams: Teams) -> None:
-    me = teams.as_user("ann").get("me")
-    assert (me["user"], me["groups"], me["is_admin"]) == ("ann", [], False)
-    assert teams.scheduler.get("trees/default/rights")["pools"] == {
-        "<Root>": [], "blue": [], "red": ["use", "modify_children", "write"]
-    }  # fmt: skip
-    may = teams.scheduler.get("trees/default/pools/blue")["may"]
-    assert may["use"] == 'no access list allows use to ann, and pool "blue" has one'
-    everything = ["use", "modify_children", "write", "administer"]
-    assert teams.as_user("root").get("trees/default/rights")["pools"]["<Root>"] == everything
-
-
-def test_can_answers_by_exit_code_and_sentence(teams: Teams) -> None:
-    yes = teams.can("ann", "start", "red", "--why")
-    assert (yes.returncode, yes.stdout) == (0, 'yes: the access list of pool "red" allows use to ann\n')
-    no = teams.can("ann", "abort", teams.operation, "--json", asker="ann")
-    assert (no.returncode, json.loads(no.stdout)["allowed"]) == (0, True)
-    no = teams.can("bob", "log", teams.operation, "--json", asker="bob")
-    assert no.returncode == 1
-    assert json.loads(no.stdout) == {
-        "allowed": False, "because": 'no access list allows read_secrets to bob, and pool "red" has one'
-    }  # fmt: skip
-    assert teams.can("bob", "use", "red").stdout == "no\n"
-    teams.as_user("root").patch(
-        "trees/default/pools/red", {"edits": [{"path": ["acl", "end"], "value": entry(["ml"], ["use"])}]}
-    )
-    assert teams.can("x", "use", "//sys/pool_trees/default/red", "--group", "ml", "--group", "y").returncode == 0
-    others = teams.can("ann", "use", "red", asker="bob")
-    assert (others.returncode, others.stdout) == (77, "")
-    assert "bob may not ask what ann may do to pool" in others.stderr
-    assert teams.can("ann", "use", "nothing").returncode == 67
-
-
-# --- the `yt` client
-
-
-def test_yt_sets_and_shows_access_lists(teams: Teams) -> None:
-    scheduler = teams.as_user("root")
-    path = "//sys/pool_trees/default/red"
-    added = scheduler.yt("set", f"{path}/@acl/end", "{action=allow;subjects=[kim];permissions=[use]}")
-    assert added.returncode == 0, added.stderr
-    scheduler.create_pool("below", "red", inherit_acl=True)
-    found = scheduler.yt_all(
-        {
-            "acl": ("get", f"{path}/@acl", "--format", "json"),
-            "inherit": ("get", f"{path}/@inherit_acl", "--format", "json"),
-            "effective": ("get", f"{path}/below/@effective_acl", "--format", "json"),
-            "own": ("get", f"{path}/below/@acl", "--format", "json"),
-            "wrong": ("set", f"{path}/@acl", "[{action=allow;subjects=[kim];permissions=[uze]}]"),
-            "fixed": ("set", f"{path}/@effective_acl", "[]"),
-        }
-    )
-    acl = json.loads(found["acl"].stdout)
-    assert acl[1] == {"action": "allow", "subjects": ["kim"], "permissions": ["use"]}
-    assert json.loads(found["inherit"].stdout) is True
-    assert json.loads(found["effective"].stdout) == acl
-    assert json.loads(found["own"].stdout) == []
-    assert 'acl/0/permissions: "uze" is unknown; did you mean "use"?' in found["wrong"].stderr
-    assert "cannot be set or removed" in found["fixed"].stderr
-    teams.as_user("kim").start_operation("red")
-
-
-def test_yt_refuses_with_901_what_the_lists_do_not_allow(teams: Teams) -> None:
-    scheduler = teams.as_user("bob")
-    path = "//sys/pool_trees/default/red"
-    runs = {
-        "set": ("set", f"{path}/@weight", "2"),
-        "acl": ("set", f"{path}/@acl", "[]"),
-        "create": ("create", "map_node", f"{path}/x"),
-        "made": ("create", "scheduler_pool", "--attributes", "{name=x;pool_tree=default;parent_name=red}"),
-        "remove": ("remove", path),
-        "move": ("move", path, "//sys/pool_trees/default/blue/red"),
-        "abort": ("abort-op", teams.operation),
-        "suspend": ("suspend-op", teams.operation),
-        "parameters": ("update-op-parameters", teams.operation, "{weight=2}"),
-        "vanilla": ("execute", "start_operation", "{operation_type=vanilla;spec={pool=red;tasks={t={job_count=1}}}}"),
-        "spec": ("get-operation", teams.operation, "--attribute", "spec"),
-        "stderr": ("execute", "get_job_stderr", f'{{operation_id="{teams.operation}";job_id="1-2-3-4"}}'),
-    }
-    for name, done in scheduler.yt_all(runs).items():
-        assert done.returncode != 0, name
-        assert "bob may not " in done.stderr, f"{name}: {done.stderr}"
-    shown = scheduler.yt_all(
-        {
-            "all": ("get-operation", teams.operation, "--format", "json"),
-            "list": ("list-operations", "--attribute", "id", "--attribute", "spec", "--format", "json"),
-            "orchid": ("get", f"//sys/scheduler/orchid/scheduler/operations/{teams.operation}", "--format", "json"),
-        }
-    )
-    for name, done in shown.items():
-        assert done.returncode == 0, f"{name}: {done.stderr}"
-        assert teams.operation in done.stdout
-        assert SECRET not in done.stdout
-    assert json.loads(shown["all"].stdout)["spec"]["environment_hidden"] is True
-    assert "spec" not in json.loads(shown["list"].stdout)["operations"][0]
-    own = teams.as_user("ann").yt("get-operation", teams.operation, "--attribute", "spec", "--format", "json")
-    assert SECRET in own.stdout
-
-
-@pytest.mark.parametrize("bindings", [True, False])
-def test_yt_check_permission(teams: Teams, bindings: bool) -> None:
-    path = "//sys/pool_trees/default/red"
-    answers = teams.as_user("root").yt_all(
-        {
-            f"{user} {permission}": ("check-permission", user, permission, path, "--format", "json")
-            for user, permission in (("ann", "use"), ("bob", "use"), ("bob", "read"), ("ann", "administer"))
-        },
-        bindings,
-    )
-    found = {name: json.loads(done.stdout)["action"] for name, done in answers.items()}
-    assert found == {"ann use": "allow", "bob use": "deny", "bob read": "allow", "ann administer": "deny"}
-
-
-def test_check_permission_of_operations_by_the_protocol(teams: Teams) -> None:
-    def ask(asker: str, user: str, permission: str) -> httpx2.Response:
-        given = f"operation_id={teams.operation}&user={user}&permission={permission}"
-        return teams.as_user(asker).request("GET", f"/api/v4/check_operation_permission?{given}&output_format=json")
-
-    assert ask("root", "ann", "manage").json()["action"] == "allow"
-    assert ask("root", "bob", "read").json()["action"] == "allow"
-    assert ask("bob", "bob", "manage").json()["action"] == "deny"
-    assert ask("bob", "ann", "manage").json()["code"] == 901
-
-
-def test_a_request_made_in_a_users_name_has_the_users_rights(teams: Teams) -> None:
-    scheduler = teams.as_user("root")
-    for user, status in (("ann", 201), ("kim", 403), ("root", 201)):
-        answer = scheduler.client.post(
-            "/api/v1/operations", json={"spec": {"pool": "red", "tasks": {"t": {"job_count": 1}}}},
-            headers={"X-YT-User-Name": user},
-        )  # fmt: skip
-        assert answer.status_code == status, f"{user}: {answer.text}"
-
-
-def test_what_allowed_a_command_is_in_the_log(teams: Teams) -> None:
-    (found,) = [each for each in teams.scheduler.events("command") if each["command"] == "StartOperation"]
-    assert (found["user"], found["allowed_by"]) == ("ann", 'the access list of pool "red" allows use to ann')
-    assert SECRET not in teams.scheduler.log()
+    scheduler.use_token("ben")
+    scheduler.start_operation("p")

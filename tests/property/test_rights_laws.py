@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from examples import examples
-from hypothesis import assume, event, given
+from hypothesis import event, given
 from hypothesis import strategies as st
 from scheduler_world import TREE, World
 
@@ -117,21 +117,6 @@ def test_a_verdict_is_that_of_the_text(world):
                 assert found[user.name, pool, permission] == expected, (user.name, pool, permission)
 
 
-@many
-@given(worlds(), st.sampled_from(POOLS), entries(st.just("deny")))
-def test_a_denial_wins_and_gives_nothing(world, pool, denial):
-    before = table(world)
-    acl = list(access_list(world, pool))
-    assume(world.state.config.trees[TREE].settings.acl_required)
-    set_list(world, pool, [*acl, denial])
-    after = table(world)
-    assert not any(after[key] and not before[key] for key in after)
-    if denial["inheritance_mode"] != "descendants_only":
-        for user in USERS:
-            if {user.name, *user.groups, "everyone"} & {*denial["subjects"]}:
-                assert not any(after[user.name, pool, permission] for permission in denial["permissions"])
-
-
 def access_list(world: World, pool: str) -> Any:
     tree = world.state.config.trees[TREE]
     return (tree if pool == ROOT_POOL else tree.pools[pool]).attributes.get("acl", ())
@@ -142,49 +127,6 @@ def set_list(world: World, pool: str, acl: list[dict[str, Any]]) -> None:
         world.set_tree(acl=acl)
     else:
         world.set_pool(pool, acl=acl)
-
-
-@many
-@given(worlds(), st.sampled_from(POOLS), entries(st.just("allow")))
-def test_an_entry_that_allows_takes_nothing_away_where_there_is_a_list(world, pool, entry):
-    assume(world.state.config.trees[TREE].settings.acl_required or access_list(world, pool))
-    before = table(world)
-    set_list(world, pool, [*access_list(world, pool), entry])
-    after = table(world)
-    assert not any(before[key] and not after[key] for key in after)
-
-
-@many
-@given(worlds())
-def test_administer_implies_all_that_no_entry_denies(world):
-    found = table(world)
-    for user in USERS:
-        for pool in POOLS:
-            access = read_access(world.state.config.trees[TREE], pool)
-            if found[user.name, pool, "administer"] and not any(e.entry.action == "deny" for e in access.entries):
-                assert all(found[user.name, pool, permission] for permission in PERMISSIONS)
-
-
-@many
-@given(worlds())
-def test_who_needs_an_entry_has_what_entries_allow_and_can_read(world):
-    cat = USERS[2]
-    for pool in POOLS:
-        for permission in PERMISSIONS:
-            verdict = Rights(world.state, cat).on_pool(TREE, pool, permission)
-            if verdict.allowed and permission != "read":
-                assert verdict.because.startswith("the access list of ")
-
-
-@many
-@given(worlds(), st.sampled_from("bc"), st.lists(ENTRIES, max_size=2))
-def test_inherit_acl_false_cuts(world, pool, acl):
-    """Whatever the list above becomes."""
-    world.set_pool(pool, inherit_acl=False, owner="ann")
-    before = {key: value for key, value in table(world).items() if key[1] == pool}
-    set_list(world, PLACES[pool], acl)
-    set_list(world, ROOT_POOL, acl)
-    assert {key: value for key, value in table(world).items() if key[1] == pool} == before
 
 
 # --- commands
@@ -293,26 +235,54 @@ def lists_of(tree: TreeConfig) -> dict[str, tuple[str, list[Any]]]:
     return {item.id: (name, [getattr(item.settings, each, None) for each in named]) for name, item in items}
 
 
+class Held:
+    """What ann may do in a tree before a command, and what is said of rights there."""
+
+    def __init__(self, world: World) -> None:
+        rights, self.tree = Rights(world.state, USERS[0]), world.state.config.trees[TREE]
+        self.administered = {name for name in POOLS if rights.on_pool(TREE, name, "administer").allowed}
+        self.may_write = {name for name in POOLS if rights.on_pool(TREE, name, "write").allowed}
+        self.lists = lists_of(self.tree)
+        self.pools = {pool.id: pool for pool in self.tree.pools.values()}
+        self.counting = {pool.id: counting(self.tree, name) for name, pool in self.tree.pools.items()}
+
+
 @many
 @given(teams(), st.randoms(use_true_random=False))
-def test_nobody_changes_a_list_that_it_does_not_administer(world, random):
-    rights, old = Rights(world.state, USERS[0]), world.state.config.trees[TREE]
-    administered = {name for name in POOLS if rights.on_pool(TREE, name, "administer").allowed}
-    before = lists_of(old)
-    counted = {pool.id: counting(old, name) for name, pool in old.pools.items()}
+def test_nobody_changes_lists_nor_gives_out_what_it_may_not(world, random):
+    held = Held(world)
     for command, new in (*allowed_changes(world, USERS[0]), *allowed_files(world, USERS[0], random)):
-        after = lists_of(new)
-        changed = {before[key][0] for key in before if key in after and before[key][1] != after[key][1]}
-        assert changed <= administered, command
-        gone = {name for key, (name, rights) in before.items() if key not in after and rights[0] is not None}
-        assert gone <= administered, command
-        made = [pool for key, (pool, rights) in after.items() if key not in before and rights[:3] != [None, True, ""]]
-        assert all(known_above(old, new, new.pools[name].parent) in administered for name in made), command
-        # Nor what counts for it, unless it is inherited from one that the user does administer.
-        for name, pool in new.pools.items():
-            if pool.id in counted and counting(new, name) != counted[pool.id]:
-                was = next(each for each in old.pools.values() if each.id == pool.id)
-                assert administered & {was.name, *above(old, was.name)}, command
+        check_lists(held, new, command)
+        check_guarantees(held, new, command)
+
+
+def check_lists(held: Held, new: TreeConfig, command: ConfigCommand | ApplyTree) -> None:
+    """Whoever changed a list, or what counts for a pool, administers it."""
+    before, after, administered = held.lists, lists_of(new), held.administered
+    changed = {before[key][0] for key in before if key in after and before[key][1] != after[key][1]}
+    assert changed <= administered, command
+    gone = {name for key, (name, own) in before.items() if key not in after and own[0] is not None}
+    assert gone <= administered, command
+    made = [pool for key, (pool, own) in after.items() if key not in before and own[:3] != [None, True, ""]]
+    assert all(known_above(held.tree, new, new.pools[name].parent) in administered for name in made), command
+    # Nor what counts for it, unless it is inherited from one that the user does administer.
+    for name, pool in new.pools.items():
+        was = held.pools.get(pool.id)
+        if was is not None and counting(new, name) != held.counting[pool.id]:
+            assert administered & {was.name, *above(held.tree, was.name)}, command
+
+
+def check_guarantees(held: Held, new: TreeConfig, command: ConfigCommand | ApplyTree) -> None:
+    """Whoever gave a pool more of what its parent has may write that parent."""
+    for pool in new.pools.values():
+        was = held.pools.get(pool.id)
+        had = (0.0, 1.0) if was is None else given_to(was)
+        if any(now > then for now, then in zip(given_to(pool), had, strict=True)):
+            above_it = known_above(held.tree, new, pool.parent) if was is None else was.parent
+            assert above_it in held.may_write, command
+        elif was is not None and parent_id(new, pool) != parent_id(held.tree, was):
+            # where its guarantee comes from now
+            assert known_above(held.tree, new, pool.parent) in held.may_write, command
 
 
 def above(tree: TreeConfig, name: str) -> list[str]:
@@ -322,23 +292,6 @@ def above(tree: TreeConfig, name: str) -> list[str]:
 def counting(tree: TreeConfig, pool: str) -> Any:
     access = read_access(tree, pool)
     return [each.entry for each in access.entries], access.is_open, access.owner
-
-
-@many
-@given(teams(), st.randoms(use_true_random=False))
-def test_nobody_gives_a_pool_more_of_what_its_parent_has(world, random):
-    rights, old = Rights(world.state, USERS[0]), world.state.config.trees[TREE]
-    may_write = {name for name in POOLS if rights.on_pool(TREE, name, "write").allowed}
-    before = {pool.id: pool for pool in old.pools.values()}
-    for command, new in (*allowed_changes(world, USERS[0]), *allowed_files(world, USERS[0], random)):
-        for pool in new.pools.values():
-            was = before.get(pool.id)
-            had = (0.0, 1.0) if was is None else given_to(was)
-            if any(now > then for now, then in zip(given_to(pool), had, strict=True)):
-                above_it = known_above(old, new, pool.parent) if was is None else was.parent
-                assert above_it in may_write, command
-            elif was is not None and parent_id(new, pool) != parent_id(old, was):
-                assert known_above(old, new, pool.parent) in may_write, command  # where its guarantee comes from now
 
 
 def parent_id(tree: TreeConfig, pool: PoolConfig) -> str:
