@@ -47,62 +47,25 @@ def beat(scheduler: SchedulerProcess, node_id: str, incarnation: str, sequence: 
     return answer.status_code, answer.text
 
 
-# ---- roles
-
-
-@pytest.mark.parametrize("role", ["user", "admin"])
-def test_a_users_token_is_no_nodes(scheduler: SchedulerProcess, role: str) -> None:
-    start_with_tokens(scheduler, role, "node")
-    scheduler.use_token("node")
-    assert register(scheduler, "n1", "a")[0] == 200
-    scheduler.use_token(role)
-    asked = {"node_id": "n1", "request_id": "1"}
-    for status, text in (
-        register(scheduler, "n1", "a"),
-        register(scheduler, "n2", "b"),
-        beat(scheduler, "n1", "a", 1),
-        *((each.status_code, each.text) for each in (
-            scheduler.request("POST", "logs", asked), scheduler.request("POST", "replies", asked)
-        )),
-    ):  # fmt: skip
-        assert status == 403
-        assert "the token of me is a user's, and nodes have tokens of their own" in text
-    assert [node["id"] for node in scheduler.get("nodes")["nodes"]] == ["n1"]
-
-
-def test_a_nodes_token_is_for_nodes_alone(scheduler: SchedulerProcess) -> None:
-    start_with_tokens(scheduler, "node", "admin")
-    scheduler.use_token("node")
-    assert register(scheduler, "n1", "a")[0] == 200
-    for method, path in (
-        ("GET", "nodes"), ("GET", "operations"), ("POST", "operations"), ("GET", "me"),
-        ("GET", "/api/v4/get?path=//sys/pools"), ("POST", "/api/v4/create"), ("GET", "/auth/whoami"),
-    ):  # fmt: skip
-        for headers in ({}, {"X-YT-User-Name": "root"}):
-            answer = scheduler.client.request(
-                method, path if path.startswith("/") else f"/api/v1/{path}", json={} if method == "POST" else None,
-                headers=headers,
-            )  # fmt: skip
-            assert answer.status_code in (400, 403), f"{method} {path}: {answer.text}"
-            assert "the token of me is a node's" in answer.text
+# ---- nodes
 
 
 def test_a_pattern_says_which_nodes_a_token_is_for(scheduler: SchedulerProcess) -> None:
-    start_with_tokens(scheduler, "node:rack1-*", "node:victim", "user")
+    """Which roles may play nodes at all is in the table of ``test_access_table.py``."""
+    start_with_tokens(scheduler, "node:rack1-*", "node:victim")
     scheduler.use_token("node:victim")
     assert register(scheduler, "victim", "a")[0] == 200
     scheduler.use_token("node:rack1-*")
     assert register(scheduler, "rack1-7", "b")[0] == 200
     assert beat(scheduler, "rack1-7", "b", 1)[0] == 200
     asked = {"node_id": "victim", "request_id": "1"}
+    log, reply = (scheduler.request("POST", path, asked) for path in ("logs", "replies"))
     for status, text in (
-        register(scheduler, "victim", "c"),
         register(scheduler, "victim", "a"),
         beat(scheduler, "victim", "a", 1),
-        *((each.status_code, each.text) for each in (
-            scheduler.request("POST", "logs", asked), scheduler.request("POST", "replies", asked)
-        )),
-    ):  # fmt: skip
+        (log.status_code, log.text),
+        (reply.status_code, reply.text),
+    ):
         assert status == 403
         assert "is for nodes that match 'rack1-*', and this is 'victim'" in text
 
@@ -138,33 +101,23 @@ def test_no_other_agent_takes_over_a_node_that_is_alive(scheduler: SchedulerProc
     assert register(scheduler, "n1", "other")[0] == 200
 
 
-def test_the_key_of_a_node_lets_its_next_run_in_at_once(scheduler: SchedulerProcess) -> None:
-    start_with_tokens(scheduler, "node")
+def test_a_key_or_a_token_for_one_node_lets_its_next_run_in_at_once(scheduler: SchedulerProcess) -> None:
+    start_with_tokens(scheduler, "node", "node:n2")
     scheduler.use_token("node")
     assert register(scheduler, "n1", "a", key="k1")[0] == 200
     assert register(scheduler, "n1", "b", key="k1")[0] == 200
+    assert register(scheduler, "n2", "a")[0] == 200
+    assert register(scheduler, "n2", "a", tags=["x"])[0] == 200, "the same run needs no key"
+    assert register(scheduler, "n2", "b", key="k1")[0] == 409
+    scheduler.use_token("node:n2")
+    assert register(scheduler, "n2", "b")[0] == 200
+    scheduler.use_token("node")
     scheduler.kill()
-    scheduler.write_config(api=f'tokens_file = "{scheduler.directory}/tokens"')
     scheduler.start()
     assert register(scheduler, "n1", "c", key="k2")[0] == 409
     assert register(scheduler, "n1", "c", key="k1")[0] == 200, "the key is known over a restart of the scheduler"
     assert "was replaced by the later run" in register(scheduler, "n1", "b", key="k1")[1]
     assert b"k1" not in (scheduler.state_dir / "scheduler.db").read_bytes()
-
-
-def test_a_token_for_one_node_lets_its_next_run_in_at_once(scheduler: SchedulerProcess) -> None:
-    start_with_tokens(scheduler, "node:n1")
-    scheduler.use_token("node:n1")
-    assert register(scheduler, "n1", "a", key="k1")[0] == 200
-    assert register(scheduler, "n1", "b")[0] == 200
-
-
-def test_an_agent_without_a_key_is_the_same_run_only(scheduler: SchedulerProcess) -> None:
-    start_with_tokens(scheduler, "node")
-    scheduler.use_token("node")
-    assert register(scheduler, "n1", "a")[0] == 200
-    assert register(scheduler, "n1", "a", tags=["x"])[0] == 200
-    assert register(scheduler, "n1", "b", key="k1")[0] == 409
 
 
 def test_an_agent_that_was_killed_is_back_at_once(tmp_path: Path) -> None:
@@ -360,3 +313,6 @@ def test_a_loopback_address_that_is_set_is_open_and_says_so(scheduler: Scheduler
     assert scheduler.get("me")["is_open"] is True
     PlayedNode(scheduler, "n1").register()
     PlayedNode(scheduler, "n1").register()
+    refused = scheduler.request("POST", "tokens", {"user": "me"})
+    assert refused.status_code == 403
+    assert "tokens are made where it is known who makes them" in refused.text
