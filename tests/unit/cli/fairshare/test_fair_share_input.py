@@ -139,10 +139,6 @@ def test_pools_may_come_in_any_order():
     assert [pool.name for pool in read(pools=pools).snapshot.pools] == ["a", "b", "c"]
 
 
-def test_text_of_any_script():
-    assert read(operations=[{"name": "операция \U0001f680", "parent": ROOT}]).snapshot.operations[0].name[-1] > "\uffff"
-
-
 # ---- identical objects
 
 
@@ -309,10 +305,6 @@ def test_endless_nesting():
     ("fields", "message"),
     [
         (
-            {"pools": [{**POOL, "weight": 0}]},
-            'pool "p3": weight: expected a finite number > 0 (at most 9.22e+18), got 0',
-        ),
-        (
             {"pools": [{**POOL, "max_share_ratio": 1.5}]},
             'pool "p3": max_share_ratio: expected a number in [0, 1], got 1.5',
         ),
@@ -320,29 +312,19 @@ def test_endless_nesting():
             {"pools": [{**POOL, "integral": {"accumulated_volume": {"cpu": 1e308}}}]},
             'pool "p3": integral.accumulated_volume: cpu: expected a finite number in [0, 1e+100], got 1e+308',
         ),
-        ({"total_resources": {"cpu": 1e308}, "pools": [{**POOL, "max_share_ratio": 0.5}]}, None),
+        (
+            {"total_resources": {"cpu": 1e308}, "pools": [{**POOL, "max_share_ratio": 0.5}]},
+            "total_resources: cpu: expected a finite number in [0, 9.22e+18], got 1e+308",
+        ),
         ({"now": 1e308}, "now: expected a finite number of seconds within +-9.22e+12, got 1e+308"),
-        (
-            {"previous_update_time": -1e300},
-            "previous_update_time: expected a finite number of seconds within +-9.22e+12, got -1e+300",
-        ),
-        ({"operations": [OPERATION, OPERATION]}, None),
-        (
-            {"operations": [{**OPERATION, "parent": "p"}], "pools": [POOL]},
-            'operation "o1": its parent "p" does not exist; did you mean "p3"?',
-        ),
         (
             {"pools": [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}]},
             'pool "a": its ancestors lead back to itself ("a" -> "b" -> "a"); give one of them another parent',
         ),
-        (
-            {"operations": [{**OPERATION, "usage": {"cpu": 2}, "demand": {"cpu": 1}}]},
-            'operation "o1": demand: cpu is 1, below its usage of 2; demand includes usage',
-        ),
     ],
 )
 def test_a_mistake_of_content_is_said_with_its_element(fields, message):
-    assert refusal(fields) == (message or refusal(fields))
+    assert refusal(fields) == message
 
 
 # ---- files
@@ -415,15 +397,6 @@ def test_a_mistake_in_a_file_is_said_with_its_line(lines, tmp_path, content, mes
     with pytest.raises(FairShareInputError) as error:
         lines(content)
     assert str(error.value).startswith(f"{tmp_path / 'tree.json'}: {message}")
-
-
-def test_updates_before_a_mistake_are_there(tmp_path):
-    path = tmp_path / "tree.json"
-    path.write_text(line("a") + "\nno\n")
-    updates = read_updates(str(path))
-    assert next(updates).id == "a"
-    with pytest.raises(FairShareInputError, match="line 2: not valid JSON"):
-        next(updates)
 
 
 @pytest.mark.parametrize(

@@ -248,11 +248,6 @@ def test_a_terminal_does_not_get_the_rows_when_there_is_a_page(tree, tmp_path, m
     assert terminal.getvalue() == ""
 
 
-def test_help_shows_an_example(capsys):
-    assert simulate("--help") == 0
-    assert "cpumond fair-share simulate burst-pool.toml --until 24h --step 1s" in capsys.readouterr().out
-
-
 # what is read
 
 
@@ -407,7 +402,6 @@ def test_the_tree_is_checked_as_that_of_an_update():
         ("operation", "operations", "script 1.operations: unknown key; did you mean 'operation'?"),
         ('at = "2s"\n', "", "script 1: 'at' is missing; it has no default"),
         ('"2s"', '"2 hours"', 'script 1.at: expected a duration such as "1s", "250ms" or "1h30m", got \'2 hours\', or'),
-        ('"2s"', '""', "script 1.at: expected a duration such as "),
         ('"2s"', '"nan"', "script 1.at: expected a duration in [0s, 36500d], got nan"),
         ('"2s"', "-1", "script 1.at: must be a number >= 0 or a text, got -1"),
         ('"start"', '"begin"', 'script 1.action: must be one of "ramp", "start", "stop", got \'begin\''),
@@ -417,10 +411,8 @@ def test_the_tree_is_checked_as_that_of_an_update():
         ("demand = { cpu = 30 }", "", 'script 1: "demand" is missing; action "start" needs it'),
         ('"start"', '"stop"', 'script 1.demand: an event with action "stop" has none'),
         ('"start"', '"ramp"', 'script 1: "over" is missing; action "ramp" needs it'),
-        ('"start"', '"ramp"\nover = 0', "script 1.over: a ramp takes longer than 0s; "),
         ('"start"', '"start"\nover = 1', 'script 1.over: an event with action "start" has none'),
         ('"start"', '"start"\nrepeat_every = 0', "script 1.repeat_every: expected a duration in [1s, 36500d], got 0s"),
-        ("reports", "report", 'script 1.operation: there is no operation "report"; did you mean "reports"?'),
     ],
 )
 def test_a_wrong_event_is_one_sentence(old, new, message):
