@@ -16,7 +16,7 @@ from cpumond.host.cgroup.mounts import (
     parse_mountinfo,
     relative_path,
 )
-from cpumond.testing import make_tree, make_v2_host, write_mountinfo
+from cpumond.testing import make_v2_host, write_mountinfo
 
 # Debian 9, CentOS 7: cpu and cpuacct together under a name that is a symbolic link's target, systemd's own hierarchy.
 V1_TOGETHER = """\
@@ -67,49 +67,39 @@ def find(text: str, **controllers: str) -> Hierarchies:
     return find_hierarchies(parse_mountinfo(text, points), "mountinfo")
 
 
-def test_v1_with_cpu_and_cpuacct_together():
-    both = "/sys/fs/cgroup/cpu,cpuacct"
-    found = find(V1_TOGETHER)
-    assert found == Hierarchies(1, both, both, "/sys/fs/cgroup/cpuset", None)
-    assert found.layout == "v1"
+def without(text: str, word: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if word not in line)
 
 
-def test_v1_with_cpu_and_cpuacct_apart():
-    found = find(APART)
-    assert (found.cpu_root, found.cpuacct_root) == ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpuacct")
-    assert found.layout == "hybrid"
+CGROUP = "/sys/fs/cgroup"
+BOTH, UNIFIED, CPUSET = f"{CGROUP}/cpu,cpuacct", f"{CGROUP}/unified", f"{CGROUP}/cpuset"
 
 
-def test_hybrid_takes_the_version_that_has_the_controller():
-    found = find(HYBRID, _sys_fs_cgroup_unified="")
-    assert (found.cpu_version, found.unified_root, found.layout) == (1, "/sys/fs/cgroup/unified", "hybrid")
-    assert found.cpu_root == found.cpuacct_root == "/sys/fs/cgroup/cpu,cpuacct"
-
-
-def test_hybrid_whose_cpu_controller_is_the_unified_one():
-    text = "".join(line for line in HYBRID.splitlines(keepends=True) if "cpuacct" not in line)
-    found = find(text, _sys_fs_cgroup_unified="cpu io memory\n")
-    assert (found.cpu_version, found.cpu_root) == (2, "/sys/fs/cgroup/unified")
-    assert found.cpuset_root == "/sys/fs/cgroup/cpuset"
-
-
-def test_cpu_time_from_the_unified_hierarchy_where_v1_has_no_cpuacct():
-    text = "".join(line for line in APART.splitlines(keepends=True) if "cpuacct" not in line)
-    assert find(text).cpuacct_root == "/sys/fs/cgroup/unified"
-
-
-def test_v2():
-    found = find(V2, _sys_fs_cgroup=ALL)
-    assert found == Hierarchies(2, *["/sys/fs/cgroup"] * 4)
-    assert found.layout == "v2"
-
-
-def test_v2_without_the_cpuset_controller():
-    assert find(V2, _sys_fs_cgroup="cpu memory\n").cpuset_root is None
-
-
-def test_in_a_container_the_first_mount_is_taken():
-    assert find(DOCKER_V1).cpu_root == "/sys/fs/cgroup/cpu,cpuacct"
+@pytest.mark.parametrize(
+    ("text", "controllers", "found", "layout"),
+    [
+        (V1_TOGETHER, {}, Hierarchies(1, BOTH, BOTH, CPUSET, None), "v1"),
+        (APART, {}, Hierarchies(1, f"{CGROUP}/cpu", f"{CGROUP}/cpuacct", None, UNIFIED), "hybrid"),
+        (HYBRID, {UNIFIED: ""}, Hierarchies(1, BOTH, BOTH, CPUSET, UNIFIED), "hybrid"),
+        (
+            without(HYBRID, "cpuacct"),
+            {UNIFIED: "cpu io memory\n"},
+            Hierarchies(2, UNIFIED, UNIFIED, CPUSET, UNIFIED),
+            "v2",
+        ),
+        (without(APART, "cpuacct"), {}, Hierarchies(1, f"{CGROUP}/cpu", UNIFIED, None, UNIFIED), "hybrid"),
+        (V2, {CGROUP: ALL}, Hierarchies(2, *[CGROUP] * 4), "v2"),
+        (V2, {CGROUP: "cpu memory\n"}, Hierarchies(2, CGROUP, CGROUP, None, CGROUP), "v2"),
+        (DOCKER_V1, {}, Hierarchies(1, BOTH, BOTH, CPUSET, None), "v1"),
+    ],
+    ids=[
+        "v1, cpu and cpuacct together", "v1, apart", "hybrid", "hybrid, cpu is the unified one",
+        "cpu time from the unified one", "v2", "v2 without cpuset", "in a container the first mount",
+    ],
+)  # fmt: skip
+def test_which_hierarchy_serves_what(text, controllers, found, layout):
+    assert find_hierarchies(parse_mountinfo(text, controllers), "mountinfo") == found
+    assert found.layout == layout
 
 
 @pytest.mark.parametrize(
@@ -205,13 +195,6 @@ def test_a_hidden_unified_hierarchy_offers_nothing(tmp_path):
 )
 def test_paths_as_people_give_them(given, relative):
     assert relative_path(find(APART), given) == relative
-
-
-def test_a_tree_is_written_as_it_is_given(tmp_path):
-    root = make_tree(tmp_path / "tree", {"jobs": {"a": {"cpu.max": "max 100000\n"}, "empty": {}}})
-    assert (tmp_path / "tree" / "jobs" / "a" / "cpu.max").read_text() == "max 100000\n"
-    assert (tmp_path / "tree" / "jobs" / "empty").is_dir()
-    assert root == str(tmp_path / "tree")
 
 
 def test_sentences_name_held_directories_as_people_know_them(tmp_path):

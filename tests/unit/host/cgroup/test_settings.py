@@ -42,59 +42,45 @@ def test_the_same_cores_in_another_period_are_no_order():
     assert choose_restore(ordered, original, ("quota",), written) == ordered
 
 
-def test_a_limit_is_a_quota_of_the_period_that_was_found():
-    target = compute_quota_target(1.5, TWO, FREE)
-    assert target.settings == CpuSettings(150_000, 100_000, 0, 1024)
-    assert (target.cores, target.notes) == (1.5, ())
-    assert compute_quota_target(1.5, CpuSettings(None, 33_333), FREE).settings.quota_us == 50_000
+@pytest.mark.parametrize(
+    ("cores", "found", "above", "quota", "given", "words"),
+    [
+        (1.5, TWO, FREE, (150_000, 100_000), 1.5, ""),
+        (1.5, CpuSettings(None, 33_333), FREE, (50_000, 33_333), 1.5, ""),
+        (3.0, TWO, FREE, (200_000, 100_000), 2.0, "quota that was found, 2 cores"),
+        (3.0, NONE, AncestorCap(1.25, "slice"), (125_000, 100_000), 1.25, "1.25 cores, the quota of slice"),
+        # 11111 of 33333 us are more than 33333 of 100000.
+        (
+            1.0,
+            CpuSettings(None, 33_333),
+            AncestorCap(0.33333, "slice"),
+            (11_110, 33_333),
+            0.33333,
+            "the quota of slice",
+        ),
+        (0.004, TWO, FREE, (1_000, 250_000), 0.004, "period lengthened to 250000 us"),
+        *((cores, TWO, FREE, (1_000, 1_000_000), 0.001, "raised to 0.001 cores") for cores in (0.0, 0.0001, 0.0009)),
+    ],
+)
+def test_a_limit_as_a_quota(cores, found, above, quota, given, words):
+    target = compute_quota_target(cores, found, above)
+    assert target.settings == CpuSettings(*quota, found.burst_us, found.weight)
+    assert target.cores == pytest.approx(given)
+    assert len(target.notes) == bool(words)
+    assert words in "".join(target.notes)
 
 
-def test_a_limit_is_never_above_the_quota_that_was_found():
-    target = compute_quota_target(3.0, TWO, FREE)
-    assert (target.settings, target.cores) == (TWO, 2.0)
-    assert "quota that was found, 2 cores" in target.notes[0]
-
-
-def test_a_limit_is_never_above_a_quota_above_it():
-    target = compute_quota_target(3.0, NONE, AncestorCap(1.25, "slice"))
-    assert (target.settings.quota_us, target.cores) == (125_000, 1.25)
-    assert "1.25 cores, the quota of slice" in target.notes[0]
-
-
-def test_a_limit_held_to_the_quota_above_is_rounded_down():
-    cap = AncestorCap(33_333 / 100_000, "slice")
-    target = compute_quota_target(1.0, CpuSettings(None, 33_333), cap)
-    # 11111 of 33333 us are more than 33333 of 100000.
-    assert target.settings.quota_us == 11_110
-
-
-def test_a_quota_below_one_millisecond_lengthens_the_period():
-    target = compute_quota_target(0.004, TWO, FREE)
-    assert target.settings.quota_us == 1_000
-    assert target.settings.period_us == 250_000
-    assert target.cores == pytest.approx(0.004)
-    assert "period lengthened to 250000 us" in target.notes[0]
-
-
-@pytest.mark.parametrize("cores", [0.0, 0.0001, 0.0009])
-def test_below_one_millisecond_a_second_the_limit_is_raised(cores):
-    target = compute_quota_target(cores, TWO, FREE)
-    assert (target.settings.quota_us, target.settings.period_us, target.cores) == (1_000, 1_000_000, 0.001)
-    assert "raised to 0.001 cores" in target.notes[0]
-
-
-def test_the_burst_that_was_found_is_kept_as_far_as_it_fits():
-    found = CpuSettings(200_000, 100_000, 80_000)
-    assert compute_quota_target(1.0, found, FREE).settings.burst_us == 80_000
-    assert compute_quota_target(0.5, found, FREE).settings.burst_us == 50_000
-    assert compute_quota_target(0.5, CpuSettings(200_000, 100_000), FREE).settings.burst_us is None
-
-
-def test_a_burst_that_is_asked_for():
-    assert compute_quota_target(1.0, TWO, FREE, 0.5).settings.burst_us == 50_000
-    assert compute_quota_target(1.0, TWO, FREE, 1.0).settings.burst_us == 100_000
-    assert compute_quota_target(1.0, TWO, FREE, 0.0).settings.burst_us == 0
-    assert compute_quota_target(1.0, CpuSettings(200_000, 100_000), FREE, 0.5).settings.burst_us is None
+@pytest.mark.parametrize(
+    ("cores", "found_us", "ratio", "burst_us"),
+    [
+        (1.0, 80_000, None, 80_000), (0.5, 80_000, None, 50_000), (0.5, None, None, None),
+        (1.0, 0, 0.5, 50_000), (1.0, 0, 1.0, 100_000), (1.0, 0, 0.0, 0), (1.0, None, 0.5, None),
+    ],
+)  # fmt: skip
+def test_the_burst_found_is_kept_as_far_as_it_fits_or_is_asked_for(cores, found_us, ratio, burst_us):
+    assert (
+        compute_quota_target(cores, CpuSettings(200_000, 100_000, found_us), FREE, ratio).settings.burst_us == burst_us
+    )
 
 
 def test_a_weight_is_the_one_that_was_found_scaled():
@@ -114,53 +100,21 @@ def test_a_cgroup_without_a_weight_stays_as_it_is():
 # ---- order
 
 
-def steps(before: CpuSettings, after: CpuSettings) -> list[tuple[str, int | None]]:
-    return [(step.name, step.value) for step in plan_steps(before, after)]
-
-
-def test_nothing_to_write():
-    assert plan_steps(TWO, TWO) == ()
-
-
-def test_down_is_burst_then_quota():
-    assert steps(CpuSettings(200_000, 100_000, 90_000), CpuSettings(50_000, 100_000, 50_000)) == [
-        ("burst", 50_000),
-        ("quota", 50_000),
-    ]
-
-
-def test_up_is_quota_then_burst():
-    assert steps(CpuSettings(50_000, 100_000, 50_000), CpuSettings(None, 100_000, 90_000)) == [
-        ("quota", None),
-        ("burst", 90_000),
-    ]
-
-
-def test_of_quota_and_period_the_one_goes_first_that_gives_less_in_between():
-    assert steps(CpuSettings(200_000, 100_000), CpuSettings(1_000, 250_000)) == [
-        ("quota", 1_000),
-        ("period", 250_000),
-    ]
-    assert steps(CpuSettings(1_000, 250_000), CpuSettings(200_000, 100_000)) == [
-        ("period", 100_000),
-        ("quota", 200_000),
-    ]
-
-
-def test_no_quota_stands_beside_any_period():
-    assert steps(CpuSettings(None, 1_000), CpuSettings(1_000, 2_000)) == [("period", 2_000), ("quota", 1_000)]
-    assert steps(CpuSettings(1_000, 2_000), CpuSettings(None, 1_000)) == [("quota", None), ("period", 1_000)]
-    assert steps(CpuSettings(None, 1_000), CpuSettings(None, 2_000)) == [("period", 2_000)]
-
-
-def test_a_weight_is_written_last_and_only_where_there_is_one():
-    assert steps(TWO, CpuSettings(100_000, 100_000, 0, 512)) == [("quota", 100_000), ("weight", 512)]
-    assert steps(TWO, CpuSettings(200_000, 100_000, 0, None)) == []
-    assert plan_steps(NONE, CpuSettings(None, 100_000, None, 5)) == (Step("weight", 5),)
-
-
-def test_a_burst_that_one_side_does_not_have_is_not_written():
-    assert steps(CpuSettings(200_000, 100_000, None), CpuSettings(100_000, 100_000, 10)) == [("quota", 100_000)]
+@pytest.mark.parametrize(
+    ("before", "after", "steps"),
+    [
+        (CpuSettings(200_000, 100_000), CpuSettings(1_000, 250_000), (Step("quota", 1_000), Step("period", 250_000))),
+        (CpuSettings(1_000, 250_000), CpuSettings(200_000, 100_000), (Step("period", 100_000), Step("quota", 200_000))),
+        (TWO, CpuSettings(100_000, 100_000, 0, 512), (Step("quota", 100_000), Step("weight", 512))),
+        (TWO, CpuSettings(200_000, 100_000, 0, None), ()),
+        (NONE, CpuSettings(None, 100_000, None, 5), (Step("weight", 5),)),
+        (CpuSettings(200_000, 100_000), CpuSettings(100_000, 100_000, 10), (Step("quota", 100_000),)),
+    ],
+    ids=["down", "up", "a weight last", "no weight", "only a weight", "a burst that one side does not have"],
+)
+def test_the_order_of_writes(before, after, steps):
+    """Of quota and period the one goes first that gives less in between."""
+    assert plan_steps(before, after) == steps
 
 
 # ---- others
