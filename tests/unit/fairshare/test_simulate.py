@@ -86,10 +86,6 @@ def test_the_volume_grows_to_a_day_of_flow_and_not_beyond():
     assert volumes == pytest.approx([min(CAPACITY - 250 + FLOW * second, CAPACITY) for second in range(11)])
 
 
-def test_an_empty_volume_is_full_after_a_day():
-    assert rows_of(make_scenario(), 86400, 3600)[-1].accumulated_volume == pytest.approx(CAPACITY)
-
-
 def test_at_full_burst_the_volume_falls_by_what_is_granted_beyond_the_flow():
     rows = rows_of(make_scenario(start(5, 500), volume=CAPACITY), 65)
     assert [row.fair_share_integral_guarantee for row in rows] == pytest.approx([0.0] * 5 + [BURST] * 61)
@@ -100,26 +96,21 @@ def test_at_full_burst_the_volume_falls_by_what_is_granted_beyond_the_flow():
 
 
 def test_a_full_volume_lasts_capacity_divided_by_burst_minus_flow():
-    rows = rows_of(make_scenario(volume=CAPACITY, demand=500), 7 * HOUR, 15)
+    rows = rows_of(make_scenario(volume=CAPACITY, demand=500), 7 * HOUR, 30)
     full = [row for row in rows if row.fair_share_integral_guarantee > BURST * (1 - 1e-9)]
     # 6 h, but for what is left for the last minute: the volume that is spread over the smooth period.
-    assert len(full) * 15 == pytest.approx((CAPACITY - BURST * 60) / (BURST - FLOW), abs=15)
+    assert len(full) * 30 == pytest.approx((CAPACITY - BURST * 60) / (BURST - FLOW), abs=30)
     assert max(row.time_s for row in full) == pytest.approx(6 * HOUR, abs=90)
 
 
 def test_a_pool_that_ran_dry_is_guaranteed_its_flow():
-    rows = rows_of(make_scenario(volume=50_000, demand=500), 900)
+    rows = rows_of(make_scenario(volume=50_000, demand=500), 900, 5)
     guaranteed = [row.fair_share_integral_guarantee for row in rows]
     assert guaranteed[0] == pytest.approx(BURST)
     assert guaranteed == sorted(guaranteed, reverse=True)
     assert guaranteed[-1] == pytest.approx(FLOW, rel=0.01)
     assert rows[-1].accumulated_volume == pytest.approx(FLOW * 60, rel=0.01)
     assert min(row.accumulated_volume for row in rows) >= 0
-
-
-def test_with_less_demand_than_flow_the_volume_still_grows():
-    rows = rows_of(make_scenario(volume=10_000, demand=60), 10)
-    assert [row.accumulated_volume for row in rows] == pytest.approx([10_000 + 40 * second for second in range(11)])
 
 
 def test_the_strong_guarantee_is_used_first_and_is_free():
@@ -142,10 +133,10 @@ def test_beyond_the_burst_guarantee_a_pool_competes_by_weight_and_pays_nothing()
 
 def test_what_is_accumulated_is_what_flowed_in_less_what_was_granted():
     script = (start(100, 500), ramp(300, 200, 50), stop(700), start(900, 300))
-    rows = rows_of(make_scenario(*script, volume=100_000), 1500, 2.5)
-    granted = sum(row.fair_share_integral_guarantee for row in rows[:-1]) * 2.5
+    rows = rows_of(make_scenario(*script, volume=100_000), 1500, 10)
+    granted = sum(row.fair_share_integral_guarantee for row in rows[:-1]) * 10
     gained = rows[-1].accumulated_volume - rows[0].accumulated_volume
-    # Volumes are multiples of 0.01, rounded at each of the 600 steps.
+    # Volumes are multiples of 0.01, rounded at each of the 150 steps.
     assert gained == pytest.approx(FLOW * 1500 - granted, abs=6)
     assert granted > 50_000
 
@@ -247,10 +238,6 @@ def test_a_ramp_is_a_straight_line_from_the_demand_of_its_moment():
     assert demands_of(ramp(0, 4, 0), demand=8, until_s=5) == [8, 6, 4, 2, 0, 0]
 
 
-def test_a_ramp_may_begin_when_another_is_over():
-    assert demands_of(ramp(0, 2, 20), ramp(2, 2, 0), until_s=5) == [0, 10, 20, 10, 0, 0]
-
-
 def test_a_ramp_that_was_over_between_two_steps_is_where_the_next_event_begins():
     assert demands_of(ramp(0.5, 0.2, 20), ramp(0.8, 2.2, 42), until_s=3, step_s=1.9) == [0, 31]
 
@@ -298,11 +285,6 @@ def record_updates(
         for _ in simulate(scenario, until_s, step_s):
             pass
     return seen
-
-
-def test_each_update_is_told_the_time_of_the_one_before():
-    times = [(now, before) for _, now, before in record_updates(make_scenario(), 0.5, 0.25)]
-    assert times == [(0.0, None), (0.25, 0.0), (0.5, 0.25)]
 
 
 def test_what_does_not_change_stays_the_same_object():
