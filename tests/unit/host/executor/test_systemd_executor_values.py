@@ -78,28 +78,25 @@ def test_what_cannot_be_said_over_the_bus(changes, words):
     assert bool(problem) == bool(words)
 
 
-def test_limits_of_the_unit():
-    made = properties(cpu_limit=0.25, memory_limit=1 << 30)
-    assert (made["CPUQuotaPerSecUSec"], made["CPUQuotaPeriodUSec"]) == (250_000, 100_000)
-    assert (made["MemoryMax"], made["MemorySwapMax"]) == (1 << 30, 0)
-    assert made["Slice"] == "cpumond-jobs.slice"
+ABSENT = object()
 
 
-def test_a_job_gains_no_rights_and_no_end_of_processes():
-    assert properties()["NoNewPrivileges"] is True
-    assert "TasksMax" not in properties()
-    assert properties(max_tasks=20)["TasksMax"] == 20
-
-
-def test_no_memory_limit_is_no_setting_and_a_quota_is_never_none():
-    made = properties(cpu_limit=0.0)
-    assert "MemoryMax" not in made
-    assert made["CPUQuotaPerSecUSec"] == 1
-
-
-def test_the_agents_own_user_is_no_setting():
-    assert "User" not in properties()
-    assert properties(user="nobody")["User"] == "nobody"
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"Slice": "cpumond-jobs.slice", "NoNewPrivileges": True, "TasksMax": ABSENT, "User": ABSENT}),
+        ({"cpu_limit": 0.25}, {"CPUQuotaPerSecUSec": 250_000, "CPUQuotaPeriodUSec": 100_000, "MemoryMax": ABSENT}),
+        ({"cpu_limit": 0.0}, {"CPUQuotaPerSecUSec": 1}),
+        ({"memory_limit": 1 << 30}, {"MemoryMax": 1 << 30, "MemorySwapMax": 0}),
+        ({"max_tasks": 20}, {"TasksMax": 20}),
+        ({"user": "nobody"}, {"User": "nobody"}),
+        # Words of the command mean nothing to systemd.
+        ({"argv": ["echo", "$HOME", "$$"]}, {"ExecStart": [["echo", ["echo", "$$HOME", "$$$$"], False]]}),
+    ],
+)
+def test_properties_of_the_unit(changes, expected):
+    made = properties(**changes)
+    assert {name: made.get(name, ABSENT) for name in expected} == expected
 
 
 def test_exit_codes_are_no_failures_but_those_of_systemd_itself():
@@ -107,11 +104,6 @@ def test_exit_codes_are_no_failures_but_those_of_systemd_itself():
     assert {1, 199, 244, 255} <= set(codes)
     assert not set(codes) & set(range(200, 244))
     assert {9, 11, 15} <= set(signals)
-
-
-def test_words_of_the_command_mean_nothing_to_systemd():
-    [[program, argv, ignore_failure]] = properties(argv=["echo", "$HOME", "$$"])["ExecStart"]
-    assert (program, argv, ignore_failure) == ("echo", ["echo", "$$HOME", "$$$$"], False)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +144,10 @@ def test_a_running_unit():
     assert (told.started, told.cgroup, told.cpu_seconds, told.max_memory) == (4.9, "a.slice/b.service", 1.5, None)
 
 
-def test_a_unit_that_waits_to_be_started_is_not_over():
-    assert not state(ActiveState="inactive", Job=[7, "/job/7"]).is_over
+def test_when_a_unit_is_over_and_when_it_is_gone():
+    assert not state(ActiveState="inactive", Job=[7, "/job/7"]).is_over, "it waits to be started"
     assert state(ActiveState="inactive", Job=[0, "/"]).is_over
+    assert not read_state({"LoadState": "not-found", "ActiveState": "active"}, {}).is_gone, "it runs without its file"
 
 
 def test_what_signals_told_outlives_the_unit():
@@ -163,10 +156,6 @@ def test_what_signals_told_outlives_the_unit():
         {"ActiveState": "deactivating", "ExecMainCode": 1, "ExecMainStatus": 6, "ActiveEnterTimestamp": 1},
     )
     assert (told.is_gone, told.is_over, told.has_run, told.main_status) == (True, True, True, 6)
-
-
-def test_a_unit_whose_file_is_gone_is_not_gone_while_it_runs():
-    assert not read_state({"LoadState": "not-found", "ActiveState": "active"}, {}).is_gone
 
 
 @pytest.mark.parametrize(
@@ -215,10 +204,8 @@ def test_how_a_job_ended():
     end = make_ended("one", over, later, 4096, 0)
     assert (end.exit_code, end.signal, end.finish_time) == (3, None, 7.0)
     assert (end.cpu_seconds, end.max_memory, end.oom_killed, end.problem) == (2.0, 4096, False, "")
-
-
-def test_a_job_that_dumped_core_was_ended_by_a_signal():
-    assert make_ended("one", state(ExecMainCode=3, ExecMainStatus=11), state(), None, 0).signal == 11
+    dumped = make_ended("one", state(ExecMainCode=3, ExecMainStatus=11), state(), None, 0)
+    assert (dumped.exit_code, dumped.signal) == (None, 11)
 
 
 @pytest.mark.parametrize(("result", "kills"), [("oom-kill", 0), ("signal", 1)])
@@ -248,6 +235,7 @@ def executor():
     made = SystemdExecutor(None)  # type: ignore[arg-type]
     yield made
     made.close()
+    made.close()
 
 
 def test_what_cannot_be_started_is_told_by_poll(executor):
@@ -274,9 +262,3 @@ def test_no_bus_is_said_with_advice(executor, monkeypatch, tmp_path):
     with pytest.raises(ExecutorError, match=r"system bus cannot be reached: No such file.*executor\.kind"):
         executor.recover(["one"])
     assert executor.poll() == []
-
-
-def test_closing_twice_is_closing():
-    made = SystemdExecutor(None)  # type: ignore[arg-type]
-    made.close()
-    made.close()

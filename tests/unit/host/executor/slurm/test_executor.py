@@ -35,42 +35,40 @@ def add(executor: SlurmExecutor, slurm_job: int | None = 5) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("slurm_job", "rows", "words"),
     [
-        ([], FORGOTTEN),
-        ([row("RUNNING", slurm_job=6)], FORGOTTEN),
-        ([row("CANCELLED")], "Slurm ended it before it ran: CANCELLED (None), its job 5"),
-        ([row("PENDING", "PartitionConfig")], "Slurm does not start it: PartitionConfig, its job 5"),
+        (5, [], FORGOTTEN),
+        (5, [row("RUNNING", slurm_job=6)], FORGOTTEN),
+        (5, [row("CANCELLED")], "Slurm ended it before it ran: CANCELLED (None), its job 5"),
+        (5, [row("PENDING", "PartitionConfig")], "Slurm does not start it: PartitionConfig, its job 5"),
+        (None, [], NEVER_STARTED),
+        *((5, [row(state, "Resources")], "") for state in ("PENDING", "RUNNING", "CONFIGURING")),
     ],
 )
-def test_what_slurm_does_not_run_is_given_back(executor, rows, words):
-    job = add(executor)
+def test_what_slurm_does_not_run_is_given_back(executor, slurm_job, rows, words):
+    job = add(executor, slurm_job)
     executor._judge(job, rows, 100.0)
-    assert job.refusal is not None
-    assert (job.refusal.problem, job.refusal.node_fault) == (words, True)
+    assert (job.refusal is not None) == bool(words)
+    if job.refusal is not None:
+        assert (job.refusal.problem, job.refusal.node_fault) == (words, True)
 
 
-@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "CONFIGURING"])
-def test_what_slurm_may_still_run_is_left_to_it(executor, state):
+@pytest.mark.parametrize(
+    ("looks", "is_refused"),
+    [
+        ([(100.0, "PENDING"), (100.0 + START_S, "PENDING")], False),
+        ([(100.0, "PENDING"), (101.0 + START_S, "PENDING")], True),
+        ([(100.0, "PENDING"), (150.0, "RUNNING"), (170.0, "PENDING"), (200.0, "PENDING")], False),
+    ],
+    ids=["not yet", "too long", "the time begins anew where it has begun"],
+)
+def test_a_job_that_waits_for_too_long_is_given_back(executor, looks, is_refused):
     job = add(executor)
-    executor._judge(job, [row(state, "Resources")], 100.0)
-    assert job.refusal is None
-
-
-def test_a_job_that_waits_for_too_long_is_given_back(executor):
-    job = add(executor)
-    for now_s, is_refused in (100.0, False), (100.0 + START_S, False), (101.0 + START_S, True):
-        executor._judge(job, [row("PENDING", "Resources")], now_s)
-        assert (job.refusal is not None) == is_refused
-    assert job.refusal is not None
-    assert "Slurm has not started it within 60 s: Resources" in job.refusal.problem
-
-
-def test_the_time_of_waiting_begins_anew_when_it_has_begun(executor):
-    job = add(executor)
-    for now_s, state in (100.0, "PENDING"), (150.0, "RUNNING"), (170.0, "PENDING"), (200.0, "PENDING"):
+    for now_s, state in looks:
         executor._judge(job, [row(state, "Resources")], now_s)
-    assert job.refusal is None
+    assert (job.refusal is not None) == is_refused
+    if job.refusal is not None:
+        assert "Slurm has not started it within 60 s: Resources" in job.refusal.problem
 
 
 def test_a_job_that_slurm_has_though_nobody_said_so_is_not_submitted_again(executor):
@@ -78,13 +76,6 @@ def test_a_job_that_slurm_has_though_nobody_said_so_is_not_submitted_again(execu
     executor._judge(job, [row("FAILED", slurm_job=4), row("RUNNING", slurm_job=6)], 100.0)
     assert (job.record.slurm_job, job.busy, job.refusal) == (6, False, None)
     assert executor._records.load()["j"].slurm_job == 6
-
-
-def test_one_that_slurm_does_not_have_and_nobody_can_submit_again(executor):
-    job = add(executor, slurm_job=None)
-    executor._judge(job, [], 100.0)
-    assert job.refusal is not None
-    assert job.refusal.problem == NEVER_STARTED
 
 
 def test_how_a_job_without_a_word_ended_is_known_when_slurm_has_ended_it(executor):
