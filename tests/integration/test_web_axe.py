@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,8 @@ pytest.importorskip("axe_playwright_python", reason="needs the Python package ax
 
 pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
 
-WIDTHS = (1440, 390)
-THEMES = ("light", "dark")
+DESK, TELEPHONE = (1440, "light"), (390, "dark")
+"""Width and theme. Pages and dialogs are looked at on a telephone here, on a desk in ``tests/slow``."""
 PATTERNS = "async () => (await import('/web/scheduler.js')).app.options.pages.map(([pattern]) => pattern)"
 """The pages that there are, each as the parts of its address."""
 AXE = """async () => (await axe.run(document, { resultTypes: ['violations'] })).violations
@@ -100,15 +100,13 @@ def pages_of(site: Site, page: Page) -> tuple[list[str], list[re.Pattern[str]]]:
     return list(dict.fromkeys([*site.addresses().values(), *known])), patterns
 
 
-def look(page: Page, where: str) -> list[str]:
-    """What is wrong with what is shown, in each width and theme."""
+def look(page: Page, where: str, looks: Iterable[tuple[int, str]] = (DESK, TELEPHONE)) -> list[str]:
+    """What is wrong with what is shown, at each width in its theme."""
     wrong = []
-    for width in WIDTHS:
+    for width, theme in looks:
         page.set_viewport_size({"width": width, "height": 900})
-        wrong += [f"{where} at {width}: {text}" for text in page.evaluate(CUT)]
-        for theme in THEMES:
-            page.evaluate("theme => document.documentElement.setAttribute('data-theme', theme)", theme)
-            wrong += [f"{where} at {width}, {theme}: {text}" for text in page.evaluate(AXE)]
+        page.evaluate("theme => document.documentElement.setAttribute('data-theme', theme)", theme)
+        wrong += [f"{where} at {width}, {theme}: {text}" for script in (CUT, AXE) for text in page.evaluate(script)]
     return wrong
 
 
@@ -116,17 +114,18 @@ def look(page: Page, where: str) -> list[str]:
 def checked(new_page: Any) -> Page:
     """A page with axe-core in it; its own rules let no script in but files of the server."""
     source = Path(str(resources.files("axe_playwright_python"))) / "axe.min.js"
-    page: Page = new_page(viewport={"width": WIDTHS[0], "height": 900}, bypass_csp=True)
+    page: Page = new_page(viewport={"width": DESK[0], "height": 900}, bypass_csp=True)
     page.add_init_script(path=source)
     return page
 
 
-def test_no_page_keeps_anybody_out_and_none_cuts_a_text(checked, site):
-    page, wrong = checked, []
+def find_faults_of_pages(page: Page, site: Site, screen: tuple[int, str]) -> list[str]:
+    """What is wrong with all pages of the scheduler and of an agent."""
+    wrong: list[str] = []
     addresses, patterns = pages_of(site, page)
     for where in addresses:
         site.turn(page, where)
-        wrong += look(page, where)
+        wrong += look(page, where, [screen])
         for link in page.evaluate(LINKS) if patterns else ():
             if fitting := [each for each in patterns if each.fullmatch(link)]:
                 addresses.append(link)
@@ -138,26 +137,35 @@ def test_no_page_keeps_anybody_out_and_none_cuts_a_text(checked, site):
         page.keyboard.press("?")
         expect(page.get_by_role("dialog")).to_contain_text("these keys")
         page.keyboard.press("Escape")
-        wrong += look(page, f"agent {where}")
-    assert not wrong, "\n".join(wrong)
+        wrong += look(page, f"agent {where}", [screen])
+    return wrong
 
 
-def test_no_dialog_does(checked, site):
-    page, wrong = checked, []
+def find_faults_of_dialogs(page: Page, site: Site, screen: tuple[int, str]) -> list[str]:
+    """What is wrong with the dialogs of pages, and with those that keys open."""
+    wrong: list[str] = []
     node = f"#/nodes/{encode(site.job['node_id'])}"
     for where, button in (
         ("#/operations", "Start an operation"), ("#/pools", "New pool"), ("#/pools/default/models", "Change"),
         (node, "Cordon"), (node, "Drain"), (f"#/operations/{site.operations['moving']}", "Abort"),
     ):  # fmt: skip
-        page.set_viewport_size({"width": WIDTHS[0], "height": 900})
+        page.set_viewport_size({"width": DESK[0], "height": 900})
         site.turn(page, where)
         page.get_by_role("button", name=button, exact=True).click()
         expect(page.get_by_role("dialog")).to_be_visible()
-        wrong += look(page, f"{where}: {button}")
+        wrong += look(page, f"{where}: {button}", [screen])
         page.keyboard.press("Escape")
     for keys in ("?", "Control+k"):
         page.keyboard.press(keys)
         expect(page.get_by_role("dialog")).to_be_visible()
-        wrong += look(page, keys)
+        wrong += look(page, keys, [screen])
         page.keyboard.press("Escape")
-    assert not wrong, "\n".join(wrong)
+    return wrong
+
+
+def test_no_page_keeps_anybody_out_and_none_cuts_a_text(checked, site):
+    assert find_faults_of_pages(checked, site, TELEPHONE) == []
+
+
+def test_no_dialog_does(checked, site):
+    assert find_faults_of_dialogs(checked, site, TELEPHONE) == []
