@@ -162,19 +162,6 @@ def test_shares_beyond_guarantees_are_in_proportion_to_weights(improved):
 
 
 @BOTH
-def test_a_fifo_pool_serves_its_operations_in_their_order(improved):
-    """12: 1 for the first floor(f) children, frac(f) for the next, 0 after."""
-    result = run(
-        pool("a", mode="fifo"),
-        pool("b"),
-        *(op(name, "a", 0.0, 0.2, start_time=float(n)) for n, name in enumerate("qrst")),
-        op("x", "b", 0.0, 1.0),
-        **mode(improved),
-    )
-    assert cpu(result, *"aqrst") == [0.5, 0.2, 0.2, 0.1, 0.0]
-
-
-@BOTH
 def test_operations_beyond_the_first_of_a_long_fifo_pool(improved):
     """9.3, 12: however many of them there are."""
     operations = [op(f"o{n}", "a", 0.0, 0.01 + n / 1000, start_time=float(-n)) for n in range(40)]

@@ -1,5 +1,4 @@
-"""The update as a whole (fair_share_update.md 2): attributes (3), FIFO order (3, 7), checks (15), extremes, updates in
-a row."""
+"""The update as a whole (fair_share_update.md 2): its elements, FIFO order (7), checks (15), extremes, the next one."""
 
 from __future__ import annotations
 
@@ -50,28 +49,6 @@ def got(result: UpdateResult, *names: str) -> Any:
     return pytest.approx([result.elements[name].fair_share.total[1] for name in names], abs=1e-9)
 
 
-# ---- attributes (3)
-
-
-@pytest.mark.parametrize(
-    ("demand", "usage", "dominant"),
-    [
-        ((0.0, 10.0, 0.0, 50.0, 0.0), ZERO, "cpu"),
-        ((0.0, 10.0, 0.0, 200.0, 0.0), ZERO, "memory"),
-        ((0.0, 10.0, 4.0, 200.0, 0.0), (0.0, 1.0, 0.0, 0.0, 0.0), "cpu"),
-        ((25.0, 25.0, 2.0, 250.0, 0.0), ZERO, "user_slots"),
-        ((0.0, 0.0, 2.0, 250.0, 0.0), ZERO, "gpu"),
-        ((0.0, 0.0, 0.0, 0.0, 70.0), ZERO, "cpu"),
-        ((0.0, 10.0, 0.0, 200.0, 70.0), (0.0, 0.0, 0.0, 0.0, 70.0), "cpu"),
-        (ZERO, ZERO, "cpu"),
-    ],
-)
-def test_the_dominant_resource(demand, usage, dominant):
-    """3: of usage if there is any, else of demand; the first of the greatest; cpu if the cluster has nothing of it."""
-    result = run(Pool("a"), Operation("x", "a", demand=demand, usage=usage))
-    assert {result.elements[name].dominant_resource for name in ("x", "a", ROOT)} == {dominant}
-
-
 def test_elements_are_a_mapping_in_pre_order():
     """Root, pools in pre-order, operations pool by pool; nothing else."""
     parts = [Pool("a"), Pool("b"), Pool("c", "a"), Operation("y", ROOT), Operation("x", "c"), Operation("z", "b")]
@@ -96,46 +73,22 @@ def effective(result: UpdateResult, *names: str) -> list[int | None]:
     return [result.elements[name].effective_fifo_index for name in names]
 
 
-def test_operations_of_a_fifo_pool_are_ordered_by_weight_start_and_list():
-    """3: weight descending, then start_time ascending, then order in the list; others have no index."""
-    result = run(
-        Pool("a", mode="fifo"),
-        Pool("b"),
-        Operation("late", "a", start_time=7.0),
-        Operation("twin", "a", start_time=5.0),
-        Operation("tied", "a", start_time=5.0),
-        Operation("heavy", "a", weight=2.0, start_time=9.0),
-        Operation("light", "a", weight=0.5, start_time=1.0),
-        Operation("other", "b"),
-    )
-    assert order(result, "heavy", "twin", "tied", "late", "light") == [0, 1, 2, 3, 4]
-    assert order(result, "other", "a", ROOT) == [None, None, None]
-    assert effective(result, "heavy", "late") == [None, None]
-
-
 REORDERING = {"step_function_for_gang_operations": True, "fifo_reordering": True}
 
 
-def queue(
-    *operations: Operation, strong: float = 50.0, flags: dict[str, Any] | None = None, **options: Any
-) -> UpdateResult:
+def queue(*operations: Operation, strong: float = 50.0) -> UpdateResult:
     """A FIFO pool with these operations, guaranteed some cpu."""
-    pool = Pool(
-        "a",
-        mode="fifo",
-        strong_guarantee_resources=(0.0, strong, 0.0, 0.0, 0.0),
-        **{"fifo_reordering": True, **(flags or {})},
-    )
+    pool = Pool("a", mode="fifo", strong_guarantee_resources=(0.0, strong, 0.0, 0.0, 0.0), fifo_reordering=True)
     numbered = [replace(operation, start_time=float(n)) for n, operation in enumerate(operations)]
-    return run(pool, *numbered, **(REORDERING | options))
+    return run(pool, *numbered, **REORDERING)
 
 
-def gang(name: str, cores: float, usage: float = 0.0, **more: Any) -> Operation:
-    return Operation(name, "a", demand=cpu(cores), usage=cpu(usage), gang=True, **more)
+def gang(name: str, cores: float) -> Operation:
+    return Operation(name, "a", demand=cpu(cores), gang=True)
 
 
-def single(name: str, cores: float, **more: Any) -> Operation:
-    return Operation(name, "a", demand=cpu(cores), **more)
+def single(name: str, cores: float) -> Operation:
+    return Operation(name, "a", demand=cpu(cores))
 
 
 def test_a_gang_that_does_not_fit_the_guarantee_is_deferred():
@@ -256,23 +209,6 @@ def test_a_tree_a_thousand_levels_deep(improved):
     assert got(result, ROOT, "p500", "p999", "x", "y") == [1.0, 1.0, 0.8, 0.8, 0.2]
     assert result.elements["x"].estimated_guarantee_share[1] == pytest.approx(0.6)
     assert result.elements["p999"].promised_guarantee_fair_share.total[1] == pytest.approx(0.6)
-
-
-@pytest.mark.parametrize(("mode", "improved"), [("fair_share", True), ("fifo", False)])
-def test_five_thousand_operations_in_one_pool(mode, improved):
-    """9.2, 9.3: half of them are served in full, in FIFO order, or all to one half, by weight."""
-    total = (0.0, 25000.0, 0.0, 0.0, 0.0)
-    operations = [Operation(f"o{n}", "a", demand=cpu(10.0), start_time=float(n), gang=n % 2 == 0) for n in range(5000)]
-    result = run(
-        Pool("a", mode=mode),
-        *operations,
-        total=total,
-        improved_fair_share_by_fit_factor=improved,
-        step_function_for_gang_operations=False,
-    )
-    expected = [4e-4] * 2500 + [0.0] * 2500 if mode == "fifo" else [2e-4] * 5000
-    assert got(result, *(operation.name for operation in operations)) == expected
-    assert got(result, ROOT) == [1.0]
 
 
 # ---- updates in a row

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 import pytest
 
 from cpumond.fairshare.functions import (
-    NOTHING,
     ShareFunction,
     gang_function,
     operation_function,
 )
 from cpumond.fairshare.paths import Path, fifo_path, settle, weighted_path
 from cpumond.fairshare.pool_functions import pool_function, stop_within
-from cpumond.fairshare.resources import ONE, ZERO, Vector, add, subtract, sum_vectors
+from cpumond.fairshare.resources import ONE, ZERO, Vector, subtract, sum_vectors
 
 CLOSE = 1e-12
 
@@ -63,11 +62,6 @@ def near(v: Vector, tolerance: float = CLOSE) -> object:
     return pytest.approx(v, abs=tolerance, rel=0.0)
 
 
-def suggestions(rng: random.Random, count: int = 24) -> list[float]:
-    """Suggestions that are no breakpoint of anything, near to 0 and 1 too."""
-    return sorted([rng.random() for _ in range(count)] + [rng.random() * 1e-3, 1.0 - rng.random() * 1e-3])
-
-
 # ---- operations and gangs
 
 
@@ -105,35 +99,6 @@ def path_value(path: Path, x: float) -> Vector:
     else:
         scaled = [min(1.0, x * factor) for factor in path.factors]
     return sum_vectors([f.value(s) for f, s in zip(path.functions, scaled, strict=True)])
-
-
-def random_vector(rng: random.Random, top: float) -> Vector:
-    a, b, c, d, e = (rng.choice([0.0, rng.random() * top]) for _ in range(5))
-    return (a, b, c, d, e)
-
-
-def random_child(rng: random.Random, depth: int = 0) -> ShareFunction:
-    """A function of an operation, a gang or a pool of such; some demand nothing."""
-    kind = rng.random()
-    limits = tuple(rng.choice([1.0, 1.0, rng.random()]) for _ in range(5))
-    if depth < 2 and kind < 0.25:
-        return pool(random_path(rng, depth + 1, rng.random() < 0.3), random_vector(rng, 0.3), limits)
-    usage, growth = random_vector(rng, 0.3), random_vector(rng, 0.5)
-    demand = add(usage, growth)
-    if kind < 0.5:
-        return NOTHING if kind < 0.3 else gang(demand, limits)
-    return op(demand, usage, limits)
-
-
-def random_path(rng: random.Random, depth: int, improved: bool) -> Path:
-    """The path of a pool with one to seven children; some of them twice, so that they jump together."""
-    children = [random_child(rng, depth) for _ in range(rng.randint(1, 5))]
-    children += rng.choices(children, k=rng.randrange(3))
-    if rng.random() < 0.25:
-        leaves = [child if not child.positions else op(random_vector(rng, 0.5)) for child in children]
-        return fifo(*leaves)
-    weights = [rng.choice([1.0, 1.0, 2.0, 4.0, 0.5]) for _ in children]
-    return weighted(children, weights, improved)
 
 
 def test_a_child_that_weighs_next_to_nothing_does_not_set_the_pace():
@@ -385,68 +350,6 @@ def test_a_rise_shorter_than_rounding_counts_as_a_jump():
     unfinished = weighted_path([cut, other], [factor, 1.0], start / factor, improved=False)
     assert None not in unfinished.slopes
     assert unfinished.values[-1] == path.values[: len(unfinished.values)][-1]
-
-
-@pytest.mark.parametrize("improved", [False, True])
-@pytest.mark.parametrize("seed", range(12))
-def test_a_path_made_to_a_smaller_reach_is_a_prefix_bit_for_bit(seed, improved):
-    """9.2: and it goes to the last change of slope within its reach."""
-    rng = random.Random(seed)
-    functions = [random_child(rng) for _ in range(rng.randint(1, 8))] + [steep(op(vec(cpu=0.2)))]
-    factors = factors_of([rng.choice([1.0, 2.0, 3.0, 0.7]) for _ in functions])
-    whole = weighted_path(functions, factors, 1.0, improved)
-    assert whole.complete
-    for reach in sorted(rng.random() for _ in range(8)):
-        path = weighted_path(functions, factors, reach, improved)
-        n = len(path.xs)
-        assert not path.complete
-        assert path.xs[-1] <= reach
-        assert (path.xs, path.values) == (whole.xs[:n], whole.values[:n])
-        assert path.slopes == whole.slopes[: n - 1]
-        assert path.jumps == {step: jump for step, jump in whole.jumps.items() if step < n - 1}
-        assert whole.xs[n] > reach or whole.xs[n] == whole.xs[-1]
-
-
-def ends_near(path: Path, bound: Vector) -> bool:
-    """Whether the end of a path is too near a bound to tell on which side of it the path goes on."""
-    return any(abs(v - limit) < CLOSE for v, limit in zip(path.values[-1], bound, strict=True))
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_a_function_of_an_incomplete_path_agrees_up_to_its_horizon(seed):
-    """9.4, 9.5: bit for bit; None if the path does not even get through the guarantee."""
-    rng = random.Random(seed)
-    functions = [random_child(rng, 1) for _ in range(rng.randint(2, 8))]
-    factors = factors_of([rng.choice([1.0, 2.0, 3.0, 0.7]) for _ in functions])
-    guarantee, limits = random_vector(rng, 0.3), tuple(rng.choice([1.0, rng.random()]) for _ in range(5))
-    complete = weighted_path(functions, factors, 1.0, False)
-    whole = pool(complete, guarantee, limits)
-    horizons = []
-    for n in range(1, 40):
-        path = weighted_path(functions, factors, n / 40, False)
-        function = pool_function(path, guarantee, limits)
-        if function is None:
-            through = stop_within(complete, tuple(map(max, guarantee, complete.values[0])))[1]
-            assert path.xs[-1] <= through or ends_near(path, guarantee) or ends_near(path, limits)
-            continue
-        horizons.append(function.horizon)
-        assert function.value(0.0) == whole.value(0.0)
-        assert function.value(function.horizon) == near(whole.value(function.horizon), 1e-9)
-        for s in suggestions(rng, 6):
-            if s < function.horizon:
-                assert function.value(s) == whole.value(s)
-    assert horizons == sorted(horizons)
-
-
-def test_a_fifo_pool_made_of_its_first_operations_agrees_up_to_its_horizon():
-    """9.3: as far as they go nothing behind them matters."""
-    functions = [op(vec(cpu=k / 50, memory=(9 - k) / 60)) for k in range(1, 9)]
-    whole = pool(fifo(*functions))
-    part = pool_function(fifo_path(functions[:4], False), ZERO, ONE)
-    assert part is not None
-    assert part.horizon == pytest.approx(max(whole.value(part.horizon)))
-    for n in range(100):
-        assert part.value(part.horizon * n / 101) == whole.value(part.horizon * n / 101)
 
 
 def test_an_incomplete_path_that_reaches_the_limits_tells_all():

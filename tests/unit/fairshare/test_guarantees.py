@@ -58,22 +58,9 @@ def vector(v: Sequence[float]) -> Any:
 # ---- inferred
 
 
-def test_the_root_is_guaranteed_the_cluster():
-    """4: G of the root is T; its share is that of the sum of its children's, here of 2 and 1 gpus, not 1 (3)."""
-    result = run(strong("a", cpu=30.0), strong("b", cpu=20.0))
-    assert inferred(result, ROOT) == TOTAL
-    assert result.elements[ROOT].strong_guarantee_share == (0.5, 0.5, 3 / 8, 0.5, 0.0)
-
-
 def test_unset_resources_follow_the_main_one():
     """4: the part of the main resource, of everything; an integer is truncated, here 8 * 0.3 gpus."""
     assert inferred(run(strong("a", cpu=30.0)), "a") == (30.0, 30.0, 2.0, 300.0, 0.0)
-
-
-def test_an_explicit_zero_is_not_inferred():
-    """4: explicit 0 suppresses inference for that resource."""
-    pool = Pool("a", strong_guarantee_resources=give(cpu=50.0, gpu=0.0))
-    assert inferred(run(pool), "a") == (50.0, 50.0, 0.0, 500.0, 0.0)
 
 
 def test_on_the_first_level_inferred_guarantees_are_not_rescaled():
@@ -116,13 +103,6 @@ def test_guarantees_and_bursts_beyond_the_cluster_are_scaled_with_one_factor():
     elements = result.elements
     assert [elements[name].burst_ratio for name in "bc"] == near(1.0 / 3.0, 1.0 / 6.0)
     assert [elements[name].total_burst_ratio for name in ("b", "c", "top", ROOT)] == near(0.4, 0.2, 0.6, 0.6)
-
-
-def test_flow_and_burst_errors_in_this_order():
-    """15: 29000 of the flows, then 29000 of the bursts."""
-    result = run(strong("a", cpu=60.0), Pool("b", integral_guarantees=flow(50.0, 50.0)))
-    assert codes(result) == [29000, 29000]
-    assert ["flow" in error.message for error in result.errors] == [True, False]
 
 
 @pytest.mark.parametrize(("gpus", "errors"), [(2.0, []), (3.0, [29000])])
@@ -201,17 +181,6 @@ def test_priority_guarantees_that_do_not_fit_leave_nothing_to_regular_ones():
     )
     assert strong_cpu(result, "first", "second", "c") == near(0.15, 0.05, 0.0)
     assert tiers(result, "c") == (0.0, 0.0)
-
-
-def test_the_root_may_be_the_donor():
-    """6.1, 15: the root's flag counts for its children; without overcommit nothing is scaled."""
-    first, other = strong("first", cpu=60.0, **PRIORITY), strong("other", cpu=60.0)
-    donor = Pool(ROOT, "", priority_strong_guarantee_adjustment_donorship=True)
-    result = run(first, other, root=donor)
-    # the root's 1.2 are scaled to 1 as its children overcommit it (6), then the priority pool is served first
-    assert codes(result) == [29000, 29000]
-    assert strong_cpu(result, "first", "other") == near(0.6, 0.4)
-    assert codes(run(first, other)) == [29002, 29000, 29000]
 
 
 # ---- estimated

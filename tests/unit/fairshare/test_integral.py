@@ -386,15 +386,6 @@ def test_relaxed_pools_are_bound_by_limits_above_them_in_their_order():
     assert [result.elements[name].last_share_ratio for name in "ab"] == near(0.4, 0.1)
 
 
-def test_a_gang_in_a_relaxed_pool_gets_all_or_nothing_of_the_volume():
-    """11, 9.1: B of the pool within its temporary limits; a gang beyond them is left to the distribution by weight."""
-    gang = wants("a", 30.0, gang=True)
-    for ratio, granted in ((0.3, 0.3), (0.29, 0.0)):
-        pool = integral("relaxed", "a", flow=20.0, volume=volume_for(ratio))
-        result = run(pool, gang, step_function_for_gang_operations=True)
-        assert cpu_parts(result, "a") == near(0.0, granted, 0.3 - granted)
-
-
 def test_the_root_has_no_integral_guarantee():
     """1: its type is none; flow and burst of the root count as 0."""
     root = replace(integral("burst", ROOT, "", flow=50.0, burst=50.0, volume=vec(5.0)))
