@@ -99,15 +99,12 @@ def test_a_tree_deeper_than_any_hierarchy_ends(tmp_path):
         ("none/below/deep", [], [""]),
         ("jobs/b/below/deep", [], ["jobs/b"]),
         ("jobs/cpu.max", [], ["jobs"]),
+        ("jobs/[x]", ["jobs/[x]"], ["jobs"]),
     ],
 )
 def test_a_static_path_and_where_it_would_appear(root, pattern, found, watched):
-    assert list_static(root, pattern) == (found, watched)
-
-
-def test_a_static_path_is_no_pattern(root):
     os.mkdir(os.path.join(root, "jobs", "[x]"))
-    assert list_static(root, "jobs/[x]")[0] == ["jobs/[x]"]
+    assert list_static(root, pattern) == (found, watched)
 
 
 def test_every_kind_of_the_configuration_has_a_source():
@@ -146,25 +143,18 @@ def test_a_regex_that_names_a_job_with_nothing_names_no_job(id_regex):
     assert named is None or named.job_id
 
 
-def test_what_a_job_ordered():
-    assert name_job(glob("jobs/*", cpu_limit=3), "jobs/a").cpu_limit_cores == 3.0
-    assert name_job(glob("jobs/*"), "jobs/a").cpu_limit_cores is None
-
-
 # ---- all together
 
 
 def test_the_first_source_that_names_a_cgroup_keeps_it(root):
-    scan = list_jobs([glob("jobs/a", cpu_limit=1.0), glob("jobs/*", cpu_limit=2.0)], [], root)
-    assert {job.path: job.cpu_limit_cores for job in scan.jobs} == {"jobs/a": 1.0, "jobs/b": 2.0, "jobs/c.scope": 2.0}
+    registered = FoundJob("mine", "", "jobs/b", 7.0)
+    sources = [glob("jobs/a", cpu_limit=1), glob("jobs/*", cpu_limit=2.0), glob("*/*")]
+    scan = list_jobs(sources, [registered], root)
+    assert scan.jobs[0] == registered, "before every source"
+    found = {job.path: job.cpu_limit_cores for job in scan.jobs if job.path.startswith("jobs/")}
+    assert found == {"jobs/a": 1.0, "jobs/b": 7.0, "jobs/c.scope": 2.0}
+    assert {job.cpu_limit_cores for job in scan.jobs if job.path.startswith("kube/")} == {None}
     assert scan.problems == []
-
-
-def test_a_registered_job_comes_before_every_source(root):
-    registered = FoundJob("mine", "", "jobs/a", 7.0)
-    scan = list_jobs([glob("jobs/*")], [registered], root)
-    assert scan.jobs[0] == registered
-    assert [job.path for job in scan.jobs] == ["jobs/a", "jobs/b", "jobs/c.scope"]
 
 
 def test_two_cgroups_with_one_id_are_one_job_and_a_problem(root):
@@ -176,17 +166,12 @@ def test_two_cgroups_with_one_id_are_one_job_and_a_problem(root):
     assert "id_regex" in problem
 
 
-def test_what_gets_no_name_is_left_out_and_said(root):
-    scan = list_jobs([glob("jobs/*", id_regex=r"^jobs/(a)$")], [], root)
-    assert [job.job_id for job in scan.jobs] == ["a"]
-    assert len(scan.problems) == 2
-
-
-def test_names_that_are_no_text_are_left_out_and_said(root):
-    os.mkdir(os.fsencode(root) + b"/jobs/\xff")
-    os.mkdir(os.path.join(root, "jobs", "new\nline"))
-    scan = list_jobs([glob("jobs/*")], [], root)
-    assert [job.job_id for job in scan.jobs] == ["a", "b", "c.scope"]
+@pytest.mark.parametrize("id_regex", [None, r"^jobs/(a|b|c\.scope)$"], ids=["no text", "no name"])
+def test_names_that_are_none_are_left_out_and_said(root, id_regex):
+    for name in (b"\xff", b"new\nline") if id_regex is None else (b"d", b"e"):
+        os.mkdir(os.fsencode(root) + b"/jobs/" + name)
+    scan = list_jobs([glob("jobs/*", id_regex=id_regex)], [], root)
+    assert [job.path for job in scan.jobs] == ["jobs/a", "jobs/b", "jobs/c.scope"]
     assert len(scan.problems) == 2
     assert all(problem.isprintable() for problem in scan.problems)
 

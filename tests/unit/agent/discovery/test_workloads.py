@@ -109,11 +109,6 @@ def pick(*paths: str, **options: object) -> list[str]:
     return [found.path for found in pick_workloads(every, populated, **options)]
 
 
-def test_the_level_of_a_job_is_taken_once() -> None:
-    steps = [f"slurm/uid_0/job_7/step_{name}/task_0" for name in ("batch", "extern", "0")]
-    assert pick(*steps, "slurm/uid_0/job_8") == ["slurm/uid_0/job_7", "slurm/uid_0/job_8"]
-
-
 def test_containers_are_workloads_and_the_units_and_pods_around_them_are_not() -> None:
     held = f"system.slice/containerd.service/kubepods-burstable-pod{LOW}.slice:cri-containerd:{ID}"
     container = f"{POD}/cri-containerd-{ID}.scope"
@@ -124,15 +119,24 @@ def test_containers_are_workloads_and_the_units_and_pods_around_them_are_not() -
     assert pick(POD) == [POD]
 
 
-def test_what_a_container_holds_is_the_containers() -> None:
-    inner = f"docker/{ID}/kubelet/kubepods/pod{UID}/{OTHER}"
-    assert pick(inner, f"docker/{ID}/system.slice/cron.service", "lxc/web/system.slice/cron.service") == [
-        f"docker/{ID}", "lxc/web",
-    ]  # fmt: skip
-
-
-def test_the_limit_of_a_container_by_crun_is_on_its_child() -> None:
-    assert pick(f"machine.slice/libpod-{ID}.scope/container") == [f"machine.slice/libpod-{ID}.scope/container"]
+@pytest.mark.parametrize(
+    ("paths", "found"),
+    [
+        (
+            [f"slurm/uid_0/job_7/step_{name}/task_0" for name in ("batch", "extern", "0")] + ["slurm/uid_0/job_8"],
+            ["slurm/uid_0/job_7", "slurm/uid_0/job_8"],
+        ),
+        (
+            [f"docker/{ID}/kubelet/kubepods/pod{UID}/{OTHER}", f"docker/{ID}/system.slice/cron.service"],
+            [f"docker/{ID}"],
+        ),
+        (["lxc/web/system.slice/cron.service"], ["lxc/web"]),
+        ([f"machine.slice/libpod-{ID}.scope/container"], [f"machine.slice/libpod-{ID}.scope/container"]),
+    ],
+    ids=["a job of Slurm", "a container", "a system container", "the limit is on the child by crun"],
+)
+def test_the_level_of_a_workload_is_taken_once(paths: list[str], found: list[str]) -> None:
+    assert pick(*paths) == found
 
 
 def test_other_leaf_cgroups_count_where_there_are_processes() -> None:

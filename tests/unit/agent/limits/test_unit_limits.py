@@ -283,17 +283,19 @@ def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on(node: UnitNode
     assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
 
 
-def test_an_agent_and_a_unit_that_were_restarted_at_once(node: UnitNode) -> None:
-    """The lowered limit of the new cgroup counts as the dead agent's: nothing tells otherwise."""
+@pytest.mark.parametrize("first", ["agent", "unit"])
+def test_an_agent_and_a_unit_that_were_restarted_at_once(node: UnitNode, first: str) -> None:
+    """The lowered limit of the new cgroup counts as the dead agent's: nothing says otherwise."""
     node.lower()
-    node.agent.table.close()
-    node.agent.watcher.close()
     node.remove(UNIT)
+    if first == "agent":
+        node.kill_and_restart()
     node.make(UNIT)
     node.systemd_writes()
-    node.agent = node.make_agent()
-    node.start()
-    assert node.status()["cpu_limit"] == 4.0
+    if first == "unit":
+        node.kill_and_restart()
+    node.tick()
+    assert (node.status()["cpu_limit"], node.limit()) == (4.0, 0.5)
 
 
 def test_labels_of_a_unit_come_when_they_come(node: UnitNode) -> None:
@@ -397,19 +399,6 @@ def test_what_the_run_before_told_systemd_is_no_order_where_this_one_told_it_not
     assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
 
 
-def test_a_restart_while_systemd_stores_an_older_order_keeps_the_original(node: UnitNode) -> None:
-    node.ticks(2)
-    node.bus.obey()
-    node.ticks(8)
-    assert node.bus.told[UNIT] == ((QUOTA, 500_000),)
-    node.restart_unit()
-    node.tick()
-    assert (node.status()["cpu_limit"], node.limit()) == (4.0, 2.0)
-    node.ticks(8)
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
-
-
 @pytest.mark.parametrize("restarted", [True, False], ids=["restart", "daemon-reload"])
 def test_what_systemd_took_last_is_ours_however_many_orders_ago(node: UnitNode, restarted: bool) -> None:
     node.reload(UNITS.replace("decrease_coefficient = 0.5", "decrease_coefficient = 0.9"))
@@ -430,19 +419,8 @@ def test_what_systemd_took_last_is_ours_however_many_orders_ago(node: UnitNode, 
     assert node.tick().foreign_writes == {"raise": 0, "lower": 0}
     assert (node.status()["cpu_limit"], node.status()["status"]) == (4.0, "reclaim")
     assert node.originals().cgroups[PATH].settings.cores == 4.0
-
-
-def test_an_order_that_was_settled_long_ago_is_not_taken_for_a_late_one(node: UnitNode) -> None:
-    """It is another job of the same name that was given as much as we once gave the old one."""
-    node.lower()
-    node.remove(UNIT)
-    node.ticks(7)
-    assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
-    node.make(UNIT)
-    node.order(1.0)
-    node.ticks(2)
-    assert node.status()["cpu_limit"] == 1.0
-    assert UNIT not in node.bus.told
+    node.agent.close()
+    assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
 
 
 @pytest.mark.parametrize("kind", ["denied", "refused", "away", ""])
@@ -463,17 +441,6 @@ def test_a_unit_that_starts_before_its_original_was_taken_back_keeps_it(node: Un
     left = node.agent.close()
     assert node.limit() == 4.0
     assert (left == 0 and node.bus.quota_cores() == 4.0) or (kind == "denied" and PATH in node.originals().cgroups)
-
-
-def test_a_unit_of_a_dead_agent_that_starts_before_its_original_was_taken_back_keeps_it(node: UnitNode) -> None:
-    """What systemd was told by the agent before is not known; its lowered limit is no order."""
-    node.lower()
-    node.remove(UNIT)
-    node.kill_and_restart()
-    node.make(UNIT)
-    node.systemd_writes()
-    node.tick()
-    assert (node.status()["cpu_limit"], node.limit()) == (4.0, 0.5)
 
 
 def test_a_give_back_that_was_denied_is_sent_again_each_minute_and_to_a_new_bus(node: UnitNode) -> None:
@@ -522,16 +489,20 @@ def test_an_original_of_an_older_version_is_noted_as_a_units_before_systemd_is_t
     assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
 
 
-@pytest.mark.parametrize("cores", [1.5, 8.0])
-def test_another_job_of_the_same_name_is_not_sent_the_old_ones_limit(node: UnitNode, cores: float) -> None:
-    """Its cgroup is made just before the look at which the old one's time is over."""
+@pytest.mark.parametrize("cores", [1.0, 1.5, 8.0])
+@pytest.mark.parametrize("settled", [False, True], ids=["just before the old one's time is over", "long after"])
+def test_another_job_of_the_same_name_is_not_sent_the_old_ones_limit(
+    node: UnitNode, settled: bool, cores: float
+) -> None:
+    """Nor is its order taken for one of ours that comes late, though we once gave the old one as much."""
     node.lower()
     node.remove(UNIT)
-    node.ticks(5)
-    assert UNIT not in node.bus.told
+    node.ticks(7 if settled else 5)
+    assert (UNIT in node.bus.told) == settled
     node.make(UNIT)
     node.order(cores)
-    node.bus.news.append(UnitEvent("removed", UNIT))
+    if not settled:
+        node.bus.news.append(UnitEvent("removed", UNIT))
     node.ticks(2)
     assert UNIT not in node.bus.told
     assert node.status()["cpu_limit"] == cores
@@ -575,18 +546,6 @@ def test_a_contested_unit_is_told_to_systemd_though_the_bus_is_away(node: UnitNo
     node.bus.reachable = False
     assert node.agent.close() == 1
     assert list(node.originals().cgroups) == [PATH]
-
-
-def test_losses_far_apart_do_not_add_up_to_a_contest(node: UnitNode) -> None:
-    node.lower()
-    for _ in range(6):
-        node.file.write_text("10000 100000\n")
-        node.tick()
-        node.bus.answer()
-        node.ticks(7)
-        assert node.limit() == 0.5
-        node.tick(seconds=3600.0)
-    assert node.status()["status"] == "reclaim"
 
 
 @pytest.fixture

@@ -63,19 +63,6 @@ def test_a_cgroup_that_systemd_has_not_written_yet_is_no_order(node: UnitNode, h
     assert node.limit() == 4.0
 
 
-def test_a_unit_that_was_masked_meanwhile_keeps_its_original(node: UnitNode) -> None:
-    """systemd takes no property of a masked unit, and has still the last one when it is unmasked."""
-    node.lower()
-    node.remove(UNIT)
-    node.ticks(7)
-    node.bus.news.append(UnitEvent("refused", UNIT, node.bus.told.pop(UNIT), text="Unit work.service is masked."))
-    node.ticks(2)
-    node.make(UNIT)
-    node.systemd_writes()
-    node.ticks(3)
-    assert node.status()["cpu_limit"] == 4.0
-
-
 def test_a_unit_that_moves_to_another_slice_keeps_its_original(tmp_path: Path) -> None:
     node = begin_in_two_slices(tmp_path)
     node.lower()
