@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
-from simulation.world_mutations import MUTATIONS
 from simulation.world import Options, World, run_seed
+from simulation.world_mutations import MUTATIONS
 
 
 @contextlib.contextmanager
