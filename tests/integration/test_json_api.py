@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -180,29 +179,7 @@ def test_what_the_scheduler_computes_is_there_by_the_names_of_the_documents(serv
     assert server.get(f"/operations/{operation_id}/orchid") == {}
 
 
-def test_guarantees_go_from_one_pool_to_another(server):
-    pools = "/trees/default/pools"
-    for name, cpu in (("a", 10), ("b", 1)):
-        server.post(pools, {"name": name, "attributes": {"strong_guarantee_resources": {"cpu": cpu}}}, 201)
-    delta = {"strong_guarantee_resources": {"cpu": 4}}
-    server.post(f"{pools}/a/transfer", {"destination": "b", "delta": delta})
-    found = {pool["name"]: pool["attributes"] for pool in server.get(pools)["pools"]}
-    assert found["a"]["strong_guarantee_resources"] == {"cpu": 6.0}
-    assert found["b"]["strong_guarantee_resources"] == {"cpu": 5.0}
-
-
-# --- operations and nodes
-
-
-def test_operations_are_listed_filtered_and_cut(server):
-    ids = [server.start(pool, title=f"t{number}") for number, pool in enumerate(["a", "a", "a"])]
-    server.post(f"/operations/{ids[0]}/abort", {"message": "enough"})
-    assert [each["id"] for each in server.get("/operations")["operations"]] == ids[::-1]
-    aborted = server.get("/operations", state="aborted")
-    assert (aborted["total"], aborted["operations"][0]["error"]) == (1, "enough")
-    cut = server.get("/operations", limit=1, offset=1)
-    assert (cut["total"], [each["id"] for each in cut["operations"]]) == (3, [ids[1]])
-    assert server.get("/operations", pool="b")["total"] == 0
+# --- operations
 
 
 def test_too_many_operations_are_a_conflict(server):
@@ -214,47 +191,6 @@ def test_too_many_operations_are_a_conflict(server):
     server.start("small")
     body = {"spec": {"pool": "small", "tasks": {"main": {"job_count": 1, "command": "true"}}}}
     assert server.post("/operations", body, 409)["code"] == 202
-
-
-def test_nodes_are_filtered_and_those_without_a_tree_are_an_alert(server):
-    server.ask("PATCH", "/trees/default", {"edits": [{"path": ["nodes_filter"], "value": "good"}]})
-    make_node(server, "n1", tags=("good",)).register()
-    warned = make_node(server, "n2", tags=("bad",)).register()
-    assert (warned["tree"], bool(warned["warning"])) == (None, True)
-    assert [node["id"] for node in server.get("/nodes", tree="default")["nodes"]] == ["n1"]
-    assert [node["id"] for node in server.get("/nodes", tag="bad", online="true")["nodes"]] == ["n2"]
-    alerts = {alert["code"]: alert for alert in server.get("/alerts")["alerts"]}
-    assert alerts["node_without_tree"]["subject"] == "n2"
-
-
-def test_a_preemption_is_listed_and_told_to_both_sides(server):
-    hasty = {
-        "fair_share_starvation_timeout": 0, "preemptive_scheduling_backoff": 0,
-        "max_unpreemptible_running_job_count": 0,
-    }  # fmt: skip
-    edits = [{"path": [name], "value": value} for name, value in hasty.items()]
-    server.ask("PATCH", "/trees/default", {"edits": edits})
-    for pool in ("early", "late"):
-        server.post("/trees/default/pools", {"name": pool}, 201)
-    node = make_node(server, "n1", cpu=2.0)
-    node.register()
-    server.wait_for_update()
-    early = server.start("early", job_count=9)
-    wait_until(lambda: node.beat() and len(node.jobs) == 2, "two jobs")
-    late = server.start("late", job_count=9)
-    wait_until(lambda: node.beat() and server.get("/preemptions")["preemptions"], "a preemption")
-    record = server.get("/preemptions", pool="early", operation=late)["preemptions"][0]
-    assert (record["operation_id"], record["preemptor_operation_id"]) == (early, late)
-    assert (record["kind"], record["freed"]["cpu"]) == ("preempted", 1.0)
-    assert server.get("/preemptions", pool="nobody")["preemptions"] == []
-    assert server.get(f"/operations/{early}/why")["preempted"][0]["job_id"] == record["job_id"]
-    assert server.get(f"/operations/{late}/why")["preempted_for_it"][0]["job_id"] == record["job_id"]
-    wait_until(lambda: node.beat() and server.get(f"/operations/{early}/jobs", state="aborted")["total"], "its end")
-    lost = server.get(f"/operations/{early}/jobs", state="aborted")["jobs"][0]
-    assert lost["preemption"]["preemptor_operation_id"] == late
-
-
-# --- plans
 
 
 # --- requests that are wrong
@@ -372,20 +308,6 @@ def test_a_log_that_cannot_be_given_is_an_error_in_json(server):
     assert "was last heard of" in server.get(path, 503)["error"]
 
 
-def test_only_the_node_that_was_asked_may_send_a_log(server):
-    node, operation, job = run_one(server)
-    node.logs[job, "stdout"] = b"true"
-    with ThreadPoolExecutor(1) as thread:
-        reading = thread.submit(server.client.get, f"/api/v1/operations/{operation}/jobs/{job}/log")
-        wait_until(lambda: server.call(lambda scheduler: len(scheduler.logs)), "the request")
-        (request,) = server.call(lambda scheduler: scheduler.logs.questions_for("n1"))
-        forged = {"node_id": "n2", "request_id": request.request_id, "content": ""}
-        assert "node n2 was not asked" in server.post("/logs", forged, 422)["error"]
-        node.beat()
-        assert reading.result().content == b"true"
-    assert server.post("/logs", {**forged, "node_id": "n1"}) == {"is_wanted": False}
-
-
 def test_a_job_is_explained_by_its_node(server):
     node, operation, job = run_one(server)
     node.replies["explain"] = {"value": {"job_id": job, "bounds": {"floor": 0.1}}}
@@ -442,20 +364,6 @@ def test_an_unpin_and_a_refusal(server):
     for wrong in ({"cpu_limit": 0}, {"cpu_limit": 1e300}, {"ttl_s": 0}, {"ttl_s": 1e300}, {"ttl_s": "1h"}, {"for": 1}):
         assert server.post(f"{path}/pin", wrong, 422)["error"].startswith("body: ")
     assert len(node.requests) == 2
-
-
-def test_only_the_node_that_was_asked_may_reply(server):
-    node, operation, job = run_one(server)
-    node.replies["explain"] = {"value": {"true": True}}
-    with ThreadPoolExecutor(1) as thread:
-        asking = thread.submit(server.get, f"/operations/{operation}/jobs/{job}/explain")
-        wait_until(lambda: server.call(lambda scheduler: len(scheduler.requests)), "the request")
-        (request,) = server.call(lambda scheduler: scheduler.requests.questions_for("n1"))
-        forged = {"node_id": "n2", "request_id": request.request_id, "value": {"true": False}}
-        assert "node n2 was not asked for the answer about job" in server.post("/replies", forged, 422)["error"]
-        node.beat()
-        assert asking.result() == {"true": True}
-    assert server.post("/replies", {**forged, "node_id": "n1"}) == {"is_wanted": False}
 
 
 def test_jobs_say_where_they_are_and_pools_what_was_used(server):

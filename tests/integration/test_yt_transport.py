@@ -129,13 +129,6 @@ class Toy:
         del self.find(YPath(path.root, path.steps[:-1])).children[path.steps[-1]]
         return {}
 
-    async def do_move(self, parameters: dict[str, Any], _: Any) -> Any:
-        source, target = (parse_ypath(parameters[name]) for name in ("source_path", "destination_path"))
-        node = self.find(source)
-        await self.do_remove({"path": str(source), "recursive": True}, None)
-        self.find(YPath(target.root, target.steps[:-1])).children[target.steps[-1]] = node
-        return {"node_id": "5-6-7-8"}
-
     async def do_start_operation(self, parameters: dict[str, Any], _: Any) -> Any:
         name = f"a-b-c-{len(self.operations) + 1:x}"
         self.operations[name] = {"id": name, "type": parameters["operation_type"], "state": "running"}
@@ -284,12 +277,15 @@ def test_the_command_line_reads_and_writes(served):
         "operations": ("list-operations",),
         "set": ("set", "//sys/pools/research/@note", '{a="для всех";b=[1.5]}'),
         "missing": ("get", "//sys/pools/nope/@weight"),
+        "broken": ("set", "//sys/pools/research/@broken", "{broken"),
+        "several": ("execute", "multiset_attributes", '{path="//sys/pools/research/a/@"}'),
     }
+    given = {"several": '{mode=fifo;"заметка"="да"}'}
     research = served.toy.find(parse_ypath("//sys/pools/research"))
     served.toy.operations["1-2-3-4"] = {"id": "1-2-3-4", "type": "vanilla", "state": "running"}
     with ThreadPoolExecutor(3) as pool:
-        done = dict(zip(runs, pool.map(lambda run: served.yt(*run), runs.values()), strict=True))
-    assert {name: run.returncode for name, run in done.items()} == {name: int(name == "missing") for name in runs}
+        done = dict(zip(runs, pool.map(lambda name: served.yt(*runs[name], given=given.get(name)), runs), strict=True))
+    assert {name for name, run in done.items() if run.returncode} == {"missing", "broken"}
     out = {name: run.stdout for name, run in done.items()}
     assert out["get"] == "2.5\n"
     assert out["pretty"] == '{\n    "research" = {\n        "a" = {};\n    };\n}\n'
@@ -305,60 +301,16 @@ def test_the_command_line_reads_and_writes(served):
     assert "1-2-3-4" in out["operations"]
     assert "Error resolving path //sys/pools/nope" in done["missing"].stderr
     assert 'Node //sys/pools has no child with key "nope"' in done["missing"].stderr
+    assert 'Error parsing request: value: expected "=", but the text ends at offset 7' in done["broken"].stderr
+    assert research.children["a"].attributes == {"mode": "fifo", "заметка": "да"}
     made = served.yt("create", "scheduler_pool", "--attributes", '{name="пул";weight=2.0}')
     assert (made.returncode, made.stdout) == (0, "1-2-3-2\n"), made.stderr
     assert served.toy.find(parse_ypath("//sys/pools/пул")).attributes == {"weight": 2.0}
     assert research.attributes["note"] == {"a": "для всех", "b": [1.5]}
-
-
-def test_the_command_line_changes(served):
-    made = served.yt("create", "scheduler_pool", "--attributes", '{name="пул";parent_name=research;weight=2.0}')
-    assert (made.returncode, made.stdout) == (0, "1-2-3-2\n"), made.stderr
-    pool = served.toy.find(parse_ypath("//sys/pools/research/пул"))
-    assert pool.attributes == {"parent_name": "research", "weight": 2.0}
-
-    again = served.yt("create", "scheduler_pool", "--attributes", '{name="пул";parent_name=research}')
+    again = served.yt("create", "scheduler_pool", "--attributes", '{name="пул"}')
     assert again.returncode == 1
     assert "Pool 'пул' already exists" in again.stderr
     assert "Traceback" not in again.stderr
-
-    runs = [
-        ("set", "//sys/pools/research/пул/@weight", "3"),
-        ("set", "--format", "json", "//sys/pools/research/@note", '{"a": "для всех", "b": [1.5, null, true]}'),
-        ("set", "//sys/pools/research/@broken", "{broken"),
-        ("remove", "//sys/pools/research"),
-        ("execute", "multiset_attributes", '{path="//sys/pools/research/a/@"}'),
-    ]
-    given = [None, None, None, None, '{mode=fifo;"заметка"="да"}']
-    with ThreadPoolExecutor(3) as workers:
-        done = list(workers.map(lambda run, text: served.yt(*run, given=text), runs, given))
-    assert [run.returncode for run in done] == [0, 0, 1, 1, 0], [run.stderr for run in done]
-    assert pool.attributes["weight"] == 3
-    research = served.toy.find(parse_ypath("//sys/pools/research"))
-    assert research.attributes["note"] == {"a": "для всех", "b": [1.5, None, True]}
-    assert 'Error parsing request: value: expected "=", but the text ends at offset 7' in done[2].stderr
-    assert "Cannot remove non-empty composite node" in done[3].stderr
-    assert research.children["a"].attributes == {"mode": "fifo", "заметка": "да"}
-
-    moved = served.yt("move", "//sys/pools/research/пул", "//sys/pools/новый")
-    assert moved.returncode == 0, moved.stderr
-    listed = served.yt("list", "//sys/pools")
-    assert listed.stdout.split() == ["research", "новый"]
-    removed = served.yt("remove", "-r", "//sys/pools/research")
-    assert removed.returncode == 0, removed.stderr
-    assert list(served.toy.root.children["sys"].children["pools"].children) == ["новый"]
-
-
-def test_the_command_line_speaks_json_when_told(served):
-    json_format = {"YT_STRUCTURED_DATA_FORMAT": "json"}
-    done = served.yt("set", "//sys/pools/research/@note", '"обед"', **json_format)
-    assert done.returncode == 0, done.stderr
-    assert served.toy.find(parse_ypath("//sys/pools/research")).attributes["note"] == "обед"
-    done = served.yt("get", "//sys/pools/research/@weight", **json_format)
-    assert (done.returncode, done.stdout) == (0, "2.5\n"), done.stderr
-    done = served.yt("create", "scheduler_pool", "--attributes", '{name="два"}', **json_format)
-    assert done.returncode == 0, done.stderr
-    assert "два" in served.toy.root.children["sys"].children["pools"].children
 
 
 def test_the_command_line_sends_a_batch_and_starts_an_operation(served):
@@ -386,12 +338,6 @@ def test_the_command_line_explains_a_refused_token(served):
     done = served.yt("list", "//sys/pools", YT_TOKEN="bad")  # noqa: S106 - a token that nobody has
     assert done.returncode == 1
     assert "the token is not known" in done.stderr
-
-
-def test_the_command_line_with_another_api_version(served):
-    done = served.yt("list", "//sys/pools", YT_VERSION="v3")
-    assert done.returncode == 1
-    assert "there is no /api/v3 here" in done.stderr
 
 
 # --- raw requests: finding commands ----------------------------------------------------------------------------------
@@ -567,14 +513,8 @@ def test_bodies_arrive_in_pieces_and_packed(served):
         packed = {"Content-Encoding": "gzip"}
         assert http.put(target, content=gzip.compress(b"{b=6}"), headers=packed).status_code == 200
         assert note["note"] == {"b": 6}
-        for body, message in (
-            (b"{b=7}", "is not gzip"),
-            (gzip.compress(b"{b=7}")[:-4], "is not one complete gzip stream"),
-            (gzip.compress(b"{b=7}") + b"x", "is not one complete gzip stream"),
-        ):
-            answer = http.put(target, content=body, headers=packed)
-            assert answer.status_code == 400
-            assert message in answer.json()["message"]
+        answer = http.put(target, content=b"{b=7}", headers=packed)
+        assert (answer.status_code, "is not gzip" in answer.json()["message"]) == (400, True)
         answer = http.put(target, content=b"{b=7}", headers={"Content-Encoding": "br"})
         assert answer.status_code == 415
         answer = http.put(target, content=b" ")

@@ -110,12 +110,6 @@ def test_the_root_and_ephemeral_pools_are_pools_too(living):
     assert (mine["is_ephemeral"], mine["id"], mine["owner"]) == (True, "", "somebody")
 
 
-def test_pools_stand_before_their_sub_pools_and_siblings_are_sorted(living):
-    for name, parent in (("b", "<Root>"), ("z", "b"), ("a", "<Root>"), ("c", "b")):
-        living.create_pool(name, parent)
-    assert [pool.name for pool in pool_views.walk_pools(living.tree().root)] == ["<Root>", "a", "b", "c", "z"]
-
-
 def test_a_pool_that_starves_says_when(living):
     living.create_pool("a")
     living.node("n1", cpu=4.0)

@@ -38,8 +38,8 @@ class Client:
         self.clock = clock
         self.backend = YtBackend(scheduler, "test-cluster", "1.2.3")
 
-    async def __call__(self, command, *, value=None, by="ann", **parameters):
-        request = YtRequest(command, parameters, value, User(by, admin=True), "1-2-3-4")
+    async def __call__(self, command, *, value=None, by="ann", is_admin=True, **parameters):
+        request = YtRequest(command, parameters, value, User(by, admin=is_admin), "1-2-3-4")
         answer = await self.backend(request)
         write_yson(answer)  # whatever it is, it can be sent
         return answer
@@ -361,15 +361,6 @@ async def test_a_wrong_value_changes_nothing(yt):
 
 
 @in_loop
-async def test_a_pool_is_renamed_and_moved_by_its_attributes(yt):
-    await yt.create_pool("a")
-    await yt.create_pool("b")
-    await yt.set("//sys/pools/b/@name", "c")
-    await yt.set("//sys/pools/c/@parent_name", "a")
-    assert await yt.get("//sys/pools") == {"a": {"c": {}}}
-
-
-@in_loop
 async def test_all_attributes_are_replaced_at_once(yt):
     await yt.create_pool("a", weight=3, mode="fifo")
     await yt.set("//sys/pools/a/@", {"weight": 4, "max_share_ratio": 0.5})
@@ -405,6 +396,37 @@ async def test_attributes_are_removed(yt):
     await yt.remove("//sys/pools/a/@")
     assert not await yt.exists("//sys/pools/a/@note")
     await error_of(yt.remove("//sys/pools/a/@name"))
+
+
+@in_loop
+async def test_access_lists_are_attributes(yt):
+    await yt.create_pool("a")
+    await yt.create_pool("b", "a")
+    entry = {"action": "allow", "subjects": ["kim"], "permissions": ["use"]}
+    await yt.set("//sys/pools/a/@acl/end", entry)
+    assert await yt.get("//sys/pools/a/@acl") == [entry]
+    assert await yt.get("//sys/pools/a/@inherit_acl") is True
+    assert await yt.get("//sys/pools/a/b/@effective_acl") == [entry]
+    assert await yt.get("//sys/pools/a/b/@acl") == []
+    error = await error_of(yt.set("//sys/pools/a/@acl", [{**entry, "permissions": ["uze"]}]))
+    assert 'acl/0/permissions: "uze" is unknown; did you mean "use"?' in str(error)
+    error = await error_of(yt.set("//sys/pools/a/@effective_acl", []))
+    assert "cannot be set or removed" in str(error)
+
+
+@in_loop
+async def test_rights_to_operations_are_asked_about(yt):
+    await yt.create_pool("a", acl=[])
+    operation = await yt.start(pool="a", by="ann")
+
+    async def ask(asker, user, permission):
+        given = {"operation_id": operation, "user": user, "permission": permission}
+        return (await yt("check_operation_permission", by=asker, is_admin=asker == "root", **given))["action"]
+
+    assert await ask("root", "ann", "manage") == "allow"
+    assert await ask("root", "bob", "read") == "allow"
+    assert await ask("bob", "bob", "manage") == "deny"
+    await error_of(ask("bob", "ann", "manage"), 901)
 
 
 @in_loop
@@ -852,18 +874,6 @@ async def test_one_job_is_found_while_it_runs_and_after(yt):
     await error_of(yt("get_job_stderr", operation_id=operation, job_id="1-2-3-4"), 203)
 
 
-@in_loop
-async def test_an_operation_may_be_asked_for_in_the_orchid(yt):
-    await yt.register()
-    operation = await yt.start(pool="p")
-    await yt.update()
-    place = f"{ORCHID}/operations/{operation}"
-    assert await yt.get(f"{place}/progress/scheduling_info_per_pool_tree/default/fair_share_ratio") == 0.1
-    assert await yt.get(f"{place}/state") == "running"
-    assert await yt.list(f"{DEFAULT}/operations_by_pool/p") == [operation]
-    assert (await yt.get(f"{ORCHID}/operations"))[operation]["state"] == "running"
-
-
 # --- the rest ----------------------------------------------------------------------------------------------------
 
 
@@ -874,15 +884,6 @@ async def test_small_commands_answer(yt):
     answer = await yt("check_permission", user="x", permission="read", path="//sys/pools")
     assert answer == {"action": "allow", "because": "every user may read what no access list denies"}
     await error_of(yt("check_permission", user="x", permission="read", path="//tmp/x"), 500)
-
-
-@in_loop
-async def test_changes_outlive_the_scheduler(yt):
-    await yt.create_pool("a", weight=3)
-    operation = await yt.start(pool="a")
-    again = Client(Scheduler(Rules(), yt.scheduler.store, yt.clock), yt.clock)
-    assert await again.get("//sys/pools/a/@weight") == 3.0
-    assert (await again("get_operation", operation_id=operation, attributes=["state"])) == {"state": "running"}
 
 
 NAMES = st.sampled_from(["a", "b", "<Root>", "default", "sys", "pools", "pool_trees", "scheduler", "orchid", "x$y"])

@@ -127,54 +127,85 @@ OF_STARVATION = {
     "effective_min_run_time": 0,
     "lost_core_seconds": 0.0,
 }
+
+
+def share(cores):
+    """Of 10 cores and 100 slots, for jobs of one core in one slot each."""
+    return vector(user_slots=cores / 100, cpu=cores / 10)
+
+
+def amount(cores):
+    return {**NOTHING, "user_slots": int(cores), "cpu": cores}
+
+
+def of_fair_share(strong=0.0, weight=0.0):
+    """By a strong guarantee and by weight, in cores."""
+    total = strong + weight
+    parts = {"strong_guarantee": strong, "integral_guarantee": 0.0, "weight_proportional": weight, "total": total}
+    return {
+        "fair_share_ratio": total / 10,
+        "dominant_fair_share": total / 10,
+        "fair_share": share(total),
+        "detailed_fair_share": {name: share(cores) for name, cores in parts.items()},
+        "detailed_dominant_fair_share": {name: cores / 10 for name, cores in parts.items()},
+        "fair_resources": amount(total),
+    }
+
+
+def of_use(usage, demand):
+    return {
+        "usage_ratio": usage / 10,
+        "dominant_usage_share": usage / 10,
+        "usage_share": share(usage),
+        "resource_usage": amount(usage),
+        "demand_ratio": demand / 10,
+        "dominant_demand_share": demand / 10,
+        "demand_share": share(demand),
+        "resource_demand": amount(demand),
+    }
+
+
+def of_limit(cores):
+    return {
+        "limits_share": vector(user_slots=1.0, cpu=cores / 10),
+        "best_allocation_share": vector(user_slots=1.0, cpu=cores / 10),
+        "best_allocation_ratio": cores / 10,
+        "resource_limits": {**NOTHING, "user_slots": 100, "cpu": cores},
+    }
+
+
+def of_guarantee(own, promised):
+    """What is guaranteed, and what it comes to with the part by weight: in cores, and of slots the same part."""
+    own_share = vector(user_slots=own / 10, cpu=own / 10)
+    promised_share = vector(user_slots=promised / 10, cpu=promised / 10)
+    return {
+        "min_share_ratio": own / 10,
+        "adjusted_min_share_ratio": own / 10,
+        "recursive_min_share_ratio": own / 10,
+        "min_share": own_share,
+        "strong_guarantee_share": own_share,
+        "guaranteed_resources_ratio": promised / 10,
+        "guaranteed_resources": {**NOTHING, "user_slots": int(promised * 10), "cpu": promised},
+        "estimated_guarantee_share": promised_share,
+        "promised_fair_share": promised_share,
+    }
+
+
 OF_B = {
     # The demand is 20 cores, the limit 5 of 10, and nothing is guaranteed: all of it is by weight.
-    "fair_share_ratio": 0.5,
-    "dominant_fair_share": 0.5,
-    "fair_share": vector(user_slots=0.05, cpu=0.5),
-    "detailed_fair_share": {
-        "strong_guarantee": vector(),
-        "integral_guarantee": vector(),
-        "weight_proportional": vector(user_slots=0.05, cpu=0.5),
-        "total": vector(user_slots=0.05, cpu=0.5),
-    },
-    "detailed_dominant_fair_share": {
-        "strong_guarantee": 0.0,
-        "integral_guarantee": 0.0,
-        "weight_proportional": 0.5,
-        "total": 0.5,
-    },
-    "fair_resources": {**NOTHING, "user_slots": 5, "cpu": 5.0},
-    "usage_ratio": 0.5,
-    "dominant_usage_share": 0.5,
-    "usage_share": vector(user_slots=0.05, cpu=0.5),
-    "demand_ratio": 2.0,
-    "dominant_demand_share": 2.0,
-    "demand_share": vector(user_slots=0.2, cpu=2.0),
+    **of_fair_share(weight=5.0),
+    **of_use(5.0, 20.0),
+    **of_limit(5.0),
+    # Of the 6 cores that a's guarantee leaves, by weight 1 of 1 + 3.
+    **of_guarantee(0.0, 1.5),
     "limited_demand_share": vector(user_slots=0.2, cpu=0.5),
-    "limits_share": vector(user_slots=1.0, cpu=0.5),
     "max_share_ratio": 1.0,
     "max_possible_usage_ratio": 0.5,
-    "best_allocation_share": vector(user_slots=1.0, cpu=0.5),
-    "best_allocation_ratio": 0.5,
     "dominant_resource": "cpu",
-    "min_share_ratio": 0.0,
-    "adjusted_min_share_ratio": 0.0,
-    "recursive_min_share_ratio": 0.0,
-    "min_share": vector(),
-    "strong_guarantee_share": vector(),
     "min_share_resources": {},
     "strong_guarantee_resources": {},
-    # Of the 6 cores that a's guarantee leaves, by weight 1 of 1 + 3.
-    "guaranteed_resources_ratio": 0.15,
-    "guaranteed_resources": {**NOTHING, "user_slots": 15, "cpu": 1.5},
-    "estimated_guarantee_share": vector(user_slots=0.15, cpu=0.15),
-    "promised_fair_share": vector(user_slots=0.15, cpu=0.15),
-    "resource_usage": {**NOTHING, "user_slots": 5, "cpu": 5.0},
-    "resource_demand": {**NOTHING, "user_slots": 20, "cpu": 20.0},
     "waiting_resource_demand": NOTHING,
     "limited_resource_demand": {**NOTHING, "user_slots": 20, "cpu": 5.0},
-    "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 5.0},
     "specified_resource_limits": {"cpu": 5.0},
     "aggregated_preempted_cpu_x100": 0,
     "satisfaction_ratio": 1.0,
@@ -210,50 +241,16 @@ OF_B = {
 OF_A = {
     **OF_B,
     # It wants 2 of the 4 cores that are guaranteed, and of everything else the same part: all of it is guaranteed.
-    "fair_share_ratio": 0.2,
-    "dominant_fair_share": 0.2,
-    "fair_share": vector(user_slots=0.02, cpu=0.2),
-    "detailed_fair_share": {
-        "strong_guarantee": vector(user_slots=0.02, cpu=0.2),
-        "integral_guarantee": vector(),
-        "weight_proportional": vector(),
-        "total": vector(user_slots=0.02, cpu=0.2),
-    },
-    "detailed_dominant_fair_share": {
-        "strong_guarantee": 0.2,
-        "integral_guarantee": 0.0,
-        "weight_proportional": 0.0,
-        "total": 0.2,
-    },
-    "fair_resources": {**NOTHING, "user_slots": 2, "cpu": 2.0},
-    "usage_ratio": 0.2,
-    "dominant_usage_share": 0.2,
-    "usage_share": vector(user_slots=0.02, cpu=0.2),
-    "demand_ratio": 0.2,
-    "dominant_demand_share": 0.2,
-    "demand_share": vector(user_slots=0.02, cpu=0.2),
-    "limited_demand_share": vector(user_slots=0.02, cpu=0.2),
-    "limits_share": vector(user_slots=1.0, cpu=1.0),
+    **of_fair_share(strong=2.0),
+    **of_use(2.0, 2.0),
+    **of_limit(10.0),
+    # 4 cores, and of the other 6 by weight 3 of 1 + 3.
+    **of_guarantee(4.0, 8.5),
+    "limited_demand_share": share(2.0),
     "max_possible_usage_ratio": 0.2,
-    "best_allocation_share": vector(user_slots=1.0, cpu=1.0),
-    "best_allocation_ratio": 1.0,
-    "min_share_ratio": 0.4,
-    "adjusted_min_share_ratio": 0.4,
-    "recursive_min_share_ratio": 0.4,
-    "min_share": vector(user_slots=0.4, cpu=0.4),
-    "strong_guarantee_share": vector(user_slots=0.4, cpu=0.4),
     "min_share_resources": {"cpu": 4.0},
     "strong_guarantee_resources": {"cpu": 4.0},
-    # 4 cores, and of the other 6 by weight 3 of 1 + 3.
-    "guaranteed_resources_ratio": 0.85,
-    "guaranteed_resources": {**NOTHING, "user_slots": 85, "cpu": 8.5},
-    "estimated_guarantee_share": vector(user_slots=0.85, cpu=0.85),
-    "promised_fair_share": vector(user_slots=0.85, cpu=0.85),
-    "resource_usage": {**NOTHING, "user_slots": 2, "cpu": 2.0},
-    "resource_demand": {**NOTHING, "user_slots": 2, "cpu": 2.0},
-    "waiting_resource_demand": NOTHING,
-    "limited_resource_demand": {**NOTHING, "user_slots": 2, "cpu": 2.0},
-    "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 10.0},
+    "limited_resource_demand": amount(2.0),
     "specified_resource_limits": {},
     "full_path": "/a",
     "weight": 3.0,
@@ -261,47 +258,13 @@ OF_A = {
 }
 OF_ROOT = {
     **{name: value for name, value in OF_B.items() if name not in ("parent", "full_path", "mode", "is_ephemeral")},
-    "fair_share_ratio": 0.7,
-    "dominant_fair_share": 0.7,
-    "fair_share": vector(user_slots=0.07, cpu=0.7),
-    "detailed_fair_share": {
-        "strong_guarantee": vector(user_slots=0.02, cpu=0.2),
-        "integral_guarantee": vector(),
-        "weight_proportional": vector(user_slots=0.05, cpu=0.5),
-        "total": vector(user_slots=0.07, cpu=0.7),
-    },
-    "detailed_dominant_fair_share": {
-        "strong_guarantee": 0.2,
-        "integral_guarantee": 0.0,
-        "weight_proportional": 0.5,
-        "total": 0.7,
-    },
-    "fair_resources": {**NOTHING, "user_slots": 7, "cpu": 7.0},
-    "usage_ratio": 0.7,
-    "dominant_usage_share": 0.7,
-    "usage_share": vector(user_slots=0.07, cpu=0.7),
-    "demand_ratio": 2.2,
-    "dominant_demand_share": 2.2,
-    "demand_share": vector(user_slots=0.22, cpu=2.2),
+    **of_fair_share(strong=2.0, weight=5.0),
+    **of_use(7.0, 22.0),
+    **of_limit(10.0),
+    **of_guarantee(4.0, 10.0),
     "limited_demand_share": vector(user_slots=0.22, cpu=0.7),
-    "limits_share": vector(user_slots=1.0, cpu=1.0),
     "max_possible_usage_ratio": 0.7,
-    "best_allocation_share": vector(user_slots=1.0, cpu=1.0),
-    "best_allocation_ratio": 1.0,
-    "min_share_ratio": 0.4,
-    "adjusted_min_share_ratio": 0.4,
-    "recursive_min_share_ratio": 0.4,
-    "min_share": vector(user_slots=0.4, cpu=0.4),
-    "strong_guarantee_share": vector(user_slots=0.4, cpu=0.4),
-    "guaranteed_resources_ratio": 1.0,
-    "guaranteed_resources": {**NOTHING, "user_slots": 100, "cpu": 10.0},
-    "estimated_guarantee_share": vector(user_slots=1.0, cpu=1.0),
-    "promised_fair_share": vector(user_slots=1.0, cpu=1.0),
-    "resource_usage": {**NOTHING, "user_slots": 7, "cpu": 7.0},
-    "resource_demand": {**NOTHING, "user_slots": 22, "cpu": 22.0},
-    "waiting_resource_demand": NOTHING,
     "limited_resource_demand": {**NOTHING, "user_slots": 22, "cpu": 7.0},
-    "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 10.0},
     "specified_resource_limits": {},
     "forbid_immediate_operations": True,
     "child_pool_count": 2,
@@ -327,13 +290,10 @@ OF_POOLS_ONLY = frozenset(
 OF_GREEDY = {
     **{name: value for name, value in OF_B.items() if name not in OF_POOLS_ONLY},
     # The limit of 5 cores is the pool's.
+    **of_limit(10.0),
     "limited_demand_share": vector(user_slots=0.2, cpu=1.0),
-    "limits_share": vector(user_slots=1.0, cpu=1.0),
     "max_possible_usage_ratio": 1.0,
-    "best_allocation_share": vector(user_slots=1.0, cpu=1.0),
-    "best_allocation_ratio": 1.0,
     "limited_resource_demand": {**NOTHING, "user_slots": 20, "cpu": 10.0},
-    "resource_limits": {**NOTHING, "user_slots": 100, "cpu": 10.0},
     "specified_resource_limits": {},
     "pool": "b",
     "parent": "b",
