@@ -598,6 +598,13 @@ def use(world: World, ordered: float) -> None:
     world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, **sums)})
 
 
+def store(world: World, ordered: float) -> None:
+    """Let the monitor count so much, and the sums be written."""
+    use(world, ordered)
+    world.advance(files.SUMS_PERIOD_S)
+    world.wait_for_workers()
+
+
 def test_an_agent_that_is_killed_loses_only_seconds_of_its_jobs_sums(world: World) -> None:
     world.run("j1")
     for second in range(1, 100):
@@ -607,9 +614,7 @@ def test_an_agent_that_is_killed_loses_only_seconds_of_its_jobs_sums(world: Worl
     kill_agent(world, "j1")
     known = told_sums(world)["j1"]
     assert 99.0 - files.SUMS_PERIOD_S <= known <= 99.0
-    use(world, 5.0)
-    world.advance(files.SUMS_PERIOD_S)
-    world.wait_for_workers()
+    store(world, 5.0)
     assert told_sums(world)["j1"] == known + 5.0, "what was noted is counted once"
     kill_agent(world, "j1")
     assert told_sums(world)["j1"] == known + 5.0
@@ -619,9 +624,7 @@ def test_an_agent_that_is_killed_loses_only_seconds_of_its_jobs_sums(world: Worl
 
 def test_the_newer_of_two_files_counts(world: World) -> None:
     world.run("j1")
-    use(world, 3.0)
-    world.advance(files.SUMS_PERIOD_S)
-    world.wait_for_workers()
+    store(world, 3.0)
     use(world, 4.0)
     world.restart("j1")
     assert told_sums(world) == {"j1": 4.0}
@@ -636,9 +639,7 @@ def test_a_damaged_file_of_sums_is_said_and_written_anew(
     kill_agent(world, "j1")
     assert told_sums(world) == {"j1": 0.0}
     assert "sums_damaged" in capsys.readouterr().out
-    use(world, 3.0)
-    world.advance()
-    world.wait_for_workers()
+    store(world, 3.0)
     kill_agent(world, "j1")
     assert told_sums(world) == {"j1": 3.0}
 

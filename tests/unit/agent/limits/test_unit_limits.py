@@ -98,7 +98,7 @@ def test_an_order_of_ours_that_systemd_writes_late_is_written_over_at_once(node:
     assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
 
 
-@pytest.mark.parametrize("cores", [1.5, 8.0, 0.2])
+@pytest.mark.parametrize("cores", [1.5, 8.0, 0.2, 4.0])
 def test_an_order_through_systemd_is_respected_up_and_down(node: UnitNode, cores: float) -> None:
     node.lower()
     node.order(cores)
@@ -173,15 +173,6 @@ def test_what_a_reload_gives_back_that_outranks_us_is_taken_again_at_once(node: 
     node.bus.obey()
     assert node.limit() == 0.5
     assert (node.status()["status"], snapshot.foreign_writes) == ("reclaim", {"raise": 0, "lower": 0})
-
-
-def test_the_original_ordered_without_a_reload_is_an_order(node: UnitNode) -> None:
-    node.lower()
-    node.order(4.0)
-    node.tick()
-    node.bus.answer()
-    node.tick()
-    assert node.status()["override_by"] == "systemctl set-property"
 
 
 @pytest.mark.parametrize(("cores", "kind"), [(4.0, "raise"), (0.1, "lower")])

@@ -55,15 +55,18 @@ class TestVersion2:
         assert tree.path("a") == "jobs/cpumond-job-a"
         assert read(place) == {"cpu.max": text}
 
-    def test_the_controllers_are_handed_down(self, tmp_path):
-        tree = open_v2(tmp_path, cgroup__controllers="cpuset cpu memory\n", cgroup__subtree_control="pids\n")
+    @pytest.mark.parametrize(
+        ("offered", "before", "after"),
+        [
+            ("cpuset cpu memory", "pids", "+memory"),  # the last of two writes
+            ("cpu memory", "cpu memory", "cpu memory"),
+        ],
+        ids=["handed down", "handed down already"],
+    )
+    def test_the_controllers_are_handed_down(self, tmp_path, offered, before, after):
+        tree = open_v2(tmp_path, cgroup__controllers=f"{offered}\n", cgroup__subtree_control=f"{before}\n")
         tree.create("a", 1.0, 0)
-        assert (tmp_path / "cgroup/jobs/cgroup.subtree_control").read_text() == "+memory"  # the last of two writes
-
-    def test_what_is_handed_down_already_is_not_written(self, tmp_path):
-        tree = open_v2(tmp_path, cgroup__controllers="cpu memory\n", cgroup__subtree_control="cpu memory\n")
-        tree.create("a", 1.0, 0)
-        assert (tmp_path / "cgroup/jobs/cgroup.subtree_control").read_text() == "cpu memory\n"
+        assert (tmp_path / "cgroup/jobs/cgroup.subtree_control").read_text().strip() == after
 
     def test_a_root_without_the_cpu_controller_is_refused_in_words(self, tmp_path):
         tree = open_v2(tmp_path, cgroup__controllers="memory\n", cgroup__subtree_control="\n")
