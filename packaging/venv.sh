@@ -1,20 +1,21 @@
 #!/bin/sh
 # Makes .venv in the checkout with cpumond and what it runs on, and says what it does meanwhile. What is there is used.
-# usage: sh packaging/venv.sh [test]                with "test" also what tests need (tests/venv.sh)
+# usage: sh packaging/venv.sh [test | all]    also what `pytest`, or `pytest --all` and lint need (tests/venv.sh [all])
 set -eu
 cd "$(dirname "$0")/.."
 unset PYTHONPATH PYTHONHOME  # else pip takes what lies there for installed
 stop() { echo "cpumond: $*" >&2; exit 1; }
 is_new_enough() { python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
-if [ "${1:-}" = test ]; then
-  wanted=.[test] content="cpumond and all that its tests need: 560 MB"
-else
-  wanted=. content="cpumond and its libraries: 65 MB"
-fi
+case "${1:-}" in
+  "") level=0 extras=. content="cpumond and its libraries: 65 MB" ;;
+  test) level=1 extras=".[test]" content="cpumond and what its tests need: 140 MB" ;;
+  all) level=2 extras=".[test,test-all]" content="cpumond and what all tests and lint need: 560 MB" ;;
+  *) stop "usage: sh packaging/venv.sh [test | all]" ;;
+esac
 
 # Made at this place, by this pyproject.toml, and it starts: there is nothing to do, also without a network.
 mark=$({ pwd; cat pyproject.toml; } | cksum)
-if grep -qsxF "$wanted $mark" .venv/cpumond.made && .venv/bin/cpumond --version >/dev/null 2>&1; then exit 0; fi
+if grep -qsxF "$level $mark" .venv/cpumond.made && .venv/bin/cpumond --version >/dev/null 2>&1; then exit 0; fi
 
 if ! .venv/bin/python -c '' 2>/dev/null; then
   if ! is_new_enough || ! python3 -c 'import ensurepip' 2>/dev/null; then
@@ -36,8 +37,8 @@ fi
 echo "Installing $content in .venv, from pip's index ..."
 # A pipe has the exit code of its end: that pip succeeded is known by the file.
 {
-  .venv/bin/python -m pip install --disable-pip-version-check --no-input --progress-bar off --editable "$wanted" 2>&1 &&
-    printf '%s\n' . "$wanted" | sort -u | sed "s/\$/ $mark/" >.venv/cpumond.new
+  .venv/bin/python -m pip install --disable-pip-version-check --no-input --progress-bar off --editable "$extras" 2>&1 &&
+    seq 0 $level | sed "s/\$/ $mark/" >.venv/cpumond.new
 } | sed -nu '/\.metadata/d; s/ (from .*//; s/^ *error:/ERROR:/Ip; /^WARNING: Retrying/p
   s/^ *\(Downloading\|Using cached\|Processing\) \([^ ]*\/\)\{0,1\}\([^- ]*-[^- ]*\)[^ ]*/  \3/p'
 mv .venv/cpumond.new .venv/cpumond.made 2>/dev/null || stop "pip could not install it; why is said above.

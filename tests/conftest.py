@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -14,24 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples import REQUIRED, SAME, examples
 from hypothesis import HealthCheck, settings
+from spine import SPINE
 from turns import hold_room, note_end, preferred, wait_for_ends
 
-# How fast a busy machine makes up examples says nothing about what is tested.
-settings.register_profile("any machine", examples(100), suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
-
-MACHINES = Path(__file__).parent / "machine"
-SLOW = Path(__file__).parent / "slow"
-UNIT = Path(__file__).parent / "unit"
+REQUIRED = os.environ.get("CPUMOND_REQUIRE") == "all"
+"""Whether a test that is left out is a failure."""
+TESTS = Path(__file__).parent
+INTEGRATION, MACHINES, SLOW, UNIT = (TESTS / name for name in ("integration", "machine", "slow", "unit"))
 MEMORY, MEMORY_BYTES = "/dev/shm", 2**30
 """Where the files of unit tests are, if so many bytes are free there."""
 LANES = {
-    MACHINES: "boots machines, about 20 min in all: CPUMOND_REQUIRE=all or `pytest tests/machine` runs it",
-    SLOW: "takes long and rarely finds anything: `pytest tests/slow` runs it",
+    "short": "the short lane: unit tests, some examples of each law, one test for each real part; `pytest --all` runs "
+    "everything but tests/slow",
+    "all": "everything but tests/slow",
+    "rest": "what the short lane leaves out of `pytest --all`",
+    "named": "the tests that are named",
 }
-"""Folders of tests that are left out unless asked for, and what is said of them then."""
+"""What a run is, and what is printed of it: ``--all``, ``--rest``, files or folders of tests named, else short."""
+LANE = pytest.StashKey[str]()
 ROOM = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 ALONE = pytest.StashKey[int]()
 """How many of this run's tests must run alone."""
@@ -41,8 +43,31 @@ RUNNING: dict[str, None] = {}
 """Tests that have begun and not ended, in all processes."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("cpumond")
+    group.addoption("--all", action="store_const", const="all", dest="lane", help=LANES["all"])
+    group.addoption("--rest", action="store_const", const="rest", dest="lane", help=LANES["rest"])
+
+
+def find_lane(config: pytest.Config) -> str:
+    """A key of LANES."""
+    if hasattr(config, "workerinput"):
+        return str(config.workerinput["lane"])
+    if config.option.lane:
+        return str(config.option.lane)
+    named = [Path(os.path.abspath(name.partition("::")[0])) for name in config.args]
+    is_named = all(path != TESTS and path.is_relative_to(TESTS) for path in named)
+    return "named" if is_named and config.args_source is pytest.Config.ArgsSource.ARGS else "short"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LANE] = os.environ["CPUMOND_LANE"] = find_lane(config)
+    from examples import SAME, examples  # not before the lane is known
+
+    # How fast a busy machine makes up examples says nothing about what is tested.
+    settings.register_profile("any machine", examples(100), suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
     if SAME and config.getoption("randomly_seed", None) == "default":
         config.option.randomly_seed = SEED
     # Started in the background, or with nohup, this ignores them, and so would all that is started here.
@@ -57,7 +82,58 @@ def pytest_configure(config: pytest.Config) -> None:
         if are_all_in(config, UNIT) and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
             # Thousands of small files, many of them synced: what a disk takes for that is not what is tested.
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+        if config.stash[LANE] == "short" and config.getoption("numprocesses", 0):
+            compile_once()
         config.stash[ROOM] = tempfile.TemporaryDirectory(prefix="cpumond-tests-")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"lane: {LANES[config.stash[LANE]]}"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What belongs to another lane is not even imported."""
+    lane = config.stash[LANE]
+    left_out = {"short": (MACHINES, SLOW), "all": (SLOW,), "rest": (SLOW, UNIT), "named": ()}[lane]
+    if collection_path in left_out:
+        return True
+    is_test = collection_path.parent == INTEGRATION and collection_path.name.startswith("test_")
+    return True if lane == "short" and is_test and collection_path.name not in SPINE else None
+
+
+def choose_by_spine(lane: str, items: list[pytest.Item]) -> list[pytest.Item]:
+    """The items of this lane, short or rest. Raises UsageError where the spine names a test that does not exist."""
+    names = {file: {item.originalname for item in items if item.path.name == file} for file in SPINE}  # type: ignore[attr-defined]
+    if unknown := [f"{file}::{test}" for file, tests in SPINE.items() for test in tests if test not in names[file]]:
+        raise pytest.UsageError(f"tests/spine.py names tests that do not exist: {', '.join(unknown)}")
+
+    def is_chosen(item: pytest.Item) -> bool:
+        if item.path.parent != INTEGRATION:
+            return True
+        of_spine = item.originalname in SPINE.get(item.path.name, ())  # type: ignore[attr-defined]
+        return of_spine if lane == "short" else not of_spine
+
+    return [item for item in items if is_chosen(item)]
+
+
+def compile_once() -> None:
+    """Compile all test modules of the short lane on all cores, where none is compiled yet: else each process of
+    pytest-xdist, all begun at once, would compile every one of them."""
+    if any(UNIT.rglob("__pycache__/test_*-pytest-*.pyc")):
+        return
+    folders = [*(path for path in UNIT.iterdir() if path.name != "__pycache__"), TESTS / "property"]
+    folders.sort(key=lambda path: -sum(each.stat().st_size for each in path.rglob("*.py")))
+    folders += (INTEGRATION / name for name in SPINE)
+    cores = min(len(os.sched_getaffinity(0)), 4)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", "-p", "no:cacheprovider"]
+    begun = [
+        subprocess.Popen(
+            [*command, *map(str, folders[core::cores])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for core in range(cores)
+    ]
+    for process in begun:
+        process.wait()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -69,12 +145,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """All processes share a room."""
     node.workerinput["room"] = node.config.stash[ROOM].name
+    node.workerinput["lane"] = node.config.stash[LANE]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Most tests wait, so more processes than cores; fewer for unit tests and machines, which wait for nothing."""
-    works = bool(REQUIRED) or is_named(config, MACHINES) or are_all_in(config, UNIT)
+    """Most integration tests wait, so more processes than cores; fewer where most tests compute."""
+    works = REQUIRED or config.stash[LANE] == "short" or is_named(config, MACHINES) or are_all_in(config, UNIT)
     return min(len(os.sched_getaffinity(0)), 4) + (1 if works else 3)
 
 
@@ -85,6 +162,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     twice = [name for name, number in Counter(item.nodeid for item in items).items() if number > 1]
     if twice:
         raise pytest.UsageError(f"tests of one name are one test to pytest-xdist: {', '.join(twice[:5])}")
+    if config.stash[LANE] in ("short", "rest"):
+        chosen = set(choose_by_spine(config.stash[LANE], items))
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
     waiting = {item.path for item in items if item.get_closest_marker("alone") is not None}
 
     def rank(item: pytest.Item) -> int:
@@ -96,19 +177,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     items.sort(key=rank)
     config.stash[ALONE] = sum(item.get_closest_marker("alone") is not None for item in items)
-    left_out = {lane: reason for lane, reason in LANES.items() if not is_named(config, lane)}
-    if REQUIRED:
-        left_out.pop(MACHINES, None)
-    for item in items:
-        if item.path.parent in left_out:
-            item.add_marker(pytest.mark.skip(reason=left_out[item.path.parent]))
 
 
-def is_named(config: pytest.Config, lane: Path) -> bool:
-    """Whether the command line names this folder or something in it, or is given there."""
-    words = getattr(config, "workerinput", {}).get("mainargv", config.invocation_params.args)
-    names = [str(word).partition("::")[0] for word in words if not str(word).startswith("-")]
-    return any(Path(os.path.abspath(name)).is_relative_to(lane) for name in ["", *names])
+def is_named(config: pytest.Config, folder: Path) -> bool:
+    """Whether the command line names this folder or something in it."""
+    names = [str(name).partition("::")[0] for name in config.args]
+    return config.stash[LANE] == "named" and any(Path(os.path.abspath(name)).is_relative_to(folder) for name in names)
 
 
 def are_all_in(config: pytest.Config, lane: Path) -> bool:
@@ -141,11 +215,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With CPUMOND_REQUIRE=all a test that was left out is a failure that says what is missing; one of the slow lane is
-    where that was asked for."""
+    """With CPUMOND_REQUIRE=all a test that was left out is a failure that says what is missing."""
     report = yield
-    is_wanted = REQUIRED and (item.path.parent != SLOW or is_named(item.config, SLOW))
-    if is_wanted and report.skipped and not hasattr(report, "wasxfail"):
+    if REQUIRED and report.skipped and not hasattr(report, "wasxfail"):
         reason = call.excinfo.value if call.excinfo is not None else "skipped"
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: left out, but CPUMOND_REQUIRE=all: {reason}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,6 +45,8 @@ def suite(tmp_path: Path) -> Path:
     """A folder of tests with this project's own way to run them."""
     for name in ("conftest.py", "examples.py", "turns.py"):
         (tmp_path / name).symlink_to(TESTS / name)
+    (tmp_path / "spine.py").write_text("SPINE = {}\n", encoding="utf-8")
+    (tmp_path / "unit").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  alone:\n", encoding="utf-8")
     return tmp_path
 
@@ -127,41 +130,62 @@ def test_the_others_are_not_preferred() -> None:
     assert os.getpriority(os.PRIO_PROCESS, 0) >= os.getpriority(os.PRIO_PROCESS, os.getppid())
 
 
+FILES = {
+    "spine.py": "SPINE = {'test_part.py': ('test_of_spine',)}",
+    "unit/test_unit.py": "def test_unit(): pass",
+    "property/test_law.py": "from examples import WHOLE\ndef test_law(): pass\nif WHOLE:\n  def test_more(): pass",
+    "integration/test_part.py": "def test_of_spine(): pass\ndef test_other(): pass",
+    "integration/test_not_of_spine.py": "def test_third(): pass\nfrom examples import WHOLE\nassert WHOLE",
+    "machine/test_vm.py": "def test_boot(): pass",
+    "slow/test_day.py": "def test_whole_day(): pass",
+}
+SHORT = {"test_unit", "test_law", "test_of_spine"}
+ALL = SHORT | {"test_more", "test_other", "test_third", "test_boot"}
+
+
 @pytest.fixture
 def lanes(suite: Path) -> Path:
-    """With tests that stand for the machines and for those that take long."""
-    for folder, file, test in (("machine", "test_vm.py", "test_boot"), ("slow", "test_day.py", "test_whole_day")):
-        (suite / folder).mkdir()
-        (suite / folder / file).write_text(f"def {test}(): pass\n", encoding="utf-8")
-    (suite / "test_other.py").write_text("def test_other(): pass\n", encoding="utf-8")
+    """With a test or two for each folder."""
+    for name, text in FILES.items():
+        (suite / name).parent.mkdir(exist_ok=True)
+        (suite / name).write_text(f"{text}\n", encoding="utf-8")
     return suite
 
 
-@pytest.mark.parametrize("arguments", [("-ra",), ("-ra", "-n1"), ("-ra", ".")], ids=" ".join)
-def test_no_machine_is_booted_unless_asked_and_that_is_said(lanes: Path, arguments: tuple[str, ...]) -> None:
-    output = run(lanes, *arguments)
-    assert "1 passed, 2 skipped" in output, output
-    assert "SKIPPED [1] machine/test_vm.py: boots machines, about" in output
-    assert "CPUMOND_REQUIRE=all or `pytest tests/machine` runs it" in output
-    assert "SKIPPED [1] slow/test_day.py: takes long and rarely finds anything: `pytest tests/slow` runs it" in output
-
-
+@pytest.mark.parametrize("processes", ["-n0", "-n1"])
 @pytest.mark.parametrize(
-    ("processes", "name"), [("-n1", "machine"), ("-n0", "./machine/../machine/test_vm.py::test_boot"), ("-n1", "slow")]
+    ("words", "tests"),
+    [
+        ((), SHORT),
+        ((".",), SHORT),
+        (("--all",), ALL),
+        (("--rest",), ALL - {"test_unit", "test_of_spine"}),
+        (("machine", "unit"), {"test_boot", "test_unit"}),
+        (("./machine/../slow/test_day.py::test_whole_day",), {"test_whole_day"}),
+        (("property", "integration/test_part.py"), {"test_law", "test_more", "test_of_spine", "test_other"}),
+    ],
+    ids=["nothing", "here", "all", "rest", "folders", "test", "folder-and-file"],
 )
-def test_a_lane_that_is_named_is_run(lanes: Path, processes: str, name: str) -> None:
-    assert "2 passed" in run(lanes, processes, "test_other.py", name)
+def test_a_run_is_of_the_lane_that_is_asked_for(
+    lanes: Path, processes: str, words: tuple[str, ...], tests: set[str]
+) -> None:
+    output = run(lanes, processes, "-v", *words)
+    assert set(re.findall(r"(?:::(\w+) PASSED|PASSED \S+::(\w+))", output)) == {
+        ("", name) if processes == "-n1" else (name, "") for name in tests
+    }, output
 
 
-def test_where_all_is_required_machines_are_booted_and_what_is_left_out_but_slow_is_a_failure(lanes: Path) -> None:
+def test_the_spine_names_tests_that_exist(lanes: Path) -> None:
+    (lanes / "integration" / "test_part.py").write_text("def test_renamed(): pass\n", encoding="utf-8")
+    assert "tests/spine.py names tests that do not exist: test_part.py::test_of_spine" in run(lanes)
+
+
+def test_where_all_is_required_a_test_that_is_left_out_is_a_failure(lanes: Path) -> None:
     text = "import pytest\ndef test_left_out(): pytest.skip('no browser')\n"
-    (lanes / "test_out.py").write_text(text, encoding="utf-8")
+    (lanes / "unit" / "test_out.py").write_text(text, encoding="utf-8")
     output = run(lanes, "-ra", CPUMOND_REQUIRE="all")
-    assert "1 failed, 2 passed, 1 skipped" in output, output
+    assert "1 failed, 3 passed" in output, output
     assert "left out, but CPUMOND_REQUIRE=all: no browser" in output
-    (lanes / "test_out.py").rename(lanes / "slow" / "test_out.py")
-    output = run(lanes, "-ra", "slow", CPUMOND_REQUIRE="all")
-    assert "1 failed, 1 passed" in output, "the slow lane is asked for"
 
 
 @pytest.mark.parametrize("processes", ["-n0", "-n1"])
