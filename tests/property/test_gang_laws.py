@@ -6,7 +6,7 @@ import contextlib
 import random
 
 import pytest
-from examples import examples
+from examples import WHOLE, examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from scheduler_world import EASY, PlayedNode, World, assert_consistent
@@ -18,6 +18,8 @@ from cpumond.scheduler.operations import StartOperation
 long = examples(120, suppress_health_check=[HealthCheck.too_slow])
 few = examples(24, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**32 - 1)
+CLUSTERS = 30 if WHOLE else 6
+"""So many are looked at, whether what the laws are about happens in them."""
 
 
 class Cluster(World):
@@ -149,7 +151,7 @@ def test_a_gang_never_runs_in_part(seed):
 
 def test_random_clusters_are_worth_trying():
     ran = preempted = restarted = 0
-    for seed in range(30):
+    for seed in range(CLUSTERS):
         world, rounds = Cluster(seed), {}
         for _ in range(60):
             with contextlib.suppress(CommandError):
@@ -164,9 +166,9 @@ def test_random_clusters_are_worth_trying():
             for jobs in world.state.finished_jobs.values()
             for job in jobs.values()
         )
-    assert ran > 500
-    assert preempted > 2
-    assert restarted > 10
+    assert ran > CLUSTERS * 16
+    assert preempted >= CLUSTERS / 10
+    assert restarted > CLUSTERS / 3
 
 
 @pytest.mark.parametrize("timeout_ms", [0, 3000, 30_000])

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from examples import examples
+from examples import WHOLE, examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from scheduler_builders import World, amount, give, starve
@@ -334,9 +334,10 @@ def test_no_other_victims_that_would_do_lose_less(seed):
 
 
 def test_random_worlds_are_worth_trying():
-    found = [(plan.priority, len(plan.victims)) for seed in range(400) for _, plan in plans(make_world(seed))]
-    assert sum(count > 0 for _, count in found) > 40
-    assert sum(count > 1 for _, count in found) > 4
+    worlds = 400 if WHOLE else 100
+    found = [(plan.priority, len(plan.victims)) for seed in range(worlds) for _, plan in plans(make_world(seed))]
+    assert sum(count > 0 for _, count in found) > worlds / 10
+    assert sum(count > 1 for _, count in found) > worlds / 100
     assert {priority for priority, count in found if count} == {"normal", "aggressive"}
 
 
@@ -461,6 +462,7 @@ def make_rivals(seed: int) -> World:
 
 
 STEPS = 200
+SIZES = [(1.0, 4.0), (4.0, 1.0), (1.0, 1.0), (3.0, 4.0), (5.0, 5.0)][: None if WHOLE else 2]
 
 
 @long
@@ -491,7 +493,7 @@ def test_a_fair_share_that_follows_usage_starts_no_loop():
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("timeout_ms", [0.0, 30_000.0])
 @pytest.mark.parametrize("aggressive", [False, True])
-@pytest.mark.parametrize("sizes", [(1.0, 1.0), (1.0, 4.0), (4.0, 1.0), (3.0, 4.0), (5.0, 5.0)])
+@pytest.mark.parametrize("sizes", SIZES)
 def test_two_operations_share_and_then_leave_each_other_alone(nodes, timeout_ms, aggressive, sizes):
     world = World(fair_share_starvation_timeout=timeout_ms, enable_aggressive_starvation=aggressive)
     for i in range(nodes):
