@@ -17,7 +17,7 @@ import pytest
 from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import api
-from cpumond.agent.api import ApiServer, make_page_app, make_private_app, make_public_app, serve
+from cpumond.agent.api import make_page_app, make_private_app, make_public_app, serve
 from cpumond.agent.exporter import MetricsText
 from cpumond.agent.service import Agent
 from cpumond.core.errors import UnavailableError
@@ -132,22 +132,21 @@ def test_the_public_application_has_metrics_and_health_only(node: FakeNode, publ
     assert (node.files("a"), node.agent.registered.content) == before
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
+TYPES = {"/metrics": METRICS, "/healthz": "application/json", "/readyz": "application/json"}
+
+
+@pytest.mark.parametrize("path", TYPES)
 def test_the_public_application_is_read_only(path: str, node: FakeNode, public: Caller):
     node.start()
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         answer = public(method, path)
         assert answer.status_code == 405
         assert answer.json() == {"error": f"{method} {path}: Method Not Allowed", "exit_code": 69}
-    assert public("GET", path).status_code == 200
+    answer = public("GET", path)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == TYPES[path]
     assert public("HEAD", path).content == b""
-
-
-def test_metrics_are_in_prometheus_text_format(node: FakeNode, public: Caller):
-    node.start()
-    answer = public("GET", "/metrics")
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert 'cpumond_job_cpu_limit_cores{job_id="a"} 4.0\n' in answer.text
 
 
 def test_the_private_application_has_everything(ticking: FakeNode, private: Caller):
@@ -172,39 +171,21 @@ def test_status_before_the_first_tick(private: Caller):
         b"garbage",
         b"\xff\xfe\x00",
         b"[1, 2]",
-        b'"text"',
-        b"{",
         b'{"a": 1} x',
         b"null",
-        b"\x00" * 100,
-        b"7",
         b'{"cgroup": "\xff"}',
-        b'{"\xc3\x28": 1}',
         b'{"a": ' + b"[" * 30_000,
     ],
 )
 def test_a_body_that_is_no_object_is_one_sentence(body: bytes, ticking: FakeNode, private: Caller):
     answer = private("POST", "/v1/registered", body)
-    assert answer.status_code == 400
-    assert answer.json()["exit_code"] == 78
     sentence = answer.json()["error"]
+    assert (answer.status_code, answer.json()["exit_code"]) == (400, 78)
     assert sentence.startswith("the request is not a JSON object: ")
     assert "\n" not in sentence
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"cgroup": "jobs/a", "cpu_limit": "much"}',
-        b'{"cgroup": "jobs/a", "cpu_limit": -1}',
-        b'{"cgroup": "jobs/a", "cpu_limit": true}',
-        b'{"cgroup": "../../etc"}',
-        b'{"cgroup": ""}',
-        b"{}",
-        b'{"cgroup": "jobs/a", "job_cpu_monitor": {"no_such_option": 1}}',
-        b'{"cgroup": "jobs/a", "job_cpu_monitor": 7}',
-    ],
-)
+@pytest.mark.parametrize("body", [b"{}", b'{"cgroup": "../../etc"}', b'{"cgroup": "jobs/a", "job_cpu_monitor": 7}'])
 def test_a_job_that_cannot_be_is_one_sentence(body: bytes, ticking: FakeNode, private: Caller):
     answer = private("POST", "/v1/registered", body)
     assert answer.status_code == 422
@@ -294,31 +275,32 @@ def test_the_page_and_what_it_shows_are_read_only(path: str, ticking: FakeNode, 
         assert "access-control-allow-origin" not in answer.headers
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["localhost", "localhost:9759", "LocalHost:1", "127.0.0.1", "127.0.0.1:9759", "127.1.2.3", "[::1]", "[::1]:9759"],
-)
-def test_this_host_is_called_by_loopback_names(host: str, node: FakeNode, page: Caller):
-    node.start()
-    assert page("GET", "/api/v1/status", host=host).status_code == 200
+OWN_HOSTS = [
+    "localhost", "localhost:9759", "LocalHost:1", "127.0.0.1", "127.0.0.1:9759", "127.1.2.3", "[::1]", "[::1]:9759",
+]  # fmt: skip
+OTHER_HOSTS = [
+    "evil.example", "evil.example:9759", "localhost.evil.example", "127.0.0.1.evil.example", "node-7", "10.0.0.1",
+    "0.0.0.0", "[::]", "", "[", "::1", "127.0.0.1@evil.example",  # noqa: S104 - names in a header
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", PAGE_PATHS)
-@pytest.mark.parametrize(
-    "host",
-    ["evil.example", "evil.example:9759", "localhost.evil.example", "127.0.0.1.evil.example", "node-7", "10.0.0.1",
-     "0.0.0.0", "[::]", "", "[", "::1", "127.0.0.1@evil.example"],  # noqa: S104 - names in a header
-)  # fmt: skip
-def test_another_name_for_this_host_is_refused(host: str, path: str, node: FakeNode, page: Caller):
+REFUSED = [*((host, "/api/v1/status") for host in OTHER_HOSTS), *(("evil.example", path) for path in PAGE_PATHS)]
+
+
+def test_the_page_is_read_by_loopback_names_alone(node: FakeNode, page: Caller):
     """DNS rebinding: a strange page whose name leads to the loopback address reads nothing."""
     node.start()
-    answer = page("GET", path, host=host)
-    assert answer.status_code == 403
-    assert answer.json() == {
-        "error": "this page is for this host only: open it as localhost or 127.0.0.1, not by another name",
-        "exit_code": 77,
-    }
-    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert {host: page("GET", "/api/v1/status", host=host).status_code for host in OWN_HOSTS} == dict.fromkeys(
+        OWN_HOSTS, 200
+    )
+    for host, path in REFUSED:
+        answer = page("GET", path, host=host)
+        assert answer.status_code == 403
+        assert answer.json() == {
+            "error": "this page is for this host only: open it as localhost or 127.0.0.1, not by another name",
+            "exit_code": 77,
+        }
+        assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 def test_the_metrics_port_knows_the_hosts_full_name_as_soon_as_the_name_server_does(
@@ -401,40 +383,21 @@ def test_the_server_leaves_signals_alone_and_ends(node: FakeNode, listener: sock
         read_status(address)
 
 
-def test_a_server_that_is_stopped_at_once_ends(node: FakeNode, listener: socket.socket):
-    server = serve(node.agent, [listener])
-    server.stop()
-    assert not server._thread.is_alive()
-
-
-def test_unix_and_tcp_get_their_own_applications(node: FakeNode, listener: socket.socket, tmp_path: Path):
+def test_unix_tcp_and_the_page_get_their_own_applications(node: FakeNode, listener: socket.socket, tmp_path: Path):
     node.start()
     node.snapshot()
     unix = socket.socket(socket.AF_UNIX)
     unix.bind(str(tmp_path / "control.sock"))
     unix.listen(5)
-    server = serve(node.agent, [unix, listener])
-    try:
-        transport = httpx2.HTTPTransport(uds=str(tmp_path / "control.sock"))
-        with httpx2.Client(transport=transport) as client:
-            assert client.get("http://agent/v1/status").status_code == 200
-        assert read_status(listener.getsockname(), "/v1/status") == 404
-        assert read_status(listener.getsockname(), "/metrics") == 200
-    finally:
-        server.stop()
-
-
-def test_the_page_has_a_listener_of_its_own(node: FakeNode, listener: socket.socket):
-    node.start()
-    node.snapshot()
     with socket.create_server(("127.0.0.1", 0)) as web:
-        server = serve(node.agent, [listener], [web])
+        server = serve(node.agent, [unix, listener], [web])
         try:
-            assert read_status(web.getsockname(), "/api/v1/status") == 200
-            assert read_status(web.getsockname(), "/") == 200
-            assert read_status(web.getsockname(), "/metrics") == 404
-            assert read_status(listener.getsockname(), "/api/v1/status") == 404
-            assert read_status(listener.getsockname(), "/") == 404
+            transport = httpx2.HTTPTransport(uds=str(tmp_path / "control.sock"))
+            with httpx2.Client(transport=transport) as client:
+                assert client.get("http://agent/v1/status").status_code == 200
+            paths = ("/v1/status", "/metrics", "/api/v1/status", "/")
+            assert [read_status(listener.getsockname(), path) for path in paths] == [404, 200, 404, 404]
+            assert [read_status(web.getsockname(), path) for path in paths] == [404, 404, 200, 200]
         finally:
             server.stop()
 
@@ -497,15 +460,6 @@ def test_a_server_that_fails_says_so_and_tries_again(
     assert broken.tries == 2
 
 
-def test_a_server_that_waits_for_its_next_try_ends_at_once(
-    node: FakeNode, listener: socket.socket, logs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(api, "RETRY_S", 3600.0)
-    server = serve(node.agent, [BrokenOnce(listener)])  # type: ignore[list-item]
-    server.stop()
-    assert not server._thread.is_alive()
-
-
 @pytest.mark.parametrize("sent", [b"", b"GET /metr", b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"])
 def test_a_silent_connection_is_ended(
     sent: bytes, node: FakeNode, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
@@ -525,9 +479,13 @@ def test_a_silent_connection_is_ended(
         server.stop()
 
 
-def test_an_empty_list_of_sockets_is_served_too():
-    """No [metrics] listen: there is nothing to do for the public application."""
-    server = ApiServer([])
-    server.start()
+@pytest.mark.parametrize("case", ["one", "none", "a try that fails"])
+def test_a_server_that_is_stopped_at_once_ends(
+    case: str, node: FakeNode, listener: socket.socket, logs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    """With sockets, without any (no [metrics] listen), and while it waits for its next try."""
+    monkeypatch.setattr(api, "RETRY_S", 3600.0)
+    sockets: dict[str, list[Any]] = {"one": [listener], "none": [], "a try that fails": [BrokenOnce(listener)]}
+    server = serve(node.agent, sockets[case])
     server.stop()
     assert not server._thread.is_alive()

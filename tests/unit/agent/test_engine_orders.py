@@ -97,11 +97,19 @@ def ring(node: Node) -> list[str]:
     return [record.kind for record in tracked.ring.records() if record.kind not in ("shrink", "grow")]
 
 
-@pytest.mark.parametrize(("cores", "text"), [(1.2, "120000 100000"), (0.7, "70000 100000"), (3.0, "300000 100000")])
-def test_the_engine_says_it_first(node, cores, text):
-    node.say(order(cores))
-    node.write("web", "cpu.max", text)
+@pytest.mark.parametrize("first", ["engine", "cgroup"])
+@pytest.mark.parametrize("cores", [1.2, 0.7, 3.0])
+def test_an_order_is_followed_whoever_shows_it_first(node, cores, first):
+    if first == "engine":
+        node.say(order(cores))
+    node.write("web", "cpu.max", f"{round(cores * 100_000)} 100000")
     node.tick()
+    if first == "cgroup":
+        assert node.thread.nudged == [KEY], "the engine is asked"
+        assert node.cores("web") == cores, "and nothing is written over it"
+        node.say(order(cores))
+        node.tick()
+        assert ring(node) == ["order"]
     assert (node.job("web").ordered_cores, node.job("web").status) == (cores, "reclaim")
     assert node.snapshot().foreign_writes == {"raise": 0, "lower": 0}
     node.ticks(8)
@@ -110,26 +118,18 @@ def test_the_engine_says_it_first(node, cores, text):
     assert node.cores("web") == cores
 
 
-@pytest.mark.parametrize(("cores", "text"), [(1.2, "120000 100000"), (0.7, "70000 100000"), (3.0, "300000 100000")])
-def test_the_cgroup_shows_it_first(node, cores, text):
-    node.write("web", "cpu.max", text)
-    node.tick()
-    assert node.thread.nudged == [KEY], "the engine is asked"
-    assert node.cores("web") == cores, "and nothing is written over it"
-    node.say(order(cores))
-    node.tick()
-    assert (node.job("web").ordered_cores, node.job("web").status) == (cores, "reclaim")
-    assert node.snapshot().foreign_writes == {"raise": 0, "lower": 0}
-    assert ring(node) == ["order"]
-    node.agent.close()
-    assert node.cores("web") == cores
-
-
-def test_an_order_of_just_the_limit_in_force_is_seen_though_nothing_changes(node):
+@pytest.mark.parametrize("is_running", [True, False])
+def test_an_order_of_just_the_limit_in_force_is_seen_though_nothing_changes(node, is_running):
+    if not is_running:
+        node.drop_agent()
+        node.agent = node.make_agent()
     node.say(order(0.5))
-    node.tick()
-    assert node.job("web").ordered_cores == 0.5
-    node.tick(2.0)
+    if is_running:
+        node.tick()
+        assert node.job("web").ordered_cores == 0.5
+        node.tick(2.0)
+    else:
+        node.start()
     node.agent.close()
     assert node.cores("web") == 0.5
 
@@ -157,24 +157,15 @@ def test_a_write_of_another_program_is_respected_for_a_time(node):
     node.ticks(5)
     assert (node.cores("web"), node.job("web").status) == (0.9, "overridden")
     assert node.snapshot().foreign_writes == {"raise": 1, "lower": 0}
-    node.agent.close()
-    assert node.cores("web") == 0.9
-
-
-def test_one_that_the_engine_tells_of_late_is_an_order_from_then_on(node):
-    node.write("web", "cpu.max", "90000 100000")
-    node.ticks(8)
-    assert node.job("web").status == "overridden"
-    node.say(order(0.9))
+    node.say(order(0.9))  # the engine says so late
     node.tick()
     assert (node.job("web").ordered_cores, node.job("web").status) == (0.9, "reclaim")
-
-
-def test_a_write_while_the_engine_is_away_is_another_programs_at_once(node):
-    node.say(WEB, problem="docker: no answer")
-    node.write("web", "cpu.max", "90000 100000")
+    node.say(order(0.9), problem="docker: no answer")
+    node.write("web", "cpu.max", "80000 100000")
     node.tick()
-    assert node.job("web").status == "overridden"
+    assert node.job("web").status == "overridden", "while the engine is away it is another program's at once"
+    node.agent.close()
+    assert node.cores("web") == 0.8
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("110000", 1.1), ("260000", 2.6)])
@@ -182,6 +173,9 @@ def test_an_engine_that_does_not_tell_orders_is_taken_at_its_writes(node, quota,
     mute = msgspec.structs.replace(WEB, tells_order=False)
     node.say(mute)
     node.tick()
+    for usage in (0.0, 1.9, 0.0, 1.9):
+        node.ticks(8, usage)
+        assert node.job("web").ordered_cores == 2.0, "the agent's own writes are no order"
     node.write("web", "cpu.max", f"{quota} 100000")
     node.tick()
     assert (node.job("web").ordered_cores, node.job("web").status, ring(node)) == (cores, "reclaim", ["order"])
@@ -204,33 +198,17 @@ def test_one_that_writes_just_the_limit_in_force_has_ordered_that(node, is_up):
     assert node.cores("web") == ordered
 
 
-def test_what_the_agent_writes_itself_is_no_order(node):
-    node.say(msgspec.structs.replace(WEB, tells_order=False))
-    for usage in (0.0, 1.9, 0.0, 1.9):
-        node.ticks(8, usage)
-        assert node.job("web").ordered_cores == 2.0
-    assert "order" not in ring(node)
-
-
-def test_a_job_that_orders_no_limit_any_more_has_none(node):
-    node.say(order(None))
-    node.write("web", "cpu.max", "max 100000")
-    node.ticks(3)
-    assert (node.job("web").status, node.read("web").split()[0]) == ("no limit ordered", "max")
-    node.agent.close()
-    assert node.read("web").split()[0] == "max"
-
-
-def test_one_without_a_limit_counts_as_what_it_uses(node):
+def test_a_job_that_orders_no_limit_any_more_has_none_and_counts_as_its_use(node):
     node.say(order(None))
     node.write("web", "cpu.max", "max 100000")
     node.ticks(3, 0.25)
-    tracked = node.agent.table.find("web")
-    assert tracked is not None
-    report = tracked.report()
+    assert (node.job("web").status, node.read("web").split()[0]) == ("no limit ordered", "max")
+    report = node.agent.table.find("web").report()
     assert (report.cpu_limit, report.current_cpu_limit) == (pytest.approx(0.25, abs=0.1),) * 2
     status = control.describe_agent(node.snapshot())
     assert (status.totals.cpu_limit, status.jobs[0].unlimited) == (0.0, True)
+    node.agent.close()
+    assert node.read("web").split()[0] == "max"
 
 
 @pytest.mark.parametrize("tells", [True, False])
@@ -265,17 +243,19 @@ def test_names_stay_while_the_engine_is_away(node):
     assert not node.snapshot().problems
 
 
-def test_one_that_is_no_longer_named_gets_its_limit_back(node):
+def test_one_that_is_left_alone_or_no_longer_named_gets_its_limit_back(node):
+    node.say(msgspec.structs.replace(WEB, name="www", labels={"name": "www"}, left_out="its CPUs are its own"))
+    node.ticks(2)
+    www = node.job("web")
+    assert (node.cores("web"), www.refused) == (2.0, "its CPUs are its own")
+    assert (www.found.job_id, www.labels) == ("www", {"name": "www"})
+    node.say(WEB)
+    node.ticks(8)
+    assert node.cores("web") == 0.5
     node.say()
     node.tick()
     assert node.cores("web") == 2.0
     assert not node.snapshot().jobs
-
-
-def test_one_that_must_be_left_alone_gets_its_limit_back(node):
-    node.say(msgspec.structs.replace(WEB, left_out="its CPUs are its own"))
-    node.ticks(2)
-    assert (node.cores("web"), node.job("web").refused) == (2.0, "its CPUs are its own")
 
 
 def test_a_container_whose_cgroup_is_made_again(node):
@@ -288,12 +268,6 @@ def test_a_container_whose_cgroup_is_made_again(node):
     assert node.cores("web") == 0.5
     node.agent.close()
     assert node.cores("web") == 2.0
-
-
-def test_labels_follow_the_engine(node):
-    node.say(msgspec.structs.replace(WEB, name="www", labels={"name": "www"}))
-    node.tick()
-    assert (node.job("web").found.job_id, node.job("web").labels) == ("www", {"name": "www"})
 
 
 @pytest.mark.parametrize("tells", [True, False])
@@ -309,15 +283,6 @@ def test_a_pin_stays_below_a_new_order(node, tells):
         assert (node.cores("web"), node.job("web").status) == (min(cores, 0.8), "pinned")
     node.agent.close()
     assert node.cores("web") == 1.8
-
-
-def test_an_order_of_just_the_lowered_limit_while_no_agent_runs(node):
-    node.drop_agent()
-    node.agent = node.make_agent()
-    node.say(order(0.5))
-    node.start()
-    node.agent.close()
-    assert node.cores("web") == 0.5
 
 
 def test_an_order_that_the_engine_enforces_in_another_way_is_no_quota(tmp_path):

@@ -47,22 +47,62 @@ def why(node: FakeNode) -> str:
     return ask(node).why
 
 
-def test_a_new_job(start):
-    node = start()
-    assert why(node) == f"{WHOLE}: its use was not measured yet, so the limit is as it was found."
+@pytest.mark.parametrize(
+    ("options", "after_s", "use", "sentences", "next_check"),
+    [
+        ("", 0, [], [f"{WHOLE}: its use was not measured yet, so the limit is as it was found."], ""),
+        (
+            "", 5, [],
+            [
+                f"{WHOLE}: 14.11 = 13.43 (what it began ",
+                "but it is not lowered for 5 s more (nothing is lowered in the first 10 s).",
+            ],
+            "hold: it is not lowered for 5 s more",
+        ),
+        (
+            'start_delay = "30s"\n', 5, [], [": it is not measured before start_delay is over, in 25s."],
+            "measured after start_delay, in 25s",
+        ),
+        (
+            "min_cpu_limit = 14.0\n", 0, [0.1] * 120,
+            [
+                "The limit of a is 14 of 16 ordered cores: this is its floor (min_cpu_limit = 14); 0.",
+                " + 5 % would be less. ",
+            ],
+            "hold: it is at its floor (min_cpu_limit = 14); a use above 13.33 ",
+        ),
+        ("min_limit_ratio = 1.0\n", 20, [], ["and never goes below: its floor is as high"], ""),
+        ("", 0, [15.9] * 20, ["all it may have: 16.7 = 15.9 (", ") + 5 %, which is more than it may have. "], ""),
+        ("", 60, [5.0], ["The limit of a is 5.25 of 16 ordered cores: 5.25 = 5 (use of the last "], ""),
+    ],
+    ids=["new", "first seconds", "start_delay", "floor", "floor as high", "use near the order", "grown"],
+)  # fmt: skip
+def test_why_and_the_next_check(start, options, after_s, use, sentences, next_check):
+    node = start(options, after_s=after_s)
+    for cores in use:
+        node.tick(cores)
+    answer = ask(node)
+    assert [sentence for sentence in sentences if sentence not in answer.why] == []
+    assert answer.next.startswith(next_check)
+    if answer.decisions and answer.decisions[-1].kind == "grow":
+        assert answer.decisions[-1].reason == "its highest use of late asks for more, use 5.00"
 
 
-def test_the_first_seconds(start):
-    node = start(after_s=5)
-    assert why(node).startswith(f"{WHOLE}: 14.11 = 13.43 (what it began ")
-    assert "but it is not lowered for 5 s more (nothing is lowered in the first 10 s)." in why(node)
-    assert ask(node).next.startswith("hold: it is not lowered for 5 s more")
-
-
-def test_before_start_delay(start):
-    node = start('start_delay = "30s"\n', after_s=5)
-    assert why(node).endswith(": it is not measured before start_delay is over, in 25s.")
-    assert ask(node).next == "measured after start_delay, in 25s"
+@pytest.mark.parametrize(
+    ("config", "held", "said"),
+    [
+        (PEAK + 'restore_hold = "60s"\n', True, "but it is not lowered for 1 min more (restore_hold)."),
+        (PEAK + 'direction = "up-only"\n', True, "but it is up-only."),
+        (PEAK.replace("reclaim", "up-only"), False, "but it is up-only."),
+    ],
+)
+def test_what_keeps_it_from_being_lowered(start, config, held, said):
+    node = start(config=config, after_s=30)
+    if held:
+        node.tick({"a": 4.0}, {"a": 0.2})
+    assert "all it may have: " in why(node)
+    assert said in why(node)
+    assert held or ask(node).next == "hold: it is up-only"
 
 
 def test_lowered_and_never_held_back(start):
@@ -106,54 +146,6 @@ def test_the_time_has_its_zone_and_the_date_of_another_day(start):
     assert re.search(r"last at \d\d:\d\d:\d\d \S+ from ", why(node))
     node.clock.advance(2 * 86_400.0)
     assert re.search(r"last at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+ from ", why(node))
-
-
-def test_at_its_floor(start):
-    node = start("min_cpu_limit = 14.0\n")
-    node.ticks(120, 0.1)
-    assert why(node).startswith("The limit of a is 14 of 16 ordered cores: this is its floor (min_cpu_limit = 14); 0.")
-    assert " + 5 % would be less. " in why(node)
-    assert ask(node).next.startswith("hold: it is at its floor (min_cpu_limit = 14); a use above 13.33 ")
-
-
-def test_a_floor_as_high_as_the_order(start):
-    node = start("min_limit_ratio = 1.0\n", after_s=20)
-    assert "and never goes below: its floor is as high" in why(node)
-
-
-def test_a_use_near_the_order(start):
-    node = start()
-    node.ticks(20, 15.9)
-    assert "all it may have: 16.7 = 15.9 (" in why(node)
-    assert ") + 5 %, which is more than it may have. " in why(node)
-
-
-def test_grown(start):
-    node = start(after_s=60)
-    node.tick(5.0)
-    told = ask(node)
-    assert told.why.startswith("The limit of a is 5.25 of 16 ordered cores: 5.25 = 5 (use of the last ")
-    assert told.decisions[-1].reason == "its highest use of late asks for more, use 5.00"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ('restore_hold = "60s"\n', "but it is not lowered for 1 min more (restore_hold)."),
-        ('direction = "up-only"\n', "but it is up-only."),
-    ],
-)
-def test_what_keeps_it_from_being_lowered(start, options, said):
-    node = start(options, after_s=30)
-    node.tick({"a": 4.0}, {"a": 0.2})
-    assert said in why(node)
-
-
-def test_mode_up_only(start):
-    node = start(config=PEAK.replace("reclaim", "up-only"), after_s=30)
-    assert "all it may have: " in why(node)
-    assert "but it is up-only." in why(node)
-    assert ask(node).next == "hold: it is up-only"
 
 
 def test_shadow(start):
@@ -284,13 +276,7 @@ def test_a_restore_by_a_look_is_told_as_such(start):
     from cpumond.agent.tracked import record
 
     record(job, node.clock.wall_s(), "restore", decision.old_cores, decision.new_cores, 16.0, "applied")
-    told = ask(node).decisions[-1]
+    *checks, told = ask(node).decisions
+    assert {each.by_look for each in checks} == {False}
     assert told.by_look
     assert told.reason == ("50% of the periods throttled at a look between two checks, so all was given back at once")
-
-
-def test_decisions_of_checks_are_not_by_a_look(start):
-    node = start(after_s=60)
-    decisions = control.explain_job(node.agent, "a").decisions
-    assert decisions
-    assert {each.by_look for each in decisions} == {False}

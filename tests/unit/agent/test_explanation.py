@@ -12,10 +12,6 @@ def when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
 
 
-def tell_reason(decision: dict[str, object]) -> str:
-    return make_explain(decisions=[decision]).decisions[0].reason
-
-
 # the first sentences
 
 
@@ -81,14 +77,6 @@ def test_why_a_limit_was_never_lowered():
     assert why == "The limit of steady-low is 10 of 10 ordered cores, all it may have: it was not lowered so far."
 
 
-def test_why_a_limit_was_given_back_for_pressure():
-    waited = {**RESTORE, "throttled_ratio": 0.0, "pressure_ratio": 0.625}
-    reason = tell_reason(waited)
-    assert reason == "some task waited for CPU 62% of the time, so all was given back at once"
-    reason = tell_reason({**waited, "throttled_ratio": 0.3})
-    assert reason.startswith("30% of the periods throttled, some task waited for CPU 62% of the time, so all")
-
-
 def test_why_a_limit_was_given_back():
     why = make_explain(current_cpu_limit=10.0, decisions=[SHRINK, {**RESTORE, "throttled_ratio": 0.8}]).why
     assert why == (
@@ -121,41 +109,23 @@ def test_why_a_job_does_not_get_what_it_ordered(bounds, sentence):
 # the next check
 
 
-def test_the_next_check_shrinks():
-    assert make_explain().next == (
-        "needs |sum| > 3, has -4: 4 of 5 below 0.6 x 3.2 = 1.92 cores -> shrink to 3.1 (x 0.97)"
-    )
-
-
-def test_the_next_check_grows():
-    window = {"votes": [1] * 5, "values": [3.1] * 5}
-    assert make_explain(window=window).next == (
-        "needs |sum| > 3, has +5: 5 of 5 above 0.9 x 3.2 = 2.88 cores -> grow to 4.64 (x 1.45)"
-    )
-
-
-def test_the_next_check_grows_no_further_than_the_cap():
-    e = make_explain({"cap": 4.0}, {"votes": [1] * 5})
-    assert e.next.endswith("-> grow to 4 (x 1.45)")
+NEEDS = "needs |sum| > 3, has "
+BELOW, ABOVE = "below 0.6 x 3.2 = 1.92 cores", "above 0.9 x 3.2 = 2.88 cores"
 
 
 @pytest.mark.parametrize(
     ("votes", "text"),
     [
-        ([0] * 5, "needs |sum| > 3, has 0: all between the bounds -> hold"),
-        (
-            [-1, -1, -1, 1, 0],
-            (
-                "needs |sum| > 3, has -2: 3 of 5 below 0.6 x 3.2 = 1.92 cores and "
-                "1 of 5 above 0.9 x 3.2 = 2.88 cores -> hold"
-            ),
-        ),
-        ([-1, -1, -1, 0, 0], "needs |sum| > 3, has -3: 3 of 5 below 0.6 x 3.2 = 1.92 cores -> hold"),
+        ([0, -1, -1, -1, -1], f"{NEEDS}-4: 4 of 5 {BELOW} -> shrink to 3.1 (x 0.97)"),
+        ([1] * 5, f"{NEEDS}+5: 5 of 5 {ABOVE} -> grow to 4.64 (x 1.45)"),
+        ([0] * 5, f"{NEEDS}0: all between the bounds -> hold"),
+        ([-1, -1, -1, 1, 0], f"{NEEDS}-2: 3 of 5 {BELOW} and 1 of 5 {ABOVE} -> hold"),
+        ([-1, -1, -1, 0, 0], f"{NEEDS}-3: 3 of 5 {BELOW} -> hold"),
         ([-1, -1], "decides when the window has 5 votes; now 2, sum -2"),
         ([], "decides when the window has 5 votes; now 0, sum 0"),
     ],
 )
-def test_the_next_check_holds(votes, text):
+def test_the_next_check_says_how_the_votes_stand(votes, text):
     assert make_explain(window={"votes": votes}).next == text
 
 
@@ -171,15 +141,13 @@ def test_the_next_check_holds(votes, text):
         ({"paused": True}, "shrink to 3.1 (x 0.97), not written while writes are paused"),
         ({"window": {"votes": [1] * 5}, "bounds": {"cap": 3.2}}, "would grow, but 3.2 is its cap already"),
         ({"window": {"votes": [1] * 5}, "section": {"direction": "down-only"}}, "but direction is down-only"),
+        ({"window": {"votes": [1] * 5}, "bounds": {"cap": 4.0}}, "-> grow to 4 (x 1.45)"),
+        ({"mode": "off"}, "none in mode off"),
+        ({"start_left_s": 5.0}, "measured after start_delay, in 5s"),
     ],
 )
 def test_the_next_check_names_what_keeps_it_from_moving(changes, end):
     assert make_explain(**changes).next.endswith(end)
-
-
-def test_the_next_check_in_mode_off_and_before_the_start():
-    assert make_explain(mode="off").next == "none in mode off"
-    assert make_explain(start_left_s=5.0).next == "measured after start_delay, in 5s"
 
 
 @pytest.mark.parametrize(
@@ -210,6 +178,12 @@ def test_the_floor_is_said_with_its_reason(section, floor, reason):
     assert make_explain({"floor": floor}, section=section).facts["floor"] == f"{floor:g} cores: {reason}"
 
 
+SUMS = {
+    "smoothed_cpu_s": 20.0, "preemptible_cpu_s": 60.0, "preempted_cpu_s": 60.0, "max_cpu_s": 100.0,
+    "throttled_cpu_s": 4.25, "late_cpu_s": 1.5,
+}  # fmt: skip
+
+
 def test_explain_tells_what_bounds_and_others_did():
     e = make_explain(
         {"quota_found": 12.0, "ancestor_cap": 11.0, "ancestor": "jobs"},
@@ -226,6 +200,7 @@ def test_explain_tells_what_bounds_and_others_did():
         write_errors=2,
         fast_restores=3,
         pressure={"some_10s_ratio": 0.0123, "some_60s_ratio": 0.5, "some_total_s": 1.0},
+        aggregated=SUMS,
         in_force={"quota_us": 320000, "period_us": 100000, "burst_us": 1000, "weight": None, "cores": 3.2},
     )
     facts = e.facts
@@ -241,32 +216,42 @@ def test_explain_tells_what_bounds_and_others_did():
     assert facts["last write"] == "failed, 2 errors so far; cannot write"
     assert facts["actuator"].startswith("weight: ")
     assert facts["held by"] == "held to 11 cores, the quota of jobs"
-    assert facts["so far"].endswith("; the full limit given back at once 3 x")
-
-
-def test_explain_says_how_long_threads_were_held_back_and_how_much_of_it_was_our_doing():
-    sums = {"smoothed_cpu_s": 20.0, "preemptible_cpu_s": 60.0, "preempted_cpu_s": 60.0, "max_cpu_s": 100.0,
-            "throttled_cpu_s": 4.25, "late_cpu_s": 1.5}  # fmt: skip
-    facts = make_explain(aggregated=sums).facts
     assert facts["so far"].endswith(
-        "60 reclaimed; its threads were held back for 4.2 s, 1.5 s of it while its limit was lowered"
+        "60 reclaimed; the full limit given back at once 3 x; its threads were held back for 4.2 s, "
+        "1.5 s of it while its limit was lowered"
     )
 
 
+ALL_BACK = "so all was given back at once"
+WAITED = "some task waited for CPU 62% of the time"
+
+
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("decision", "reason"),
     [
-        ("foreign-raise", "somebody else raised it"),
-        ("foreign-lower", "somebody else lowered it"),
-        ("reapply", "brought to what is meant: another write, a reload or a restart had left something else"),
-        ("adopt", "found as an earlier run of the agent left it"),
-        ("pin", "pinned by an operator"),
-        ("mode", "its mode changed"),
-        ("new-kind", "new-kind"),
+        ({"kind": "foreign-raise"}, "somebody else raised it"),
+        ({"kind": "foreign-lower"}, "somebody else lowered it"),
+        ({"kind": "reapply"}, "brought to what is meant: another write, a reload or a restart had left something else"),
+        ({"kind": "adopt"}, "found as an earlier run of the agent left it"),
+        ({"kind": "pin"}, "pinned by an operator"),
+        ({"kind": "mode"}, "its mode changed"),
+        ({"kind": "new-kind"}, "new-kind"),
+        ({"votes_sum": None}, "its highest use of late fades, use 1.75"),
+        ({"kind": "grow", "votes_sum": None}, "its highest use of late asks for more, use 1.75"),
+        ({"kind": "restore"}, f"use 1.75 above the limit, {ALL_BACK}"),
+        (
+            {"kind": "restore", "throttled_ratio": 0.5, "by_look": True},
+            f"50% of the periods throttled at a look between two checks, {ALL_BACK}",
+        ),
+        ({**RESTORE, "throttled_ratio": 0.0, "pressure_ratio": 0.625}, f"{WAITED}, {ALL_BACK}"),
+        (
+            {**RESTORE, "throttled_ratio": 0.3, "pressure_ratio": 0.625},
+            f"30% of the periods throttled, {WAITED}, {ALL_BACK}",
+        ),
     ],
 )
-def test_each_kind_of_decision_has_its_reason(kind, reason):
-    assert tell_reason({**SHRINK, "kind": kind}) == reason
+def test_each_kind_of_decision_has_its_reason(decision, reason):
+    assert make_explain(decisions=[{**SHRINK, **decision}]).decisions[0].reason == reason
 
 
 # rule peak
@@ -282,19 +267,3 @@ def test_what_is_told_of_rule_peak_comes_from_the_agent():
     facts = answer.facts
     assert facts["held back"] == "9 times, 1.9 s of 10 min watched = 0.31 %, budget 0.40 %"
     assert facts["rule"] == "peak: 3.05 cores remembered, half-life 40 s, caution 3.00 of 0 to 7"
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"kind": "shrink", "votes_sum": None}, "its highest use of late fades, use 1.75"),
-        ({"kind": "grow", "votes_sum": None}, "its highest use of late asks for more, use 1.75"),
-        ({"kind": "restore", "throttled_ratio": 0.0}, "use 1.75 above the limit, so all was given back at once"),
-        (
-            {"kind": "restore", "throttled_ratio": 0.5, "by_look": True},
-            "50% of the periods throttled at a look between two checks, so all was given back at once",
-        ),
-    ],
-)
-def test_reasons_of_rule_peak_and_of_looks(changes, text):
-    assert tell_reason({**SHRINK, **changes}) == text

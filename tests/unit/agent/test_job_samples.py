@@ -10,7 +10,6 @@ import pytest
 from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import control
-from cpumond.core.answers import ExplainAnswer
 from cpumond.core.wire import Heartbeat, JobReport
 from cpumond.testing import v2_cgroup
 
@@ -38,7 +37,7 @@ def report(node: FakeNode, job: str = "a") -> JobReport:
 
 
 def test_a_sample_is_the_mean_of_its_period_and_the_state_at_its_end(make_node: MakeNode):
-    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
+    node = make_node({"a": FOUR}, config=NO_RESTORE + source() + PAGE).start()
     for usage in (1.0, 0.4, 0.2, 0.4):
         node.tick(usage)
     told = samples(node)
@@ -52,42 +51,23 @@ def test_a_sample_is_the_mean_of_its_period_and_the_state_at_its_end(make_node: 
     assert told["lower_bound"] == pytest.approx([1.2, 0.3])
     assert told["upper_bound"] == pytest.approx([1.8, 0.45])
     assert told["votes_sum"] == [-2, -2]
-    assert told["throttled_ratio"] == [0.0, 0.0]
-
-
-def test_the_greatest_throttled_ratio_of_a_period_counts(make_node: MakeNode):
-    node = make_node({"a": FOUR}, config=NO_RESTORE + source() + PAGE).start()
     for ratio in (0.0, 0.0, 0.9, 0.3, 0.0, 0.1):
         node.tick(0.5, {"a": ratio})
-    assert samples(node)["throttled_ratio"] == pytest.approx([0.0, 0.9, 0.1])
-
-
-def test_the_newest_are_kept(make_node: MakeNode):
-    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
-    node.ticks(20, 1.0)
-    end = node.clock.wall_s()
-    assert samples(node)["at"] == pytest.approx([end - 4, end - 2, end], abs=0.001)
-
-
-def test_never_more_often_than_the_check(make_node: MakeNode):
-    page = PAGE.replace("2s", "100ms")
-    node = make_node({"a": FOUR}, config=QUICK + "check_period = 2000\n" + source() + page).start()
-    for _ in range(4):
-        node.tick(1.0, seconds=2.0)
     told = samples(node)
-    assert told["period_s"] == 2.0
     end = node.clock.wall_s()
-    assert told["at"] == pytest.approx([end - 4, end - 2, end], abs=0.001)
+    assert told["at"] == pytest.approx([end - 4, end - 2, end], abs=0.001), "the newest are kept"
+    assert told["throttled_ratio"] == pytest.approx([0.0, 0.9, 0.1]), "the greatest of each period"
 
 
 def test_a_job_that_is_looked_at_less_often_than_another_has_fewer(make_node: MakeNode):
     slow = source("jobs/slow", more="job-cpu-monitor = { check_period = 4000 }\n")
-    page = PAGE.replace("2s", "1s").replace("samples = 3", "samples = 100")
+    page = PAGE.replace("2s", "100ms").replace("samples = 3", "samples = 100")
     node = make_node({"slow": FOUR, "b": FOUR}, config=QUICK + slow + source() + page).start()
     node.ticks(12, {"slow": 1.0, "b": 2.0})
     assert samples(node, "slow")["usage"] == pytest.approx([1.0] * 3)
     assert samples(node, "slow")["period_s"] == 4.0
     assert samples(node, "b")["usage"] == pytest.approx([2.0] * 12)
+    assert samples(node, "b")["period_s"] == 1.0, "never more often than the check"
 
 
 def test_a_late_tick_is_in_the_mean_although_it_decides_nothing(make_node: MakeNode):
@@ -109,19 +89,21 @@ def test_counters_that_begin_anew_leave_a_gap(make_node: MakeNode):
     assert samples(node)["usage"] == pytest.approx([1.0, 1.0, 0.3])
 
 
-@pytest.mark.parametrize("page", ["", "[web]\nsamples = 3\n", PAGE.replace("samples = 3", "samples = 0")])
-def test_none_are_kept_where_nobody_sees_them(page: str, make_node: MakeNode):
+@pytest.mark.parametrize(
+    ("page", "kept"),
+    [
+        ("", 0),
+        ("[web]\nsamples = 3\n", 0),
+        (PAGE.replace("samples = 3", "samples = 0"), 0),
+        ('[scheduler]\nurl = "http://127.0.0.1:9"\n[web]\nperiod = "1s"\n', 8),
+    ],
+    ids=["no page", "no address", "no samples", "for the scheduler"],
+)
+def test_none_are_kept_where_nobody_sees_them(page: str, kept: int, make_node: MakeNode):
     node = make_node({"a": FOUR}, config=QUICK + source() + page).start()
     node.ticks(8, 1.0)
-    assert samples(node)["at"] == []
-    assert node.agent.table.find("a").samples is None  # type: ignore[union-attr]
-
-
-def test_they_are_kept_for_the_scheduler(make_node: MakeNode):
-    config = QUICK + source() + '[scheduler]\nurl = "http://127.0.0.1:9"\n[web]\nperiod = "1s"\n'
-    node = make_node({"a": FOUR}, config=config).start()
-    node.ticks(3, 1.0)
-    assert len(samples(node)["at"]) == 3
+    assert len(samples(node)["at"]) == kept
+    assert (node.agent.table.find("a").samples is None) == (kept == 0)  # type: ignore[union-attr]
 
 
 def test_a_reload_keeps_the_newest_of_them(make_node: MakeNode, logs: list[dict[str, Any]]):
@@ -135,20 +117,9 @@ def test_a_reload_keeps_the_newest_of_them(make_node: MakeNode, logs: list[dict[
     node.ticks(4, 1.0)
     assert samples(node)["at"] == []
     assert not [record for record in logs if record["event"] == "needs_restart"]
-
-
-def test_a_reload_does_not_move_the_page(make_node: MakeNode, logs: list[dict[str, Any]]):
-    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
     node.reload(QUICK + source() + PAGE.replace("127.0.0.1:0", "").replace("2s", "1s"))
     assert [record["key"] for record in logs if record["event"] == "needs_restart"] == ["web"]
-    assert (node.agent.config.web.listen, node.agent.config.web.period_s) == ("127.0.0.1:0", 1.0)
-
-
-def test_samples_are_json(make_node: MakeNode):
-    node = make_node({"a": FOUR}, config=QUICK + source() + PAGE).start()
-    node.ticks(6, 1.0)
-    explained = control.explain_job(node.agent, "a")
-    assert msgspec.json.decode(msgspec.json.encode(explained), type=ExplainAnswer) == explained
+    assert (node.agent.config.web.listen, node.agent.config.web.period_s) == ("127.0.0.1:0", 1.0), "it does not move"
 
 
 # ---- sums and figures
@@ -171,15 +142,6 @@ def test_a_heartbeat_has_what_the_last_check_saw_and_what_was_summed_up(make_nod
     assert told.cpu_seconds == pytest.approx(1.25)
 
 
-def test_nothing_is_late_where_nothing_is_written(make_node: MakeNode):
-    node = make_node({"a": FOUR}, config=NO_RESTORE.replace("reclaim", "shadow") + source()).start()
-    node.ticks(4, 0.1)
-    node.tick(0.1, {"a": 1.0})
-    told = report(node)
-    assert node.job("a").state.limit_cores < 4.0
-    assert (told.throttled_cpu_seconds, told.late_cpu_seconds, told.reclaimed_cpu_seconds) == (1.0, 0.0, 0.0)
-
-
 def test_what_would_have_been_late_in_shadow_is_not_counted_afterwards(make_node: MakeNode):
     shadow = NO_RESTORE.replace("reclaim", "shadow") + source()
     node = make_node({"a": FOUR}, config=NO_RESTORE + source()).start()
@@ -188,22 +150,12 @@ def test_what_would_have_been_late_in_shadow_is_not_counted_afterwards(make_node
         node.reload(config)
         node.ticks(4, 0.1)
         node.tick(0.1, {"a": 1.0})
-        assert control.explain_job(node.agent, "a").aggregated.late_cpu_s == report(node).late_cpu_seconds
-        return report(node).late_cpu_seconds
+        sums, told = control.explain_job(node.agent, "a").aggregated, report(node)
+        assert (sums.max_cpu_s, sums.throttled_cpu_s, sums.late_cpu_s, sums.preempted_cpu_s) == (
+            told.ordered_cpu_seconds, told.throttled_cpu_seconds, told.late_cpu_seconds, told.reclaimed_cpu_seconds,
+        )  # fmt: skip
+        return told.late_cpu_seconds
 
     assert [late(NO_RESTORE + source()), late(shadow), late(NO_RESTORE + source())] == [1.0, 1.0, 2.0]
     node.agent.close()
     assert node.reports.heartbeats[-1].jobs[0].late_cpu_seconds == 2.0
-
-
-def test_sums_of_explain_and_of_the_heartbeat_are_the_same(make_node: MakeNode):
-    node = make_node({"a": FOUR}, config=NO_RESTORE + source()).start()
-    node.ticks(4, 0.1)
-    node.tick(0.1, {"a": 1.0})
-    sums, told = control.explain_job(node.agent, "a").aggregated, report(node)
-    assert (sums.max_cpu_s, sums.throttled_cpu_s, sums.late_cpu_s, sums.preempted_cpu_s) == (
-        told.ordered_cpu_seconds,
-        told.throttled_cpu_seconds,
-        told.late_cpu_seconds,
-        told.reclaimed_cpu_seconds,
-    )

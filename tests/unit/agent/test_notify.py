@@ -19,7 +19,7 @@ from cpumond.agent.service import Agent
 from cpumond.core.answers import ReporterStats
 from cpumond.core.wire import Heartbeat, RegistrationAnswer
 from cpumond.host.service import read_watchdog_s
-from cpumond.testing import FakeClock
+from cpumond.testing import FakeClock, v2_cgroup
 
 
 class Manager:
@@ -63,11 +63,6 @@ def node(make_node: Callable[..., FakeNode]) -> FakeNode:
     return node.start()
 
 
-def test_ready_says_the_state(manager: Manager, node: FakeNode):
-    Notifier(os.environ).ready(node.agent)
-    assert manager.heard() == [{"READY": "1", "STATUS": "1 job (reclaim), 0.0 of 4.0 cores reclaimed"}]
-
-
 def test_reloading_carries_the_monotonic_time(manager: Manager):
     """Type=notify-reload takes only a RELOADING=1 with the time at which the reload began."""
     before_us = time.monotonic_ns() // 1000
@@ -78,11 +73,22 @@ def test_reloading_carries_the_monotonic_time(manager: Manager):
     assert before_us <= int(message["MONOTONIC_USEC"]) <= after_us
 
 
-def test_stopping(manager: Manager):
-    Notifier(os.environ).stopping()
+def test_ready_the_ticks_and_the_end(manager: Manager, node: FakeNode):
+    """The first tick after READY, at the start and after a reload, says the state."""
+    notifier = Notifier(os.environ)
+    state = "1 job (reclaim), 0.0 of 4.0 cores reclaimed"
+    for _ in range(2):
+        notifier.ready(node.agent)
+        for _ in range(3):
+            notifier.tick_done(node.agent)
+        assert manager.heard() == [
+            {"READY": "1", "STATUS": state}, {"WATCHDOG": "1", "STATUS": state}, {"WATCHDOG": "1"}, {"WATCHDOG": "1"},
+        ]  # fmt: skip
+        notifier.reloading()
+        manager.heard()
+    notifier.stopping()
     first, second = manager.heard()
-    assert first == {"STOPPING": "1"}
-    assert second["STATUS"] == "restoring limits"
+    assert (first, second["STATUS"]) == ({"STOPPING": "1"}, "restoring limits")
     assert int(second["EXTEND_TIMEOUT_USEC"]) >= 20_000_000, "the agent waits for others for that long"
 
 
@@ -94,25 +100,6 @@ def test_a_long_end_says_at_most_once_a_second_that_it_goes_on(manager: Manager,
         notifier.busy()
         at_s += 0.1
     assert [list(message) for message in manager.heard()] == [["EXTEND_TIMEOUT_USEC"]] * 3
-
-
-def test_each_good_tick_feeds_the_watchdog_and_some_say_the_state(manager: Manager, node: FakeNode):
-    notifier = Notifier(os.environ)
-    for _ in range(3):
-        notifier.tick_done(node.agent)
-    first, *rest = manager.heard()
-    assert (first["WATCHDOG"], first["STATUS"].split()[0]) == ("1", "1")
-    assert rest == [{"WATCHDOG": "1"}] * 2
-
-
-def test_what_a_reload_changed_is_said_after_the_next_tick(manager: Manager, node: FakeNode):
-    notifier = Notifier(os.environ)
-    notifier.tick_done(node.agent)
-    notifier.reloading()
-    notifier.ready(node.agent)
-    manager.heard()
-    notifier.tick_done(node.agent)
-    assert "STATUS" in manager.heard()[0]
 
 
 def test_a_refused_reload_is_shown_until_one_is_not(manager: Manager, node: FakeNode):
@@ -142,54 +129,33 @@ def test_any_sentence_reaches_the_manager(manager: Manager, node: FakeNode, sent
     assert len(message["STATUS"].encode()) < 4000
 
 
-def test_the_watchdog_goes_hungry_after_a_bad_tick(manager: Manager, node: FakeNode, monkeypatch: pytest.MonkeyPatch):
-    """WATCHDOG=1 only after a good tick; between two ticks only while the last one was good."""
+def test_the_watchdog_is_fed_between_two_ticks_while_the_last_one_was_good(
+    manager: Manager, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+):
+    """READY, after the first tick and after a reload, makes no bad tick good."""
     monkeypatch.setenv("WATCHDOG_USEC", "3")  # a ping is due at once
     notifier = Notifier(os.environ)
-    notifier.ping()
-    assert manager.heard() == [], "before the first tick"
-    notifier.tick_done(node.agent)
-    manager.heard()
-    notifier.ping()
-    assert manager.heard() == [{"WATCHDOG": "1"}]
-    notifier.tick_failed()
-    notifier.ping()
-    assert manager.heard() == []
-    notifier.ready(node.agent)  # a reload says READY again, which makes no bad tick good
-    manager.heard()
-    notifier.ping()
-    assert manager.heard() == []
-    notifier.tick_done(node.agent)
-    notifier.ping()
-    assert [message["WATCHDOG"] for message in manager.heard()] == ["1", "1"]
-    notifier.stopping()
-    manager.heard()
-    notifier.ping()
-    assert manager.heard() == []
-
-
-def test_a_long_first_period_does_not_starve_the_watchdog(
-    manager: Manager, node: FakeNode, monkeypatch: pytest.MonkeyPatch
-):
-    """The first tick comes before READY; the second may be further away than the manager's patience."""
-    monkeypatch.setenv("WATCHDOG_USEC", "3")
-    notifier = Notifier(os.environ)
-    notifier.ready(node.agent)
-    manager.heard()
-    notifier.ping()
-    assert manager.heard() == [{"WATCHDOG": "1"}]
-
-
-def test_a_ping_waits_for_a_third_of_the_watchdogs_time(
-    manager: Manager, node: FakeNode, monkeypatch: pytest.MonkeyPatch
-):
+    events = {
+        "ready": lambda: notifier.ready(node.agent),
+        "good": lambda: notifier.tick_done(node.agent),
+        "bad": notifier.tick_failed,
+        "end": notifier.stopping,
+        "": lambda: None,
+    }
+    fed = []
+    for event in ("", "ready", "good", "bad", "ready", "good", "end"):
+        events[event]()
+        manager.heard()
+        notifier.ping()
+        fed.append(manager.heard() == [{"WATCHDOG": "1"}])
+    assert fed == [False, True, True, False, False, True, False]
     monkeypatch.setenv("WATCHDOG_USEC", str(3600 * 10**6))
-    notifier = Notifier(os.environ)
-    assert notifier.ping_period_s == 1200.0
-    notifier.tick_done(node.agent)
+    patient = Notifier(os.environ)
+    assert patient.ping_period_s == 1200.0
+    patient.tick_done(node.agent)
     manager.heard()
-    notifier.ping()
-    assert manager.heard() == []
+    patient.ping()
+    assert manager.heard() == [], "a third of the time has not passed"
 
 
 @pytest.mark.parametrize(
@@ -242,33 +208,28 @@ def test_the_state_in_one_line(node: FakeNode):
     assert describe_status(node.agent) == "starting"
 
 
-def test_shadow_mode_says_that_nothing_is_written(make_node: Callable[..., FakeNode]):
-    """And what it would bring; without any job, why there is none."""
-    shadow = QUICK.replace("reclaim", "shadow")
-    node = make_node({"a": {}}, config=shadow + source())
-    node.make("a", quota="400000 100000")
+SHADOW = QUICK.replace("reclaim", "shadow")
+MIXED = QUICK + source("jobs/a") + source("jobs/b", more='mode = "shadow"')
+
+
+@pytest.mark.parametrize(
+    ("config", "managed_roots", "status"),
+    [
+        (SHADOW + source("jobs/a"), ["jobs"],
+         "shadow mode: nothing is written; 1 job, 3.5 of 4.0 cores could be reclaimed"),
+        (SHADOW, ["jobs"], "shadow mode: nothing is written; no jobs: no [[source]] is configured"),
+        (QUICK + source("jobs/a"), [], "no job may be changed: nothing is written; 1 job, "),
+        (MIXED, ["jobs"], "2 jobs (1 reclaim, 1 shadow), "),
+    ],
+)  # fmt: skip
+def test_why_less_is_written_is_in_the_line(
+    make_node: Callable[..., FakeNode], config: str, managed_roots: list[str], status: str
+):
+    node = make_node({name: v2_cgroup(quota="400000 100000") for name in ("a", "b")}, config=config)
+    agent = node.agent
+    agent.config = agent.table.config = msgspec.structs.replace(agent.config, managed_roots=managed_roots)
     node.start().ticks(4)
-    expected = "shadow mode: nothing is written; 1 job, 3.5 of 4.0 cores could be reclaimed"
-    assert describe_status(node.agent) == expected
-    empty = make_node({}, config=shadow).start()
-    expected = "shadow mode: nothing is written; no jobs: no [[source]] is configured"
-    assert describe_status(empty.agent) == expected
-
-
-def test_jobs_that_may_not_be_changed_are_not_called_shadow(make_node: Callable[..., FakeNode]):
-    node = make_node({"a": {}})
-    node.make("a", quota="400000 100000")
-    node.agent.config = node.agent.table.config = msgspec.structs.replace(node.agent.config, managed_roots=[])
-    node.start()
-    assert describe_status(node.agent).startswith("no job may be changed: nothing is written; 1 job, ")
-
-
-def test_modes_are_counted_when_there_are_several(make_node: Callable[..., FakeNode]):
-    node = make_node({"a": {}, "b": {}}, config=QUICK + source("jobs/a") + source("jobs/b", more='mode = "shadow"'))
-    for name in ("a", "b"):
-        node.make(name, quota="400000 100000")
-    node.start()
-    assert describe_status(node.agent).startswith("2 jobs (1 reclaim, 1 shadow), ")
+    assert describe_status(agent).startswith(status)
 
 
 class LinkedNode:

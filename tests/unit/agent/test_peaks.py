@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cpumond.agent import peaks
 from cpumond.agent.peaks import PEAKS_FILE, STORE_S, Learned, PeakFile, Peaks, learn, recall
 from cpumond.agent.state_file import load, read_boot_id, save
-from cpumond.monitor.model import CpuReading, HeldBack, JobState, MonitorSettings, start_state
+from cpumond.monitor.model import CpuReading, JobState, MonitorSettings, start_state
 from cpumond.monitor.peak import find_half_life_s, find_peak
 from cpumond.monitor.policy import rebase
 from cpumond.monitor.rules import check
@@ -71,17 +71,32 @@ def make_peak_node(make_node, jobs: tuple[str, ...] = ("a",)) -> FakeNode:
 # ---- over the agent's end
 
 
-def test_after_a_kill_a_job_goes_on_with_its_caution_and_its_faded_peak(make_node):
-    node = make_peak_node(make_node)
+@pytest.mark.parametrize("end", ["killed", "closed"])
+def test_a_job_goes_on_with_its_caution_and_its_faded_peak(make_node, end):
+    """After a kill, which keeps its limit, and after an end, which gives it back; new jobs begin as any other."""
+    node = make_peak_node(make_node, ("a", "again"))
     learn_something(node)
     node.ticks(16, {"a": 0.5})
     before, known = state_of(node), node.cores("a")
     assert before.held.count == 1
     assert before.caution > 2.3
     assert before.peak_cores > 0.5
+    assert known < 4.0
     store(node)
+    if end == "killed":
+        node.drop_agent()
+    else:
+        node.agent.close()
+        assert node.read("a") == "400000 100000"
+        known = 4.0
     node.clock.advance(7.0)
-    node.kill_and_restart()
+    node.remove("again")
+    for name in ("again", "new"):
+        node.make(name, quota="400000 100000")
+    node.agent = node.make_agent()
+    node.start()
+    for name in ("again", "new"):
+        assert (state_of(node, name).caution, state_of(node, name).peak_cores) == (2.0, None)
     after = state_of(node)
     assert (after.limit_cores, node.cores("a")) == (known, known)
     assert (after.caution, after.watched_s, after.held) == (before.caution, before.watched_s, before.held)
@@ -89,52 +104,6 @@ def test_after_a_kill_a_job_goes_on_with_its_caution_and_its_faded_peak(make_nod
     passed_s = STORE_S + 7.0
     assert after.peak_cores == pytest.approx(before.peak_cores * 2 ** (-passed_s / half_life_s))
     assert after.peak_at_s == pytest.approx(before.peak_at_s)
-
-
-def test_after_the_agent_s_end_the_limit_is_back_and_what_was_learned_too(make_node):
-    node = make_peak_node(make_node)
-    learn_something(node)
-    node.ticks(16, {"a": 0.5})
-    before = state_of(node)
-    assert node.cores("a") < 4.0
-    node.agent.close()
-    assert node.read("a") == "400000 100000"
-    node.agent = node.make_agent()
-    node.start()
-    after = state_of(node)
-    assert (after.limit_cores, after.caution, after.held) == (4.0, before.caution, before.held)
-    assert after.peak_cores == pytest.approx(before.peak_cores)
-
-
-def test_a_disk_that_refuses_the_file_keeps_no_limit_low_at_the_end(make_node, logs):
-    node = make_peak_node(make_node)
-    learn_something(node, held=False)
-    path_of(node).with_suffix(".state.new").mkdir()
-    node.agent.close()
-    assert node.read("a") == "400000 100000"
-    assert [record["event"] for record in logs].count("peaks_not_written") == 1
-
-
-def test_a_job_without_an_entry_begins_as_a_new_one(make_node):
-    node = make_peak_node(make_node)
-    learn_something(node)
-    store(node)
-    node.make("b", quota="400000 100000")
-    node.kill_and_restart()
-    assert (state_of(node, "b").caution, state_of(node, "b").peak_cores) == (2.0, None)
-    assert state_of(node, "a").caution > 2.3
-
-
-def test_a_cgroup_made_anew_under_the_name_of_another_is_another_job(make_node):
-    node = make_peak_node(make_node)
-    learn_something(node)
-    store(node)
-    node.drop_agent()
-    node.remove("a")
-    node.make("a", quota="400000 100000")
-    node.agent = node.make_agent()
-    node.start()
-    assert (state_of(node).caution, state_of(node).peak_cores) == (2.0, None)
 
 
 @pytest.mark.parametrize("case", ["damaged", "no state file", "impossible", "other boot", "other hierarchy", "gone"])
@@ -197,29 +166,19 @@ def test_times_of_another_time_namespace_are_told_by_the_wall_clock(make_node):
 # ---- when it is written
 
 
-def test_whatever_ends_the_thread_that_writes_is_a_problem_until_it_is_written(make_node, monkeypatch, logs):
-    node = make_peak_node(make_node)
-    learn_something(node)
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("dictionary changed size")
-
-    monkeypatch.setattr(peaks, "learn", fail)
-    store(node)
-    assert "dictionary changed size" in node.agent.peaks.problem
-    assert "peaks_thread_failed" in [record["event"] for record in logs]
-    monkeypatch.undo()
-    store(node)
-    assert node.agent.peaks.problem == ""
-
-
-def test_it_is_written_when_it_is_due_and_something_changed(make_node):
+def test_it_is_written_when_it_is_due_and_something_changed(make_node, monkeypatch, logs):
     node = make_peak_node(make_node)
     learn_something(node)
     node.agent.peaks.due_s = node.clock.monotonic_s() + STORE_S
     node.agent.store_peaks()
     assert not path_of(node).exists()
+    with monkeypatch.context() as patch:
+        patch.delattr(peaks, "learn")
+        store(node)
+    assert "learn" in node.agent.peaks.problem
+    assert "peaks_thread_failed" in [record["event"] for record in logs]
     store(node)
+    assert node.agent.peaks.problem == ""
     first = os.stat(path_of(node)).st_ino
     store(node)
     assert os.stat(path_of(node)).st_ino == first
@@ -227,8 +186,24 @@ def test_it_is_written_when_it_is_due_and_something_changed(make_node):
     node.agent.store_peaks()  # changed, and not due yet
     finish(node)
     assert os.stat(path_of(node)).st_ino == first
+    node.agent.writer.is_ousted = True
+    store(node)
+    assert os.stat(path_of(node)).st_ino == first, "it is another agent's now"
+    node.agent.writer.is_ousted = False
     store(node)
     assert os.stat(path_of(node)).st_ino != first
+
+
+def test_an_agent_that_never_read_the_file_or_was_ousted_does_not_write_it(make_node, tmp_path):
+    text = "all that an agent before it knew"
+    (tmp_path / PEAKS_FILE).write_text(text)
+    PeakFile(str(tmp_path), str(tmp_path), (0, 0)).close([])
+    assert (tmp_path / PEAKS_FILE).read_text() == text
+    node = make_peak_node(make_node)
+    learn_something(node, held=False)
+    node.agent.writer.is_ousted = True
+    node.agent.close()
+    assert not path_of(node).exists()
 
 
 def test_under_the_documents_rule_there_is_no_file_and_no_thread(make_node):
@@ -307,6 +282,10 @@ def test_a_disk_that_refuses_is_said_once_and_asked_again(make_node, logs):
     node.tick({"a": 1.0})
     assert node.snapshot().problems == ()
     assert load(str(path_of(node)), Peaks).jobs.keys() == {"jobs/a"}
+    obstacle.mkdir()
+    node.agent.close()
+    assert node.read("a") == "400000 100000", "it keeps no limit low at the end"
+    assert [record["event"] for record in logs].count("peaks_not_written") == 2
 
 
 def test_a_disk_that_does_not_answer_holds_up_no_tick_and_not_the_end(make_node, logs, monkeypatch):
@@ -330,22 +309,6 @@ def test_a_disk_that_does_not_answer_holds_up_no_tick_and_not_the_end(make_node,
         reader = os.open(pipe, os.O_RDONLY)
         finish(node)
         os.close(reader)
-
-
-def test_another_agent_s_file_is_left_alone(make_node):
-    node = make_peak_node(make_node)
-    learn_something(node)
-    node.agent.writer.is_ousted = True
-    store(node)
-    node.agent.close()
-    assert not path_of(node).exists()
-
-
-def test_an_agent_that_never_read_the_file_does_not_write_it(tmp_path):
-    file = PeakFile(str(tmp_path), str(tmp_path), (0, 0))
-    (tmp_path / PEAKS_FILE).write_text("what an agent before it knew")
-    file.close([])
-    assert (tmp_path / PEAKS_FILE).read_text() == "what an agent before it knew"
 
 
 # ---- values
@@ -420,16 +383,11 @@ def test_a_peak_fades_by_the_time_that_passed_and_is_no_more_than_the_job_s_cpu(
     now_s = before.base.at_s + passed_s
     after = recall(start_state(hard, now_s), learn(5, before, before.base.at_s + 1.0), S, now_s)
     assert (after.caution, after.held) == (before.caution, before.held)
+    unheld = start_state(hard, now_s)
+    assert recall(unheld, learn(1, unheld, now_s), S, now_s + passed_s) == unheld
     faded = find_peak(before, S) * 2 ** (-passed_s / find_half_life_s(before, S))
     assert after.peak_cores == pytest.approx(min(faded, hard))
     assert after.limit_cores == hard
-
-
-def test_a_job_that_was_never_held_back_has_no_time_of_it():
-    state = start_state(4.0, 10.0)
-    after = recall(state, learn(1, state, 20.0), S, 30.0)
-    assert after == state
-    assert after.held == HeldBack()
 
 
 # ---- a reload
@@ -478,11 +436,6 @@ def test_the_burst_of_a_lowered_job_follows_a_reload_at_once(make_node):
     node.reload(PEAK + "burst_ratio = 0.4\n" + source())
     node.tick({"a": 1.0})
     assert node.agent.writer.writes_total == writes
-
-
-def test_the_rules_options_of_a_reload_hold_from_the_next_check_on(make_node):
-    node = make_peak_node(make_node)
-    node.ticks(70, {"a": 1.0})
     node.reload(PEAK.replace("throttle_poll = 0", 'throttle_poll = "300ms"') + "reserve_ratio = 0.5\n" + source())
     node.tick({"a": 1.0})
     assert 1.5 <= node.cores("a") < 1.6

@@ -28,6 +28,9 @@ def reopen(directory):
 
 def test_what_was_acknowledged_is_there_after_a_crash(directory):
     registered = reopen(directory)
+    assert not registered.remove("a")
+    assert os.listdir(directory) == []
+    registered.add(RegisteredJob("a", "jobs/a", "op", 3.0))
     registered.add(JOB)
     registered.add(RegisteredJob("b", "jobs/b"))
     registered.pin("a", Pin(1.0))
@@ -39,19 +42,6 @@ def test_what_was_acknowledged_is_there_after_a_crash(directory):
     assert (found.job_id, found.operation_id, found.path, found.cpu_limit_cores, found.source, found.layer) == (
         "a", "op", "jobs/a", 2.0, None, {"mode": "shadow"},
     )  # fmt: skip
-
-
-def test_what_is_not_there_is_not_removed(directory):
-    registered = reopen(directory)
-    assert not registered.remove("a")
-    assert os.listdir(directory) == []
-
-
-def test_a_job_added_again_is_replaced(directory):
-    registered = reopen(directory)
-    registered.add(JOB)
-    registered.add(RegisteredJob("a", "jobs/a", "op", 3.0))
-    assert [job.cpu_limit_cores for job in registered.found_jobs()] == [3.0]
 
 
 def test_a_pin_is_replaced_ended_and_over_in_time(directory):

@@ -13,7 +13,7 @@ from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.core.answers import ReporterStats
 from cpumond.core.wire import Heartbeat, HeartbeatAnswer, JobOrder, RegistrationAnswer
 from cpumond.host.executor.model import Ended, Started
-from cpumond.testing import FakeClock, v2_cgroup
+from cpumond.testing import v2_cgroup
 
 EXECUTOR = f'[scheduler]\nurl = "http://h"\n[executor]\nkind = "cgroup"\nallow_root = true\nuser = "{ME}"\n'
 RESOURCES = "[resources]\ncpu = 4.0\nmemory = 1000\nuser_slots = 3\n"
@@ -101,35 +101,23 @@ def test_a_job_is_followed_as_soon_as_it_runs_and_told_at_once(node: Node) -> No
     assert [job.job_id for job in last.jobs] == ["a"]
 
 
-def test_heartbeats_keep_their_period_whatever_the_ticks(node: Node) -> None:
-    node.serve()
-    before = len(node.link.heartbeats)
-    for _ in range(100):
-        node.clock.advance(0.1)
-        node.serve()
-    assert 9 <= len(node.link.heartbeats) - before <= 11
-
-
-def test_a_busy_scheduler_gets_fewer_heartbeats_but_what_changes_at_once(node: Node) -> None:
-    node.link.period_s = 5.0
-    node.serve()
-    before = len(node.link.heartbeats)
-    for _ in range(100):
-        node.clock.advance(0.1)
-        node.serve()
-    assert 1 <= len(node.link.heartbeats) - before <= 3
-    before = len(node.link.heartbeats)
-    node.agent.beat_due = True
-    node.serve()
-    assert len(node.link.heartbeats) == before + 1
-
-
-def test_nothing_to_tell_is_no_heartbeat(node: Node) -> None:
+@pytest.mark.parametrize(("period_s", "least", "most"), [(0.0, 9, 11), (5.0, 1, 3)])
+def test_heartbeats_keep_their_period_whatever_the_ticks(node: Node, period_s: float, least: int, most: int) -> None:
+    """A busy scheduler asks for fewer; without a change none comes between, and a change is sent at once."""
+    node.link.period_s = period_s
     node.serve()
     before = len(node.link.heartbeats)
     for _ in range(5):
         node.order()
     assert len(node.link.heartbeats) == before
+    for _ in range(100):
+        node.clock.advance(0.1)
+        node.serve()
+    assert least <= len(node.link.heartbeats) - before <= most
+    before = len(node.link.heartbeats)
+    node.agent.beat_due = True
+    node.serve()
+    assert len(node.link.heartbeats) == before + 1
 
 
 def test_a_node_that_does_not_know_its_jobs_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +140,16 @@ def test_answers_are_not_kept_where_nobody_obeys_them(tmp_path: Path) -> None:
     node.agent.close()
 
 
-def test_an_error_with_the_jobs_does_not_stop_the_monitor(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_troubles_with_link_and_jobs_are_seen_and_do_not_stop_the_monitor(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.tick()
+    snapshot = node.snapshot()
+    assert snapshot.link is not None
+    assert snapshot.link.tree == "default"
+    assert any("scheduler http://h: no answer" in problem for problem in snapshot.problems)
+    assert snapshot.assigned is not None
+
     def stumble() -> list[object]:
         raise RuntimeError("a mistake")
 
@@ -161,13 +158,3 @@ def test_an_error_with_the_jobs_does_not_stop_the_monitor(node: Node, monkeypatc
     node.tick(1.0)
     assert node.agent.totals.ticks == ticks + 1
     assert node.agent.totals.errors > 0
-
-
-def test_what_the_link_complains_about_is_a_problem_of_the_status(node: Node) -> None:
-    node.tick()
-    snapshot = node.snapshot()
-    assert snapshot.link is not None
-    assert snapshot.link.tree == "default"
-    assert any("scheduler http://h: no answer" in problem for problem in snapshot.problems)
-    assert snapshot.assigned is not None
-    assert isinstance(node.clock, FakeClock)

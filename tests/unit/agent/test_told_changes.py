@@ -65,12 +65,8 @@ def test_what_was_lowered_is_put_back_in_the_tick_that_obeys(told, level):
     tell(node, level, "quota", level)
     node.tick()
     assert limits(node) == ORDER
-
-
-@pytest.mark.parametrize("level", TOLD[:2])
-def test_what_was_lowered_is_put_back_after_a_pause(told, level):
-    node, _ = told
     lower(node)
+    assert limits(node) == LOWERED[bound]
     pause = node.directory / "run" / "pause"
     pause.touch()
     tell(node, level)

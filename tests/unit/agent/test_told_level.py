@@ -33,18 +33,12 @@ def test_the_lower_one_of_the_own_level_and_the_one_that_was_told_counts(own, to
     assert config.find_highest_level() == lowest(own, told)
 
 
-@pytest.mark.parametrize("own", LEVELS)
-def test_without_may_set_mode_the_own_level_counts(own):
-    assert finish_config({"monitor": OWN[own]}, "").find_highest_level() == own
-
-
 def test_with_may_set_mode_nothing_is_written_until_the_scheduler_says_more():
+    for own in LEVELS:
+        assert finish_config({"monitor": OWN[own]}, "").find_highest_level() == own
     link = SchedulerLink(url="http://127.0.0.1:1", may_set_mode=True)
     config = finish_config({"monitor": OWN["quota"], "scheduler": link}, "")
     assert (config.ceiling, config.find_highest_level()) == ("shadow", "shadow")
-
-
-def test_may_set_mode_needs_a_scheduler():
     with pytest.raises(ConfigError, match=r"scheduler\.may_set_mode: needs scheduler\.url"):
         finish_config({"scheduler": SchedulerLink(may_set_mode=True)}, "")
 
