@@ -70,15 +70,18 @@ def test_a_slice_that_is_not_there_is_waited_for(root: str) -> None:
     assert find_cgroups(root, units("a-b.slice")) == ([], ["", "a.slice"])
 
 
-def test_a_job_is_called_as_its_unit(root: str) -> None:
-    scan = list_jobs([units("batch.slice", pattern="work*", cpu_limit=2.0)], [], root)
-    [job] = scan.jobs
-    assert (job.job_id, job.path, job.cpu_limit_cores) == ("work.service", "batch.slice/work.service", 2.0)
-
-
-def test_id_regex_is_searched_in_the_units_name(root: str) -> None:
-    scan = list_jobs([units("batch.slice", pattern="run-*", id_regex=r"^run-(?P<id>\d+)\.scope$")], [], root)
-    assert [job.job_id for job in scan.jobs] == ["1"]
+@pytest.mark.parametrize(
+    ("options", "job_id", "path"),
+    [
+        ({"pattern": "work*"}, "work.service", "batch.slice/work.service"),
+        ({"pattern": "run-*", "id_regex": r"^run-(?P<id>\d+)\.scope$"}, "1", "batch.slice/run-1.scope"),
+    ],
+)
+def test_a_job_is_called_as_its_unit_or_a_part_of_its_name(
+    root: str, options: dict[str, str], job_id: str, path: str
+) -> None:
+    [job] = list_jobs([units("batch.slice", cpu_limit=2.0, **options)], [], root).jobs
+    assert (job.job_id, job.path, job.cpu_limit_cores) == (job_id, path, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,8 @@ def test_a_change_whose_reply_comes_too_late_is_made_once(node: Asked) -> None:
     replies: list[JobReply | None] = []
 
     def ask() -> None:
-        replies.append(node.requests.carry_out(request, 0.5))
+        while not begun.is_set():  # again where the tick was so late that it was taken back
+            replies.append(node.requests.carry_out(request, 0.05))
         go_on.set()
 
     thread = threading.Thread(target=ask)
@@ -239,7 +240,7 @@ def test_a_change_whose_reply_comes_too_late_is_made_once(node: Asked) -> None:
     while not begun.is_set():
         node.agent.run_requests()
     thread.join()
-    assert replies == [None]
+    assert set(replies) == {None}
     until = node.clock.wall_s() + 60.0
     node.clock.advance(5.0)
     assert node.ask("pin", cpu_limit=0.5, ttl_s=60.0, request_id="r1").value is not None

@@ -74,17 +74,6 @@ def test_the_next_address_is_asked_when_the_leader_is_gone_and_the_node_stays_re
     }  # fmt: skip
 
 
-def test_two_standbys_are_asked_until_one_leads(pair: Pair):
-    first, second = pair
-    first.usual, second.usual = stand_by(), stand_by(place(first))
-    second.turns[NODES] = [stand_by()(NODES)] * 3
-    second.usual = lead(9)
-    with linked(first.url, second.url) as node:
-        node.beat(1)
-        assert node.link.scheduler == (second.url, 9, 0)
-    assert node.link.stats().failed_total >= 6
-
-
 @pytest.mark.parametrize("status", [200, 409])
 def test_what_a_lower_term_answers_is_not_carried_out(pair: Pair, logs: list[Any], status: int):
     first, second = pair

@@ -82,18 +82,6 @@ def test_close_accounts_for_every_heartbeat_and_what_comes_later_is_dropped(repo
         assert reporter.stats().sent_total + reporter.stats().dropped_total == 11
 
 
-def test_submit_and_close_return_while_the_receiver_hangs(silent_port: int):
-    reporter = REPORTERS["http"](Report(kind="http", url=f"http://127.0.0.1:{silent_port}", timeout_s=0.3))
-    with structlog.testing.capture_logs():
-        for sequence in range(1000):
-            reporter.submit(make_heartbeat(sequence))
-        assert reporter.stats().sent_total == 0
-        assert reporter.stats().dropped_total >= 998
-        reporter.close(0.0)
-        reporter.close(10.0)
-    assert reporter.stats().sent_total + reporter.stats().dropped_total == 1000
-
-
 def test_the_node_local_reporters_do_not_load_the_http_client():
     code = (
         "import sys\n"

@@ -74,15 +74,10 @@ def test_a_keeper_that_goes_away_is_told_all_again(keeper):
     assert [(report["state"], report["exit_code"]) for report in keeper.heard] == [("ended", 3)] * 2
 
 
-def test_somebody_else_under_that_name_is_no_keeper(keeper, monkeypatch):
+@pytest.mark.parametrize("changes", [{"keeper_uid": os.geteuid() + 1}, {"keeper": "cpumond-test-nobody"}])
+def test_without_a_keeper_or_with_somebody_else_in_its_place_it_gives_up(keeper, monkeypatch, changes):
     monkeypatch.setattr(module, "WAIT_S", 0.05)
-    assert Step(keeper.order(keeper_uid=os.geteuid() + 1)).ask() == ("", [])
-
-
-def test_without_a_keeper_it_gives_up(monkeypatch):
-    monkeypatch.setattr(module, "WAIT_S", 0.05)
-    step = Step({"token": "t", "keeper": f"cpumond-test-{uuid.uuid4().hex}", "keeper_uid": os.geteuid()})
-    assert step.ask() == ("", [])
+    assert Step(keeper.order(**changes)).ask() == ("", [])
 
 
 @pytest.mark.parametrize(("exit_code", "number"), [(0, None), (3, None), (None, 15), (None, 9)])
