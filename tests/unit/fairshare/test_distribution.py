@@ -148,20 +148,6 @@ def test_a_pool_with_nothing_inside_gets_nothing(improved):
 
 
 @BOTH
-def test_shares_beyond_guarantees_are_in_proportion_to_weights(improved):
-    """12: "a" is guaranteed 0.2, of the remaining 0.8 it gets one part, "b" three; below it is by weight again."""
-    result = run(
-        pool("a", strong=0.2),
-        pool("b", weight=3.0),
-        op("x", "a", 0.0, 1.0),
-        op("y", "b", 0.0, 1.0, weight=0.5),
-        op("z", "b", 0.0, 1.0, weight=2.5),
-        **mode(improved),
-    )
-    assert cpu(result, "a", "b", "x", "y", "z") == [0.4, 0.6, 0.4, 0.1, 0.5]
-
-
-@BOTH
 def test_operations_beyond_the_first_of_a_long_fifo_pool(improved):
     """9.3, 12: however many of them there are."""
     operations = [op(f"o{n}", "a", 0.0, 0.01 + n / 1000, start_time=float(-n)) for n in range(40)]
@@ -169,15 +155,6 @@ def test_operations_beyond_the_first_of_a_long_fifo_pool(improved):
     served = [0.049 - n / 1000 for n in range(12)]
     assert cpu(result, *(f"o{39 - n}" for n in range(12))) == [*served[:11], 0.5 - sum(served[:11])]
     assert cpu(result, *(f"o{39 - n}" for n in range(12, 40))) == [0.0] * 28
-
-
-def test_of_a_joint_jump_in_improved_mode_the_first_are_served():
-    """12.2: children in their order, pools before operations; the first that does not fit holds up the others."""
-    jumps = [op(name, "a", 0.0, 0.3, memory, gang=True) for name, memory in (("p", 0.1), ("q", 0.2), ("r", 0.1))]
-    result = run(pool("a", cpu=0.8), *jumps, **GANGS, **mode(True))
-    assert cpu(result, "a", "p", "q", "r") == [0.6, 0.3, 0.3, 0.0]
-    result = run(pool("a", cpu=0.8), *jumps, **GANGS)
-    assert cpu(result, "a", "p", "q", "r") == [0.0, 0.0, 0.0, 0.0]
 
 
 # ---- promised shares (13)

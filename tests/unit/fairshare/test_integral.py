@@ -173,11 +173,9 @@ def test_below_an_integral_pool_no_volume_flows():
 
 # ---- volumes: free volume down (5.3)
 
-DISTRIBUTE = {"should_distribute_free_volume_among_children": True}
-
 
 def sharing_root() -> Pool:
-    return Pool(ROOT, "", integral_guarantees=IntegralGuarantees(**DISTRIBUTE))
+    return Pool(ROOT, "", integral_guarantees=IntegralGuarantees(should_distribute_free_volume_among_children=True))
 
 
 def accepted(result: UpdateResult, *names: str) -> list[tuple[float, float]]:
@@ -198,47 +196,6 @@ def test_free_volume_is_walked_through_in_the_order_of_hunger():
     assert accepted(result, "full", "a", "b", "c") == [(0.0, 0.0), (1.0, 70.0), (4.5, 20.0), (4.5, 10.0)]
     assert result.elements["a"].accumulated_volume == vec(CAPACITY[1], CAPACITY[3] - 130.0)
     assert result.elements["full"].accumulated_volume == FULL
-
-
-def test_who_can_take_exactly_its_part_is_filled():
-    """5.3: the walk stops only if s < acceptable; the last one walked gets no more than it can take."""
-    result = run(
-        integral("burst", "full", volume=FULL),
-        integral("burst", "a", volume=short_of(5.0, 50.0)),
-        integral("burst", "b", volume=short_of(2.0, 60.0)),
-        seconds=1.0,
-        root=sharing_root(),
-    )
-    assert accepted(result, "a", "b") == [(5.0, 50.0), (2.0, 50.0)]
-
-
-def test_free_volume_without_anybody_who_distributes_it_is_lost():
-    """5.3: accepted_free_volume = 0 for all; the root's overflow shows what is lost."""
-    result = run(integral("burst", "full", volume=FULL), integral("burst", "a"), seconds=1.0)
-    assert accepted(result, "full", "a") == [(0.0, 0.0)] * 2
-    assert result.elements[ROOT].children_volume_overflow == vec(10.0, 100.0)
-
-
-def test_a_pool_distributes_what_it_accepts_and_what_its_children_overflow():
-    """5.3: level by level; a pool that is not told to keeps nothing and passes nothing on."""
-    result = run(
-        integral("burst", "full", volume=FULL),
-        plain("giving", **DISTRIBUTE),
-        integral("burst", "spills", "giving", volume=vec(CAPACITY[1] - 6.0, 0.0)),
-        integral("burst", "thirsty", "giving", volume=short_of(100.0, 0.0)),
-        plain("mute"),
-        integral("burst", "left", "mute"),
-        seconds=1.0,
-        root=sharing_root(),
-    )
-    # 10 overflow at the top: 96 fit below "giving" (100 less 4 that overflow there) at a flow of 20, all below "mute"
-    assert accepted(result, "giving", "mute") == [
-        (6.67, pytest.approx(200.0 / 3.0)),
-        (3.33, pytest.approx(100.0 / 3.0)),
-    ]
-    assert result.elements["giving"].children_volume_overflow == vec(4.0)
-    assert accepted(result, "spills", "thirsty") == [(0.0, pytest.approx(200.0 / 3.0)), (10.67, 0.0)]
-    assert accepted(result, "left") == [(0.0, 0.0)]
 
 
 def test_a_child_of_next_to_no_flow_is_not_hungry():
@@ -294,21 +251,6 @@ def test_a_burst_pool_is_bound_by_its_volume():
     assert only_cpu.elements["a"].last_share_ratio == pytest.approx(0.25)
 
 
-def test_burst_pools_are_bound_by_limits_above_them_in_their_order():
-    """10.2: limits - strong - proposed of the pool and all above it; the first takes 0.3, the second what is left."""
-    result = run(
-        plain("top", resource_limits=limit(cpu=50.0), strong_guarantee_resources=(None, 10.0, None, 0.0, None)),
-        plain("between", "top"),
-        integral("burst", "first", "between", burst=30.0, volume=AMPLE),
-        integral("burst", "second", "top", burst=30.0, volume=AMPLE),
-        wants("first"),
-        wants("second"),
-    )
-    granted = [result.elements[name].proposed_integral_share[1] for name in ("first", "between", "second", "top", ROOT)]
-    assert granted == near(0.3, 0.3, 0.1, 0.4, 0.4)
-    assert cpu_parts(result, "top") == near(0.1, 0.4, 0.0)
-
-
 def test_what_exceeds_the_limits_by_rounding_is_replaced_in_all_resources():
     """10.3, 19: 0.03 + (0.29 - 0.03) > 0.29 in doubles, so proposed is limits - strong, in memory too."""
     assert 0.03 + (0.29 - 0.03) > 0.29
@@ -350,19 +292,6 @@ def volume_for(ratio: float) -> Vector:
     return vec(100.0 * 60.0 * ratio, 1000.0 * 60.0 * ratio)
 
 
-def test_relaxed_pools_share_what_is_free_in_proportion_to_their_volumes():
-    """11: 0.6 are free; with volumes for 0.3 and 0.9 (of which three times the flow is 0.6), 0.15 and 0.45."""
-    result = run(
-        Pool("s", strong_guarantee_resources=(None, 40.0, None, 0.0, None)),
-        integral("relaxed", "a", flow=20.0, volume=volume_for(0.3)),
-        integral("relaxed", "b", flow=20.0, volume=volume_for(0.9)),
-        *(wants(name) for name in ("s", "a", "b")),
-    )
-    assert [cpu_parts(result, name)[1] for name in ("s", "a", "b")] == near(0.0, 0.15, 0.45)
-    assert [result.elements[name].last_share_ratio for name in "ab"] == near(0.15, 0.45)
-    assert result.elements[ROOT].proposed_integral_share == vector(vec(0.6))
-
-
 def test_a_relaxed_pool_without_volume_is_passed_over():
     """11: its last_share_ratio keeps the old value; the others share as if it were not there."""
     empty = integral("relaxed", "empty", last_share_ratio=0.7)
@@ -371,19 +300,6 @@ def test_a_relaxed_pool_without_volume_is_passed_over():
     assert result.elements["empty"].proposed_integral_share == ZERO
     alone = run(empty, wants("empty"))
     assert alone.elements["empty"].last_share_ratio == 0.7
-
-
-def test_relaxed_pools_are_bound_by_limits_above_them_in_their_order():
-    """11: avail with what earlier pools added to common ancestors; phi does not know of it."""
-    result = run(
-        plain("top", resource_limits=limit(cpu=50.0)),
-        integral("relaxed", "a", "top", flow=20.0, volume=volume_for(0.4)),
-        integral("relaxed", "b", "top", flow=20.0, volume=volume_for(0.4)),
-        wants("a"),
-        wants("b"),
-    )
-    assert [result.elements[name].proposed_integral_share[1] for name in ("a", "b", "top")] == near(0.4, 0.1, 0.5)
-    assert [result.elements[name].last_share_ratio for name in "ab"] == near(0.4, 0.1)
 
 
 def test_the_root_has_no_integral_guarantee():
