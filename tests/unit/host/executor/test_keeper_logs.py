@@ -46,19 +46,6 @@ def test_nothing_written_is_an_empty_log(tmp_path, open_log):
     assert read_log(str(tmp_path), "stderr", 100) is None
 
 
-def test_the_newest_half_is_kept_at_least(tmp_path, open_log):
-    _, write = open_log(100)
-    written = b""
-    for number in range(200):
-        data = b"%d\n" % number
-        write(data)
-        written += data
-        content, total = read_log(str(tmp_path), "stdout", 1000)
-        assert total == len(written)
-        assert written.endswith(content)
-        assert min(50, len(written)) <= len(content) == sizes(tmp_path) <= 100
-
-
 @given(
     pieces=st.lists(st.binary(min_size=1, max_size=300), max_size=20), cap=st.integers(1, 257), tail=st.integers(0, 400)
 )
