@@ -12,14 +12,19 @@ from scheduler_world import TREE, World
 from cpumond.api.glance_views import PreemptionGroups, group_preemptions
 from cpumond.api.json.call import Call
 from cpumond.api.json.events import EventHandlers
+from cpumond.api.json.forecasts import hide_unreadable
 from cpumond.api.json.glance import GlanceHandlers
 from cpumond.api.json.glance_table import PreemptionGroupsQuery
+from cpumond.api.json.rights import show_readable_plan, show_readable_report
 from cpumond.api.node_views import find_preemptions
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.events import Event
+from cpumond.scheduler.forecast.model import ForetoldStart, ForetoldStop, Simulation
+from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
 from cpumond.scheduler.model import PreemptionRecord
 from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import explain_operation
+from cpumond.scheduler.why.plan import Effect, Plan
 
 DENY = [{"action": "deny", "subjects": ["spy"], "permissions": ["read"]}]
 
@@ -117,3 +122,38 @@ def test_an_event_of_ones_own_is_seen_and_one_of_a_hidden_operation_is_not(world
         event = Event(at=1.0, kind="command", text="", user=user, operation=operation, tree=TREE, pool="closed")
         assert EventHandlers()._may_see(rights, event) == sees
     assert rights.hide_operations(f"for operation {world.hidden} in pool") == "for operation hidden in pool"
+
+
+def test_plans_and_reports_leave_out_what_is_hidden(world):
+    named = (("operation", world.hidden), ("pool", "closed"))
+    effects = [Effect(kind, TREE, name, "", None, None, []) for kind, name in named]
+    rows = [ReportRow(name=world.hidden), ReportRow(name="of a run before")]
+    tree = ReportTree(TREE, ReportRow(name="<Root>"), [], rows, 1)
+    for user, left_out in ((User("spy"), 1), (User("bob"), 0)):
+        rights = Rights(world.state, user)
+        assert len(show_readable_plan(Plan(accepted=True, effects=effects), rights).effects) == 2 - left_out
+        (shown,) = show_readable_report(ReportView(0.0, 1.0, 1.0, 1.0, [tree]), rights).trees
+        assert (len(shown.operations), shown.left_out_operations) == (2 - left_out, 1 + left_out)
+
+
+def test_a_simulation_leaves_out_and_counts_what_is_hidden_or_gone(world):
+    seen, hidden = world.own, world.hidden
+    ids = [seen, hidden, "1-2-3-4", "foretold-1"]  # the third was forgotten since the run began
+    starts = [ForetoldStart(each, "title", "default", "p", 1.0, 2.0, None, None) for each in ids]
+    stops = [
+        ForetoldStop("job", each, "default", "p", "n0", 1.0, "preempted", 0.5, victim, f"for {each}")
+        for each in ids for victim in ("", hidden)
+    ]  # fmt: skip
+    whole = Simulation(0.0, 9.0, "foretold-1", starts, stops, [], [], 3)
+
+    of_spy = hide_unreadable(whole, Rights(world.state, User("spy")))
+    assert [each.operation_id for each in of_spy.starts] == [seen, "foretold-1"]
+    assert of_spy.left_out == 5
+    assert [each.operation_id for each in of_spy.stops if each.operation_id] == [seen, "foretold-1"]
+    told = msgspec.json.encode(of_spy).decode()
+    assert hidden not in told
+    assert "1-2-3-4" not in told
+    assert len(of_spy.stops) == len(stops)
+
+    of_admin = hide_unreadable(whole, Rights(world.state, User("root", admin=True)))
+    assert [each.operation_id for each in of_admin.starts] == ids

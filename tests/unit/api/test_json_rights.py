@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from scheduler_world import TREE, World
 
 from cpumond.api.json.requests import CanQuery
-from cpumond.api.json.rights import judge_question, list_rights, show_readable_plan, show_readable_report
+from cpumond.api.json.rights import judge_question, list_rights
 from cpumond.scheduler.access import Rights
-from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
-from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig
 from cpumond.scheduler.settings.commands import RemovePool, RemoveTree
+from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.users import User
-from cpumond.scheduler.why.plan import Effect, Plan
 
 ADMIN = User("root", admin=True)
 
@@ -59,8 +59,10 @@ def test_of_oneself_the_request_counts(world):
 
 def test_rights_are_listed_for_pools_that_are_still_there(world):
     names = [f"p{number}" for number in range(300)]
-    for name in names:
-        world.create_pool(name)
+    pools = {name: PoolConfig(f"1-2-3-{number:x}", name, ROOT_POOL) for number, name in enumerate(names, 16)}
+    tree = world.state.config.trees[TREE]
+    whole = replace(tree, pools={**tree.pools, **pools})
+    world.carry_out(Transaction(config=Config({TREE: whole}, TREE)))
 
     async def look() -> dict[str, Any]:
         asked = asyncio.ensure_future(list_rights(Rights(world.state, ADMIN), world.tree()))
@@ -77,15 +79,3 @@ def test_rights_are_listed_for_pools_that_are_still_there(world):
         return (await asked).pools
 
     assert len(asyncio.run(lose())) == 200
-
-
-def test_plans_and_reports_leave_out_what_may_not_be_read(world):
-    operation = world.start("a", user="ann")
-    effects = [Effect(kind, TREE, name, "", None, None, []) for kind, name in (("operation", operation), ("pool", "a"))]
-    rows = [ReportRow(name=operation), ReportRow(name="of a run before")]
-    tree = ReportTree(TREE, ReportRow(name="<Root>"), [], rows, 1)
-    for user, left_out in ((User("spy"), 1), (User("bob"), 0)):
-        rights = Rights(world.state, user)
-        assert len(show_readable_plan(Plan(accepted=True, effects=effects), rights).effects) == 2 - left_out
-        (shown,) = show_readable_report(ReportView(0.0, 1.0, 1.0, 1.0, [tree]), rights).trees
-        assert (len(shown.operations), shown.left_out_operations) == (2 - left_out, 1 + left_out)
