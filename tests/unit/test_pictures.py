@@ -17,42 +17,32 @@ MAX_LINES = 120
 README = pictures.README.read_text(encoding="utf-8")
 
 
-def test_pictures_are_no_older_than_what_they_show() -> None:
+def test_pictures_are_no_older_than_what_they_show(tmp_path: Path) -> None:
+    """One that is older is named with the command that makes it; another comment in what it shows is no change."""
     assert pictures.find_older() == []
-
-
-@pytest.mark.parametrize(("line", "is_change"), [("# an idea\n\n", False), ("TEXT = 'else'\n", True)])
-def test_one_that_is_older_is_named_with_the_command_that_makes_it(line: str, is_change: bool, tmp_path: Path) -> None:
-    """Where a line of what it shows is another; a comment is none."""
     for source in (path.partition(":")[0] for paths in pictures.SOURCES.values() for path in paths):
         (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(pictures.ROOT / source, tmp_path / source)
-    changed = tmp_path / "cpumond/cli/demo/view.py"
-    before = set(pictures.find_older(tmp_path))
-    changed.write_text(line + changed.read_text(encoding="utf-8"), encoding="utf-8")
-    said = set(pictures.find_older(tmp_path)) - before
-    assert len(said) == is_change
-    assert all(
-        re.search(r"demo\.svg.*older than .*view\.py.*`python tests/pictures\.py demo`", sentence) for sentence in said
-    )
+    view = tmp_path / "cpumond/cli/demo/view.py"
+    text = view.read_text(encoding="utf-8")
+    view.write_text(f"# an idea\n\n{text}", encoding="utf-8")
+    assert pictures.find_older(tmp_path) == []
+    view.write_text(f"TEXT = 'else'\n{text}", encoding="utf-8")
+    [said] = pictures.find_older(tmp_path)
+    assert re.search(r"demo\.svg.*older than .*view\.py.*`python tests/pictures\.py demo`", said)
 
 
 def test_the_figures_of_the_rules_are_those_that_they_give_now() -> None:
     seconds, seeds = pictures.PROBE
-    assert compare(seconds, seeds)["rows"] == pictures.load("peers.json")["probe"], (
-        "run `python tests/pictures.py peers`"
-    )
-
-
-def test_the_chart_is_drawn_of_its_figures() -> None:
-    drawn = pictures.draw_peers(pictures.load("peers.json"))
-    assert drawn == (pictures.PICTURES / "peers.svg").read_text(encoding="utf-8"), (
-        "run `python tests/pictures.py peers`"
-    )
+    figures, run = pictures.load("peers.json"), "run `python tests/pictures.py peers`"
+    assert compare(seconds, seeds)["rows"] == figures["probe"], run
+    assert pictures.draw_peers(figures) == (pictures.PICTURES / "peers.svg").read_text(encoding="utf-8"), run
 
 
 def test_the_figures_in_readme_are_the_measured_ones() -> None:
     assert pictures.fill(README) == README, "run `python tests/pictures.py readme`"
+    with pytest.raises(ValueError, match="'trust'"):
+        pictures.fill(README.replace("<!-- trust -->", ""))
 
 
 def test_the_other_figures_in_readme_are_those_of_the_sources() -> None:
@@ -69,11 +59,6 @@ def test_the_other_figures_in_readme_are_those_of_the_sources() -> None:
     assert f"check ({default.check_period_s:g} s by default; rule `peak` looks each {peak.poll_s:g} s" in README
 
 
-def test_a_readme_without_a_place_for_figures_is_refused() -> None:
-    with pytest.raises(ValueError, match="'trust'"):
-        pictures.fill(README.replace("<!-- trust -->", ""))
-
-
 def test_readme_is_short_and_shows_what_is_in_the_repository() -> None:
     assert len(README.splitlines()) <= MAX_LINES
     shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
@@ -85,12 +70,19 @@ def test_readme_is_short_and_shows_what_is_in_the_repository() -> None:
 DOCUMENTS = [pictures.README, pictures.ROOT / "CONTRIBUTING.md", *sorted((pictures.ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
-def test_links_lead_somewhere_and_do_not_break_across_lines(document: Path) -> None:
-    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
-        assert "\n" not in target
-        assert "://" in target or (document.parent / target).exists(), target
+def test_links_lead_to_files_and_headings_and_do_not_break_across_lines() -> None:
+    broken = []
+    for document in DOCUMENTS:
+        text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for path, anchor in re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", text):
+            target = document.parent / path
+            if "\n" in path or ("://" not in path and not target.exists()):
+                broken.append((document.name, path))
+            elif anchor and document == pictures.README and "://" not in path:
+                headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+                if anchor not in {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}:
+                    broken.append((document.name, f"{path}#{anchor}"))
+    assert broken == []
 
 
 def test_the_settings_that_matter_are_keys_of_the_configuration() -> None:
@@ -107,14 +99,6 @@ def expand(name: str) -> list[str]:
     before, brace, rest = name.partition("{")
     inner, _, after = rest.partition("}")
     return [f"{before}{each}{after}" for each in inner.split(",")] if brace else [name]
-
-
-def test_links_to_sections_of_documents_lead_to_headings() -> None:
-    links = re.findall(r"\]\(([^)#:]+)#([^)]*)\)", README)
-    assert links
-    for path, anchor in links:
-        headings = re.findall(r"^#+ (.*)$", (pictures.ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
-        assert anchor in {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}, (path, anchor)
 
 
 # the recording

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from cpumond.api.json.document import make_document
 
@@ -35,8 +34,5 @@ def test_nothing_that_users_read_speaks_of_the_documents() -> None:
     texts = list(list_texts())
     assert len(texts) > 1000
     assert [where for where, text in texts if VAGUE.search(text)] == []
-
-
-@pytest.mark.parametrize("text", ["by the documents' names", "By the\ndocuments", r"The documents\(aq section"])
-def test_the_phrase_is_found(text: str) -> None:
-    assert VAGUE.search(text)
+    for text in ("by the documents' names", "By the\ndocuments", r"The documents\(aq section"):
+        assert VAGUE.search(text)

@@ -53,6 +53,8 @@ def test_a_page_says_what_it_loads_by_names_that_are_there(client):
         loaded = re.findall(r'(?:src|href)="([^"]*)"', FILES[index].content.decode())
         assert loaded
         assert {client.get(path).status_code for path in loaded} == {200}
+    with pytest.raises(ValueError, match=r"no nothing\.html"):
+        make_web_routes("nothing.html")
 
 
 def test_whoever_takes_gzip_gets_it_where_it_is_smaller(client):
@@ -77,18 +79,15 @@ def test_what_the_browser_has_is_not_sent_again(client):
     assert len({file.etag for file in FILES.values()}) == len({file.content for file in FILES.values()})
 
 
-def test_head_has_the_headers_alone(client):
+def test_nothing_can_be_sent_there(client):
     answer = client.head("/")
     assert (answer.status_code, answer.content) == (200, b"")
     assert int(answer.headers["content-length"]) == len(FILES["scheduler.html"].content)
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
-@pytest.mark.parametrize("path", ["/", "/web/style.css"])
-def test_nothing_can_be_sent_there(client, method, path):
-    answer = client.request(method, path)
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
-    assert "use GET, HEAD" in answer.text
+    for path in ("/", "/web/style.css"):
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
+            answer = client.request(method, path)
+            assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+            assert "use GET, HEAD" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -99,11 +98,6 @@ def test_what_is_no_file_of_the_pages_is_not_found(client, name):
     answer = client.get(f"/web/{name}")
     assert answer.status_code == 404
     assert answer.headers["x-content-type-options"] == "nosniff"
-
-
-def test_a_page_that_does_not_exist_is_a_mistake_found_at_the_start():
-    with pytest.raises(ValueError, match=r"no nothing\.html"):
-        make_web_routes("nothing.html")
 
 
 @pytest.mark.parametrize(
