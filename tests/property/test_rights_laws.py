@@ -106,9 +106,10 @@ def by_the_text(world: World, user: User, pool: str, permission: Permission) -> 
     return not has_list and not tree.settings.acl_required and not user.needs_entry
 
 
-@many
+@examples(300)
 @given(worlds())
 def test_a_verdict_is_that_of_the_text(world):
+    """All of 12.2 for pools: that a denial wins, what inherit_acl cuts and so on follow from the text."""
     found = table(world)
     for user in USERS:
         for pool in POOLS:
