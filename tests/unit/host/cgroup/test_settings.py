@@ -105,12 +105,23 @@ def test_a_cgroup_without_a_weight_stays_as_it_is():
     [
         (CpuSettings(200_000, 100_000), CpuSettings(1_000, 250_000), (Step("quota", 1_000), Step("period", 250_000))),
         (CpuSettings(1_000, 250_000), CpuSettings(200_000, 100_000), (Step("period", 100_000), Step("quota", 200_000))),
+        (CpuSettings(None, 1_000), CpuSettings(1_000, 2_000), (Step("period", 2_000), Step("quota", 1_000))),
+        (CpuSettings(None, 1_000), CpuSettings(None, 2_000), (Step("period", 2_000),)),
         (TWO, CpuSettings(100_000, 100_000, 0, 512), (Step("quota", 100_000), Step("weight", 512))),
         (TWO, CpuSettings(200_000, 100_000, 0, None), ()),
         (NONE, CpuSettings(None, 100_000, None, 5), (Step("weight", 5),)),
         (CpuSettings(200_000, 100_000), CpuSettings(100_000, 100_000, 10), (Step("quota", 100_000),)),
     ],
-    ids=["down", "up", "a weight last", "no weight", "only a weight", "a burst that one side does not have"],
+    ids=[
+        "down",
+        "up",
+        "from no quota",
+        "only the period",
+        "a weight last",
+        "no weight",
+        "only a weight",
+        "a burst that one side does not have",
+    ],
 )
 def test_the_order_of_writes(before, after, steps):
     """Of quota and period the one goes first that gives less in between."""
