@@ -89,6 +89,12 @@ def test_a_gang_that_just_fits_its_limits_gets_all(limit, gets):
     assert function.value(1.0) == (vec(cpu=0.5, memory=0.1) if gets else ZERO)
 
 
+def test_a_gang_that_demands_the_whole_cluster_gets_nothing():
+    """21: its jump sits at suggestion 1 and is trimmed."""
+    assert gang(vec(cpu=1.0, memory=0.2)).value(1.0) == ZERO
+    assert gang(vec(cpu=math.nextafter(1.0, 0.0))).value(1.0) == vec(cpu=math.nextafter(1.0, 0.0))
+
+
 # ---- pools
 
 
