@@ -92,11 +92,7 @@ BOTH, UNIFIED, CPUSET = f"{CGROUP}/cpu,cpuacct", f"{CGROUP}/unified", f"{CGROUP}
         (V2, {CGROUP: "cpu memory\n"}, Hierarchies(2, CGROUP, CGROUP, None, CGROUP), "v2"),
         (DOCKER_V1, {}, Hierarchies(1, BOTH, BOTH, CPUSET, None), "v1"),
     ],
-    ids=[
-        "v1, cpu and cpuacct together", "v1, apart", "hybrid", "hybrid, cpu is the unified one",
-        "cpu time from the unified one", "v2", "v2 without cpuset", "in a container the first mount",
-    ],
-)  # fmt: skip
+)
 def test_which_hierarchy_serves_what(text, controllers, found, layout):
     assert find_hierarchies(parse_mountinfo(text, controllers), "mountinfo") == found
     assert found.layout == layout

@@ -27,6 +27,7 @@ from cpumond.host.cgroup.settings import (
 FREE = AncestorCap(math.inf)
 NONE = CpuSettings(None, 100_000)
 TWO = CpuSettings(200_000, 100_000, 0, 1024)
+ODD_PERIOD = CpuSettings(None, 33_333)
 
 
 # ---- limits
@@ -46,18 +47,11 @@ def test_the_same_cores_in_another_period_are_no_order():
     ("cores", "found", "above", "quota", "given", "words"),
     [
         (1.5, TWO, FREE, (150_000, 100_000), 1.5, ""),
-        (1.5, CpuSettings(None, 33_333), FREE, (50_000, 33_333), 1.5, ""),
+        (1.5, ODD_PERIOD, FREE, (50_000, 33_333), 1.5, ""),
         (3.0, TWO, FREE, (200_000, 100_000), 2.0, "quota that was found, 2 cores"),
         (3.0, NONE, AncestorCap(1.25, "slice"), (125_000, 100_000), 1.25, "1.25 cores, the quota of slice"),
         # 11111 of 33333 us are more than 33333 of 100000.
-        (
-            1.0,
-            CpuSettings(None, 33_333),
-            AncestorCap(0.33333, "slice"),
-            (11_110, 33_333),
-            0.33333,
-            "the quota of slice",
-        ),
+        (1.0, ODD_PERIOD, AncestorCap(0.33333, "slice"), (11_110, 33_333), 0.33333, "the quota of slice"),
         (0.004, TWO, FREE, (1_000, 250_000), 0.004, "period lengthened to 250000 us"),
         *((cores, TWO, FREE, (1_000, 1_000_000), 0.001, "raised to 0.001 cores") for cores in (0.0, 0.0001, 0.0009)),
     ],
@@ -71,16 +65,19 @@ def test_a_limit_as_a_quota(cores, found, above, quota, given, words):
 
 
 @pytest.mark.parametrize(
-    ("cores", "found_us", "ratio", "burst_us"),
+    ("found_us", "ratio", "burst_us"),
     [
-        (1.0, 80_000, None, 80_000), (0.5, 80_000, None, 50_000), (0.5, None, None, None),
-        (1.0, 0, 0.5, 50_000), (1.0, 0, 1.0, 100_000), (1.0, 0, 0.0, 0), (1.0, None, 0.5, None),
+        (80_000, None, 50_000),
+        (20_000, None, 20_000),
+        (None, None, None),
+        (0, 0.5, 25_000),
+        (0, 1.0, 50_000),
+        (0, 0.0, 0),
+        (None, 0.5, None),
     ],
-)  # fmt: skip
-def test_the_burst_found_is_kept_as_far_as_it_fits_or_is_asked_for(cores, found_us, ratio, burst_us):
-    assert (
-        compute_quota_target(cores, CpuSettings(200_000, 100_000, found_us), FREE, ratio).settings.burst_us == burst_us
-    )
+)
+def test_the_burst_found_is_kept_as_far_as_it_fits_or_is_asked_for(found_us, ratio, burst_us):
+    assert compute_quota_target(0.5, CpuSettings(200_000, 100_000, found_us), FREE, ratio).settings.burst_us == burst_us
 
 
 def test_a_weight_is_the_one_that_was_found_scaled():
