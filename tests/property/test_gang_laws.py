@@ -15,10 +15,10 @@ from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.node_commands import CordonNode, DrainNode, UncordonNode
 from cpumond.scheduler.operations import StartOperation
 
-long = examples(120, suppress_health_check=[HealthCheck.too_slow])
+long = examples(120 if WHOLE else 72, suppress_health_check=[HealthCheck.too_slow])
 few = examples(24, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**32 - 1)
-CLUSTERS = 30 if WHOLE else 6
+CLUSTERS = 30 if WHOLE else 4
 """So many are looked at, whether what the laws are about happens in them."""
 
 
@@ -166,12 +166,12 @@ def test_random_clusters_are_worth_trying():
             for jobs in world.state.finished_jobs.values()
             for job in jobs.values()
         )
-    assert ran > CLUSTERS * 16
+    assert ran > CLUSTERS * 50 / 3
     assert preempted >= CLUSTERS / 10
     assert restarted > CLUSTERS / 3
 
 
-@pytest.mark.parametrize("timeout_ms", [0, 3000, 30_000])
+@pytest.mark.parametrize("timeout_ms", [0, 3000, 30_000] if WHOLE else [0, 30_000])
 @few
 @given(seeds)
 def test_everybody_gets_something_whatever_is_kept_free(timeout_ms, seed):
