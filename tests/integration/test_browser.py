@@ -46,9 +46,9 @@ def watched(browser) -> Iterator[tuple[Watch, object]]:
 
 
 def test_a_page_in_which_all_goes_well(page, url):
-    page.goto("about:blank")
     page.goto(url)
     page.evaluate("console.log('all is well'); console.warn('so far')")
+    page.evaluate("const gone = new AbortController(); fetch('/', {signal: gone.signal}).catch(() => 0); gone.abort()")
     assert page.viewport_size == {"width": 1280, "height": 800}
 
 
@@ -71,17 +71,3 @@ def test_what_goes_wrong_is_noticed_unless_it_is_allowed(watched, url, script, p
     wait_until(lambda: any(problem in text for text in watch.problems()), problem)
     page.allow("^(console|uncaught|dialog|status|request failed): ")
     assert watch.problems() == []
-
-
-def test_a_request_that_the_page_gives_up_is_no_problem(page, url):
-    page.goto(url)
-    page.evaluate("const gone = new AbortController(); fetch('/', {signal: gone.signal}).catch(() => 0); gone.abort()")
-
-
-def test_pages_know_nothing_of_each_other(new_page, url):
-    first, second = new_page(), new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
-    first.goto(url)
-    second.goto(url)
-    first.evaluate("localStorage.setItem('a', '1')")
-    assert second.evaluate("localStorage.getItem('a')") is None
-    assert second.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")

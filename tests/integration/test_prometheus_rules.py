@@ -65,18 +65,6 @@ def test_alerts_fire_and_are_quiet_as_the_cases_say(path: Path) -> None:
     assert "SUCCESS" in promtool("test", "rules", path)
 
 
-@pytest.mark.prometheus
-def test_a_case_that_is_wrong_is_found(tmp_path: Path) -> None:
-    """promtool reads the cases: with another threshold one of them fails."""
-    for name in ("alerts.yml", "recording.yml"):
-        text = (RULES / name).read_text(encoding="utf-8")
-        (tmp_path / name).write_text(text.replace("cpumond_check_stride > 1", "cpumond_check_stride > 9"))
-    cases = (ROOT / "tests" / "prometheus" / "agent.yml").read_text(encoding="utf-8")
-    (tmp_path / "agent.yml").write_text(cases.replace("../../config/prometheus", "."))
-    with pytest.raises(AssertionError, match="CpumondChecksShed"):
-        promtool("test", "rules", tmp_path / "agent.yml")
-
-
 def test_each_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
     cases = [
         (case["alertname"], bool(case["exp_alerts"]))
@@ -110,15 +98,11 @@ def test_an_alert_says_what_it_is_about(rule: dict[str, Any]) -> None:
     assert "$labels" in annotations["summary"]
 
 
-def test_names_of_alerts_are_unique() -> None:
-    names = [rule["alert"] for rule in ALERTS]
-    assert len(set(names)) == len(names) > 20
-
-
 def test_each_alert_has_its_section_in_the_runbook_and_no_section_is_left_over() -> None:
     sections = re.split(r"^### ", RUNBOOK.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     titles = [section.partition("\n")[0] for section in sections]
     assert titles == [rule["alert"] for rule in ALERTS]
+    assert len(set(titles)) == len(titles) > 20
     for title, section in zip(titles, sections, strict=True):
         for part in ("**Means:**", "**Look:**", "**Do:**", "**Too loud?**"):
             assert part in section, f"{title} has no {part}"

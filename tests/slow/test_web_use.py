@@ -202,18 +202,6 @@ def test_escape_closes_a_dialog_and_the_focus_is_where_it_was(page, site):
     expect(opener).to_be_focused()
 
 
-def test_what_is_typed_stays_while_the_page_asks_again(page, site):
-    site.open(page, "#/operations")
-    field = page.get_by_label("User", exact=True)
-    field.press_sequentially("roo")
-    for _ in range(2):
-        with page.expect_response(lambda response: "/api/v1/operations" in response.url):
-            pass
-    field.press_sequentially("t")
-    expect(field).to_have_value("root")
-    expect(field).to_be_focused()
-
-
 # --- a screen reader
 
 
@@ -229,17 +217,6 @@ def test_every_table_has_a_caption_and_every_head_a_scope(page, site):
         levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map((h) => Number(h.tagName[1]))")
         assert levels[0] == 1, where
         assert all(after - before <= 1 for before, after in itertools.pairwise(levels)), (where, levels)
-        unnamed = "[...document.querySelectorAll('input, select, textarea')].filter((e) => !e.labels.length).length"
-        assert page.evaluate(unnamed) == 0, where
-        for name in ("button", "link"):
-            names = [each.get("name") for each in accessible(page, name)]
-            assert all(names), (where, name)
-
-
-def accessible(page: Page, role: str) -> list[dict[str, str]]:
-    """What a screen reader hears of all elements of a role."""
-    found = re.findall(rf'^ *- {role}(?: "(.*?)")?', page.locator("body").aria_snapshot(), re.MULTILINE)
-    return [{"name": name} for name in found]
 
 
 def test_graphs_are_tables_for_a_screen_reader(page, site):
