@@ -183,7 +183,9 @@ def test_every_default_keeps_to_its_schema():
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A scheduler with long names, jobs that run, wait and have ended, and files for commands that read some."""
     directory = tmp_path_factory.mktemp("site")
-    with LiveScheduler(directory, foretells=True) as server:
+    with pytest.MonkeyPatch.context() as patch, LiveScheduler(directory, foretells=True) as server:
+        # Forecasts are made in copies of this process: at its own priority, since they are waited for.
+        patch.setattr("cpumond.scheduler.forecast.fork.NICENESS", 0)
         pools = "/trees/default/pools"
         server.post(pools, {"name": LONG_POOL, "attributes": {"strong_guarantee_resources": {"cpu": 2}}}, 201)
         server.post(pools, {"name": "small", "parent": LONG_POOL, "attributes": {"resource_limits": {"cpu": 3}}}, 201)
