@@ -119,13 +119,16 @@ def test_every_page_opens_with_one_heading_and_a_title(page, site):
         assert page.title().endswith(" \u2013 cpumond agent"), name
 
 
-def test_what_does_not_exist_is_said_in_a_sentence(page, site):
+def test_what_does_not_exist_is_said_in_a_sentence_below_its_heading(page, site):
     page.allow("status: 404 ")
-    for where in ("#/pools/default/nobody", "#/operations/1-2-3-4", "#/nodes/nobody", "#/pools/nobody"):
-        name = where.rpartition("/")[2]
-        page.goto("about:blank")
-        page.goto(f"{site.cluster.url}/{where}")
-        expect(page.locator("main [role=alert]")).to_contain_text(
+    for where, heading in (
+        ("#/pools/default/nobody", "nobody"), ("#/operations/1-2-3-4", "Operation 1-2-3-4"),
+        ("#/operations/1-2-3-4/jobs/5", "Job 5"), ("#/nodes/nobody", "Node nobody"), ("#/pools/nobody", "Pools"),
+    ):  # fmt: skip
+        site.turn(page, where)
+        expect(page.get_by_role("heading", level=1)).to_have_text(heading)
+        name = where.split("/")[2] if "operations" in where else "nobody"
+        expect(page.locator("main [role=alert]").first).to_contain_text(
             re.compile(f"(No such|does not exist).*{name}|{name}.*(does not exist|is not registered)")
         )
     page.goto(f"{site.cluster.url}/#/nothing/here/at/all")

@@ -302,17 +302,6 @@ def test_a_cordoned_node_says_by_whom_and_why(page, scheduler, node):
     scheduler.post(f"{path}/uncordon")
 
 
-def test_what_is_not_there_has_a_heading_and_the_scheduler_says_so(page, scheduler):
-    page.allow("status: 404 GET ")
-    for where, heading in (
-        ("#/operations/1-2-3-4", "Operation 1-2-3-4"), ("#/nodes/none", "Node none"), ("#/pools/default/none", "none"),
-        ("#/operations/1-2-3-4/jobs/5", "Job 5"), ("#/pools/none", "Pools"),
-    ):  # fmt: skip
-        turn_page(page, f"{scheduler.url}/", where)
-        expect(page.get_by_role("heading", level=1)).to_have_text(heading)
-        expect(page.get_by_role("alert").first).not_to_be_empty()
-
-
 def test_facts_have_two_columns_and_controls_are_large_on_a_telephone(new_page, scheduler):
     page: Any = new_page(viewport={"width": 390, "height": 844}, has_touch=True)
     long = "W" * 100
