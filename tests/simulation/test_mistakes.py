@@ -12,7 +12,7 @@ FIRST = {
     "clock": 0,
     "acknowledge": 0,
     "start": 0,
-    "stop": 2,
+    "stop": 12,
     "term": 35,
     "outcome": 13,
     "later": 0,
