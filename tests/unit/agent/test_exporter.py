@@ -448,6 +448,8 @@ def test_operations_beyond_the_maximum_are_one_series_and_all_add_up_to_the_node
             parts = [number for (found, _), number in samples.items() if found == f"cpumond_operation_{name}"]
             assert len(parts) == min(limit + 1, 7)
             assert sum(parts) == samples[f"cpumond_node_{name}", frozenset()]
+        reclaimed = sum(max(4.0 - 0.5 * number, 0.0) for number in range(20))
+        assert samples["cpumond_node_reclaimed_cores", frozenset()] == reclaimed
 
 
 def test_jobs_by_status_add_up():
