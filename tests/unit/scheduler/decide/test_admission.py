@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,12 +33,37 @@ def world():
     assert_consistent(world.state)
 
 
-# --- 2.3, trees of an operation
+# --- starts that are refused
+
+NONE = {"max_operation_count": 0, "max_running_operation_count": 0}
+OF_USERS = {"create_ephemeral_subpools": True}
+NO_NAME = "not allowed for an ephemeral pool"
+FORBIDDEN = {"forbid_immediate_operations": True}
+REFUSED: dict[str, tuple[dict[str, dict[str, Any]], dict[str, Any], str]] = {
+    "2.3 unknown tree": ({}, {"pool_trees": ["default", "nowhere"]}, 'Pool tree "nowhere" does not exist'),
+    "2.3 no trees": ({}, {"pool_trees": []}, "no pool tree is specified"),
+    "2.8 forbidden": ({"p": FORBIDDEN}, {}, 'Starting operations immediately in pool "p" is forbidden'),
+    **{f"2.9 name {name:.9}": ({}, {"pool": name}, NO_NAME) for name in ("with blank", "dot.", "ä", "a/b", "x" * 101)},
+    "2.9 two delimiters": ({"p": OF_USERS}, {"pool": "p$a$b"}, "delimiter '$' is found more than once"),
+    **{
+        f"2.9 child {name}": ({"p": OF_USERS, "plain": {}}, {"pool": name}, name)
+        for name in ("invalid$name", "plain$name", "$name", "p$")
+    },
+    "2.9 name of a user": ({"p": OF_USERS}, {"user": "Jon Doe"}, "p$Jon Doe"),
+    "3.1 limit of zero": ({"p": NONE}, {}, 'operations 0 for pool "p" in tree "default" has been reached'),
+    "3.1 one full tree": ({"p": NONE}, {"pool_trees": ["other", "default"]}, 'for pool "p" in tree "default"'),
+}
 
 
-def test_2_3_without_pool_trees_an_operation_goes_to_the_default_tree(world):
+@pytest.mark.parametrize(("pools", "spec", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_a_start_is_refused_in_words(world, pools, spec, sentence):
     world.create_tree("other", nodes_filter="x")
-    assert list(world.record(world.start("p")).trees) == ["default"]
+    for name, options in pools.items():
+        world.create_pool(name, **options)
+    error = refused(world, **{"pool": "p", **spec})
+    assert sentence in str(error)
+    is_unknown = "does not exist" in sentence
+    assert (error.code == RESOLVE) == is_unknown
 
 
 def test_2_3_without_pool_trees_and_default_tree_it_is_refused():
@@ -46,22 +72,22 @@ def test_2_3_without_pool_trees_and_default_tree_it_is_refused():
     assert "Pool trees are unspecified" in str(refused(world, "p"))
 
 
-def test_2_3_an_unknown_tree_is_named(world):
-    error = refused(world, "p", pool_trees=["default", "nowhere"])
-    assert 'Pool tree "nowhere" does not exist' in str(error)
-    assert error.code == RESOLVE
+def test_3_1_only_full_trees_are_erased():
+    world = World(rules(erase_trees_with_pool_limit_violations=True))
+    world.create_tree("other", nodes_filter="x")
+    world.create_pool("p", **FORBIDDEN)
+    assert "is forbidden" in str(refused(world, "p", pool_trees=["other", "default"]))
 
 
-def test_2_3_an_empty_list_of_trees_is_refused(world):
-    assert "no pool tree is specified" in str(refused(world, "p", pool_trees=[]))
+# --- 2.3, trees of an operation
+
+
+def test_2_3_without_pool_trees_an_operation_goes_to_the_default_tree(world):
+    world.create_tree("other", nodes_filter="x")
+    assert list(world.record(world.start("p")).trees) == ["default"]
 
 
 # --- 2.8, immediate operations
-
-
-def test_2_8_immediate_operations_in_a_pool_may_be_forbidden(world):
-    world.create_pool("x", forbid_immediate_operations=True)
-    assert 'Starting operations immediately in pool "x" is forbidden' in str(refused(world, "x"))
 
 
 def test_2_8_sub_pools_of_such_a_pool_are_unaffected(world):
@@ -125,11 +151,6 @@ def test_2_9_an_unknown_pool_is_made_under_the_default_parent_pool():
     assert pool.parent is world.pool("top")
 
 
-def test_2_9_an_unknown_pool_is_made_under_the_root_without_a_default_parent_pool(world):
-    world.start("new")
-    assert world.pool("new").parent is world.tree().root
-
-
 @pytest.mark.parametrize("default", ["fifo", "nowhere", "ephemeral"])
 def test_2_4_a_default_parent_pool_that_cannot_have_children_is_the_root(default):
     world = World(default_parent_pool=default)
@@ -138,11 +159,6 @@ def test_2_4_a_default_parent_pool_that_cannot_have_children_is_the_root(default
         world.start("ephemeral", user="other")
     world.start("new")
     assert world.pool("new").parent is world.tree().root
-
-
-@pytest.mark.parametrize("name", ["with blank", "dot.", "ä", "a/b", "x" * 101])
-def test_2_9_the_name_of_an_ephemeral_pool_must_match(world, name):
-    assert "not allowed for an ephemeral pool" in str(refused(world, name))
 
 
 def test_2_9_the_expression_for_names_is_configurable():
@@ -175,23 +191,6 @@ def test_2_9_a_spec_may_name_parent_and_child(world):
     world.create_pool("p", create_ephemeral_subpools=True)
     world.start("p$night", user="ann")
     assert world.pool("p$night").parent is world.pool("p")
-
-
-def test_2_9_more_than_one_delimiter_is_refused(world):
-    world.create_pool("p", create_ephemeral_subpools=True)
-    assert "delimiter '$' is found more than once" in str(refused(world, "p$a$b"))
-
-
-@pytest.mark.parametrize("name", ["invalid$name", "plain$name", "$name", "p$"])
-def test_2_9_a_child_of_a_pool_without_ephemeral_subpools_is_refused(world, name):
-    world.create_pool("plain")
-    world.create_pool("p", create_ephemeral_subpools=True)
-    assert name in str(refused(world, name))
-
-
-def test_2_9_a_name_of_the_user_that_is_no_pools_name_is_refused(world):
-    world.create_pool("p", create_ephemeral_subpools=True)
-    refused(world, "p", user="Jon Doe")
 
 
 def test_2_9_subpools_have_default_settings_and_what_the_config_of_their_parent_says(world):
@@ -256,12 +255,6 @@ def test_2_9_an_ephemeral_pool_goes_with_its_last_operation(world):
     assert world.pool("p").children == {}
 
 
-def test_2_9_an_explicit_pool_stays_without_operations(world):
-    world.create_pool("p")
-    world.abort(world.start("p"))
-    assert "p" in world.tree().pools
-
-
 def test_2_9_pools_of_a_user_are_limited_in_the_default_parent():
     world = World(max_ephemeral_pools_per_user=2)
     world.start("b", user="ann")
@@ -316,12 +309,6 @@ def test_2_9_an_explicit_pool_erased_while_it_has_operations_goes_on_as_ephemera
     world.abort(operation)
     assert "p" not in world.tree().pools
     assert_consistent(world.state)
-
-
-def test_2_9_an_erased_pool_without_operations_is_gone(world):
-    world.create_pool("p")
-    world.do(RemovePool("default", "p"))
-    assert world.tree().pools == {}
 
 
 def test_2_9_creating_an_erased_pool_again_takes_its_operations_over(world):
@@ -543,18 +530,6 @@ def test_3_1_a_new_ephemeral_pool_is_checked_where_it_would_be_made():
     assert refused(world, "two", user="w").attributes["pool"] == "top"
 
 
-def test_3_1_a_limit_of_zero_lets_nothing_start(world):
-    world.create_pool("p", max_operation_count=0, max_running_operation_count=0)
-    assert refused(world, "p").attributes["limit"] == 0
-
-
-def test_3_1_one_full_tree_refuses_the_operation(world):
-    world.create_tree("other", nodes_filter="x")
-    world.create_pool("p", max_operation_count=0, max_running_operation_count=0)
-    error = refused(world, "p", pool_trees=["other", "default"])
-    assert error.attributes["pool_tree"] == "default"
-
-
 def test_3_1_full_trees_may_be_erased_instead():
     world = World(rules(erase_trees_with_pool_limit_violations=True))
     world.create_tree("other", nodes_filter="x")
@@ -572,13 +547,6 @@ def test_3_1_an_erased_tree_is_a_warning():
         StartOperation({"tasks": {"t": {"job_count": 1}}, "pool": "p", "pool_trees": ["other", "default"]})
     )
     assert 'for pool "p" in tree "default" has been reached' in change.warnings[0]
-
-
-def test_3_1_only_full_trees_are_erased():
-    world = World(rules(erase_trees_with_pool_limit_violations=True))
-    world.create_tree("other", nodes_filter="x")
-    world.create_pool("p", forbid_immediate_operations=True)
-    assert "is forbidden" in str(refused(world, "p", pool_trees=["other", "default"]))
 
 
 def test_3_1_the_scheduler_as_a_whole_has_a_limit():
@@ -612,13 +580,6 @@ def test_3_2_a_full_ancestor_makes_it_pending_too(full):
     assert world.states([world.start("b"), world.start("b")]) == "rp"
     for name in ("b", "a", ROOT_POOL):
         assert world.counts(name) == (1, 2)
-
-
-def test_3_2_a_limit_of_zero_lets_nothing_run(world):
-    world.create_pool("p", max_running_operation_count=0)
-    assert world.states([world.start("p")]) == "p"
-    world.set_pool("p", max_running_operation_count=1)
-    assert len(world.running()) == 1
 
 
 def test_3_2_an_operation_in_several_trees_runs_as_soon_as_one_lets_it(world):
@@ -658,12 +619,6 @@ def test_3_3_pending_operations_run_in_order_of_arrival(world):
         world.abort(operations[turn])
 
 
-def test_3_3_a_blocked_one_does_not_hold_back_those_behind_it(branches):
-    world = branches(2)
-    operations = [world.start(name) for name in ("a", "a", "b")]
-    assert world.states(operations) == "rpr"
-
-
 def test_3_3_a_blocked_one_keeps_its_place(branches):
     world = branches(1)
     operations = [world.start(name) for name in ("b", "a", "b", "a")]
@@ -676,21 +631,6 @@ def test_3_3_a_blocked_one_keeps_its_place(branches):
     assert world.states(operations) == "arrp"
 
 
-def test_3_3_counts_are_updated_before_the_next_one_is_looked_at(branches):
-    world = branches(0)
-    operations = [world.start(name) for name in ("a", "a", "b", "b")]
-    world.set_pool("top", max_running_operation_count=5)
-    assert world.states(operations) == "rprp"
-
-
-def test_3_3_the_scan_ends_when_the_root_is_full():
-    world = World(max_running_operation_count=1)
-    operations = [world.start(user=f"u{i}") for i in range(4)]
-    assert world.states(operations) == "rppp"
-    world.set_tree(max_running_operation_count=3)
-    assert world.states(operations) == "rrrp"
-
-
 def test_3_3_a_finished_operation_frees_its_slot_by_its_jobs(world):
     node = world.node("n")
     world.create_pool("p", max_running_operation_count=1)
@@ -699,13 +639,6 @@ def test_3_3_a_finished_operation_frees_its_slot_by_its_jobs(world):
     node.finish(next(iter(node.jobs)))
     world.beat()
     assert world.states(operations) == "cr"
-
-
-def test_3_3_an_aborted_pending_operation_frees_no_slot(world):
-    world.create_pool("p", max_running_operation_count=1)
-    operations = [world.start("p") for _ in range(3)]
-    world.abort(operations[1])
-    assert world.states(operations) == "rap"
 
 
 def test_3_3_the_queue_outlives_a_restart(world):
@@ -736,38 +669,61 @@ def test_3_4_lowering_a_limit_never_stops_running_operations(world):
     assert world.states(operations[4:]) == "r"
 
 
-@pytest.mark.parametrize("where", ["pool", "ancestor", "root", "per pool"])
-def test_3_4_raising_a_limit_runs_pending_ones_at_once(where):
-    world = World(
-        max_running_operation_count=1 if where == "root" else 9,
-        max_running_operation_count_per_pool=1 if where == "per pool" else 9,
-    )
-    world.create_pool("top", **({"max_running_operation_count": 1} if where == "ancestor" else {}))
-    world.create_pool("p", "top", **({"max_running_operation_count": 1} if where == "pool" else {}))
-    operations = [world.start("p") for _ in range(3)]
-    assert world.states(operations) == "rpp"
-    if where in ("pool", "ancestor"):
-        world.set_pool("p" if where == "pool" else "top", max_running_operation_count=2)
-    elif where == "root":
-        world.set_tree(max_running_operation_count=2)
-    else:
-        world.set_tree(max_running_operation_count_per_pool=2)
-    assert world.states(operations) == "rrp"
+RUN = "max_running_operation_count"
+TOP_A_B: dict[str, dict[str, Any]] = {"top": {}, "a": {"parent": "top", RUN: 1}, "b": {"parent": "top", RUN: 1}}
+LOW = {"top": {}, "p": {"parent": "top"}}
+Act = Callable[[World, list[str]], object]
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]], str, str, Act, str]] = {
+    "3.2 limit of zero": ({}, {"p": {RUN: 0}}, "p", "p", lambda world, _: world.set_pool("p", **{RUN: 1}), "r"),
+    "3.3 the blocked do not hold back": (
+        {}, {**TOP_A_B, "top": {RUN: 2}}, "aab", "rpr", lambda world, ids: world.abort(ids[1]), "rar",
+    ),
+    "3.3 counts grow with each that runs": (
+        {}, {**TOP_A_B, "top": {RUN: 0}}, "aabb", "pppp", lambda world, _: world.set_pool("top", **{RUN: 5}), "rprp",
+    ),
+    "3.3 as many as the root holds": (
+        {RUN: 1}, {}, "cdef", "rppp", lambda world, _: world.set_tree(**{RUN: 3}), "rrrp",
+    ),
+    "3.3 a pending one frees no slot": (
+        {}, {"p": {RUN: 1}}, "ppp", "rpp", lambda world, ids: world.abort(ids[1]), "rap",
+    ),
+    "3.4 raised in the pool": (
+        {}, {"top": {}, "p": {"parent": "top", RUN: 1}}, "ppp", "rpp",
+        lambda world, _: world.set_pool("p", **{RUN: 2}), "rrp",
+    ),
+    "3.4 raised above": (
+        {}, {**LOW, "top": {RUN: 1}}, "ppp", "rpp", lambda world, _: world.set_pool("top", **{RUN: 2}), "rrp",
+    ),
+    "3.4 raised in the root": ({RUN: 1}, LOW, "ppp", "rpp", lambda world, _: world.set_tree(**{RUN: 2}), "rrp"),
+    "3.4 raised for each pool": (
+        {f"{RUN}_per_pool": 1}, LOW, "ppp", "rpp", lambda world, _: world.set_tree(**{f"{RUN}_per_pool": 2}), "rrp",
+    ),
+    "3.4 own limit removed": (
+        {}, {"p": {RUN: 1}}, "ppp", "rpp", lambda world, _: world.set_pool("p", **{RUN: None}), "rrr",
+    ),
+    "3.4 pool moved out": (
+        {}, {**TOP_A_B, "top": {RUN: 1}}, "ab", "rp", lambda world, _: world.set_pool("b", parent_name=ROOT_POOL), "rr",
+    ),
+    "3.5 pending one moved": (
+        {}, {"a": {RUN: 0}, "b": {}}, "a", "p", lambda world, ids: world.set_operation(ids[0], pool="b"), "r",
+    ),
+    "3.5 a move frees its slot": (
+        {}, {"a": {RUN: 1}, "b": {}}, "aa", "rp", lambda world, ids: world.set_operation(ids[0], pool="b"), "rr",
+    ),
+}  # fmt: skip
 
 
-def test_3_4_removing_a_pools_own_limit_gives_it_the_trees(world):
-    world.create_pool("p", max_running_operation_count=1)
-    operations = [world.start("p") for _ in range(3)]
-    world.set_pool("p", max_running_operation_count=None)
-    assert world.states(operations) == "rrr"
-
-
-def test_3_4_moving_a_pool_out_of_a_full_one_runs_its_operations(branches):
-    world = branches(1)
-    operations = [world.start("a"), world.start("b")]
-    assert world.states(operations) == "rp"
-    world.set_pool("b", parent_name=ROOT_POOL)
-    assert world.states(operations) == "rr"
+@pytest.mark.parametrize(("tree", "pools", "starts", "before", "change", "after"), CHANGES.values(), ids=CHANGES)
+def test_a_change_runs_those_that_it_makes_room_for(tree, pools, starts, before, change, after):
+    """``starts``: the pools of the operations, in order of arrival; ``before``, ``after``: their states."""
+    world = World(**tree)
+    for name, options in pools.items():
+        world.create_pool(name, **options)
+    operations = [world.start(pool, user=f"u{number}") for number, pool in enumerate(starts)]
+    assert world.states(operations) == before
+    change(world, operations)
+    assert world.states(operations) == after
+    assert_consistent(world.state)
 
 
 # --- 3.5, change of pool
@@ -817,14 +773,6 @@ def test_3_5_only_new_ancestors_are_tested(world):
     assert 'pool "top"' in move_refused(world, other, "a")
 
 
-def test_3_5_a_pending_operation_is_placed_again(world):
-    world.create_pool("full", max_running_operation_count=0)
-    world.create_pool("free")
-    operation = world.start("full")
-    world.set_operation(operation, pool="free")
-    assert world.states([operation]) == "r"
-
-
 def test_3_5_a_pending_operation_may_go_where_nothing_may_run(world):
     world.create_pool("a", max_running_operation_count=0)
     world.create_pool("b", max_running_operation_count=0)
@@ -832,14 +780,6 @@ def test_3_5_a_pending_operation_may_go_where_nothing_may_run(world):
     world.set_operation(operation, pool="b")
     assert world.states([operation]) == "p"
     assert world.counts("b") == (0, 1)
-
-
-def test_3_5_a_move_frees_the_slot_that_it_held(world):
-    world.create_pool("a", max_running_operation_count=1)
-    world.create_pool("b")
-    operations = [world.start("a"), world.start("a")]
-    world.set_operation(operations[0], pool="b")
-    assert world.states(operations) == "rr"
 
 
 def test_3_5_pools_that_nobody_may_start_in_cannot_be_moved_to(world):

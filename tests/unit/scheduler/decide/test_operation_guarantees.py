@@ -23,45 +23,11 @@ def world():
     assert_consistent(world.state)
 
 
-def share(world: World, operation: str) -> float:
-    return round(100 * world.element(operation).fair_share[CPU], 6)
-
-
 def guarantee(world: World, operation: str) -> float:
     return round(100 * world.element(operation).strong_guarantee_share[CPU], 6)
 
 
-# --- its share
-
-
-def test_a_guarantee_is_kept_against_any_weight(world):
-    big = world.start("p", jobs=500, weight=2.0**26)
-    own = world.start("p", jobs=500, weight=2.0**-26, min_share_resources={"cpu": 30})
-    world.start("plain", jobs=500)
-    world.update()
-    assert guarantee(world, own) == 30
-    assert share(world, own) >= 30
-    assert guarantee(world, big) == 0
-
-
-def test_demand_below_the_guarantee_leaves_the_rest_to_others(world):
-    own = world.start("p", jobs=10, min_share_resources={"cpu": 30})
-    other = world.start("p", jobs=500)
-    world.update()
-    assert (share(world, own), share(world, other)) == (10, 90)
-
-
-def test_guarantees_get_the_same_part_of_what_the_pool_has_left_beside_its_pools(world):
-    world.create_pool("child", "p", min_share_resources={"cpu": 20})
-    first = world.start("p", jobs=500, min_share_resources={"cpu": 40})
-    second = world.start("p", jobs=500, min_share_resources={"cpu": 20})
-    world.start("child", jobs=500)
-    world.update()
-    assert (guarantee(world, first), guarantee(world, second)) == (20, 10)
-    assert round(100 * world.pool("child").strong_guarantee_share[CPU], 6) == 20
-    world.set_pool("child", min_share_resources={"cpu": 50})
-    world.update()
-    assert (guarantee(world, first), guarantee(world, second)) == (0, 0)
+# --- its share; how large it is, tests/property/test_scheduler_snapshot_laws.py says
 
 
 def test_what_pools_have_too_much_of_does_not_matter_where_nobody_asks_for_it(world):
@@ -76,25 +42,6 @@ def test_what_pools_have_too_much_of_does_not_matter_where_nobody_asks_for_it(wo
     inside = world.start("tenths", jobs=500, min_share_resources={"cpu": 5})
     world.update()
     assert guarantee(world, inside) == 5
-
-
-@pytest.mark.parametrize("pool", ["plain", "queue", "new"])
-def test_where_the_pool_has_none_to_give_the_share_is_that_by_weight(world, pool):
-    own = world.start(pool, jobs=500, min_share_resources={"cpu": 40})
-    world.start("p", jobs=500)
-    world.update()
-    assert guarantee(world, own) == 0
-
-
-def test_in_the_root_the_cluster_is_what_can_be_given(world):
-    own = world.start(ROOT_POOL, jobs=500, weight=0.001, min_share_resources={"cpu": 30})
-    world.start("p", jobs=500)
-    world.start("plain", jobs=500)
-    world.update()
-    assert guarantee(world, own) == 30
-    other = world.start(ROOT_POOL, jobs=500, min_share_resources={"cpu": 30})
-    world.update()
-    assert (guarantee(world, own), guarantee(world, other)) == (20, 20)
 
 
 def test_a_guarantee_comes_goes_and_moves_with_the_options(world):
