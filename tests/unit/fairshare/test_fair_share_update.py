@@ -338,6 +338,24 @@ def test_a_result_that_is_read_late_is_that_of_its_update():
     assert got(second, "x") == [0.7]
 
 
+def test_operations_that_come_to_another_pool():
+    """An operation is known by its name; its pool decides whether it is a gang."""
+    updater = FairShareUpdater()
+    pools = [
+        Pool("a"),
+        Pool("b", step_function_for_gang_operations=False),
+        Pool("c"),
+        Operation("n", "c", demand=cpu(100.0)),
+    ]
+    moved = Operation("x", "a", demand=cpu(60.0), gang=True)
+    for parent, share in (("a", 0.0), ("b", 0.5), ("a", 0.0)):
+        result = updater.update(tree(*pools, replace(moved, parent=parent), **REORDERING), 0.0, None)
+        assert got(result, "x") == [share]
+    # of the same operation in the same place, the pool's flag decides
+    without = replace(pools[0], step_function_for_gang_operations=False)
+    assert got(updater.update(tree(without, *pools[1:], moved, **REORDERING), 0.0, None), "x") == [0.5]
+
+
 def test_the_state_of_an_update_is_that_of_the_next():
     """2: nothing but accumulated_volume and last_share_ratio survives; the pool uses up what flowed in (5.1, 10)."""
     integral = IntegralGuarantees("burst", cpu(10.0), cpu(30.0), accumulated_volume=(0.0, 1200.0, 0.0, 0.0, 0.0))

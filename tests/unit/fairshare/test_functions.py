@@ -18,7 +18,7 @@ from cpumond.fairshare.functions import (
 )
 from cpumond.fairshare.paths import Path, fifo_path, settle, weighted_path
 from cpumond.fairshare.pool_functions import pool_function, stop_within
-from cpumond.fairshare.resources import ONE, ZERO, Vector, subtract, sum_vectors
+from cpumond.fairshare.resources import ONE, ZERO, Vector, add, least, scale, subtract, sum_vectors
 
 CLOSE = 1e-12
 
@@ -80,6 +80,20 @@ def test_demands_far_beyond_the_cluster_that_meet_their_limits_together():
             assert function.value(1.0) == near(vec(cpu=1.0, memory=1.0, slots=u), 1e-9)
         else:
             assert function.value(1.0) == near(vec(cpu=u, memory=1.0, slots=u), 1e-9)
+
+
+def test_resources_that_need_the_same_suggestion_at_one_point():
+    """9.4: three lines through one point, which rounding spreads; from there on the steepest binds."""
+    rng = random.Random(940)
+    for _ in range(400):
+        s, x, slopes = rng.randrange(10, 60) / 100, rng.randrange(1, 9) / 10, rng.sample(range(1, 40), 3)
+        growth = vec(*(slope / 10 for slope in slopes))
+        usage = add(vec(*(max(s - m / 10 * x, 0.0) for m in slopes)), (0.0, 0.0, 0.0, 0.0, s))
+        function = operation_function(usage, add(usage, growth), ONE)
+        assert function.value(s / 2) == near(least(usage, (s / 2,) * 5))
+        for at in (s + 0.05, s + 0.2):
+            part = min(1.0, *((at - u) / m for u, m in zip(usage, growth, strict=True) if m))
+            assert function.value(at) == near(add(usage, scale(growth, part)))
 
 
 @pytest.mark.parametrize(("limit", "gets"), [(0.5, True), (math.nextafter(0.5, 0.0), False)])

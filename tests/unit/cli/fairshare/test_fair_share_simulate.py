@@ -402,6 +402,7 @@ def test_the_tree_is_checked_as_that_of_an_update():
         ("operation", "operations", "script 1.operations: unknown key; did you mean 'operation'?"),
         ('at = "2s"\n', "", "script 1: 'at' is missing; it has no default"),
         ('"2s"', '"2 hours"', 'script 1.at: expected a duration such as "1s", "250ms" or "1h30m", got \'2 hours\', or'),
+        ('"2s"', '""', "script 1.at: expected a duration such as "),
         ('"2s"', '"nan"', "script 1.at: expected a duration in [0s, 36500d], got nan"),
         ('"2s"', "-1", "script 1.at: must be a number >= 0 or a text, got -1"),
         ('"start"', '"begin"', 'script 1.action: must be one of "ramp", "start", "stop", got \'begin\''),
