@@ -136,29 +136,6 @@ def test_rebase_without_a_reading_waits_for_the_next_good_one():
     assert check(state, CpuReading(9.0, 9.0), 9.0, DEFAULTS)[1].kind == "base"
 
 
-@BOTH_MODES
-def test_on_the_second_good_sample_smoothed_is_hard_and_the_measured_u_is_thrown_away(vote_mode):
-    (_, state), (_, later) = steps(start_state(10.0, 0.0), 0.0, 2, MonitorSettings(vote_mode=vote_mode))
-    assert state.smoothed_cores == 10.0
-    assert later.smoothed_cores == 9.0
-
-
-def test_later_smoothed_is_a_u_plus_1_minus_a_smoothed():
-    s = MonitorSettings(smoothing_factor=0.25)
-    assert smooth(job(10.0, smoothed=8.0), 4.0, s) == 0.25 * 4.0 + 0.75 * 8.0 == 7.0
-
-
-def test_smoothing_seed_first_value_takes_the_measured_usage():
-    s = MonitorSettings(smoothing_seed="first_value")
-    assert smooth(job(10.0), 4.0, s) == 4.0
-    assert smooth(job(10.0, smoothed=8.0), 4.0, s) == pytest.approx(7.6)
-
-
-def test_very_first_vote_is_always_plus_1():
-    _, state = steps(start_state(10.0, 0.0), 0.0, 1, YTSAURUS)[0]
-    assert state.window == (1,)
-
-
 @pytest.mark.parametrize(
     ("relative", "vote"),
     [(0.0, -1), (math.nextafter(0.6, 0), -1), (0.6, 0), (0.75, 0), (0.9, 0), (math.nextafter(0.9, 1), 1), (2.0, 1)],
@@ -175,26 +152,9 @@ def test_lower_test_is_made_first():
     assert count_document_votes((0.75,) * 4, 0.75, 1.0, crossed, 0.0)[1] == -5
 
 
-@BOTH_MODES
-def test_window_not_full_no_decision(vote_mode):
-    s = MonitorSettings(vote_mode=vote_mode, smoothing_seed="first_value")
-    results = steps(start_state(10.0, 0.0), 0.0, 5, s)
-    assert [decision.votes_sum for decision, _ in results] == [None, None, None, None, -5]
-    assert changes(results) == [6]
-
-
 @pytest.mark.parametrize(("votes_sum", "new"), [(5, 7.25), (4, 7.25), (3, 5.0), (0, 5.0), (-3, 5.0), (-4, 4.85)])
 def test_decision_needs_more_than_the_threshold(votes_sum, new):
     assert decide(votes_sum, job(5.0), (), 0.0, DEFAULTS) == pytest.approx(new)
-
-
-@pytest.mark.parametrize(
-    ("window", "kind"),
-    [((1, 1, 1, 1), "grow"), ((0, 1, 1, 1), "grow"), ((0, 0, 1, 1), "hold"), ((-1, 1, 1, 1), "hold")],
-)
-def test_with_window_5_and_threshold_3_five_equal_votes_or_four_equal_and_one_zero(window, kind):
-    state = job(5.0, smoothed=5.0, window=window)
-    assert steps(state, 5.0, 1, YTSAURUS)[0][0].kind == kind
 
 
 @pytest.mark.parametrize(("limit", "new"), [(5.0, 7.25), (8.0, 10.0), (10.0, 10.0)])
@@ -211,28 +171,6 @@ def test_shrink_never_raises_a_limit_below_the_floor():
     assert decide(-5, job(0.5), (), 0.0, DEFAULTS) == 0.5
 
 
-def test_votes_are_cleared_after_a_decision_and_otherwise_the_oldest_is_dropped():
-    decided = steps(job(5.0, smoothed=5.0, window=(1, 1, 1, 1)), 5.0, 1, YTSAURUS)[0]
-    assert (decided[0].kind, decided[0].votes_sum, decided[1].window) == ("grow", 5, ())
-    held = steps(job(5.0, smoothed=5.0, window=(-1, 0, 1, 1)), 5.0, 1, YTSAURUS)[0]
-    assert (held[0].kind, held[0].votes_sum, held[1].window) == ("hold", 2, (0, 1, 1, 1))
-
-
-@pytest.mark.parametrize(("limit", "usage", "window"), [(10.0, 10.0, (1, 1, 1, 1)), (1.0, 0.0, (-1, -1, -1, -1))])
-def test_candidate_equal_to_soft_is_no_change_but_the_votes_are_still_cleared(limit, usage, window):
-    decision, state = steps(job(limit, smoothed=usage, window=window), usage, 1, YTSAURUS)[0]
-    assert (decision.kind, decision.changes, abs(decision.votes_sum)) == ("hold", False, 5)
-    assert (state.limit_cores, state.window) == (limit, ())
-
-
-def test_document_window_is_not_cleared_and_old_values_are_judged_against_the_new_limit():
-    state = job(10.0, smoothed=5.9, window=(5.9, 5.9, 5.9, 5.9))
-    (first, state), (second, _) = steps(state, 5.9, 2, DEFAULTS)
-    assert (first.kind, first.votes_sum, len(state.window)) == ("shrink", -5, 5)
-    # 0.6 * 9.7 = 5.82: the same values no longer vote.
-    assert (second.kind, second.votes_sum) == ("hold", 0)
-
-
 def test_step_8_on_failure_soft_keeps_its_old_value_and_the_votes_stay_cleared():
     state = job(5.0, smoothed=5.0, window=(1, 1, 1, 1))
     decision, after = steps(state, 5.0, 1, YTSAURUS)[0]
@@ -240,22 +178,6 @@ def test_step_8_on_failure_soft_keeps_its_old_value_and_the_votes_stay_cleared()
     failed = reject(after, decision)
     assert (failed.limit_cores, failed.window, failed.smoothed_cores) == (5.0, (), 5.0)
     assert changes(steps(failed, 5.0, 9, YTSAURUS)) == [6]
-
-
-def test_step_9_aggregates_use_the_soft_after_step_8():
-    _, after = steps(job(10.0, smoothed=0.0, window=(0.0,) * 4), 0.0, 1, DEFAULTS)[0]
-    assert after.limit_cores == 9.7
-    assert after.preemptible_cpu_s == pytest.approx(0.3)
-    after, _ = step(after, CpuReading(0.0, 4.0), 5.0, 3.0, 0.0, MonitorSettings(decrease_coefficient=1.0))
-    assert after.smoothed_cpu_s == 0.5 * 3.0
-    assert after.preemptible_cpu_s == pytest.approx(0.3 + 0.3 * 3.0)
-    assert after.max_cpu_s == 10.0 * 1.0 + 10.0 * 3.0
-
-
-def test_a_rejected_change_is_aggregated_with_the_old_limit():
-    decision, after = steps(job(8.0, smoothed=0.0, window=(0.0,) * 4), 0.0, 1, DEFAULTS)[0]
-    assert after.preemptible_cpu_s == pytest.approx(10.0 - 7.76)
-    assert reject(after, decision).preemptible_cpu_s == pytest.approx(2.0)
 
 
 def test_a_limit_moved_by_the_kernel_is_settled_as_it_was_applied():
@@ -297,11 +219,6 @@ def test_steady_usage_5_on_limit_10_takes_6_changes_and_ends_at_8_32972(vote_mod
     assert 5 / limit == pytest.approx(0.60026, abs=5e-6)
 
 
-def test_steady_usage_reaches_its_end_later_in_ytsaurus_form():
-    document, ytsaurus = (changes(steps(start_state(10.0, 0.0), 5.0, 500, s))[-1] for s in (DEFAULTS, YTSAURUS))
-    assert document < ytsaurus
-
-
 def test_growing_from_1_when_the_job_always_uses_its_limit_is_the_same_sequence_in_both_forms():
     sequences = [
         [(number, state.limit_cores) for number, (_, state) in enumerate(results) if results[number][0].changes]
@@ -311,14 +228,6 @@ def test_growing_from_1_when_the_job_always_uses_its_limit_is_the_same_sequence_
     assert [limit for _, limit in sequences[0]] == pytest.approx([1.45**n for n in range(1, 7)] + [10.0])
     numbers = [number for number, _ in sequences[0]]
     assert {later - earlier for earlier, later in pairwise(numbers)} == {16}
-
-
-@pytest.mark.parametrize("window", [2, 5, 9])
-def test_in_ytsaurus_form_at_least_w_checks_lie_between_two_changes(window):
-    s = MonitorSettings(vote_mode="ytsaurus", vote_window_size=window, vote_decision_threshold=1, smoothing_factor=1.0)
-    numbers = changes(steps(start_state(10.0, 0.0), lambda st: 0.0 if st.limit_cores > 5 else 9.0, 200, s))
-    assert len(numbers) > 10
-    assert min(later - earlier for earlier, later in pairwise(numbers)) >= window
 
 
 @BOTH_MODES

@@ -187,47 +187,6 @@ def test_rows_before_a_bad_one_are_given():
 # replaying
 
 
-def test_there_is_one_result_for_each_check_after_the_first_row():
-    assert replay("time_s,usage_cores\n0,7\n", 10.0) == []
-    assert replay("time_s,usage_cores\n0,7\n1,4\n2,4\n", 10.0) == [
-        ReplayRow(1.0, 4.0, 10.0, None, "hold", 10.0),
-        ReplayRow(2.0, 4.0, 0.1 * 4.0 + 0.9 * 10.0, None, "hold", 10.0),
-    ]
-
-
-def test_votes_sum_is_none_until_the_window_is_full():
-    rows = replay(usage_trace([0.0] * 6), 10.0)
-    assert [row.votes_sum for row in rows] == [None, None, None, None, 1, -1]
-
-
-@pytest.mark.parametrize(("vote_mode", "step"), [("document", 1), ("ytsaurus", 5)])
-def test_an_idle_job_of_10_cores_reaches_1_after_76_changes_the_first_at_row_10(vote_mode, step):
-    rows = replay(usage_trace([0.0] * 500), 10.0, vote_mode=vote_mode)
-    changed = [number for number, row in enumerate(rows, 2) if row.decision == "shrink"]
-    assert changed == list(range(10, 10 + 76 * step, step))
-    assert rows[-1].cpu_limit_cores == 1.0
-
-
-def test_a_steady_usage_of_5_on_10_cores_ends_at_8_32972():
-    assert replay(usage_trace([5.0] * 100), 10.0)[-1].cpu_limit_cores == pytest.approx(8.32972, abs=5e-6)
-
-
-def test_the_limit_grows_back_when_usage_returns():
-    rows = replay(usage_trace([0.0] * 100 + [10.0] * 100), 10.0)
-    assert {row.decision for row in rows} == {"hold", "shrink", "grow"}
-    assert rows[-1].cpu_limit_cores == 10.0
-
-
-def test_a_throttled_row_restores_the_limit():
-    rows = [TraceRow(float(number), 0.0) for number in range(30)]
-    rows.append(TraceRow(30.0, 1.0, throttled_ratio=0.5))
-    results = list(replay_rows(rows, 10.0, MonitorSettings()))
-    assert results[-2].cpu_limit_cores < 10.0
-    assert results[-1] == ReplayRow(30.0, 1.0, 10.0, None, "restore", 10.0)
-    off = list(replay_rows(rows, 10.0, MonitorSettings(throttle_restore_ratio=0.0)))
-    assert off[-1].cpu_limit_cores < off[-2].cpu_limit_cores
-
-
 def test_a_row_under_pressure_restores_the_limit():
     rows = [TraceRow(float(number), 0.0) for number in range(30)]
     rows.append(TraceRow(30.0, 1.0, pressure_ratio=0.5))
@@ -242,12 +201,6 @@ def test_the_column_of_the_pressure():
     assert [row.pressure_ratio for row in parse("time_s,usage_cores,pressure_ratio\n0,0,\n1,2.5,0.75\n")] == [0.0, 0.75]
     with pytest.raises(ConfigError, match=r"line 2: column pressure_ratio: expected a number in \[0, 1\], got '2'"):
         parse("time_s,usage_cores,pressure_ratio\n0,0,2\n")
-
-
-def test_rows_before_start_plus_start_delay_are_not_sampled_and_the_first_after_is_the_base():
-    text = usage_trace([1.0, 2.0, 3.0, 4.0, 5.0])
-    rows = replay(text, 10.0, start_delay_s=3.0, smoothing_seed="first_value")
-    assert [(row.time_s, row.usage_cores, row.smoothed_cores) for row in rows] == [(4.0, 4.0, 4.0), (5.0, 5.0, 4.1)]
 
 
 def test_a_counter_is_compared_with_the_base_after_start_delay():
