@@ -151,7 +151,8 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Most integration tests wait, so more processes than cores; fewer where most tests compute."""
-    works = REQUIRED or config.stash[LANE] == "short" or is_named(config, MACHINES) or are_all_in(config, UNIT)
+    # Asked before pytest_configure has noted the lane.
+    works = REQUIRED or find_lane(config) == "short" or is_named(config, MACHINES) or are_all_in(config, UNIT)
     return min(len(os.sched_getaffinity(0)), 4) + (1 if works else 3)
 
 
@@ -182,7 +183,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def is_named(config: pytest.Config, folder: Path) -> bool:
     """Whether the command line names this folder or something in it."""
     names = [str(name).partition("::")[0] for name in config.args]
-    return config.stash[LANE] == "named" and any(Path(os.path.abspath(name)).is_relative_to(folder) for name in names)
+    return find_lane(config) == "named" and any(Path(os.path.abspath(name)).is_relative_to(folder) for name in names)
 
 
 def are_all_in(config: pytest.Config, lane: Path) -> bool:
