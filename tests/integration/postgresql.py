@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 from waiting import wait_until
 
@@ -21,6 +20,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgresServer]:
     """A server with the settings of Debian's, fsync included, for all tests of this process."""
+    pytest.importorskip("psycopg", reason="needs the Python package psycopg")
     try:
         server = PostgresServer().__enter__()
     except UnavailableError as error:
@@ -44,6 +44,8 @@ def make_schema(server: PostgresServer) -> str:
 
 def run_sql(conninfo: str, *statements: str) -> list[tuple[object, ...]]:
     """Run statements, each in its own transaction; the rows of the last one."""
+    import psycopg
+
     with psycopg.connect(conninfo, autocommit=True) as connection:
         for statement in statements:
             cursor = connection.execute(statement.encode())

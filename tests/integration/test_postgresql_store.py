@@ -11,8 +11,10 @@ from postgresql import make_schema, run_sql
 from store_contract import Opener, StoreContract
 
 from cpumond.scheduler.store import Arbiter
-from cpumond.scheduler.store.postgresql import AloneStore, PostgresArbiter
 from cpumond.testing.postgresql import PostgresServer
+
+pytest.importorskip("psycopg", reason="needs the Python package psycopg")
+from cpumond.scheduler.store.postgresql import AloneStore, PostgresArbiter  # noqa: E402
 
 
 class TestStore(StoreContract):

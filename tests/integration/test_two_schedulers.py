@@ -10,6 +10,7 @@ from takeover import kill_the_leader, stop_the_leader, two_schedulers
 from cpumond.core.errors import UnavailableError
 from cpumond.testing.postgresql import PostgresServer
 
+pytest.importorskip("psycopg", reason="needs the Python package psycopg")
 pytestmark = pytest.mark.cgroup
 
 
