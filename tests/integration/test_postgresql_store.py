@@ -14,7 +14,7 @@ from cpumond.scheduler.store import Arbiter
 from cpumond.testing.postgresql import PostgresServer
 
 pytest.importorskip("psycopg", reason="needs the Python package psycopg")
-from cpumond.scheduler.store.postgresql import AloneStore, PostgresArbiter  # noqa: E402
+from cpumond.scheduler.store.postgresql import AloneStore, PostgresArbiter
 
 
 class TestStore(StoreContract):

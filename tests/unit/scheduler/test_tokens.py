@@ -19,6 +19,7 @@ HASH_A, HASH_B, HASH_C = hash_token("a"), hash_token("b"), hash_token("c")
 
 
 def write(path: Path, text: str | bytes, mode: int = 0o600) -> str:
+    path.unlink(missing_ok=True)
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     path.chmod(mode)
     return str(path)

@@ -14,6 +14,8 @@ from cpumond.cli import run
 from cpumond.cli.agent import init
 from cpumond.cli.doctor import host as doctor_host
 from cpumond.cli.engines import EngineSeen
+from cpumond.host.cgroup import mounts
+from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.host.engine.model import EngineView
 from cpumond.testing import make_v2_host, v2_cgroup
 
@@ -81,6 +83,8 @@ def test_without_systemd_there_is_no_drop_in(config, programs, capsys, monkeypat
 
 def test_a_missing_configuration_is_made(tmp_path, programs, capsys, monkeypatch):
     programs.append("dockerd")
+    host = open_hierarchies(make_v2_host(tmp_path, {}))
+    monkeypatch.setattr(mounts, "open_hierarchies", lambda _: host)  # this host may have no cgroups
     path = tmp_path / "etc" / "cpumond.toml"
     assert run([*options(path), "--yes"]) == 0
     assert path.read_text() == init.MAIN_FILE

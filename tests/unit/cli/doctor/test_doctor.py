@@ -881,8 +881,15 @@ def test_a_scheduler_that_lets_everybody_in_is_a_warning() -> None:
     ],
 )
 def test_whether_jobs_can_be_run(
-    tmp_path: Path, text: str, booted: bool, library: bool, levels: list[str], words: str
+    tmp_path: Path,
+    text: str,
+    booted: bool,
+    library: bool,
+    levels: list[str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     found = doctor_checks.check_executor(executor_config(tmp_path, text), booted, library)
     assert [finding.level for finding in found] == levels
     assert any(words in finding.text + finding.advice for finding in found)
