@@ -17,6 +17,7 @@ import pytest
 import yaml
 from scheduler_process import SchedulerProcess, clean_environment
 
+from cpumond.cli import run
 from cpumond.core.errors import EXIT_CONFIG, EXIT_PERMISSION, EXIT_USAGE
 
 FILE = """
@@ -58,26 +59,31 @@ def file(tmp_path: Path) -> Path:
 
 
 class Shell:
-    """The commands, by the token of a user."""
+    """The commands in this process, by the token of a user."""
 
-    def __init__(self, scheduler: SchedulerProcess) -> None:
+    def __init__(self, scheduler: SchedulerProcess, capsys: pytest.CaptureFixture[str]) -> None:
         self.url = scheduler.url
+        self.capsys = capsys
 
-    def command(self, *words: object, who: str = "root") -> list[str]:
-        return [sys.executable, "-m", "cpumond", *map(str, words), "--scheduler", self.url, "--token", who]
+    def words(self, *words: object, who: str = "root") -> list[str]:
+        return [*map(str, words), "--scheduler", self.url, "--token", who]
 
     def __call__(self, *words: object, code: int = 0, who: str = "root") -> tuple[str, str]:
-        done = subprocess.run(
-            self.command(*words, who=who), env=clean_environment(), capture_output=True, text=True, timeout=100,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout, done.stderr
+        self.capsys.readouterr()
+        found = run(self.words(*words, who=who))
+        out, err = self.capsys.readouterr()
+        assert found == code, out + err
+        return out, err
 
 
 @pytest.fixture
-def cpumond(scheduler: SchedulerProcess) -> Shell:
-    return Shell(scheduler)
+def cpumond(
+    scheduler: SchedulerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Shell:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE", "CPUMOND_SCHEDULER"):
+        monkeypatch.delenv(name, raising=False)
+    return Shell(scheduler, capsys)
 
 
 def commands(scheduler: SchedulerProcess) -> list[dict[str, Any]]:
@@ -258,9 +264,8 @@ def test_a_terminal_shows_the_plan_in_colour_and_asks(scheduler: SchedulerProces
     for answer, made in ((b"n\n", set()), (b"y\n", {"research", "nightly"})):
         ours, theirs = pty.openpty()
         environment = {**clean_environment(), "TERM": "xterm"}
-        with subprocess.Popen(
-            cpumond.command("tree", "apply", file), env=environment, stdin=theirs, stdout=theirs, stderr=theirs
-        ) as asking:
+        command = [sys.executable, "-m", "cpumond", *cpumond.words("tree", "apply", file)]
+        with subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as asking:
             os.close(theirs)
             shown = b""
             while b"Apply this?" not in shown:
