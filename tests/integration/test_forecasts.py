@@ -6,12 +6,14 @@ What is foretold is compared with what then happens.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +22,7 @@ import psutil
 import pytest
 from waiting import is_over, wait_until
 
+from cpumond.cli import run
 from cpumond.testing.cluster import Cluster
 
 pytestmark = [pytest.mark.cgroup, pytest.mark.timeout(300)]
@@ -33,16 +36,19 @@ class Site:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.words = [sys.executable, "-m", "cpumond"]
-        self.env = {**os.environ, "CPUMOND_SCHEDULER": cluster.url}
+        self.env = {"CPUMOND_SCHEDULER": cluster.url}
         self.round_s = 0.0
         """Of the jobs that are known."""
 
     def run(self, *words: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [*self.words, *words], env=self.env, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        """The output of a command, which runs in this process: to begin an interpreter takes longer."""
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            for name, value in self.env.items():
+                patch.setenv(name, value)
+            found = run(list(words))
+        assert found == code, f"{words}: {found}\n{out.getvalue()}{err.getvalue()}"
+        return out.getvalue()
 
     def ask(self, *words: str, code: int = 0) -> Any:
         return json.loads(self.run(*words[:2], "--json", *words[2:], code=code))
@@ -97,7 +103,7 @@ def measure_round(starts: list[float]) -> float:
 
 
 def test_an_operation_starts_when_it_was_foretold(site: Site) -> None:
-    ahead = [site.start(2) for _ in range(12)]
+    ahead = [site.start(2) for _ in range(7)]
     waiting = site.start()
     wait_until(lambda: site.show(waiting)["forecast"] is not None)
     text = site.run("operation", "when", waiting)
@@ -113,7 +119,7 @@ def test_an_operation_starts_when_it_was_foretold(site: Site) -> None:
     rounds = (began - told["as_of"]) / measure_round(site.list_starts(*ahead, waiting))
     earliest, latest = ((told[name] - told["as_of"]) / site.round_s for name in ("start_p10", "start_p90"))
     assert earliest - 1.0 <= rounds <= latest + 2.0
-    assert began - told["as_of"] > 1.0
+    assert rounds > 0.3
     done = site.run("operation", "when", waiting, code=78)
     assert done == ""
 
@@ -128,15 +134,15 @@ def test_a_simulation_foretells_what_then_happens_and_changes_nothing(site: Site
     site.wait_for(*ahead, began)
     # It may be asked for only after that moment, and what runs ahead may take longer than what was known did.
     foretold = max(asked["start_after"], site.cluster.get(f"/api/v1/operations/{began}")["start_time"])
-    slowness = max(job["finish_time"] - job["start_time"] for job in site.list_jobs(*ahead)) / site.round_s
-    assert abs(site.first_start(began) - foretold) < 4.0 * max(1.0, slowness)
+    longest_s = max(job["finish_time"] - job["start_time"] for job in site.list_jobs(*ahead))
+    assert abs(site.first_start(began) - foretold) < 1.25 * max(site.round_s, longest_s)
     assert any(line.startswith("its first job starts after") for line in told["lines"])
 
 
 def test_what_would_shorten_the_wait_is_told(site: Site) -> None:
     site.run("pool", "create", "narrow", "max_running_operation_count=1")
     words = ("operation", "start", "--pool", "narrow", "--title", "nap", "--cpu-limit", "0.5", "--", "sleep", "600")
-    first, *others = [site.run(*words).strip() for _ in range(12)]
+    first, *others = [site.run(*words).strip() for _ in range(6)]
     wait_until(lambda: site.show(first)["jobs"]["active"] == 1)
     last = others[-1]
     wait_until(lambda: (site.show(last)["forecast"] or {}).get("as_of"))
@@ -188,7 +194,7 @@ def test_ctrl_c_ends_a_simulation_and_its_process(site: Site) -> None:
     long = site.run("operation", "start", "--pool", "p", "--job-count", "2", "--", "sleep", "600").strip()
     running = subprocess.Popen(
         [*site.words, "operation", "simulate", "--pool", "p", "--job-count", "100000", "--", "sleep", "1"],
-        env=site.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, **site.env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
         both = wait_until(stop_all, "a round and the simulation")
