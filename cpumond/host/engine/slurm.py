@@ -23,6 +23,7 @@ from cpumond.host.engine.nudge import wait_nudged
 
 LOOK_S: Final = 10.0
 ANSWER_TIMEOUT_S: Final = 10.0
+KILLED_TIMEOUT_S: Final = 5.0
 ASK_AGAIN_S: Final = 60.0
 """About a job that the controller did not know."""
 MAX_ASKED: Final = 100
@@ -173,7 +174,11 @@ async def run_squeue(*arguments: str) -> str:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            await process.wait()
+            # What is left in the pipe is read: with a full one asyncio of Python 3.13 never reports the process's end. A
+            # child of squeue that holds the pipe open is not waited for.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KILLED_TIMEOUT_S):
+                    await process.communicate()
     if process.returncode and _UNKNOWN not in printed:
         said = clean(" ".join(printed.split()))
         raise EngineError(f"slurm: squeue failed with exit code {process.returncode}: {said}")
