@@ -174,8 +174,8 @@ async def run_squeue(*arguments: str) -> str:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            # What is left in the pipe is read: with a full one asyncio of Python 3.13 never reports the process's end. A
-            # child of squeue that holds the pipe open is not waited for.
+            # What is left in the pipe is read: with a full one asyncio of Python 3.13 never reports the end of the
+            # process. A child of squeue that holds the pipe open is not waited for.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(KILLED_TIMEOUT_S):
                     await process.communicate()
