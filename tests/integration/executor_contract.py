@@ -202,9 +202,13 @@ class Rig:
 
 
 class ExecutorContract:
-    """Inherit it in a class named Test..., with a fixture ``rig``. ``many``: so many jobs are many."""
+    """Inherit it in a class named Test..., with a fixture ``rig``. ``many``: so many jobs at once are many.
+
+    ``many_in_turn``: so many, one after the other.
+    """
 
     many = 50
+    many_in_turn = 20
 
     @pytest.mark.parametrize("code", [0, 3, 255])
     def test_an_exit_code(self, rig: Rig, code: int) -> None:
@@ -486,7 +490,7 @@ class ExecutorContract:
         rig.wait(Ended, rig.start("true"))
         descriptors = count_descriptors()
         job_ids = []
-        for _ in range(self.many):
+        for _ in range(self.many_in_turn):
             job_ids.append(rig.start("sleep", "1000"))
             rig.wait(Started, job_ids[-1])
             rig.executor.kill(job_ids[-1])

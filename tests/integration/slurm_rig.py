@@ -72,10 +72,20 @@ class SlurmCgroups:
         return [pid for pid in sorted(list_processes(self.places(job_id))) if not _is_slurms(pid)]
 
     def list_job_ids(self) -> list[str]:
-        """Those that have a cgroup, and those that Slurm has not ended yet."""
+        """Those that Slurm has not ended yet, and those that have a process.
+
+        On v1 a cgroup may stay without one: Slurm tries once to remove it, and a process that is just killed is in it.
+        """
         places = self._list_places()
-        jobs = self.list_jobs()
-        return sorted({job.job_id for job in jobs if job.slurm_job in places or not job.is_over})
+        return sorted(
+            {job.job_id for job in self.list_jobs() if not job.is_over or list_processes(places.get(job.slurm_job, []))}
+        )
+
+    def describe(self) -> str:
+        """The jobs with the processes in their cgroups."""
+        places = self._list_places()
+        jobs = [(job, places.get(job.slurm_job, [])) for job in self.list_jobs()]
+        return str([(job, {place: list_processes([place]) for place in its}) for job, its in jobs])
 
     def kill(self, job_id: str) -> None:
         """As somebody else would."""
@@ -119,8 +129,12 @@ class SlurmRig(Rig):
         assert states[-1] == "idle", states
 
     def assert_nothing_left(self, *job_ids: str) -> None:
-        """The same, when Slurm has removed the cgroups: it does so after the end of the job."""
-        wait_until(lambda: not set(job_ids) & set(self.cgroups.list_job_ids()), "Slurm has removed the cgroups", 60)
+        """The same, when Slurm has ended the jobs: it does so after they have."""
+        cgroups: Any = self.cgroups
+        try:
+            wait_until(lambda: not set(job_ids) & set(cgroups.list_job_ids()), "Slurm has ended the jobs", 60)
+        except AssertionError as error:
+            raise AssertionError(cgroups.describe()) from error
         super().assert_nothing_left(*job_ids)
 
     def has_quotas(self) -> bool:

@@ -64,6 +64,7 @@ class TestSlurmExecutor(ExecutorContract):
     """The contract. Slurm begins a job a second after another one has ended."""
 
     many = 10
+    many_in_turn = 3
 
     @pytest.mark.parametrize("cores", [0.05, 0.5, 1.5])
     def test_its_quota_is_in_force(self, rig: SlurmRig, cores: float) -> None:
