@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 
+from cpumond.cli import run
 from cpumond.core.errors import EXIT_NO_SUCH, EXIT_TRY_AGAIN
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import Cluster
@@ -27,17 +30,24 @@ def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
         made.close()
 
 
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process take none from whoever runs the tests."""
+    for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def command(url: str, *words: str) -> list[str]:
     return [sys.executable, "-m", "cpumond", *words, "--scheduler", url]
 
 
 def cpumond(url: str, *words: str, code: int = 0) -> tuple[str, str]:
-    """What the command prints, and what it says besides."""
-    done = subprocess.run(
-        command(url, *words), env=clean_environment(), capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout, done.stderr
+    """What the command prints, and what it says besides; it runs in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        found = run([*words, "--scheduler", url])
+    assert found == code, out.getvalue() + err.getvalue()
+    return out.getvalue(), err.getvalue()
 
 
 def two_nodes(scheduler: SchedulerProcess) -> tuple[PlayedNode, PlayedNode]:
