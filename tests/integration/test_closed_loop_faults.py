@@ -198,6 +198,7 @@ def test_a_killed_agent_stops_no_sum_of_its_jobs(own, gates):
 
     own.wait(lambda: read_noted() > 1.0, "the agent notes the sum", WAIT_S)
     told = own.wait(lambda: sum_of(own, operation), "the sum goes on", WAIT_S)
+    own.wait(lambda: read_noted() >= told, "what was told is noted", WAIT_S)
     node.kill()
     before = own.get("/api/v1/trees/default/pools/p")["ordered_cpu_seconds"]
     noted = read_noted()
@@ -205,8 +206,7 @@ def test_a_killed_agent_stops_no_sum_of_its_jobs(own, gates):
     grown = own.wait(
         lambda: own.get("/api/v1/trees/default/pools/p")["ordered_cpu_seconds"] - before, "it is counted", WAIT_S
     )
-    assert noted <= sum_of(own, operation)
-    assert told - noted < 15.0, "the seconds between two writes are lost"
+    assert told <= noted <= sum_of(own, operation)
     assert grown > 0.0
     gates.end(job["id"])
     own.await_state(operation, "completed")
