@@ -415,6 +415,12 @@ def test_the_count_of_throttled_periods_is_found_in_the_bytes(raw, throttled):
     assert parse_throttled(raw) == throttled
 
 
+@pytest.mark.parametrize("raw", [b"nr_throttled x\n", b"nr_throttled 5", b"nr_throttled \n"])
+def test_a_damaged_count_is_said(raw):
+    with pytest.raises(ValueError, match=r"invalid literal|not found"):
+        parse_throttled(raw)
+
+
 @pytest.mark.parametrize(
     ("hold", "mode"),
     [

@@ -8,6 +8,7 @@ import pytest
 
 from cpumond.fairshare import ROOT, Operation, Options, Pool, Snapshot, UpdateResult, Vector
 from cpumond.fairshare import fair_share_update as update
+from cpumond.fairshare.distribution import detail
 from cpumond.fairshare.resources import ZERO
 from cpumond.fairshare.result import NO_SHARE, FairShare
 
@@ -213,3 +214,11 @@ def test_the_root_has_what_its_children_have():
     assert root.fair_share.strong_guarantee == pytest.approx(vec(0.0, 0.5))
     assert root.fair_share.weight_proportional == pytest.approx(vec(0.0, 0.3))
     assert root.strong_guarantee_share[1] == pytest.approx(0.7)
+
+
+def test_a_share_is_strong_then_integral_then_by_weight():
+    """12: strong part = min(total, strong), integral part = min(rest, proposed), and the rest."""
+    share = detail(vec(0.5, 0.15, 0.05), vec(0.1, 0.1, 0.1), vec(0.2, 0.2, 0.2))
+    assert share.strong_guarantee == vec(0.1, 0.1, 0.05)
+    assert share.integral_guarantee == pytest.approx(vec(0.2, 0.05, 0.0))
+    assert share.weight_proportional == pytest.approx(vec(0.2, 0.0, 0.0))
