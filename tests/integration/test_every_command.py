@@ -22,6 +22,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import click
 import jsonschema
@@ -183,7 +184,10 @@ def test_every_default_keeps_to_its_schema():
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A scheduler with long names, jobs that run, wait and have ended, and files for commands that read some."""
     directory = tmp_path_factory.mktemp("site")
-    with pytest.MonkeyPatch.context() as patch, LiveScheduler(directory, foretells=True) as server:
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        # Updates as often as other tests want them would take most of a core from the commands.
+        patch.setattr("test_json_api.PERIOD_S", 0.2)
+        server = stack.enter_context(LiveScheduler(directory, foretells=True))
         # Forecasts are made in copies of this process: at its own priority, since they are waited for.
         patch.setattr("cpumond.scheduler.forecast.fork.NICENESS", 0)
         pools = "/trees/default/pools"
@@ -261,8 +265,16 @@ def expand(words: str, names: dict[str, str]) -> list[str]:
 
 
 def piped(words: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cpumond", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    """A command that prints to no terminal, run in this process: the start of another one takes longest."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2))
+    environ = mock.patch.dict(os.environ, environment, clear=True)
+    with environ, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(words)
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode())
+    return subprocess.CompletedProcess(words, code, *texts)
 
 
 def ids_of(value: Any) -> Iterator[str]:
