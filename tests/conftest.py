@@ -26,8 +26,8 @@ INTEGRATION, MACHINES, SLOW, UNIT = (TESTS / name for name in ("integration", "m
 MEMORY, MEMORY_BYTES = "/dev/shm", 2**30
 """Where the files of unit tests are, if so many bytes are free there."""
 LANES = {
-    "short": "the short lane: unit tests, some examples of each law, one test for each real part; `pytest --all` runs "
-    "everything but tests/slow",
+    "short": "unit tests, a few examples of each law, a few tests of each real part; "
+    "`pytest --all` runs everything but tests/slow",
     "all": "everything but tests/slow",
     "rest": "what the short lane leaves out of `pytest --all`",
     "named": "the tests that are named",
@@ -88,7 +88,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"lane: {LANES[config.stash[LANE]]}"
+    lane = config.stash[LANE]
+    return f"lane: {lane} ({LANES[lane]})"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
