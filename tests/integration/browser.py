@@ -41,7 +41,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("needs chromium (apt-get install --no-install-recommends chromium)")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
+    )
     sync_api.expect.set_options(timeout=PATIENCE_MS)
     home = str(tmp_path_factory.mktemp("home"))
     with sync_api.sync_playwright() as playwright:

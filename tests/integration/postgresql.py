@@ -20,7 +20,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgresServer]:
     """A server with the settings of Debian's, fsync included, for all tests of this process."""
-    pytest.importorskip("psycopg", reason="needs the Python package psycopg")
+    pytest.importorskip("psycopg", reason="needs the Python package psycopg: sh tests/venv.sh all")
     try:
         server = PostgresServer().__enter__()
     except UnavailableError as error:

@@ -13,7 +13,7 @@ from store_contract import Opener, StoreContract
 from cpumond.scheduler.store import Arbiter
 from cpumond.testing.postgresql import PostgresServer
 
-pytest.importorskip("psycopg", reason="needs the Python package psycopg")
+pytest.importorskip("psycopg", reason="needs the Python package psycopg: sh tests/venv.sh all")
 from cpumond.scheduler.store.postgresql import AloneStore, PostgresArbiter
 
 

@@ -18,7 +18,9 @@ from web_site import open_page
 
 from cpumond.cli import run
 
-expect = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright").expect
+expect = pytest.importorskip(
+    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
+).expect
 
 pytestmark = pytest.mark.browser
 

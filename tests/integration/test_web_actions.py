@@ -14,7 +14,9 @@ from cpumond.host.cgroup.mounts import Hierarchies
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-expect = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright").expect
+expect = pytest.importorskip(
+    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
+).expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
 

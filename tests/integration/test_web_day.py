@@ -14,7 +14,9 @@ from web_site import await_page, open_page, turn_page
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-expect = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright").expect
+expect = pytest.importorskip(
+    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
+).expect
 
 pytestmark = pytest.mark.browser
 
