@@ -217,8 +217,8 @@ def test_the_operation_s_page_shows_state_shares_why_and_jobs(page, site):
 
 
 def test_the_job_s_page_shows_limit_bounds_votes_and_decisions(page, site):
-    site.cluster.wait(lambda: explain(site)["current_cpu_limit"] <= 0.2, "the limit is at its floor", WAIT_S)
-    answer = explain(site)
+    site.cluster.wait(lambda: site.explain()["current_cpu_limit"] <= 0.2, "the limit is at its floor", WAIT_S)
+    answer = site.explain()
     site.open(page, site.addresses()["job"])
     check_explained(page, answer)
     expect(page.locator("main")).to_contain_text("1 core")
@@ -242,10 +242,6 @@ def check_explained(page, answer) -> None:
         expect(legend.get_by_role("rowheader", name=line, exact=True)).to_be_visible()
     votes = main.get_by_role("list", name="Votes of the window, the oldest first")
     expect(votes.get_by_role("listitem")).to_have_count(len(answer["window"]["votes"]))
-
-
-def explain(site: Site):
-    return site.cluster.get(f"/api/v1/operations/{site.operations['moving']}/jobs/{site.job['id']}/explain")
 
 
 def test_the_node_s_page_has_its_ledger(page, site):
@@ -317,7 +313,7 @@ def test_the_resulting_specification_has_merged_values_with_their_source(page, s
 
 
 def test_the_job_s_graph_follows_its_limit(page, site):
-    site.cluster.wait(lambda: explain(site)["current_cpu_limit"] < 0.3, "the limit is down", WAIT_S)
+    site.cluster.wait(lambda: site.explain()["current_cpu_limit"] < 0.3, "the limit is down", WAIT_S)
     site.open(page, site.addresses()["job"])
     canvas = page.locator("figure canvas").first
     painted, before = canvas.evaluate(INK)

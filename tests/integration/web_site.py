@@ -88,6 +88,10 @@ class Site:
         assert answer.is_success, answer.text
         return answer.json()
 
+    def explain(self) -> Any:
+        """The agent's explanation of the job ``moving``."""
+        return self.cluster.get(f"/api/v1/operations/{self.operations['moving']}/jobs/{self.job['id']}/explain")
+
     def addresses(self) -> dict[str, str]:
         """The scheduler's pages: what each is, and what stands after the #."""
         moving, tab = f"#/operations/{self.operations['moving']}", "?tab="
