@@ -5,7 +5,6 @@ A command without a case here fails ``test_every_command_has_a_case``.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import csv
 import fcntl
@@ -18,9 +17,11 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -229,24 +230,43 @@ def environment(site: dict[str, str]) -> dict[str, str]:
     return {**terminal_environment(site["url"]), "HOME": site["home"]}
 
 
-def on_terminal(
-    words: list[str], columns: int, environment: dict[str, str], timeout_s: float = 120.0, typed: str = ""
-) -> tuple[str, int]:
-    """What a command shows on a terminal of that width, without its colours, and its exit code."""
+END_OF_OUTPUT = b"\0over\0"
+
+
+def on_terminal(words: list[str], columns: int, environment: dict[str, str], typed: str = "") -> tuple[str, int]:
+    """The output of a command on a terminal of that width and its exit code; it runs in this process."""
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cpumond", *words], stdin=terminal, stdout=terminal, stderr=terminal, env=environment
-    )
-    os.close(terminal)
     os.write(main, typed.encode())
-    text, decoder = "", codecs.getincrementaldecoder("utf-8")()
-    with contextlib.suppress(OSError):
-        while piece := os.read(main, 65_536):
-            text += decoder.decode(piece)
-    os.close(main)
-    code = process.wait(timeout_s)
-    return text.replace("\r\n", "\n"), code
+    shown = bytearray()
+
+    def read() -> None:
+        while not shown.endswith(END_OF_OUTPUT):
+            shown.extend(os.read(main, 65_536))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    kept = [os.dup(number) for number in range(3)]
+    try:
+        for number in range(3):
+            os.dup2(terminal, number)
+        with (
+            open(0, encoding="utf-8", closefd=False) as stdin,
+            open(1, "w", encoding="utf-8", closefd=False) as stdout,
+            open(2, "w", encoding="utf-8", closefd=False) as stderr,
+            mock.patch.multiple(sys, stdin=stdin, stdout=stdout, stderr=stderr, __stdout__=stdout),
+            mock.patch.dict(os.environ, environment, clear=True),
+        ):
+            code = run(words)
+    finally:
+        for number, descriptor in enumerate(kept):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.write(terminal, END_OF_OUTPUT)
+        reader.join()
+        os.close(terminal)
+        os.close(main)
+    return shown.removesuffix(END_OF_OUTPUT).decode().replace("\r\n", "\n"), code
 
 
 def without_colour(text: str) -> str:
@@ -344,6 +364,7 @@ def make_closed(schema: Any) -> Any:
     return [make_closed(each) for each in schema] if isinstance(schema, list) else schema
 
 
+@cache
 def validator(name: str) -> jsonschema.Draft202012Validator:
     """Of what a command prints with --json."""
     return jsonschema.Draft202012Validator(make_closed(make_schema(name)))
