@@ -6,9 +6,11 @@ applied and settled. ``restart`` makes a new ``State`` of the kept records. Noth
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, Literal
 
 import msgspec
@@ -55,6 +57,7 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
+from cpumond.scheduler.users import User
 
 TREE = "default"
 GIB = 2**30
@@ -233,6 +236,16 @@ class PlayedNode:
         return sum(job.current_cpu_limit for job in self.jobs.values())
 
 
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test in an event loop."""
+
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*arguments, **named), 200))  # type: ignore[arg-type]
+
+    return run
+
+
 class StillClock(Clock):
     """A clock that stands until it is moved."""
 
@@ -263,6 +276,19 @@ class ServedNode(PlayedNode):
         answer = await self.scheduler.heartbeat(self.heartbeat())
         self.obey(answer)
         return answer
+
+
+async def run_jobs(
+    scheduler: Scheduler, command: StartOperation, user: str | User = "ann", cpu: float = 4.0, *, told: bool = True
+) -> tuple[ServedNode, Transaction]:
+    """Start an operation whose jobs a new node runs, and tells of unless not ``told``; that node and the reply."""
+    node = ServedNode(scheduler, cpu)
+    await node.register()
+    reply = await scheduler.execute(command, user)
+    await scheduler.update_all()
+    for _ in range(1 + told):
+        await node.beat()
+    return node, reply
 
 
 class World:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
-from functools import wraps
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from scheduler_world import ServedNode
-from test_service_and_store import Watched, make_scheduler, start
+from scheduler_world import ServedNode, in_loop, run_jobs
+from watched_store import Watched, make_scheduler, start
 
 from cpumond.core.wire import JobLog, JobReply, LogRequest, LogStream
 from cpumond.scheduler.model import GENERIC, NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, TOO_MANY_REQUESTS, CommandError
@@ -18,16 +17,6 @@ from cpumond.scheduler.questions import MAX_PER_ANSWER, MAX_PER_NODE, MAX_WAITIN
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.scheduler.tokens import User
-
-
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a test in an event loop."""
-
-    @wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*arguments, **named), 30))  # type: ignore[arg-type]
-
-    return run
 
 
 @pytest.fixture
@@ -181,11 +170,8 @@ def store(tmp_path):
 async def with_a_job(store: Watched) -> tuple[Scheduler, ServedNode, str, str]:
     """A scheduler and a node with one job that was ordered; operation and job."""
     scheduler = make_scheduler(store)
-    node = ServedNode(scheduler)
-    await node.register()
-    operation = (await scheduler.execute(start(jobs=1), "ann")).id
-    await scheduler.update_all()
-    await node.beat()
+    node, reply = await run_jobs(scheduler, start(jobs=1), told=False)
+    operation = reply.id
     (job,) = node.jobs
     return scheduler, node, operation, job
 

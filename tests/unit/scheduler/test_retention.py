@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from memory_log import MemoryLog
-from scheduler_world import StillClock
-from watched_store import Watched, make_scheduler, run
+from scheduler_world import StillClock, in_loop
+from watched_store import Watched, make_scheduler
 
 from cpumond.scheduler.retention import CUT_PERIOD_S, LogRetention
 from cpumond.scheduler.store import Entry, StoreError
@@ -35,57 +35,51 @@ def count_left(store: Watched) -> int:
     return len(store.read_log(["a"], limit=10_000))
 
 
-def test_one_step_drops_a_bounded_number_and_the_next_ones_go_on(store: Watched) -> None:
-    async def body() -> None:
-        retention, writing = LogRetention(DAY_S, 2**30), asyncio.Lock()
-        store.write([], make_entries(2 * CUT_ENTRIES + 10, 2 * DAY_S) + make_entries(7))
-        left = []
-        for period in range(4):
-            await retention.cut_if_due(store, writing, NOW + period)
-            left.append(count_left(store))
-        assert left == [CUT_ENTRIES + 17, 17, 7, 7]
-
-    run(body())
+@in_loop
+async def test_one_step_drops_a_bounded_number_and_the_next_ones_go_on(store: Watched) -> None:
+    retention, writing = LogRetention(DAY_S, 2**30), asyncio.Lock()
+    store.write([], make_entries(2 * CUT_ENTRIES + 10, 2 * DAY_S) + make_entries(7))
+    left = []
+    for period in range(4):
+        await retention.cut_if_due(store, writing, NOW + period)
+        left.append(count_left(store))
+    assert left == [CUT_ENTRIES + 17, 17, 7, 7]
 
 
-def test_it_is_cut_once_an_hour(store: Watched) -> None:
-    async def body() -> None:
-        retention, writing = LogRetention(DAY_S, 2**30), asyncio.Lock()
+@in_loop
+async def test_it_is_cut_once_an_hour(store: Watched) -> None:
+    retention, writing = LogRetention(DAY_S, 2**30), asyncio.Lock()
+    await retention.cut_if_due(store, writing, NOW)
+    store.write([], make_entries(3, 2 * DAY_S))
+    await retention.cut_if_due(store, writing, NOW + CUT_PERIOD_S - 1.0)
+    assert count_left(store) == 3
+    await retention.cut_if_due(store, writing, NOW + CUT_PERIOD_S)
+    assert count_left(store) == 0
+
+
+@in_loop
+async def test_it_gets_no_larger_than_it_may(store: Watched) -> None:
+    log = MemoryLog()
+    log.add(log.make(make_entries(10)))
+    retention = LogRetention(DAY_S, log.end.position)
+    store.write([], make_entries(25))
+    await retention.cut_if_due(store, asyncio.Lock(), NOW)
+    assert [number for number, _ in store.read_log()] == list(range(25, 15, -1))
+
+
+@in_loop
+async def test_what_the_store_refuses_is_tried_an_hour_later(
+    store: Watched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    retention, writing = LogRetention(DAY_S, 2**30), asyncio.Lock()
+    store.write([], make_entries(3, 2 * DAY_S))
+    store.refusing = True
+    for _ in range(2):
         await retention.cut_if_due(store, writing, NOW)
-        store.write([], make_entries(3, 2 * DAY_S))
-        await retention.cut_if_due(store, writing, NOW + CUT_PERIOD_S - 1.0)
-        assert count_left(store) == 3
-        await retention.cut_if_due(store, writing, NOW + CUT_PERIOD_S)
-        assert count_left(store) == 0
-
-    run(body())
-
-
-def test_it_gets_no_larger_than_it_may(store: Watched) -> None:
-    async def body() -> None:
-        log = MemoryLog()
-        log.add(log.make(make_entries(10)))
-        retention = LogRetention(DAY_S, log.end.position)
-        store.write([], make_entries(25))
-        await retention.cut_if_due(store, asyncio.Lock(), NOW)
-        assert [number for number, _ in store.read_log()] == list(range(25, 15, -1))
-
-    run(body())
-
-
-def test_what_the_store_refuses_is_tried_an_hour_later(store: Watched, capsys: pytest.CaptureFixture[str]) -> None:
-    async def body() -> None:
-        retention, writing = LogRetention(DAY_S, 2**30), asyncio.Lock()
-        store.write([], make_entries(3, 2 * DAY_S))
-        store.refusing = True
-        for _ in range(2):
-            await retention.cut_if_due(store, writing, NOW)
-        assert capsys.readouterr().out.count("log_not_cut") == 1
-        store.refusing = False
-        await retention.cut_if_due(store, writing, NOW + CUT_PERIOD_S)
-        assert count_left(store) == 0
-
-    run(body())
+    assert capsys.readouterr().out.count("log_not_cut") == 1
+    store.refusing = False
+    await retention.cut_if_due(store, writing, NOW + CUT_PERIOD_S)
+    assert count_left(store) == 0
 
 
 class Telling(Watched):
@@ -103,34 +97,30 @@ class Telling(Watched):
         return dropped
 
 
-def test_the_running_scheduler_cuts_it(store: Watched) -> None:
-    async def body() -> None:
-        telling = Telling(store.store)
-        scheduler = make_scheduler(telling, StillClock(NOW))
-        scheduler.retention = LogRetention(DAY_S, 2**30)
-        scheduler.update_period_s = 0.01
-        store.write([], make_entries(CUT_ENTRIES + 10, 2 * DAY_S) + make_entries(7))
-        stopping = asyncio.Event()
-        running = asyncio.ensure_future(scheduler.run(stopping))
-        await telling.done.wait()
-        stopping.set()
-        await running
-        assert count_left(store) == 7
-
-    run(body())
+@in_loop
+async def test_the_running_scheduler_cuts_it(store: Watched) -> None:
+    telling = Telling(store.store)
+    scheduler = make_scheduler(telling, StillClock(NOW))
+    scheduler.retention = LogRetention(DAY_S, 2**30)
+    scheduler.update_period_s = 0.01
+    store.write([], make_entries(CUT_ENTRIES + 10, 2 * DAY_S) + make_entries(7))
+    stopping = asyncio.Event()
+    running = asyncio.ensure_future(scheduler.run(stopping))
+    await telling.done.wait()
+    stopping.set()
+    await running
+    assert count_left(store) == 7
 
 
-def test_a_store_that_refuses_does_not_end_the_scheduler(store: Watched) -> None:
-    async def body() -> None:
-        scheduler = make_scheduler(store, StillClock(NOW))
-        scheduler.retention = LogRetention(DAY_S, 2**30)
-        store.refusing = True
-        with pytest.raises(StoreError):
-            store.cut_log(0.0, 0)
-        stopping = asyncio.Event()
-        running = asyncio.ensure_future(scheduler.run(stopping))
-        await scheduler.ready.wait()
-        stopping.set()
-        await running
-
-    run(body())
+@in_loop
+async def test_a_store_that_refuses_does_not_end_the_scheduler(store: Watched) -> None:
+    scheduler = make_scheduler(store, StillClock(NOW))
+    scheduler.retention = LogRetention(DAY_S, 2**30)
+    store.refusing = True
+    with pytest.raises(StoreError):
+        store.cut_log(0.0, 0)
+    stopping = asyncio.Event()
+    running = asyncio.ensure_future(scheduler.run(stopping))
+    await scheduler.ready.wait()
+    stopping.set()
+    await running

@@ -7,9 +7,9 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from scheduler_world import in_loop
 
 from cpumond.core.wire import NodeRegistration, NodeResources
 from cpumond.fairshare.update import FairShareUpdater
@@ -95,69 +95,60 @@ class Life:
         await asyncio.sleep(number * WATCHDOG_S / 3)
 
 
-def run(work: Any) -> None:
-    asyncio.run(asyncio.wait_for(work, 200))
+@in_loop
+async def test_a_life_under_a_manager(scheduler: Scheduler, heard: Callable[[], list[dict[str, str]]]):
+    async with Life(scheduler) as life:
+        messages = heard()
+        while not is_fed(messages):
+            await life.wait_pings(1)
+            messages += heard()
+    messages += heard()
+    assert messages[0] == {"READY": "1", "STATUS": "0 operations (0 pending); 0 jobs; 0 nodes (0 online)"}
+    assert messages[-1]["STOPPING"] == "1"
 
 
-def test_a_life_under_a_manager(scheduler: Scheduler, heard: Callable[[], list[dict[str, str]]]):
-    async def work() -> None:
-        async with Life(scheduler) as life:
-            messages = heard()
-            while not is_fed(messages):
-                await life.wait_pings(1)
-                messages += heard()
-        messages += heard()
-        assert messages[0] == {"READY": "1", "STATUS": "0 operations (0 pending); 0 jobs; 0 nodes (0 online)"}
-        assert messages[-1]["STOPPING"] == "1"
-
-    run(work())
-
-
-def test_updates_that_all_fail_leave_the_watchdog_hungry(
+@in_loop
+async def test_updates_that_all_fail_leave_the_watchdog_hungry(
     scheduler: Scheduler, heard: Callable[[], list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ):
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    async def work() -> None:
-        async with Life(scheduler) as life:
-            with monkeypatch.context() as broken:
-                broken.setattr(FairShareUpdater, "update", fail)
-                await life.wait_updates(2)
-                await life.wait_pings(2)  # the last good one may still be seen
-                heard()
-                await life.wait_pings()
-                assert not is_fed(heard())
-                assert "an update of fair shares failed" in describe_status(scheduler)
+    async with Life(scheduler) as life:
+        with monkeypatch.context() as broken:
+            broken.setattr(FairShareUpdater, "update", fail)
             await life.wait_updates(2)
-            await life.wait_fed(heard)
+            await life.wait_pings(2)  # the last good one may still be seen
+            heard()
+            await life.wait_pings()
+            assert not is_fed(heard())
+            assert "an update of fair shares failed" in describe_status(scheduler)
+        await life.wait_updates(2)
+        await life.wait_fed(heard)
 
-    run(work())
 
-
-def test_one_tree_that_fails_does_not_end_the_others(
+@in_loop
+async def test_one_tree_that_fails_does_not_end_the_others(
     scheduler: Scheduler, heard: Callable[[], list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ):
-    async def work() -> None:
-        await scheduler.execute(CreateTree("other", {"nodes_filter": "other"}), "root")
-        good = Scheduler._update
+    await scheduler.execute(CreateTree("other", {"nodes_filter": "other"}), "root")
+    good = Scheduler._update
 
-        async def fail_one(self: Scheduler, name: str) -> None:
-            if name == "other":
-                raise ZeroDivisionError("a bug")
-            await good(self, name)
+    async def fail_one(self: Scheduler, name: str) -> None:
+        if name == "other":
+            raise ZeroDivisionError("a bug")
+        await good(self, name)
 
-        monkeypatch.setattr(Scheduler, "_update", fail_one)
-        async with Life(scheduler) as life:
-            await life.wait_updates(2)
-            heard()
-            await life.wait_fed(heard)
-        assert scheduler.timings.failed_updates
-
-    run(work())
+    monkeypatch.setattr(Scheduler, "_update", fail_one)
+    async with Life(scheduler) as life:
+        await life.wait_updates(2)
+        heard()
+        await life.wait_fed(heard)
+    assert scheduler.timings.failed_updates
 
 
-def test_a_store_that_refuses_is_said_and_does_not_end_the_scheduler(
+@in_loop
+async def test_a_store_that_refuses_is_said_and_does_not_end_the_scheduler(
     scheduler: Scheduler, heard: Callable[[], list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ):
     """A new process would find the same full disk; this one still answers and knows what it knew."""
@@ -165,66 +156,57 @@ def test_a_store_that_refuses_is_said_and_does_not_end_the_scheduler(
     def refuse(*_: object) -> None:
         raise StoreError("the disk is full")
 
-    async def work() -> None:
-        async with Life(scheduler) as life:
-            await life.wait_updates(1)
-            monkeypatch.setattr(scheduler.store, "write", refuse)
-            with pytest.raises(StoreError):
-                await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root")
-            await life.wait_updates(2)
-            heard()
-            await life.wait_fed(heard)
-            assert "the store refuses to write" in describe_status(scheduler)
-            monkeypatch.undo()
-
-    run(work())
+    async with Life(scheduler) as life:
+        await life.wait_updates(1)
+        monkeypatch.setattr(scheduler.store, "write", refuse)
+        with pytest.raises(StoreError):
+            await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root")
+        await life.wait_updates(2)
+        heard()
+        await life.wait_fed(heard)
+        assert "the store refuses to write" in describe_status(scheduler)
+        monkeypatch.undo()
 
 
-def test_an_update_that_never_ends_leaves_the_watchdog_hungry(
+@in_loop
+async def test_an_update_that_never_ends_leaves_the_watchdog_hungry(
     scheduler: Scheduler, heard: Callable[[], list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ):
     """Though the event loop goes on and answers."""
 
-    async def work() -> None:
-        release = asyncio.Event()
+    release = asyncio.Event()
 
-        async def stuck(*_: object) -> None:
-            await release.wait()
+    async def stuck(*_: object) -> None:
+        await release.wait()
 
-        async with Life(scheduler) as life:
-            await life.wait_updates(1)
-            monkeypatch.setattr(Scheduler, "_update", stuck)
-            await life.wait_pings(2)
-            heard()
-            await life.wait_pings()
-            assert not is_fed(heard())
-            release.set()
-
-    run(work())
+    async with Life(scheduler) as life:
+        await life.wait_updates(1)
+        monkeypatch.setattr(Scheduler, "_update", stuck)
+        await life.wait_pings(2)
+        heard()
+        await life.wait_pings()
+        assert not is_fed(heard())
+        release.set()
 
 
-def test_updates_may_be_further_apart_than_the_managers_patience(
+@in_loop
+async def test_updates_may_be_further_apart_than_the_managers_patience(
     scheduler: Scheduler, heard: Callable[[], list[dict[str, str]]]
 ):
     scheduler.update_period_s = 1000 * WATCHDOG_S
 
-    async def work() -> None:
-        async with Life(scheduler) as life:
-            await life.wait_pings(1)
-            updates = scheduler.timings.updates
-            for _ in range(3):
-                heard()
-                await life.wait_fed(heard)
-            assert scheduler.timings.updates == updates
-
-    run(work())
+    async with Life(scheduler) as life:
+        await life.wait_pings(1)
+        updates = scheduler.timings.updates
+        for _ in range(3):
+            heard()
+            await life.wait_fed(heard)
+        assert scheduler.timings.updates == updates
 
 
-def test_the_state_in_one_line(scheduler: Scheduler):
-    async def work() -> None:
-        await scheduler.register(NodeRegistration("n1", "i1", NodeResources(cpu=4.0, memory=2**34)))
-        spec = {"pool": "p", "tasks": {"t": {"job_count": 1, "command": "true"}}}
-        await scheduler.execute(StartOperation(spec), "root")
-        assert describe_status(scheduler) == "1 operation (0 pending); 0 jobs; 1 node (1 online)"
-
-    run(work())
+@in_loop
+async def test_the_state_in_one_line(scheduler: Scheduler):
+    await scheduler.register(NodeRegistration("n1", "i1", NodeResources(cpu=4.0, memory=2**34)))
+    spec = {"pool": "p", "tasks": {"t": {"job_count": 1, "command": "true"}}}
+    await scheduler.execute(StartOperation(spec), "root")
+    assert describe_status(scheduler) == "1 operation (0 pending); 0 jobs; 1 node (1 online)"

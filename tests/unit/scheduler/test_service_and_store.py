@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from scheduler_world import ServedNode, StillClock
-from watched_store import Watched, make_scheduler, run, start
+from scheduler_world import ServedNode, StillClock, in_loop, run_jobs
+from watched_store import Watched, make_scheduler, start
 
 from cpumond.scheduler import service
 from cpumond.scheduler.exporter import MetricsText
@@ -43,375 +43,315 @@ def test_an_empty_store_gets_one_tree_that_is_the_default(store):
     assert again.state.config == scheduler.state.config
 
 
-def test_a_tree_that_was_removed_does_not_come_back_at_the_next_start(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        await scheduler.execute(RemoveTree("default", recursive=True), "root")
-        assert list(make_scheduler(store).state.trees) == []
-
-    run(work())
+@in_loop
+async def test_a_tree_that_was_removed_does_not_come_back_at_the_next_start(store):
+    scheduler = make_scheduler(store)
+    await scheduler.execute(RemoveTree("default", recursive=True), "root")
+    assert list(make_scheduler(store).state.trees) == []
 
 
-def test_a_command_is_stored_before_it_is_applied(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        seen: list[bool] = []
-        store.before = lambda: seen.append("p" in scheduler.state.config.trees["default"].pools)
+@in_loop
+async def test_a_command_is_stored_before_it_is_applied(store):
+    scheduler = make_scheduler(store)
+    seen: list[bool] = []
+    store.before = lambda: seen.append("p" in scheduler.state.config.trees["default"].pools)
+    await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root")
+    assert seen[0] is False
+    assert "p" in scheduler.state.config.trees["default"].pools
+
+
+@in_loop
+async def test_a_refused_command_writes_nothing(store):
+    scheduler = make_scheduler(store)
+    before = len(store.seen)
+    with pytest.raises(CommandError, match="does not exist"):
+        await scheduler.execute(ChangePool("default", "nope", [Edit(("weight",), 2.0)]), "root")
+    assert len(store.seen) == before
+    assert scheduler.timings.refused_commands == 1
+
+
+@in_loop
+async def test_a_command_without_the_rights_writes_nothing_and_is_refused_for_that_first(store):
+    scheduler = make_scheduler(store)
+    before = len(store.seen)
+    for command in (CreatePool("default", "p", "<Root>", {"weight": "x"}), CreateTree("default")):
+        with pytest.raises(CommandError, match="ann may not ") as caught:
+            await scheduler.execute(command, User("ann"))
+        assert caught.value.code == ACCESS_DENIED
+    assert len(store.seen) == before
+    assert scheduler.timings.refused_commands == 2
+    await scheduler.execute(CreatePool("default", "p", "<Root>", {}), User("root", admin=True))
+
+
+@in_loop
+async def test_what_cannot_be_stored_is_refused_and_changes_nothing(store):
+    scheduler = make_scheduler(store)
+    before = len(store.seen)
+    with pytest.raises(CommandError, match="not valid UTF-8"):
+        await scheduler.execute(start(title="caf\udce9"), "ann")
+    assert len(store.seen) == before
+    assert not scheduler.state.operations
+
+
+@in_loop
+async def test_a_store_that_refuses_leaves_everything_as_it_was_and_the_next_command_works(store):
+    scheduler = make_scheduler(store)
+    store.refusing = True
+    with pytest.raises(StoreError, match="disk is full"):
         await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root")
-        assert seen[0] is False
-        assert "p" in scheduler.state.config.trees["default"].pools
-
-    run(work())
-
-
-def test_a_refused_command_writes_nothing(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        before = len(store.seen)
-        with pytest.raises(CommandError, match="does not exist"):
-            await scheduler.execute(ChangePool("default", "nope", [Edit(("weight",), 2.0)]), "root")
-        assert len(store.seen) == before
-        assert scheduler.timings.refused_commands == 1
-
-    run(work())
+    assert "p" not in scheduler.state.trees["default"].pools
+    assert scheduler.timings.store_errors == 1
+    store.refusing = False
+    await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root")
+    assert "p" in make_scheduler(store).state.trees["default"].pools
 
 
-def test_a_command_without_the_rights_writes_nothing_and_is_refused_for_that_first(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        before = len(store.seen)
-        for command in (CreatePool("default", "p", "<Root>", {"weight": "x"}), CreateTree("default")):
-            with pytest.raises(CommandError, match="ann may not ") as caught:
-                await scheduler.execute(command, User("ann"))
-            assert caught.value.code == ACCESS_DENIED
-        assert len(store.seen) == before
-        assert scheduler.timings.refused_commands == 2
-        await scheduler.execute(CreatePool("default", "p", "<Root>", {}), User("root", admin=True))
-
-    run(work())
-
-
-def test_what_cannot_be_stored_is_refused_and_changes_nothing(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        before = len(store.seen)
-        with pytest.raises(CommandError, match="not valid UTF-8"):
-            await scheduler.execute(start(title="caf\udce9"), "ann")
-        assert len(store.seen) == before
-        assert not scheduler.state.operations
-
-    run(work())
+@in_loop
+async def test_a_finished_job_is_not_acknowledged_while_the_store_refuses(store):
+    scheduler = make_scheduler(store)
+    node, reply = await run_jobs(scheduler, start())
+    node.finish(next(iter(node.jobs)))
+    store.refusing = True
+    with pytest.raises(StoreError):
+        await node.beat()
+    assert not scheduler.state.find_record(reply.id).counts
+    store.refusing = False
+    answer = await node.beat()
+    assert len(answer.acknowledged) == 1
+    assert scheduler.state.find_record(reply.id).counts["t"].completed == 1
 
 
-def test_a_store_that_refuses_leaves_everything_as_it_was_and_the_next_command_works(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        store.refusing = True
-        with pytest.raises(StoreError, match="disk is full"):
-            await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root")
-        assert "p" not in scheduler.state.trees["default"].pools
-        assert scheduler.timings.store_errors == 1
-        store.refusing = False
-        await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root")
-        assert "p" in make_scheduler(store).state.trees["default"].pools
+@in_loop
+async def test_what_follows_from_a_command_is_done_later_when_the_store_fails_in_between(store):
+    scheduler = make_scheduler(store)
+    await scheduler.execute(CreatePool("default", "p", "<Root>", {"max_running_operation_count": 1}), "root")
+    first = await scheduler.execute(start(), "ann")
+    second = await scheduler.execute(start(), "ann")
+    writes = itertools.count()
 
-    run(work())
+    def refuse_the_second() -> None:
+        store.refusing = next(writes) == 1
+
+    store.before = refuse_the_second
+    await scheduler.execute(AbortOperation(first.id), "root")
+    assert scheduler.state.find_record(second.id).state == "pending"
+    await scheduler.update_all()
+    assert scheduler.state.find_record(second.id).state == "running"
+    assert make_scheduler(store).state.find_record(second.id).state == "running"
 
 
-def test_a_finished_job_is_not_acknowledged_while_the_store_refuses(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        node = ServedNode(scheduler)
+@in_loop
+async def test_a_cancelled_request_does_not_leave_a_stored_command_unapplied(store):
+    scheduler = make_scheduler(store)
+    loop, writing, released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def wait() -> None:
+        loop.call_soon_threadsafe(writing.set)
+        asyncio.run_coroutine_threadsafe(released.wait(), loop).result(30)
+
+    store.before = wait
+    request = asyncio.ensure_future(scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root"))
+    await writing.wait()
+    request.cancel()
+    released.set()
+    store.before = lambda: None
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    await scheduler.execute(CreatePool("default", "q", "<Root>", {}), "root")
+    assert {"p", "q"} <= set(scheduler.state.trees["default"].pools)
+
+
+@in_loop
+async def test_jobs_that_end_while_the_store_is_busy_share_the_next_write(store):
+    scheduler = make_scheduler(store)
+    nodes = [ServedNode(scheduler, name=f"n{n}") for n in range(5)]
+    for node in nodes:
         await node.register()
-        reply = await scheduler.execute(start(), "ann")
-        await scheduler.update_all()
+    reply = await scheduler.execute(start(jobs=20), "ann")
+    await scheduler.update_all()
+    for node in nodes:
         await node.beat()
         await node.beat()
         node.finish(next(iter(node.jobs)))
-        store.refusing = True
-        with pytest.raises(StoreError):
-            await node.beat()
-        assert not scheduler.state.find_record(reply.id).counts
-        store.refusing = False
-        answer = await node.beat()
-        assert len(answer.acknowledged) == 1
-        assert scheduler.state.find_record(reply.id).counts["t"].completed == 1
-
-    run(work())
+    before = len(store.seen)
+    await asyncio.gather(*(node.beat() for node in nodes))
+    assert scheduler.state.find_record(reply.id).counts["t"].completed == 5
+    assert len(store.seen) - before < 5
 
 
-def test_what_follows_from_a_command_is_done_later_when_the_store_fails_in_between(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        await scheduler.execute(CreatePool("default", "p", "<Root>", {"max_running_operation_count": 1}), "root")
-        first = await scheduler.execute(start(), "ann")
-        second = await scheduler.execute(start(), "ann")
-        writes = itertools.count()
+@in_loop
+async def test_an_end_that_comes_with_a_node_that_is_being_given_up_counts(store):
+    clock = StillClock()
+    scheduler = make_scheduler(store, clock)
+    node, reply = await run_jobs(scheduler, start())
+    node.finish(next(iter(node.jobs)))
+    clock.at += 1000.0
+    gone = scheduler.state.expire(clock.at)
+    assert gone.removed_nodes == ("n1",)
+    _, answer = await asyncio.gather(scheduler._end_jobs(gone), node.beat())
+    assert len(answer.acknowledged) == 1
+    counts = scheduler.state.find_record(reply.id).counts["t"]
+    assert (counts.completed, counts.lost) == (1, 0)
 
-        def refuse_the_second() -> None:
-            store.refusing = next(writes) == 1
 
-        store.before = refuse_the_second
-        await scheduler.execute(AbortOperation(first.id), "root")
-        assert scheduler.state.find_record(second.id).state == "pending"
+@in_loop
+async def test_a_node_is_told_a_period_only_when_the_scheduler_is_busy(store):
+    scheduler = make_scheduler(store)
+    node = ServedNode(scheduler)
+    await node.register()
+    assert (await node.beat()).period_s is None
+    scheduler.state.period_s = 2.5
+    assert (await node.beat()).period_s == 2.5
+    assert (await scheduler.register(node.registration())).heartbeat_period_s == 2.5
+
+
+@in_loop
+async def test_running_jobs_are_taken_over_after_a_restart_and_finished_ones_counted_once(store):
+    scheduler = make_scheduler(store)
+    node, reply = await run_jobs(scheduler, start(jobs=4), cpu=8.0, told=False)
+    first, second, *_ = node.jobs
+    node.finish(first)
+    await node.beat()
+    node.finish(second)  # ended while nobody listened
+    again = make_scheduler(store)
+    node.scheduler = again
+    answer = await node.beat()
+    assert answer.accepted
+    assert answer.start == []
+    assert answer.stop == []
+    record = again.state.find_record(reply.id)
+    assert record.counts["t"].completed == 2
+    assert len(again.state.nodes["n1"].jobs) == 2
+    for job_id in list(node.jobs):
+        node.finish(job_id)
+    await node.beat()
+    assert again.state.find_record(reply.id).state == "completed"
+
+
+@in_loop
+async def test_volumes_and_starvation_times_survive_and_nothing_accrues_while_down(store):
+    clock = StillClock()
+    scheduler = make_scheduler(store, clock)
+    await ServedNode(scheduler, 100.0).register()
+    guarantees = {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}}
+    await scheduler.execute(CreatePool("default", "p", "<Root>", {"integral_guarantees": guarantees}), "root")
+    await scheduler.execute(start(jobs=1000), "ann")
+    for _ in range(11):
         await scheduler.update_all()
-        assert scheduler.state.find_record(second.id).state == "running"
-        assert make_scheduler(store).state.find_record(second.id).state == "running"
-
-    run(work())
-
-
-def test_a_cancelled_request_does_not_leave_a_stored_command_unapplied(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        loop, writing, released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-
-        def wait() -> None:
-            loop.call_soon_threadsafe(writing.set)
-            asyncio.run_coroutine_threadsafe(released.wait(), loop).result(30)
-
-        store.before = wait
-        request = asyncio.ensure_future(scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root"))
-        await writing.wait()
-        request.cancel()
-        released.set()
-        store.before = lambda: None
-        with pytest.raises(asyncio.CancelledError):
-            await request
-        await scheduler.execute(CreatePool("default", "q", "<Root>", {}), "root")
-        assert {"p", "q"} <= set(scheduler.state.trees["default"].pools)
-
-    run(work())
+        clock.at += 1.0
+    pool = scheduler.state.trees["default"].pools["p"]
+    volume, since = pool.volume, pool.below_since
+    assert 0.0 < volume[1] <= 100.0
+    assert since is not None
+    clock.at += 3600.0
+    again = make_scheduler(store, clock)
+    restored = again.state.trees["default"].pools["p"]
+    assert restored.volume == volume
+    assert restored.below_since == since
+    await again.update_all()
+    assert restored.volume == volume
 
 
-def test_jobs_that_end_while_the_store_is_busy_share_the_next_write(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        nodes = [ServedNode(scheduler, name=f"n{n}") for n in range(5)]
-        for node in nodes:
-            await node.register()
-        reply = await scheduler.execute(start(jobs=20), "ann")
+@in_loop
+async def test_a_renamed_pool_keeps_its_volume_over_a_restart_and_a_new_one_of_its_name_starts_at_zero(store):
+    clock = StillClock()
+    scheduler = make_scheduler(store, clock)
+    await ServedNode(scheduler, 100.0).register()
+    guarantees = {"integral_guarantees": {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}}}
+    await scheduler.execute(CreatePool("default", "old", "<Root>", guarantees), "root")
+    for _ in range(5):
         await scheduler.update_all()
-        for node in nodes:
-            await node.beat()
-            await node.beat()
-            node.finish(next(iter(node.jobs)))
-        before = len(store.seen)
-        await asyncio.gather(*(node.beat() for node in nodes))
-        assert scheduler.state.find_record(reply.id).counts["t"].completed == 5
-        assert len(store.seen) - before < 5
-
-    run(work())
-
-
-def test_an_end_that_comes_with_a_node_that_is_being_given_up_counts(store):
-    async def work() -> None:
-        clock = StillClock()
-        scheduler = make_scheduler(store, clock)
-        node = ServedNode(scheduler)
-        await node.register()
-        reply = await scheduler.execute(start(), "ann")
-        await scheduler.update_all()
-        await node.beat()
-        await node.beat()
-        node.finish(next(iter(node.jobs)))
-        clock.at += 1000.0
-        gone = scheduler.state.expire(clock.at)
-        assert gone.removed_nodes == ("n1",)
-        _, answer = await asyncio.gather(scheduler._end_jobs(gone), node.beat())
-        assert len(answer.acknowledged) == 1
-        counts = scheduler.state.find_record(reply.id).counts["t"]
-        assert (counts.completed, counts.lost) == (1, 0)
-
-    run(work())
+        clock.at += 1.0
+    volume = scheduler.state.trees["default"].pools["old"].volume
+    assert volume[1] > 0.0
+    await scheduler.execute(MovePool("default", "old", "<Root>", "new"), "root")
+    await scheduler.execute(CreatePool("default", "old", "<Root>", guarantees), "root")
+    again = make_scheduler(store, clock)
+    pools = again.state.trees["default"].pools
+    assert pools["new"].volume == volume
+    assert pools["old"].volume[1] == 0.0
 
 
-def test_a_node_is_told_a_period_only_when_the_scheduler_is_busy(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        node = ServedNode(scheduler)
-        await node.register()
-        assert (await node.beat()).period_s is None
-        scheduler.state.period_s = 2.5
-        assert (await node.beat()).period_s == 2.5
-        assert (await scheduler.register(node.registration())).heartbeat_period_s == 2.5
-
-    run(work())
+@in_loop
+async def test_an_operation_that_was_pending_keeps_its_place_over_a_restart(store):
+    scheduler = make_scheduler(store)
+    await scheduler.execute(CreatePool("default", "p", "<Root>", {"max_running_operation_count": 1}), "root")
+    ids = [(await scheduler.execute(start(), "ann")).id for _ in range(3)]
+    again = make_scheduler(store)
+    assert [again.state.find_record(each).state for each in ids] == ["running", "pending", "pending"]
+    await again.execute(AbortOperation(ids[0]), "root")
+    assert [again.state.find_record(each).state for each in ids] == ["aborted", "running", "pending"]
 
 
-def test_running_jobs_are_taken_over_after_a_restart_and_finished_ones_counted_once(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        node = ServedNode(scheduler, 8.0)
-        await node.register()
-        reply = await scheduler.execute(start(jobs=4), "ann")
-        await scheduler.update_all()
-        await node.beat()
-        first, second, *_ = node.jobs
-        node.finish(first)
-        await node.beat()
-        node.finish(second)  # ended while nobody listened
-        again = make_scheduler(store)
-        node.scheduler = again
-        answer = await node.beat()
-        assert answer.accepted
-        assert answer.start == []
-        assert answer.stop == []
-        record = again.state.find_record(reply.id)
-        assert record.counts["t"].completed == 2
-        assert len(again.state.nodes["n1"].jobs) == 2
-        for job_id in list(node.jobs):
-            node.finish(job_id)
-        await node.beat()
-        assert again.state.find_record(reply.id).state == "completed"
-
-    run(work())
+@in_loop
+async def test_finished_operations_beyond_the_retention_are_forgotten_in_the_store_too(store):
+    rules = Rules(finished_operation_retention_count=2)
+    scheduler = Scheduler(rules, store, StillClock())
+    ids = []
+    for _ in range(5):
+        ids.append((await scheduler.execute(start(), "ann")).id)
+        await scheduler.execute(AbortOperation(ids[-1]), "root")
+    assert list(scheduler.state.finished) == ids[3:]
+    stored = {key for kind, key, _ in store.load() if kind == "operation"}
+    assert stored == set(ids[3:])
 
 
-def test_volumes_and_starvation_times_survive_and_nothing_accrues_while_down(store):
-    async def work() -> None:
-        clock = StillClock()
-        scheduler = make_scheduler(store, clock)
-        await ServedNode(scheduler, 100.0).register()
-        guarantees = {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}}
-        await scheduler.execute(CreatePool("default", "p", "<Root>", {"integral_guarantees": guarantees}), "root")
-        await scheduler.execute(start(jobs=1000), "ann")
-        for _ in range(11):
-            await scheduler.update_all()
-            clock.at += 1.0
-        pool = scheduler.state.trees["default"].pools["p"]
-        volume, since = pool.volume, pool.below_since
-        assert 0.0 < volume[1] <= 100.0
-        assert since is not None
-        clock.at += 3600.0
-        again = make_scheduler(store, clock)
-        restored = again.state.trees["default"].pools["p"]
-        assert restored.volume == volume
-        assert restored.below_since == since
-        await again.update_all()
-        assert restored.volume == volume
+@in_loop
+async def test_one_tree_whose_update_fails_does_not_stop_the_others(store, monkeypatch):
+    scheduler = make_scheduler(store)
+    await scheduler.execute(CreateTree("other", {"nodes_filter": "gpu"}), "root")
+    make_snapshot = scheduler.state.make_snapshot
 
-    run(work())
+    def fail_for_default(tree: Any) -> Any:
+        if tree.name == "default":
+            raise ArithmeticError("not today")
+        return make_snapshot(tree)
+
+    monkeypatch.setattr(scheduler.state, "make_snapshot", fail_for_default)
+    await scheduler.update_all()
+    assert scheduler.state.trees["other"].update_count == 1
+    assert scheduler.timings.failed_updates == 1
 
 
-def test_a_renamed_pool_keeps_its_volume_over_a_restart_and_a_new_one_of_its_name_starts_at_zero(store):
-    async def work() -> None:
-        clock = StillClock()
-        scheduler = make_scheduler(store, clock)
-        await ServedNode(scheduler, 100.0).register()
-        guarantees = {"integral_guarantees": {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}}}
-        await scheduler.execute(CreatePool("default", "old", "<Root>", guarantees), "root")
-        for _ in range(5):
-            await scheduler.update_all()
-            clock.at += 1.0
-        volume = scheduler.state.trees["default"].pools["old"].volume
-        assert volume[1] > 0.0
-        await scheduler.execute(MovePool("default", "old", "<Root>", "new"), "root")
-        await scheduler.execute(CreatePool("default", "old", "<Root>", guarantees), "root")
-        again = make_scheduler(store, clock)
-        pools = again.state.trees["default"].pools
-        assert pools["new"].volume == volume
-        assert pools["old"].volume[1] == 0.0
-
-    run(work())
+@in_loop
+async def test_the_loop_updates_until_it_is_told_to_stop(store):
+    scheduler = Scheduler(Rules(), store, Clock(), update_period_s=0.01)
+    stopping = asyncio.Event()
+    running = asyncio.ensure_future(scheduler.run(stopping))
+    await scheduler.ready.wait()
+    while scheduler.timings.updates < 3:
+        await asyncio.sleep(0)
+    stopping.set()
+    await running
 
 
-def test_an_operation_that_was_pending_keeps_its_place_over_a_restart(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        await scheduler.execute(CreatePool("default", "p", "<Root>", {"max_running_operation_count": 1}), "root")
-        ids = [(await scheduler.execute(start(), "ann")).id for _ in range(3)]
-        again = make_scheduler(store)
-        assert [again.state.find_record(each).state for each in ids] == ["running", "pending", "pending"]
-        await again.execute(AbortOperation(ids[0]), "root")
-        assert [again.state.find_record(each).state for each in ids] == ["aborted", "running", "pending"]
-
-    run(work())
-
-
-def test_finished_operations_beyond_the_retention_are_forgotten_in_the_store_too(store):
-    async def work() -> None:
-        rules = Rules(finished_operation_retention_count=2)
-        scheduler = Scheduler(rules, store, StillClock())
-        ids = []
-        for _ in range(5):
-            ids.append((await scheduler.execute(start(), "ann")).id)
-            await scheduler.execute(AbortOperation(ids[-1]), "root")
-        assert list(scheduler.state.finished) == ids[3:]
-        stored = {key for kind, key, _ in store.load() if kind == "operation"}
-        assert stored == set(ids[3:])
-
-    run(work())
+@in_loop
+async def test_metrics_are_bounded_and_escaped(store):
+    scheduler = make_scheduler(store)
+    for n in range(5):
+        await scheduler.execute(CreatePool("default", f"p{n}", "<Root>", {}), "root")
+    await scheduler.update_all()
+    text = MetricsText(scheduler, 3).encode().decode()
+    assert text.count("\ncpumond_pool_fair_share_ratio{") == 3
+    assert "cpumond_pools_without_series 3\n" in text
+    whole = MetricsText(scheduler, 100).encode().decode()
+    assert 'cpumond_pool_fair_share_ratio{tree="default",pool="p4"} 0.0' in whole
+    assert 'cpumond_pool_operations{tree="default",pool="<Root>"} 0.0' in whole
 
 
-def test_one_tree_whose_update_fails_does_not_stop_the_others(store, monkeypatch):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        await scheduler.execute(CreateTree("other", {"nodes_filter": "gpu"}), "root")
-        make_snapshot = scheduler.state.make_snapshot
-
-        def fail_for_default(tree: Any) -> Any:
-            if tree.name == "default":
-                raise ArithmeticError("not today")
-            return make_snapshot(tree)
-
-        monkeypatch.setattr(scheduler.state, "make_snapshot", fail_for_default)
-        await scheduler.update_all()
-        assert scheduler.state.trees["other"].update_count == 1
-        assert scheduler.timings.failed_updates == 1
-
-    run(work())
-
-
-def test_the_loop_updates_until_it_is_told_to_stop(store):
-    async def work() -> None:
-        scheduler = Scheduler(Rules(), store, Clock(), update_period_s=0.01)
-        stopping = asyncio.Event()
-        running = asyncio.ensure_future(scheduler.run(stopping))
-        await scheduler.ready.wait()
-        while scheduler.timings.updates < 3:
-            await asyncio.sleep(0)
-        stopping.set()
-        await running
-
-    run(work())
-
-
-def test_metrics_are_bounded_and_escaped(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        for n in range(5):
-            await scheduler.execute(CreatePool("default", f"p{n}", "<Root>", {}), "root")
-        await scheduler.update_all()
-        text = MetricsText(scheduler, 3).encode().decode()
-        assert text.count("\ncpumond_pool_fair_share_ratio{") == 3
-        assert "cpumond_pools_without_series 3\n" in text
-        whole = MetricsText(scheduler, 100).encode().decode()
-        assert 'cpumond_pool_fair_share_ratio{tree="default",pool="p4"} 0.0' in whole
-        assert 'cpumond_pool_operations{tree="default",pool="<Root>"} 0.0' in whole
-
-    run(work())
-
-
-def test_cpu_time_of_pools_is_counted_for_prometheus(store):
-    async def work() -> None:
-        scheduler = make_scheduler(store)
-        node = ServedNode(scheduler)
-        await node.register()
-        await scheduler.execute(start(jobs=1), "ann")
-        await scheduler.update_all()
-        await node.beat()
-        (job,) = node.jobs
-        node.jobs[job].cpu_seconds, node.jobs[job].reclaimed_cpu_seconds = 7.25, 1.5
-        await node.beat()
-        text = MetricsText(scheduler, 100).encode().decode()
-        assert "# TYPE cpumond_pool_cpu_usage_seconds_total counter\n" in text
-        for pool in ("p", "<Root>"):
-            label = f'{{tree="default",pool="{pool}"}}'
-            assert f"\ncpumond_pool_cpu_usage_seconds_total{label} 7.25\n" in text
-            assert f"\ncpumond_pool_reclaimed_cpu_seconds_total{label} 1.5\n" in text
-
-    run(work())
+@in_loop
+async def test_cpu_time_of_pools_is_counted_for_prometheus(store):
+    scheduler = make_scheduler(store)
+    node, _ = await run_jobs(scheduler, start(jobs=1), told=False)
+    (job,) = node.jobs
+    node.jobs[job].cpu_seconds, node.jobs[job].reclaimed_cpu_seconds = 7.25, 1.5
+    await node.beat()
+    text = MetricsText(scheduler, 100).encode().decode()
+    assert "# TYPE cpumond_pool_cpu_usage_seconds_total counter\n" in text
+    for pool in ("p", "<Root>"):
+        label = f'{{tree="default",pool="{pool}"}}'
+        assert f"\ncpumond_pool_cpu_usage_seconds_total{label} 7.25\n" in text
+        assert f"\ncpumond_pool_reclaimed_cpu_seconds_total{label} 1.5\n" in text
 
 
 def test_jobs_that_an_earlier_version_stored_are_read(store):

@@ -6,13 +6,12 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from scheduler_world import ServedNode, StillClock
+from scheduler_world import ServedNode, StillClock, in_loop
 from structlog.testing import capture_logs
 
 from cpumond.scheduler.exporter import MetricsText
@@ -94,10 +93,6 @@ class World:
         self.state_store.close()
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 200))
-
-
 @pytest.fixture
 def world(tmp_path):
     world = World(tmp_path, StillClock())
@@ -105,38 +100,37 @@ def world(tmp_path):
     world.close()
 
 
-def test_what_a_job_used_is_in_the_graphs_and_in_the_report(world):
-    async def work() -> None:
-        operation = await world.run_a_job(30.0)
-        world.clock.at += 10.0
-        world.history.take_if_due(world.clock.at)
-        now = world.clock.at
-        for kind, tree, name in (
-            ("pool", "default", "p"),
-            ("pool", "default", ROOT_POOL),
-            ("operation", "", operation),
-        ):
-            view = await world.history.read(kind, tree, name, START, now)
-            assert isinstance(view, HistoryView)
-            assert (view.times, view.intervals, view.columns["used_cores"]) == ([now], [10.0], [3.0])
-        assert (await world.history.read("node", "x", "n1", START, now)).columns["limit_cores"] == [1.5]
-        assert (await world.history.read("pool", "default", "unknown", START, now)).times == []
-        report = await world.history.report(START, now)
-        assert isinstance(report, ReportView)
-        (tree,) = report.trees
-        assert (report.covered_s, tree.total.used, tree.pools[0].name) == (10.0, 30.0 / 3600.0, "p")
-        (shown,) = tree.operations
-        assert (shown.name, shown.title, shown.user, shown.state) == (operation, "<b>", "ann", "running")
-        assert shown.limit == pytest.approx(15.0 / 3600.0)
-        assert msgspec.json.decode(msgspec.json.encode(report))["trees"][0]["total"]["peak_limit_cores"] == 1.5
-        assert (await world.history.report(START, now, "other")).trees == []
-        assert (await world.history.report(START, now, top=0)).trees[0].left_out_operations == 1
-        await world.history.close(now)
-
-    run(work())
+@in_loop
+async def test_what_a_job_used_is_in_the_graphs_and_in_the_report(world):
+    operation = await world.run_a_job(30.0)
+    world.clock.at += 10.0
+    world.history.take_if_due(world.clock.at)
+    now = world.clock.at
+    for kind, tree, name in (
+        ("pool", "default", "p"),
+        ("pool", "default", ROOT_POOL),
+        ("operation", "", operation),
+    ):
+        view = await world.history.read(kind, tree, name, START, now)
+        assert isinstance(view, HistoryView)
+        assert (view.times, view.intervals, view.columns["used_cores"]) == ([now], [10.0], [3.0])
+    assert (await world.history.read("node", "x", "n1", START, now)).columns["limit_cores"] == [1.5]
+    assert (await world.history.read("pool", "default", "unknown", START, now)).times == []
+    report = await world.history.report(START, now)
+    assert isinstance(report, ReportView)
+    (tree,) = report.trees
+    assert (report.covered_s, tree.total.used, tree.pools[0].name) == (10.0, 30.0 / 3600.0, "p")
+    (shown,) = tree.operations
+    assert (shown.name, shown.title, shown.user, shown.state) == (operation, "<b>", "ann", "running")
+    assert shown.limit == pytest.approx(15.0 / 3600.0)
+    assert msgspec.json.decode(msgspec.json.encode(report))["trees"][0]["total"]["peak_limit_cores"] == 1.5
+    assert (await world.history.report(START, now, "other")).trees == []
+    assert (await world.history.report(START, now, top=0)).trees[0].left_out_operations == 1
+    await world.history.close(now)
 
 
-def test_savings_are_summed_up_beside_the_loop(world, monkeypatch):
+@in_loop
+async def test_savings_are_summed_up_beside_the_loop(world, monkeypatch):
     made_in: list[threading.Thread] = []
 
     def make(*given: Any) -> SavingsView:
@@ -145,105 +139,91 @@ def test_savings_are_summed_up_beside_the_loop(world, monkeypatch):
 
     monkeypatch.setattr(recorder, "make_savings", make)
 
-    async def work() -> None:
-        await world.run_a_job(30.0)
-        world.clock.at += 10.0
-        world.history.take_if_due(world.clock.at)
-        view = await world.history.savings(START, world.clock.at)
-        assert (view.covered_s, [tree.tree for tree in view.trees]) == (10.0, ["default"])
-        await world.history.close(world.clock.at)
-
-    run(work())
+    await world.run_a_job(30.0)
+    world.clock.at += 10.0
+    world.history.take_if_due(world.clock.at)
+    view = await world.history.savings(START, world.clock.at)
+    assert (view.covered_s, [tree.tree for tree in view.trees]) == (10.0, ["default"])
+    await world.history.close(world.clock.at)
     assert [each.name for each in made_in] == ["history"]
 
 
-def test_ticks_come_once_per_period_and_late_ones_are_not_made_up_for(world):
-    async def work() -> None:
-        for after_s in (0.0, 9.9, 10.0, 10.5, 19.0, 20.0, 75.0, 76.0, 85.0):
-            world.history.take_if_due(START + after_s)
-        view = await world.history.read("pool", "default", ROOT_POOL, START, START + 100.0)
-        assert [time - START for time in view.times] == [10.0, 20.0, 75.0, 85.0]
-        assert view.intervals == [10.0, 10.0, 55.0, 10.0]
-        await world.history.close(START + 86.0)
-
-    run(work())
+@in_loop
+async def test_ticks_come_once_per_period_and_late_ones_are_not_made_up_for(world):
+    for after_s in (0.0, 9.9, 10.0, 10.5, 19.0, 20.0, 75.0, 76.0, 85.0):
+        world.history.take_if_due(START + after_s)
+    view = await world.history.read("pool", "default", ROOT_POOL, START, START + 100.0)
+    assert [time - START for time in view.times] == [10.0, 20.0, 75.0, 85.0]
+    assert view.intervals == [10.0, 10.0, 55.0, 10.0]
+    await world.history.close(START + 86.0)
 
 
-def test_bad_questions_are_refused(world):
-    async def work() -> None:
-        with pytest.raises(CommandError, match="kind"):
-            await world.history.read("pools", "", "x", 0.0, 1.0)
-        with pytest.raises(CommandError, match="max_points is 0: it is 1 or more"):
-            await world.history.read("pool", "", "x", 0.0, 1.0, 0)
-        await world.history.close(START)
-
-    run(work())
+@in_loop
+async def test_bad_questions_are_refused(world):
+    with pytest.raises(CommandError, match="kind"):
+        await world.history.read("pools", "", "x", 0.0, 1.0)
+    with pytest.raises(CommandError, match="max_points is 0: it is 1 or more"):
+        await world.history.read("pool", "", "x", 0.0, 1.0, 0)
+    await world.history.close(START)
 
 
-def test_a_collector_that_fails_is_said_once_and_disturbs_nobody(world, monkeypatch):
+@in_loop
+async def test_a_collector_that_fails_is_said_once_and_disturbs_nobody(world, monkeypatch):
     def fail(*_: Any) -> Tick:
         raise ZeroDivisionError
 
-    async def work() -> None:
-        monkeypatch.setattr(Collector, "collect", fail)
-        with capture_logs() as logs:
-            for number in range(1, 4):
-                world.history.take_if_due(START + 10.0 * number)
-        assert [entry["event"] for entry in logs] == ["history_collect_failed"]
-        assert world.history.describe().write_errors == 3
-        monkeypatch.undo()
-        world.history.take_if_due(START + 50.0)
-        assert (await world.history.read("pool", "default", ROOT_POOL, START, START + 50.0)).times == [START + 50.0]
-        await world.history.close(START + 50.0)
-
-    run(work())
+    monkeypatch.setattr(Collector, "collect", fail)
+    with capture_logs() as logs:
+        for number in range(1, 4):
+            world.history.take_if_due(START + 10.0 * number)
+    assert [entry["event"] for entry in logs] == ["history_collect_failed"]
+    assert world.history.describe().write_errors == 3
+    monkeypatch.undo()
+    world.history.take_if_due(START + 50.0)
+    assert (await world.history.read("pool", "default", ROOT_POOL, START, START + 50.0)).times == [START + 50.0]
+    await world.history.close(START + 50.0)
 
 
-def test_a_disk_that_does_not_answer_holds_up_nobody(held):
-    async def work() -> None:
-        with capture_logs() as logs:
-            for number in range(1, MAX_WAITING_TICKS + 11):
-                held.history.take_if_due(START + 10.0 * number)
-                await held.scheduler.update_all()
-        assert [entry["event"] for entry in logs].count("history_does_not_answer") == 1
-        assert held.history.describe().write_errors == 10
-        held.store.answer.set()
-        view = await held.history.read("pool", "default", ROOT_POOL, START, START + 1e6)
-        assert len(view.times) == MAX_WAITING_TICKS
-        await held.history.close(START + 1000.0)
-
-    run(work())
+@in_loop
+async def test_a_disk_that_does_not_answer_holds_up_nobody(held):
+    with capture_logs() as logs:
+        for number in range(1, MAX_WAITING_TICKS + 11):
+            held.history.take_if_due(START + 10.0 * number)
+            await held.scheduler.update_all()
+    assert [entry["event"] for entry in logs].count("history_does_not_answer") == 1
+    assert held.history.describe().write_errors == 10
+    held.store.answer.set()
+    view = await held.history.read("pool", "default", ROOT_POOL, START, START + 1e6)
+    assert len(view.times) == MAX_WAITING_TICKS
+    await held.history.close(START + 1000.0)
 
 
-def test_what_begins_while_no_tick_can_be_taken_is_known_later(tmp_path):
+@in_loop
+async def test_what_begins_while_no_tick_can_be_taken_is_known_later(tmp_path):
     path = tmp_path / "held.db"
     world = World(tmp_path, StillClock(), Held(path))
     operation = ""
 
-    async def work() -> None:
-        nonlocal operation
-        at = START
-        for number in range(1, MAX_WAITING_TICKS + 6):
-            at += 10.0
-            world.history.take_if_due(at)
-            if number == MAX_WAITING_TICKS + 2:
-                operation = await world.run_a_job(30.0)
-        world.store.answer.set()
-        for _ in range(60):
-            await world.history.read("node", "", "n1", START, START)
-            at += 10.0
-            world.history.take_if_due(at)
-        view = await world.history.read("operation", "", operation, START, at)
-        assert len(view.times) == 60
-        assert view.intervals[:2] == [60.0, 10.0]
-        assert sum((v or 0.0) * s for v, s in zip(view.columns["used_cores"], view.intervals, strict=True)) == 30.0
-        assert (len((await world.history.read("node", "", "n1", START, at)).times)) == 60
-        assert (await world.history.report(START, at)).covered_s == at - START
-        assert world.history.describe().write_errors == world.history.lost_ticks == 5
-        assert len(world.store._ticks) < 30
-        await world.history.close(at + 10.0)
-
-    run(work())
+    at = START
+    for number in range(1, MAX_WAITING_TICKS + 6):
+        at += 10.0
+        world.history.take_if_due(at)
+        if number == MAX_WAITING_TICKS + 2:
+            operation = await world.run_a_job(30.0)
+    world.store.answer.set()
+    for _ in range(60):
+        await world.history.read("node", "", "n1", START, START)
+        at += 10.0
+        world.history.take_if_due(at)
+    view = await world.history.read("operation", "", operation, START, at)
+    assert len(view.times) == 60
+    assert view.intervals[:2] == [60.0, 10.0]
+    assert sum((v or 0.0) * s for v, s in zip(view.columns["used_cores"], view.intervals, strict=True)) == 30.0
+    assert (len((await world.history.read("node", "", "n1", START, at)).times)) == 60
+    assert (await world.history.report(START, at)).covered_s == at - START
+    assert world.history.describe().write_errors == world.history.lost_ticks == 5
+    assert len(world.store._ticks) < 30
+    await world.history.close(at + 10.0)
     world.close()
     assert [each.name for each in tmp_path.glob("held.db*")] == ["held.db"]
     again = HistoryStore(str(path), 86_400.0, 10.0, 2**24, START + 10_000.0)
@@ -251,22 +231,20 @@ def test_what_begins_while_no_tick_can_be_taken_is_known_later(tmp_path):
     again.close()
 
 
-def test_a_tick_that_the_store_fails_at_is_said_once_and_counted(world, monkeypatch):
+@in_loop
+async def test_a_tick_that_the_store_fails_at_is_said_once_and_counted(world, monkeypatch):
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    async def work() -> None:
-        monkeypatch.setattr(world.store, "add", fail)
-        with capture_logs() as logs:
-            for number in range(1, 4):
-                world.history.take_if_due(START + 10.0 * number)
-            await world.history.read("node", "", "n1", START, START)
-        assert [entry["event"] for entry in logs] == ["history_add_failed"]
-        assert world.history.describe().write_errors == 3
-        monkeypatch.undo()
-        await world.history.close(START + 50.0)
-
-    run(work())
+    monkeypatch.setattr(world.store, "add", fail)
+    with capture_logs() as logs:
+        for number in range(1, 4):
+            world.history.take_if_due(START + 10.0 * number)
+        await world.history.read("node", "", "n1", START, START)
+    assert [entry["event"] for entry in logs] == ["history_add_failed"]
+    assert world.history.describe().write_errors == 3
+    monkeypatch.undo()
+    await world.history.close(START + 50.0)
 
 
 async def hold(world: World) -> list[asyncio.Task[Any]]:
@@ -276,104 +254,90 @@ async def hold(world: World) -> list[asyncio.Task[Any]]:
     return [first]
 
 
-def test_equal_questions_at_the_same_time_are_worked_out_once(held):
-    async def work() -> None:
-        asked = await hold(held)
-        asked += [asyncio.create_task(held.history.report(START + n / 1e3, START + 5.0 + n / 1e3)) for n in range(50)]
-        asked += [asyncio.create_task(held.history.read("node", "", "n1", START, START + 5.0)) for _ in range(100)]
-        asked += [asyncio.create_task(held.history.report(START, START + 5.0, None, 7))]
+@in_loop
+async def test_equal_questions_at_the_same_time_are_worked_out_once(held):
+    asked = await hold(held)
+    asked += [asyncio.create_task(held.history.report(START + n / 1e3, START + 5.0 + n / 1e3)) for n in range(50)]
+    asked += [asyncio.create_task(held.history.read("node", "", "n1", START, START + 5.0)) for _ in range(100)]
+    asked += [asyncio.create_task(held.history.report(START, START + 5.0, None, 7))]
+    await asyncio.sleep(0)
+    asked[1].cancel()
+    held.store.answer.set()
+    assert sum(isinstance(each, BaseException) for each in await asyncio.gather(*asked, return_exceptions=True)) == 1
+    assert sorted(held.store.done) == ["read first", "read n1", "report", "report"]
+    await held.history.report(START, START + 5.0)
+    assert held.store.done.count("report") == 3
+    await held.history.close(START + 5.0)
+
+
+@in_loop
+async def test_ticks_go_before_graphs_and_graphs_before_reports(held):
+    asked = await hold(held)
+    asked.append(asyncio.create_task(held.history.report(START, START + 5.0)))
+    await asyncio.sleep(0)
+    asked.append(asyncio.create_task(held.history.read("node", "", "n1", START, START + 5.0)))
+    await asyncio.sleep(0)
+    held.history.take_if_due(START + 10.0)
+    held.store.answer.set()
+    await asyncio.gather(*asked)
+    assert held.store.done == ["read first", "add", "read n1", "report"]
+    await held.history.close(START + 15.0)
+
+
+@in_loop
+async def test_too_many_questions_are_refused_and_those_that_nobody_waits_for_are_not_worked_out(held):
+    asked = await hold(held)
+    for top in range(MAX_WAITING[REPORT]):
+        asked.append(asyncio.create_task(held.history.report(START, START, None, top)))
+    for number in range(MAX_WAITING[GRAPH]):
+        asked.append(asyncio.create_task(held.history.read("node", "", f"{number}", START, START)))
+    await asyncio.sleep(0)
+    with pytest.raises(CommandError, match="4 reports of the history are being waited for, which is the limit") as no:
+        await held.history.report(START, START, None, 1000)
+    assert no.value.code == TOO_MANY_REQUESTS
+    with pytest.raises(CommandError, match="64 graphs of the history are being waited for"):
+        await held.history.read("node", "", "more", START, START)
+    for each in asked[1:-1]:
+        each.cancel()
+    await asyncio.wait(asked[1:-1])
+    held.store.answer.set()
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert held.store.done == ["read first", f"read {MAX_WAITING[GRAPH] - 1}"]
+    while held.history._worker.count(REPORT):  # those that were given up had their turn, too
         await asyncio.sleep(0)
-        asked[1].cancel()
-        held.store.answer.set()
-        assert (
-            sum(isinstance(each, BaseException) for each in await asyncio.gather(*asked, return_exceptions=True)) == 1
-        )
-        assert sorted(held.store.done) == ["read first", "read n1", "report", "report"]
-        await held.history.report(START, START + 5.0)
-        assert held.store.done.count("report") == 3
-        await held.history.close(START + 5.0)
-
-    run(work())
+    await held.history.report(START, START)
+    await held.history.close(START)
 
 
-def test_ticks_go_before_graphs_and_graphs_before_reports(held):
-    async def work() -> None:
-        asked = await hold(held)
-        asked.append(asyncio.create_task(held.history.report(START, START + 5.0)))
-        await asyncio.sleep(0)
-        asked.append(asyncio.create_task(held.history.read("node", "", "n1", START, START + 5.0)))
-        await asyncio.sleep(0)
-        held.history.take_if_due(START + 10.0)
-        held.store.answer.set()
-        await asyncio.gather(*asked)
-        assert held.store.done == ["read first", "add", "read n1", "report"]
-        await held.history.close(START + 15.0)
-
-    run(work())
-
-
-def test_too_many_questions_are_refused_and_those_that_nobody_waits_for_are_not_worked_out(held):
-    async def work() -> None:
-        asked = await hold(held)
-        for top in range(MAX_WAITING[REPORT]):
-            asked.append(asyncio.create_task(held.history.report(START, START, None, top)))
-        for number in range(MAX_WAITING[GRAPH]):
-            asked.append(asyncio.create_task(held.history.read("node", "", f"{number}", START, START)))
-        await asyncio.sleep(0)
-        with pytest.raises(
-            CommandError, match="4 reports of the history are being waited for, which is the limit"
-        ) as no:
-            await held.history.report(START, START, None, 1000)
-        assert no.value.code == TOO_MANY_REQUESTS
-        with pytest.raises(CommandError, match="64 graphs of the history are being waited for"):
-            await held.history.read("node", "", "more", START, START)
-        for each in asked[1:-1]:
-            each.cancel()
-        await asyncio.wait(asked[1:-1])
-        held.store.answer.set()
-        await asyncio.gather(*asked, return_exceptions=True)
-        assert held.store.done == ["read first", f"read {MAX_WAITING[GRAPH] - 1}"]
-        while held.history._worker.count(REPORT):  # those that were given up had their turn, too
-            await asyncio.sleep(0)
+@in_loop
+async def test_who_waits_too_long_is_told(held):
+    held.history.read_timeout_s = 0.05
+    with pytest.raises(CommandError, match=r"the history did not answer within 0\.05 s: .*disk is slow") as late:
         await held.history.report(START, START)
-        await held.history.close(START)
-
-    run(work())
-
-
-def test_who_waits_too_long_is_told(held):
-    async def work() -> None:
-        held.history.read_timeout_s = 0.05
-        with pytest.raises(CommandError, match=r"the history did not answer within 0\.05 s: .*disk is slow") as late:
-            await held.history.report(START, START)
-        assert late.value.code == TIMEOUT
-        held.store.answer.set()
-        held.history.read_timeout_s = 30.0
-        assert (await held.history.report(START, START)).trees
-        await held.history.close(START)
-
-    run(work())
+    assert late.value.code == TIMEOUT
+    held.store.answer.set()
+    held.history.read_timeout_s = 30.0
+    assert (await held.history.report(START, START)).trees
+    await held.history.close(START)
 
 
-def test_the_end_waits_for_a_hanging_disk_only_so_long_and_refuses_who_waits(held):
-    async def work() -> None:
-        asked = await hold(held)
-        asked.append(asyncio.create_task(held.history.report(START, START)))
-        await asyncio.sleep(0)
-        held.history.close_timeout_s = 0.05
-        with capture_logs() as logs:
-            await held.history.close(START + 10.0)
-        assert [entry["event"] for entry in logs] == ["history_not_closed"]
-        for each in await asyncio.gather(*asked, return_exceptions=True):
-            assert isinstance(each, StoreError)
-        with pytest.raises(StoreError, match="the history is closed"):
-            await held.history.read("node", "", "n1", START, START)
-        with pytest.raises(StoreError, match="the history is closed"):
-            await held.history.report(START, START)
-        held.history.take(START + 20.0)
-        await held.history.close(START + 30.0)
-
-    run(work())
+@in_loop
+async def test_the_end_waits_for_a_hanging_disk_only_so_long_and_refuses_who_waits(held):
+    asked = await hold(held)
+    asked.append(asyncio.create_task(held.history.report(START, START)))
+    await asyncio.sleep(0)
+    held.history.close_timeout_s = 0.05
+    with capture_logs() as logs:
+        await held.history.close(START + 10.0)
+    assert [entry["event"] for entry in logs] == ["history_not_closed"]
+    for each in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(each, StoreError)
+    with pytest.raises(StoreError, match="the history is closed"):
+        await held.history.read("node", "", "n1", START, START)
+    with pytest.raises(StoreError, match="the history is closed"):
+        await held.history.report(START, START)
+    held.history.take(START + 20.0)
+    await held.history.close(START + 30.0)
 
 
 def test_a_process_ends_although_the_disk_of_its_history_hangs(tmp_path):
@@ -384,7 +348,7 @@ def test_a_process_ends_although_the_disk_of_its_history_hangs(tmp_path):
         "async def work():\n"
         "    world.history.close_timeout_s = 0.05\n"
         "    await world.history.close(START + 10.0)\n"
-        "run(work())\n"
+        "asyncio.run(work())\n"
         "world.close()\n"
         "print('ended')\n"
     )
@@ -394,21 +358,19 @@ def test_a_process_ends_although_the_disk_of_its_history_hangs(tmp_path):
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "ended"), ended.stderr
 
 
-def test_the_loop_takes_ticks_and_its_end_writes_the_last(tmp_path):
+@in_loop
+async def test_the_loop_takes_ticks_and_its_end_writes_the_last(tmp_path):
     world = World(tmp_path, Clock(100.0))
     start = world.scheduler.started_at
 
-    async def work() -> None:
-        stopping = asyncio.Event()
-        running = asyncio.create_task(world.scheduler.run(stopping))
+    stopping = asyncio.Event()
+    running = asyncio.create_task(world.scheduler.run(stopping))
+    view = await world.history.read("pool", "default", ROOT_POOL, start, start + 1e6)
+    while len(view.times) < 3:
+        await asyncio.sleep(0.01)
         view = await world.history.read("pool", "default", ROOT_POOL, start, start + 1e6)
-        while len(view.times) < 3:
-            await asyncio.sleep(0.01)
-            view = await world.history.read("pool", "default", ROOT_POOL, start, start + 1e6)
-        stopping.set()
-        await running
-
-    run(work())
+    stopping.set()
+    await running
     world.close()
     store = HistoryStore(str(tmp_path / "history.db"), 86_400.0, 10.0, 2**24, start + 1e6)
     assert len(store._ticks) >= 4
@@ -416,28 +378,26 @@ def test_the_loop_takes_ticks_and_its_end_writes_the_last(tmp_path):
     store.close()
 
 
-def test_the_history_says_how_large_it_is(world):
-    async def work() -> None:
-        metrics = MetricsText(world.scheduler, 10)
-        world.history.take_if_due(START + 10.0)
-        await world.history.read("pool", "default", "x", START, START)
-        status = world.history.describe()
-        assert (status.series, status.left_out, status.since, status.write_errors) == (1, 0, START, 0)
-        assert 0 < status.bytes <= status.max_bytes == 2**24
-        text = metrics.encode().decode()
-        for line in (
-            f"cpumond_history_bytes {float(status.bytes)}",
-            "cpumond_history_series 1.0",
-            "cpumond_history_left_out_series 0.0",
-            "cpumond_history_write_errors_total 0.0",
-            'cpumond_pool_ordered_cpu_seconds_total{tree="default",pool="<Root>"} 0.0',
-            'cpumond_pool_throttled_cpu_seconds_total{tree="default",pool="<Root>"} 0.0',
-            'cpumond_pool_late_cpu_seconds_total{tree="default",pool="<Root>"} 0.0',
-        ):
-            assert f"{line}\n" in text
-        await world.history.close(START + 11.0)
-
-    run(work())
+@in_loop
+async def test_the_history_says_how_large_it_is(world):
+    metrics = MetricsText(world.scheduler, 10)
+    world.history.take_if_due(START + 10.0)
+    await world.history.read("pool", "default", "x", START, START)
+    status = world.history.describe()
+    assert (status.series, status.left_out, status.since, status.write_errors) == (1, 0, START, 0)
+    assert 0 < status.bytes <= status.max_bytes == 2**24
+    text = metrics.encode().decode()
+    for line in (
+        f"cpumond_history_bytes {float(status.bytes)}",
+        "cpumond_history_series 1.0",
+        "cpumond_history_left_out_series 0.0",
+        "cpumond_history_write_errors_total 0.0",
+        'cpumond_pool_ordered_cpu_seconds_total{tree="default",pool="<Root>"} 0.0',
+        'cpumond_pool_throttled_cpu_seconds_total{tree="default",pool="<Root>"} 0.0',
+        'cpumond_pool_late_cpu_seconds_total{tree="default",pool="<Root>"} 0.0',
+    ):
+        assert f"{line}\n" in text
+    await world.history.close(START + 11.0)
 
 
 def test_without_a_history_there_are_no_series_of_it(world):
