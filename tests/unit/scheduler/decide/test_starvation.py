@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -22,6 +23,78 @@ from cpumond.scheduler.settings.preemption_rules import operation_rules, pool_ru
 INF = math.inf
 
 
+# --- 6.2, inheritance
+
+FAIR, LEAST = "fair_share_starvation_timeout", "min_share_preemption_timeout"
+TOLERANCE, THRESHOLD = "fair_share_starvation_tolerance", "non_preemptible_resource_usage_threshold"
+STARVES, PREEMPTS = "enable_aggressive_starvation", "allow_aggressive_preemption"
+LATE = "fair_share_aggressive_starvation_timeout"
+FAIR_S, LEAST_S, FOUND = "fair_share_timeout_s", "min_share_timeout_s", "non_preemptible_threshold"
+DEFAULTS = {
+    "tolerance": 0.8,
+    "tolerance_limit": 0.8,
+    "fair_share_timeout_s": 30.0,
+    "fair_share_timeout_limit_s": 30.0,
+    "min_share_timeout_s": 30.0,
+    "aggressive_timeout_s": 0.0,
+    "aggressive_starvation": False,
+    "aggressive_preemption": True,
+    "non_preemptible_threshold": None,
+}
+STRICT = {"fair_share_preemption_timeout_limit": 60_000.0, "fair_share_starvation_tolerance_limit": 0.5}
+LAX = {"fair_share_preemption_timeout_limit": 1.0, "fair_share_starvation_tolerance_limit": 1.0}
+BOUNDS = {
+    "fair_share_preemption_timeout_limit": 500.0,
+    "min_share_preemption_timeout_limit": 0.0,
+    "fair_share_starvation_tolerance_limit": 1.0,
+}
+EAGER, SLOW = {FAIR: 1000.0, LEAST: 1.0, TOLERANCE: 0.9}, {FAIR: 60_000.0}
+CAREFUL = {THRESHOLD: {"user_slots": 8.0, "memory": 5.0}}
+INHERITED: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]] = {
+    # what tree and pools say, from the top -> what holds in the last pool, and for an operation that says nothing
+    "defaults of the tree": ({}, [], DEFAULTS),
+    "defaults below": ({}, [{}, {}], DEFAULTS),
+    "limits are the tree's own values": (
+        {FAIR: 40_000.0, LEAST: 15_000.0},
+        [],
+        {"fair_share_timeout_limit_s": 40.0, "min_share_timeout_limit_s": 15.0},
+    ),
+    "no earlier than those": (
+        {LEAST: 15_000.0},
+        [{FAIR: 1000.0, LEAST: 1.0, TOLERANCE: 1.0}],
+        {FAIR_S: 30.0, LEAST_S: 15.0, "tolerance": 0.8},
+    ),
+    "earlier where limits allow it": (BOUNDS, [EAGER], {FAIR_S: 1.0, LEAST_S: 0.001, "tolerance": 0.9}),
+    **{
+        f"the strictest limit, {number}": ({}, pools, {FAIR_S: 60.0, "tolerance": 0.5})
+        for number, pools in enumerate(
+            (
+                [STRICT],
+                [STRICT, LAX],
+                [STRICT, {**LAX, FAIR: 31_000.0, TOLERANCE: 0.7}],
+                [LAX, STRICT, {FAIR: 31_000.0, TOLERANCE: 0.7}],
+            )
+        )
+    },
+    "the nearest pool that says it": ({}, [{FAIR: 90_000.0}, {}, SLOW, {}], {FAIR_S: 60.0}),
+    "min share as fair share": ({}, [SLOW, {}], {LEAST_S: 60.0}),
+    "min share said by the tree": ({LEAST: 30_000.0}, [SLOW], {LEAST_S: 30.0}),
+    "min share said by a pool": ({}, [{LEAST: 45_000.0}, SLOW], {LEAST_S: 45.0}),
+    "threshold of the tree": ({THRESHOLD: {"cpu": 4.0}}, [{}], {FOUND: (INF, 4.0, INF, INF, INF)}),
+    "threshold of a pool": ({THRESHOLD: {"cpu": 4.0}}, [CAREFUL], {FOUND: (8.0, INF, INF, 5.0, INF)}),
+    "no threshold": ({THRESHOLD: {"cpu": 4.0}}, [{THRESHOLD: {}}], {FOUND: None}),
+    "starvation by the tree": ({STARVES: True}, [{}, {STARVES: False}], {"aggressive_starvation": True}),
+    "starvation by a pool above": ({}, [{STARVES: True}, {STARVES: False}], {"aggressive_starvation": True}),
+    "starvation by the pool": ({}, [{}, {STARVES: True}], {"aggressive_starvation": True}),
+    "preemption by a pool above": ({}, [{PREEMPTS: False}, {}], {"aggressive_preemption": False}),
+    "preemption by the nearest": ({}, [{PREEMPTS: False}, {PREEMPTS: True}], {"aggressive_preemption": True}),
+    "preemption by the tree": ({PREEMPTS: False}, [{}], {"aggressive_preemption": False}),
+    "preemption against the tree": ({PREEMPTS: False}, [{PREEMPTS: True}, {}], {"aggressive_preemption": True}),
+    "aggressive time-out of the tree": ({LATE: 120_000.0}, [{}], {"aggressive_timeout_s": 120.0}),
+    "aggressive time-out of a pool": ({}, [{LATE: 9000.0}, {}], {"aggressive_timeout_s": 9.0}),
+}
+
+
 def chain(tree: dict[str, Any], *pools: dict[str, Any]) -> PreemptionRules:
     rules = root_rules(TreeSettings(**tree))
     for pool in pools:
@@ -29,147 +102,37 @@ def chain(tree: dict[str, Any], *pools: dict[str, Any]) -> PreemptionRules:
     return rules
 
 
-def of_operation(rules: PreemptionRules, **options: Any) -> PreemptionRules:
-    return operation_rules(rules, OperationTreeOptions(pool="p", **options))
+def look(rules: PreemptionRules, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(rules, name) for name in names}
 
 
-# --- 6.2, inheritance
+@pytest.mark.parametrize(("tree", "pools", "expected"), INHERITED.values(), ids=INHERITED)
+def test_6_2_options_of_starvation_are_inherited(tree, pools, expected):
+    rules = chain(tree, *pools)
+    assert look(rules, expected) == expected
+    assert look(operation_rules(rules, OperationTreeOptions(pool="p")), expected) == expected
 
 
-def test_6_2_the_trees_defaults_hold_everywhere():
-    for rules in (chain({}), chain({}, {}), of_operation(chain({}, {}, {}))):
-        assert (rules.tolerance, rules.fair_share_timeout_s, rules.min_share_timeout_s) == (0.8, 30.0, 30.0)
-        assert rules.aggressive_timeout_s == 0.0
-        assert not rules.aggressive_starvation
-        assert rules.aggressive_preemption
-        assert rules.non_preemptible_threshold is None
+PATIENT = {FAIR_S: 30.0, LEAST_S: 15.0, "tolerance": 0.8}
+OWN: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # what its pool and an operation say -> what holds for it, which can only be less privileged
+    "more privileged": ({LEAST: 15_000.0}, {FAIR: 1.0, LEAST: 1.0, TOLERANCE: 1.0}, PATIENT),
+    "less privileged": (
+        {LEAST: 15_000.0},
+        {FAIR: 5e4, LEAST: 2e4, TOLERANCE: 0.1},
+        {FAIR_S: 50.0, LEAST_S: 20.0, "tolerance": 0.1},
+    ),
+    "min share as its fair share": ({}, SLOW, {LEAST_S: 60.0}),
+    "min share said above": ({LEAST: 30_000.0}, SLOW, {LEAST_S: 30.0}),
+    "a lower threshold": (CAREFUL, {THRESHOLD: {"user_slots": 9.0, "cpu": 3.0}}, {FOUND: (8.0, 3.0, INF, 5.0, INF)}),
+    "a threshold where there is none": ({}, {THRESHOLD: {"cpu": 3.0}}, {FOUND: None}),
+}
 
 
-def test_6_2_a_limit_that_is_not_set_is_the_trees_own_value():
-    rules = chain({"fair_share_starvation_timeout": 40_000.0, "min_share_preemption_timeout": 15_000.0})
-    assert rules.fair_share_timeout_limit_s == 40.0
-    assert rules.min_share_timeout_limit_s == 15.0
-    assert rules.tolerance_limit == 0.8
-
-
-def test_6_2_a_pool_cannot_starve_earlier_than_the_limits_of_the_tree():
-    eager = {
-        "fair_share_starvation_timeout": 1000.0,
-        "min_share_preemption_timeout": 1.0,
-        "fair_share_starvation_tolerance": 1.0,
-    }
-    rules = chain({"min_share_preemption_timeout": 15_000.0}, eager)
-    assert (rules.fair_share_timeout_s, rules.min_share_timeout_s, rules.tolerance) == (30.0, 15.0, 0.8)
-
-
-def test_6_2_a_pool_may_starve_earlier_where_the_limits_of_the_tree_allow_it():
-    limits = {
-        "fair_share_preemption_timeout_limit": 500.0,
-        "min_share_preemption_timeout_limit": 0.0,
-        "fair_share_starvation_tolerance_limit": 1.0,
-    }
-    eager = {
-        "fair_share_starvation_timeout": 1000.0,
-        "min_share_preemption_timeout": 1.0,
-        "fair_share_starvation_tolerance": 0.9,
-    }
-    rules = chain(limits, eager)
-    assert (rules.fair_share_timeout_s, rules.min_share_timeout_s, rules.tolerance) == (1.0, 0.001, 0.9)
-
-
-def test_6_2_the_strictest_limit_on_the_path_holds_and_a_pool_is_subject_to_its_own():
-    strict = {"fair_share_preemption_timeout_limit": 60_000.0, "fair_share_starvation_tolerance_limit": 0.5}
-    lax = {"fair_share_preemption_timeout_limit": 1.0, "fair_share_starvation_tolerance_limit": 1.0}
-    own = {"fair_share_starvation_timeout": 31_000.0, "fair_share_starvation_tolerance": 0.7}
-    for pools in ([strict], [strict, lax], [strict, {**lax, **own}], [lax, strict, own]):
-        rules = chain({}, *pools)
-        assert (rules.fair_share_timeout_s, rules.tolerance) == (60.0, 0.5)
-
-
-def test_6_2_the_nearest_pool_that_says_something_wins():
-    rules = chain({}, {"fair_share_starvation_timeout": 90_000.0}, {}, {"fair_share_starvation_timeout": 60_000.0}, {})
-    assert rules.fair_share_timeout_s == 60.0
-
-
-def test_6_2_min_share_time_out_is_the_fair_share_one_where_nobody_on_the_path_set_it():
-    slow = {"fair_share_starvation_timeout": 60_000.0}
-    assert chain({}, slow).min_share_timeout_s == 60.0
-    assert chain({}, slow, {}).min_share_timeout_s == 60.0
-    assert of_operation(chain({}, {}), **slow).min_share_timeout_s == 60.0
-    # as long as the fair-share one, but said
-    assert chain({"min_share_preemption_timeout": 30_000.0}, slow).min_share_timeout_s == 30.0
-    assert chain({}, {"min_share_preemption_timeout": 45_000.0}, slow).min_share_timeout_s == 45.0
-    said = chain({"min_share_preemption_timeout": 30_000.0}, {})
-    assert of_operation(said, **slow).min_share_timeout_s == 30.0
-
-
-def test_6_2_an_operation_can_only_make_itself_less_privileged():
-    pool = chain({"min_share_preemption_timeout": 15_000.0}, {})
-    more = of_operation(
-        pool, fair_share_starvation_timeout=1.0, min_share_preemption_timeout=1.0, fair_share_starvation_tolerance=1.0
-    )
-    assert (more.fair_share_timeout_s, more.min_share_timeout_s, more.tolerance) == (30.0, 15.0, 0.8)
-    less = of_operation(
-        pool, fair_share_starvation_timeout=5e4, min_share_preemption_timeout=2e4, fair_share_starvation_tolerance=0.1
-    )
-    assert (less.fair_share_timeout_s, less.min_share_timeout_s, less.tolerance) == (50.0, 20.0, 0.1)
-
-
-def test_6_2_non_preemptible_threshold_is_overridden_by_pools_and_lessened_by_operations():
-    tree = {"non_preemptible_resource_usage_threshold": {"cpu": 4.0}}
-    pool = chain(tree, {"non_preemptible_resource_usage_threshold": {"user_slots": 8.0, "memory": 5.0}})
-    assert chain(tree, {}).non_preemptible_threshold == (INF, 4.0, INF, INF, INF)
-    assert pool.non_preemptible_threshold == (8.0, INF, INF, 5.0, INF)
-    own = of_operation(pool, non_preemptible_resource_usage_threshold={"user_slots": 9.0, "cpu": 3.0})
-    assert own.non_preemptible_threshold == (8.0, 3.0, INF, 5.0, INF)
-    assert of_operation(pool).non_preemptible_threshold == pool.non_preemptible_threshold
-
-
-def test_6_2_no_threshold_protects_nothing_and_an_operation_cannot_bring_its_own():
-    tree = {"non_preemptible_resource_usage_threshold": {"cpu": 4.0}}
-    pool = chain(tree, {"non_preemptible_resource_usage_threshold": {}})
-    assert pool.non_preemptible_threshold is None
-    assert of_operation(pool, non_preemptible_resource_usage_threshold={"cpu": 3.0}).non_preemptible_threshold is None
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ((False, None, None), False),
-        ((True, None, False), True),
-        ((False, True, False), True),
-        ((False, None, True), True),
-        ((False, False, None), False),
-    ],
-)
-def test_6_2_aggressive_starvation_of_a_pool_above_cannot_be_switched_off(flags, expected):
-    tree, *pools = flags
-    rules = chain({"enable_aggressive_starvation": tree}, *({"enable_aggressive_starvation": flag} for flag in pools))
-    assert rules.aggressive_starvation is expected
-    assert of_operation(rules).aggressive_starvation is expected
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ((True, None, None), True),
-        ((True, False, None), False),
-        ((True, False, True), True),
-        ((False, None, None), False),
-        ((False, True, None), True),
-    ],
-)
-def test_6_2_aggressive_preemption_is_the_nearest_value(flags, expected):
-    tree, *pools = flags
-    rules = chain({"allow_aggressive_preemption": tree}, *({"allow_aggressive_preemption": flag} for flag in pools))
-    assert rules.aggressive_preemption is expected
-    assert of_operation(rules).aggressive_preemption is expected
-
-
-def test_6_2_the_aggressive_time_out_is_inherited():
-    rules = chain({"fair_share_aggressive_starvation_timeout": 120_000.0}, {})
-    assert rules.aggressive_timeout_s == 120.0
-    assert chain({}, {"fair_share_aggressive_starvation_timeout": 9000.0}, {}).aggressive_timeout_s == 9.0
+@pytest.mark.parametrize(("tree", "options", "expected"), OWN.values(), ids=OWN)
+def test_6_2_an_operation_can_only_make_itself_less_privileged(tree, options, expected):
+    rules = operation_rules(chain(tree, {}), OperationTreeOptions(pool="p", **options))
+    assert look(rules, expected) == expected
 
 
 def test_6_2_a_whole_tree_inherits():
