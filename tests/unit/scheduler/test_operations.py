@@ -476,31 +476,6 @@ def test_needed_jobs_are_those_neither_completed_nor_active():
     assert needed_jobs(record, {"a": 1, "b": 2}) == {"a": 3}
 
 
-def test_a_failed_operation_stops_its_other_jobs(world):
-    operation = world.start("p", jobs=3, max_failed_job_count=1)
-    world.settle_down()
-    node = world.nodes["n1"]
-    node.finish(next(iter(node.jobs)), "failed")
-    world.settle_down()
-    assert world.record(operation).state == "failed"
-    assert node.jobs == {}
-    assert world.cores("p") == 0
-
-
-def test_jobs_of_different_tasks_are_counted_apart(world):
-    tasks = {"a": {"job_count": 2}, "b": {"job_count": 1, "cpu_limit": 2}}
-    operation = world.do(StartOperation({"pool": "p", "tasks": tasks})).id
-    world.settle_down()
-    node = world.nodes["n1"]
-    node.finish(next(name for name, job in node.jobs.items() if job.order.task == "b"))
-    world.settle_down()
-    assert world.record(operation).counts == {"b": JobCounts(completed=1)}
-    for name in list(node.jobs):
-        node.finish(name)
-    world.settle_down()
-    assert world.states([operation]) == "c"
-
-
 def test_an_order_says_what_the_job_needs(world):
     spec = {
         "pool": "p",

@@ -255,26 +255,6 @@ def test_a_stop_that_the_store_refuses_is_carried_out_later_also_when_all_is_wel
     assert fleet.stage().state == "canary", "a stage that is set anew begins without blame"
 
 
-def test_a_canary_that_falls_silent_is_taken_back(fleet):
-    fleet.set("a", "quota", canary_period_s=1000.0)
-    fleet.live(6)
-    fleet.live(int(fleet.world.rules.node_heartbeat_timeout_s) + 12, without=tuple(fleet.stage().canaries))
-    assert "1 error" in fleet.stage().stopped
-
-
-def test_an_agent_that_begins_anew_is_no_error_and_its_period_begins_anew(fleet):
-    fleet.set("a", "quota", canary_period_s=30.0)
-    fleet.live(25)
-    [canary] = [host for host in fleet.hosts if host.id in fleet.stage().canaries]
-    fleet.about[canary.id] = ABOUT
-    canary.incarnation += "-later"
-    canary.register()
-    fleet.live(25)
-    assert fleet.stage().state == "canary"
-    fleet.live(12)
-    assert fleet.stage().state == "everywhere"
-
-
 def test_no_filter_is_all_nodes(fleet):
     assert fleet.set(" ", "weight").id == "%true"
     assert fleet.stage("%true").nodes_filter == "%true"

@@ -68,13 +68,6 @@ def test_bare_numbers_are_milliseconds_and_keys_may_have_hyphens() -> None:
     assert config.api.max_depth == 8
 
 
-def test_the_configuration_is_a_value() -> None:
-    config = load("")
-    assert config == load("")
-    with pytest.raises(AttributeError):
-        config.state_dir = "/x"  # type: ignore[misc]
-
-
 def test_paths_become_absolute() -> None:
     config = load('state_dir = "state"\n[api]\ntokens_file = "tokens"')
     assert config.state_dir == os.path.join(os.getcwd(), "state")

@@ -69,34 +69,11 @@ def farm():
 # --- refill and clamp
 
 
-def test_9_an_idle_pool_fills_with_its_flow(farm):
-    farm.create_pool("p", integral_guarantees=burst(100, 500))
-    farm.update()
-    assert farm.volume("p") == 0.0
-    farm.pass_time(600)
-    assert farm.volume("p") == pytest.approx(60.0)
-
-
 def test_9_the_first_update_adds_nothing(farm):
     farm.create_pool("p", integral_guarantees=burst(100, 500))
     farm.now += 10_000
     farm.update()
     assert farm.volume("p") == 0.0
-
-
-def test_9_the_volume_stops_at_a_day_of_flow(farm):
-    farm.create_pool("p", integral_guarantees=burst(100, 500))
-    farm.update()
-    farm.pass_time(2 * DAY_S, 600)
-    assert farm.volume("p") == pytest.approx(0.1 * DAY_S)
-
-
-def test_9_the_period_of_the_capacity_is_configurable():
-    farm = Farm(integral_guarantees={"pool_capacity_saturation_period": 100_000})
-    farm.create_pool("p", integral_guarantees=burst(100, 500))
-    farm.update()
-    farm.pass_time(300)
-    assert farm.volume("p") == pytest.approx(10.0)
 
 
 def test_9_a_new_pool_starts_with_nothing(farm):
@@ -110,64 +87,6 @@ def test_9_a_new_pool_starts_with_nothing(farm):
 
 
 # --- consumption
-
-
-def test_9_the_documents_example_60_share_seconds_of_1000_cores(farm):
-    farm.create_pool("p", integral_guarantees=burst(0, 100))
-    farm.create_pool("rest", weight=1e6)
-    farm.want("p", 1000)
-    farm.want("rest", 2000)
-    farm.update()
-    farm.give("p", 60.0)
-    seconds = 0
-    farm.update()
-    while farm.share("p") > 0.99 * 0.1 and seconds < 2000:
-        seconds += 1
-        farm.pass_time(1, 1)
-    # near the end the smooth period lets the share fall before the volume is gone
-    assert 540 <= seconds <= 600
-    farm.pass_time(1000)
-    assert 0.0 <= farm.volume("p") < 0.1
-
-
-def test_9_the_granted_share_is_charged_used_or_not(farm):
-    farm.create_pool("p", integral_guarantees=burst(0, 500))
-    farm.create_pool("rest", weight=1e6)
-    farm.want("p", 1000)
-    farm.want("rest", 2000)
-    farm.update()
-    farm.give("p", 1000.0)
-    farm.update()
-    assert farm.share("p") == pytest.approx(0.5, rel=1e-3)
-    assert farm.cores("p") == 0.0  # no job runs
-    farm.pass_time(100)
-    assert farm.volume("p") == pytest.approx(950.0, rel=1e-3)
-
-
-def test_9_a_burst_pool_gets_at_most_its_burst_and_its_volume_over_the_smooth_period(farm):
-    farm.create_pool("p", integral_guarantees=burst(0, 300))
-    farm.create_pool("rest", weight=1e6)
-    farm.want("p", 1000)
-    farm.want("rest", 2000)
-    farm.update()
-    for volume, expected in ((600.0, 0.3), (18.0, 0.3), (6.0, 0.1), (0.0, 0.0)):
-        farm.give("p", volume)
-        farm.update()
-        assert farm.share("p") == pytest.approx(expected, abs=2e-3)
-
-
-def test_9_a_relaxed_pool_gets_at_most_three_times_its_flow(farm):
-    farm.create_pool("p", integral_guarantees=relaxed(100))
-    farm.create_pool("rest", weight=1e6)
-    farm.want("p", 1000)
-    farm.want("rest", 2000)
-    farm.update()
-    farm.give("p", 5000.0)
-    farm.update()
-    assert farm.share("p") == pytest.approx(0.3, abs=2e-3)
-    farm.set_pool("p", integral_guarantees__relaxed_share_multiplier_limit=2.0)
-    farm.update()
-    assert farm.share("p") == pytest.approx(0.2, abs=2e-3)
 
 
 # --- changes

@@ -180,27 +180,3 @@ def test_6_8_the_victim_keeps_its_fair_share_and_then_it_is_quiet():
         world.step(1.0)
     assert len(world.state.preemptions) == count
     assert world.cores("low") == pytest.approx(4.0)
-
-
-def test_6_8_lowered_resource_limits_take_jobs_away():
-    world = World()
-    world.create_pool("p")
-    world.node("n1", cpu=10)
-    operation = world.start("p", jobs=8)
-    world.settle_down()
-    world.set_pool("p", resource_limits={"cpu": 3})
-    for _ in range(12):
-        world.step(1.0)
-    assert len(world.jobs_of(operation)) == 3
-    assert {record.kind for record in world.state.preemptions} == {"limit_violated"}
-
-
-def test_2_9_ephemeral_pools_go_with_their_last_operation_on_every_level():
-    world = World()
-    world.create_pool("parent", create_ephemeral_subpools=True)
-    operation = world.start("parent", user="ann")
-    alone = world.start("alone", user="bob")
-    assert {"parent$ann", "alone"} <= set(world.tree().pools)
-    world.abort(operation)
-    world.abort(alone)
-    assert set(world.tree().pools) == {"parent"}

@@ -134,16 +134,6 @@ def test_a_record_of_the_version_before_is_read():
     assert msgspec.json.decode(old, type=JobRecord).ordered_cpu_seconds is None
 
 
-def test_a_job_that_is_taken_over_counts_from_its_first_report(watch):
-    _, job = watch.run_one()
-    watch.say(job, ordered_cpu_seconds=100.0)
-    watch.world.restart()
-    watch.begin()
-    watch.say(job, ordered_cpu_seconds=103.0)
-    watch.say(job, ordered_cpu_seconds=105.0)
-    assert watch.look()[pool("b")]["ordered_cores"] == pytest.approx(0.2)
-
-
 # --- ticks
 
 
@@ -353,15 +343,6 @@ def test_series_keep_their_numbers(watch):
 
 
 # --- merging
-
-
-def test_merging_keeps_sums_of_rates_and_means_of_what_is_known():
-    width = len(COLUMNS["operation"])
-    intervals = [10.0, 30.0, 10.0]
-    columns = [array("f", [math.nan, 2.0, 4.0]) for _ in range(width)]
-    merged = merge_columns(intervals, [(0, 2), (2, 3)], columns, has_rates=True)
-    assert list(merged[0]) == [2.0, 4.0]
-    assert list(merged[-1]) == [1.5, 4.0]
 
 
 def test_what_nobody_knows_stays_unknown():

@@ -15,7 +15,7 @@ from history_ticks import PERIOD_S, START, Tape, integral, row
 from structlog.testing import capture_logs
 
 from cpumond.scheduler.history import store as history_store
-from cpumond.scheduler.history.model import JOB, NODE, OPERATION, POOL, HistoryView, Key, Sums
+from cpumond.scheduler.history.model import JOB, NODE, OPERATION, POOL, HistoryView, Key
 from cpumond.scheduler.history.store import CHUNK_TICKS, MEMORY_TICKS, HistoryStore
 from cpumond.scheduler.model import ROOT_POOL
 
@@ -176,24 +176,6 @@ def test_points_become_coarser_with_age_and_their_sums_stay(path, small):
     assert max(view.intervals) == 300.0
     fine = [chunk for chunk in store._chunks.values() if chunk.tier == 0]
     assert len(fine) <= 24 / 4 + 2 * 6
-    store.close()
-
-
-def test_reports_of_two_parts_make_up_that_of_the_whole(path, small):
-    store, tape = open_store(path, length_s=100_000.0), Tape()
-    store.keep_s = (240.0, 1440.0)
-    fill(store, tape, 500)
-    whole, _, covered_s, _ = store.sum_up(0.0, tape.at, None, 10)
-    for cut in range(1, 500, 7):
-        middle = START + PERIOD_S * cut
-        (first, _, one_s, _), (second, _, two_s, _) = (
-            store.sum_up(0.0, middle, None, 10),
-            store.sum_up(middle, tape.at, None, 10),
-        )
-        assert first.get(OP, Sums()).used + second[OP].used == pytest.approx(whole[OP].used)
-        assert one_s + two_s == pytest.approx(covered_s)
-        # A point more or less where the cut goes through a coarse one.
-        assert first.get(OP, Sums()).points + second[OP].points == pytest.approx(500, abs=30)
     store.close()
 
 

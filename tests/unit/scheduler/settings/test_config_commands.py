@@ -6,7 +6,6 @@ import itertools
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 import pytest
 from scheduler_builders import records_of
 
@@ -162,15 +161,6 @@ def test_options_of_a_tree_change() -> None:
     )
 
 
-def test_2_6_6_changing_the_main_resource() -> None:
-    tried = Tried(CreateTree("t"), CreatePool("t", "a", attributes=strong(cpu=1)))
-    assert "must include the tree's main resource memory" in tried.refuse(
-        ChangeTree("t", (put("main_resource", "memory"),))
-    )
-    tried.do(ChangePool("t", "a", (put("strong_guarantee_resources/memory", 1),)))
-    tried.do(ChangeTree("t", (put("main_resource", "memory"),)))
-
-
 def test_2_2_no_node_belongs_to_two_trees() -> None:
     tried = Tried(CreateTree("one", {"nodes_filter": "a"}), CreateTree("two", {"nodes_filter": "b"}))
     with pytest.raises(CommandError) as caught:
@@ -281,17 +271,6 @@ def test_a_pool_that_cannot_be_made() -> None:
     assert tried.refuse(CreatePool("t", "x", attributes={"mode": "lifo"})).startswith('pool "x": mode: must be one of')
     assert tried.refuse(CreatePool("t", "x$y")).startswith('pool "x$y": a name must not contain')
     assert tried.refuse(CreatePool("t", "x", attributes={"name": "y"})).startswith('pool "x": name: this attribute')
-
-
-def test_only_what_a_command_touches_is_another_object() -> None:
-    tried = Tried(*FAMILY, CreateTree("u", {"nodes_filter": "nobody"}))
-    before = tried.config
-    tried.do(ChangePool("t", "b1", (put("weight", 2),)))
-    after = tried.config
-    assert after.trees["u"] is before.trees["u"]
-    same = {name for name in tried.names() if before.trees["t"].pools[name] is after.trees["t"].pools[name]}
-    assert same == {"a", "b", "b11", "b2"}
-    assert before.trees["t"].pools["b1"].attributes == {}
 
 
 def test_attributes_of_a_pool_change() -> None:
@@ -623,18 +602,6 @@ def test_records() -> None:
     assert set(records_of(tried.config)) == {SYSTEM, ("tree", "1-0-0-1"), ("pool", "2-0-0-1")}
 
 
-def test_stored_records_give_the_same_configuration_in_any_order() -> None:
-    tried = Tried(
-        *FAMILY, SetDefaultTree("t"), ChangePool("t", "a", (put("min_share_resources", {"cpu": 0}), put("x", 2**63)))
-    )
-    stored = {key: msgspec.json.decode(msgspec.json.encode(record)) for key, record in records_of(tried.config).items()}
-    for order in (list(stored), list(stored)[::-1]):
-        loaded = load_config({key: stored[key] for key in order})
-        assert loaded == tried.config
-        assert list(loaded.trees["t"].pools) == tried.names()
-    assert load_config({}) == EMPTY
-
-
 def test_only_what_has_changed_is_written() -> None:
     tried = Tried(*FAMILY)
     tried.do(CreateTree("u", {"nodes_filter": "nobody"}))
@@ -701,52 +668,6 @@ def test_records_that_are_damaged(records: dict[RecordKey, dict[str, Any]], mess
     with pytest.raises(StateFileError) as caught:
         load_config(records)
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        CreateTree("t", {"a": 1}, ignore_existing=True),
-        ChangeTree("t", (put("a/b", {"c": [1]}), put("d"))),
-        RemoveTree("t"),
-        SetDefaultTree("t"),
-        CreatePool("t", "p", "q", {"weight": 2}),
-        ChangePool("t", "p", (put("weight", 2.5),)),
-        RemovePool("t", "p", recursive=True),
-        MovePool("t", "p", "q", "r"),
-        TransferPoolResources("t", "p", "q", {"max_operation_count": 1}),
-    ],
-)
-def test_commands_as_json(command: ConfigCommand) -> None:
-    raw = msgspec.json.encode(command)
-    assert msgspec.json.decode(raw)["type"] == type(command).__name__
-    assert msgspec.json.decode(raw, type=ConfigCommand) == command
-
-
-def test_2_7_no_pool_is_named_like_the_root() -> None:
-    tried = Tried(*FAMILY)
-    assert "this name is the root's" in tried.refuse(CreatePool("t", "<Root>", "<Root>"))
-    pool = next(iter(tried.config.trees["t"].pools))
-    assert "this name is the root's" in tried.refuse(MovePool("t", pool, "<Root>", "<Root>"))
-
-
-def test_2_6_9_what_fails_changes_nothing_and_wrong_types_fail_at_once() -> None:
-    tried = Tried(*FAMILY)
-    before = tried.config
-    pool = next(iter(before.trees["t"].pools))
-    assert "must be a number" in tried.refuse(CreatePool("t", "fresh", "<Root>", {"weight": "heavy"}))
-    assert "mode" in tried.refuse(CreatePool("t", "fresh", "<Root>", {"mode": "lifo"}))
-    good, bad = put("max_operation_count", 7), put("weight", -1)
-    assert "weight" in tried.refuse(ChangePool("t", pool, (good, bad)))
-    assert tried.config is before
-
-
-def test_2_6_9_unknown_attributes_are_stored_without_error() -> None:
-    tried = Tried(*FAMILY)
-    pool = next(iter(tried.config.trees["t"].pools))
-    outcome = tried.do(ChangePool("t", pool, (put("owner_team", "search"),)))
-    assert tried.config.trees["t"].pools[pool].attributes["owner_team"] == "search"
-    assert any("owner_team" in warning for warning in outcome.warnings)
 
 
 # --- 12.4, rights

@@ -159,16 +159,6 @@ def test_deep_mistakes_are_told_like_others() -> None:
     assert "column 2: unmatched ')'" in refused("a" + ")" * 9999)
 
 
-def test_filters_are_values() -> None:
-    one, same, other = parse_nodes_filter("a & b"), parse_nodes_filter("a & b"), parse_nodes_filter("a&b")
-    assert one == same
-    assert hash(one) == hash(same)
-    assert one != other
-    assert one.text == "a & b"
-    with pytest.raises(AttributeError):
-        one.text = "c"  # type: ignore[misc]
-
-
 def test_the_tags_of_a_formula() -> None:
     assert parse_nodes_filter("a & !(b | a) | %true & c.d:1").tags == {"a", "b", "c.d:1"}
     assert parse_nodes_filter("").tags == frozenset()

@@ -43,11 +43,6 @@ def tables(world: World) -> list[PoolTable]:
     return list(make_tables(world.state.config.trees[TREE]).pools or ())
 
 
-def test_what_a_table_leaves_out_is_not_set(world: World) -> None:
-    do(world, PoolTable(name="a", options={"max_operation_count": 5}))
-    assert pools_of(world)["a"].attributes == {"max_operation_count": 5}
-
-
 def test_pools_that_are_not_named_stay_and_are_told(world: World) -> None:
     change = do(world, PoolTable(name="a", options={"weight": 3}))
     assert set(pools_of(world)) == {"a", "b", "c"}
@@ -97,14 +92,6 @@ def test_the_name_of_a_renamed_pool_may_be_that_of_a_new_one(world: World) -> No
     do(world, PoolTable(name="a"), msgspec.structs.replace(a, name="z"), msgspec.structs.replace(b, parent="z"), c)
     assert pools_of(world)["z"].id == a.id
     assert pools_of(world)["a"].id not in {a.id, b.id, c.id}
-
-
-def test_two_pools_change_names(world: World) -> None:
-    (a, b, c) = tables(world)
-    do(world, msgspec.structs.replace(a, name="c"), msgspec.structs.replace(b, parent="c"),
-       msgspec.structs.replace(c, name="a"))  # fmt: skip
-    found = pools_of(world)
-    assert (found["c"].id, found["a"].id, found["b"].parent) == (a.id, c.id, "c")
 
 
 def test_an_id_of_another_tree_is_told_and_the_name_counts(world: World) -> None:
@@ -181,9 +168,3 @@ def test_one_id_is_of_one_pool(world: World) -> None:
     (a, *_) = tables(world)
     with pytest.raises(CommandError, match='pools "x" and "y": have one id'):
         do(world, msgspec.structs.replace(a, name="x"), msgspec.structs.replace(a, name="y"))
-
-
-def test_attributes_without_meaning_come_along(world: World) -> None:
-    assert tables(world)[0].attributes == {"label": "x"}
-    do(world, *tables(world)[1:], msgspec.structs.replace(tables(world)[0], attributes={"label": ["y", {"z": 1}]}))
-    assert pools_of(world)["a"].attributes["label"] == ["y", {"z": 1}]

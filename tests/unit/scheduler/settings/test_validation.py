@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,10 +50,6 @@ def flow(guarantee_type: str = "none", **amounts: float) -> dict[str, Any]:
 
 def burst(guarantee_type: str = "none", **amounts: float) -> dict[str, Any]:
     return {"integral_guarantees": {"guarantee_type": guarantee_type, "burst_guarantee_resources": amounts}}
-
-
-def test_an_empty_tree_is_fine() -> None:
-    assert validate_tree(tree({})) == []
 
 
 # --- 2.6
@@ -249,10 +245,6 @@ def test_2_7_names_after_a_pattern_of_ones_own() -> None:
             validate_tree(tree({name: (ROOT_POOL, {})}), name_pattern=".+")
 
 
-def test_2_7_a_pool_may_be_named_like_its_tree() -> None:
-    assert validate_tree(tree({"t": (ROOT_POOL, {})})) == []
-
-
 def test_2_7_unique_under_its_own_name() -> None:
     config = tree({"a": (ROOT_POOL, {})})
     assert "is kept under another name" in refused(
@@ -344,16 +336,27 @@ def test_2_1_the_filter_is_read() -> None:
     assert refused(tree({}, nodes_filter="a && b")).startswith('pool tree "t": nodes_filter: column 3: ')
 
 
-def test_time_for_two_thousand_pools() -> None:
-    pools: dict[str, tuple[str, dict[str, Any]]] = {}
-    for top in range(2):
-        pools[f"top{top}"] = (ROOT_POOL, {**strong(cpu=1e4, memory=1e4), **flow(cpu=1e4)})
-        for number in range(999):
-            pools[f"p{top}-{number}"] = (f"top{top}", {**strong(cpu=1, memory=2), **flow("burst", cpu=1)})
-    config = tree(pools)
-    times = []
-    for _ in range(10):
-        start = time.perf_counter()
-        assert len(validate_tree(config)) == 1998
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.25  # about 0.01 s; the rest is for slow machines and for a tracer
+def test_the_cost_of_many_pools_grows_with_their_number() -> None:
+    def count(pools_below: int) -> int:
+        """Calls of functions that it takes to look at two pools with so many below each."""
+        pools: dict[str, tuple[str, dict[str, Any]]] = {}
+        for top in range(2):
+            pools[f"top{top}"] = (ROOT_POOL, {**strong(cpu=1e4, memory=1e4), **flow(cpu=1e4)})
+            for number in range(pools_below):
+                pools[f"p{top}-{number}"] = (f"top{top}", {**strong(cpu=1, memory=2), **flow("burst", cpu=1)})
+        config, calls = tree(pools), 0
+
+        def note(_: object, event: str, __: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            warnings = validate_tree(config)
+        finally:
+            sys.setprofile(before)
+        assert len(warnings) == 2 * pools_below
+        return calls
+
+    assert count(900) < 10 * count(100)

@@ -67,13 +67,6 @@ def test_what_no_host_can_have_used_is_not_believed(world):
     assert world.state.finished_jobs[operation][job].cpu_seconds == 6.0
 
 
-def test_a_value_grows_by_its_difference(world):
-    _, job = run_one(world)
-    for seconds in (1.0, 1.0, 4.5):
-        say(world, job, seconds)
-    assert used(world, "b", ROOT_POOL) == [4.5, 4.5]
-
-
 def test_cpu_time_that_goes_back_counts_again_when_it_is_above_what_it_was(world):
     """It is the cgroup's: what was counted was used."""
     _, job = run_one(world)
@@ -129,16 +122,6 @@ def test_the_last_value_comes_with_the_end(world):
     assert world.pool(ROOT_POOL).reclaimed_cpu_seconds == 1.25
     record = world.state.finished_jobs[operation][job]
     assert (record.cpu_seconds, record.reclaimed_cpu_seconds, record.cgroup) == (6.5, 1.25, f"jobs/{job}")
-
-
-def test_an_end_that_is_told_again_and_again_is_counted_once(world):
-    _, job = run_one(world)
-    node = world.nodes["n1"]
-    node.finish(job, cpu_seconds=6.5)
-    receipts = [world.state.receive(node.heartbeat(), world.now) for _ in range(3)]
-    for receipt in receipts:
-        world.carry_out(world.state.recount(receipt.transaction, world.now))
-    assert used(world, "b") == [6.5]
 
 
 def test_an_end_without_a_value_keeps_the_last_one(world):

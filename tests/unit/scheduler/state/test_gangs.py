@@ -55,15 +55,6 @@ def test_a_gang_that_does_not_fit_waits_and_says_why():
     assert len(world.jobs_of(gang)) == 3
 
 
-def test_jobs_of_several_sizes_are_fitted_together():
-    world = make_world(nodes=2, cpu=10.0)
-    # Largest first into either node leaves no room for the fours: 6 and 4 belong together.
-    tasks = {name: {"job_count": 2, "cpu_limit": cpu} for name, cpu in (("a", 6.0), ("b", 4.0))}
-    gang = world.do(StartOperation({"tasks": tasks, "is_gang": True})).id
-    world.step()
-    assert len(world.jobs_of(gang)) == 4
-
-
 def test_limits_forbid_a_gang_as_a_whole():
     world = make_world()
     world.create_pool("p", resource_limits={"cpu": 5})

@@ -123,16 +123,6 @@ def test_jobs_that_wait_on_the_node_do_not_keep_others_from_it(world):
     assert ordered(node) == [*jobs[: MAX_ORDERS - 10], *jobs[MAX_ORDERS:]]
 
 
-def test_an_order_that_was_lost_is_repeated(world):
-    node = world.node("n1")
-    operation = start(world, MAX_ORDERS + 10)
-    node.deaf = True
-    world.settle_down(3)
-    node.deaf = False
-    world.settle_down(2)
-    assert set(node.jobs) == set(started(world, operation))
-
-
 def test_waiting_job_timeout_runs_from_the_first_answer_with_the_order(world):
     node = world.node("n1")
     node.has_no_room = True

@@ -241,17 +241,6 @@ def test_a_lost_job_that_failed_meanwhile_is_not_counted_twice(world):
     assert len(other.jobs) == 1
 
 
-def test_a_job_that_is_taken_over_again_stays_counted_as_lost(world):
-    node = world.node("n1")
-    operation = run(world)
-    before = set(node.jobs)
-    lose(world)
-    node.register()
-    world.settle_down()
-    assert set(node.jobs) == before
-    assert counts(world, operation) == JobCounts(lost=1)
-
-
 def test_a_job_that_has_ended_is_not_taken_over_again(world):
     node = world.node("n1")
     operation = run(world, 3)
