@@ -246,6 +246,19 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
+def hold_next_write(store: Any) -> tuple[asyncio.Event, asyncio.Event]:
+    """Let the next write of a Watched store wait: it has begun when the first is set, and ends once the second is."""
+    loop, begun, released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def wait() -> None:
+        store.before = lambda: None
+        loop.call_soon_threadsafe(begun.set)
+        asyncio.run_coroutine_threadsafe(released.wait(), loop).result(30)
+
+    store.before = wait
+    return begun, released
+
+
 class StillClock(Clock):
     """A clock that stands until it is moved."""
 
@@ -279,14 +292,14 @@ class ServedNode(PlayedNode):
 
 
 async def run_jobs(
-    scheduler: Scheduler, command: StartOperation, user: str | User = "ann", cpu: float = 4.0, *, told: bool = True
+    scheduler: Scheduler, command: StartOperation, user: str | User = "ann", cpu: float = 4.0, beats: int = 2
 ) -> tuple[ServedNode, Transaction]:
-    """Start an operation whose jobs a new node runs, and tells of unless not ``told``; that node and the reply."""
+    """Start an operation with a new node, which hears of its jobs with one beat and reports them with the next."""
     node = ServedNode(scheduler, cpu)
     await node.register()
     reply = await scheduler.execute(command, user)
     await scheduler.update_all()
-    for _ in range(1 + told):
+    for _ in range(beats):
         await node.beat()
     return node, reply
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import uvicorn
+from scheduler_world import in_loop
 
 from cpumond.api.turns import Turns
 from cpumond.host.connections import Door
@@ -69,92 +70,82 @@ async def serve(app: Callable[[Any, Any, Any], Awaitable[None]], door: Door) -> 
             await running
 
 
-def run(test: Callable[[], Any]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60.0))
+@in_loop
+async def test_whole_requests_count_until_the_application_begins_with_them() -> None:
+    may_begin = asyncio.Event()
 
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await may_begin.wait()
+        scope["take_turn"]()
+        await answer(scope, receive, send)
 
-def test_whole_requests_count_until_the_application_begins_with_them() -> None:
-    async def test() -> None:
-        may_begin = asyncio.Event()
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await may_begin.wait()
-            scope["take_turn"]()
-            await answer(scope, receive, send)
-
-        async with serve(app, Door(100, 3 * BODY_BYTES + 1000, 60.0)) as server:
-            clients = []
-            for number in range(5):
-                clients.append(await server.connect())
-                clients[-1][1].write(REQUEST)
-                await server.until(lambda n=number: server.door.held_bytes >= min(n + 1, 3) * BODY_BYTES)
-                assert server.door.held_bytes <= server.door.max_bytes
-            for reader, _ in clients[:2]:
-                with contextlib.suppress(ConnectionResetError):
-                    assert await reader.read() == b"", "the oldest are ended"
-            may_begin.set()
-            for reader, _ in clients[2:]:
-                assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
-            assert server.door.held_bytes == 0
-            for _, writer in clients:
-                writer.close()
-
-    run(test)
-
-
-def test_one_that_is_ended_while_it_waits_for_its_turn_never_begins() -> None:
-    async def test() -> None:
-        begun = []
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            begun.append(len(scope["headers"]))
-            await answer(scope, receive, send)
-
-        turns = Turns(app)
-        waiting: list[dict[str, Any]] = []
-
-        async def wait(scope: Any, receive: Any, send: Any) -> None:
-            turn = asyncio.get_running_loop().create_future()
-            scope["turn"] = turn
-            waiting.append(scope)
-            if await turn:
-                await turns(scope, receive, send)
-
-        async with serve(wait, Door(100, 10**6, 60.0)) as server:
-            reader, writer = await server.connect()
-            writer.write(REQUEST * 3)
-            await server.until(lambda: bool(waiting) and server.door.held_bytes > 2 * BODY_BYTES)
-            connection = server.connections[0]()
-            assert connection is not None
-            cycles = [connection._running, *(cycle for cycle, _ in connection.pipeline)]
-            server.door.max_bytes = 1000
-            server.door.hold(connection, connection.held)
-            assert waiting[0]["turn"].result() is False
-            assert [(len(each.body), each.scope["headers"]) for each in cycles if each is not None] == [(0, [])] * 3
-            assert server.door.held_bytes == 0
+    async with serve(app, Door(100, 3 * BODY_BYTES + 1000, 60.0)) as server:
+        clients = []
+        for number in range(5):
+            clients.append(await server.connect())
+            clients[-1][1].write(REQUEST)
+            await server.until(lambda n=number: server.door.held_bytes >= min(n + 1, 3) * BODY_BYTES)
+            assert server.door.held_bytes <= server.door.max_bytes
+        for reader, _ in clients[:2]:
             with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""
-            writer.close()
-            assert begun == []
-
-    run(test)
-
-
-def test_an_idle_connection_keeps_nothing_of_its_last_request() -> None:
-    async def test() -> None:
-        async with serve(Turns(answer), Door(100, 10**6, 60.0)) as server:
-            reader, writer = await server.connect()
-            for _ in range(2):
-                writer.write(REQUEST)
-                await reader.readuntil(b"ok")
-            connection = server.connections[0]()
-            assert connection is not None
-            await server.until(lambda: connection.cycle.response_complete)
-            assert (len(connection.cycle.body), connection.headers, connection.scope) == (0, [], {})
-            assert server.door.held_bytes == 0
+                assert await reader.read() == b"", "the oldest are ended"
+        may_begin.set()
+        for reader, _ in clients[2:]:
+            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        assert server.door.held_bytes == 0
+        for _, writer in clients:
             writer.close()
 
-    run(test)
+
+@in_loop
+async def test_one_that_is_ended_while_it_waits_for_its_turn_never_begins() -> None:
+    begun = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun.append(len(scope["headers"]))
+        await answer(scope, receive, send)
+
+    turns = Turns(app)
+    waiting: list[dict[str, Any]] = []
+
+    async def wait(scope: Any, receive: Any, send: Any) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        scope["turn"] = turn
+        waiting.append(scope)
+        if await turn:
+            await turns(scope, receive, send)
+
+    async with serve(wait, Door(100, 10**6, 60.0)) as server:
+        reader, writer = await server.connect()
+        writer.write(REQUEST * 3)
+        await server.until(lambda: bool(waiting) and server.door.held_bytes > 2 * BODY_BYTES)
+        connection = server.connections[0]()
+        assert connection is not None
+        cycles = [connection._running, *(cycle for cycle, _ in connection.pipeline)]
+        server.door.max_bytes = 1000
+        server.door.hold(connection, connection.held)
+        assert waiting[0]["turn"].result() is False
+        assert [(len(each.body), each.scope["headers"]) for each in cycles if each is not None] == [(0, [])] * 3
+        assert server.door.held_bytes == 0
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        assert begun == []
+
+
+@in_loop
+async def test_an_idle_connection_keeps_nothing_of_its_last_request() -> None:
+    async with serve(Turns(answer), Door(100, 10**6, 60.0)) as server:
+        reader, writer = await server.connect()
+        for _ in range(2):
+            writer.write(REQUEST)
+            await reader.readuntil(b"ok")
+        connection = server.connections[0]()
+        assert connection is not None
+        await server.until(lambda: connection.cycle.response_complete)
+        assert (len(connection.cycle.body), connection.headers, connection.scope) == (0, [], {})
+        assert server.door.held_bytes == 0
+        writer.close()
 
 
 def test_what_is_over_goes_without_a_collection() -> None:
@@ -175,6 +166,6 @@ def test_what_is_over_goes_without_a_collection() -> None:
     gc.collect()
     gc.disable()
     try:
-        run(test)
+        asyncio.run(asyncio.wait_for(test(), 60.0))
     finally:
         gc.enable()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,19 +28,11 @@ from cpumond.scheduler.settings.commands import (
 )
 from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.state.nodes import LOST_S
-from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.scheduler.users import User
 
 MARKER = "hunter2-marker"
 ALICE = User("alice", origin="10.0.0.7, token ab12cd34")
 ROOT = User("root", admin=True)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Watched]:
-    store = Watched(open_sqlite_store(str(tmp_path / "scheduler.db")))
-    yield store
-    store.close()
 
 
 def set_weight(pool: str, weight: float | None) -> ChangePool:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from played_arbiter import Engine
+from scheduler_world import in_loop
 from starlette.responses import PlainTextResponse
 
 from cpumond.api.standby import make_standby_app
@@ -84,27 +85,15 @@ async def running() -> AsyncIterator[World]:
         await task
 
 
-def play(work: Callable[[World], Awaitable[None]]) -> World:
-    """Run a story of one process, to its end."""
-    kept: list[World] = []
-
-    async def whole() -> None:
-        async with running() as world:
-            kept.append(world)
-            await work(world)
-
-    asyncio.run(asyncio.wait_for(whole(), 60))
-    return kept[0]
-
-
 def take_from_outside(engine: Engine) -> None:
     """Another process leads from now on."""
     engine.session = None
     assert engine.arbiter().take(OTHER, 1000.0)
 
 
-def test_it_leads_and_every_answer_has_its_term():
-    async def work(world: World) -> None:
+@in_loop
+async def test_it_leads_and_every_answer_has_its_term():
+    async with running() as world:
         await world.lead()
         answer = await world.get()
         assert (answer.status_code, answer.text, answer.headers[TERM_HEADER]) == (200, "led", "1")
@@ -113,14 +102,13 @@ def test_it_leads_and_every_answer_has_its_term():
         first_s = world.engine.until_s
         await world.until(lambda: world.engine.until_s > first_s)
         assert world.leading.reigns_total == 1
-
-    world = play(work)
     assert world.engine.session is None, "the lead was given up"
     assert world.arbiter.is_closed
 
 
-def test_a_standby_says_who_leads():
-    async def work(world: World) -> None:
+@in_loop
+async def test_a_standby_says_who_leads():
+    async with running() as world:
         await world.lead()
         take_from_outside(world.engine)
         await world.until(lambda: world.leading.view().leader == OTHER)
@@ -148,11 +136,10 @@ def test_a_standby_says_who_leads():
         await world.lead()
         assert (await world.get()).headers[TERM_HEADER] == "3"
 
-    play(work)
 
-
-def test_a_fenced_write_ends_the_reign_at_once():
-    async def work(world: World) -> None:
+@in_loop
+async def test_a_fenced_write_ends_the_reign_at_once():
+    async with running() as world:
         await world.lead()
         reign = world.leading.reign
         assert reign is not None
@@ -167,11 +154,10 @@ def test_a_fenced_write_ends_the_reign_at_once():
         with pytest.raises(StoreError):
             await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "me")
 
-    play(work)
 
-
-def test_after_a_pause_longer_than_the_lease_nothing_is_answered_nor_written():
-    async def work(world: World) -> None:
+@in_loop
+async def test_after_a_pause_longer_than_the_lease_nothing_is_answered_nor_written():
+    async with running() as world:
         await world.lead()
         reign = world.leading.reign
         assert reign is not None
@@ -183,11 +169,10 @@ def test_after_a_pause_longer_than_the_lease_nothing_is_answered_nor_written():
         with pytest.raises(FencedError):
             store.write([])
 
-    play(work)
 
-
-def test_an_answer_that_is_ready_after_the_lease_is_none():
-    async def work(world: World) -> None:
+@in_loop
+async def test_an_answer_that_is_ready_after_the_lease_is_none():
+    async with running() as world:
         await world.lead()
 
         async def pause() -> None:
@@ -200,11 +185,10 @@ def test_an_answer_that_is_ready_after_the_lease_is_none():
         assert not was_not_done(LOST_LEAD)
         assert TERM_HEADER not in answer.headers
 
-    play(work)
 
-
-def test_an_engine_that_hangs_ends_the_reign_on_time_and_one_that_comes_back_begins_the_next():
-    async def work(world: World) -> None:
+@in_loop
+async def test_an_engine_that_hangs_ends_the_reign_on_time_and_one_that_comes_back_begins_the_next():
+    async with running() as world:
         await world.lead()
         world.engine.gate.clear()
         await world.until(lambda: world.leading.reign is None)
@@ -213,11 +197,10 @@ def test_an_engine_that_hangs_ends_the_reign_on_time_and_one_that_comes_back_beg
         await world.lead()
         assert (await world.get()).headers[TERM_HEADER] == "2"
 
-    play(work)
 
-
-def test_an_engine_that_refuses_for_a_moment_costs_nothing():
-    async def work(world: World) -> None:
+@in_loop
+async def test_an_engine_that_refuses_for_a_moment_costs_nothing():
+    async with running() as world:
         await world.lead()
         world.engine.is_away = True
         await world.until(lambda: world.leading.errors_total)
@@ -225,11 +208,10 @@ def test_an_engine_that_refuses_for_a_moment_costs_nothing():
         await world.until(lambda: not world.leading.view().error)
         assert world.leading.reigns_total == 1
 
-    play(work)
 
-
-def test_a_standby_that_cannot_ask_is_not_ready():
-    async def work(world: World) -> None:
+@in_loop
+async def test_a_standby_that_cannot_ask_is_not_ready():
+    async with running() as world:
         world.engine.is_away = True
         await world.until(lambda: world.leading.view().error)
         ready = await world.get("/readyz")
@@ -240,44 +222,37 @@ def test_a_standby_that_cannot_ask_is_not_ready():
         world.engine.is_away = False
         await world.lead()
 
-    play(work)
 
-
-def test_a_state_that_cannot_be_loaded_is_left_to_another_one():
-    async def work(world: World) -> None:
+@in_loop
+async def test_a_state_that_cannot_be_loaded_is_left_to_another_one():
+    async with running() as world:
         world.cannot_open = StoreError("too new")
         await world.until(lambda: world.leading.lost_total)
         await world.until(lambda: world.engine.session is None)
         world.cannot_open = None
         await world.lead()
 
-    play(work)
+
+@in_loop
+async def test_a_mistake_in_a_reign_ends_the_process():
+    world = World()
+    world.cannot_open = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        await world.leading.run(world.stopping)
+    assert world.arbiter.is_closed
 
 
-def test_a_mistake_in_a_reign_ends_the_process():
-    async def whole() -> None:
-        world = World()
-        world.cannot_open = ZeroDivisionError()
-        with pytest.raises(ZeroDivisionError):
-            await world.leading.run(world.stopping)
-        assert world.arbiter.is_closed
+@in_loop
+async def test_a_mistake_of_the_arbiter_ends_the_process_and_is_not_repeated_again_and_again():
+    world = World()
+    calls: list[object] = []
 
-    asyncio.run(asyncio.wait_for(whole(), 60))
+    def take(*arguments: object) -> None:
+        calls.append(arguments)
+        raise OSError("too many open files")
 
-
-def test_a_mistake_of_the_arbiter_ends_the_process_and_is_not_repeated_again_and_again():
-    async def whole() -> None:
-        world = World()
-        calls: list[object] = []
-
-        def take(*arguments: object) -> None:
-            calls.append(arguments)
-            raise OSError("too many open files")
-
-        world.arbiter.take = take  # type: ignore[method-assign]
-        with pytest.raises(OSError, match="too many"):
-            await world.leading.run(world.stopping)
-        assert len(calls) == 1
-        assert world.arbiter.is_closed
-
-    asyncio.run(asyncio.wait_for(whole(), 60))
+    world.arbiter.take = take  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="too many"):
+        await world.leading.run(world.stopping)
+    assert len(calls) == 1
+    assert world.arbiter.is_closed

@@ -10,7 +10,7 @@ from scheduler_world import World, assert_consistent, describe
 
 from cpumond.core.errors import ConfigError
 from cpumond.scheduler.decide.placement import find_stuck_tasks
-from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, JobCounts, OperationRecord, Task
+from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, OperationRecord, Task
 from cpumond.scheduler.operations import (
     AbortOperation,
     StartOperation,
@@ -312,18 +312,6 @@ def test_parameters_are_read_like_a_specification():
             read_parameters(wrong)
 
 
-def test_parameters_change_what_holds_at_once():
-    world = World()
-    world.create_pool("p")
-    operation = world.start("p", weight=2.0)
-    world.set_operation(operation, weight=3.0, fair_share_starvation_timeout=90_000)
-    options = world.record(operation).trees["default"]
-    assert (options.weight, options.fair_share_starvation_timeout) == (3.0, 90_000)
-    rules = world.element(operation).rules
-    assert rules is not None
-    assert rules.fair_share_timeout_s == 90.0
-
-
 def test_none_takes_an_option_back():
     world = World()
     operation = world.start("p", weight=2.0)
@@ -397,19 +385,6 @@ def test_suspend_starts_no_more_jobs_and_keeps_those_that_run(world):
     world.resume(operation)
     world.settle_down()
     assert len(world.jobs_of(operation)) == 10
-
-
-def test_suspend_may_abort_the_jobs_that_run(world):
-    operation = world.start("p", jobs=3)
-    world.settle_down()
-    world.suspend(operation, abort_running_jobs=True)
-    assert world.cores("p") == 0
-    world.settle_down()
-    assert world.nodes["n1"].jobs == {}
-    assert world.record(operation).counts["t"] == JobCounts(aborted=3)
-    world.resume(operation)
-    world.settle_down()
-    assert len(world.jobs_of(operation)) == 3
 
 
 def test_resume_of_an_operation_that_is_not_suspended_is_refused(world):

@@ -15,7 +15,6 @@ from cpumond.core.wire import JobLog, JobReply, LogRequest, LogStream
 from cpumond.scheduler.model import GENERIC, NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, TOO_MANY_REQUESTS, CommandError
 from cpumond.scheduler.questions import MAX_PER_ANSWER, MAX_PER_NODE, MAX_WAITING, NodeQuestions
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.scheduler.tokens import User
 
 
@@ -101,15 +100,6 @@ async def test_a_question_that_is_not_shared_is_asked_each_time_in_order(questio
 
 
 @in_loop
-async def test_the_next_who_asks_the_same_later_gets_a_new_answer(questions):
-    for content in (b"old", b"new"):
-        reading = await begin(questions.ask("n1", wanted("j1")))
-        (question,) = questions.questions_for("n1")
-        questions.take(JobLog("n1", question.request_id, content))
-        assert (await reading).content == content
-
-
-@in_loop
 async def test_a_log_of_another_node_is_refused_and_the_right_one_still_counts(questions):
     reading = await begin(questions.ask("n1", wanted("j1")))
     (request,) = questions.questions_for("n1")
@@ -160,20 +150,12 @@ async def test_requests_are_bounded_in_all(questions):
 # --- the scheduler
 
 
-@pytest.fixture
-def store(tmp_path):
-    store = Watched(open_sqlite_store(str(tmp_path / "scheduler.db")))
-    yield store
-    store.close()
-
-
-async def with_a_job(store: Watched) -> tuple[Scheduler, ServedNode, str, str]:
-    """A scheduler and a node with one job that was ordered; operation and job."""
+async def with_a_job(store: Watched, told: bool = True) -> tuple[Scheduler, ServedNode, str, str]:
+    """A scheduler and a node with one job, which was ordered and, if ``told``, reported; operation and job."""
     scheduler = make_scheduler(store)
-    node, reply = await run_jobs(scheduler, start(jobs=1), told=False)
-    operation = reply.id
+    node, reply = await run_jobs(scheduler, start(jobs=1), beats=1 + told)
     (job,) = node.jobs
-    return scheduler, node, operation, job
+    return scheduler, node, reply.id, job
 
 
 async def refusal_of(work: Awaitable[Any]) -> CommandError:
@@ -183,21 +165,8 @@ async def refusal_of(work: Awaitable[Any]) -> CommandError:
 
 
 @in_loop
-async def test_a_log_comes_with_the_next_heartbeats(store):
-    scheduler, node, operation, job = await with_a_job(store)
-    await node.beat()
-    reading = await begin(scheduler.read_log(operation, job, "stdout", 10))
-    (request,) = (await node.beat()).logs
-    assert (await node.beat()).logs == [request]
-    scheduler.logs.take(JobLog("n1", request.request_id, b"hello", 5))
-    assert (await reading).content == b"hello"
-    assert (await node.beat()).logs == []
-
-
-@in_loop
 async def test_the_log_of_a_job_that_has_ended_is_read_too(store):
     scheduler, node, operation, job = await with_a_job(store)
-    await node.beat()
     node.finish(job)
     await node.beat()
     reading = await begin(scheduler.read_log(operation, job, "stderr", 10))
@@ -209,7 +178,7 @@ async def test_the_log_of_a_job_that_has_ended_is_read_too(store):
 
 @in_loop
 async def test_what_cannot_be_read_is_said_at_once(store):
-    scheduler, node, operation, job = await with_a_job(store)
+    scheduler, node, operation, job = await with_a_job(store, told=False)
     error = await refusal_of(scheduler.read_log(operation, job, "stdout", 10))
     assert "has not started yet on node n1" in str(error)
     error = await refusal_of(scheduler.read_log(operation, "1-2-3-4", "stdout", 10))
@@ -235,8 +204,7 @@ async def test_what_cannot_be_read_is_said_at_once(store):
 
 @in_loop
 async def test_a_node_that_does_not_answer_is_named_with_its_silence(store):
-    scheduler, node, operation, job = await with_a_job(store)
-    await node.beat()
+    scheduler, _, operation, job = await with_a_job(store)
     scheduler.clock.at += 8
     scheduler.logs.timeout_s = 0.0
     error = await refusal_of(scheduler.read_log(operation, job, "stdout", 10))
@@ -257,7 +225,6 @@ async def reply_to(scheduler: Scheduler, node: ServedNode, asking: Awaitable[Any
 @in_loop
 async def test_who_explains_a_job_at_the_same_time_gets_the_same_answer(store):
     scheduler, node, operation, job = await with_a_job(store)
-    await node.beat()
     askings = [await begin(scheduler.ask_job(operation, job, "explain")) for _ in range(3)]
     answer = await node.beat()
     (request,) = answer.requests
@@ -272,7 +239,6 @@ async def test_who_explains_a_job_at_the_same_time_gets_the_same_answer(store):
 @in_loop
 async def test_changes_of_a_job_are_asked_for_one_by_one_in_order(store):
     scheduler, node, operation, job = await with_a_job(store)
-    await node.beat()
     changes = [("pin", 0.5, 60.0), ("unpin", None, None), ("pin", 0.5, 60.0), ("pin", 0.7, None)]
     askings = [await begin(scheduler.ask_job(operation, job, *change, user=User("ann"))) for change in changes]
     requests = (await node.beat()).requests
@@ -285,7 +251,6 @@ async def test_changes_of_a_job_are_asked_for_one_by_one_in_order(store):
 @in_loop
 async def test_the_nodes_refusal_is_told_in_its_words(store):
     scheduler, node, operation, job = await with_a_job(store)
-    await node.beat()
     asking = await begin(scheduler.ask_job(operation, job, "pin", 9.0))
     error = await refusal_of(reply_to(scheduler, node, asking, error="a pinned limit must be less", is_refused=True))
     assert (str(error), error.code) == ("node n1: a pinned limit must be less", GENERIC)
@@ -299,7 +264,7 @@ async def test_the_nodes_refusal_is_told_in_its_words(store):
 
 @in_loop
 async def test_only_jobs_that_live_on_a_node_that_is_there_can_be_asked_about(store):
-    scheduler, node, operation, job = await with_a_job(store)
+    scheduler, node, operation, job = await with_a_job(store, told=False)
     error = await refusal_of(scheduler.ask_job(operation, job, "explain"))
     assert "has not started yet on node n1" in str(error)
     error = await refusal_of(scheduler.ask_job(operation, "1-2-3-4", "explain"))
@@ -322,7 +287,6 @@ async def test_only_jobs_that_live_on_a_node_that_is_there_can_be_asked_about(st
 @in_loop
 async def test_a_node_that_does_not_reply_leaves_open_what_became_of_a_change(store):
     scheduler, node, operation, job = await with_a_job(store)
-    await node.beat()
     scheduler.clock.at += 8
     scheduler.requests.timeout_s = 0.0
     told = "node n1 did not send the answer within 0 s: is its agent running? It was last heard of 8 s ago"
@@ -337,7 +301,6 @@ async def test_a_node_that_does_not_reply_leaves_open_what_became_of_a_change(st
 @in_loop
 async def test_logs_and_requests_are_bounded_apart(store):
     scheduler, node, operation, job = await with_a_job(store)
-    await node.beat()
     pins = [await begin(scheduler.ask_job(operation, job, "pin")) for _ in range(MAX_PER_NODE)]
     error = await refusal_of(scheduler.ask_job(operation, job, "explain"))
     assert (str(error), error.code) == (

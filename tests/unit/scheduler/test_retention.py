@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from memory_log import MemoryLog
@@ -15,16 +12,10 @@ from watched_store import Watched, make_scheduler
 from cpumond.scheduler.retention import CUT_PERIOD_S, LogRetention
 from cpumond.scheduler.store import Entry, StoreError
 from cpumond.scheduler.store.entries import CUT_ENTRIES
-from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
+from cpumond.scheduler.store.sqlite import SqliteStore
 
 NOW = 1_000_000.0
 DAY_S = 86_400.0
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Watched]:
-    with contextlib.closing(open_sqlite_store(str(tmp_path / "scheduler.db"))) as opened:
-        yield Watched(opened)
 
 
 def make_entries(number: int, age_s: float = 0.0) -> list[Entry]:

@@ -10,25 +10,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from scheduler_world import ServedNode, StillClock, in_loop, run_jobs
-from watched_store import Watched, make_scheduler, start
+from scheduler_world import ServedNode, StillClock, hold_next_write, in_loop, run_jobs
+from watched_store import make_scheduler, start
 
 from cpumond.scheduler import service
 from cpumond.scheduler.exporter import MetricsText
 from cpumond.scheduler.model import ACCESS_DENIED, CommandError, Rules
 from cpumond.scheduler.operations import AbortOperation
-from cpumond.scheduler.service import Clock, Scheduler, make_id
-from cpumond.scheduler.settings.commands import ChangePool, CreatePool, CreateTree, Edit, MovePool, RemoveTree
+from cpumond.scheduler.service import Scheduler, make_id
+from cpumond.scheduler.settings.commands import ChangePool, CreatePool, CreateTree, Edit, RemoveTree
 from cpumond.scheduler.store import Change, StoreError
-from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.scheduler.users import User
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = Watched(open_sqlite_store(str(tmp_path / "scheduler.db")))
-    yield store
-    store.close()
 
 
 def test_an_empty_store_gets_one_tree_that_is_the_default(store):
@@ -143,18 +135,11 @@ async def test_what_follows_from_a_command_is_done_later_when_the_store_fails_in
 @in_loop
 async def test_a_cancelled_request_does_not_leave_a_stored_command_unapplied(store):
     scheduler = make_scheduler(store)
-    loop, writing, released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-
-    def wait() -> None:
-        loop.call_soon_threadsafe(writing.set)
-        asyncio.run_coroutine_threadsafe(released.wait(), loop).result(30)
-
-    store.before = wait
+    writing, released = hold_next_write(store)
     request = asyncio.ensure_future(scheduler.execute(CreatePool("default", "p", "<Root>", {}), "root"))
     await writing.wait()
     request.cancel()
     released.set()
-    store.before = lambda: None
     with pytest.raises(asyncio.CancelledError):
         await request
     await scheduler.execute(CreatePool("default", "q", "<Root>", {}), "root")
@@ -208,7 +193,7 @@ async def test_a_node_is_told_a_period_only_when_the_scheduler_is_busy(store):
 @in_loop
 async def test_running_jobs_are_taken_over_after_a_restart_and_finished_ones_counted_once(store):
     scheduler = make_scheduler(store)
-    node, reply = await run_jobs(scheduler, start(jobs=4), cpu=8.0, told=False)
+    node, reply = await run_jobs(scheduler, start(jobs=4), cpu=8.0, beats=1)
     first, second, *_ = node.jobs
     node.finish(first)
     await node.beat()
@@ -253,26 +238,6 @@ async def test_volumes_and_starvation_times_survive_and_nothing_accrues_while_do
 
 
 @in_loop
-async def test_a_renamed_pool_keeps_its_volume_over_a_restart_and_a_new_one_of_its_name_starts_at_zero(store):
-    clock = StillClock()
-    scheduler = make_scheduler(store, clock)
-    await ServedNode(scheduler, 100.0).register()
-    guarantees = {"integral_guarantees": {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}}}
-    await scheduler.execute(CreatePool("default", "old", "<Root>", guarantees), "root")
-    for _ in range(5):
-        await scheduler.update_all()
-        clock.at += 1.0
-    volume = scheduler.state.trees["default"].pools["old"].volume
-    assert volume[1] > 0.0
-    await scheduler.execute(MovePool("default", "old", "<Root>", "new"), "root")
-    await scheduler.execute(CreatePool("default", "old", "<Root>", guarantees), "root")
-    again = make_scheduler(store, clock)
-    pools = again.state.trees["default"].pools
-    assert pools["new"].volume == volume
-    assert pools["old"].volume[1] == 0.0
-
-
-@in_loop
 async def test_an_operation_that_was_pending_keeps_its_place_over_a_restart(store):
     scheduler = make_scheduler(store)
     await scheduler.execute(CreatePool("default", "p", "<Root>", {"max_running_operation_count": 1}), "root")
@@ -314,18 +279,6 @@ async def test_one_tree_whose_update_fails_does_not_stop_the_others(store, monke
 
 
 @in_loop
-async def test_the_loop_updates_until_it_is_told_to_stop(store):
-    scheduler = Scheduler(Rules(), store, Clock(), update_period_s=0.01)
-    stopping = asyncio.Event()
-    running = asyncio.ensure_future(scheduler.run(stopping))
-    await scheduler.ready.wait()
-    while scheduler.timings.updates < 3:
-        await asyncio.sleep(0)
-    stopping.set()
-    await running
-
-
-@in_loop
 async def test_metrics_are_bounded_and_escaped(store):
     scheduler = make_scheduler(store)
     for n in range(5):
@@ -342,7 +295,7 @@ async def test_metrics_are_bounded_and_escaped(store):
 @in_loop
 async def test_cpu_time_of_pools_is_counted_for_prometheus(store):
     scheduler = make_scheduler(store)
-    node, _ = await run_jobs(scheduler, start(jobs=1), told=False)
+    node, _ = await run_jobs(scheduler, start(jobs=1), beats=1)
     (job,) = node.jobs
     node.jobs[job].cpu_seconds, node.jobs[job].reclaimed_cpu_seconds = 7.25, 1.5
     await node.beat()

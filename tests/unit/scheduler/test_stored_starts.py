@@ -6,22 +6,14 @@ import asyncio
 
 import msgspec
 import pytest
-from scheduler_world import ServedNode, assert_consistent, in_loop
+from scheduler_world import ServedNode, assert_consistent, hold_next_write, in_loop, run_jobs
 from watched_store import Watched, make_scheduler, start
 
 from cpumond.scheduler.model import Config, NodeRecord, StartRecord
 from cpumond.scheduler.operations import AbortOperation
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import Change, FencedError
-from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.scheduler.stored import encode, encode_starts
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = Watched(open_sqlite_store(str(tmp_path / "scheduler.db")))
-    yield store
-    store.close()
 
 
 def starts_in(store: Watched) -> set[str]:
@@ -31,10 +23,7 @@ def starts_in(store: Watched) -> set[str]:
 @in_loop
 async def test_a_start_is_stored_before_an_answer_has_it_and_goes_with_its_end(store):
     scheduler = make_scheduler(store)
-    node = ServedNode(scheduler)
-    await node.register()
-    reply = await scheduler.execute(start(), "ann")
-    await scheduler.update_all()
+    node, reply = await run_jobs(scheduler, start(), beats=0)
     seen: list[set[str]] = []
     store.before = lambda: seen.append(set(node.jobs))
     answer = await node.beat()
@@ -86,10 +75,7 @@ async def test_a_start_that_the_store_refuses_is_in_no_answer_and_everything_els
 @in_loop
 async def test_a_scheduler_that_has_lost_the_lead_answers_no_heartbeat_with_starts(store):
     scheduler = make_scheduler(store)
-    node = ServedNode(scheduler)
-    await node.register()
-    await scheduler.execute(start(jobs=1), "ann")
-    await scheduler.update_all()
+    node, _ = await run_jobs(scheduler, start(jobs=1), beats=0)
 
     def fence() -> None:
         raise FencedError("another scheduler leads")
@@ -145,19 +131,8 @@ async def test_ten_thousand_nodes_with_their_jobs_are_known_at_once_and_their_fi
 @in_loop
 async def test_what_ends_while_its_start_is_stored_is_ordered_by_no_answer(store):
     scheduler = make_scheduler(store)
-    node = ServedNode(scheduler)
-    await node.register()
-    reply = await scheduler.execute(start(jobs=1), "ann")
-    await scheduler.update_all()
-    loop, released = asyncio.get_running_loop(), asyncio.Event()
-    writing = asyncio.Event()
-
-    def wait() -> None:
-        store.before = lambda: None
-        loop.call_soon_threadsafe(writing.set)
-        asyncio.run_coroutine_threadsafe(released.wait(), loop).result(30)
-
-    store.before = wait
+    node, reply = await run_jobs(scheduler, start(jobs=1), beats=0)
+    writing, released = hold_next_write(store)
     beat = asyncio.ensure_future(node.beat())
     await writing.wait()
     abort = asyncio.ensure_future(scheduler.execute(AbortOperation(reply.id), "root"))
@@ -175,20 +150,9 @@ async def test_what_ends_while_its_start_is_stored_is_ordered_by_no_answer(store
 @in_loop
 async def test_an_agent_that_was_replaced_while_its_heartbeat_waited_gets_no_orders(store):
     scheduler = make_scheduler(store)
-    node = ServedNode(scheduler)
-    await node.register()
-    await scheduler.execute(start(jobs=1), "ann")
-    await scheduler.update_all()
-    loop, released = asyncio.get_running_loop(), asyncio.Event()
-    writing = asyncio.Event()
-
-    def wait() -> None:
-        store.before = lambda: None
-        loop.call_soon_threadsafe(writing.set)
-        asyncio.run_coroutine_threadsafe(released.wait(), loop).result(30)
-
+    node, _ = await run_jobs(scheduler, start(jobs=1), beats=0)
     new = msgspec.structs.replace(node.registration(), incarnation="i2")
-    store.before = wait
+    writing, released = hold_next_write(store)
     replaced = asyncio.ensure_future(scheduler.register(new))
     await writing.wait()
     beat = asyncio.ensure_future(scheduler.heartbeat(node.heartbeat()))

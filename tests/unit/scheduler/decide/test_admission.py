@@ -187,12 +187,6 @@ def test_2_9_with_create_ephemeral_subpools_operations_go_to_a_pool_of_their_use
     assert world.pool("p$ann").is_ephemeral
 
 
-def test_2_9_a_spec_may_name_parent_and_child(world):
-    world.create_pool("p", create_ephemeral_subpools=True)
-    world.start("p$night", user="ann")
-    assert world.pool("p$night").parent is world.pool("p")
-
-
 def test_2_9_subpools_have_default_settings_and_what_the_config_of_their_parent_says(world):
     config = {"mode": "fifo", "max_running_operation_count": 1, "max_operation_count": 2, "resource_limits": {"cpu": 3}}
     world.create_pool("p", create_ephemeral_subpools=True, ephemeral_subpool_config=config, weight=5)
@@ -566,53 +560,6 @@ def test_3_2_an_operation_in_several_trees_runs_as_soon_as_one_lets_it(world):
     assert not world.element(both).is_running
     world.set_pool("p", max_running_operation_count=1)
     assert set(world.record(both).running_in) == {"default", "other"}
-
-
-# --- 3.3, a slot becomes free
-
-
-@pytest.fixture
-def branches():
-    """Pools a and b below top; a runs one, b runs one, top runs ``top``."""
-
-    def make(top: int) -> World:
-        world = World()
-        world.create_pool("top", max_running_operation_count=top)
-        world.create_pool("a", "top", max_running_operation_count=1)
-        world.create_pool("b", "top", max_running_operation_count=1)
-        return world
-
-    return make
-
-
-def test_3_3_pending_operations_run_in_order_of_arrival(world):
-    world.create_pool("p", max_running_operation_count=1)
-    operations = [world.start("p", weight=weight) for weight in (1.0, 1.0, 5.0, 9.0)]
-    for turn in range(4):
-        assert world.states(operations) == "a" * turn + "r" + "p" * (3 - turn)
-        world.abort(operations[turn])
-
-
-def test_3_3_a_blocked_one_keeps_its_place(branches):
-    world = branches(1)
-    operations = [world.start(name) for name in ("b", "a", "b", "a")]
-    assert world.states(operations) == "rppp"
-    world.set_pool("a", max_running_operation_count=0)
-    world.abort(operations[0])
-    assert world.states(operations) == "aprp"
-    world.set_pool("a", max_running_operation_count=2)
-    world.set_pool("top", max_running_operation_count=2)
-    assert world.states(operations) == "arrp"
-
-
-def test_3_3_a_finished_operation_frees_its_slot_by_its_jobs(world):
-    node = world.node("n")
-    world.create_pool("p", max_running_operation_count=1)
-    operations = [world.start("p"), world.start("p")]
-    world.settle_down()
-    node.finish(next(iter(node.jobs)))
-    world.beat()
-    assert world.states(operations) == "cr"
 
 
 # --- 3.4, limits change

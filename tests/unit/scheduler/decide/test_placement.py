@@ -73,20 +73,6 @@ def test_7_2_usage_of_a_resource_without_a_share_is_served_last():
 # --- 7.1, order of service
 
 
-def test_7_1_the_least_satisfied_one_is_served_first(world):
-    world.create_pool("a")
-    world.create_pool("b")
-    first = world.node("n1", cpu=4)
-    rich = world.start("a", jobs=50)
-    world.step()
-    assert len(first.jobs) == 4
-    poor = world.start("b", jobs=50)
-    second = world.node("n2", cpu=4)
-    world.update()
-    second.beat()
-    assert started(world, [rich, poor]) == [4, 4]
-
-
 def test_7_1_pools_of_many_small_operations_get_their_shares(world):
     """Each of them always has an operation without a job: the least child alone would not tell them apart."""
     world.create_pool("a", weight=2, max_running_operation_count=50)

@@ -94,15 +94,6 @@ def test_the_sum_stays_as_the_node_told_it(tmp_path):
         assert integral(play.read(key), "used_cores") == pytest.approx(315.0)
 
 
-def test_nodes_that_tell_in_turn_make_a_level_line(tmp_path):
-    play = Play(tmp_path, 1.0, 5.0, [1.3, 2.9, 4.1])
-    play.run(60.0)
-    used = play.read(ROOT).columns["used_cores"]
-    known = [value for value in used if value is not None]
-    assert known == pytest.approx([3.0] * len(known), rel=0.01)
-    assert len(used) - len(known) <= 6
-
-
 def test_two_nodes_whose_heartbeats_come_a_little_less_often_than_points(tmp_path):
     play = Play(tmp_path, 0.2, 0.25, [0.03, 0.17])
     play.run(10.0)

@@ -318,14 +318,6 @@ def test_edits_make_missing_parents_and_share_the_rest() -> None:
     assert new == {"integral_guarantees": {"resource_flow": {"cpu": 1.0}}, "resource_limits": {"cpu": 2.0}}
 
 
-def test_edits_of_one_resource() -> None:
-    old = {"strong_guarantee_resources": {"cpu": 1.0, "memory": 2.0}}
-    new, spelled, _ = edit("pool", old, {}, [put("min_share_resources/cpu", 100)])
-    assert new == {"strong_guarantee_resources": {"cpu": 100.0, "memory": 2.0}}
-    assert spelled == {"strong_guarantee_resources": "min_share_resources"}
-    assert old["strong_guarantee_resources"]["cpu"] == 1.0
-
-
 def test_removals() -> None:
     old = {"integral_guarantees": {"resource_flow": {"cpu": 1.0}}, "weight": 2.0, "abc": {"id": 1}}
     new, _, warnings = edit(
@@ -516,11 +508,6 @@ def test_0_2_the_two_names_of_the_strong_guarantee_overwrite_each_other() -> Non
 def test_0_2_two_spellings_at_once(kind: Kind, one: str, other: str) -> None:
     assert refused(kind, {}, put(one, 1), put(other, 1)) == f'{other}: given twice, also as "{one}"; keep one of them'
     assert edit(kind, {}, {}, [put(one, 1), put(one), put(other, 1)])[0]
-
-
-def test_0_2_two_names_of_the_strong_guarantee_at_once() -> None:
-    with pytest.raises(CommandError, match="given twice, also as"):
-        normalise("pool", {"min_share_resources": {"cpu": 1}, "strong_guarantee_resources": {"cpu": 1}})
 
 
 # --- options of trees in two places

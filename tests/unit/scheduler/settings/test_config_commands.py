@@ -35,7 +35,6 @@ from cpumond.scheduler.settings.commands import (
     SetDefaultTree,
     TransferPoolResources,
     apply,
-    find_trees,
 )
 from cpumond.scheduler.settings.records import (
     SYSTEM,
@@ -187,14 +186,6 @@ def test_2_2_no_node_belongs_to_two_trees() -> None:
         tried.do(ChangeTree("one", (put("nodes_filter", "a"),)), nodes=overlap)
 
 
-def test_2_1_the_trees_of_a_node() -> None:
-    config = Tried(CreateTree("one", {"nodes_filter": "a"}), CreateTree("two", {"nodes_filter": "n-1"})).config
-    assert find_trees(config, ["a", "b"]) == ["one"]
-    assert find_trees(config, ["b", "n-1"]) == ["two"]
-    assert find_trees(config, ["a", "n-1"]) == ["one", "two"]
-    assert find_trees(config, []) == []
-
-
 def test_2_3_the_default_tree() -> None:
     tried = Tried(CreateTree("a", {"nodes_filter": "a"}), CreateTree("b", {"nodes_filter": "b"}))
     assert tried.refuse(SetDefaultTree("aa"), RESOLVE) == (
@@ -224,11 +215,6 @@ def test_a_tree_with_pools_is_removed_recursively_only() -> None:
 # --- pools
 
 
-def test_pools_are_depth_first_by_name() -> None:
-    tried = Tried(*FAMILY)
-    assert tried.names() == ["a", "b", "b1", "b11", "b2"]
-
-
 def test_a_new_pool() -> None:
     tried = Tried(CreateTree("t"))
     outcome = tried.do(
@@ -253,13 +239,6 @@ def test_a_pool_that_exists() -> None:
     )
     outcome = tried.do(CreatePool("t", "b1", "b", {"weight": 5}, ignore_existing=True))
     assert (outcome.id, outcome.changed) == (tried.pool("b1").id, False)
-
-
-def test_the_same_name_in_another_tree() -> None:
-    tried = Tried(*FAMILY)
-    tried.do(CreateTree("u", {"nodes_filter": "nobody"}))
-    tried.do(CreatePool("u", "a"))
-    assert tried.pool("a", "u").id != tried.pool("a").id
 
 
 def test_a_pool_that_cannot_be_made() -> None:
@@ -289,17 +268,6 @@ def test_attributes_of_a_pool_change() -> None:
     assert (unchanged.changed, unchanged.config) == (False, tried.config)
     assert tried.refuse(ChangePool("t", "c", ()), RESOLVE) == 'Pool "c" does not exist in tree "t"'
     assert tried.refuse(ChangePool("t", "a", (put("weight", -1),))).startswith('pool "a": weight: must be a number')
-
-
-def test_0_2_spellings_across_commands() -> None:
-    tried = Tried(CreateTree("t"), CreatePool("t", "a", attributes={"fair_share_starvation_timeout": 1}))
-    edits = (put("fair-share_preemption_timeout", 2),)
-    assert tried.refuse(ChangePool("t", "a", edits)).startswith(
-        'pool "a": fair-share_preemption_timeout: this option is already set as "fair_share_starvation_timeout"'
-    )
-    tried.do(ChangePool("t", "a", (put("fair_share_starvation_timeout"),)))
-    tried.do(ChangePool("t", "a", edits))
-    assert tried.refuse(ChangePool("t", "a", (put("fair_share_starvation_timeout", 2),)))
 
 
 def test_warnings_are_about_what_is_new() -> None:
@@ -364,14 +332,6 @@ def test_moves_that_are_none() -> None:
             f'pool "b": {path}: must be the name of a pool, got null'
         )
         assert tried.refuse(ChangePool("t", "b", (put(f"{path}/x", "y"),)))
-
-
-def test_2_7_moves_are_validated() -> None:
-    tried = Tried(
-        *FAMILY, CreatePool("t", "f", attributes={"mode": "fifo"}), CreatePool("t", "g", attributes=strong(cpu=1))
-    )
-    assert tried.refuse(MovePool("t", "b1", "f", "b1")).startswith('pool "f": has mode fifo')
-    assert "but not at its parent" in tried.refuse(MovePool("t", "g", "a", "g"))
 
 
 # --- transfers
@@ -487,13 +447,6 @@ def test_all_can_be_transferred_and_a_zero_stays() -> None:
 def test_transfers_that_are_none(delta: Any, message: str) -> None:
     shown = Tried(*FOREST).refuse(TransferPoolResources("t", "l1", "r1", delta))
     assert shown.startswith(message.removesuffix("strong_guarantee_resources: ")) or message in shown
-
-
-def test_transfers_between_what_does_not_exist() -> None:
-    tried = Tried(*FOREST)
-    assert tried.refuse(TransferPoolResources("t", "l1", "zzz", {}), RESOLVE) == 'Pool "zzz" does not exist in tree "t"'
-    assert tried.refuse(TransferPoolResources("t", "zzz", "l1", {}), RESOLVE)
-    assert tried.refuse(TransferPoolResources("zzz", "l1", "r1", {}), RESOLVE)
 
 
 def test_a_transfer_is_validated_as_a_whole() -> None:

@@ -17,7 +17,6 @@ import pytest
 from cpumond.scheduler.model import UNTOLD_STARTS
 from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.sqlite import (
-    APPLICATION_ID,
     MIGRATIONS,
     Migration,
     SqliteStore,
@@ -452,11 +451,6 @@ def test_an_older_schema_is_migrated_step_by_step_and_kept(filled: str) -> None:
     assert stat.S_IMODE(os.stat(f"{filled}.v3").st_mode) == 0o600
 
 
-def test_a_migration_that_was_done_is_not_done_again(filled: str) -> None:
-    for _ in range(2):
-        open_sqlite_store(filled, (*MIGRATIONS, add_note)).close()
-
-
 def test_the_copy_holds_what_was_in_the_log(crashed: str) -> None:
     open_sqlite_store(crashed, (*MIGRATIONS, add_note)).close()
     assert read_all(f"{crashed}.v3") == [Change("k", "a", b"1")]
@@ -469,10 +463,6 @@ def test_a_migration_that_fails_changes_nothing(filled: str) -> None:
     with contextlib.closing(open_sqlite_store(filled, (*MIGRATIONS, add_note))) as store:
         assert [Change(*record) for record in store.load()] == RECORDS
     assert read_all(f"{filled}.v3") == RECORDS
-
-
-def test_the_application_id_spells_the_name() -> None:
-    assert APPLICATION_ID.to_bytes(4, "big") == b"CPMD"
 
 
 # ---- set aside
