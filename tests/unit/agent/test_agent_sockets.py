@@ -91,13 +91,6 @@ def test_a_group_that_may_not_be_given_is_named(tmp_path: Path, monkeypatch: pyt
     assert os.listdir(tmp_path) == []
 
 
-def test_the_socket_file_of_a_dead_agent_is_replaced(tmp_path: Path, opened: Callable[..., list[socket.socket]]):
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "control.sock"))
-    opened(open_control_socket(make_config(tmp_path)))
-    connect(str(tmp_path / "control.sock"), socket.AF_UNIX)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("folder", "words"), [("d" * 60 + "/" + "e" * 60, ".*too long"), ("absent", "No such file or directory")]
 )
@@ -118,24 +111,6 @@ def test_all_addresses_at_once(opened: Callable[..., list[socket.socket]]):
     connect(("::1", tcp.getsockname()[1]), socket.AF_INET6)
 
 
-def test_a_name_with_two_addresses(monkeypatch: pytest.MonkeyPatch, opened: Callable[..., list[socket.socket]]):
-    found = [(socket.AF_INET6, 1, 6, "", ("::1", 0, 0, 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    sockets = opened(*open_metrics_sockets("node-7:0"))
-    assert [sock.getsockname()[0] for sock in sockets] == ["::1", "127.0.0.1"]
-    assert sockets[0].getsockname()[1] == sockets[1].getsockname()[1]
-
-
-def test_an_address_the_machine_does_not_have_is_left_out_beside_one_it_has(
-    monkeypatch: pytest.MonkeyPatch, opened: Callable[..., list[socket.socket]]
-):
-    """localhost on a machine without IPv6. 192.0.2.1 is kept for documentation, so no host has it."""
-    found = [(socket.AF_INET, 1, 6, "", ("192.0.2.1", 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    (tcp,) = opened(*open_metrics_sockets("node-7:0"))
-    assert tcp.getsockname()[0] == "127.0.0.1"
-
-
 def test_a_name_nobody_knows_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
     def answer(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -146,17 +121,6 @@ def test_a_name_nobody_knows_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
     with pytest.raises(CreateError, match=r"^cannot listen on x{70}:1: 'x{70}': not a host name; set "):
         open_metrics_sockets("x" * 70 + ":1")
-
-
-def test_one_busy_address_of_a_name_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        found = [(socket.AF_INET6, 1, 6, "", ("::1", port, 0, 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", port))]
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-        with pytest.raises(CreateError, match="Address already in use"):
-            open_metrics_sockets(f"node-7:{port}")
-    with socket.create_server(("::1", port), family=socket.AF_INET6):
-        pass  # the first one was closed again
 
 
 def test_both_sockets_the_unix_one_first(tmp_path: Path, opened: Callable[..., list[socket.socket]]):

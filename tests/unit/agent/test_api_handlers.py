@@ -326,13 +326,6 @@ def test_the_metrics_port_knows_the_hosts_full_name_as_soon_as_the_name_server_d
     assert [is_answered(host) for host in ("evil.example", "host7.example.org")] == [False, True]
 
 
-def test_the_page_offers_nothing_of_the_control_socket(node: FakeNode, page: Caller):
-    node.start()
-    for path in [*PRIVATE_PATHS, "/metrics", "/api/v1/registered", "/api/v1/jobs/a/pin", "/api/v1/jobs/a"]:
-        for method in ("GET", "POST", "PUT", "DELETE"):
-            assert page(method, path, host="localhost").status_code == 404, (method, path)
-
-
 def test_the_page_shows_what_the_control_socket_does(ticking: FakeNode, page: Caller, private: Caller):
     shown, status = page("GET", "/api/v1/status", host="localhost").json(), private("GET", "/v1/status").json()
     assert shown == status
@@ -341,13 +334,6 @@ def test_the_page_shows_what_the_control_socket_does(ticking: FakeNode, page: Ca
     explained = page("GET", "/api/v1/jobs/a/explain", host="localhost").json()
     assert explained == private("GET", "/v1/jobs/a/explain").json()
     assert explained["samples"]["at"] == []
-
-
-def test_a_job_that_the_page_does_not_know_is_404(ticking: FakeNode, page: Caller):
-    answer = page("GET", "/api/v1/jobs/%3Cimg%20src=x%3E/explain", host="localhost")
-    assert answer.status_code == 404
-    assert answer.json()["error"].startswith("no job '<img src=x>' here")
-    assert answer.headers["content-type"] == "application/json"
 
 
 # ---- the thread
@@ -381,25 +367,6 @@ def test_the_server_leaves_signals_alone_and_ends(node: FakeNode, listener: sock
     assert listener.fileno() == -1
     with pytest.raises(ConnectionRefusedError):
         read_status(address)
-
-
-def test_unix_tcp_and_the_page_get_their_own_applications(node: FakeNode, listener: socket.socket, tmp_path: Path):
-    node.start()
-    node.snapshot()
-    unix = socket.socket(socket.AF_UNIX)
-    unix.bind(str(tmp_path / "control.sock"))
-    unix.listen(5)
-    with socket.create_server(("127.0.0.1", 0)) as web:
-        server = serve(node.agent, [unix, listener], [web])
-        try:
-            transport = httpx2.HTTPTransport(uds=str(tmp_path / "control.sock"))
-            with httpx2.Client(transport=transport) as client:
-                assert client.get("http://agent/v1/status").status_code == 200
-            paths = ("/v1/status", "/metrics", "/api/v1/status", "/")
-            assert [read_status(listener.getsockname(), path) for path in paths] == [404, 200, 404, 404]
-            assert [read_status(web.getsockname(), path) for path in paths] == [404, 404, 200, 200]
-        finally:
-            server.stop()
 
 
 def test_a_request_that_waits_at_the_end_is_answered(node: FakeNode, tmp_path: Path):

@@ -388,19 +388,9 @@ def test_listen_must_be_host_and_port(listen):
     )
 
 
-def test_addresses_may_stay_empty_where_nothing_needs_them():
-    config = load('[report]\nkind = "none"\n[metrics]\nlisten = ""\n')
-    assert (config.report.url, config.metrics.listen) == ("", "")
-
-
 @pytest.mark.parametrize("root", ["..", "a/../b", "a\\u0000b"])
 def test_a_managed_root_does_not_climb(root):
     assert refused(f'managed_roots = ["{root}"]').startswith(f"{FILE}: managed_roots: ")
-
-
-def test_a_source_may_have_an_expression_that_names_its_jobs():
-    config = load("[[source]]\nkind = 'glob'\npattern = 'a/*'\nid_regex = '(?P<id>[^/]+)$'\n")
-    assert config.source == [Source(kind="glob", pattern="a/*", id_regex="(?P<id>[^/]+)$")]
 
 
 # files and drop-ins

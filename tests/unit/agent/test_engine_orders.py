@@ -233,16 +233,6 @@ def test_one_that_orders_its_first_limit_is_managed_from_then_on(tmp_path, logs,
     assert node.cores("web") == 1.6
 
 
-def test_names_stay_while_the_engine_is_away(node):
-    node.say(WEB, problem="docker: no answer from /run/docker.sock (none)")
-    node.ticks(3)
-    assert node.job("web").found.job_id == "web"
-    assert [text for text in node.snapshot().problems if text.startswith("docker: no answer")]
-    node.say(WEB)
-    node.tick()
-    assert not node.snapshot().problems
-
-
 def test_one_that_is_left_alone_or_no_longer_named_gets_its_limit_back(node):
     node.say(msgspec.structs.replace(WEB, name="www", labels={"name": "www"}, left_out="its CPUs are its own"))
     node.ticks(2)
@@ -256,18 +246,6 @@ def test_one_that_is_left_alone_or_no_longer_named_gets_its_limit_back(node):
     node.tick()
     assert node.cores("web") == 2.0
     assert not node.snapshot().jobs
-
-
-def test_a_container_whose_cgroup_is_made_again(node):
-    node.remove("web")
-    node.make("web", quota="max 100000")
-    node.tick()
-    # The engine writes the limit a moment after it has made the cgroup.
-    node.write("web", "cpu.max", "200000 100000")
-    node.ticks(8)
-    assert node.cores("web") == 0.5
-    node.agent.close()
-    assert node.cores("web") == 2.0
 
 
 @pytest.mark.parametrize("tells", [True, False])

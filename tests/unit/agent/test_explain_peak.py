@@ -10,18 +10,14 @@ import pytest
 from fake_node import FakeNode, source
 
 from cpumond.agent import control
-from cpumond.cli.agent import explain
 from cpumond.core.answers import ExplainAnswer, StatusAnswer
 from cpumond.core.words import show_cores
-from cpumond.monitor.model import CpuReading
-from cpumond.monitor.rules import look
 from cpumond.testing import v2_cgroup
 
 SIXTEEN = v2_cgroup(quota="1600000 100000")
 PEAK = '[monitor]\nmode = "reclaim"\nlimit_rule = "peak"\nthrottle_poll = 0\n'
 PAGE = '[web]\nlisten = "127.0.0.1:0"\nperiod = "1s"\nsamples = 100\n'
 
-WHOLE = "The limit of a is 16 of 16 ordered cores, all it may have"
 NEVER = "The half-life began at 20 s and goes down to 5 s, since no lowered limit held this job back so far"
 
 MakeNode = Callable[..., FakeNode]
@@ -48,47 +44,6 @@ def why(node: FakeNode) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "after_s", "use", "sentences", "next_check"),
-    [
-        ("", 0, [], [f"{WHOLE}: its use was not measured yet, so the limit is as it was found."], ""),
-        (
-            "", 5, [],
-            [
-                f"{WHOLE}: 14.11 = 13.43 (what it began ",
-                "but it is not lowered for 5 s more (nothing is lowered in the first 10 s).",
-            ],
-            "hold: it is not lowered for 5 s more",
-        ),
-        (
-            'start_delay = "30s"\n', 5, [], [": it is not measured before start_delay is over, in 25s."],
-            "measured after start_delay, in 25s",
-        ),
-        (
-            "min_cpu_limit = 14.0\n", 0, [0.1] * 120,
-            [
-                "The limit of a is 14 of 16 ordered cores: this is its floor (min_cpu_limit = 14); 0.",
-                " + 5 % would be less. ",
-            ],
-            "hold: it is at its floor (min_cpu_limit = 14); a use above 13.33 ",
-        ),
-        ("min_limit_ratio = 1.0\n", 20, [], ["and never goes below: its floor is as high"], ""),
-        ("", 0, [15.9] * 20, ["all it may have: 16.7 = 15.9 (", ") + 5 %, which is more than it may have. "], ""),
-        ("", 60, [5.0], ["The limit of a is 5.25 of 16 ordered cores: 5.25 = 5 (use of the last "], ""),
-    ],
-    ids=["new", "first seconds", "start_delay", "floor", "floor as high", "use near the order", "grown"],
-)  # fmt: skip
-def test_why_and_the_next_check(start, options, after_s, use, sentences, next_check):
-    node = start(options, after_s=after_s)
-    for cores in use:
-        node.tick(cores)
-    answer = ask(node)
-    assert [sentence for sentence in sentences if sentence not in answer.why] == []
-    assert answer.next.startswith(next_check)
-    if answer.decisions and answer.decisions[-1].kind == "grow":
-        assert answer.decisions[-1].reason == "its highest use of late asks for more, use 5.00"
-
-
-@pytest.mark.parametrize(
     ("config", "held", "said"),
     [
         (PEAK + 'restore_hold = "60s"\n', True, "but it is not lowered for 1 min more (restore_hold)."),
@@ -103,16 +58,6 @@ def test_what_keeps_it_from_being_lowered(start, config, held, said):
     assert "all it may have: " in why(node)
     assert said in why(node)
     assert held or ask(node).next == "hold: it is up-only"
-
-
-def test_lowered_and_never_held_back(start):
-    node = start(after_s=60)
-    node.tick(2.5)
-    told = why(node)
-    assert re.match(r"The limit of a is 3\.\d+ of 16 ordered cores: 3\.\d+ = \d", told)
-    assert "(highest use, 1 s ago, fading, half-life 17 s) + 5 %" in told
-    assert told.endswith(f"{NEVER} (1 min 1 s).")
-    assert ask(node).next.endswith("; one throttled period gives back all 16")
 
 
 def test_held_back_and_just_given_back_and_lowered_again(start):
@@ -163,15 +108,6 @@ def test_shadow(start):
         assert step.startswith("hold: cuts below 5 %") or step.endswith(", not written: mode shadow")
 
 
-def test_a_weight_is_held_back_where_its_use_is_above(start):
-    node = start('actuator = "weight"\n', after_s=60)
-    assert ask(node).next.endswith("; a use above the limit or a wait for more than 10 % of the time gives back all 16")
-    node.tick(6.0)
-    told = ask(node)
-    assert "because its use was above a lowered limit, or it waited for others, once" in told.why
-    assert told.decisions[-1].reason == "use 6.00 above the limit, so all was given back at once"
-
-
 def test_states_in_which_somebody_else_decides(start):
     node = start(after_s=40)
     (node.directory / "run" / "pause").touch()
@@ -198,23 +134,6 @@ def test_a_job_that_is_refused_and_one_that_is_off(start, make_node):
     off = start(config=PEAK.replace("reclaim", "off"), after_s=5)
     assert why(off).endswith(": its mode is off, it is neither measured nor changed.")
     assert ask(off).next == "none in mode off"
-
-
-def test_a_quota_above_it_is_named(make_node):
-    node = make_node({"a": SIXTEEN}, config=PEAK + source(cpu_limit=16.0))
-    (node.root / "jobs" / "cpu.max").write_text("800000 100000")
-    node.start()
-    node.ticks(12, 7.9)
-    assert ask(node).bounds.cap == 8.0
-    assert why(node).endswith("The quota of jobs above it, 8 cores, allows no more.")
-
-
-def test_the_whole_text_has_neither_votes_nor_windows(start):
-    node = start(after_s=40)
-    text = explain.draw_explain(ask(node), 3, None, False)
-    assert "votes against" not in text
-    assert "next check: " in text
-    assert "\nheld back   0 times, 0 s of 40 s watched = 0.00 %, budget 0.40 %\n" in text
 
 
 # ---- status, graphs
@@ -258,25 +177,3 @@ def test_a_sample_has_the_peak_of_its_moment_also_after_a_change_of_the_rule(sta
     samples = msgspec.to_builtins(ask(node).samples)
     assert samples["peak"][-2:] == [None, None]
     assert {len(column) for name, column in samples.items() if name != "period_s"} == {len(peaks) + 2}
-
-
-def test_a_restore_by_a_look_is_told_as_such(start):
-    """The decision of a look as it goes through the ring to the words."""
-    node = start(after_s=30)
-    state = node.job("a").state
-    assert state.seen is not None
-    later = CpuReading(state.seen.total_cpu_s + 0.6, state.seen.at_s + 0.2, state.seen.identity,
-                       state.seen.nr_periods + 2, state.seen.nr_throttled + 1)  # fmt: skip
-    stepped = look(state, later, node.job("a").settings)
-    assert stepped is not None
-    after, decision = stepped
-    job = node.agent.table.find("a")
-    assert job is not None
-    job.state, job.decision = after, decision
-    from cpumond.agent.tracked import record
-
-    record(job, node.clock.wall_s(), "restore", decision.old_cores, decision.new_cores, 16.0, "applied")
-    *checks, told = ask(node).decisions
-    assert {each.by_look for each in checks} == {False}
-    assert told.by_look
-    assert told.reason == ("50% of the periods throttled at a look between two checks, so all was given back at once")

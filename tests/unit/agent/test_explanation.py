@@ -264,6 +264,8 @@ def test_what_is_told_of_rule_peak_comes_from_the_agent():
         "The limit of steady-low is 3.2 of 10 ordered cores: 3.2 = 3.05 (highest use) + 5 %. The half-life is 40 s."
     )
     assert answer.next == "hold: that"
+    late = make_explain(peak=told, limit_rule="peak", start_left_s=5.0).why
+    assert late.endswith(" ordered cores: it is not measured before start_delay is over, in 5s.")
     facts = answer.facts
     assert facts["held back"] == "9 times, 1.9 s of 10 min watched = 0.31 %, budget 0.40 %"
     assert facts["rule"] == "peak: 3.05 cores remembered, half-life 40 s, caution 3.00 of 0 to 7"

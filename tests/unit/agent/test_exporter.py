@@ -6,13 +6,11 @@ import asyncio
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
-from fake_node import QUICK, FakeNode, source
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import Metric
@@ -409,13 +407,6 @@ def test_a_value_that_is_not_known_is_left_out():
 # ---- what bounds the number of series
 
 
-def test_all_jobs_have_series_up_to_the_maximum():
-    jobs = [make_job(f"j{number}") for number in range(10)]
-    assert choose_jobs(jobs, Metrics(max_jobs=3)) == jobs[:3]
-    assert choose_jobs(jobs, Metrics(max_jobs=0)) == []
-    assert choose_jobs(jobs, Metrics(max_jobs=50)) == jobs
-
-
 def test_the_top_jobs_are_those_with_most_cpu_reclaimed():
     jobs = [make_job(f"j{limit}", current_cores=float(limit)) for limit in (3, 1, 4, 2)]
     chosen = choose_jobs(jobs, Metrics(job_series="top", max_jobs=2))
@@ -521,38 +512,3 @@ def test_a_tick_is_encoded_once_and_nothing_is_kept_before_the_first():
 
 
 # ---- with the agent
-
-
-@pytest.fixture
-def node(make_node: Callable[..., FakeNode]) -> Iterator[FakeNode]:
-    config = QUICK + "throttle_restore_ratio = 0.25\n" + source(more='operation = "night"')
-    node = make_node({"a": {}, "b": {}}, config=config)
-    node.make("a", quota="400000 100000")
-    node.make("b", quota="400000 100000")
-    return node.start()
-
-
-def test_the_metrics_of_a_running_agent(node: FakeNode):
-    agent = node.agent
-    metrics = MetricsText(agent.read_snapshot, lambda: agent.config.metrics, agent.reporter.stats)
-    node.ticks(6, {"a": 0.1, "b": 3.9})
-    text = metrics.encode().decode()
-    assert value(text, "cpumond_ticks_total") == 7
-    assert value(text, "cpumond_job_current_cpu_limit_cores", job_id="a") == node.cores("a") < 4.0
-    assert value(text, "cpumond_job_current_cpu_limit_cores", job_id="b") == 4.0
-    assert value(text, "cpumond_operation_reclaimed_cores", operation_id="night") == 4.0 - node.cores("a")
-    assert value(text, "cpumond_decisions_total", kind="shrink") > 0
-    assert value(text, "cpumond_node_throttled_jobs") == 0
-    node.tick({"a": node.cores("a"), "b": 3.9}, {"a": 0.1})
-    assert value(metrics.encode().decode(), "cpumond_node_throttled_jobs") == 1
-    node.tick({"a": node.cores("a"), "b": 3.9}, {"a": 0.9})
-    text = metrics.encode().decode()
-    assert value(text, "cpumond_fast_restores_total") == 1
-    assert value(text, "cpumond_job_current_cpu_limit_cores", job_id="a") == 4.0
-    assert value(text, "cpumond_node_throttled_jobs") == 0
-    node.remove("b")
-    node.ticks(2)
-    text = metrics.encode().decode()
-    assert labels_of(text, "cpumond_job_info", "job_id") == ["a"]
-    assert 'job_id="b"' not in text, "dead series would pile up"
-    assert value(text, "cpumond_jobs_gone_total") == 1

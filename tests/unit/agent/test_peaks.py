@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpumond.agent import peaks
-from cpumond.agent.peaks import PEAKS_FILE, STORE_S, Learned, PeakFile, Peaks, learn, recall
-from cpumond.agent.state_file import load, read_boot_id, save
+from cpumond.agent.peaks import PEAKS_FILE, STORE_S, PeakFile, Peaks, learn, recall
+from cpumond.agent.state_file import load, save
 from cpumond.monitor.model import CpuReading, JobState, MonitorSettings, start_state
 from cpumond.monitor.peak import find_half_life_s, find_peak
 from cpumond.monitor.policy import rebase
@@ -313,31 +313,6 @@ def test_a_disk_that_does_not_answer_holds_up_no_tick_and_not_the_end(make_node,
 
 # ---- values
 
-finite = st.floats(0.0, 1e6)
-learned_values = st.builds(
-    Learned,
-    st.integers(0, 2**64 - 1),
-    finite,
-    st.none() | finite,
-    st.none() | finite,
-    st.floats(0.0, 7.0),
-    finite,
-    st.integers(0, 10**6),
-    finite,
-    st.none() | finite,
-    finite,
-    finite,
-)
-
-
-@given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=20), learned_values, max_size=4))
-def test_what_is_written_reads_back(tmp_path_factory, jobs):
-    path = str(tmp_path_factory.getbasetemp() / "peaks")
-    content = Peaks(read_boot_id(), (3, 2**63), 1.7e9, jobs)
-    save(path, content, sync=False)
-    assert load(path, Peaks) == content
-
-
 S = MonitorSettings(limit_rule="peak", throttle_poll_s=0.0)
 HARD = 8.0
 steps = st.lists(
@@ -420,26 +395,6 @@ def test_another_rule_starts_from_the_present_limit_and_writes_none(make_node, o
     assert changed == (set() if burst else {"cpu.max.burst"})
     node.ticks(20, {"a": 1.9})
     assert node.cores("a") >= 1.9
-
-
-def test_the_burst_of_a_lowered_job_follows_a_reload_at_once(make_node):
-    node = make_node({"a": FOUR}, config=PEAK + "burst_ratio = 1.0\n" + source()).start()
-    node.ticks(70, {"a": 1.0})
-    quota_us = int(node.read("a").split()[0])
-    assert quota_us < 111_000
-    assert node.files("a") == {"cpu.max": f"{quota_us} 100000", "cpu.max.burst": f"{quota_us}", "cpu.weight": "100"}
-    node.reload(PEAK + "burst_ratio = 0.4\n" + source())
-    node.tick({"a": 1.0})
-    burst_us = int(0.4 * quota_us)
-    assert node.files("a") == {"cpu.max": f"{quota_us} 100000", "cpu.max.burst": f"{burst_us}", "cpu.weight": "100"}
-    writes = node.agent.writer.writes_total
-    node.reload(PEAK + "burst_ratio = 0.4\n" + source())
-    node.tick({"a": 1.0})
-    assert node.agent.writer.writes_total == writes
-    node.reload(PEAK.replace("throttle_poll = 0", 'throttle_poll = "300ms"') + "reserve_ratio = 0.5\n" + source())
-    node.tick({"a": 1.0})
-    assert 1.5 <= node.cores("a") < 1.6
-    assert node.job("a").settings.poll_s == 0.3
 
 
 def test_another_actuator_starts_from_the_limit_in_force_with_the_caution(make_node):

@@ -125,10 +125,3 @@ def test_a_full_ring_whose_first_peak_comes_keeps_its_order():
     sample = ring.records()[-1]
     assert sample.limit_cores > 1e38, "more cores than a short number holds do not stop the agent"
     assert (sample.usage_cores, sample.smoothed_cores, sample.votes_sum) == (0.5, None, None)
-
-
-@pytest.mark.parametrize("ratio", [0.0, 1 / 3, 0.999, 1.0])
-def test_a_throttled_ratio_is_kept_to_a_hundred_thousandth(ratio):
-    ring = SampleRing(1)
-    ring.append(1.0, 0.5, 0.5, 1.0, 0.1, 0, ratio)
-    assert ring.records()[0].throttled_ratio == pytest.approx(ratio, abs=1e-5)

@@ -195,14 +195,6 @@ def test_a_job_waits_for_room_that_another_one_still_holds(world: World) -> None
     assert world.state("j2") == "starting"
 
 
-def test_what_another_job_has_given_up_is_room(world: World) -> None:
-    world.run("j1", cpu_limit=4.0)
-    world.obey(make_order("j2", cpu_limit=2.0))
-    world.usage = {"cpumond-jobs/j1": Usage(2.0)}
-    world.advance()
-    assert world.state("j2") == "starting"
-
-
 @pytest.mark.parametrize(
     ("order", "word"),
     [({"cpu_limit": 2.5}, "2.5 cpu of 2"), ({"memory_limit": 901}, "memory"), ({"user_slots": 3}, "user_slots")],
@@ -271,13 +263,6 @@ def test_a_stop_without_time_kills_at_once(world: World, stops: list[StopOrder],
     for each in stops:
         world.obey(stop=[each])
     assert world.executor.calls[1:] == [(call, "j1") for call in calls]
-
-
-def test_a_job_that_is_told_to_stop_before_it_has_begun_hears_it_when_it_has(world: World) -> None:
-    world.obey(make_order("j1"))
-    world.obey(stop=[stop("j1", 60.0)])
-    world.happen(Started("j1", "cpumond-jobs/j1", 100.0))
-    assert world.executor.calls == [("start", "j1"), ("interrupt", "j1"), ("interrupt", "j1")]
 
 
 def test_a_job_that_was_over_before_it_was_told_to_stop_has_done_its_work(world: World) -> None:
@@ -523,16 +508,6 @@ def test_after_a_boot_of_the_host_running_jobs_are_lost(world: World, monkeypatc
     assert world.finished("j1")["state"] == "lost"
     assert "started anew" in world.finished("j1")["reason"]
     assert world.finished("j2")["state"] == "completed"
-
-
-def test_a_stop_survives_the_agent(world: World) -> None:
-    world.run("j1")
-    world.obey(stop=[stop("j1", 10.0, "make room")])
-    world.restart("j1")
-    world.advance(10.1)
-    assert world.executor.calls == [("kill", "j1")]
-    world.happen(Ended("j1", 300.0, signal=9))
-    assert world.finished("j1")["reason"] == "make room"
 
 
 def test_an_order_that_was_not_begun_is_forgotten(world: World) -> None:
@@ -979,17 +954,6 @@ def test_a_job_that_is_still_being_started_is_the_latest_one(world: World) -> No
     world.clock.advance(700.0)
     world.jobs.adjust(world.clock.monotonic_s(), world.count)
     assert [job_id for job_id, job in world.jobs.jobs.items() if job.file.stop is not None] == ["new"]
-
-
-def test_memory_that_is_really_used_can_be_overdrawn_too(world: World) -> None:
-    run_old_and_new(world, {"memory_limit": 0}, {"memory_limit": 0})
-    world.memory.update({"cpumond-jobs/old": 900, "cpumond-jobs/new": 200})
-    for _ in range(61):
-        assert not world.jobs.adjust(world.clock.monotonic_s(), world.count)
-        world.clock.advance(5.0)
-    assert world.jobs.adjust(world.clock.monotonic_s(), world.count)
-    assert world.executor.calls[-1] == ("interrupt", "new")
-    assert "1100 of 1000 memory" in world.jobs.jobs["new"].file.stop.why  # type: ignore[union-attr]
 
 
 def test_an_executor_that_refuses_a_start_aborts_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

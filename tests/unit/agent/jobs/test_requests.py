@@ -133,32 +133,6 @@ def test_a_node_without_an_executor_has_no_jobs_of_the_scheduler(tmp_path: Path)
     node.agent.close()
 
 
-@pytest.mark.parametrize(
-    ("cpu_limit", "ttl_s", "sentence"),
-    [
-        (2.5, None, "a pinned limit must be in [0.001, 2] cores, got 2.5"),
-        (1e-7, None, "a pinned limit must be in [0.001, 2] cores, got 1e-07"),
-        (float("nan"), None, "a pinned limit must be"),
-        (1.0, -5.0, "ttl_s must be a number of seconds > 0"),
-        (1.0, float("inf"), "ttl_s must be a number of seconds > 0"),
-    ],
-)
-def test_wrong_values_are_refused_and_pin_nothing(
-    node: Asked, cpu_limit: float, ttl_s: float | None, sentence: str
-) -> None:
-    reply = node.ask("pin", cpu_limit=cpu_limit, ttl_s=ttl_s)
-    assert reply.is_refused
-    assert sentence in reply.error
-    assert node.pins() == {}
-
-
-def test_a_job_to_which_nothing_is_written_cannot_be_pinned(node: Asked) -> None:
-    node.agent.table.jobs[PATH].mode = "shadow"
-    reply = node.ask("pin", cpu_limit=1.0)
-    assert reply.is_refused
-    assert "nothing is written to it (its mode is shadow)" in reply.error
-
-
 def test_a_job_that_does_not_run_is_refused(node: Asked) -> None:
     node.order(start=[make_order("j2")])
     reply = node.ask("pin", "j2")

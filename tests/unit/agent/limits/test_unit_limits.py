@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from fake_units import PATH, QUOTA, UNIT, UNITS, ScriptedBus, UnitNode
 
-from cpumond.agent import control
 from cpumond.agent.limits.restore import restore_all
 from cpumond.agent.limits.units import UnitLimits, read_labels
 from cpumond.agent.service import Agent
@@ -37,25 +36,6 @@ def test_systemd_lowers_a_limit_and_a_raise_holds_before_it_knows(node: UnitNode
     assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
 
 
-def test_a_raise_while_a_lower_limit_is_on_its_way_takes_its_place(node: UnitNode) -> None:
-    node.ticks(2)
-    node.wake()
-    assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
-    node.bus.obey()
-    node.tick()
-    assert (node.limit(), node.status()["current_cpu_limit"]) == (4.0, 4.0)
-
-
-def test_a_lower_limit_that_lands_between_two_ticks_is_raised_by_a_look(node: UnitNode) -> None:
-    node.reload(UNITS.replace("[monitor]\n", '[monitor]\nthrottle_poll = "100ms"\n'))
-    node.tick()
-    node.lower()
-    node.use(UNIT, 0.5, throttled_ratio=1.0)
-    node.clock.advance(1.0)
-    node.agent.limits.look(node.clock.monotonic_s())
-    assert node.limit() == 4.0
-
-
 @pytest.mark.parametrize("kind", ["away", "denied", "refused"])
 def test_a_lower_limit_that_systemd_does_not_take_is_written(node: UnitNode, kind: str) -> None:
     node.ticks(2)
@@ -73,17 +53,6 @@ def test_a_burst_is_lowered_before_systemd_lowers_the_quota(node: UnitNode) -> N
     assert (node.read(UNIT, "cpu.max.burst"), node.limit()) == ("200000", 4.0)
     node.agent.close()
     assert node.read(UNIT, "cpu.max.burst") == "300000"
-
-
-def test_a_limit_is_whole_percents_in_file_and_property_and_the_monitor_goes_on_from_its_own(node: UnitNode) -> None:
-    node.reload(UNITS.replace("decrease_coefficient = 0.5", "decrease_coefficient = 0.97").replace("0.5", "0.05"))
-    seen = set()
-    for _ in range(160):
-        node.tick()
-        node.bus.obey()
-        seen.add(node.limit())
-    assert all(round(cores * 100, 6) % 1 == 0 for cores in seen)
-    assert min(seen) == 0.05, "a small limit goes down, too"
 
 
 def test_an_order_of_ours_that_systemd_writes_late_is_written_over_at_once(node: UnitNode) -> None:
@@ -116,37 +85,6 @@ def test_an_order_through_systemd_is_respected_up_and_down(node: UnitNode, cores
     node.agent.close()
     assert node.limit() == cores
     assert node.bus.quota_cores() == cores
-
-
-def test_after_its_time_the_monitor_goes_on_from_the_order(node: UnitNode) -> None:
-    node.lower()
-    node.order(2.0)
-    node.tick()
-    node.bus.answer()
-    node.tick()
-    node.bus.obey()
-    node.tick(seconds=601.0)
-    node.ticks(5)
-    node.bus.obey()
-    assert node.limit() == 0.5
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
-
-
-def test_a_write_to_the_file_alone_is_drift_or_an_override_as_ever(node: UnitNode) -> None:
-    node.lower()
-    node.file.write_text("10000 100000\n")
-    node.tick()
-    node.bus.answer()
-    assert node.tick().foreign_writes == {"raise": 0, "lower": 1}
-    node.ticks(6)
-    assert node.limit() == 0.5
-    node.file.write_text("300000 100000\n")
-    node.tick()
-    node.bus.answer()
-    node.tick()
-    job = node.status()
-    assert (job["status"], job["override_by"], job["cpu_limit"]) == ("overridden", "", 4.0)
 
 
 def test_without_an_answer_a_raise_is_respected_and_the_original_stays(node: UnitNode) -> None:
@@ -218,14 +156,6 @@ def test_a_restarted_unit_keeps_its_limit_and_its_original(node: UnitNode) -> No
     assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
 
 
-def test_a_unit_that_comes_with_another_limit_has_a_new_order(node: UnitNode) -> None:
-    node.lower()
-    node.bus.stored[UNIT] = ((QUOTA, 3_000_000),)
-    node.restart_unit()
-    node.ticks(2)
-    assert node.status()["cpu_limit"] == 3.0
-
-
 @pytest.mark.parametrize("said", [True, False], ids=["unit removed", "time is over"])
 def test_a_unit_that_was_stopped_gets_its_property_back(node: UnitNode, said: bool) -> None:
     node.lower()
@@ -254,24 +184,6 @@ def test_a_unit_that_is_gone_for_good_is_forgotten(node: UnitNode) -> None:
     node.tick()
     node.agent.close()
     assert node.originals().cgroups == {}
-
-
-def test_what_systemd_did_not_take_back_stays_on_disk_for_restore(node: UnitNode) -> None:
-    node.lower()
-    node.bus.reachable = False
-    assert node.agent.close() == 1
-    assert node.limit() == 4.0
-    assert list(node.originals().cgroups) == [PATH]
-
-
-def test_an_agent_that_was_killed_is_followed_by_one_that_goes_on(node: UnitNode) -> None:
-    node.lower()
-    node.kill_and_restart()
-    node.tick()
-    assert node.status()["cpu_limit"] == 4.0
-    assert node.limit() == 0.5
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
 
 
 @pytest.mark.parametrize("first", ["agent", "unit"])
@@ -362,32 +274,6 @@ def test_a_limit_that_a_unit_got_unseen_is_what_it_ordered(tmp_path: Path) -> No
     assert node.originals().cgroups[PATH].settings.cores == 1.5
     node.agent.close()
     assert (node.limit(), node.bus.quota_cores()) == (1.5, 1.5)
-
-
-def test_a_pin_of_a_unit_that_got_its_limit_unseen_is_written(tmp_path: Path) -> None:
-    node = UnitNode(tmp_path, "max 100000")
-    start_with_unseen_limit(node)
-    control.pin_job(node.agent, UNIT, {"cpu_limit": 0.75})
-    for _ in range(2):
-        node.bus.obey()
-        node.tick()
-    assert (node.status()["status"], node.limit()) == ("pinned", 0.75)
-    assert node.originals().cgroups[PATH].settings.cores == 1.5
-
-
-def test_what_the_run_before_told_systemd_is_no_order_where_this_one_told_it_nothing_yet(node: UnitNode) -> None:
-    node.lower()
-    (node.directory / "run" / "pause").touch()
-    (node.directory / "state" / "originals.state").write_bytes(b"damaged")
-    node.kill_and_restart()
-    node.bus.stored[UNIT] = ((QUOTA, 750_000),)
-    node.systemd_writes()
-    for _ in range(2):
-        node.tick()
-        node.bus.answer()
-    assert node.limit() == 0.75
-    node.agent.close()
-    assert (node.limit(), node.bus.quota_cores()) == (4.0, 4.0)
 
 
 @pytest.mark.parametrize("restarted", [True, False], ids=["restart", "daemon-reload"])

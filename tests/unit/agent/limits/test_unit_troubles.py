@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_units import PATH, QUOTA, UNIT, UNITS, UnitNode
@@ -87,56 +86,6 @@ def test_a_unit_that_came_again_and_is_no_job_any_more_is_put_back(node: UnitNod
     assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
 
 
-def test_a_restore_that_fails_once_is_tried_again(
-    node: UnitNode, monkeypatch: pytest.MonkeyPatch, logs: list[dict[str, Any]]
-) -> None:
-    """A job is let go while the kernel refuses the write: it must not stay lowered until the agent ends."""
-    node.lower()
-
-    def fail(*_: object) -> None:
-        raise CgroupWriteError("cpu.max", "400000", OSError(22, "Invalid argument"))
-
-    monkeypatch.setattr(writer, "restore_cgroup", fail)
-    node.reload(OTHER_SLICE)
-    node.ticks(12)
-    assert [record["event"] for record in logs if record["log_level"] == "error"] == ["restore_failed"]
-    assert node.limit() == 4.0
-
-
-def test_two_cgroups_of_one_unit_are_told_apart(tmp_path: Path) -> None:
-    node = begin_in_two_slices(tmp_path)
-    shutil.copytree(node.file.parent, node.root / "other.slice" / UNIT)
-    node.agent.rescan_now()
-    node.tick()
-    node.remove(UNIT)
-    node.agent.rescan_now()
-    node.ticks(2)
-    assert list(node.agent.table.by_unit) == [UNIT]
-    node.agent.close()
-
-
-def test_a_limit_file_that_went_away_and_came_again_is_watched(tmp_path: Path) -> None:
-    """systemd takes the controller from a unit that has no limit any more, and gives it with the next one."""
-    node = UnitNode(tmp_path, "max 100000")
-    node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
-    node.start()
-    node.file.unlink()
-    node.file.symlink_to(tmp_path / "not there" / "cpu.max")
-    node.ticks(8)
-    node.file.unlink()
-    node.bus.obey()
-    node.systemd_writes()
-    node.tick()
-    node.bus.asked = []
-    node.order(2.0)
-    node.tick()
-    assert [unit for unit, _ in node.bus.asked] == [UNIT]
-    node.bus.answer()
-    node.tick()
-    assert node.status()["cpu_limit"] == 2.0
-    node.agent.close()
-
-
 # ---- systemd does not answer
 
 
@@ -159,21 +108,6 @@ def test_what_a_run_before_told_systemd_is_no_order_though_systemd_says_so(node:
     node.bus.answer()
     node.tick()
     assert node.status()["cpu_limit"] == 4.0
-    node.agent.close()
-    assert node.limit() == 4.0
-
-
-def test_the_same_where_the_bus_is_away_in_the_next_run(node: UnitNode) -> None:
-    node.ticks(4)
-    node.bus.obey()
-    node.tick()
-    assert node.bus.quota_cores() < 4.0
-    node.bus.told, node.bus.news = {}, []
-    node.kill_and_restart()
-    node.bus.news.append(UnitEvent("away", text="the bus is away"))
-    node.ticks(8)
-    node.systemd_writes()
-    node.ticks(2)
     node.agent.close()
     assert node.limit() == 4.0
 
@@ -205,30 +139,6 @@ def test_more_cpu_does_not_wait_for_an_answer_for_long(node: UnitNode) -> None:
 
 
 # ---- others write
-
-
-def test_an_order_of_ours_that_lands_after_somebody_s_is_no_order(node: UnitNode) -> None:
-    """Sent before the operator's value, applied after it: systemd has the agent's for a moment, and says so."""
-    node.lower()
-    node.order(1.5)
-    node.tick()
-    node.bus.answer()
-    node.tick()
-    assert node.bus.told[UNIT] == ((QUOTA, 1_500_000),)
-    node.order(0.5)
-    node.tick()
-    node.bus.answer()
-    node.tick()
-    assert node.status()["cpu_limit"] == 1.5
-    node.bus.obey()
-    node.systemd_writes()
-    node.tick()
-    node.bus.answer()
-    node.ticks(2)
-    assert (node.limit(), node.status()["cpu_limit"]) == (1.5, 1.5)
-    assert node.originals().cgroups[PATH].settings.cores == 1.5
-    node.agent.close()
-    assert node.limit() == 1.5
 
 
 def order_unseen(node: UnitNode, cores: float) -> None:
@@ -307,24 +217,6 @@ def test_the_order_is_taken_once_and_the_limit_moves_on(node: UnitNode) -> None:
     assert_ordered(node, 1.5)
 
 
-@pytest.mark.parametrize("obeyed", [False, True])
-def test_the_next_order_may_be_the_limit_that_was_held_back(node: UnitNode, obeyed: bool) -> None:
-    node.lower()
-    node.wake()
-    order_unseen(node, 1.5)
-    node.bus.obey()
-    node.tick()
-    if obeyed:
-        node.bus.obey()
-    node.order(4.0)
-    for _ in range(3):
-        node.tick()
-        node.bus.answer()
-        node.bus.obey()
-    node.tick()
-    assert_ordered(node, 4.0)
-
-
 def test_an_order_while_the_original_is_on_its_way_back_stays(node: UnitNode) -> None:
     node.lower()
     node.reload(OTHER_SLICE)
@@ -340,16 +232,6 @@ def test_an_order_while_the_original_is_on_its_way_back_stays(node: UnitNode) ->
     assert node.agent.close() == 0
     assert node.originals().cgroups == {}
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
-
-
-def test_so_it_does_when_it_is_nearly_the_original(node: UnitNode) -> None:
-    node.lower()
-    node.reload(OTHER_SLICE)
-    node.tick()
-    order_unseen(node, 3.995)
-    exchange(node, 3)
-    assert node.agent.writer.returning == {}
-    assert 3.995 <= node.bus.quota_cores() <= 4.0
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -382,21 +264,6 @@ def test_so_it_does_for_a_unit_that_is_started_again(node: UnitNode, ticks: int,
     assert node.status()["cpu_limit"] == 2.0
     node.agent.close()
     assert node.limit() == 2.0
-
-
-def test_where_the_file_cannot_be_written_for_it_systemd_writes_it(
-    node: UnitNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_down(node)
-    go_down(node)
-    order_unseen(node, 6.0)
-    node.bus.obey()
-    with monkeypatch.context() as patch:
-        patch.setattr(V2Cgroup, "write_settings", refuse)
-        node.tick()
-    assert (node.limit(), node.status()["cpu_limit"]) == (2.0, 6.0)
-    exchange(node)
-    assert_ordered(node, 6.0)
 
 
 def test_a_limit_that_cannot_be_put_back_is_not_forgotten_for_an_order(
@@ -443,48 +310,6 @@ def test_an_order_of_what_is_not_moved_any_more_stays(node: UnitNode) -> None:
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
 
 
-@pytest.mark.parametrize("cores", [3.995, 4.005])
-def test_an_order_of_nearly_what_we_want_is_one(node: UnitNode, cores: float) -> None:
-    node.lower()
-    node.wake()
-    order_unseen(node, cores)
-    node.bus.obey()
-    node.tick()
-    assert node.agent.close() == 0
-    assert cores <= node.bus.quota_cores() < cores + 0.01
-
-
-@pytest.mark.parametrize("check_period_s", [1.0, 3.0, 6.0])
-def test_a_drop_in_that_outranks_ours_is_no_order_however_seldom_we_look(node: UnitNode, check_period_s: float) -> None:
-    node.lower()
-    node.ticks(3)
-    node.bus.stored[UNIT] = ((QUOTA, 4_000_000),)
-    node.systemd_writes()
-    node.bus.news.append(UnitEvent("reloaded"))
-    for _ in range(6):
-        node.tick(seconds=check_period_s)
-        node.bus.answer()
-        node.bus.obey()
-    assert (node.limit(), node.bus.quota_cores()) == (0.5, 0.5)
-
-
-def test_nothing_of_ours_is_set_before_their_order_is_known(node: UnitNode) -> None:
-    """Or what we set meanwhile were taken for the next order."""
-    node.lower()
-    node.wake()
-    order_unseen(node, 1.5)
-    node.bus.obey()
-    order_unseen(node, 0.5)
-    node.bus.set(UNIT, ((QUOTA, 900_000),))
-    node.bus.obey()
-    assert node.bus.quota_cores() == 0.5
-    for _ in range(4):
-        node.tick()
-        node.bus.obey()
-    assert node.status()["cpu_limit"] in (0.5, 1.5)
-    assert node.originals().cgroups[PATH].settings.cores in (0.5, 1.5)
-
-
 def test_the_period_of_the_unit_stays_its_own(tmp_path: Path) -> None:
     """Below a millisecond of quota ours is longer."""
     node = UnitNode(tmp_path, "200000 50000")
@@ -519,19 +344,6 @@ def test_a_drop_in_that_outranks_ours_is_no_order_either_when_one_of_ours_is_on_
     assert node.agent.totals.foreign_writes == {"raise": 0, "lower": 0}
 
 
-def test_what_was_ours_before_theirs_is_ours_no_more(node: UnitNode) -> None:
-    """Whoever orders it next means it."""
-    before = go_down(node)
-    go_down(node)
-    held = node.limit()
-    order_unseen(node, 1.5)
-    node.bus.obey()
-    node.tick()
-    for cores in (before, held):
-        settings = CpuSettings(round(cores * 100_000), 100_000, 0, 100)
-        assert not node.agent.units.is_ours(UNIT, settings, ("quota",))
-
-
 def test_the_order_of_a_weight_is_respected_as_well(tmp_path: Path) -> None:
     node = UnitNode(tmp_path, "max 100000")
     node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT), ("CPUWeight", NO_LIMIT))
@@ -559,29 +371,6 @@ def test_an_order_right_before_the_end_is_respected(node: UnitNode, ticks: int) 
     node.ticks(ticks)
     node.agent.close()
     assert (node.limit(), node.bus.quota_cores()) == (2.0, 2.0)
-
-
-def test_a_quota_that_systemd_did_not_take_back_is_not_forgotten_for_a_weight(node: UnitNode) -> None:
-    node.lower()
-    node.reload(WEIGHT_UNITS)
-    node.ticks(12)
-    node.bus.obey()
-    node.tick()
-    node.agent.close()
-    assert dict(node.bus.stored[UNIT])[QUOTA] == 4_000_000
-
-
-def test_a_weight_where_there_is_no_weight_file_is_nothing_to_take_back(tmp_path: Path) -> None:
-    node = UnitNode(tmp_path, "max 100000")
-    node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
-    for name in ("cpu.max", "cpu.weight", "cpu.max.burst"):
-        (node.file.parent / name).unlink(missing_ok=True)
-    begin(node, WEIGHT_UNITS)
-    node.ticks(6)
-    node.remove(UNIT)
-    node.ticks(8)
-    assert node.agent.writer.returning == {}
-    assert node.agent.close() == 0
 
 
 def test_a_copy_that_cannot_be_written_is_removed(node: UnitNode, monkeypatch: pytest.MonkeyPatch) -> None:

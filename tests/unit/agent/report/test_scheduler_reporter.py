@@ -450,28 +450,6 @@ def test_an_answer_that_is_too_large_is_a_failure(server: PlayedServer, logs: li
     assert logs[1]["error"] == f"{server.url}/: the answer is larger than 16777216 bytes"
 
 
-def test_an_answer_of_many_orders_arrives(server: PlayedServer):
-    order = JobOrder("job", "op-1", "t", "p", 1.0, 2**30, 1, "x" * 20_000, {}, "u", {}, 60.0)
-    server.turns[HEARTBEATS] = [reply(HeartbeatAnswer(True, start=[order] * 500))]
-    with linked(server.url) as node:
-        assert len(node.beat(1).start) == 500
-
-
-def test_an_answer_in_pieces_is_put_together(server: PlayedServer):
-    def pieces(handler: Handler) -> None:
-        handler.begin(200, ("Transfer-Encoding", "chunked"))
-        for byte in msgspec.json.encode(ask("\u00fc")):
-            handler.wfile.write(b"1\r\n%c\r\n" % byte)
-            handler.wfile.flush()
-        handler.wfile.write(b"0\r\n\r\n")
-
-    server.turns[HEARTBEATS] = [pieces]
-    with linked(server.url) as node:
-        assert node.beat(1) == ask("\u00fc")
-        node.beat(2)
-    assert len({request.connection for request in server.requests}) == 1
-
-
 @pytest.mark.parametrize("kept", [0, 5])
 def test_an_answer_that_is_cut_off_is_not_obeyed(server: PlayedServer, logs: list[Any], kept: int):
     server.turns[HEARTBEATS] = [cut(ask("a"), kept), reply(STALE)]
@@ -514,51 +492,6 @@ def test_an_answer_that_drips_is_a_timeout(server: PlayedServer, logs: list[Any]
         assert node.beat(1) == ACCEPTED
         ended.set()
     assert failures_in(logs) == [f"{server.url}/: no answer within 0.2 s"]
-
-
-def test_a_new_heartbeat_does_not_cut_the_wait_short_and_close_sends_it(server: PlayedServer):
-    rng = not_before_close()
-    answered = threading.Event()
-
-    def fail(handler: Handler) -> None:
-        refuse(500, "no")(handler)
-        answered.set()
-
-    server.turns[NODES] = [fail]
-    with linked(server.url, rng=rng) as node:
-        for sequence in range(1, 50):
-            node.link.submit(make_heartbeat(sequence))
-        assert answered.wait(LONG_S)
-        for sequence in range(50, 100):
-            node.link.submit(make_heartbeat(sequence))
-        assert server.sequences == []
-        node.link.close(LONG_S)
-        assert server.sequences == [99]
-        assert node.answers.get_nowait()[0] == ACCEPTED
-        stats = node.link.stats()
-        assert (stats.sent_total, stats.failed_total, stats.dropped_total) == (1, 1, 98)
-        node.link.submit(make_heartbeat(100))
-        assert node.link.stats().dropped_total == 99
-
-
-def test_close_returns_while_the_scheduler_hangs(server: PlayedServer):
-    release, arrived = threading.Event(), threading.Event()
-    answered: list[str] = []
-
-    def hang(handler: Handler) -> None:
-        arrived.set()
-        release.wait(LONG_S)
-        answered.append(handler.path)
-        reply(REGISTERED)(handler)
-
-    server.turns[NODES] = [hang]
-    with linked(server.url) as node:
-        node.link.submit(make_heartbeat(1))
-        assert arrived.wait(LONG_S)
-        node.link.close(0.05)
-        assert answered == [], "it did not wait for the answer"
-        release.set()
-    assert server.sequences == []
 
 
 def test_the_thread_survives_those_that_it_calls(server: PlayedServer, logs: list[Any]):
