@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import tempfile
@@ -33,19 +32,6 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def unified(root: Path | str) -> Hierarchies:
     return Hierarchies(2, str(root), str(root), None, str(root))
-
-
-@contextlib.contextmanager
-def no_rights() -> Iterator[None]:
-    """As an ordinary user."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def job(name: str, path: str, **more: object) -> EngineJob:
@@ -152,7 +138,7 @@ def closed() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
-def test_which_right_is_missing(closed):
+def test_which_right_is_missing(closed, no_rights):
     assert engines.find_closed(str(closed)) == ""
     seen = EngineSeen("docker", False, {str(closed): EngineView("docker", problem="docker: no answer")})
     with no_rights():

@@ -33,13 +33,6 @@ def test_help_lists_every_command_with_its_line(capsys):
     assert "Try it: cpumond demo" in out
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
-def test_every_command_of_the_table_is_there(name):
-    command = cli.get_command(click.Context(cli), name)
-    assert isinstance(command, click.Command)
-    assert command.name == name
-
-
 def test_version(capsys):
     assert run(["--version"]) == 0
     assert __version__ in capsys.readouterr().out

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import httpx2
@@ -112,32 +110,10 @@ def test_status_fits_a_terminal_and_shortens_no_id(width):
     assert "limit" in text
 
 
-def test_status_on_a_narrow_terminal_says_what_it_left_out():
-    answer = make_status({"job_id": LONG_ID})
-    assert "left out at this width: operation, throttled" in tables.draw_status(answer, 80, False)
-    assert "left out" not in tables.draw_status(answer, 140, False)
-
-
-def test_status_folds_no_name():
-    text = tables.draw_status(make_status({"job_id": LONG_ID}), 120, False)
-    assert LONG_ID in text
-    assert "last result" in text
-
-
-def test_status_on_a_terminal_is_coloured_where_that_is_wanted():
-    answer = make_status({"status": "contested"})
-    assert ANSI.search(tables.draw_status(answer, 120, True))
-    assert not ANSI.search(tables.draw_status(answer, 120, False))
-
-
 def test_status_without_jobs_says_how_to_get_some():
     assert "no jobs; see `cpumond doctor`, or add one with `cpumond job add`" in tables.draw_status(
         make_status(), 80, False
     )
-
-
-def test_status_leaves_the_operation_out_where_no_job_has_one():
-    assert "operation" not in tables.draw_status(make_status({"operation_id": ""}), None, False)
 
 
 def test_status_shows_what_a_job_in_shadow_would_have():
@@ -219,11 +195,6 @@ def test_top_fits_the_height_and_says_how_many_lines_are_hidden(height):
         assert lines[-1] == f"... {50 - len(shown)} more lines, 50 jobs by job"
 
 
-def test_top_without_a_height_shows_all_jobs():
-    jobs = [{"job_id": f"job-{number:03d}"} for number in range(50)]
-    assert len(tables.draw_top(make_status(*jobs), "job", None, False, None).split("\n")) == 52
-
-
 def test_top_keeps_notices_from_taking_the_screen():
     text = tables.draw_top(make_status({}, problems=["p"] * 40), "job", 80, False, 20)
     assert "and 38 more notices: cpumond status" in text
@@ -274,17 +245,6 @@ def test_explain_tells_the_whole_story():
     assert text.endswith(f"{stamp}  shrink  3.30 -> 3.20  applied  votes -4, use 1.75, smoothed 1.80")
 
 
-def test_the_samples_of_a_job_are_understood_and_may_be_left_out():
-    told = {
-        "period_s": 5.0, "at": [1.0, 6.0], "usage": [0.5, 0.25], "smoothed": [None, 0.5], "limit": [1.0, 1.0],
-        "floor": [0.5, 0.5], "lower_bound": [0.6, 0.6], "upper_bound": [0.9, 0.9], "votes_sum": [None, -4],
-        "throttled_ratio": [0.0, 1.0], "peak": [None, 0.5],
-    }  # fmt: skip
-    answer = make_explain(samples=told)
-    assert msgspec.to_builtins(answer.samples) == told
-    assert make_explain().samples is None
-
-
 def test_explain_shows_as_many_decisions_as_asked_for():
     e = make_explain(decisions=[{**SHRINK, "votes_sum": -number} for number in range(30)])
 
@@ -297,20 +257,9 @@ def test_explain_shows_as_many_decisions_as_asked_for():
     assert shown(0) == []
 
 
-def test_explain_without_decisions_says_so():
-    assert explain.draw_explain(make_explain(decisions=[]), 10, None, False).endswith("\nno decision yet")
-
-
 def test_explain_of_rule_peak_has_no_votes():
     peak = make_explain(peak={**PEAK, "because": "3.2 = 3.05 + 5 %.", "next": "hold: that"}, limit_rule="peak")
     assert "votes against" not in explain.draw_explain(peak, None, None, False)
-
-
-def test_explain_moves_no_cursor():
-    text = explain.draw_explain(make_explain(job_id="a\x1b[2Jb", override_by="x\ny", notes=["\r"]), 10, None, False)
-    assert "\x1b" not in text
-    assert "\r" not in text
-    assert text.startswith("The limit of a\\x1b[2Jb is 3.2")
 
 
 def test_what_a_node_says_moves_no_cursor():
@@ -342,25 +291,6 @@ def test_the_answer_of_an_agent_that_gives_no_sentences_is_said():
 def test_explain_fits_a_terminal(width):
     text = explain.draw_explain(make_explain(decisions=[SHRINK, RESTORE]), 10, width, False)
     assert all(len(line) <= width for line in text.split("\n"))
-
-
-def test_a_decision_that_a_bound_moved_says_what_was_applied():
-    text = explain.draw_explain(make_explain(decisions=[{**SHRINK, "applied_cores": 3.25}]), 1, None, False)
-    assert "3.30 -> 3.20  applied as 3.25" in text
-
-
-def test_votes_of_the_ytsaurus_form_are_shown_as_such():
-    e = make_explain(window={"values": [-1.0] * 4, "votes": [-1] * 4}, section={"vote_mode": "ytsaurus"})
-    assert explain.list_votes(e)[1] == "   vote of its check  -1"
-
-
-def test_a_throttled_check_in_the_window_is_said():
-    e = make_explain(window={"values": [None, 1.0], "votes": [1, -1]})
-    assert explain.list_votes(e)[1:] == ["  throttled  +1", "      1.000  -1"]
-
-
-def test_an_empty_window_is_said():
-    assert explain.list_votes(make_explain(window={"values": [], "votes": []}))[1:] == ["  none yet"]
 
 
 # the other commands
@@ -505,34 +435,6 @@ def test_an_agent_that_does_not_answer_is_given_up(listener):
         AgentClient(listener[1], timeout_s=0.1).status()
 
 
-def test_a_socket_that_nobody_listens_on_is_69(tmp_path, capsys):
-    path = str(tmp_path / "control.sock")
-    assert run(["status", "--socket", path]) == 69
-    assert capsys.readouterr().err.startswith(
-        f"cpumond: no agent answers on {path} (No such file or directory); start it"
-    )
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.bind(path)
-    assert run(["explain", "x", "--socket", path]) == 69
-    assert "Connection refused" in capsys.readouterr().err
-
-
-def test_a_socket_of_somebody_else_is_77(listener, capsys):
-    os.chmod(listener[1], 0)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.chmod(os.path.dirname(listener[1]), 0)
-        os.seteuid(65534)
-    try:
-        code = run(["status", "--socket", listener[1]])
-    finally:
-        if is_root:
-            os.seteuid(0)
-            os.chmod(os.path.dirname(listener[1]), 0o700)
-    assert code == 77
-    assert "only root and the socket's group may speak to the agent" in capsys.readouterr().err
-
-
 def test_the_socket_may_come_from_the_environment(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CPUMOND_SOCKET", str(tmp_path / "other.sock"))
     assert run(["job", "list"]) == 69
@@ -569,10 +471,3 @@ def test_a_name_that_is_no_text_is_64(tmp_path, capsys):
 def test_a_wrong_command_line_is_said_before_the_agent_is_asked(arguments, code, capsys):
     assert run([*arguments, *([] if arguments[-1] == "nonsense" else ["--socket", "/nowhere/x"])]) == code
     assert capsys.readouterr().err.startswith("cpumond: ")
-
-
-def test_a_status_reads_the_same_from_a_file(tmp_path: Path):
-    # Whatever a newer agent adds is left aside.
-    path = tmp_path / "status.json"
-    path.write_bytes(msgspec.json.encode({**msgspec.to_builtins(make_status({})), "added_later": {"x": 1}}))
-    assert msgspec.json.decode(path.read_bytes(), type=StatusAnswer) == make_status({})

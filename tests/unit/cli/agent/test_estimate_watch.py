@@ -139,14 +139,6 @@ def test_nothing_is_known_before_the_second_sample(tmp_path: Path) -> None:
     watch.close()
 
 
-@pytest.mark.parametrize(
-    ("root", "said"), [("", "no cgroup in .* looks like a workload"), ("no", "there is no cgroup")]
-)
-def test_without_a_workload_there_is_nothing_to_do(tmp_path: Path, root: str, said: str) -> None:
-    with pytest.raises(UnavailableError, match=said):
-        watch_tree(tmp_path, {"empty": v2_cgroup()}, root).rescan()
-
-
 def watch_twice(watch: HostWatch) -> dict[str, Row]:
     """The rows after two samples."""
     watch.rescan()

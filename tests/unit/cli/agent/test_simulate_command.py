@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -112,12 +111,6 @@ def test_standard_input_is_read_for_a_dash(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("standard input: 30s, 8 cores ordered, 0.5 wanted on average and 0.5 at")
 
 
-def test_a_shape_says_what_it_is(capsys):
-    assert run(["simulate", "--shape", "steady", "--cpu-limit", "10", "--duration", "60"]) == 0
-    title = capsys.readouterr().out.splitlines()[0]
-    assert title.startswith("steady (30 % of the order, always), seed 1: 1m, 10 cores ordered, 2.997 wanted on")
-
-
 # recorded traces
 
 
@@ -201,26 +194,6 @@ def test_a_file_that_is_no_demand_is_78(tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize(("name", "why"), [("missing.csv", "No such file or directory"), ("", "Is a directory")])
-def test_a_file_that_cannot_be_read_is_69(name, why, tmp_path, capsys):
-    path = str(tmp_path / name) if name else str(tmp_path)
-    assert run(["simulate", path, "--cpu-limit", "8"]) == 69
-    assert capsys.readouterr() == ("", f"cpumond: {path}: cannot be read: {why}; give the path of a trace\n")
-
-
-def test_missing_rights_are_77(demand, capsys):
-    os.chmod(demand, 0)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)
-    try:
-        assert run(["simulate", demand, "--cpu-limit", "8"]) == 77
-    finally:
-        if is_root:
-            os.seteuid(0)
-    assert "Permission denied" in capsys.readouterr().err
-
-
 # what has no effect
 
 
@@ -262,23 +235,3 @@ def test_a_bar_is_shown_at_a_terminal_and_taken_away(monkeypatch, capsys):
     assert "simulating" in shown
     assert shown.endswith("\x1b[2K")
     assert "simulating" not in capsys.readouterr().out
-
-
-def test_what_is_taken_away_by_ctrl_c_leaves_no_bar(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("cpumond.cli.agent.simulate.simulate", interrupted)
-    assert run(["simulate", "--shape", "steady", "--cpu-limit", "8"]) == 130
-    assert terminal.getvalue().endswith("\x1b[2K\n")
-
-
-def test_help_shows_an_example_and_the_shapes(capsys):
-    assert run(["simulate", "--help"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "Example: cpumond simulate --shape web --cpu-limit 16 --compare document,peak" in out
-    assert ", ".join(SHAPES) in out

@@ -16,16 +16,6 @@ from cpumond.cli.demo.story import JobFacts, Story, Wakeup
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import Cluster, make_tree, v2_cgroup
 
-NEVER = [
-    "simulation was started",
-    "simulation's limit went down",
-    "render was started on the freed CPU",
-    "simulation woke up",
-    "simulation had all its CPU back",
-    "render was stopped because the node was overcommitted",
-    "render was started again",
-]
-
 
 @pytest.fixture
 def told():
@@ -71,19 +61,6 @@ def test_the_table_shows_living_jobs_the_ledger_and_the_last_events(story):
     ]
     assert "node: limits of 1.5 cores together, it has 2 cores\n" in text.replace(" " * 20, "").replace("  \n", "\n")
     assert "   3.2 s  something happened" in text
-
-
-def test_an_overcommitted_node_is_said(story):
-    add_job(story, "simulation")
-    add_job(story, "render-1", "render", "batch", 1.0, 1.0)
-    assert "limits of 3 cores together, it has 2 cores: overcommitted by 1 core" in draw(story)
-
-
-def test_the_bar_shows_what_is_used_allowed_and_ordered_on_the_node_s_scale(story):
-    job = add_job(story, "simulation", ordered=1.0, limit=0.5, usage=0.25)
-    assert demo_view.draw_bar(job, 2.0) == "███░░░······"
-    job.usage = 5.0
-    assert demo_view.draw_bar(job, 2.0) == "█" * 12
 
 
 def test_events_are_lines_where_there_is_no_terminal(story, capsys):
@@ -132,12 +109,6 @@ def test_a_start_is_on_freed_cpu_when_the_simulation_s_limit_is_lowered_and_ther
     story._take_start({**record, "job_id": "k"}, 9.0)
     story._take_start({**record, "job_id": "l", "operation_id": "of somebody else"}, 9.0)
     assert len(story.jobs) == 3
-
-
-def test_nothing_seen_is_nothing_claimed(story):
-    summary = demo_run.summarise("real", story, 1.0, restored=True, removed=True)
-    assert summary.not_reached == NEVER
-    assert (summary.ordered_cpu_s, summary.used_cpu_s, summary.give_back_s, summary.stopped) == (0.0, 0.0, [], [])
 
 
 def test_the_summary_adds_up(story, capsys):

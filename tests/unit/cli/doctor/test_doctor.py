@@ -30,7 +30,7 @@ from cpumond.cli.doctor import host as doctor_host
 from cpumond.cli.doctor.checks import Finding
 from cpumond.cli.doctor.host import AgentSeen
 from cpumond.core.answers import RegisteredJob
-from cpumond.host.cgroup.mounts import Hierarchies, Mount, read_mounts
+from cpumond.host.cgroup.mounts import Hierarchies, Mount
 from cpumond.host.cgroup.settings import CpuSettings
 from cpumond.testing import make_tree, make_v2_host, v2_cgroup
 
@@ -48,19 +48,6 @@ def by_check(findings: list[Finding]) -> dict[str, Finding]:
 
 def hybrid(root: Path) -> Hierarchies:
     return Hierarchies(2, str(root), str(root), None, str(root))
-
-
-@contextlib.contextmanager
-def no_rights() -> Iterator[None]:
-    """Somebody without rights for the time of a block, where the tests run as root."""
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if is_root:
-            os.seteuid(0)
 
 
 # cgroups
@@ -102,14 +89,6 @@ def test_a_host_without_the_cpu_controller_fails():
     assert finding.level == "fail"
     assert "no mounted cgroup hierarchy has the cpu controller" in finding.text
     assert finding.advice
-
-
-def test_mounts_are_read_with_the_controllers_of_cgroup2(tmp_path):
-    mountinfo = make_v2_host(tmp_path, {})
-    (found,) = read_mounts(mountinfo)
-    assert found.controllers == {"cpuset", "cpu", "io", "memory"}
-    os.unlink(tmp_path / "cgroup" / "cgroup.controllers")
-    assert read_mounts(mountinfo)[0].controllers == frozenset()
 
 
 def test_limit_files_and_burst(tmp_path):
@@ -220,13 +199,6 @@ def test_managed_roots(tmp_path):
     assert levels == ["ok", "warn", "warn"]
 
 
-def test_rights_are_asked_for_without_writing(tmp_path):
-    root = make_tree(tmp_path, {"a": v2_cgroup(), "b": v2_cgroup()})
-    before = os.stat(f"{root}/a/cpu.max").st_mtime_ns
-    assert doctor_cgroups.check_rights(2, [f"{root}/a", f"{root}/b"]).level == "ok"
-    assert os.stat(f"{root}/a/cpu.max").st_mtime_ns == before
-
-
 @pytest.fixture
 def open_path() -> Iterator[Path]:
     """A directory that every user can look into, unlike ``tmp_path``."""
@@ -235,7 +207,7 @@ def open_path() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_missing_rights_are_a_warning_without_root(open_path):
+def test_missing_rights_are_a_warning_without_root(open_path, no_rights):
     root = make_tree(open_path, {"a": v2_cgroup(), "b": v2_cgroup()})
     os.chmod(f"{root}/a/cpu.max", 0o444)
     with no_rights():
@@ -362,10 +334,6 @@ def test_programs_that_change_quotas_are_named():
     assert doctor_checks.check_writers(["bash"])[0].level == "ok"
 
 
-def test_own_process_is_among_the_names():
-    assert doctor_host.list_process_names()
-
-
 @pytest.mark.parametrize(
     ("booted", "version", "level", "text"),
     [
@@ -393,10 +361,6 @@ def test_clock_source(tmp_path, source, level):
     assert source in finding.text
 
 
-def test_a_clock_source_that_is_not_shown(tmp_path):
-    assert doctor_checks.check_clock(str(tmp_path))[0].level == "ok"
-
-
 # directories and what lies in them
 
 
@@ -408,7 +372,7 @@ def test_directories_that_can_be_written_or_made(tmp_path):
     assert doctor_checks.check_directory("state_dir", f"{tmp_path}/file/b").level == "fail"
 
 
-def test_a_directory_without_rights_is_a_warning_for_who_is_not_root(open_path):
+def test_a_directory_without_rights_is_a_warning_for_who_is_not_root(open_path, no_rights):
     open_path.chmod(0o555)
     with no_rights():
         finding = doctor_checks.check_directory("runtime_dir", str(open_path))
@@ -651,15 +615,15 @@ def test_a_connection_is_tried_for_real():
     assert doctor_host.read_metrics(f"http://127.0.0.1:{port}/metrics") == ""
 
 
+# the whole
+
+
 def test_one_read_is_measured(tmp_path):
     root = make_tree(tmp_path, {"job": v2_cgroup()})
     finding = doctor_cgroups.measure_read(hybrid(tmp_path), "job")
     assert re.match(r"[0-9.]+ us for job: 1000 jobs each second take [0-9.]+ % of a core", finding.text)
     assert doctor_cgroups.measure_read(hybrid(tmp_path), "gone").level == "warn"
     assert root
-
-
-# the whole
 
 
 @pytest.fixture
@@ -723,7 +687,7 @@ def test_without_a_configuration_the_defaults_are_looked_at(tmp_path):
     assert doctor.choose_exit_code(findings) == 0
 
 
-def test_a_configuration_that_may_not_be_read_is_a_warning(tmp_path, config):
+def test_a_configuration_that_may_not_be_read_is_a_warning(tmp_path, config, no_rights):
     config.chmod(0)
     with no_rights():
         _, (finding,) = doctor_checks.check_config(str(config), explicit=True)
@@ -766,7 +730,7 @@ def test_damaged_state_files_are_said(config, tmp_path, capsys):
     assert sorted(os.listdir(tmp_path / "state")) == ["originals.state", "registered.state"]
 
 
-def test_a_state_that_may_not_be_read_is_a_warning(config, tmp_path):
+def test_a_state_that_may_not_be_read_is_a_warning(config, tmp_path, no_rights):
     (tmp_path / "state").mkdir(mode=0o700)
     save(f"{tmp_path}/state/originals.state", Originals("x", {}))
     loaded = load_config(str(config))

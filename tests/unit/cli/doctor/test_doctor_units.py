@@ -119,17 +119,11 @@ def test_the_shipped_rule_is_found_under_any_name(tmp_path):
     assert doctor_host.find_rules("other", places) == ((), ())
 
 
-def test_rules_that_may_not_be_looked_at(tmp_path):
+def test_rules_that_may_not_be_looked_at(tmp_path, no_rights):
     tmp_path.chmod(0)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)
-    try:
+    with no_rights():
         assert doctor_host.find_rules("cpumond", [str(tmp_path)]) == ((), (str(tmp_path),))
-    finally:
-        if is_root:
-            os.seteuid(0)
-        tmp_path.chmod(0o700)
+    tmp_path.chmod(0o700)
 
 
 def test_the_account_is_that_of_the_running_agent():

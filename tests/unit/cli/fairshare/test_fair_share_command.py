@@ -291,14 +291,6 @@ def test_a_mistake_is_78_and_the_lines_before_it_are_printed(write, capsys):
     )
 
 
-def test_a_missing_file_is_69(tmp_path, capsys):
-    path = str(tmp_path / "missing.json")
-    assert run(["fair-share", path]) == 69
-    assert capsys.readouterr().err == (
-        f"cpumond: {path}: cannot be read: No such file or directory; give the path of a JSON file\n"
-    )
-
-
 @pytest.mark.parametrize(
     "arguments", [[], ["FILE", "more"], ["FILE", "--format", "csv"], ["FILE", "--explain"], ["FILE", "--nonsense"]]
 )
@@ -309,14 +301,6 @@ def test_a_wrong_command_line_is_64(write, capsys, arguments):
 
 
 # ---- simulate
-
-
-def test_help_shows_both_forms_with_examples(capsys):
-    assert run(["fair-share", "--help"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("Usage: cpumond fair-share [OPTIONS] FILE\n")
-    assert "cpumond fair-share tree.json --format table" in out
-    assert "cpumond fair-share simulate --help" in out
 
 
 def test_simulate_as_the_first_word_is_a_command_of_its_own(capsys):
@@ -354,15 +338,3 @@ def test_each_answer_is_there_before_the_next_question(format_):
             assert any(f"update {n}".encode() in line for line in iter(program.stdout.readline, b""))
         program.stdin.close()
         assert program.wait(60) == 0
-
-
-def test_answers_that_nobody_reads_any_more_are_no_error():
-    with start("-") as program:
-        assert program.stdin is not None
-        assert program.stdout is not None
-        assert program.stderr is not None
-        program.stdout.close()
-        program.stdin.write(json.dumps(small(1)).encode() + b"\n")
-        program.stdin.close()
-        assert program.wait(60) == 0
-        assert program.stderr.read() == b""

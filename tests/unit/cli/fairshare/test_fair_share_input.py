@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from cpumond.cli.fairshare.input import MAX_BYTES, InputReader, UpdateInput, read_updates
-from cpumond.core.errors import AccessError, FairShareInputError, UnavailableError
+from cpumond.core.errors import FairShareInputError
 from cpumond.fairshare import ROOT, IntegralGuarantees, Operation, Options, Pool, Snapshot
 from cpumond.fairshare.resources import UNLIMITED
 
@@ -402,12 +401,6 @@ def test_standard_input(monkeypatch, stdin):
     assert ids(list(read_updates("-"))) == ["ж"]
 
 
-def test_a_closed_standard_input(monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(FairShareInputError, match=r"^standard input: is empty; expected a JSON object"):
-        list(read_updates("-"))
-
-
 def test_an_endless_file_is_not_read_to_its_end():
     with pytest.raises(FairShareInputError, match=r"^/dev/zero: line 1: not valid JSON: column 1: invalid character"):
         list(read_updates("/dev/zero"))
@@ -420,26 +413,3 @@ def test_a_file_that_is_larger_than_any_tree(tmp_path, monkeypatch):
     path.write_text('{"id":\n' + " " * 2**21)
     with pytest.raises(FairShareInputError, match=r"big\.json: is larger than 1 MiB; expected one pool tree"):
         list(read_updates(str(path)))
-
-
-def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(UnavailableError, match="missing: cannot be read: No such file or directory; give the path"):
-        list(read_updates(str(tmp_path / "missing")))
-    with pytest.raises(UnavailableError, match="cannot be read: Is a directory"):
-        list(read_updates(str(tmp_path)))
-
-
-def test_missing_rights(tmp_path):
-    path = tmp_path / "tree.json"
-    path.write_text(line("a"))
-    path.chmod(0)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)
-    try:
-        # The folder of the test is closed to others, too.
-        with pytest.raises(AccessError, match="cannot be read: Permission denied; run as root or fix its rights"):
-            list(read_updates(str(path)))
-    finally:
-        if is_root:
-            os.seteuid(0)

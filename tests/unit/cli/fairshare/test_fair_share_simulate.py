@@ -109,14 +109,6 @@ def test_rows_go_into_a_file(tree, tmp_path, capsys):
     assert [row["time_s"] for row in read_rows(path.read_text())] == ["0", "1", "2"]
 
 
-def test_names_with_commas_and_quotes_read_back(tmp_path, capsys):
-    name = 'a,"b"'
-    path = tmp_path / "tree.toml"
-    path.write_text(TREE.replace('name = "p"', f"name = '{name}'").replace('parent = "p"', f"parent = '{name}'"))
-    assert simulate(str(path), "--until", "0") == 0
-    assert [row["pool"] for row in read_rows(capsys.readouterr().out)] == [name]
-
-
 # the page
 
 
@@ -305,12 +297,6 @@ def test_a_standard_input_that_is_no_file_is_read_too(monkeypatch, tmp_path, cap
     assert "<h1>standard input</h1>" in (tmp_path / "page.html").read_text()
 
 
-def test_a_closed_standard_input_is_empty(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", None)
-    assert simulate("-") == 78
-    assert capsys.readouterr().err.startswith("cpumond: standard input: is empty; see 'cpumond fair-share simulate -")
-
-
 def test_guarantees_beyond_the_cluster_are_a_warning(tmp_path, capsys):
     path = tmp_path / "tree.toml"
     path.write_text(TREE.replace("cpu = 50", "cpu = 150"))
@@ -322,27 +308,6 @@ def test_guarantees_beyond_the_cluster_are_a_warning(tmp_path, capsys):
 
 
 # mistakes
-
-
-def test_a_missing_file_is_69(tmp_path, capsys):
-    path = str(tmp_path / "missing.toml")
-    assert simulate(path) == 69
-    assert capsys.readouterr().err == (
-        f"cpumond: {path}: cannot be read: No such file or directory; give the path of a scenario\n"
-    )
-
-
-def test_missing_rights_are_77(tree, capsys):
-    os.chmod(tree, 0)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)
-    try:
-        assert simulate(tree) == 77
-    finally:
-        if is_root:
-            os.seteuid(0)
-    assert "cannot be read: Permission denied; run as root or fix its rights" in capsys.readouterr().err
 
 
 def test_a_wrong_file_is_78_naming_the_file_once(tmp_path, capsys):

@@ -76,25 +76,6 @@ def test_without_an_integral_guarantee_there_is_the_table_and_a_sentence():
     assert page.texts("script") == ["[]", ""]
 
 
-def test_a_tree_without_pools_is_a_page_too():
-    assert "No pool" in HtmlPage(render([])).texts("p")[1]
-
-
-def test_a_simulation_of_one_moment_is_a_page_too():
-    page = HtmlPage(render([make_row(usage=70.0, accumulated_volume=5.0)], until_s=0.0))
-    assert summary_of(page, "reports")["Mean usage"] == "70"
-    assert summary_of(page, "reports")["Volume at the end"] == "5"
-    assert page.charts[0]["times"] == [0, 1]
-
-
-def test_amounts_have_the_unit_of_the_main_resource():
-    page = HtmlPage(render([make_row()], main_resource="memory"))
-    assert page.texts("figcaption") == [
-        "Usage and demand against the guarantee, bytes",
-        "Accumulated volume against the capacity, byte·s",
-    ]
-
-
 def test_a_graph_says_in_words_what_it_shows_where_it_is_not_drawn():
     page = HtmlPage(render([make_row(0.0, 70.0, demand=90.0, accumulated_volume=8.0), make_row(9.0, 20.0)]))
     assert page.texts("p", "flat") == [
@@ -202,17 +183,6 @@ def test_the_summary_counts_what_holds_until_the_next_row():
         "Mean usage": "349.8",
         "Demand not met": "6m 40s",
     }
-
-
-def test_what_a_pool_does_not_have_is_a_dash():
-    rows = [
-        make_row(time_s, 30.0, pool=pool, guarantee_type=pool, burst_guarantee=0.0)
-        for time_s in (0.0, 60.0)
-        for pool in ("relaxed", "none")
-    ]
-    page = HtmlPage(render(rows))
-    assert list(summary_of(page, "relaxed").values()) == ["relaxed", "-", "0s", "0", "0", "0", "30", "0s"]
-    assert list(summary_of(page, "none").values()) == ["none", "-", "-", "-", "-", "-", "30", "0s"]
 
 
 # numbers

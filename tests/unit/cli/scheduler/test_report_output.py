@@ -86,11 +86,6 @@ def test_text_has_a_table_of_the_tree_and_one_of_its_operations(report):
     assert lines[-10:][0].startswith("ordered ")
 
 
-def test_text_says_which_time_it_is_of(report):
-    first = render_text(report, DAY_S, None, False).splitlines()[0]
-    assert re.fullmatch(r"\S+ \S+ to \S+ \S+: 1 d of it are known, a point every 10 s", first)
-
-
 def test_text_says_that_the_history_is_shorter_than_asked():
     pools = [make_row("a", parent="<Root>")]
     short = make_report(pools, covered_s=3600.0)
@@ -182,12 +177,6 @@ def test_only_what_would_be_a_formula_gets_an_apostrophe():
     assert [guard_cell(text) for text in ("", "a=1", "'=1", " =1")] == ["", "a=1", "'=1", " =1"]
 
 
-def test_csv_has_nothing_where_a_ratio_is_to_nothing():
-    (_, row) = read_csv(make_report([make_row("idle", 0.0, parent="<Root>")]))
-    assert row["used_core_hours"] == "0"
-    assert row["used_of_ordered_percent"] == row["late_of_throttled_percent"] == ""
-
-
 # ---- HTML
 
 
@@ -205,12 +194,6 @@ def test_the_page_has_tables_graphs_and_nothing_from_elsewhere(report):
     assert len(figures) == 2
     assert "Ordered, limit and used over time, cores" in figures[0]
     assert "researchused 200, reclaimed 160, neither used nor reclaimed 40" in figures[1]
-
-
-def test_a_graph_is_said_in_words_where_it_is_not_drawn(report):
-    page = HtmlPage(render_report(report, {"default": make_history([1.0, 2.0])}, DAY_S))
-    assert page.texts("p", "flat") == ["At most 2 cores. At the end, cores: ordered 2, limit 2, used 2."]
-    assert page.texts("span", "hidden-text")[0] == "used 200, reclaimed 160, neither used nor reclaimed 40"
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -233,13 +216,6 @@ def test_a_line_has_nothing_where_nothing_is_known():
     assert page.line("used")["values"] == [4, 4, 4, None, 2]
     assert page.charts[0]["times"] == [UNTIL - 400, UNTIL - 300, UNTIL - 200, UNTIL - 100, UNTIL]
     assert page.charts[0]["intervals"] == [0, 100, 100, 100, 100]
-
-
-def test_the_axis_of_time_covers_what_is_known_only():
-    page = HtmlPage(render_report(make_report([]), {"default": make_history([1.0] * 36)}, DAY_S))
-    assert (page.charts[0]["from"], page.charts[0]["until"]) == (UNTIL - 3600, UNTIL)
-    long = HtmlPage(render_report(make_report([]), {"default": make_history([1.0] * 1000)}, DAY_S))
-    assert long.charts[0]["from"] == UNTIL - DAY_S
 
 
 def test_the_bars_are_of_the_pools_with_the_most_ordered():

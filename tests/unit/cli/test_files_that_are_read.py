@@ -1,0 +1,64 @@
+"""Commands that read a file or standard input: what cannot be read, nothing at all, and input without an end."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpumond.cli import run
+
+COMMANDS: dict[str, tuple[list[str], str]] = {
+    "replay": (["--cpu-limit", "10"], "a trace"),
+    "simulate": (["--cpu-limit", "8"], "a trace"),
+    "fair-share": ([], "a JSON file"),
+    "fair-share simulate": ([], "a scenario"),
+}
+"""Words -> its other words, and the kind of file whose path it wants."""
+EACH = pytest.mark.parametrize("command", COMMANDS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded() -> None:
+    """What Python imports when it first needs it may lie where only root reads."""
+    for name in ("agent.trace", "agent.simulate", "fairshare.command", "fairshare.simulate"):
+        importlib.import_module(f"cpumond.cli.{name}")
+
+
+def run_on(command: str, path: str) -> int:
+    return run([*command.split(), path, *COMMANDS[command][0]])
+
+
+@EACH
+@pytest.mark.parametrize(("name", "why"), [("missing", "No such file or directory"), ("", "Is a directory")])
+def test_a_file_that_cannot_be_read_is_69(
+    command: str, name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / name) if name else str(tmp_path)
+    assert run_on(command, path) == 69
+    kind = COMMANDS[command][1]
+    assert capsys.readouterr() == ("", f"cpumond: {path}: cannot be read: {why}; give the path of {kind}\n")
+
+
+@EACH
+def test_missing_rights_are_77(
+    command: str, no_rights: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file"
+    path.touch(mode=0)
+    with no_rights():
+        assert run_on(command, str(path)) == 77
+    sentence = f"{path}: cannot be read: Permission denied; run as root or fix its rights"
+    assert capsys.readouterr() == ("", f"cpumond: {sentence}\n")
+
+
+@EACH
+def test_a_closed_standard_input_is_empty(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert run_on(command, "-") == 78
+    assert capsys.readouterr().err.startswith("cpumond: standard input: is empty; ")
