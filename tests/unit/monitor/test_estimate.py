@@ -7,7 +7,6 @@ import math
 import pytest
 
 from cpumond.monitor.estimate import (
-    WARM_UP_S,
     Estimate,
     Timeline,
     Watch,
@@ -113,11 +112,6 @@ def test_a_new_order_counts_from_then_on() -> None:
     assert all(each.limit_cores <= 2.0 for each in found.rules.values())
 
 
-def test_the_way_down_is_not_counted() -> None:
-    found = estimate(readings(*[1.0] * int(2 * WARM_UP_S)), 64.0, SETTINGS)
-    assert found.rules["peak"].reclaimable_cores == pytest.approx(64.0 - 1.1, abs=0.5)
-
-
 def test_several_together() -> None:
     one = estimate(readings(*[1.0] * 300), 4.0, SETTINGS)
     half = estimate(readings(*[2.0] * 150), 4.0, SETTINGS)
@@ -221,10 +215,3 @@ def test_two_times_of_a_workload_are_one() -> None:
     both = merge(estimate(readings(*[1.0] * 300), 4.0, SETTINGS), estimate(readings(*[2.0] * 100), 8.0, SETTINGS))
     assert (both.watched_s, both.used_cpu_s) == (pytest.approx(400.0), pytest.approx(500.0))
     assert (both.ordered_cores, both.used_cores, both.used_most_cores) == pytest.approx((5.0, 1.25, 2.0))
-
-
-def test_the_first_minutes_are_kept_only_while_they_are_needed() -> None:
-    watch = Watch(4.0, SETTINGS)
-    for reading in readings(*[1.0] * 300):
-        watch.add(reading)
-    assert watch._first == []

@@ -14,7 +14,6 @@ from cpumond.monitor.model import (
     check_together,
     compute_mode,
     least_active,
-    merge_layers,
     start_state,
 )
 
@@ -43,31 +42,8 @@ def test_defaults_are_those_of_the_documents(name, default):
     assert getattr(MonitorSettings(), name) == default
 
 
-def test_the_defaults_pass_the_rules_between_options():
-    check_together(MonitorSettings(), "here")
-
-
-def test_lower_above_upper_is_refused_naming_both_and_what_is_allowed():
-    with pytest.raises(ConfigError) as caught:
-        check_together(MonitorSettings(relative_lower_bound=0.95), "file: monitor")
-    assert str(caught.value) == (
-        "file: monitor: relative_lower_bound = 0.95 is above relative_upper_bound = 0.9; "
-        "allowed: 0 <= relative_lower_bound <= relative_upper_bound <= 1"
-    )
-
-
 def test_lower_equal_to_upper_is_allowed():
     check_together(MonitorSettings(relative_lower_bound=0.9), "here")
-
-
-@pytest.mark.parametrize("threshold", [5, 6])
-def test_a_threshold_that_no_window_can_exceed_is_refused(threshold):
-    with pytest.raises(ConfigError) as caught:
-        check_together(MonitorSettings(vote_decision_threshold=threshold), "file: monitor")
-    assert str(caught.value) == (
-        f"file: monitor: vote_decision_threshold = {threshold} can never be exceeded by 5 votes; "
-        "allowed: 1 <= vote_decision_threshold < vote_window_size"
-    )
 
 
 def test_a_threshold_just_below_the_window_is_allowed():
@@ -108,11 +84,6 @@ def test_modes_are_ordered_from_least_to_most_active():
     for position, mode in enumerate(MODES):
         for other in MODES[position:]:
             assert least_active(mode, other) == least_active(other, mode) == mode
-
-
-def test_the_more_specific_layer_wins_and_keeps_what_it_does_not_name():
-    merged = merge_layers([{"a": 1, "b": 1}, {"b": 2, "c": 2}, {}, {"c": 3}])
-    assert merged == {"a": 1, "b": 2, "c": 3}
 
 
 def test_an_adopted_limit_is_held_to_the_jobs_cpu():

@@ -60,17 +60,6 @@ def job(limit: float, hard: float = 10.0, smoothed: float | None = None, window:
 # --- 1.2, state
 
 
-def test_soft_starts_at_hard_and_smoothed_is_none_at_start():
-    state = start_state(10.0, 5.0)
-    assert (state.hard_cores, state.limit_cores, state.smoothed_cores, state.window) == (10.0, 10.0, None, ())
-    assert (state.smoothed_cpu_s, state.preemptible_cpu_s, state.max_cpu_s) == (0.0, 0.0, 0.0)
-
-
-@pytest.mark.parametrize(("hard", "minimum", "floor"), [(10.0, 1.0, 1.0), (0.5, 1.0, 0.5), (10.0, 0.0, 0.0), (4, 9, 4)])
-def test_floor_is_min_of_hard_and_min_cpu_limit(hard, minimum, floor):
-    assert compute_floor(hard, (), MonitorSettings(min_cpu_limit=minimum)) == floor
-
-
 # --- 1.3, one check, in order
 
 
@@ -83,11 +72,6 @@ def test_before_start_time_plus_start_delay_no_sample_is_taken():
     after, decision = check(state, CpuReading(50.0, 110.0), 110.0, s)
     assert decision.kind == "base"
     assert after.base == CpuReading(50.0, 110.0)
-
-
-def test_first_good_sample_is_remembered_as_base_and_the_check_ends():
-    after, decision = check(start_state(10.0, 0.0), CpuReading(7.0, 1.0), 1.0, DEFAULTS)
-    assert (decision.kind, decision.votes_sum, after.smoothed_cores, after.max_cpu_s) == ("base", None, None, 0.0)
 
 
 def test_failed_sample_changes_nothing_and_the_next_good_check_covers_the_longer_real_interval():
@@ -146,27 +130,6 @@ def test_vote_minus_1_below_lower_else_plus_1_above_upper_else_0_both_strict(rel
     assert count_document_votes(window, relative * 8.0, 8.0, DEFAULTS, 0.0)[1] == vote * 5
 
 
-def test_lower_test_is_made_first():
-    crossed = MonitorSettings(relative_lower_bound=0.9, relative_upper_bound=0.6)
-    assert compute_vote(0.75, crossed) == -1
-    assert count_document_votes((0.75,) * 4, 0.75, 1.0, crossed, 0.0)[1] == -5
-
-
-@pytest.mark.parametrize(("votes_sum", "new"), [(5, 7.25), (4, 7.25), (3, 5.0), (0, 5.0), (-3, 5.0), (-4, 4.85)])
-def test_decision_needs_more_than_the_threshold(votes_sum, new):
-    assert decide(votes_sum, job(5.0), (), 0.0, DEFAULTS) == pytest.approx(new)
-
-
-@pytest.mark.parametrize(("limit", "new"), [(5.0, 7.25), (8.0, 10.0), (10.0, 10.0)])
-def test_sum_above_threshold_gives_min_of_soft_times_increase_and_hard(limit, new):
-    assert decide(5, job(limit), (), 0.0, DEFAULTS) == new
-
-
-@pytest.mark.parametrize(("limit", "new"), [(5.0, 4.85), (1.02, 1.0), (1.0, 1.0)])
-def test_sum_below_minus_threshold_gives_max_of_soft_times_decrease_and_floor(limit, new):
-    assert decide(-5, job(limit), (), 0.0, DEFAULTS) == pytest.approx(new)
-
-
 def test_shrink_never_raises_a_limit_below_the_floor():
     assert decide(-5, job(0.5), (), 0.0, DEFAULTS) == 0.5
 
@@ -196,13 +159,6 @@ def test_a_limit_moved_by_the_kernel_is_settled_as_it_was_applied():
 
 
 # --- 1.1 and 1.4, the facts
-
-
-@BOTH_MODES
-def test_with_the_defaults_a_job_with_cpu_limit_1_can_never_shrink(vote_mode):
-    results = steps(start_state(1.0, 0.0), 0.0, 200, MonitorSettings(vote_mode=vote_mode))
-    assert changes(results) == []
-    assert any(decision.votes_sum == -5 for decision, _ in results)
 
 
 def test_idle_job_10_to_1_takes_76_changes_in_76_checks_from_check_number_10_in_document_form():
@@ -235,14 +191,6 @@ def test_growing_from_1_when_the_job_always_uses_its_limit_is_the_same_sequence_
     assert [limit for _, limit in sequences[0]] == pytest.approx([1.45**n for n in range(1, 7)] + [10.0])
     numbers = [number for number, _ in sequences[0]]
     assert {later - earlier for earlier, later in pairwise(numbers)} == {16}
-
-
-@BOTH_MODES
-@pytest.mark.parametrize("usage", [0.0, 5.0])
-def test_decision_is_skipped_if_the_current_limit_is_0(vote_mode, usage):
-    results = steps(start_state(0.0, 0.0), usage, 20, MonitorSettings(vote_mode=vote_mode, min_cpu_limit=0.0))
-    assert changes(results) == []
-    assert all(math.isfinite(state.smoothed_cores) and state.limit_cores == 0.0 for _, state in results)
 
 
 def test_document_window_follows_a_smaller_vote_window_size():
@@ -389,14 +337,6 @@ def count_throttled(state: JobState, readings: list[CpuReading], s: MonitorSetti
     return state.throttled_cpu_s, state.late_cpu_s
 
 
-def test_what_was_throttled_before_the_first_check_is_not_counted():
-    assert count_throttled(start_state(2.0, 0.0), throttled_at(100.0, 100.5, 102.0)) == (2.0, 0.0)
-
-
-def test_throttled_below_the_jobs_cpu_is_late():
-    assert count_throttled(start_state(2.0, 0.0, 1.0), throttled_at(5.0, 5.5, 7.0)) == (2.0, 2.0)
-
-
 def test_the_check_that_restores_still_counts_the_interval_before_it_as_late():
     base, now = throttled_at(0.0, 3.0)
     now = msgspec.structs.replace(now, nr_periods=10, nr_throttled=10)
@@ -405,15 +345,6 @@ def test_the_check_that_restores_still_counts_the_interval_before_it_as_late():
     assert (decision.kind, state.limit_cores, state.late_cpu_s) == ("restore", 2.0, 3.0)
     later = CpuReading(1.0, 2.0, nr_periods=20, nr_throttled=20, throttled_s=4.0)
     assert count_throttled(state, [later]) == (4.0, 3.0)
-
-
-def test_a_weight_holds_nobody_back():
-    weight = MonitorSettings(actuator="weight")
-    assert count_throttled(start_state(2.0, 0.0, 1.0), throttled_at(0.0, 3.0), weight) == (3.0, 0.0)
-
-
-def test_a_throttled_counter_that_fell_counts_nothing_and_goes_on_from_there():
-    assert count_throttled(start_state(2.0, 0.0, 1.0), throttled_at(5.0, 7.0, 1.0, 1.5)) == (2.5, 2.5)
 
 
 def test_another_cgroup_under_the_path_keeps_the_sums_and_is_a_new_base():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,13 +32,6 @@ def open_v1(
 
 def read(directory: Path) -> dict[str, str]:
     return {path.name: path.read_text().strip() for path in directory.iterdir() if path.is_file()}
-
-
-@pytest.fixture
-def sleeper():
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        yield process
-        process.kill()
 
 
 class TestVersion2:
@@ -191,29 +183,6 @@ def test_one_that_lives_is_not_made_again(tree):
     with pytest.raises(CreateError, match="File exists"):
         tree.create("a", 2.0, 0)
     assert tree.list_job_ids() == ["a"]
-
-
-def test_processes_are_found_signalled_and_hold_it(tree, sleeper):
-    for path in tree.create("a", 1.0, 0):
-        Path(path).write_text(f"{sleeper.pid}\n")
-    assert tree.list_processes("a") == [sleeper.pid]
-    assert tree.remove("a") is False
-    assert tree.list_processes("a") == [sleeper.pid]
-    tree.signal("a", signal.SIGTERM)
-    assert sleeper.wait(100) == -signal.SIGTERM
-    assert tree.list_processes("a") == []
-    assert tree.remove("a") is True
-
-
-def test_processes_below_are_killed_and_all_is_removed(tree, sleeper):
-    procs = tree.create("a", 1.0, 0)
-    child = Path(procs[-1]).parent / "x" / "y"
-    make_tree(child, {"cgroup.procs": f"{sleeper.pid}\n0\n", "cgroup.kill": ""})
-    assert tree.list_processes("a") == [sleeper.pid]
-    tree.kill("a")
-    assert sleeper.wait(100) == -signal.SIGKILL
-    assert tree.remove("a") is True
-    assert tree.list_job_ids() == []
 
 
 def test_others_in_the_root_are_no_jobs(tree):

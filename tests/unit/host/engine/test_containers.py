@@ -159,13 +159,6 @@ def test_a_container_as_a_job(server):
     assert job.labels == {"name": "web", "image": "nginx:1", "project": "shop", "service": "web"}
 
 
-def test_podman_at_dockers_socket_does_not_tell_of_updates_either(server):
-    server.answers["/version"] = b'{"Version": "4.3.1", "Components": [{"Name": "Podman Engine"}, {}]}'
-    server.answers["/v4.0.0/libpod/containers/json"] = json.dumps([{"Id": ID, "PodName": "shop"}]).encode()
-    job = watch_once(server).jobs[0]
-    assert (job.kind, job.tells_order, job.group) == ("docker", False, "shop")
-
-
 @pytest.mark.parametrize(
     ("given", "cores"),
     [
@@ -362,11 +355,6 @@ def test_an_engine_that_does_not_answer_is_away_after_a_time(server, monkeypatch
     monkeypatch.setattr(containers, "ANSWER_TIMEOUT_S", 0.05)
     server.answers["/containers/json"] = None
     assert watch(server, lambda _: False) == f"docker: no answer from {server.path} (none within 0.05 s)"
-
-
-def test_no_socket(tmp_path):
-    with pytest.raises(EngineError, match=r"docker: no answer from .*none.sock \(there is no such socket\)"):
-        asyncio.run(ContainerEngine("docker", f"{tmp_path}/none.sock", 1).watch(lambda _: None, asyncio.Event()))
 
 
 def test_an_event_has_the_container_looked_at_again(server):
