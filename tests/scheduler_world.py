@@ -231,10 +231,6 @@ class PlayedNode:
         """It runs a job that the scheduler knows nothing of."""
         self.foreign.append(JobReport(name, "", cpu_limit=cores, current_cpu_limit=cores))
 
-    @property
-    def used_cores(self) -> float:
-        return sum(job.current_cpu_limit for job in self.jobs.values())
-
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Run a test in an event loop."""
@@ -441,9 +437,6 @@ class World:
 
     def element(self, operation_id: str, tree: str = TREE) -> OperationElement:
         return self.state.operations[operation_id].elements[tree]
-
-    def running(self, tree: str = TREE) -> set[str]:
-        return {element.name for element in self.tree(tree).operations.values() if element.is_running}
 
     def states(self, operation_ids: Iterable[str]) -> str:
         """The first letters of the operations' states: r, p, c, f, a."""

@@ -73,6 +73,14 @@ def test_7_2_usage_of_a_resource_without_a_share_is_served_last():
 # --- 7.1, order of service
 
 
+def test_7_1_each_start_is_seen_by_the_next_choice(world):
+    world.create_pool("p")
+    operations = [world.start("p", jobs=9) for _ in range(3)]
+    world.node("n1", cpu=9)
+    world.step()
+    assert started(world, operations) == [3, 3, 3]
+
+
 def test_7_1_pools_of_many_small_operations_get_their_shares(world):
     """Each of them always has an operation without a job: the least child alone would not tell them apart."""
     world.create_pool("a", weight=2, max_running_operation_count=50)

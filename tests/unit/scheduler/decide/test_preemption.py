@@ -279,6 +279,11 @@ def test_6_6_no_more_victims_than_the_job_needs():
     assert (plan.element, plan.task.name, plan.priority) == (poor, "main", "normal")
 
 
+def test_6_6_a_victim_that_a_later_one_makes_needless_is_spared():
+    _, node, jobs, poor = duel([1.0, 4.0, 4.0, 1.0], 4.0)
+    assert victims_of(plan_for(node, poor)) == [jobs[2]]
+
+
 def test_6_6_what_other_programs_use_is_not_room():
     _, node, _, poor = duel([1.0] * 5, 4.0)
     assert plan_for(node, poor) is not None
@@ -397,6 +402,39 @@ def test_6_9_a_single_larger_job_goes_also_where_the_cheapest_of_very_many_sets_
     assert victims_of(plan_for(node, poor)) == [large]
 
 
+def test_6_6_a_swap_inside_a_pool_at_its_limit():
+    world = World()
+    node = world.node()
+    inf = float("inf")
+    pool = world.pool("p")
+    pool.limits = (inf, 4.0, inf, inf, inf)
+    give(pool, 0.4)
+    rich, poor = world.operation("rich", "p", needs=1), world.operation("poor", "p", needs=1)
+    jobs = world.jobs(rich, node, 4)
+    give(rich, 0.2)
+    give(poor, 0.2)
+    other = world.operation("other")
+    give(other, 0.0)
+    world.job(other, node, 1.0)
+    # the node has room, the pool has not: a job of the pool goes, not the latest one of the node
+    assert victims_of(plan_for(node, poor)) == [jobs[3]]
+
+
+def test_6_6_what_is_freed_outside_of_a_limited_pool_does_not_help_it():
+    world, node, _, _ = duel([1.0] * 10, 1.0)
+    inf = float("inf")
+    pool = world.pool("p")
+    give(pool, 0.5)
+    pool.limits = (inf, 0.5, inf, inf, inf)
+    inside = world.operation("inside", "p", needs=1)
+    give(inside, 0.5)
+    assert plan_for(node, inside) is None
+    pool.limits = (inf, 1.0, inf, inf, inf)
+    assert plan_for(node, inside) is not None
+    inside.limits = (inf, 0.9, inf, inf, inf)
+    assert plan_for(node, inside) is None
+
+
 def test_6_7_a_pool_may_exceed_its_limits_by_its_tolerance():
     for tolerance, goes in ((0.4, False), (0.5, True)):
         world, node, _, _ = duel([1.0] * 10, 1.0)
@@ -439,6 +477,17 @@ def test_a_swap_that_raises_the_lesser_of_the_two_is_made():
 
 
 # --- 6.7, graceful
+
+
+def test_6_7_graceful_operations_lose_no_job_to_others():
+    world = World()
+    node = world.node()
+    calm, poor = world.operation("calm", needs=9, preemption_mode="graceful"), world.operation("poor", needs=1)
+    world.jobs(calm, node, 10)
+    give(calm, 0.1)
+    give(poor, 0.5)
+    assert plan_for(node, poor) is None
+    assert plan_for(node, poor, priority="aggressive") is None
 
 
 def test_6_7_graceful_operations_give_up_their_preemptible_jobs():
@@ -503,6 +552,21 @@ def test_6_6_limits_of_an_operation_come_first():
     limit(pool, 4.0)
     found = [(job, violated) for job, violated, _ in find_limit_violators(node)]
     assert found == [(jobs[3], element), (jobs[2], element)]
+
+
+def test_6_6_limits_spare_what_is_not_needed_and_what_does_not_help():
+    world = World()
+    node = world.node(cpu=10.0, memory=10.0)
+    pool = world.pool("p")
+    element = world.operation("o", "p", needs=9, memory=1)
+    world.job(element, node, 1.0, 1.0)
+    large = world.job(element, node, 5.0, 1.0)
+    world.job(element, node, 1.0, 1.0)
+    world.job(element, node, 0.0, 3.0)
+    pool.fair_share = element.fair_share = amount(0.1, 0.01)
+    pool.demand_share = element.demand_share = amount(1.0, 1.0)
+    limit(pool, 2.0)
+    assert [job for job, _, _ in find_limit_violators(node)] == [large]
 
 
 def test_6_6_limits_take_protected_jobs_where_there_are_no_others():
