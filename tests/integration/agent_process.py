@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from commands import run_command
 from waiting import wait_until
 
 from cpumond.testing.ports import find_range, is_free
@@ -127,13 +128,15 @@ class AgentProcess:
         return self.process.wait(100)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Another command of the command line with this configuration, for example ``run("restore")``."""
+        """Another command of the command line with this configuration, for example ``run("restore")``.
+
+        In this process, unless it is an agent.
+        """
+        words = [*arguments, "--config", str(self.config_path)]
+        if arguments[0] != "agent":
+            return run_command(words)
         return subprocess.run(
-            [sys.executable, "-m", "cpumond", *arguments, "--config", str(self.config_path)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            [sys.executable, "-m", "cpumond", *words], capture_output=True, text=True, timeout=60, check=False
         )
 
     def close(self) -> None:

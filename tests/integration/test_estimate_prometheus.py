@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -15,10 +14,10 @@ from typing import Any, Final
 
 import pytest
 from agent_process import free_port
+from commands import run_command
 from prometheus_server import Prometheus, find_program
 from waiting import wait_until
 
-COMMAND = [sys.executable, "-m", "cpumond", "estimate", "--prometheus"]
 WEB = "3f9ab1c2d4e5" + "0" * 52
 POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod8f0d1234_0a1b_4c2d_9e3f_123456789abc.slice"
 SCRAPE_S: Final = 15
@@ -41,7 +40,7 @@ CADVISOR: Final = {
 
 
 def run(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, url, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return run_command(["estimate", "--prometheus", url, *arguments])
 
 
 def list_samples(begin: int) -> Iterator[str]:
@@ -121,9 +120,7 @@ def test_history_of_containers(prometheus: Prometheus, tmp_path: Path) -> None:
     assert "1 workload has no limit, and no machine_cpu_cores says" in notes
     assert found["confidence"] == "medium"
     assert found["total_limited"]["ordered_cores"] == pytest.approx(6.0 * web["watched_s"] / found["watched_s"])
-    checked = subprocess.run(
-        [*COMMAND[:3], "check-config", "--config", str(config)], capture_output=True, text=True, timeout=60, check=False
-    )
+    checked = run_command(["check-config", "--config", str(config)])
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert 'pattern = "docker/[0-9a-f][0-9a-f]*"' in config.read_text()
 

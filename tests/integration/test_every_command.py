@@ -28,6 +28,7 @@ from unittest import mock
 import click
 import jsonschema
 import pytest
+from commands import run_command
 from scheduler_process import terminal_environment
 from test_json_api import LiveScheduler, make_node
 from waiting import wait_until
@@ -284,19 +285,6 @@ def expand(words: str, names: dict[str, str]) -> list[str]:
     return [re.sub(r"^{(\w+)}$", lambda match: names[match[1]], word) for word in words.split()]
 
 
-def piped(words: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A command that prints to no terminal, run in this process: the start of another one takes longest."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2))
-    environ = mock.patch.dict(os.environ, environment, clear=True)
-    with environ, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run(words)
-    texts = []
-    for stream in (out, err):
-        stream.flush()
-        texts.append(stream.buffer.getvalue().decode())
-    return subprocess.CompletedProcess(words, code, *texts)
-
-
 def ids_of(value: Any) -> Iterator[str]:
     """All ids and names in JSON."""
     if isinstance(value, dict):
@@ -337,14 +325,14 @@ def list_ids(name: str, words: list[str], environment: dict[str, str]) -> set[st
     """The ids that lists of a command must show whole."""
     if name not in ("tree list", "pool list", "operation list", "operation jobs", "node list", "token list"):
         return set()
-    answer = json.loads(piped([*words, "--json"], environment).stdout)
+    answer = json.loads(run_command([*words, "--json"], environment).stdout)
     (rows,) = (value for value in answer.values() if isinstance(value, list))
     return {row.get("name") or row["id"] for row in rows}
 
 
-def check_piped(name: str, case: Case, names: dict[str, str], environment: dict[str, str]) -> None:
+def check_run_command(name: str, case: Case, names: dict[str, str], environment: dict[str, str]) -> None:
     words = expand(case.words, names)
-    done = piped(words, environment)
+    done = run_command(words, environment)
     assert case.code in (-1, done.returncode), done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     if case.code > 0 or not takes(name, "--json"):
@@ -371,7 +359,7 @@ def validator(name: str) -> jsonschema.Draft202012Validator:
 
 
 def check_json(name: str, words: list[str], environment: dict[str, str]) -> None:
-    told = piped([*words, "--json"], environment)
+    told = run_command([*words, "--json"], environment)
     texts = told.stdout.splitlines() if name in ("events", "audit", "dry-run") else [told.stdout]
     assert texts
     for text in texts:
@@ -379,7 +367,7 @@ def check_json(name: str, words: list[str], environment: dict[str, str]) -> None
 
 
 def check_csv(words: list[str], environment: dict[str, str]) -> None:
-    told = piped([*words, "-o", "csv"], environment)
+    told = run_command([*words, "-o", "csv"], environment)
     header, *rows = list(csv.reader(io.StringIO(told.stdout), strict=True))
     assert len(set(header)) == len(header)
     assert {len(row) for row in rows} <= {len(header)}
@@ -392,7 +380,7 @@ def test_a_command_on_terminals(name, site, environment):
 
 @pytest.mark.parametrize("name", [name for name, case in {**OF_SCHEDULER, **ALONE}.items() if not case.is_change])
 def test_a_command_in_a_pipe_as_json_and_csv(name, site, environment):
-    check_piped(name, CASES[name], site, environment)
+    check_run_command(name, CASES[name], site, environment)
 
 
 def test_changes_say_what_was_done_as_text_and_as_json(site, environment):
@@ -475,7 +463,7 @@ def test_an_operation_is_found_by_an_odd_title_and_told_apart_from_others(odd):
     environment, ids = odd
     for name, title in ODD_TITLES.items():
         for typed in (title, title[:5]):
-            found = piped(["operation", "show", typed, "--json"], environment)
+            found = run_command(["operation", "show", typed, "--json"], environment)
             assert json.loads(found.stdout)["id"] == ids[name], found.stderr
             assert json.loads(found.stdout)["title"] == title
     refused, code = on_terminal(["operation", "show", "xx"], 80, environment)  # "long" and "twin"
@@ -492,21 +480,21 @@ def test_an_operation_is_found_by_an_odd_title_and_told_apart_from_others(odd):
 def test_an_operation_is_found_by_its_beginning_its_title_and_a_hyphen(site, environment):
     operation = site["operation"]
     for typed in (operation[:12], WIDE_TITLE, WIDE_TITLE[:15], "long", "*long"):
-        found = json.loads(piped(["operation", "show", typed, "--json"], environment).stdout)
+        found = json.loads(run_command(["operation", "show", typed, "--json"], environment).stdout)
         assert found["id"] == operation
-    newest = json.loads(piped(["operation", "show", "-", "--json"], environment).stdout)["id"]
-    assert newest == json.loads(piped(["operation", "list", "--json"], environment).stdout)["operations"][0]["id"]
-    node = json.loads(piped(["node", "show", LONG_NODE[:5], "--json"], environment).stdout)
+    newest = json.loads(run_command(["operation", "show", "-", "--json"], environment).stdout)["id"]
+    assert newest == json.loads(run_command(["operation", "list", "--json"], environment).stdout)["operations"][0]["id"]
+    node = json.loads(run_command(["node", "show", LONG_NODE[:5], "--json"], environment).stdout)
     assert node["id"] == LONG_NODE
 
 
 def test_what_is_not_unique_is_refused_with_the_candidates(site, environment):
     for number in range(2):
-        started = piped(
+        started = run_command(
             ["operation", "start", "--pool", "small", "--title", f"twin {number}", "--", "true"], environment
         )
         assert started.returncode == 0, started.stderr
-    done = piped(["operation", "abort", "twin"], environment)
+    done = run_command(["operation", "abort", "twin"], environment)
     assert done.returncode == 64
     assert "twin may be 2 operations" in done.stderr
     assert "twin 0" in done.stderr
@@ -517,7 +505,7 @@ def test_what_is_not_there_has_an_exit_code_of_its_own(site, environment):
     for words in (
         "operation show none", "operation show 1-2-3-4", "pool show none", "node show none", "tree show none",
     ):  # fmt: skip
-        done = piped(words.split(), environment)
+        done = run_command(words.split(), environment)
         assert (done.returncode, done.stdout) == (67, ""), words
-    done = piped(["operation", "wait", site["operation"], "--timeout", "10ms"], environment)
+    done = run_command(["operation", "wait", site["operation"], "--timeout", "10ms"], environment)
     assert done.returncode == 75

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
-import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socketserver import ThreadingUnixStreamServer
 from typing import Any
 
 import pytest
 from agent_process import AgentProcess
+from commands import run_command
 from engines import Dockerd, Podman
+from test_every_command import on_terminal
 from waiting import wait_until
 
 from cpumond.cli.agent.init_files import MARK, is_ours
 
 pytestmark = pytest.mark.cgroup
 
-COMMAND = [sys.executable, "-m", "cpumond"]
 AS_NOBODY = """
 import contextlib, io, os, sys
 from cpumond.cli import run
@@ -55,52 +48,18 @@ class Host:
         for each in sockets:
             self.options += ["--socket", each]
 
-    def init(self, *arguments: str, code: int = 0, **options: Any) -> str:
+    def init(self, *arguments: str, code: int = 0) -> str:
         """What it prints; its exit code is ``code``."""
-        done = subprocess.run(
-            [*COMMAND, "init", *self.options, *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            **options,
-        )
+        done = run_command(["init", *self.options, *arguments])
         assert done.returncode == code, done.stdout + done.stderr
         self.errors = done.stderr
         return done.stdout
 
-    def at_terminal(self, answer: str, columns: int = 80) -> str:
-        """The same at a terminal of that width whose user types ``answer`` when asked."""
-        controller, terminal = pty.openpty()
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        process = subprocess.Popen(
-            [*COMMAND, "init", *self.options],
-            stdin=terminal,
-            stdout=terminal,
-            stderr=terminal,
-            start_new_session=True,
-            env=environment,
-        )
-        os.close(terminal)
-        shown = b""
-        try:
-            while select.select([controller], [], [], 120)[0]:
-                try:
-                    piece = os.read(controller, 4096)
-                except OSError:  # the other end is closed
-                    break
-                if not piece:
-                    break
-                shown += piece
-                if answer and b"[y/N]" in shown:
-                    os.write(controller, f"{answer}\n".encode())
-                    answer = ""
-        finally:
-            os.close(controller)
-        assert process.wait(60) == 0, shown
-        return shown.decode()
+    def at_terminal(self, answer: str) -> str:
+        """The same at a terminal whose user types ``answer``."""
+        shown, code = on_terminal(["init", *self.options], 80, dict(os.environ), typed=f"{answer}\n")
+        assert code == 0, shown
+        return shown
 
     def doctor(self) -> dict[str, list[dict[str, str]]]:
         """Its findings by their check."""
@@ -193,14 +152,6 @@ def test_asks_at_a_terminal(host: Host) -> None:
     assert host.sources.read_text().startswith(MARK)
 
 
-@pytest.mark.parametrize("columns", [80, 40])
-def test_its_lines_fit_the_terminal(host: Host, columns: int) -> None:
-    shown = [line.rstrip("\r") for line in host.at_terminal("n", columns).split("\n")]
-    # A path without a blank is never broken, and a file's lines are shown as they are written.
-    own = [line for line in shown if not line.startswith("  ")] if columns < 80 else shown
-    assert [line for line in own if len(line) > columns and " " in line.strip()] == []
-
-
 def test_a_file_of_somebody_else_stays(host: Host) -> None:
     host.sources.parent.mkdir()
     host.sources.write_text('[[source]]\nkind = "static"\npattern = "jobs/a"\n')
@@ -219,15 +170,6 @@ def test_a_file_that_was_changed_since_is_its_users(host: Host) -> None:
     text = host.init("--yes")
     assert host.sources.read_text() == changed
     assert "There is nothing to write." in text
-
-
-def test_a_source_that_is_configured_elsewhere_is_not_written_again(host: Host, docker: Dockerd) -> None:
-    host.sources.parent.mkdir()
-    mine = host.sources.with_name("mine.toml")
-    mine.write_text(f'[[source]]\nkind = "docker"\nsocket = "{docker.socket_path}"\nmode = "up-only"\n')
-    host.init("--yes")
-    assert not host.sources.exists() or 'kind = "docker"' not in host.sources.read_text()
-    assert f"-{docker.socket_path}" in host.drop_in.read_text()
 
 
 def test_json_says_the_same_and_writes_with_yes_only(host: Host, docker: Dockerd) -> None:
@@ -258,37 +200,6 @@ def test_an_ordinary_user_is_told_which_right_is_missing(host: Host, docker: Doc
     assert done.stderr == ""
 
 
-class Nonsense(BaseHTTPRequestHandler):
-    """Something that speaks HTTP on a socket and is no engine."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"<html>not an engine</html>")
-
-    def address_string(self) -> str:
-        return "unix"
-
-    def log_message(self, *_: object) -> None:
-        """Nothing is logged."""
-
-
-def test_answers_that_are_no_json_are_said(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with ThreadingUnixStreamServer(str(path), Nonsense) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            host = Host(tmp_path, f"podman={path}")
-            text = host.init("--yes")
-            assert f"podman: {path}: /version is not understood" in text
-            (finding,) = [each for each in host.doctor()["engine podman"] if "not understood" in each["text"]]
-            assert (finding["level"], bool(finding["advice"])) == ("warn", True)
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def test_a_socket_that_nobody_listens_on(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as deaf:
@@ -296,27 +207,6 @@ def test_a_socket_that_nobody_listens_on(tmp_path: Path) -> None:
     text = Host(tmp_path, f"docker={path}").init()
     assert f"docker: no answer from {path}" in text
     assert "refused" in text
-
-
-def test_no_engine_at_all(tmp_path: Path) -> None:
-    """On a host of its own: other processes, sockets and cgroups are hidden."""
-    cgroup = tmp_path / "cgroup"
-    cgroup.mkdir()
-    (cgroup / "cgroup.controllers").write_text("cpu\n")
-    mountinfo = tmp_path / "mountinfo"
-    mountinfo.write_text(f"30 20 0:26 / {cgroup} rw - cgroup2 cgroup2 rw\n")
-    host = Host(tmp_path)
-    host.agent.write_config(f'mountinfo = "{mountinfo}"\n')
-    script = 'mount -t proc proc /proc && mount -t tmpfs tmpfs /run && exec "$@"'
-    alone = ["unshare", "--mount", "--pid", "--fork", "sh", "-c", script, "sh"]
-    done = subprocess.run(
-        [*alone, *COMMAND, "init", *host.options, "--yes"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "No engine of jobs was found on this host: Docker, Podman, Slurm, Kubernetes." in done.stdout
-    assert "There is nothing to write." in done.stdout
-    assert not host.sources.exists()
-    assert not host.drop_in.exists()
 
 
 def test_podman(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import test_every_command as every
+from commands import run_command
 from scheduler_process import terminal_environment
 
 from cpumond.host.cgroup.mounts import Hierarchies
@@ -33,7 +34,7 @@ def environment(cluster: Cluster) -> dict[str, str]:
 
 def cpumond(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     """In this process; those that get a signal, or whose output is no pipe, have one of their own."""
-    return every.piped(list(words), environment)
+    return run_command(list(words), environment)
 
 
 def run(environment: dict[str, str], script: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -251,7 +252,7 @@ OF_JOBS = {
 def test_a_command_of_the_agent(name, names, environment, cluster):
     case = {**every.OF_AGENT, **OF_JOBS}[name]
     if name == "report":
-        cluster.wait(lambda: every.piped(["report"], environment).returncode == 0, "the history has a point")
+        cluster.wait(lambda: run_command(["report"], environment).returncode == 0, "the history has a point")
     every.check_terminal(name, case, names, environment)
     every.check_piped(name, case, names, environment)
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
-import pty
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_every_command import on_terminal
 from test_json_api import LiveScheduler, make_node
 from waiting import wait_until
 
@@ -125,36 +122,12 @@ def test_what_has_guarantees_or_operations_is_not_removed_unasked(cpumond, words
 @pytest.mark.usefixtures("guarded")
 @pytest.mark.parametrize(("typed", "code"), [("n", 130), ("", 130), ("y", 0)])
 def test_on_a_terminal_the_plan_is_shown_and_the_answer_counts(server, cpumond, typed, code):
-    command = [sys.executable, "-m", "cpumond", "pool", "remove", "strong"]
-    main, terminal = pty.openpty()
-    try:
-        process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal)
-        os.close(terminal)
-        shown = read_until(main, "Remove it? [y/N]: ")
-        assert "pool strong: removed" in shown
-        assert "pool strong has guarantees. Remove it?" in shown
-        assert "strong" in pool_names(cpumond)
-        os.write(main, f"{typed}\n".encode())
-        after = read_until(main, "")
-        assert process.wait(100) == code
-    finally:
-        os.close(main)
-    assert ("nothing is removed" in after) == bool(code)
+    shown, found = on_terminal(["pool", "remove", "strong"], 80, dict(os.environ), typed=f"{typed}\n")
+    assert found == code
+    assert "pool strong: removed" in shown
+    assert "pool strong has guarantees. Remove it? [y/N]:" in shown
+    assert ("nothing is removed" in shown) == bool(code)
     assert ("strong" in pool_names(cpumond)) == bool(code)
-
-
-def read_until(terminal: int, wanted: str) -> str:
-    """What a program writes to its terminal until it writes ``wanted``, or ends."""
-    text, decoder = "", codecs.getincrementaldecoder("utf-8")()  # a piece may end within a character
-    while not wanted or wanted not in text:
-        try:
-            piece = os.read(terminal, 65_536)
-        except OSError:  # nobody has the other end any more
-            break
-        if not piece:
-            break
-        text += decoder.decode(piece)
-    return text
 
 
 def test_what_is_odd_about_an_operation_goes_to_standard_error(server, cpumond):
@@ -163,19 +136,6 @@ def test_what_is_odd_about_an_operation_goes_to_standard_error(server, cpumond):
     assert 'warning: pool "reserch" did not exist' in cpumond.err
     assert 'did you mean "research"?' in cpumond.err
     assert cpumond.json("operation", "show", operation)["pools"] == {"default": "reserch"}
-
-
-def test_the_options_of_integral_guarantees_need_not_name_it(server, cpumond):
-    flow = ("guarantee_type=burst", "resource_flow={cpu=10}", 'burst_guarantee_resources={"cpu": 20}')
-    cpumond("pool", "create", "bursty", *flow)
-    cpumond("pool", "set", "bursty", "resource_flow.cpu=5")
-    assert cpumond.json("pool", "show", "bursty")["attributes"] == {
-        "integral_guarantees": {
-            "guarantee_type": "burst",
-            "resource_flow": {"cpu": 5.0},
-            "burst_guarantee_resources": {"cpu": 20.0},
-        }
-    }
 
 
 def test_a_warning_goes_to_standard_error_and_the_change_is_made(server, cpumond):
@@ -197,9 +157,26 @@ def test_trees_are_made_and_one_becomes_the_default(server, cpumond):
     assert [tree["name"] for tree in cpumond.json("tree", "list")["trees"]] == ["gpu"]
 
 
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScheduler]:
+    """A scheduler with a pool, for what changes nothing."""
+    with LiveScheduler(tmp_path_factory.mktemp("refusing")) as server:
+        server.post("/trees/default/pools", {"name": "a"}, 201)
+        yield server
+
+
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
+        *(
+            (("operation", "start", "--pool", "p", *words, "--", "a"), code, sentence)
+            for words, code, sentence in (
+                (("--working-directory", "data"), 78, "expected an absolute path"),
+                (("--env", "A"), 64, "expected NAME=VALUE"),
+                (("--env", "=1"), 64, "expected NAME=VALUE"),
+                (("--job-cpu-monitor", "{min_cpu_limit=}"), 64, "expected a map in YSON or JSON"),
+            )
+        ),
         (("pool", "set", "none", "weight=1"), 67, 'Pool "none" does not exist'),
         (("pool", "set", "a", "weight=-1"), 78, "weight: must be a number in"),
         (("pool", "set", "a"), 64, "nothing to change"),
@@ -226,8 +203,9 @@ def test_trees_are_made_and_one_becomes_the_default(server, cpumond):
         (("tree", "list", "--token", "two words"), 78, "one word"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(server, cpumond, words, code, sentence):
-    cpumond("pool", "create", "a")
+def test_what_is_wrong_is_said_in_one_sentence(refusing, cpumond, tmp_path, monkeypatch, words, code, sentence):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CPUMOND_SCHEDULER", refusing.url)
     cpumond(*words, code=code)
     assert sentence in cpumond.err
     assert cpumond.err.startswith("cpumond: ")
@@ -282,15 +260,6 @@ def test_a_plan_shows_what_changes_for_whom_and_changes_nothing(server, cpumond)
     assert "work of b" in "\n".join(lines)
     assert "weight" not in cpumond.json("pool", "show", "a")["attributes"]
     assert "idle" in cpumond("pool", "plan", "a", "weight=2", "--all")
-
-
-def test_a_plan_of_counts_says_who_would_run(server, cpumond):
-    cpumond("pool", "create", "one", "max_running_operation_count=1")
-    ids = [server.start("one"), server.start("one")]
-    planned = cpumond("pool", "plan", "one", "max_running_operation_count=2")
-    row = next(line for line in planned.splitlines() if ids[1] in line)
-    assert "would run" in row
-    assert "1/1 -> 2/2" in planned
 
 
 def test_a_refused_plan_is_a_sentence_and_an_exit_code(server, cpumond):
@@ -383,13 +352,6 @@ def test_time_limits_are_durations_and_the_task_is_not_overwritten_silently(serv
     assert "--set tasks" in cpumond.err
 
 
-def test_the_documents_form_of_job_cpu_monitor_is_understood(server, cpumond):
-    monitor = "{min_cpu_limit=0.1;enable_cpu_reclaim=%true;vote_window_size=5u}"
-    operation_id = cpumond("operation", "start", "--pool", "p", "--job-cpu-monitor", monitor, "--", "a").strip()
-    shown = cpumond.json("operation", "show", operation_id)
-    assert shown["job_cpu_monitor"] == {"min_cpu_limit": 0.1, "enable_cpu_reclaim": True, "vote_window_size": 5}
-
-
 def test_a_task_has_an_environment_and_a_place_to_work(server, cpumond):
     node = make_node(server, "n1")
     node.register()
@@ -399,20 +361,6 @@ def test_a_task_has_an_environment_and_a_place_to_work(server, cpumond):
     (order,) = wait_until(lambda: node.beat()["start"], "the order")
     assert order["environment"] == {"A": "1", "B": "x=y"}
     assert (order["working_directory"], order["interruptible"]) == ("/srv/data", True)
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "sentence"),
-    [
-        (("--working-directory", "data"), 78, "expected an absolute path"),
-        (("--env", "A"), 64, "expected NAME=VALUE"),
-        (("--env", "=1"), 64, "expected NAME=VALUE"),
-        (("--job-cpu-monitor", "{min_cpu_limit=}"), 64, "expected a map in YSON or JSON"),
-    ],
-)
-def test_what_a_job_cannot_have_is_said(server, cpumond, words, code, sentence):
-    cpumond("operation", "start", "--pool", "p", *words, "--", "a", code=code)
-    assert sentence in cpumond.err
 
 
 def test_the_end_of_a_log_is_printed_as_it_is(server, cpumond):

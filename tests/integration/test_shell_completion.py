@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run_command
 from test_json_api import LiveScheduler, make_node
 from waiting import wait_until
 
@@ -37,10 +38,7 @@ def ask(shell: str, words: str, tmp_path: Path) -> list[str]:
     program.chmod(0o755)
     environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
     script = tmp_path / f"completion.{shell}"
-    told = subprocess.run(
-        ["cpumond", "completion", shell], env=environment, capture_output=True, timeout=60, check=True
-    )
-    script.write_bytes(told.stdout)
+    script.write_text(run_command(["completion", shell]).stdout)
     plain = {"bash": ["--noprofile", "--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
     command = [shell, *plain, "-c", ASK[shell].format(words=words, last=len(words.split()) - 1)]
     command += [str(script)] if shell == "fish" else [shell, str(script)]
@@ -55,8 +53,9 @@ def ask_for_names(shell: str, words: str, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("shell", ASK)
-def test_tab_after_the_beginning_of_a_command(shell: str, tmp_path: Path) -> None:
+def test_tab_after_the_beginning_of_commands(shell: str, tmp_path: Path) -> None:
     assert ask(shell, "cpumond po", tmp_path) == ["pool"]
+    assert sorted(ask(shell, "cpumond re", tmp_path)) == ["record", "replay", "report", "restore"]
 
 
 @pytest.mark.parametrize("shell", ASK)
@@ -92,8 +91,3 @@ def test_tab_gives_nothing_where_no_scheduler_answers(
 ) -> None:
     monkeypatch.setenv("CPUMOND_SCHEDULER", "http://127.0.0.1:1")
     assert ask(shell, "cpumond pool show re", tmp_path) == []
-
-
-@pytest.mark.parametrize("shell", ASK)
-def test_tab_after_the_beginning_of_several_commands(shell: str, tmp_path: Path) -> None:
-    assert sorted(ask(shell, "cpumond re", tmp_path)) == ["record", "replay", "report", "restore"]

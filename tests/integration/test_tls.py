@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import psutil
 import pytest
 from agent_process import AgentProcess
 from certificates import Authority, openssl
+from commands import run_command
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 from test_token_command import run
 from waiting import wait_until
@@ -77,10 +77,8 @@ def test_commands_and_nodes_over_tls(tls: TlsScheduler) -> None:
     ca_file = str(tls.authority.ca_file)
     assert "n1" in run(tls, "", "node", "list", "--ca-file", ca_file).stdout
     url, port = "https://localhost", tls.address.rpartition(":")[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "cpumond", "node", "list", "--scheduler", f"{url}:{port}"], capture_output=True,
-        env={**clean_environment(), "CPUMOND_CA_FILE": ca_file}, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    words = ["node", "list", "--scheduler", f"{url}:{port}"]
+    done = run_command(words, {**clean_environment(), "CPUMOND_CA_FILE": ca_file})
     assert (done.returncode, "n1" in done.stdout) == (0, True), done.stderr
 
 

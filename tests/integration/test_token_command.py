@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from typing import Any
 
+from commands import run_command
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 from test_access_by_token import start_with_tokens
 
 
 def run(scheduler: SchedulerProcess, token: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """A command line with a token."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cpumond", *arguments],
-        env={**clean_environment(), "CPUMOND_SCHEDULER": scheduler.url, "CPUMOND_TOKEN": token, "COLUMNS": "200"},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    environment = {**clean_environment(), "CPUMOND_SCHEDULER": scheduler.url, "CPUMOND_TOKEN": token, "COLUMNS": "200"}
+    done = run_command(list(arguments), environment)
     assert done.returncode == code, f"{arguments}: {done.returncode} {done.stdout} {done.stderr}"
     return done
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from scheduler_process import SchedulerProcess, clean_environment
+from test_every_command import on_terminal
 
 from cpumond.cli import run
 from cpumond.core.errors import EXIT_CONFIG, EXIT_PERMISSION, EXIT_USAGE
@@ -149,49 +146,6 @@ def test_what_is_exported_twice_is_equal_and_changes_nothing(
     assert scheduler.get("trees/default/pools/science")["id"] == before
 
 
-def test_an_apply_is_taken_back_in_one_step(scheduler: SchedulerProcess, cpumond: Shell, file: Path) -> None:
-    scheduler.create_pool("old", weight=3.0)
-    before = scheduler.get("trees/default/file")["tables"]
-    cpumond("tree", "apply", file, "--yes", "--prune")
-    assert "old" not in pools(scheduler)
-    cpumond("undo", commands(scheduler)[0]["number"], "--yes")
-    after = scheduler.get("trees/default/file")["tables"]
-    for tables in (before, after):
-        for pool in tables["pools"]:
-            pool.pop("id")
-    assert after == before
-
-
-def test_pools_that_are_not_in_the_file_stay_without_prune(
-    scheduler: SchedulerProcess, cpumond: Shell, file: Path
-) -> None:
-    scheduler.create_pool("old")
-    operation = scheduler.start_operation("old")
-    _, told = cpumond("tree", "apply", file, "--yes")
-    assert 'warning: 1 pool is not in the file and stays (prune removes what is not): "old"' in told
-    assert "old" in pools(scheduler)
-    plan, told = cpumond("tree", "plan", file, "--prune")
-    assert "- pool old: removed" in plan
-    assert 'pool "old" is removed with 1 operation in it, which goes on in an ephemeral pool of that name' in told
-    cpumond("tree", "apply", file, "--yes", "--prune")
-    assert scheduler.state_of(operation) == "running"
-    shown = scheduler.get("trees/default/pools/old")
-    assert (shown["is_ephemeral"], shown["operation_count"]) == (True, 1)
-
-
-def test_what_changed_since_the_plan_is_not_overwritten(scheduler: SchedulerProcess, file: Path) -> None:
-    base = scheduler.get("trees/default/file")["revision"]
-    body = {"tables": {"pools": [{"name": "a"}]}, "base": base}
-    plan = scheduler.post("plan", {"type": "ApplyTree", "tree": "default", **body})
-    assert plan["accepted"]
-    scheduler.create_pool("other")
-    answer = scheduler.request("POST", "trees/default/apply", body)
-    assert answer.status_code == 422
-    assert "was changed since the plan was made, nothing is applied; plan again" in answer.json()["error"]
-    assert pools(scheduler) == {"other": "<Root>"}
-    assert not scheduler.post("plan", {"type": "ApplyTree", "tree": "default", **body})["accepted"]
-
-
 def test_a_wrong_file_changes_nothing_and_says_where_it_is_wrong(
     scheduler: SchedulerProcess, cpumond: Shell, file: Path
 ) -> None:
@@ -233,17 +187,6 @@ def test_each_change_needs_what_its_own_command_needs(scheduler: SchedulerProces
     assert (refused.status_code, refused.json()["code"]) == (403, 901)
 
 
-def test_a_tree_that_there_is_not_is_made(scheduler: SchedulerProcess, cpumond: Shell, tmp_path: Path) -> None:
-    (path := tmp_path / "gpu.yaml").write_text(
-        "tree: gpu\noptions: {nodes_filter: gpu, acl_required: true}\npools: {a: {pools: {b: {}}}}\n"
-    )
-    cpumond("tree", "apply", path, "--yes")
-    assert cpumond("tree", "apply", path, "--yes")[0].startswith("nothing to do")
-    assert [each["name"] for each in scheduler.get("trees/gpu/pools")["pools"]] == ["<Root>", "a", "b"]
-    copied, _ = cpumond("tree", "plan", path, "--tree", "default")
-    assert "~ tree default: nodes_filter: not set -> gpu" in copied, "it may be for another tree than it names"
-
-
 def test_the_documents_example_is_one(cpumond: Shell, file: Path) -> None:
     document = (Path(__file__).parents[2] / "docs/answers.md").read_text()
     text = document.partition("## Pools as a file\n")[2].partition("\n## ")[0]
@@ -261,29 +204,10 @@ def below_head(text: str) -> str:
 
 
 def test_a_terminal_shows_the_plan_in_colour_and_asks(scheduler: SchedulerProcess, cpumond: Shell, file: Path) -> None:
-    for answer, made in ((b"n\n", set()), (b"y\n", {"research", "nightly"})):
-        ours, theirs = pty.openpty()
+    for answer, made in (("n", set()), ("y", {"research", "nightly"})):
         environment = {**clean_environment(), "TERM": "xterm"}
-        command = [sys.executable, "-m", "cpumond", *cpumond.words("tree", "apply", file)]
-        with subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as asking:
-            os.close(theirs)
-            shown = b""
-            while b"Apply this?" not in shown:
-                shown += os.read(ours, 65_536)
-            os.write(ours, answer)
-            assert asking.wait(100) == (0 if made else 130)
-        os.close(ours)
-        assert b"\x1b[32m+ pool nightly: made" in shown
+        shown, code = on_terminal(cpumond.words("tree", "apply", file), 80, environment, typed=f"{answer}\n")
+        assert code == (0 if made else 130)
+        assert "Apply this?" in shown
+        assert "\x1b[32m+ pool nightly: made" in shown
         assert set(pools(scheduler)) == made
-
-
-def test_a_thousand_pools_are_applied_and_taken_back(scheduler: SchedulerProcess, cpumond: Shell, file: Path) -> None:
-    names = [f"team-{number}" for number in range(50)]
-    text = "".join(f"[pools.{name}]\nweight = 2\n" for name in names)
-    text += "".join(f"[pools.{name}.pools.{name}-{n}]\nweight = 3\n" for name in names for n in range(20))
-    file.write_text(text)
-    cpumond("tree", "apply", file, "--yes")
-    assert len(pools(scheduler)) == 1050
-    assert cpumond("tree", "apply", file, "--yes")[0].startswith("nothing to do")
-    cpumond("undo", commands(scheduler)[0]["number"], "--yes")
-    assert pools(scheduler) == {}

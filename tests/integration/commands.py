@@ -1,0 +1,25 @@
+"""``cpumond`` in the process of the test, where the start of another one would take longest."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+from collections.abc import Mapping
+from unittest import mock
+
+from cpumond.cli import run
+
+
+def run_command(words: list[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """A command that prints to no terminal and is sent no signal; its environment is ours unless given."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2))
+    environ = mock.patch.dict(os.environ, os.environ if environment is None else environment, clear=True)
+    with environ, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(words)
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode())
+    return subprocess.CompletedProcess(words, code, *texts)
