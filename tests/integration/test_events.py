@@ -7,12 +7,11 @@ import json
 import os
 import signal
 import sqlite3
-import threading
 from typing import Any
 
 import httpx2
 import pytest
-from scheduler_process import PlayedNode, SchedulerProcess
+from scheduler_process import SchedulerProcess
 from test_json_api import LiveScheduler
 from test_scheduler_commands import Shell, cpumond, server
 from waiting import wait_until
@@ -50,40 +49,6 @@ def events(scheduler: SchedulerProcess, what: str = "audit", **query: Any) -> li
 def set_weight(scheduler: SchedulerProcess, pool: str, weight: float) -> httpx2.Response:
     body = {"edits": [{"path": ["weight"], "value": weight}]}
     return scheduler.request("PATCH", f"trees/default/pools/{pool}", body)
-
-
-def test_a_killed_scheduler_has_a_command_and_its_entry_or_neither(scheduler: SchedulerProcess):
-    scheduler.start()
-    scheduler.create_pool("p")
-    for first in (100, 200, 300):
-        acknowledged: list[int] = []
-
-        def change(first: int = first, acknowledged: list[int] = acknowledged) -> None:
-            with scheduler.new_client() as client:
-                for weight in range(first, first + 90):
-                    body = {"edits": [{"path": ["weight"], "value": weight}]}
-                    try:
-                        answer = client.patch("/api/v1/trees/default/pools/p", json=body)
-                    except httpx2.TransportError:
-                        return
-                    assert answer.status_code == 200
-                    acknowledged.append(weight)
-
-        changing = threading.Thread(target=change)
-        changing.start()
-        wait_until(lambda acknowledged=acknowledged: len(acknowledged) >= 10, "some changes")
-        scheduler.kill()
-        changing.join()
-        scheduler.start()
-        weight = scheduler.get("trees/default/pools/p")["attributes"]["weight"]
-        told = [
-            each["changes"][0]["new"]
-            for each in events(scheduler, pool="p", limit=1000)
-            if each["command"] == "ChangePool"
-        ]
-        assert told[0] == weight, "the last entry is the last change"
-        assert set(acknowledged) <= set(told)
-        assert [value for value in told if first <= value][::-1] == list(range(first, int(weight) + 1))
 
 
 def test_who_sees_what(secured: SchedulerProcess):
@@ -176,41 +141,6 @@ def test_changes_are_told_with_the_plan_and_taken_back(scheduler: SchedulerProce
     annotation = scheduler.get("annotations?pool=p&limit=1")[0]
     assert annotation["tags"] == ["command", "tree:default", "pool:p", "user:root"]
     assert abs(annotation["time"] / 1e3 - events(scheduler, "events", pool="p")[0]["at"]) < 1
-
-
-def test_a_lost_node_is_shown_with_its_jobs(scheduler: SchedulerProcess):
-    text = 'node_heartbeat_timeout = "300ms"'
-    scheduler.write_config(text)
-    scheduler.start()
-    node = PlayedNode(scheduler, "n1", tags=["rack1"])
-    node.register()
-    scheduler.patch("trees/default", {"edits": [{"path": ["node_reconnection_timeout"], "value": 400}]})
-    operation = scheduler.start_operation("p")
-
-    def runs() -> bool:
-        """On a busy machine it may be offline before the next heartbeat, and is registered again."""
-        try:
-            node.beat()
-        except AssertionError:
-            node.register()
-        jobs = scheduler.get(f"operations/{operation}/jobs")["jobs"]
-        return [job["state"] for job in jobs if job["id"] in node.jobs] == ["running"]
-
-    wait_until(runs, "its job runs")
-    wait_until(lambda: scheduler.get("nodes")["nodes"][0]["lost_at"] is not None, "the node is lost")
-    (listed,) = scheduler.get("nodes?online=false&tag=rack1")["nodes"]
-    assert (listed["id"], listed["is_online"], listed["job_count"]) == ("n1", False, 1)
-    shown = scheduler.get("nodes/n1")
-    assert [(job["operation_id"], job["state"]) for job in shown["jobs"]] == [(operation, "lost")]
-    scheduler.kill()
-    scheduler.start()
-    assert scheduler.get("nodes/n1")["jobs"] == shown["jobs"]
-    kinds = [each["kind"] for each in events(scheduler, "events", node="n1")]
-    assert kinds[0] == "node_lost"
-    assert kinds[-1] == "node_registered"
-    node.register()
-    assert scheduler.get("nodes/n1")["lost_at"] is None
-    assert events(scheduler, "events", node="n1")[0]["kind"] == "node_returned"
 
 
 def test_a_start_and_a_reload_are_told(scheduler: SchedulerProcess):

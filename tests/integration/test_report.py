@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -126,70 +125,6 @@ def test_a_restart_of_the_scheduler_takes_nothing_away(world, scheduler, monkeyp
     assert rows["operation", world["one"]]["title"] == MARKUP
 
 
-def test_text_shows_pools_and_operations_and_that_the_history_is_young(world, cpumond):
-    lines = cpumond("report", "--since", "24h", "--top", "2").splitlines()
-    assert "less than the 1 d asked for" in lines[1]
-    assert [line.split()[0] for line in lines if line.startswith(("a ", "  b ", "c ", "total "))] == [
-        "a", "b", "c", "total", "total",
-    ]  # fmt: skip
-    assert any(line.startswith(world["four"]) for line in lines)
-    assert not any(line.startswith(world["one"]) for line in lines)
-    assert "1 more operation with less ordered: --top shows more of them" in lines
-
-
-def test_json_is_the_answer_of_the_scheduler(world, cpumond):
-    (tree,) = cpumond.json("report")["trees"]
-    assert {row["name"] for row in tree["pools"]} == {"a", "b", "c"}
-    assert json.loads(cpumond("report", "--format", "json", "--top", "0"))["trees"][0]["operations"] == []
-
-
-def test_operations_without_room_are_told_and_their_hours_are_in_their_pools(scheduler, monkeypatch, cpumond):
-    start(scheduler, monkeypatch, f"{HISTORY}max_series = 3\n")
-    scheduler.create_pool("a")
-    node = PlayedNode(scheduler, "n1")
-    node.register()
-    for _ in range(2):
-        scheduler.start_operation("a")
-    node.beat_until(lambda: len(node.jobs) == 2, "two jobs")
-    count_to(node, {job: make_counters(3600.0) for job in node.jobs})
-
-    def is_recorded() -> bool:
-        return bool(scheduler.get("report?since_s=3600")["trees"][0]["total"]["ordered"] > 1.99)
-
-    wait_until(is_recorded, "the history has all core-hours")
-    text = cpumond("report", "--since", "1h")
-    assert "Up to 2 operations at a time had no series of their own" in " ".join(text.split())
-    rows = read_rows(cpumond("report", "--since", "1h", "--format", "csv"))
-    assert {kind for kind, _ in rows} == {"total", "pool"}
-    assert_hours(rows["pool", "a"], 2.0)
-    assert rows["pool", "a"]["operations_without_series"] == "2"
-
-
-def test_only_one_pool_is_reported(world, cpumond):
-    (tree,) = cpumond.json("report", "--pool", "a")["trees"]
-    assert [row["name"] for row in tree["pools"]] == ["a", "b"]
-    assert {row["name"] for row in tree["operations"]} == {world["one"], world["two"]}
-    assert tree["total"]["ordered"] == pytest.approx(3.0, rel=0.02)
-    whole = cpumond.json("report", "--pool", "<Root>", "--tree", "default")
-    assert whole["trees"][0]["total"]["ordered"] == pytest.approx(7.0, rel=0.02)
-
-
-def test_the_page_is_written_whole_and_shows_names_as_text(world, cpumond, tmp_path):
-    path = tmp_path / "report.html"
-    path.write_text("before")
-    assert cpumond("report", "--since", "1h", "--html", str(path)) == ""
-    text = path.read_text(encoding="utf-8")
-    assert text.startswith("<!DOCTYPE html>")
-    assert text.endswith("</html>\n")
-    assert MARKUP not in text
-    assert "&lt;img src=x onerror=alert(1)&gt;" in text
-    assert text.count("data-chart=") == 1
-    assert cpumond.err == ""
-    assert not list(tmp_path.glob("*.tmp"))
-    cpumond("report", "--pool", "a", "--output", str(tmp_path / "a.html"))
-    assert "Ordered, limit and used over time" in (tmp_path / "a.html").read_text(encoding="utf-8")
-
-
 def test_a_file_that_cannot_be_written_is_said(world, cpumond, tmp_path):
     missing = tmp_path / "missing" / "report.csv"
     cpumond("report", "--output", str(missing), code=73)
@@ -199,18 +134,6 @@ def test_a_file_that_cannot_be_written_is_said(world, cpumond, tmp_path):
     cpumond("report", "--pool", "nobody", "--html", str(kept), code=67)
     assert kept.read_text() == "before"
     assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_unknown_names_get_a_suggestion(world, scheduler, cpumond):
-    scheduler.create_pool("research")
-    wait_until(
-        lambda: "research" in [row["name"] for row in scheduler.get("report?since_s=60")["trees"][0]["pools"]],
-        "the new pool has a point",
-    )
-    cpumond("report", "--tree", "defualt", code=67)
-    assert 'did you mean "default"?' in cpumond.err
-    cpumond("report", "--pool", "reserch", code=67)
-    assert 'did you mean "research"?' in cpumond.err
 
 
 def test_a_scheduler_without_a_history_says_so(scheduler, monkeypatch, cpumond):

@@ -313,15 +313,14 @@ def test_the_command_line_reads_and_writes(served):
     assert "Traceback" not in again.stderr
 
 
-def test_the_command_line_sends_a_batch_and_starts_an_operation(served):
+def test_a_batch_is_answered_request_by_request(served):
     requests = (
         '{requests=[{command=get;parameters={path="//sys/pools/research/@weight"}};{command=get;parameters='
         '{path="//sys/none"}};{command=list;parameters={path="//sys/pools";return_only_value=%true}};{command=set;'
         'parameters={path="//sys/pools/research/@x"};input=5};{command=nonsense;parameters={}};]}'
     )
-    done = served.yt("execute", "execute_batch", requests)
-    assert done.returncode == 0, done.stderr
-    results = read_yson(done.stdout.encode())["results"]
+    with served.client(headers={"X-YT-Header-Format": "yson"}) as http:
+        results = read_yson(http.post("/api/v4/execute_batch", content=requests.encode()).content)["results"]
     assert results[0] == {"output": {"value": 2.5}}
     assert results[1]["error"]["code"] == 500
     assert results[1]["error"]["inner_errors"][0]["message"] == 'Node //sys has no child with key "none"'
@@ -329,15 +328,6 @@ def test_the_command_line_sends_a_batch_and_starts_an_operation(served):
     assert results[3] == {"output": {}}
     assert 'unknown command "nonsense"' in results[4]["error"]["message"]
     assert served.toy.find(parse_ypath("//sys/pools/research")).attributes["x"] == 5
-
-    started = served.yt("execute", "start_operation", "{operation_type=vanilla;spec={pool=p}}")
-    assert read_yson(started.stdout.encode()) == {"operation_id": "a-b-c-1"}
-
-
-def test_the_command_line_explains_a_refused_token(served):
-    done = served.yt("list", "//sys/pools", YT_TOKEN="bad")  # noqa: S106 - a token that nobody has
-    assert done.returncode == 1
-    assert "the token is not known" in done.stderr
 
 
 # --- raw requests: finding commands ----------------------------------------------------------------------------------
