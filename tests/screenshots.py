@@ -7,13 +7,12 @@ minutes and takes each page in three sizes, dark and light.
 
 The pictures of the documentation go to the first directory, with --all every page in every size to the other one;
 --overview is one of the overview with its graph, for README. ``python tests/pictures.py overview`` runs it.
-Needs root, real cgroups, chromium and the Python package playwright.
+Needs root, real cgroups, Chromium and the Python package playwright.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from urllib.parse import quote
 
 sys.path.insert(0, str(Path(__file__).parent / "integration"))
 
-from browser import ARGUMENTS
+from browser import ARGUMENTS, find_program
 from closed_loop import WAIT_S, Loop
 from playwright.sync_api import sync_playwright
 from small_png import shrink
@@ -212,7 +211,7 @@ def main() -> None:
         if done.returncode:
             raise SystemExit(done.stderr)
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(ARGUMENTS))
+            browser = playwright.chromium.launch(executable_path=find_program(), args=list(ARGUMENTS))
             camera = Camera(browser, arguments.docs, arguments.all)
             if arguments.overview:
                 camera.take_overview(stage, arguments.overview)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
-import shutil
 import statistics
 import sys
 import tempfile
@@ -26,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 import web_scale
-from browser import ARGUMENTS, WINDOW
+from browser import ARGUMENTS, WINDOW, find_program
 from playwright.sync_api import sync_playwright
 from scheduler import cpu_seconds, memory_mib
 from scheduler_process import SchedulerProcess
@@ -293,9 +292,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*", choices=["paint", "pools", "operations", "viewers", "memory"])
     arguments = parser.parse_args()
-    program = shutil.which("chromium")
+    program = find_program()
     if program is None:
-        raise SystemExit("needs chromium (apt-get install --no-install-recommends chromium)")
+        raise SystemExit("needs Chromium (apt-get install --no-install-recommends chromium-headless-shell)")
     with tempfile.TemporaryDirectory() as folder:
         scheduler = SchedulerProcess(Path(folder))
         begun = time.perf_counter()

@@ -32,15 +32,20 @@ ABORTED = "net::ERR_ABORTED"
 """The page itself gave up the request: it was left, or wants something newer."""
 
 
+def find_program() -> str | None:
+    """The path of Chromium, best of all its headless shell: a page opens there at half the cost."""
+    return shutil.which("chromium-headless-shell") or shutil.which("chromium")
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """One browser for the tests of a module.
 
     Not for the whole session: as long as it is there, an event loop runs in this thread, and ``asyncio.run`` fails.
     """
-    program = shutil.which("chromium")
+    program = find_program()
     if program is None:
-        pytest.skip("needs chromium (apt-get install --no-install-recommends chromium)")
+        pytest.skip("needs Chromium (apt-get install --no-install-recommends chromium-headless-shell)")
     sync_api = pytest.importorskip(
         "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
     )

@@ -126,7 +126,7 @@ def find_faults_of_pages(page: Page, site: Site, screen: tuple[int, str]) -> lis
     wrong: list[str] = []
     addresses, patterns = pages_of(site, page)
     for where in addresses:
-        site.turn(page, where)
+        site.open(page, where)
         wrong += look(page, where, [screen])
         for link in page.evaluate(LINKS) if patterns else ():
             if fitting := [each for each in patterns if each.fullmatch(link)]:
@@ -152,7 +152,7 @@ def find_faults_of_dialogs(page: Page, site: Site, screen: tuple[int, str]) -> l
         (node, "Cordon"), (node, "Drain"), (f"#/operations/{site.operations['moving']}", "Abort"),
     ):  # fmt: skip
         page.set_viewport_size({"width": DESK[0], "height": 900})
-        site.turn(page, where)
+        site.open(page, where)
         page.get_by_role("button", name=button, exact=True).click()
         expect(page.get_by_role("dialog")).to_be_visible()
         wrong += look(page, f"{where}: {button}", [screen])

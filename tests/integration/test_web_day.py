@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
-from web_site import await_page, open_page, turn_page
+from web_site import await_page, open_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -58,10 +58,6 @@ def show(page: Page, scheduler: SchedulerProcess, where: str) -> None:
     open_page(page, f"{scheduler.url}/", where)
 
 
-def turn(page: Page, scheduler: SchedulerProcess, where: str) -> None:
-    turn_page(page, f"{scheduler.url}/", where)
-
-
 def test_what_is_typed_into_filters_counts_at_once_and_on_its_page_alone(page, scheduler):
     show(page, scheduler, "#/operations")
     page.get_by_label("Pool", exact=True).focus()
@@ -87,7 +83,7 @@ def test_a_late_answer_stays_with_its_operation_and_the_focus_with_its_button(pa
     button.press("Enter")
     expect(page.get_by_text("It is run ahead with each change")).to_be_visible()
     expect(button).to_be_focused()
-    turn(page, scheduler, f"#/operations/{third}")
+    show(page, scheduler, f"#/operations/{third}")
     with page.expect_response("**/when?shorter=true"):
         held[0].fulfill(json={"lines": ["This is about two."], "shorter": []})
     expect(button).to_be_enabled()

@@ -107,7 +107,7 @@ def furnish_hostile(site: Site) -> None:
 def test_every_page_opens_with_one_heading_and_a_title(page, site):
     titles = {}
     for name, where in site.addresses().items():
-        site.turn(page, where)
+        site.open(page, where)
         assert page.locator("h1").count() == 1, name
         assert page.title().endswith(" \u2013 cpumond"), name
         assert page.locator("main [role=alert]").count() == 0, name
@@ -127,7 +127,7 @@ def test_what_does_not_exist_is_said_in_a_sentence_below_its_heading(page, site)
         ("#/pools/default/nobody", "nobody"), ("#/operations/1-2-3-4", "Operation 1-2-3-4"),
         ("#/operations/1-2-3-4/jobs/5", "Job 5"), ("#/nodes/nobody", "Node nobody"), ("#/pools/nobody", "Pools"),
     ):  # fmt: skip
-        site.turn(page, where)
+        site.open(page, where)
         expect(page.get_by_role("heading", level=1)).to_have_text(heading)
         name = where.split("/")[2] if "operations" in where else "nobody"
         expect(page.locator("main [role=alert]").first).to_contain_text(
@@ -203,16 +203,16 @@ def test_the_operation_s_page_shows_state_shares_why_and_jobs(page, site):
     expect(main).to_contain_text("*moving")
     page.get_by_role("link", name="Why", exact=True).click()
     lines = site.cluster.get(f"/api/v1/operations/{site.operations['waiting']}/why")["trees"][0]["lines"]
-    site.turn(page, f"#/operations/{site.operations['waiting']}?tab=why")
+    site.open(page, f"#/operations/{site.operations['waiting']}?tab=why")
     for line in lines:
         if not any(sign.isdigit() for sign in line):
             expect(main).to_contain_text(line.strip())
     assert any("queue" in line for line in lines)
-    site.turn(page, f"#/operations/{operation}?tab=jobs")
+    site.open(page, f"#/operations/{operation}?tab=jobs")
     expect(page.get_by_role("link", name=site.job["id"], exact=True)).to_have_attribute(
         "href", f"#/operations/{operation}/jobs/{site.job['id']}"
     )
-    site.turn(page, site.addresses()["failed operation"])
+    site.open(page, site.addresses()["failed operation"])
     expect(page.locator(".told")).to_contain_text(site.cluster.operation(site.operations["broken"])["error"])
 
 
@@ -272,11 +272,11 @@ def test_operations_are_named_by_their_titles(page, site):
         (f"#/events?operation={moving}", "Events, the newest first", "operation Moving usage", moving),
         (f"#/audit?operation={moving}", "Events, the newest first", "operation Moving usage", moving),
     ):
-        site.turn(page, where)
+        site.open(page, where)
         link = page.get_by_role("table", name=table, exact=True).get_by_role("link", name=title, exact=True).first
         expect(link).to_have_attribute("href", f"#/operations/{operation}")
         expect(link).to_have_attribute("title", f"{title.removeprefix('operation ')}, {operation}")
-    site.turn(page, site.job_address())
+    site.open(page, site.job_address())
     crumbs = page.get_by_role("navigation", name="Where this is")
     expect(crumbs.get_by_role("link", name="Moving usage")).to_have_attribute("href", f"#/operations/{moving}")
 
@@ -407,7 +407,7 @@ def test_hostile_text_stays_text(new_page, site):
     page.on("request", lambda request: asked.append(request.url))
     site.cluster.wait(lambda: site.cluster.operation(site.operations["aborted"])["state"] == "aborted", "it is aborted")
     for where, texts in hostile_pages(site).items():
-        site.turn(page, where)
+        site.open(page, where)
         # What turns the direction of the text is shown as what it is.
         check_harmless(page, *(text.replace("\u202e", "\\u202e") for text in texts))
         assert "\u202e" not in page.locator("main").inner_text()
@@ -424,10 +424,10 @@ def test_links_to_odd_names_work(page, site):
     site.open(page, f"#/operations/{site.operations['odd']}")
     page.get_by_role("link", name=ODD, exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text(ODD)
-    site.turn(page, "#/nodes")
+    site.open(page, "#/nodes")
     page.get_by_role("link", name=NODE, exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"Node {NODE}")
-    site.turn(page, "#/pools")
+    site.open(page, "#/pools")
     page.get_by_role("link", name=SCHEME, exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text(SCHEME)
     page.get_by_role("link", name="Pools of default").first.click()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
 from waiting import wait_until
-from web_site import await_page, open_page, turn_page
+from web_site import await_page, open_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -283,9 +283,9 @@ def test_an_operation_of_two_trees_and_one_that_fits_nowhere(page, scheduler, no
     show(page, scheduler, f"#/operations/{two}")
     expect(page.get_by_role("region", name="Pool p of tree empty")).to_contain_text("has no share here")
     expect(page.get_by_role("region", name="Pool p of tree default")).to_contain_text("starves in")
-    turn_page(page, f"{scheduler.url}/", "#/pools/empty")
+    show(page, scheduler, "#/pools/empty")
     expect(page.get_by_text(re.compile("Percentages are of all that the tree empty has: 0 cores"))).to_be_visible()
-    turn_page(page, f"{scheduler.url}/", f"#/operations/{huge}?tab=jobs")
+    show(page, scheduler, f"#/operations/{huge}?tab=jobs")
     expect(page.get_by_text("No job yet; the tab “Why” has the reason")).to_be_visible()
     for operation in (two, huge):
         scheduler.post(f"operations/{operation}/abort", {})
@@ -296,10 +296,10 @@ def test_a_cordoned_node_says_by_whom_and_why(page, scheduler, node):
     scheduler.post(f"{path}/cordon", {"why": "bad fan"})
     show(page, scheduler, "#/nodes")
     expect(page.locator("#main, main").get_by_text("1 cordoned", exact=True)).to_be_visible()
-    turn_page(page, f"{scheduler.url}/", f"#/{path}")
+    show(page, scheduler, f"#/{path}")
     expect(page.get_by_text(re.compile(r"cordoned by .* ago: it gets no new jobs \(bad fan\)"))).to_be_visible()
     scheduler.post(f"{path}/drain")
-    turn_page(page, f"{scheduler.url}/", f"#/{path}")
+    show(page, scheduler, f"#/{path}")
     expect(page.get_by_text(re.compile(r"drained by .*, those that it has are stopped"))).to_be_visible()
     scheduler.post(f"{path}/uncordon")
 
@@ -309,11 +309,11 @@ def test_facts_have_two_columns_and_controls_are_large_on_a_telephone(new_page, 
     long = "W" * 100
     scheduler.create_pool(long)
     for where in (f"#/pools/default/{long}", "#/", "#/operations", "#/pools"):
-        turn_page(page, f"{scheduler.url}/", where)
+        show(page, scheduler, where)
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         small = "e => e.checkVisibility() && e.getBoundingClientRect().height < 33"
         assert page.evaluate(f"[...document.querySelectorAll('button')].filter({small}).map(e => e.textContent)") == []
-    turn_page(page, f"{scheduler.url}/", f"#/pools/default/{long}")
+    show(page, scheduler, f"#/pools/default/{long}")
     columns = "[...document.querySelectorAll('.facts > div')].map(e => Math.round(e.getBoundingClientRect().left))"
     assert len(set(page.evaluate(columns))) == 2
 

@@ -141,12 +141,8 @@ class Site:
         return next(node for node in self.cluster.nodes if node.node_id == self.job["node_id"])
 
     def open(self, page: Page, where: str) -> None:
-        """A page of the scheduler, loaded anew, with its data."""
+        """A page of the scheduler, with its data."""
         open_page(page, f"{self.cluster.url}/", where)
-
-    def turn(self, page: Page, where: str) -> None:
-        """As ``open``, where a page of the scheduler is open already: as a person does it, who chooses a link."""
-        turn_page(page, f"{self.cluster.url}/", where)
 
     def open_agent(self, page: Page, where: str) -> None:
         """The same of the agent."""
@@ -158,21 +154,21 @@ def encode(name: str) -> str:
     return quote(name, safe="!*'()-_.~")
 
 
-def open_page(page: Page, url: str, where: str) -> None:
-    """Load a page anew and wait for its data."""
+def load_page(page: Page, url: str, where: str) -> None:
+    """Load a page and all that it is made of, and wait for its data."""
     page.goto("about:blank")
     page.goto(f"{url}{where}")
     await_page(page, where)
 
 
-def turn_page(page: Page, url: str, where: str) -> None:
-    """Go to another page of those that are open already, which takes a fraction of loading all of it, and wait for its
-    data."""
-    if not page.url.startswith(url):
-        open_page(page, url, where)
-        return
-    page.evaluate(TURN, where)
-    await_page(page, where)
+def open_page(page: Page, url: str, where: str) -> None:
+    """Open a page and wait for its data: as a person does it, who chooses a link, where one of these pages is open
+    already, which takes a fraction of loading all of it."""
+    if page.url.startswith(url):
+        page.evaluate(TURN, where)
+        await_page(page, where)
+    else:
+        load_page(page, url, where)
 
 
 def await_page(page: Page, where: str | None = None) -> None:

@@ -211,7 +211,7 @@ def test_every_table_has_a_caption_and_every_head_a_scope(page, site):
     for where in ("#/", "#/pools", "#/pools/default/a", "#/operations", f"#/operations/{site.operations['moving']}",
                   f"#/operations/{site.operations['moving']}?tab=specification", site.job_address(), "#/nodes",
                   f"#/nodes/{site.job['node_id']}", "#/preemptions"):  # fmt: skip
-        site.turn(page, where)
+        site.open(page, where)
         assert page.evaluate(
             "[...document.querySelectorAll('table')].filter((t) => !t.caption?.textContent.trim() "
             "|| [...t.querySelectorAll('th')].some((th) => !th.scope)).map((t) => t.outerHTML.slice(0, 200))"
