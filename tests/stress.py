@@ -29,6 +29,13 @@ from cpumond.testing import CgroupTree
 
 TESTS = Path(__file__).resolve().parent
 LOOPS, ORDERS, PAIRS = 8, 10, 40
+LOOP = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(1_000_000):
+        pass
+"""
 QUOTA_SHARE = 0.25
 PERIOD_US = 100_000
 
@@ -36,7 +43,7 @@ PERIOD_US = 100_000
 @contextlib.contextmanager
 def busy_loops() -> Iterator[None]:
     """Eight processes that take all the CPU they get."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(LOOPS)]
+    loops = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(LOOPS)]
     try:
         yield
     finally:
