@@ -19,6 +19,7 @@ from waiting import wait_until
 from cpumond.agent.config import Report
 from cpumond.agent.report.http import MAX_ANSWER_BYTES, HttpReporter
 from cpumond.cli.agent.receiver import make_stub_app
+from cpumond.core.route import FIRST_RETRY_S
 from cpumond.core.wire import Heartbeat, JobReport
 
 
@@ -130,6 +131,34 @@ def test_one_connection_is_kept(logs: list[Any]):
         assert server.requests[0].headers["Content-Type"] == "application/json"
         assert "Authorization" not in server.requests[0].headers
     assert logs == []
+
+
+def test_a_newer_heartbeat_replaces_the_failed_one_and_does_not_cut_the_wait_short():
+    rng = not_before_close()
+    with scripted(500) as server, reporting(server.url, rng) as reporter:
+        reporter.submit(make_heartbeat(1))
+        wait_until(lambda: rng.bounds, "the wait after the failure")
+        for sequence in range(2, 50):
+            reporter.submit(make_heartbeat(sequence))
+        assert server.sequences == [1]
+        reporter.close(20.0)
+        assert server.sequences == [1, 49]
+        stats = reporter.stats()
+        assert (stats.sent_total, stats.failed_total, stats.dropped_total) == (1, 1, 48)
+        assert stats.last_error == ""
+
+
+def test_waits_grow_to_the_cap_and_begin_anew_after_a_success():
+    rng = soon()
+    statuses = [503] * 6 + [200] + [500] * 2
+    with scripted(*statuses) as server, reporting(server.url, rng, retry_max_s=10.0) as reporter:
+        reporter.submit(make_heartbeat(1))
+        has_sent(reporter, 1)
+        assert rng.bounds == [FIRST_RETRY_S * factor for factor in (1, 2, 4, 8)] + [10.0, 10.0]
+        reporter.submit(make_heartbeat(2))
+        has_sent(reporter, 2)
+        assert rng.bounds[6:] == [FIRST_RETRY_S, FIRST_RETRY_S * 2]
+        assert server.sequences == [1] * 7 + [2] * 3
 
 
 def test_each_status_is_logged_once_until_a_success(logs: list[Any]):
