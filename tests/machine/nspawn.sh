@@ -18,7 +18,8 @@ set -euo pipefail
 shopt -s inherit_errexit
 
 suite=${MACHINE_SUITE:-bookworm}
-packages="systemd systemd-sysv dbus procps python3 ${MACHINE_PACKAGES:-}"
+# One root for all tests that need no more than this: making one takes longer than most of them.
+packages="systemd systemd-sysv dbus polkitd procps python3 python3-venv ${MACHINE_PACKAGES:-}"
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/cpumond-machine
 cgroups=/sys/fs/cgroup
 hierarchies=(cpu cpuacct memory pids systemd unified)

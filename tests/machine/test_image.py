@@ -109,10 +109,7 @@ def podman() -> Iterator[Podman]:
 def build_image(podman: Podman, wheels: Path) -> None:
     """As the recipe's head says for hosts without a network."""
     gather_wheels(wheels, ("postgresql",))
-    environment = {**os.environ, "MACHINE_PACKAGES": "python3-venv"}
-    made = subprocess.run(
-        [NSPAWN, "build"], env=environment, stdout=subprocess.PIPE, text=True, timeout=600, check=True
-    )
+    made = subprocess.run([NSPAWN, "build"], stdout=subprocess.PIPE, text=True, timeout=600, check=True)
     root = shlex.quote(made.stdout.strip())
     podman.run(f"tar -C {root} --exclude=./var/cache --exclude=./usr/share/doc -c . | podman import - {BASE}")
     offline = f"--network none --build-arg BASE=localhost/{BASE} " + read_offline_options().replace(

@@ -36,9 +36,7 @@ ORIGINAL = {
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     """What one boot saw, step by step."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MACHINE_PACKAGES", "polkitd")
-        return boot("service_life.py", tmp_path_factory.mktemp("machine"), LIMIT_S)
+    return boot("service_life.py", tmp_path_factory.mktemp("machine"), LIMIT_S)
 
 
 def test_files_are_installed(facts: Facts) -> None:

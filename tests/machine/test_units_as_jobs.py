@@ -22,9 +22,7 @@ pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     """What one boot saw, step by step."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MACHINE_PACKAGES", "polkitd")
-        return boot("units.py", tmp_path_factory.mktemp("machine"), LIMIT_S)
+    return boot("units.py", tmp_path_factory.mktemp("machine"), LIMIT_S)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))

@@ -1,32 +1,28 @@
-"""All that touches cgroups, on a kernel of its own: a Debian under qemu with cgroup v2, with v1, and with both.
+"""What touches cgroups, on a kernel of its own: a Debian under qemu with cgroup v2.
 
-One command: ``.venv/bin/pytest tests/machine``; ``.ci/run`` runs it with all the others. This module boots three
-machines one after the other from one cached image, which is made first where there is none (about two minutes):
-
-- ``v2``: the tests of cgroups, of the agent and of the closed loop that stand in ``QUICK``, the contract of the
-  executor of kind ``systemd``, units as jobs under real load (``guest/units.py``), and two reboots; Docker, podman and
-  Slurm with cgroups that systemd makes;
-- ``v1``, with cpu and cpuacct mounted together, and ``hybrid``: what looks at mounts, limits and discovery. The host
-  that runs these tests does the rest on v1, at its own speed.
+One command: ``.venv/bin/pytest tests/machine``; ``.ci/run`` runs it with all the others. This module boots one machine
+from a cached image, which is made first where there is none (about two minutes): the tests of cgroups, of the agent and
+of the executor that stand in ``QUICK``, with Docker, podman and Slurm whose cgroups systemd makes, and units as jobs
+under real load (``guest/units.py``). ``tests/slow/test_vm_layouts.py`` has what takes longer: the executor of kind
+``systemd``, reboots, and the other layouts, whose cgroups the host that runs these tests has itself.
 
 The processor is emulated, ten to twenty times slower than the host's: tests with many processes would take an hour and
 are left out, and so is what shows nothing of the version of cgroups that others there do not show. The summary at the
-end says how long each machine took, which tests were left out, and why. ``CPUMOND_MACHINE=full`` runs all that can run
-there, on every layout. Without qemu the tests are skipped.
+end says how long the machine took, which tests were left out, and why. ``CPUMOND_MACHINE=full`` runs all that can run
+there. Without qemu the tests are skipped.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from guest_host import REPOSITORY, Facts, assert_passed, of
-from judge_units import CHECKS, FLOOR_US, QUOTA_US, assert_same
+from judge_units import CHECKS
 from vm_host import BUILD_S, SLOWNESS, Machine, Part, boot, limit_of, make_stage, skip_without_means
 
 FULL = os.environ.get("CPUMOND_MACHINE") == "full"
@@ -97,19 +93,15 @@ SLOW_CHECKS = {
     "check_without_the_bus", "check_without_polkit",
 }  # fmt: skip
 """Of their facts; ``test_units_as_jobs.py`` has them all on this host."""
-SLOW_CONTRACT = ("test_many", "test_a_flood", "test_the_end_of_a_log")
-"""Beginnings of the names of tests of ``guest/systemd_contract.py``; ``test_systemd_executor.py`` has them all."""
 INTEGRATION = REPOSITORY / "tests" / "integration"
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(INTEGRATION.glob("test_*.py"))}
 FILES = {name for name, text in TEXTS.items() if "mark.cgroup" in text}
 """Of tests that touch cgroups."""
 TESTS = Part("vm_tests", 7200 if FULL else 900)
 UNITS = Part("units", 1800 if FULL else 900)
-CONTRACT_OF_SYSTEMD = Part("systemd_contract", 600 if FULL else 450)
-REBOOT = Part("reboot", 300)
 """Each has a time of its own: three times what it takes where other tests run beside it, and more."""
-PARTS = {"v2": (UNITS, TESTS, CONTRACT_OF_SYSTEMD, REBOOT), "v1": (TESTS,), "hybrid": (TESTS,)}
-pytestmark = [pytest.mark.machine, pytest.mark.timeout(BUILD_S + max(map(limit_of, PARTS.values())) + 300)]
+PARTS = (UNITS, TESTS)
+pytestmark = [pytest.mark.machine, pytest.mark.timeout(BUILD_S + limit_of(PARTS) + 300)]
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +126,8 @@ def why_not_opened(name: str) -> str:
     return next((reason for marker, reason in NOT_HERE.items() if f"mark.{marker}" in first_lines), "")
 
 
-def boot_layout(layout: str, stage: Path) -> Machine:
+def boot_layout(layout: str, stage: Path, parts: Sequence[Part]) -> Machine:
+    """What a machine with these cgroups left after these parts."""
     plan: dict[str, Any] = {
         "files": list_files(layout),
         "quick": QUICK[layout],
@@ -148,26 +141,13 @@ def boot_layout(layout: str, stage: Path) -> Machine:
         "imported": IMPORTED,
     }
     settings = {"UNITS_SLOW": f"{UNITS_SLOW:g}", "MACHINE_STEPS": "" if FULL else ",".join(STEPS)}
-    settings["MACHINE_LEFT_OUT"] = "" if FULL else ",".join(SLOW_CONTRACT)
-    return boot(layout, stage, stage.parent / f"out-{layout}", PARTS[layout], plan, settings)
+    return boot(layout, stage, stage.parent / f"out-{layout}", parts, plan, settings)
 
 
 @pytest.fixture(scope="module")
-def v2(stage: Path) -> Machine:
+def machine(stage: Path) -> Machine:
     """What the machine with the unified hierarchy left."""
-    return boot_layout("v2", stage)
-
-
-@pytest.fixture(scope="module")
-def v1(stage: Path) -> Machine:
-    """What the machine with version 1 left."""
-    return boot_layout("v1", stage)
-
-
-@pytest.fixture(scope="module")
-def hybrid(stage: Path) -> Machine:
-    """What the machine with version 1 and a cgroup2 mount beside it left."""
-    return boot_layout("hybrid", stage)
+    return boot_layout("v2", stage, PARTS)
 
 
 def describe(machine: Machine, facts: Facts) -> str:
@@ -187,19 +167,10 @@ def describe(machine: Machine, facts: Facts) -> str:
             [*sorted(name.removeprefix("check_") for name in SLOW_CHECKS), "an order until its time is over"]
         )
         lines.append(f"  left out, {TOO_SLOW}; test_units_as_jobs.py has them on this host: {units}")
-        names = ", ".join(f"{name}*" for name in SLOW_CONTRACT)
-        lines.append(f"  left out, {TOO_SLOW}; test_systemd_executor.py has them on this host: {names}")
     for reason, files in sorted(by_reason.items()):
         names = ", ".join(f"{name} ({count or 'all'})" for name, count in sorted(files.items()))
         lines.append(f"  left out, {reason}: {names}")
     return "\n".join(lines)
-
-
-@pytest.fixture(scope="module", params=["v2", "v1", "hybrid"])
-def machine(request: pytest.FixtureRequest) -> Machine:
-    """Each layout."""
-    found: Machine = request.getfixturevalue(request.param)
-    return found
 
 
 def test_every_part_came_to_its_end(machine: Machine) -> None:
@@ -216,43 +187,20 @@ def test_the_tests_that_touch_cgroups(machine: Machine, record_property: Callabl
     assert "passed" in {fact["outcome"] for fact in facts["tests"].values()}, machine.outputs["vm_tests"][-3000:]
 
 
-def test_the_executor_of_kind_systemd(v2: Machine) -> None:
-    """The contract, where systemd counts memory and CPU time itself."""
-    facts = v2.of("systemd_contract")
-    assert_passed(facts)
-    assert len(facts) > 30, sorted(facts)
-
-
 @pytest.mark.parametrize(
     "check",
     [check for check in CHECKS if FULL or check.__name__ not in SLOW_CHECKS],
     ids=lambda check: check.__name__.removeprefix("check_"),
 )
-def test_units(v2: Machine, check: Callable[[Facts, float], None]) -> None:
-    check(v2.of("units"), UNITS_PATIENCE)
+def test_units(machine: Machine, check: Callable[[Facts, float], None]) -> None:
+    check(machine.of("units"), UNITS_PATIENCE)
 
 
-def test_a_killed_agent_leaves_the_unit_its_quota(v2: Machine, record_property: Callable[[str, object], None]) -> None:
+def test_a_killed_agent_leaves_the_unit_its_quota(
+    machine: Machine, record_property: Callable[[str, object], None]
+) -> None:
     """File and property, and the next agent begins with what the unit ordered."""
-    fact = of(v2.of("units"), "kill")
+    fact = of(machine.of("units"), "kill")
     assert None not in (fact["full_s"], fact["property_s"], fact["up_s"], fact["lowered_s"]), fact
     assert fact["job"]["cpu_limit"] == 2.0
     record_property("machine", f"v2: original quota {fact['full_s']:.1f} s after SIGKILL of the agent, emulated")
-
-
-@pytest.mark.parametrize(("boot", "boot_before"), [("rebooted", "before"), ("cut", "rebooted")])
-def test_a_reboot(v2: Machine, boot: str, boot_before: str) -> None:
-    """Orderly, and as if the plug was pulled: the unit comes up with what it orders, and that is lowered anew."""
-    facts = v2.of("reboot")
-    before, fact = of(facts, boot_before), of(facts, boot)
-    assert before["settled_s"] is not None, before
-    assert fact["boot_id"] != before["boot_id"]
-    went_down = {"down": f"{QUOTA_US} 100000", "down_property": "2s"} if boot == "rebooted" else {}
-    assert fact["witness"] == {"up": f"{QUOTA_US} 100000", **went_down}
-    assert fact["settled_s"] is not None, fact
-    assert_same(fact, FLOOR_US)
-    assert fact["job"]["cpu_limit"] == 2.0
-    state = json.loads(fact["state"])
-    assert state["boot_id"] == fact["boot_id"]
-    assert state["cgroups"]["batch.slice/work.service"]["settings"]["quota_us"] == QUOTA_US
-    assert fact["failed_units"] == ""

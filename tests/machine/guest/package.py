@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from first_minutes import FirstMinutes
 from guest_tools import journal_after, live_through, run, show, systemctl, wait, write_file
 
 UNIT = "cpumond"
@@ -43,8 +42,8 @@ QUOTA_US = int(SETTINGS["cpu.cfs_quota_us"])
 CONFIG = "/etc/cpumond/cpumond.toml"
 MOUNTS = "/etc/cpumond/mountinfo"
 README = json.loads(Path("/in/readme.json").read_text())
-"""Taken from it by the host's test: the first ``minutes``, the ``lines`` of an installation by name, the ``toml``;
-settings ``mode``, ``weight`` and ``quota`` of a roll-out."""
+"""Taken from it by the host's test: the ``lines`` of an installation by name, the ``toml``; settings ``mode``,
+``weight`` and ``quota`` of a roll-out."""
 FAST = f'mountinfo = "{MOUNTS}"\n[monitor]\ncheck_period = 200\nmin_cpu_limit = 0.1\n'
 OTHER_JOBS = """
 managed_roots = ["jobs", "batch.slice"]
@@ -76,7 +75,6 @@ SHELLS = {
 }
 PERSON = "/tmp/person"
 """Whose terminals those are."""
-FIRST = FirstMinutes(PERSON, *README["minutes"], README["lines"]["build"])
 PAGES = ("8 cpumond", "5 cpumond.toml", "5 cpumond-scheduler.toml", "1 cpumond-operation")
 
 
@@ -192,6 +190,7 @@ def install() -> dict[str, Any]:
 
 def shells() -> dict[str, Any]:
     """What a person has of the package in a terminal."""
+    os.mkdir(PERSON)
     return {
         "completed": {shell: press_tab(shell, "cpumond ope") for shell in SHELLS},
         "pages": {page: run("man", "--pager=cat", *page.split())["output"] for page in PAGES},
@@ -274,7 +273,6 @@ def shadow() -> dict[str, Any]:
     return {
         "answers": [edit(), type_lines("enable")],
         "decided_s": wait(lambda: read_wanted_cores() < 1.0),
-        "at_s": FIRST.seconds(),
         "status": run("cpumond", "status")["output"],
         "status_text": show(UNIT, "StatusText"),
         "settings": read_settings(),
@@ -504,8 +502,6 @@ def purge() -> dict[str, Any]:
 
 live_through(
     (
-        FIRST.demo,
-        FIRST.build,
         jobs,
         install,
         shells,
@@ -519,7 +515,6 @@ live_through(
         upgrade_stopped,
         upgrade_with_wrong_config,
         remove_refused,
-        FIRST.ends,
         remove,
         purge_unfinished,
         purge,

@@ -110,11 +110,6 @@ class Recorder:
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """MACHINE_LEFT_OUT has beginnings of names, separated by commas, where time is short."""
-        left_out = tuple(filter(None, os.environ.get("MACHINE_LEFT_OUT", "").split(",")))
-        items[:] = [item for item in items if not left_out or not item.name.startswith(left_out)]
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid.rpartition("::")[2]
         before = self.facts.get(name, {"outcome": "passed"})
