@@ -857,6 +857,15 @@ def test_a_pin_is_in_force_again_after_an_override(make_node):
     assert (node.cores("a"), node.job("a").status) == (1.5, "pinned")
 
 
+def test_a_floor_that_a_reload_raises_leaves_a_pin_below_it(make_node):
+    node = make_node({"a": FOUR}).start()
+    control.pin_job(node.agent, "a", {"cpu_limit": 0.6})
+    (node.directory / "run" / "pause").touch()
+    node.reload(QUICK.replace("min_cpu_limit = 0.5", "min_cpu_limit = 1.0") + source())
+    node.ticks(3)
+    assert (node.job("a").state.limit_cores, node.job("a").status, node.cores("a")) == (0.6, "pinned", 0.6)
+
+
 def test_a_pin_of_a_paused_agent_is_written_when_the_pause_is_over(make_node):
     node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
     pause = node.directory / "run" / "pause"
