@@ -210,25 +210,25 @@ class ExecutorContract:
     many = 50
     many_in_turn = 20
 
-    @pytest.mark.parametrize("code", [0, 3, 255])
-    def test_an_exit_code(self, rig: Rig, code: int) -> None:
+    def test_an_exit_code(self, rig: Rig) -> None:
         before_s = time.time()
-        job_id = rig.shell(f"exit {code}")
-        ended = rig.wait(Ended, job_id)
-        started = rig.find(Started, job_id)
-        assert started is not None
-        assert rig.events.index(started) < rig.events.index(ended)
-        assert started.cgroup == rig.cgroups.path(job_id)
-        assert (ended.exit_code, ended.signal, ended.problem, ended.oom_killed) == (code, None, "", False)
-        assert before_s - 1.0 <= started.start_time <= ended.finish_time <= time.time() + 1.0
-        rig.assert_nothing_left(job_id)
+        code_of = {rig.shell(f"exit {code}"): code for code in (0, 3, 255)}
+        for job_id, code in code_of.items():
+            ended = rig.wait(Ended, job_id)
+            started = rig.find(Started, job_id)
+            assert started is not None
+            assert rig.events.index(started) < rig.events.index(ended)
+            assert started.cgroup == rig.cgroups.path(job_id)
+            assert (ended.exit_code, ended.signal, ended.problem, ended.oom_killed) == (code, None, "", False)
+            assert before_s - 1.0 <= started.start_time <= ended.finish_time <= time.time() + 1.0
+        rig.assert_nothing_left(*code_of)
 
-    @pytest.mark.parametrize("number", [9, 15, 11])
-    def test_an_end_by_a_signal(self, rig: Rig, number: int) -> None:
-        job_id = rig.shell(f"kill -{number} $$")
-        ended = rig.wait(Ended, job_id)
-        assert (ended.exit_code, ended.signal, ended.problem) == (None, number, "")
-        rig.assert_nothing_left(job_id)
+    def test_an_end_by_a_signal(self, rig: Rig) -> None:
+        number_of = {rig.shell(f"kill -{number} $$"): number for number in (9, 15, 11)}
+        for job_id, number in number_of.items():
+            ended = rig.wait(Ended, job_id)
+            assert (ended.exit_code, ended.signal, ended.problem) == (None, number, "")
+        rig.assert_nothing_left(*number_of)
 
     def test_a_job_that_ends_at_once(self, rig: Rig) -> None:
         job_ids = [rig.start("true") for _ in range(10)]
@@ -245,26 +245,21 @@ class ExecutorContract:
         assert 0.01 < ended.cpu_seconds < 20.0
         assert ended.max_memory is None or 0 < ended.max_memory < 1 << 30
 
-    @pytest.mark.parametrize(
-        ("argv", "changes", "words"),
-        [
-            (["no-such-program-at-all"], {}, "no-such-program-at-all"),
-            (["/dev/null"], {}, "/dev/null"),
-            (["true"], {"working_directory": "/no/such/directory"}, "/no/such/directory"),
-            (["true"], {"user": "no-such-user-at-all"}, "no-such-user-at-all"),
-            ([], {}, "empty"),
-        ],
-    )
-    def test_what_cannot_be_started_is_its_own_fault(
-        self, rig: Rig, argv: list[str], changes: dict[str, Any], words: str
-    ) -> None:
-        job_id = rig.start(*argv, **changes)
-        event = rig.wait(NotStarted, job_id)
-        assert words in event.problem
-        assert "Traceback" not in event.problem
-        assert not event.node_fault
-        assert rig.find(Ended, job_id) is None
-        rig.assert_nothing_left(job_id)
+    def test_what_cannot_be_started_is_its_own_fault(self, rig: Rig) -> None:
+        words_of = {
+            rig.start("no-such-program-at-all"): "no-such-program-at-all",
+            rig.start("/dev/null"): "/dev/null",
+            rig.start("true", working_directory="/no/such/directory"): "/no/such/directory",
+            rig.start("true", user="no-such-user-at-all"): "no-such-user-at-all",
+            rig.start(): "empty",
+        }
+        for job_id, words in words_of.items():
+            event = rig.wait(NotStarted, job_id)
+            assert words in event.problem
+            assert "Traceback" not in event.problem
+            assert not event.node_fault
+            assert rig.find(Ended, job_id) is None
+        rig.assert_nothing_left(*words_of)
         assert rig.wait(Ended, rig.start("true")).exit_code == 0
 
     def test_its_environment(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,14 +326,14 @@ class ExecutorContract:
         rig.wait(Ended, job_id)
         assert (rig.read(job_id), rig.read(job_id, "stderr")) == (b"out\n", b"err\n")
 
-    @pytest.mark.parametrize("cores", [0.05, 0.5, 1.5])
-    def test_its_quota_is_in_force(self, rig: Rig, cores: float) -> None:
-        job_id = rig.start("sleep", "1000", cpu_limit=cores)
-        cgroup = rig.wait(Started, job_id).cgroup
-        assert read_cores(rig.hierarchies, cgroup) == pytest.approx(cores, rel=0.02)
-        assert len(rig.cgroups.list_processes(job_id)) == 1
-        rig.executor.kill(job_id)
-        assert rig.wait(Ended, job_id).signal == 9
+    def test_its_quota_is_in_force(self, rig: Rig) -> None:
+        cores_of = {rig.start("sleep", "1000", cpu_limit=cores): cores for cores in (0.05, 0.5, 1.5)}
+        for job_id, cores in cores_of.items():
+            cgroup = rig.wait(Started, job_id).cgroup
+            assert read_cores(rig.hierarchies, cgroup) == pytest.approx(cores, rel=0.02)
+            assert len(rig.cgroups.list_processes(job_id)) == 1
+            rig.executor.kill(job_id)
+            assert rig.wait(Ended, job_id).signal == 9
 
     def test_too_much_memory_is_told(self, rig: Rig) -> None:
         job_id = rig.start(sys.executable, "-S", "-c", HOG, memory_limit=64 << 20)
@@ -372,29 +367,26 @@ class ExecutorContract:
         rig.executor.interrupt(job_id)
         rig.assert_nothing_left(job_id)
 
-    @pytest.mark.parametrize(("act", "number"), [("interrupt", 15), ("kill", 9)])
-    def test_what_comes_while_it_is_being_started_is_not_lost(self, rig: Rig, act: str, number: int) -> None:
-        job_ids = []
-        for _ in range(10):
-            job_ids.append(rig.start("sleep", "1000"))
-            getattr(rig.executor, act)(job_ids[-1])
-        for job_id in job_ids:
+    def test_what_comes_while_it_is_being_started_is_not_lost(self, rig: Rig) -> None:
+        number_of = {}
+        for act, number in [(rig.executor.interrupt, 15), (rig.executor.kill, 9)] * 5:
+            job_id = rig.start("sleep", "1000")
+            number_of[job_id] = number
+            act(job_id)
+        for job_id, number in number_of.items():
             event = rig.wait_over(job_id)
             assert isinstance(event, NotStarted) or event.signal == number
-        rig.assert_nothing_left(*job_ids)
+        rig.assert_nothing_left(*number_of)
 
-    @pytest.mark.parametrize(
-        "script",
-        [
+    def test_what_forks_away_is_killed_too(self, rig: Rig) -> None:
+        scripts = (
             "setsid sh -c 'sleep 1000 & sleep 1000' >/dev/null 2>&1 & exit 5",
             "(setsid sh -c '(trap \"\" TERM HUP; sleep 1000) & ' &) & sleep 0.1; exit 5",
             "i=0; while [ $i -lt 30 ]; do i=$((i+1)); (while :; do sleep 0.01; done) & done; exit 5",
-        ],
-    )
-    def test_what_forks_away_is_killed_too(self, rig: Rig, script: str) -> None:
-        job_id = rig.shell(script)
-        assert rig.wait(Ended, job_id).exit_code == 5
-        rig.assert_nothing_left(job_id)
+        )
+        job_ids = [rig.shell(script) for script in scripts]
+        assert [ended.exit_code for ended in rig.wait_all(Ended, job_ids)] == [5] * 3
+        rig.assert_nothing_left(*job_ids)
 
     def test_a_flood_stays_below_the_cap(self, rig: Rig) -> None:
         cap, count = 65_536, 300_000
