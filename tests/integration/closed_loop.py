@@ -9,7 +9,6 @@ import re
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 import httpx2
 import psutil
+from commands import run_command
 from scheduler_process import NO_BINDINGS, YT, clean_environment
 from waiting import SLOWNESS
 
@@ -79,12 +79,8 @@ class Loop(Cluster):
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command of the command line, spoken to this cluster's scheduler."""
-        command = [sys.executable, "-m", "cpumond", *arguments]
         environment = {**clean_environment(), "CPUMOND_SCHEDULER": self.url, "HOME": str(self.place)}
-        try:
-            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise AssertionError(f"{arguments} hangs; it said {error.stdout!r} and {error.stderr!r}") from error
+        return run_command(list(arguments), environment)
 
     def ask(self, *arguments: str) -> Any:
         """The JSON of a command that must succeed."""
@@ -223,11 +219,6 @@ def node_states(node: ClusterNode) -> dict[str, int]:
     """How many of the scheduler's jobs an agent has, by state."""
     states: dict[str, int] = node.get("/v1/status")["executor"]["states"]
     return states
-
-
-def count_descriptors(pid: int) -> int:
-    """The open descriptors of a process."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def is_alive(pid: int) -> bool:
