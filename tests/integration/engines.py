@@ -302,10 +302,6 @@ class Engine:
         """Remove containers, running or not, at once."""
         self.client("rm", "--force", *self._at_once, *names)
 
-    def execute(self, name: str, *command: str) -> str:
-        """What a command in a running container prints."""
-        return self.client("exec", name, *command)
-
     def inspect(self, name: str) -> dict[str, Any]:
         """All that the engine says of a container."""
         answer = self.get(f"/containers/{name}/json")
@@ -562,13 +558,6 @@ class SlurmCluster:
     def scancel(self, *jobs: int) -> None:
         """End jobs."""
         self.command("scancel", *map(str, jobs))
-
-    def cancel_all(self) -> None:
-        """End every job and wait until none has a process."""
-        waiting_or_running = self.command("squeue", "--noheader", "--format=%A").split()
-        if waiting_or_running:
-            self.scancel(*map(int, waiting_or_running))
-            wait_until(lambda: not self.command("squeue", "--noheader"), "jobs end", 60)
 
     def squeue(self) -> list[dict[str, Any]]:
         """The jobs that the controller knows, also those that ended a few minutes ago, as ``squeue --json`` tells."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess
-from engines import Dockerd, Engine, Podman, SlurmCluster
 from scheduler_process import SchedulerProcess
 
 from cpumond.core.errors import CpumondError
@@ -52,31 +51,3 @@ def scheduler(tmp_path: Path) -> Iterator[SchedulerProcess]:
     process = SchedulerProcess(tmp_path)
     yield process
     process.close()
-
-
-@pytest.fixture(scope="session")
-def engine_started(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """Docker's daemon or podman's service, started once for all tests that take it one after the other."""
-    with Dockerd(options=("--live-restore",)) if request.param == "docker" else Podman() as engine:
-        yield engine
-
-
-@pytest.fixture
-def engine(engine_started: Engine) -> Iterator[Engine]:
-    """An engine without a container: ``@pytest.mark.parametrize("engine_started", ["docker"], indirect=True)``."""
-    yield engine_started
-    engine_started.remove_all()
-
-
-@pytest.fixture(scope="session")
-def slurm_started() -> Iterator[SlurmCluster]:
-    """Slurm with the partitions ``main`` and ``reclaimed``, started once."""
-    with SlurmCluster(reclaimed_cpus=64) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def slurm(slurm_started: SlurmCluster) -> Iterator[SlurmCluster]:
-    """A Slurm without a job."""
-    yield slurm_started
-    slurm_started.cancel_all()

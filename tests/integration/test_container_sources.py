@@ -25,29 +25,27 @@ SLEEP = ("sleep", "10000")
 BURN = ("sh", "-c", waits_or_burns("/tmp"))
 
 
-@pytest.fixture(scope="module", params=[Dockerd, Podman])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    options = ["--live-restore"] if request.param is Dockerd else []
-    with request.param(options=options) as engine:
-        yield engine
-
-
 @pytest.fixture(scope="module")
 def dockerd() -> Iterator[Engine]:
     with Dockerd(options=["--live-restore"]) as engine:
         yield engine
 
 
-@pytest.fixture
-def containers(engine: Engine) -> Iterator[Engine]:
+@pytest.fixture(scope="module")
+def podman() -> Iterator[Engine]:
+    with Podman() as engine:
+        yield engine
+
+
+@pytest.fixture(params=[Dockerd])
+def containers(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Docker; podman, too, where a test asks for ``both_engines``."""
+    engine: Engine = request.getfixturevalue("dockerd" if request.param is Dockerd else "podman")
     yield engine
-    remove_all(engine)
+    engine.remove_all()
 
 
-def remove_all(engine: Engine) -> None:
-    names = engine.client("ps", "--all", "--quiet", "--no-trunc").split()
-    if names:
-        engine.remove(*names)
+both_engines = pytest.mark.parametrize("containers", [Dockerd, Podman], indirect=True)
 
 
 def kind_of(engine: Engine) -> str:
@@ -116,6 +114,7 @@ class Highest(threading.Thread):
 
 
 @pytest.mark.parametrize(("ordered", "updated"), [(1.5, 0.5), (0.6, 1.4)])
+@both_engines
 def test_an_update_of_the_engine_is_the_new_order_at_once(containers, agent, ordered, updated):
     containers.run("web", f"--cpus={ordered}", command=BURN)
     quota, work = quota_of(containers, "web"), work_of(containers, "web")
@@ -129,7 +128,7 @@ def test_an_update_of_the_engine_is_the_new_order_at_once(containers, agent, ord
     work.begin()
     wait_until(lambda: read(quota) == updated * 100_000, "it has all of the new order")
     tick = agent.get("/v1/status")["tick"]
-    wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 20, "two seconds of work")
+    wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 8, "work for some checks")
     assert highest.stop() == updated * 100_000
     explained = agent.get("/v1/jobs/web/explain")
     assert explained["status"] == "reclaim", "an order is no override"
@@ -142,39 +141,6 @@ def test_an_update_of_the_engine_is_the_new_order_at_once(containers, agent, ord
     wait_until(lambda: read(quota) <= 30_000, "the idle container has little again")
     assert agent.stop() == 0
     assert read(quota) == updated * 100_000
-
-
-def wait_settled(agent: AgentProcess, quota: Path) -> None:
-    """Until an idle container has the least, and the agent has seen its own last write."""
-    wait_until(lambda: read(quota) == 10_000, "the idle container has little")
-    tick = agent.get("/v1/status")["tick"]
-    wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 1, "two checks")
-
-
-def test_an_update_to_just_the_limit_in_force_is_the_new_order(containers, agent):
-    containers.run("web", "--cpus=1.5", command=BURN)
-    quota, work = quota_of(containers, "web"), work_of(containers, "web")
-    agent.start(describe_agent(containers))
-    wait_settled(agent, quota)
-    containers.update("web", "--cpus=0.1")
-    wait_until(lambda: agent.job("web")["cpu_limit"] == 0.1, "the new order is known")
-    highest = Highest(quota)
-    work.begin()
-    tick = agent.get("/v1/status")["tick"]
-    wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 20, "two seconds of work")
-    assert highest.stop() == 10_000
-    assert agent.stop() == 0
-    assert read(quota) == 10_000
-
-
-def test_an_update_just_before_the_agents_end_is_kept(containers, agent):
-    containers.run("web", "--cpus=1.5", command=BURN)
-    quota = quota_of(containers, "web")
-    agent.start(describe_agent(containers).replace('"100ms"', '"500ms"').replace("0.5", "0.1"))
-    wait_settled(agent, quota)
-    containers.update("web", "--cpus=0.1")
-    assert agent.stop() == 0
-    assert read(quota) == 10_000
 
 
 def test_an_update_while_no_agent_runs_or_after_its_kill_is_kept(containers, agent):
@@ -215,15 +181,7 @@ def test_a_container_without_a_limit_never_gets_one(containers, agent):
     assert (read(quota), read(other)) == (80_000, 100_000)
 
 
-def test_unlimited_host_counts_the_cpus_of_the_host_as_ordered(containers, agent):
-    containers.run("free", command=SLEEP)
-    quota = quota_of(containers, "free")
-    agent.start(describe_agent(containers, unlimited="host"))
-    wait_until(lambda: 0 < read(quota) <= 20_000, "it has little")
-    assert agent.stop() == 0
-    assert read(quota) == -1
-
-
+@both_engines
 def test_names_come_from_the_engine(containers, agent):
     labels = ["--label=com.docker.compose.project=shop", "--label=com.docker.compose.service=web"]
     containers.run("shop_web_1", "--cpus=1.5", *labels)
@@ -271,20 +229,6 @@ def test_what_a_container_makes_below_its_cgroup_is_its_own(containers, agent):
         inner.rmdir()
 
 
-def test_managed_roots_are_the_outer_border(containers, agent):
-    containers.run("web", "--cpus=1")
-    agent.start(describe_agent(containers, 'managed_roots = ["elsewhere"]'))
-    assert named(agent, "web")["refused"] == "it is outside managed_roots"
-
-
-def test_a_pattern_chooses_by_name(containers, agent):
-    containers.run("shop-a", "--cpus=1")
-    containers.run("other", "--cpus=1")
-    agent.start(describe_agent(containers, pattern="shop-*"))
-    named(agent, "shop-a")
-    assert set(jobs(agent)) == {"shop-a"}
-
-
 def test_restart_and_removal(containers, agent):
     containers.run("web", "--cpus=1.2")
     agent.start(describe_agent(containers))
@@ -296,20 +240,6 @@ def test_restart_and_removal(containers, agent):
     containers.remove("web")
     wait_until(lambda: not jobs(agent), "it is gone")
     assert agent.stop() == 0
-
-
-def test_podman_in_dockers_place(agent):
-    """Hosts may have Podman's socket as that of Docker; it does not tell of its updates there either."""
-    with Podman() as podman:
-        podman.run("web", "--cpus=1.2")
-        quota = quota_of(podman, "web")
-        agent.start(describe_agent(podman).replace('"podman"', '"docker"'))
-        wait_until(lambda: read(quota) <= 20_000, "the idle container has little")
-        podman.update("web", "--cpus=1.6")
-        wait_until(lambda: agent.job("web")["cpu_limit"] == 1.6, "the new order is known")
-        assert agent.job("web")["status"] == "reclaim"
-        assert agent.stop() == 0
-        assert read(quota) == 160_000
 
 
 def test_names_outlive_the_engine(dockerd, agent):
@@ -337,7 +267,7 @@ def test_names_outlive_the_engine(dockerd, agent):
     wait_until(lambda: agent.job("shop_web_1")["cpu_limit"] == 0.7, "orders are followed again")
     assert agent.stop() == 0
     assert read(quota) == 70_000
-    remove_all(dockerd)
+    dockerd.remove_all()
 
 
 def test_an_engine_that_hangs_holds_nothing_up(dockerd, agent):
@@ -352,7 +282,7 @@ def test_an_engine_that_hangs_holds_nothing_up(dockerd, agent):
         work.begin()
         wait_until(lambda: read(quota) == 150_000, "it has what it needs")
         tick = agent.get("/v1/status")["tick"]
-        wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 20, "the agent goes on")
+        wait_until(lambda: agent.get("/v1/status")["tick"] > tick + 8, "the agent goes on")
         after = agent.get("/v1/status")
         late = after["counters"]["late_ticks"] - before["counters"]["late_ticks"]
         assert late < (after["tick"] - before["tick"]) / 2, "allowing for a machine with other work"
@@ -360,7 +290,7 @@ def test_an_engine_that_hangs_holds_nothing_up(dockerd, agent):
         dockerd.process.resume()
     dockerd.update("web", "--cpus=0.9")
     wait_until(lambda: agent.job("web")["cpu_limit"] == 0.9, "orders are followed again")
-    remove_all(dockerd)
+    dockerd.remove_all()
 
 
 def test_containers_without_a_name_stay_in_shadow_mode(dockerd, agent):
@@ -380,12 +310,7 @@ def test_containers_without_a_name_stay_in_shadow_mode(dockerd, agent):
     assert name[:12] not in all_jobs(agent)
     assert agent.stop() == 0
     assert read(quota) == 150_000
-    remove_all(dockerd)
-
-
-def test_containers_come_and_go_while_the_engine_is_started_again(dockerd, agent):
-    """Hundreds of them are in ``tests/slow/test_container_churn.py``."""
-    churn(dockerd, agent, 6, restart_each=3)
+    dockerd.remove_all()
 
 
 def churn(dockerd: Engine, agent: AgentProcess, number: int, restart_each: int) -> None:
@@ -410,4 +335,4 @@ def churn(dockerd: Engine, agent: AgentProcess, number: int, restart_each: int) 
     assert "exception" not in agent.log()
     assert agent.stop() == 0
     assert read(quota) == 130_000
-    remove_all(dockerd)
+    dockerd.remove_all()
