@@ -66,16 +66,6 @@ def test_directories_that_are_removed_under_it_are_written_anew(cgroups, lowered
     assert (done.returncode, cgroups.quota_cores("a"), cgroups.quota_cores("c")) == (0, 1.5, 1.5)
 
 
-def test_restore_takes_the_copy_where_the_state_directory_is_gone(cgroups, lowered):
-    kill(lowered)
-    remove(lowered, "state")
-    done = lowered.run("restore")
-    assert (done.returncode, cgroups.quota_cores("a")) == (0, 1.5), done.stderr
-    cgroups.write("a", "quota_us", 70_000)
-    assert lowered.run("restore").returncode == 0
-    assert cgroups.quota_cores("a") == 0.7, "what was set since stays"
-
-
 def test_restore_says_that_it_cannot_know(cgroups, lowered):
     """Both directories go, and the agent with them before it can notice."""
     lowered.send_signal(signal.SIGSTOP)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -86,42 +84,6 @@ def test_every_route(agent: AgentProcess, fake: str) -> None:
     assert ask(agent.port, "/api/v1/status").status_code == 404
 
 
-def test_nothing_can_be_changed_through_it(agent: AgentProcess, fake: str) -> None:
-    port = free_port()
-    agent.start(fake + page(port))
-    for path in ("/", "/web/agent.js", "/api/v1/status", "/api/v1/jobs/job0/explain"):
-        for method in ("POST", "PUT", "DELETE", "PATCH"):
-            assert ask(port, path, method).status_code == 405, (method, path)
-        head = ask(port, path, "HEAD")
-        assert (head.status_code, head.content) == (200, b"")
-        assert head.headers["x-content-type-options"] == "nosniff"
-
-
-def test_another_name_of_this_host_reads_nothing(agent: AgentProcess, fake: str) -> None:
-    port = free_port()
-    agent.start(fake + page(port))
-    for path in ("/", "/web/agent.js", "/api/v1/status", "/api/v1/jobs/job0/explain", "/absent"):
-        for host in ("rebound.example", f"rebound.example:{port}", "10.1.2.3"):
-            answer = ask(port, path, host=host)
-            assert answer.status_code == 403, (path, host)
-            assert answer.json()["error"].startswith("this page is for this host only: open it as localhost")
-    assert ask(port, "/api/v1/status", host=f"localhost:{port}").status_code == 200
-    with socket.create_connection(("127.0.0.1", port), 20.0) as client:
-        client.sendall(b"GET /api/v1/status HTTP/1.0\r\n\r\n")
-        assert client.recv(65536).startswith(b"HTTP/1.1 403")
-
-
-def test_a_busy_address_is_exit_code_73_and_an_open_one_78(agent: AgentProcess, fake: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        agent.start(fake + page(other.getsockname()[1]), wait=False)
-        assert agent.process is not None
-        assert agent.process.wait(100) == 73
-    assert "Address already in use; set [web] listen to a free address" in agent.log()
-    agent.start(fake + '[web]\nlisten = "0.0.0.0:9759"\n', wait=False)
-    assert agent.process.wait(100) == 78
-    assert "web.listen: must be a loopback address" in agent.log()
-
-
 def test_its_connections_are_its_own(agent: AgentProcess, fake: str) -> None:
     """Whoever fills the page up keeps nobody from the metrics or from the control socket."""
     port = free_port()
@@ -170,44 +132,3 @@ def test_graphs_follow_a_real_load(agent: AgentProcess, cgroups: CgroupTree, hie
     load.burn(1.0)
     wait_until(lambda: explain()["aggregated"]["late_cpu_s"] > late_s, "it waits for CPU that it had given up")
     wait_until(lambda: samples()["limit"][-1] > 0.3, "its limit goes up")
-
-
-@pytest.mark.browser
-@pytest.mark.cgroup
-def test_the_graph_of_rule_peak_shows_peak_limit_reserve_and_budget(
-    new_page: Callable[..., Any], agent: AgentProcess, cgroups: CgroupTree, hierarchies: Hierarchies
-) -> None:
-    expect = pytest.importorskip("playwright.sync_api").expect
-    port = free_port()
-    make(cgroups, "job", quota_us=150_000)
-    load = cgroups.start_load("job")
-    peak = {"limit_rule": '"peak"', "peak_memory": '"200ms"', "throttle_poll": "0", "burst_ratio": "0.0"}
-    agent.start(describe_agent(cgroups, monitor=peak, more=page(port)))
-
-    def explain() -> dict[str, Any]:
-        told: dict[str, Any] = ask(port, "/api/v1/jobs/job/explain").json()
-        return told
-
-    wait_until(
-        lambda: explain()["current_cpu_limit"] < 0.3, "the idle job's limit goes down after the first seconds", 60
-    )
-    load.burn(1.0)
-    wait_until(lambda: explain()["peak"]["held_count"] > 0, "the lowered limit holds it back")
-    load.burn(0.0)
-    told = explain()
-    assert told["samples"]["peak"][-1] is not None
-    shown = new_page()
-    shown.goto(f"http://127.0.0.1:{port}/#/jobs/job")
-    main = shown.locator("main")
-    legend = main.get_by_role("table", name="CPU in cores: newest value, least and greatest of what is shown")
-    for line in ("used", "peak", "peak and reserve of 5 %", "limit", "ordered", "floor"):
-        expect(legend.get_by_role("rowheader", name=line, exact=True)).to_be_visible()
-    assert legend.get_by_role("rowheader", name="lower bound").count() == 0
-    budget = main.get_by_role("region", name="Held back, against the budget")
-    expect(budget).to_contain_text(re.compile(r"\d+ times?, [\d.]+ s of .+ watched = [\d.]+ %, budget 0\.40 %"))
-    expect(budget).to_contain_text("Next check: ")
-    expect(main.locator(".why-limit")).to_contain_text(re.compile(r"half-life .+ \+ 5 %.+ held this job back "))
-    expect(main).not_to_contain_text("Votes for the next decision")
-    shown.goto(f"http://127.0.0.1:{port}/#/")
-    expect(shown.get_by_role("columnheader", name="Peak")).to_be_visible()
-    assert shown.get_by_role("columnheader", name="Votes").count() == 0

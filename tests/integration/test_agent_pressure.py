@@ -73,25 +73,6 @@ def test_a_job_whose_threads_wait_gets_its_full_limit_back(cgroups: CgroupTree, 
     assert agent.stop() == 0
 
 
-def test_pressure_is_exported_and_counts_on(cgroups: CgroupTree, agent: AgentProcess, unified: str):
-    with start_load(cgroups, unified) as load:
-        agent.start(describe_agent(cgroups, monitor={"mode": '"shadow"'}))
-
-        def read(name: str) -> float | None:
-            for line in agent.request("GET", "/metrics").text.splitlines():
-                if line.startswith(name):
-                    return float(line.rpartition(" ")[2])
-            return None
-
-        own = 'cpumond_job_cpu_pressure_seconds_total{job_id="sleeper"}'
-        wait_until(lambda: read(own) is not None, "the job has its series")
-        first = read(own)
-        load.burn(float(THREADS))
-        wait_until(lambda: (read(own) or 0.0) > (first or 0.0), "its threads have waited")
-        assert (read('cpumond_node_cpu_pressure_seconds_total{kind="some"}') or 0.0) > 0.0
-    assert agent.stop() == 0
-
-
 def test_a_cgroup_that_is_not_in_cgroup2_is_said_once(cgroups: CgroupTree, agent: AgentProcess):
     if cgroups.hierarchies.cpu_version == 2:
         pytest.skip("on version 2 every cgroup is in cgroup2")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import time
 from typing import Any
 
 import pytest
-from configs import QUICK, at_floor, describe_agent, describe_source
+from configs import at_floor, describe_agent, describe_source
 from waiting import wait_until
 
 from cpumond.monitor.model import MonitorSettings
@@ -204,58 +202,4 @@ def test_restore_is_harmless_and_there_is_one_agent_only(cgroups, agent, tmp_pat
     assert cgroups.read("a", "quota_us") == "70000"
 
 
-def test_a_stopped_agent_begins_anew_when_it_goes_on(cgroups, agent):
-    cgroups.make("a")
-    load = cgroups.start_load("a")
-    load.burn(1.0)
-    sources = describe_source(f"{cgroups.top}/*", 0.5)
-    agent.start(describe_agent(cgroups, sources=sources, monitor={"throttle_restore_ratio": "0.0"}))
-
-    def counters() -> dict[str, int]:
-        found: dict[str, int] = agent.get("/v1/status")["counters"]
-        return found
-
-    def bases() -> int:
-        return int(agent.get("/v1/status")["counters"]["decisions"]["base"])
-
-    wait_until(lambda: agent.job("a")["smoothed_cpu_usage"], "the load is measured")
-    before, bases_before = counters(), bases()
-    agent.send_signal(signal.SIGSTOP)
-    # The load goes idle while the agent stands still: the mean over that time would be a vote about nothing.
-    load.burn(0.0)
-    stopped_s = time.monotonic()
-    wait_until(lambda: time.monotonic() - stopped_s > 1.5, "more than three periods pass")
-    agent.send_signal(signal.SIGCONT)
-    wait_until(lambda: counters()["rebaselines"] > before["rebaselines"], "the agent begins anew")
-    assert counters()["late_ticks"] > before["late_ticks"]
-    wait_until(lambda: bases() > bases_before, "the first reading is a base, not a vote")
-    assert agent.stop() == 0
-
-
 # ---- the log
-
-
-def test_the_log_is_one_json_record_for_each_change(cgroups, agent):
-    for name in ("a", "b"):
-        cgroups.make(name)
-        set_limit(cgroups, name, 150_000)
-    agent.start(describe_agent(cgroups, sources=describe_source(f"{cgroups.top}/*", more='operation = "op"')))
-    wait_until(lambda: at_floor(cgroups, "a", "b"), "both quotas are down at the floor")
-    with socket.socket(socket.AF_UNIX) as garbage:
-        garbage.connect(str(agent.socket_path))
-        garbage.sendall(b"\x16\x03\x01\x00 not http\r\n\r\n")
-        garbage.settimeout(60.0)
-        assert garbage.recv(1024).startswith(b"HTTP/1.1 400")
-    changes = agent.request("GET", "/v1/jobs/a/explain").json()["decisions"]
-    assert agent.stop() == 0
-    records = [json.loads(line) for line in agent.log().splitlines()]
-    assert all({"event", "level", "timestamp"} <= set(record) for record in records)
-    assert [record["event"] for record in records if record["level"] in ("error", "critical")] == []
-    logged = [record for record in records if record["event"] == "limit_changed" and record["job_id"] == "a"]
-    assert [record["new_cores"] for record in logged] == [change["applied_cores"] for change in changes]
-    assert [record["old_cores"] for record in logged] == [1.5, *[record["new_cores"] for record in logged[:-1]]]
-    for record in logged:
-        assert (record["operation_id"], record["reason"]) == ("op", "shrink")
-        assert record["votes_sum"] == -int(QUICK["vote_window_size"])
-        assert record["old_cores"] > record["new_cores"]
-    assert [record["event"] for record in records[-2:]] == ["heartbeat", "stopped"]

@@ -13,15 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from agent_process import AgentProcess
-from configs import FLOOR, at_floor, describe_agent, describe_source, make
+from configs import at_floor, describe_agent, describe_source, make
 from waiting import wait_until
 
-from cpumond.agent.config import finish_config, parse_config_text
-from cpumond.agent.report.log import SilentReporter
-from cpumond.agent.service import Agent
-from cpumond.testing import CgroupTree, FakeClock
+from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
 
@@ -136,103 +132,7 @@ def test_cgroups_that_go_at_any_moment_are_no_error(cgroups, agent):
     assert agent.events("restore_failed") == []
 
 
-@pytest.mark.parametrize("phase", ["discover", "foreign", "step", "apply", "report"])
-def test_a_cgroup_that_goes_between_two_phases_of_a_tick_is_dropped(cgroups, tmp_path, phase):
-    make(cgroups, "goes", "stays")
-    for name in ("state", "run"):
-        (tmp_path / name).mkdir()
-    head = f'state_dir = "{tmp_path}/state"\nruntime_dir = "{tmp_path}/run"\n'
-    config = finish_config(parse_config_text(head + describe_agent(cgroups, check_period="1s"), "test"), "test")
-    clock = FakeClock()
-    agent = Agent(config, cgroups.hierarchies, SilentReporter(), clock=clock)  # type: ignore[arg-type]
-
-    def tick(interrupt: bool = False) -> None:
-        """The phases of ``Agent.tick``, one of them followed by the end of the job."""
-        clock.advance(1.0)
-        now_s = clock.monotonic_s()
-        decided = []
-        for name, work in (
-            ("discover", lambda: agent._discover(now_s)),
-            ("foreign", lambda: agent.external.take_changes(now_s)),
-            ("step", lambda: decided.extend(agent._sample_and_decide(now_s, 0.0))),
-            ("apply", lambda: agent.limits.apply(decided, now_s)),
-            ("report", lambda: agent.publisher.report(now_s)),
-        ):
-            work()
-            if interrupt and name == phase:
-                if phase == "step":
-                    assert "goes" in {job.found.job_id for job, _ in decided}
-                cgroups.remove("goes")
-        agent._export(now_s, now_s)
-
-    with structlog.testing.capture_logs() as logs:
-        agent.start()
-        for _ in range(2):
-            tick()
-        tick(interrupt=True)
-        tick()
-        assert [job.found.job_id for job in agent.table] == ["stays"]
-        for _ in range(6):
-            tick()
-        assert at_floor(cgroups, "stays")
-        agent.close()
-    assert [record for record in logs if record["log_level"] in ("warning", "error")] == []
-    assert (agent.totals.errors, agent.totals.write_errors) == (0, 0)
-    assert cgroups.quota_cores("stays") == 1.5
-
-
-def test_without_managed_roots_nothing_is_written(cgroups, agent):
-    make(cgroups, "a")
-    found = cgroups.read_all("a")
-    text = describe_agent(cgroups).replace(f'managed_roots = ["{cgroups.top}"]\n', "")
-    agent.start(text)
-    wait_until(lambda: agent.job("a")["monitor_cpu_limit"] == FLOOR, "the monitor's own limit is at the floor")
-    assert agent.job("a")["status"] == "refused"
-    assert cgroups.read_all("a") == found
-
-
 # ---- jobs of the socket
-
-
-def test_jobs_of_the_socket(cgroups, agent):
-    make(cgroups, "a", "b", "group", "group/child")
-    found = cgroups.read_all("a")
-    agent.start(describe_agent(cgroups, sources=""))
-    assert list_jobs(agent) == []
-
-    def add(cgroup: str, **more: object) -> tuple[int, str]:
-        answer = agent.request("POST", "/v1/registered", {"cgroup": cgroup, **more})
-        return answer.status_code, answer.json().get("error", "")
-
-    # The path may be given as it stands in the file system.
-    assert add(cgroups.path("a"), cpu_limit=1.0, operation_id="op") == (200, "")
-    assert add(f"/{cgroups.top}/b", job_id="mine", job_cpu_monitor={"mode": "shadow"}) == (200, "")
-    for cgroup, more, status, text in (
-        ("elsewhere", {}, 404, "there is none"),
-        (f"{cgroups.top}/none", {}, 404, "there is none"),
-        (f"{cgroups.top}/group", {}, 403, "child cgroups"),
-        (f"{cgroups.top}/../{cgroups.top}/a", {}, 422, "'..'"),
-        ("", {}, 422, "path below"),
-        (f"{cgroups.top}/group/child", {"job_id": "mine"}, 422, "already"),
-        (f"{cgroups.top}/a", {"job_id": "other"}, 422, "already"),
-        (f"{cgroups.top}/group/child", {"cpu_limit": "1"}, 422, "cpu_limit"),
-    ):
-        answer = add(cgroup, **more)
-        assert answer[0] == status, answer
-        assert text in answer[1]
-    wait_until(lambda: at_floor(cgroups, "a"), "the added job is down at the floor")
-    wait_until(lambda: "mine" in list_jobs(agent), "the next check has the other one")
-    assert (agent.job("a")["cpu_limit"], agent.job("a")["operation_id"]) == (1.0, "op")
-    assert (agent.job("mine")["mode"], cgroups.quota_cores("b")) == ("shadow", 1.5)
-
-    agent.stop(signal.SIGKILL)
-    agent.start()
-    assert sorted(list_jobs(agent)) == ["a", "mine"]
-    assert at_floor(cgroups, "a")
-    assert agent.request("DELETE", "/v1/registered/a").status_code == 200
-    assert cgroups.read_all("a") == found
-    assert agent.request("DELETE", "/v1/registered/a").status_code == 404
-    assert list_jobs(agent) == ["mine"]
 
 
 # ---- the disk
@@ -301,35 +201,6 @@ def test_restore_reads_what_it_can_and_says_what_is_wrong(cgroups, agent, tmp_pa
     assert done.returncode == (0 if damage == "copy only" else 78)
     assert done.stderr.count("\n") == 1
     assert ("not a state file" if damage == "copy only" else str(agent.config_path)) in done.stderr
-
-
-def test_a_damaged_state_file_is_kept_aside_and_jobs_with_a_number_get_their_full_limit(cgroups, agent, tmp_path):
-    make(cgroups, "number", "free")
-    sources = describe_source(f"{cgroups.top}/number", 1.5) + describe_source(f"{cgroups.top}/free")
-    text = describe_agent(cgroups, sources=sources, monitor={"decrease_coefficient": "0.5"})
-    agent.start(text)
-    wait_until(lambda: at_floor(cgroups, "number", "free"), "both quotas are down at the floor")
-    agent.stop(signal.SIGKILL)
-    state = tmp_path / "state" / "originals.state"
-    damaged = state.read_bytes()[:-1]
-    for copy in (state, tmp_path / "run" / "originals.state"):
-        copy.write_bytes(damaged)
-    refused = agent.run("restore")
-    assert (refused.returncode, refused.stderr.count("\n")) == (69, 1)
-    assert "checksum" in refused.stderr
-
-    agent.write_config(text.replace('check_period = "100ms"', 'check_period = "5s"'))
-    agent.start()
-    # The first look already gave it back; the job whose order stood only in its cgroup keeps what is there.
-    assert cgroups.quota_cores("number") == 1.5
-    assert at_floor(cgroups, "free")
-    [error] = agent.events("state_damaged")
-    assert "checksum" in error["error"]
-    assert (tmp_path / "state" / "originals.state.damaged-0").read_bytes() == damaged
-    assert {record["job_id"] for record in agent.events("original_unknown")} == {"number", "free"}
-    assert any("damaged" in problem for problem in agent.get("/v1/status")["problems"])
-    assert agent.stop() == 0
-    assert cgroups.quota_cores("number") == 1.5
 
 
 # ---- rights

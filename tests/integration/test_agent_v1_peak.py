@@ -168,33 +168,3 @@ def test_quota_and_burst_are_given_back_after_a_kill(cgroups, agents):
             done = agent.run("restore")
             assert (done.returncode, done.stderr) == (0, "")
         assert [cgroups.read_all(name) for name in pair] == [found[name] for name in pair]
-
-
-def test_a_pause_and_an_order_of_somebody_else_hold_looks_too(cgroups, agent):
-    found = make(cgroups, "ordered", "paused")
-    # With all the weight there is it is throttled whatever else runs on the machine.
-    for name in ("", "ordered"):
-        cgroups.write(name, "shares", 262_144)
-    # They have begun before anything is lowered: what that takes is not held back.
-    loads = {name: cgroups.start_load(name, 2) for name in found}
-    agent.start(describe_agent(cgroups, check_period=FIRST_CHECKS, monitor=PEAK))
-    wait_until(lambda: is_idle_low(cgroups, *found), "both are at the floor")
-    cgroups.write("ordered", "quota_us", 50_000)
-    loads["ordered"].burn(2.0)
-    pause = agent.directory / "run" / "pause"
-    pause.touch()
-    loads["paused"].burn(2.0)
-    for name in found:
-        wait_for_throttling(cgroups, name)
-    assert (cgroups.read("ordered", "quota_us"), cgroups.quota_cores("paused")) == ("50000", FLOOR)
-    assert agent.get("/v1/status")["counters"]["looks_restored"] == 0
-    pause.unlink()
-    wait_until(lambda: cgroups.quota_cores("paused") == 2.0, "the pause is over")
-    loads["paused"].burn(0.0)
-    wait_until(lambda: agent.job("ordered")["current_cpu_limit"] == 0.5, "the order is seen")
-    wait_for_throttling(cgroups, "ordered")
-    assert cgroups.read("ordered", "quota_us") == "50000"
-    assert agent.get("/v1/status")["counters"]["foreign_writes"]["raise"] == 1
-    assert agent.stop() == 0
-    assert cgroups.read("ordered", "quota_us") == "50000"
-    assert cgroups.read_all("paused") == found["paused"]

@@ -345,47 +345,6 @@ class TestCgroup:
         assert watcher.drain() == (set(), set(), False)
         watcher.close()
 
-    def test_children_of_a_directory_that_was_made_again_are_seen(self, host):
-        host.make("group")
-        watcher = Watcher()
-        assert watcher.watch_directories({host.directory("group")})
-        assert not watcher.watch_directories({host.directory("group")})
-        if host.real:
-            host.remove("group")
-        else:
-            os.rename(host.directory("group"), host.directory("kept"))
-        host.make("group")
-        watcher.drain()
-        assert watcher.watch_directories({host.directory("group")})
-        watcher.drain()
-        host.make("group/a")
-        assert watcher.drain()[0]
-        watcher.close()
-
-    def test_many_come_and_go_without_a_trace(self, host):
-        before = count_descriptors()
-        for number in range(50):
-            path = host.make(f"a{number % 5}")
-            with host.open(path) as cgroup:
-                cgroup.read(1.0)
-                cgroup.write_settings(host.first, CpuSettings(50_000, 100_000, 0, host.first.weight))
-                host.remove(f"a{number % 5}")
-                cgroup.read_settings()
-        assert count_descriptors() == before
-
-    def test_a_quota_never_stays_below_its_burst(self, host):
-        path = host.make("a")
-        before = CpuSettings(200_000, 100_000, 150_000, host.first.weight)
-        low = compute_quota_target(0.3, before, AncestorCap(math.inf)).settings
-        assert (low.quota_us, low.burst_us) == (30_000, 30_000)
-        with host.open(path) as cgroup:
-            assert cgroup.write_settings(host.first, before)
-            # The kernel refuses both wrong orders (a fake tree does not: there the order of the events tells).
-            assert cgroup.write_settings(before, low)
-            assert cgroup.read_settings() == low
-            assert cgroup.write_settings(low, before)
-            assert cgroup.read_settings() == before
-
     def test_the_order_of_quota_and_burst(self, host):
         path = host.make("a")
         burst = "cpu.cfs_burst_us" if host.version == 1 else "cpu.max.burst"
@@ -401,9 +360,6 @@ class TestCgroup:
                 assert cgroup.write_settings(before, after)
                 written.append([os.path.basename(event.watch.path) for event in iter(inotify.sync_get, None)])
         assert written == [[burst, quota], [quota, burst]]
-
-    def test_pressure_is_optional(self, host):
-        assert read_pressure(host.hierarchies, host.make("a")) is None or host.real
 
 
 def remove_when_empty(directory: str) -> bool:
