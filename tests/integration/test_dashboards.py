@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 import yaml
+from commands import run_command
 from prometheus_server import Prometheus, find_program
 from waiting import PATIENCE, wait_until
 
@@ -180,21 +181,6 @@ def test_every_panel_has_data(prometheus: Prometheus, wanted: dict[str, str], na
     assert not missing, "without data:\n" + "\n".join(missing)
 
 
-def test_a_panel_without_data_is_found(prometheus: Prometheus, wanted: dict[str, str]) -> None:
-    board = read_board("reclaim")
-    find_without_data(prometheus, board, wanted, DATA_S)
-    board["panels"] += [
-        {"title": "Misspelt", "targets": [{"expr": 'cpumond_node_job{instance=~"$node"}'}]},
-        {"title": "No number", "targets": [{"expr": "cpumond_node_jobs * 0 / 0"}]},
-    ]
-    expected = [
-        f'Misspelt: cpumond_node_job{{instance=~"{wanted["node"]}"}}',
-        "No number: cpumond_node_jobs * 0 / 0",
-    ]
-    # After a scrape that took longer than a second on a busy machine others have no data for a moment, too.
-    wait_until(lambda: find_without_data(prometheus, board, wanted, 1.0) == expected, "these and no others are found")
-
-
 OF_SEVERAL = {f"cpumond_scheduler_{name}" for name in ("leads", "lead_unknown", "lost_leads_total")}
 """What schedulers have that share a store: ``test_leading.py`` finds them there."""
 
@@ -231,13 +217,32 @@ def test_the_numbers_agree(prometheus: Prometheus, cluster: Cluster) -> None:
     assert 0.0 <= fill <= 1.0
 
 
-def test_promtool_finds_nothing_to_say_about_the_scheduler(cluster: Cluster) -> None:
+def test_estimate_reads_the_history_of_the_agent(prometheus: Prometheus, wanted: dict[str, str]) -> None:
+    """Orders, use, and that limits were moved meanwhile."""
+    job = wanted["job_id"]
+    samples = f'count_over_time(cpumond_job_cpu_seconds_total{{job_id="{job}"}}[1m]) >= 5'
+    for query in (samples, f'cpumond_job_current_cpu_limit_cores{{job_id="{job}"}} < 0.3'):
+        wait_until(lambda query=query: prometheus.query(query), query)
+    url = f"http://127.0.0.1:{prometheus.port}"
+    result = run_command(["estimate", "--prometheus", url, "--since", "1m", "--step", "1s", "--json"])
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    [row] = [row for row in found["workloads"] if row["name"] == job]
+    assert row["ordered_cores"] == pytest.approx(0.3)
+    assert row["detail"].startswith("operation ")
+    assert 0.0 <= row["used_cores"] < 0.1
+    assert any("had a limit that cpumond moved" in note for note in found["notes"])
+    assert any("Prometheus has only" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("part", ["scheduler", "agent"])
+def test_promtool_finds_nothing_to_say(cluster: Cluster, part: str) -> None:
     """Names, types and help texts are as Prometheus wants them."""
     program = find_program("promtool")
-    with httpx2.Client(
-        trust_env=False, verify=False, timeout=60.0, headers={"Authorization": f"Bearer {TOKEN}"}
-    ) as client:
-        text = client.get(f"{cluster.url}/metrics").raise_for_status().text
+    url = cluster.nodes[0].metrics_url if part == "agent" else f"{cluster.url}/metrics"
+    headers = {"Authorization": f"Bearer {TOKEN}"} if part == "scheduler" else {}
+    with httpx2.Client(trust_env=False, verify=False, timeout=60.0, headers=headers) as client:
+        text = client.get(url).raise_for_status().text
     done = subprocess.run(
         [program, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
     )
