@@ -52,7 +52,7 @@ OPERATIONS = {each.ok().label: each.ok() for each in schema.get_all_operations()
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_answers_are_as_promised(label: str, server: LiveScheduler):
     @settings(
-        max_examples=15, derandomize=True, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
+        max_examples=8, derandomize=True, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(

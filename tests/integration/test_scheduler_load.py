@@ -26,7 +26,7 @@ MAX_WAIT_S = 3.0
 """Of the scheduler's CPU time, from a heartbeat to its answer."""
 MAX_WAIT_OF_THOUSANDS_S = 10.0
 HONEST_NODE = Path(__file__).with_name("honest_node.py")
-ATTACK_S = 3.0
+ATTACK_S = 1.5
 TASK = b'"tasks":{"t":{"job_count":1,"command":"true"}}'
 
 
@@ -94,11 +94,13 @@ def send_for(connections: list[socket.socket], piece: bytes, seconds: float, rea
     return sent
 
 
-@pytest.mark.parametrize("reads", [True, False], ids=["read", "unread"])
 @pytest.mark.parametrize(
-    "request_bytes",
-    [head("GET", "/api/v1/openapi.json"), head("POST", "/api/v1/trees/default/pools", 3000) + b"x" * 3000],
-    ids=["small", "with bodies"],
+    ("request_bytes", "reads"),
+    [
+        (head("GET", "/api/v1/openapi.json"), False),
+        (head("POST", "/api/v1/trees/default/pools", 3000) + b"x" * 3000, True),
+    ],
+    ids=["small, unread", "with bodies, read"],
 )
 def test_pipelined_requests_take_no_memory(scheduler: SchedulerProcess, request_bytes: bytes, reads: bool) -> None:
     """As many as fit are sent in one go, or one after the other, without waiting for answers."""
@@ -134,11 +136,10 @@ def test_too_many_pipelined_requests_are_refused_after_those_before(scheduler: S
     ("begin", "piece"),
     [
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"X-1: " + b"a" * 8000 + b"\r\n"),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ", b"a" * 65536),
         (head("POST", "/api/v1/operations", MIB), b"a" * 65536),
         (head("POST", "/api/v1/heartbeats", 8 * MIB), b"a" * 65536),
     ],
-    ids=["headers", "one header", "bodies", "heartbeats"],
+    ids=["headers", "bodies", "heartbeats"],
 )
 def test_unfinished_requests_are_bounded_in_all(scheduler: SchedulerProcess, begin: bytes, piece: bytes) -> None:
     with contextlib.ExitStack() as stack, honest(scheduler, f"unfinished-{len(begin)}-{len(piece)}"):
@@ -193,25 +194,19 @@ def test_answers_that_nobody_reads_are_bounded(scheduler: SchedulerProcess) -> N
     ("path", "body", "headers"),
     [
         ("/api/v1/operations", b'{"spec":{"annotations":[' + b"[]," * (MIB // 3 - 100) + b"[]]," + TASK + b"}}", {}),
-        ("/api/v1/operations", b'{"spec":{"annotations":[' + b"1," * (MIB // 2 - 100) + b"1]," + TASK + b"}}", {}),
-        (
-            "/api/v4/start_operation",
-            b"{operation_type=vanilla;spec={annotations=[" + b"1;" * (MIB // 2 - 100) + b"]}}",
-            {"X-YT-Header-Format": "yson"},
-        ),
         (
             "/api/v4/start_operation",
             b"{operation_type=vanilla;spec={annotations=[" + b"{a={};};" * (MIB // 8 - 100) + b"]}}",
             {"X-YT-Header-Format": "yson"},
         ),
     ],
-    ids=["json lists", "json numbers", "yson numbers", "yson maps"],
+    ids=["json lists", "yson maps"],
 )
 def test_a_body_of_too_many_values_is_refused(
     scheduler: SchedulerProcess, path: str, body: bytes, headers: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
     with honest(scheduler, request.node.callspec.id.replace(" ", "-")), scheduler.new_client() as client:
-        for _ in range(10):
+        for _ in range(4):
             answer = client.post(path, content=body, headers=headers)
             assert answer.status_code in (400, 413)
             assert "20000" in answer.text

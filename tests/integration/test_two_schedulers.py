@@ -19,6 +19,6 @@ def test_a_killed_and_a_stopped_leader_are_replaced_and_cost_no_job(tmp_path: Pa
         PostgresServer().close()
     except UnavailableError as error:
         pytest.skip(f"needs PostgreSQL: {error}")
-    with two_schedulers(tmp_path) as pair:
+    with two_schedulers(tmp_path, jobs=8) as pair:
         kill_the_leader(pair)
         stop_the_leader(pair)
