@@ -18,7 +18,7 @@ from scheduler_process import YT, PlayedNode, SchedulerProcess, clean_environmen
 from test_cgroup_executor import find_keepers
 from waiting import wait_until
 
-from cpumond.testing import Cluster, remove_cgroups
+from cpumond.testing import remove_cgroups
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: users and network namespaces")
 
@@ -118,25 +118,6 @@ def test_a_key_or_a_token_for_one_node_lets_its_next_run_in_at_once(scheduler: S
     assert register(scheduler, "n1", "c", key="k1")[0] == 200, "the key is known over a restart of the scheduler"
     assert "was replaced by the later run" in register(scheduler, "n1", "b", key="k1")[1]
     assert b"k1" not in (scheduler.state_dir / "scheduler.db").read_bytes()
-
-
-def test_an_agent_that_was_killed_is_back_at_once(tmp_path: Path) -> None:
-    with Cluster(tmp_path, 1, token="of-a-user", check_period="250ms") as cluster:  # noqa: S106
-        [node] = cluster.nodes
-        assert os.stat(node.config_path).st_mode & 0o077 == 0, "its token is in there"
-        before = cluster.get("/api/v1/nodes/node-1")["incarnation"]
-        node.kill()
-        node.start()
-        cluster.wait(lambda: cluster.get("/api/v1/nodes/node-1")["incarnation"] != before, "the node is back")
-        key = Path(node.state_dir, "node_key.state")
-        assert key.stat().st_mode & 0o777 == 0o600
-        node.kill()
-        key.write_bytes(b"\xff\n\xfe")
-        node.start()
-        cluster.wait(
-            lambda: "node node-1 is alive, with another agent" in " ".join(node.get("/v1/status")["problems"]),
-            "the agent says why it is not let in",
-        )
 
 
 # ---- the address that needs no tokens

@@ -340,30 +340,3 @@ def test_nothing_is_reachable_that_is_not_in_the_table(tmp_path: Path) -> None:
 def test_the_document_has_the_table() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     assert text == write_table(), "make it anew: python -m cpumond.api.access_table > docs/access-table.md"
-
-
-def test_by_the_command_line_of_yt(site: Site) -> None:
-    outsider, manager = {}, {}
-    for role, told in (("user", outsider), ("manager", manager)):
-        site.scheduler.use_token(role)
-        name = next(site.names)
-        operation = site.start()
-        told.update(
-            site.scheduler.yt_all(
-                {
-                    "get": ("get", f"{_POOLS}/@name"),
-                    "set": ("set", f"{_POOLS}/{OTHER}/@mode", "fair_share"),
-                    "acl": ("set", f"{_POOLS}/{OTHER}/@acl", "[]"),
-                    "create": ("create", "scheduler_pool", "--attributes", f"{{name={name};parent_name={POOL}}}"),
-                    "abort": ("abort-op", operation),
-                    "check": ("check-permission", f"{role}-1", "use", _POOLS),
-                },
-                bindings=False,
-            )
-        )
-    assert [outsider[name].returncode == 0 for name in outsider] == [True, False, False, False, False, True], outsider
-    assert "deny" in outsider["check"].stdout
-    for name in ("set", "acl", "create", "abort"):
-        assert "user-1 may not" in outsider[name].stderr, outsider[name].stderr
-    assert [done.returncode for done in manager.values()] == [0] * len(manager), manager
-    assert "allow" in manager["check"].stdout

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_through_takeovers import run_commands, shared_schedulers
+from commands import run_command
 from postgresql import make_schema
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 from waiting import wait_until
@@ -52,10 +51,7 @@ def read_role(scheduler: SchedulerProcess) -> Any:
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cpumond", *arguments], env={**clean_environment(), **environment}, capture_output=True,
-        text=True, timeout=100, check=False,
-    )  # fmt: skip
+    return run_command(list(arguments), {**clean_environment(), **environment})
 
 
 def test_commands_follow_a_standby_to_the_leader(pair: Pair):
@@ -100,9 +96,3 @@ def test_the_page_of_a_real_standby_goes_to_the_leader(pair: Pair, page: Any):
     page.clock.run_for(7_000)
     sync_api.expect(page.get_by_text("only-here")).to_be_visible()
     assert page.url == f"{leader.url}/#/pools/default"
-
-
-def test_no_acknowledged_command_is_lost_with_the_leader_and_none_is_done_twice(database: str, tmp_path: Path):
-    with shared_schedulers(tmp_path, database) as schedulers:
-        acknowledged, _ = run_commands(schedulers, 3)
-    assert acknowledged > 20

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from closed_loop import WAIT_S, Loop, restart
+from closed_loop import WAIT_S, Loop
 
 from cpumond.host.cgroup.mounts import Hierarchies
 
@@ -91,24 +90,6 @@ def test_a_pin_holds_the_limit_until_it_is_taken_back(loop, job):
     assert (freed.returncode, freed.stdout) == (0, f"job {job['id']} is the monitor's again\n")
     assert explain(loop, job)["pinned_cpu_limit"] is None
     loop.wait(lambda: loop.quota_cores(job["cgroup"]) < 0.69, "the monitor lowers the limit again", WAIT_S)
-
-
-def test_a_pin_for_a_time_ends_by_itself_and_outlives_the_agent(loop, job):
-    before = time.time()
-    done = call(loop, "POST", job, "pin", {"cpu_limit": 0.9, "ttl_s": 100.0})
-    assert done == {"id": job["id"], "warnings": []}
-    until = explain(loop, job)["pinned_until"]
-    assert before + 100.0 <= until <= time.time() + 100.0
-    restart(loop.nodes[0])
-    await_followed(loop, job["operation"])
-    told = loop.wait(
-        lambda: found if (found := explain(loop, job))["pinned_cpu_limit"] is not None else None, "it is pinned again"
-    )
-    assert (told["pinned_cpu_limit"], told["pinned_until"]) == (0.9, until)
-    call(loop, "POST", job, "pin", {"cpu_limit": 0.8, "ttl_s": 0.2})
-    loop.wait(lambda: explain(loop, job)["pinned_cpu_limit"] is None, "the pin is over")
-    call(loop, "POST", job, "pin")
-    assert explain(loop, job)["pinned_cpu_limit"] == 1.0
 
 
 def test_what_the_node_refuses_is_told_and_changes_nothing(loop, job):

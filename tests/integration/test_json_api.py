@@ -166,31 +166,7 @@ def test_pools_are_made_changed_moved_and_removed(server):
     assert names == ["<Root>", "a"]
 
 
-def test_what_the_scheduler_computes_is_there_by_the_names_of_the_documents(server):
-    make_node(server, "n1").register()
-    operation_id = server.start("p", job_count=2)
-    server.wait_for_update()
-    pool = server.get("/trees/default/pools/p/orchid")
-    assert pool["fair_share_ratio"] == pytest.approx(0.5)
-    assert pool["running_operation_count"] == 1
-    operation = server.get(f"/operations/{operation_id}/orchid")["default"]
-    assert operation["pending_job_count"] == 2
-    server.post(f"/operations/{operation_id}/abort")
-    assert server.get(f"/operations/{operation_id}/orchid") == {}
-
-
 # --- operations
-
-
-def test_too_many_operations_are_a_conflict(server):
-    server.post(
-        "/trees/default/pools",
-        {"name": "small", "attributes": {"max_operation_count": 1, "max_running_operation_count": 1}},
-        201,
-    )
-    server.start("small")
-    body = {"spec": {"pool": "small", "tasks": {"main": {"job_count": 1, "command": "true"}}}}
-    assert server.post("/operations", body, 409)["code"] == 202
 
 
 # --- requests that are wrong
@@ -236,16 +212,6 @@ def test_a_body_that_grows_beyond_the_limit_is_refused_without_a_length(shared):
 
 
 # --- the service itself
-
-
-def test_status_counts_what_there_is(server):
-    make_node(server, "n1").register()
-    server.start("a")
-    server.wait_for_update()
-    status = server.get("/status")
-    assert (status["counts"]["nodes"], status["counts"]["running_operations"]) == (1, 1)
-    assert status["timings"]["updates"] > 0
-    assert status["requests"]["register_node"]["count"] == 1
 
 
 def test_without_a_store_changes_are_refused_and_the_rest_goes_on(server):
@@ -364,22 +330,3 @@ def test_an_unpin_and_a_refusal(server):
     for wrong in ({"cpu_limit": 0}, {"cpu_limit": 1e300}, {"ttl_s": 0}, {"ttl_s": 1e300}, {"ttl_s": "1h"}, {"for": 1}):
         assert server.post(f"{path}/pin", wrong, 422)["error"].startswith("body: ")
     assert len(node.requests) == 2
-
-
-def test_jobs_say_where_they_are_and_pools_what_was_used(server):
-    node, operation, job = run_one(server)
-    node.jobs[job] |= {"cgroup": f"/cpumond/{job}", "cpu_seconds": 12.5, "reclaimed_cpu_seconds": 3.0}
-    node.beat()
-    (shown,) = server.get(f"/operations/{operation}/jobs")["jobs"]
-    assert (shown["node"], shown["node_id"], shown["cgroup"]) == ("n1", "n1", f"/cpumond/{job}")
-    assert (shown["cpu_seconds"], shown["reclaimed_cpu_seconds"]) == (12.5, 3.0)
-    told = server.get(f"/operations/{operation}")
-    assert (told["cpu_seconds"], told["trees"]["default"]["cpu_seconds"]) == (12.5, 12.5)
-    assert server.get("/trees/default/pools/p")["reclaimed_cpu_seconds"] == 3.0
-    assert server.get("/trees/default/pools/p/orchid")["aggregated_preempted_cpu_x100"] == 300
-    node.end(job)
-    node.beat()
-    (shown,) = server.get(f"/operations/{operation}/jobs")["jobs"]
-    assert (shown["state"], shown["node"], shown["cpu_seconds"]) == ("completed", "n1", 12.5)
-    assert server.get(f"/operations/{operation}")["cpu_seconds"] == 12.5
-    assert server.get("/trees/default/pools/%3CRoot%3E")["cpu_seconds"] == 12.5

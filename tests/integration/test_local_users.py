@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess
+from commands import run_command
 from scheduler_process import SchedulerProcess, clean_environment
 from test_access_by_token import needs_root, place  # noqa: F401
 from test_token_command import run
@@ -107,11 +108,8 @@ def test_the_socket_of_systemds_unit_is_for_root_alone(
         assert f"and this is daemon (uid {daemon}); show a token" in other[1]
         assert scheduler.request("GET", "me").status_code == 401
         # So the first token is made where there is none.
-        command = [sys.executable, "-m", "cpumond", "token", "create", "ops", "--role", "admin"]
-        made = subprocess.run(
-            [*command, "--scheduler", f"unix:{path}"], env=clean_environment(), capture_output=True, text=True,
-            timeout=60, check=True,
-        )  # fmt: skip
+        words = ["token", "create", "ops", "--role", "admin", "--scheduler", f"unix:{path}"]
+        made = run_command(words, clean_environment())
         scheduler.use_token(made.stdout.strip())
         assert scheduler.get("me")["user"] == "ops"
         assert (

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,42 +79,6 @@ def store_pool(scheduler: SchedulerProcess) -> str:
         if answer.status_code == 201 or "already" in answer.text:
             return scheduler.address
     return ""
-
-
-def test_a_scheduler_moves_to_postgresql_and_back(tmp_path: Path, database: str) -> None:
-    (tmp_path / "moved").mkdir()
-    scheduler = SchedulerProcess(tmp_path / "moved")
-    sqlite = str(scheduler.state_dir / "scheduler.db")
-    with contextlib.closing(scheduler):
-        scheduler.start()
-        scheduler.create_pool("first")
-        operation = scheduler.start_operation("first")
-        code, refused = copy(sqlite, database)
-        assert code == 69
-        assert "in use by process" in refused
-        scheduler.stop()
-        assert copy(sqlite, database)[0] == 0
-        scheduler.write_config(f'[store]\nkind = "postgresql"\nconninfo = "{database}"\nlease = "{LEASE_S:g}s"')
-        scheduler.start()
-        wait_until(lambda: leads(scheduler), "it leads")
-        assert scheduler.state_of(operation) == "running"
-        scheduler.create_pool("second")
-        code, refused = copy(database, f"{tmp_path}/never.db")
-        assert code == 69
-        assert f"in use by the scheduler at {scheduler.address}" in refused
-        scheduler.stop()
-        os.rename(sqlite, f"{sqlite}.old")
-        assert copy(database, sqlite)[0] == 0
-        scheduler.write_config()
-        scheduler.start()
-        assert scheduler.state_of(operation) == "running"
-        assert {"first", "second"} <= {pool["name"] for pool in scheduler.get("trees/default/pools")["pools"]}
-
-
-def copy(source: str, destination: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "cpumond", "store", "copy", "--from", source, "--to", destination]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr
 
 
 @pytest.fixture

@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 
 import psycopg
 import pytest
-from postgresql import Wire, make_schema, open_pair, run_sql
+from postgresql import Wire, make_schema, run_sql
 from waiting import PATIENCE, wait_until
 
 from cpumond.core.errors import CpumondError
-from cpumond.scheduler.store import Change, Entry, FencedError, Lease, Store, StoreError
+from cpumond.scheduler.store import Change, Entry, FencedError, Store, StoreError
 from cpumond.scheduler.store import postgresql as module
 from cpumond.scheduler.store.copying import copy_store
 from cpumond.scheduler.store.places import read_term
@@ -37,18 +34,6 @@ SHORT_S = 1.0 * PATIENCE
 
 def content(store: Store) -> dict[str, bytes]:
     return {key: value for _, key, value in store.load()}
-
-
-def take_when_free(arbiter: PostgresArbiter, lease_s: float = LEASE_S) -> tuple[Lease, float]:
-    """Ask for the lead as a standby does; the lease and how long that took."""
-    begun = time.monotonic()
-
-    def ask() -> Lease | None:
-        with contextlib.suppress(StoreError):
-            return arbiter.take("standby:1", lease_s)
-        return None
-
-    return wait_until(ask, "the lead is free"), time.monotonic() - begun
 
 
 # ---- writes whose outcome is not known
@@ -277,139 +262,7 @@ def _read(store: Store) -> dict[str, bytes]:
     return {}
 
 
-def test_a_primary_that_is_killed_loses_no_confirmed_write_to_its_synchronous_standby() -> None:
-    with open_pair() as (primary, standby):
-        run_sql(primary.conninfo(), "CREATE DATABASE site")
-        conninfo = standby.conninfo_of_both("site")
-        with (
-            contextlib.closing(PostgresArbiter(conninfo)) as one,
-            contextlib.closing(PostgresArbiter(conninfo)) as other,
-        ):
-            assert one.take("a:1", 10.0)
-            store = one.open_store(1)
-            confirmed = 0
-
-            def write() -> None:
-                nonlocal confirmed
-                with contextlib.suppress(StoreError):
-                    while True:
-                        store.write([Change("k", "number", b"%d" % (confirmed + 1))])
-                        confirmed += 1
-
-            writer = threading.Thread(target=write)
-            writer.start()
-            wait_until(lambda: confirmed > 20, "some writes are confirmed")
-            primary.kill()
-            killed_at = time.monotonic()
-            standby.promote()
-            promoted_s = time.monotonic() - killed_at
-            # Of both, the standby is the one that asks.
-            lease, _ = take_when_free(other, 10.0)
-            led_s = time.monotonic() - killed_at
-            assert lease.term >= 2
-            writer.join(30 * PATIENCE)
-            assert not writer.is_alive()
-            with contextlib.closing(store), pytest.raises(FencedError):
-                store.write([Change("k", "number", b"old")])
-            with contextlib.closing(other.open_store(lease.term)) as new:
-                found = int(content(new)["number"])
-            # The write that was under way may be there or not.
-            assert confirmed <= found <= confirmed + 1
-            print(f"promoted after {promoted_s:.2f} s, led after {led_s:.2f} s; {confirmed} writes confirmed")
-            assert led_s < 10.0 * PATIENCE
-
-
-def test_nothing_is_confirmed_while_the_synchronous_standby_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STORE_TIMEOUT_S", SHORT_S)
-    monkeypatch.setattr(module, "OUTCOME_S", SHORT_S)
-    with (
-        open_pair() as (primary, standby),
-        contextlib.closing(PostgresArbiter(primary.conninfo(), timeout_s=SHORT_S)) as arbiter,
-    ):
-        assert arbiter.take("a:1", LEASE_S)
-        with contextlib.closing(arbiter.open_store(1)) as store:
-            store.write([Change("k", "a", b"1")])
-            standby.stop()
-            with pytest.raises(FencedError, match="is not known"):
-                store.write([Change("k", "a", b"2")])
-            with pytest.raises(StoreError):
-                arbiter.renew(1, LEASE_S)
-            standby.start()
-        # The sessions that waited are let go, and the lead can be had again.
-        lease, _ = take_when_free(arbiter)
-        with contextlib.closing(arbiter.open_store(lease.term)) as store:
-            assert content(store)["a"] in {b"1", b"2"}
-
-
 # ---- a leader that is stopped, or cut off from the database
-
-LEADER = """
-import sys, time
-from cpumond.scheduler.store import Change, FencedError, StoreError
-from cpumond.scheduler.store.postgresql import PostgresArbiter
-
-arbiter = PostgresArbiter(sys.argv[1], timeout_s=2.0)
-lease_s = float(sys.argv[2])
-term = arbiter.take("leader:1", lease_s).term
-store = arbiter.open_store(term)
-store.write([Change("k", "a", b"1")])
-print("leads", flush=True)
-while True:
-    time.sleep(lease_s / 3)
-    try:
-        if not arbiter.renew(term, lease_s):
-            break
-    except StoreError as error:
-        print("error", error, flush=True)
-try:
-    store.write([Change("k", "a", b"old")])
-except FencedError as error:
-    print("fenced", error, flush=True)
-"""
-
-
-@contextlib.contextmanager
-def run_leader(conninfo: str, *prefix: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process that leads and renews its lease until it is taken, then tries to write."""
-    command = [*prefix, sys.executable, "-c", LEADER, conninfo, str(LEASE_S)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as leader:
-        try:
-            assert leader.stdout is not None
-            assert leader.stdout.readline() == "leads\n"
-            yield leader
-        finally:
-            leader.kill()
-
-
-def read_end(leader: subprocess.Popen[str]) -> str:
-    assert leader.stdout is not None
-    return leader.stdout.read().splitlines()[-1]
-
-
-def test_a_stopped_leader_is_followed_when_its_lease_ends_and_writes_nothing_more(database: str) -> None:
-    with contextlib.closing(PostgresArbiter(database)) as standby, run_leader(database) as leader:
-        leader.send_signal(signal.SIGSTOP)
-        lease, after_s = take_when_free(standby)
-        assert lease.term == 2
-        assert after_s < (LEASE_S + 5.0) * PATIENCE
-        left = "SELECT 1 FROM pg_locks WHERE mode = 'ShareLock' AND objid = 'cpumond_lease'::regclass"
-        assert run_sql(database, left) == [], "sessions of the stopped leader's store"
-        with contextlib.closing(standby.open_store(2)) as store:
-            store.write([Change("k", "a", b"2")])
-            leader.send_signal(signal.SIGCONT)
-            assert read_end(leader).startswith("fenced")
-            assert content(store) == {"a": b"2"}
-        print(f"led {after_s:.2f} s after SIGSTOP, lease {LEASE_S:g} s")
-
-
-def test_a_killed_leader_is_followed_at_once(database: str) -> None:
-    with contextlib.closing(PostgresArbiter(database)) as standby, run_leader(database) as leader:
-        run_sql(database, "UPDATE cpumond_lease SET expires_at = now() + interval '1 day'")
-        leader.kill()
-        lease, after_s = take_when_free(standby)
-        assert lease.term == 2
-        print(f"led {after_s:.2f} s after SIGKILL")
-
 
 # ---- the log
 

@@ -21,12 +21,12 @@ Counters = dict[str, float]
 
 
 @pytest.fixture
-def cpumond(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+def cpumond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     """The command line, which finds no token."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
-    return Shell(capsys)
+    return Shell()
 
 
 def start(scheduler: SchedulerProcess, monkeypatch: pytest.MonkeyPatch, history: str = HISTORY) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_command
 from test_every_command import on_terminal
 from test_json_api import LiveScheduler, make_node
 from waiting import wait_until
-
-from cpumond.cli import run
 
 
 @pytest.fixture
@@ -29,24 +28,21 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveSche
 class Shell:
     """Runs command lines in this process."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-        self.err = ""
+    err = ""
 
     def __call__(self, *words: str, code: int = 0) -> str:
-        self.capsys.readouterr()
-        found = run(list(words))
-        out, self.err = self.capsys.readouterr()
-        assert found == code, out + self.err
-        return out
+        done = run_command(list(words))
+        self.err = done.stderr
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
 
     def json(self, *words: str) -> Any:
         return json.loads(self(*words, "--json"))
 
 
 @pytest.fixture
-def cpumond(capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)
+def cpumond() -> Shell:
+    return Shell()
 
 
 # --- trees and pools

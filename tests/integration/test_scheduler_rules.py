@@ -4,13 +4,12 @@ node can hold, rights, operations in the root (semantics.md 2.8)."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_command
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 
 
@@ -118,7 +117,7 @@ def test_operations_in_the_root_are_named_by_the_command_line_and_by_yt(schedule
     assert (refused.status_code, "Starting operations immediately in pool" in refused.text) == (422, True)
     scheduler.patch("trees/default", {"edits": [{"path": ["forbid_immediate_operations_in_root"], "value": False}]})
     command = ["operation", "start", "--pool", "<Root>", "--scheduler", scheduler.url, "--", "true"]
-    subprocess.run([sys.executable, "-m", "cpumond", *command], env=clean_environment(), timeout=60, check=True)
+    assert run_command(command, clean_environment()).returncode == 0
     operation = vanilla(scheduler, "job_count=1;command=true", 'pool="<Root>"')
     node.beat_until(lambda: len(node.jobs) == 2, "both jobs")
     told = scheduler.get(f"operations/{operation}")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import run_command
 from scheduler_process import SchedulerProcess, clean_environment
 from test_every_command import on_terminal
 
-from cpumond.cli import run
 from cpumond.core.errors import EXIT_CONFIG, EXIT_PERMISSION, EXIT_USAGE
 
 FILE = """
@@ -58,29 +58,24 @@ def file(tmp_path: Path) -> Path:
 class Shell:
     """The commands in this process, by the token of a user."""
 
-    def __init__(self, scheduler: SchedulerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, scheduler: SchedulerProcess) -> None:
         self.url = scheduler.url
-        self.capsys = capsys
 
     def words(self, *words: object, who: str = "root") -> list[str]:
         return [*map(str, words), "--scheduler", self.url, "--token", who]
 
     def __call__(self, *words: object, code: int = 0, who: str = "root") -> tuple[str, str]:
-        self.capsys.readouterr()
-        found = run(self.words(*words, who=who))
-        out, err = self.capsys.readouterr()
-        assert found == code, out + err
-        return out, err
+        done = run_command(self.words(*words, who=who))
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout, done.stderr
 
 
 @pytest.fixture
-def cpumond(
-    scheduler: SchedulerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Shell:
+def cpumond(scheduler: SchedulerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Shell:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE", "CPUMOND_SCHEDULER"):
         monkeypatch.delenv(name, raising=False)
-    return Shell(scheduler, capsys)
+    return Shell(scheduler)
 
 
 def commands(scheduler: SchedulerProcess) -> list[dict[str, Any]]:

@@ -71,19 +71,6 @@ def test_nobody_loses_what_they_had(old: SchedulerProcess) -> None:
     assert "acl_required" not in tree["attributes"]
 
 
-def test_a_tree_that_says_acl_required_is_closed(old: SchedulerProcess) -> None:
-    old.start()
-    assert ask(old, "root", "PATCH", "trees/default", edit("acl_required", True))[0] == 200
-    for method, path, body in (
-        ("PATCH", "trees/default/pools/batch", edit("weight", 3.0)),
-        ("GET", f"operations/{ANNS}/specification", None),
-        ("POST", f"operations/{ANNS}/abort", {}),
-        ("POST", "trees", {"name": "new"}),
-    ):
-        assert ask(old, "ben", method, path, body)[0] == 403, path
-    assert ask(old, "ann", "POST", f"operations/{ANNS}/abort", {})[0] == 200, "it is her own"
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
 def test_an_account_that_might_ask_nothing_gains_nothing(old: SchedulerProcess) -> None:
     socket = old.directory / "api.sock"

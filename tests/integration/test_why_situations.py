@@ -15,7 +15,7 @@ import pytest
 from scheduler_world import GIB, ServedNode, StillClock
 
 from cpumond.cli.scheduler.client import read_edits
-from cpumond.scheduler.model import ROOT_POOL, CommandError, Rules
+from cpumond.scheduler.model import ROOT_POOL, Rules
 from cpumond.scheduler.node_commands import CordonNode, UncordonNode
 from cpumond.scheduler.operations import AbortOperation, StartOperation, UpdateOperation
 from cpumond.scheduler.service import Scheduler
@@ -121,18 +121,6 @@ async def count_limit(c: Cluster) -> Expected:
     for _ in range(21):
         await c.start("research", cpu=2.0)
     return Expected("max_running_operation_count", "research", "pool research is 8", "raise it to 21", "13 operations")
-
-
-async def count_limit_of_a_parent(c: Cluster) -> Expected:
-    await c.begin()
-    await c.pool("lab", max_running_operation_count=4)
-    for name in ("a", "b", "c"):
-        await c.pool(name, "lab")
-        for _ in range(5):
-            await c.start(name, jobs=2, cpu=3.0)
-    for n in range(8):
-        await c.node(f"n{n}", 12.0)
-    return Expected("max_running_operation_count", "lab", "pool lab is 4", "raise it to 15")
 
 
 async def count_limit_that_hides_another(c: Cluster) -> Expected:
@@ -377,22 +365,6 @@ async def preemptions_forbidden(c: Cluster) -> Expected:
     return Expected("max_preemptions_per_minute", "prod", "0 of 12 guaranteed cores", "is 0", watched="prod")
 
 
-async def guarantee_of_pending_operations(c: Cluster) -> Expected:
-    """A guarantee is not met: others use the CPU, and all operations of the pool are pending."""
-    await c.begin()
-    await c.pool("prod", strong_guarantee_resources={"cpu": 12}, max_running_operation_count=0)
-    await c.pool("dev")
-    await c.node("n0", 16.0)
-    await c.start("dev", jobs=16, cpu=1.0)
-    for _ in range(13):
-        await c.start("prod", jobs=1, cpu=2.0)
-    await c.settle()
-    return Expected(
-        "max_running_operation_count", "prod", "0 of 12 guaranteed cores", "pool prod is 0", "raise it to 3",
-        watched="prod",
-    )  # fmt: skip
-
-
 async def late_starvation(c: Cluster) -> Expected:
     await c.begin(fair_share_starvation_timeout=3_600_000)
     await c.pool("prod", strong_guarantee_resources={"cpu": 12})
@@ -404,36 +376,12 @@ async def late_starvation(c: Cluster) -> Expected:
     return Expected("fair_share_starvation_timeout", "prod", "tree default is 3600 s", watched="prod")
 
 
-async def refused_starts(c: Cluster) -> Expected:
-    """The limits of a pool and of the one above it refused what would fill the nodes; what was let in has ended."""
-    await c.begin()
-    await c.pool("lab", max_operation_count=5, max_running_operation_count=5)
-    await c.pool("team", "lab", max_operation_count=4, max_running_operation_count=4)
-    await c.node("n0", 16.0)
-    first = [await c.start("team", cpu=2.0) for _ in range(4)]
-    await c.settle()
-    for _ in range(3):
-        with pytest.raises(CommandError):
-            await c.start("team", cpu=2.0)
-    for operation in first:
-        await c.do(AbortOperation(operation))
-
-    async def by_hand(report: IdleReport) -> None:
-        assert "raise it to 7" in report.sentence
-        await c.apply(report)
-        assert not c.report().causes
-        for _ in range(3):
-            await c.start("team", cpu=2.0)
-
-    return Expected("max_operation_count", "team", "3 starts of operations were refused", "team is 4", by_hand=by_hand)
-
-
 SITUATIONS = (
-    count_limit, count_limit_of_a_parent, count_limit_that_hides_another, limit_of_a_user, limit_of_users_subpools,
+    count_limit, count_limit_that_hides_another, limit_of_a_user, limit_of_users_subpools,
     count_limit_of_the_tree, resource_limits, share_of_a_parent, limits_of_an_operation, tag, memory, slots,
     fragmentation, spare, gpu_nodes, gang, cordoned_nodes, graceful, count_rule,
-    preemptions_forbidden, guarantee_of_pending_operations,
-    late_starvation, refused_starts,
+    preemptions_forbidden,
+    late_starvation,
 )  # fmt: skip
 
 
