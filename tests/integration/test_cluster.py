@@ -6,7 +6,6 @@ import glob
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,13 +13,13 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import psutil
 import psycopg
 import pytest
 import test_every_command as every
+from commands import run_command
 from postgresql import run_sql
 from waiting import is_over, wait_until
 
@@ -65,21 +64,6 @@ def test_nodes_are_what_was_asked_for(cluster: Cluster) -> None:
     assert "fast" not in nodes["node-1"]["tags"]
 
 
-def test_a_job_beyond_its_time_limit_is_ended_on_its_node_and_has_failed(cluster: Cluster) -> None:
-    task = {"job_count": 1, "cpu_limit": 0.1, "memory_limit": 2**24, "job_time_limit": 500, "command": "sleep 3600"}
-    spec = {"pool": "limited", "max_failed_job_count": 1, "tasks": {"main": task}}
-    operation = cluster.post("/api/v1/operations", {"spec": spec})["id"]
-    path = f"/api/v1/operations/{operation}"
-    cluster.wait(lambda: cluster.get(path)["state"] == "failed", "it fails")
-    found = cluster.get(path)
-    assert "Job time limit exceeded" in found["error"]
-    assert (found["jobs"]["failed"], found["jobs"]["aborted"]) == (1, 0)
-    [job] = cluster.jobs(operation)
-    assert (job["state"], "job_time_limit of 500 ms" in job["reason"]) == ("failed", True)
-    assert job["finish_time"] - job["start_time"] < 3600.0
-    assert all(node["job_count"] == 0 for node in cluster.get("/api/v1/nodes")["nodes"])
-
-
 def test_a_job_tells_of_its_checkpoints(cluster: Cluster, tmp_path: Path) -> None:
     gate = tmp_path / "open"
     command = f'until [ -e {gate} ]; do sleep 0.1; done; touch "$CPUMOND_CHECKPOINT"; exec sleep 3600'
@@ -114,68 +98,6 @@ def test_jobs_run_in_cgroups_of_the_nodes_and_end(cluster: Cluster, tmp_path: Pa
     gate.touch()
     cluster.wait(lambda: cluster.get(f"/api/v1/operations/{operation}")["state"] == "completed", "it ends")
     assert {job["state"] for job in cluster.jobs(operation)} == {"completed"}
-
-
-def test_a_node_and_the_scheduler_are_killed_and_started_again_while_a_job_lives(cluster: Cluster) -> None:
-    operation = cluster.start_operation("p", ["sleep", "1000"], cpu_limit=0.2)
-    [job] = cluster.wait(lambda: cluster.jobs(operation, "running"), "it runs")
-    node = next(node for node in cluster.nodes if node.node_id == job["node_id"])
-    url, web_url, pid = cluster.url, node.web_url, node.pid
-    node.kill()
-    cluster.scheduler.kill()
-    with pytest.raises(UnavailableError, match="nobody answers"):
-        cluster.get("/api/v1/status")
-    for address in (url, web_url):
-        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
-            other.bind(("127.0.0.1", urlsplit(address).port))  # nobody else is given it meanwhile
-    cluster.scheduler.start()
-    node.start()
-    assert (cluster.url, node.web_url) == (url, web_url)
-    assert node.pid != pid
-    cluster.wait(
-        lambda: [each["id"] for each in cluster.jobs(operation, "running")] == [job["id"]], "it is known again"
-    )
-    assert len(node.log_events("jobs_adopted")) >= 1
-    assert node.get("/v1/status")["node_id"] == node.node_id
-    cluster.post(f"/api/v1/operations/{operation}/abort")
-    cluster.wait(lambda: not cluster.jobs(operation, "running") and not cluster.jobs(operation, "stopping"), "it ends")
-
-
-def test_each_node_has_its_page_with_graphs_of_its_jobs(cluster: Cluster) -> None:
-    assert len({node.web_url for node in cluster.nodes}) == 2
-    operation = cluster.start_operation("p", "while :; do :; done", cpu_limit=0.2)
-    [job] = cluster.wait(lambda: cluster.jobs(operation, "running"), "it runs")
-    node = next(node for node in cluster.nodes if node.node_id == job["node_id"])
-    assert f"page of {node.node_id}  " in cluster.describe_pages()
-    assert node.web_url in cluster.describe_pages()
-    assert "<html" in httpx2.get(node.web_url, trust_env=False, verify=False, timeout=60.0).text
-
-    def samples() -> Any:
-        """None: the node runs the job, but has not looked at it yet."""
-        path = f"{node.web_url}api/v1/jobs/{job['id']}/explain"
-        return httpx2.get(path, trust_env=False, verify=False, timeout=60.0).json().get("samples")
-
-    found = cluster.wait(samples, "the node follows it")
-    assert found["period_s"] == 0.1
-    cluster.wait(lambda: max(samples()["usage"], default=0.0) > 0.02, "the graph shows what it uses")
-    told = cluster.wait(
-        lambda: [each for each in cluster.jobs(operation) if each["ordered_cpu_seconds"] and each["cpu_usage"]],
-        "the scheduler is told",
-    )[0]
-    assert told["min_cpu_limit"] == 0.1
-    assert 0.0 <= told["late_cpu_seconds"] <= told["throttled_cpu_seconds"]
-    cluster.post(f"/api/v1/operations/{operation}/abort")
-    cluster.wait(lambda: cluster.jobs(operation, "aborted"), "it ends")
-    [ended] = cluster.jobs(operation)
-    assert ended["ordered_cpu_seconds"] >= told["ordered_cpu_seconds"]
-
-
-def test_what_is_refused_comes_in_the_scheduler_s_words(cluster: Cluster) -> None:
-    cluster.create_pool("twice", weight=2.0)
-    with pytest.raises(UnavailableError, match=r'answered 409: .*"twice"'):
-        cluster.create_pool("twice")
-    with pytest.raises(UnavailableError, match='Pool "nowhere" does not exist'):
-        cluster.get("/api/v1/trees/default/pools/nowhere")
 
 
 def test_waiting_in_vain_shows_the_logs(cluster: Cluster) -> None:
@@ -220,13 +142,6 @@ def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(hierarchies: Hi
     with pytest.raises(UnavailableError, match=r"scheduler ended at its start: .*fair_share_update_period"), whole:
         pass
     assert whole.leftovers() == []
-
-
-def test_time_may_run_faster_for_the_scheduler(hierarchies: Hierarchies, tmp_path: Path) -> None:
-    with Cluster(tmp_path, 0, real_time_scale=50.0) as whole:
-        assert whole.scheduler.log_events("started")[0]["time_scale_for_tests"] == 50.0
-        before = whole.get("/api/v1/status")["now"]
-        whole.wait(lambda: whole.get("/api/v1/status")["now"] > before + 100.0, "a hundred seconds pass", 50.0)
 
 
 def test_files_here_are_no_modules(hierarchies: Hierarchies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,9 +192,8 @@ class Command:
 
 def operate(url: str, token: str, *arguments: str) -> str:
     """The output of ``cpumond operation``."""
-    command = [sys.executable, "-m", "cpumond", "operation", *arguments]
     environment = {**os.environ, "CPUMOND_SCHEDULER": url, "CPUMOND_TOKEN": token}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    done = run_command(["operation", *arguments], environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
