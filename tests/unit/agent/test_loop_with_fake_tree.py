@@ -299,6 +299,9 @@ def test_the_pause_file_stops_all_writes_at_once(make_node):
     pause.unlink()
     node.ticks(6)
     assert node.cores("a") == 0.5
+    pause.touch()
+    node.agent.close()
+    assert node.cores("a") == 4.0, "in the end all goes back"
 
 
 def test_what_a_reload_cannot_change_is_kept_and_said(make_node, logs):
