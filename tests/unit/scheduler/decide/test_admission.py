@@ -562,6 +562,19 @@ def test_3_2_an_operation_in_several_trees_runs_as_soon_as_one_lets_it(world):
     assert set(world.record(both).running_in) == {"default", "other"}
 
 
+# --- 3.3, a slot becomes free
+
+
+def test_3_3_a_finished_operation_frees_its_slot_by_its_jobs(world):
+    node = world.node("n")
+    world.create_pool("p", max_running_operation_count=1)
+    operations = [world.start("p"), world.start("p")]
+    world.settle_down()
+    node.finish(next(iter(node.jobs)))
+    world.beat()
+    assert world.states(operations) == "cr"
+
+
 # --- 3.4, limits change
 
 
