@@ -73,15 +73,9 @@ QUICK: dict[str, tuple[str, ...]] = {
 """By layout, beginnings of the names of tests that are run always."""
 SLOW = (
     "test_agent_v1.py::test_every_file_is_left_as_it_was_found[SIGINT]",
-    *(
-        f"test_cgroup_executor.py::TestCgroupExecutor::{name}"
-        for name in (
-            "test_many", "test_a_flood", "test_an_exit_code[0]", "test_an_exit_code[255]", "test_an_end_by_a_signal[1",
-            "test_its_quota_is_in_force[0.05]", "test_its_quota_is_in_force[1.5]",
-            *(f"test_what_cannot_be_started_is_its_own_fault[argv{number}" for number in range(1, 5)),
-        )
-    ),
-)  # fmt: skip
+    "test_cgroup_executor.py::TestCgroupExecutor::test_many",
+    "test_cgroup_executor.py::TestCgroupExecutor::test_a_flood",
+)
 """Beginnings of the names of those among them that are not."""
 STEPS = (
     "install", "lowers", "reloads", "wakes", "restarts", "stops", "orders", "back_to_normal", "kill", "delegates",

@@ -43,7 +43,7 @@ def test_the_executor_of_kind_systemd(v2: Machine) -> None:
     """The contract, where systemd counts memory and CPU time itself."""
     facts = v2.of("systemd_contract")
     assert_passed(facts)
-    assert len(facts) > 30, sorted(facts)
+    assert len(facts) > 20, sorted(facts)
 
 
 @pytest.mark.parametrize(("boot", "boot_before"), [("rebooted", "before"), ("cut", "rebooted")])
