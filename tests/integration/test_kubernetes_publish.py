@@ -20,7 +20,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from agent_process import AgentProcess
-from commands import run_command
 from configs import at_floor, describe_agent, make
 from kubelet_server import TOKEN
 from waiting import wait_until
@@ -197,7 +196,7 @@ def test_an_agent_whose_last_check_is_old_offers_nothing(agent: AgentProcess, ap
 
 def test_withdrawing_takes_all_back_and_ends(agent: AgentProcess, api: ApiServer):
     api.nodes = {"a": {RESOURCE: "700"}, "b": {}, "c": {RESOURCE: "0"}}
-    answer = run_command(command(api, agent, "--withdraw")[3:])
+    answer = subprocess.run(command(api, agent, "--withdraw"), capture_output=True, text=True, timeout=60, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout == "a: cpumond.io/reclaimed-cpu 700 -> 0\n"
     assert api.nodes == {"a": {RESOURCE: "0"}, "b": {}, "c": {RESOURCE: "0"}}
@@ -216,7 +215,7 @@ def test_what_is_missing_is_said_in_one_sentence(agent: AgentProcess, api: ApiSe
     at = arguments.index("--api") + 1
     arguments[at] = {"address": "", "ca": "https://127.0.0.1:1"}.get(breaks, api.url)
     environment = {key: text for key, text in os.environ.items() if not key.startswith("KUBERNETES_")}
-    answer = run_command(arguments[3:], environment)
+    answer = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert answer.returncode == code
     assert sentence in answer.stderr
     assert answer.stderr.count("\n") == 1
