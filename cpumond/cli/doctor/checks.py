@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import pwd
 import re
-import resource
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -75,10 +75,10 @@ def check_descriptors(soft: int, hard: int, whose: str, jobs: int, max_jobs: int
     """RLIMIT_NOFILE against the descriptors of each job; the agent takes all that the hard limit allows."""
     from cpumond.host.service import OTHER_DESCRIPTORS, find_room  # loads structlog, too slow for `--help`
 
-    room = find_room(hard) // per_job
-    shown = "no" if hard == resource.RLIM_INFINITY else str(hard)
+    room = find_room(hard) / per_job  # without end where nothing limits it
+    shown, enough = ("no", "any number of") if math.isinf(room) else (str(hard), f"{room:.0f}")
     text = (
-        f"hard limit {shown} (soft {soft}) of {whose}: enough for {room:g} jobs; now {jobs}, "
+        f"hard limit {shown} (soft {soft}) of {whose}: enough for {enough} jobs; now {jobs}, "
         f"discovery.max_jobs {max_jobs}"
     )
     advice = f"set LimitNOFILE={per_job * max_jobs + OTHER_DESCRIPTORS} in the agent's unit, or ulimit -Hn"

@@ -305,6 +305,7 @@ def test_descriptors_are_three_for_each_job(hard, jobs, max_jobs, level):
     (finding,) = doctor_checks.check_descriptors(1024, hard, "this shell", jobs, max_jobs, 3)
     assert finding.level == level
     assert bool(finding.advice) == (level != "ok")
+    assert ("enough for any number of jobs" in finding.text) == (hard == resource.RLIM_INFINITY)
 
 
 @pytest.mark.parametrize(
