@@ -28,7 +28,7 @@ from unittest import mock
 import click
 import jsonschema
 import pytest
-from commands import run_command
+from commands import end_of_process, run_command
 from scheduler_process import terminal_environment
 from test_json_api import LiveScheduler, make_node
 from waiting import wait_until
@@ -252,6 +252,7 @@ def on_terminal(words: list[str], columns: int, environment: dict[str, str], typ
         for number in range(3):
             os.dup2(terminal, number)
         with (
+            end_of_process(),
             open(0, encoding="utf-8", closefd=False) as stdin,
             open(1, "w", encoding="utf-8", closefd=False) as stdout,
             open(2, "w", encoding="utf-8", closefd=False) as stderr,

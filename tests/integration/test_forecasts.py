@@ -25,7 +25,7 @@ from cpumond.testing.cluster import Cluster
 
 pytestmark = [pytest.mark.cgroup, pytest.mark.timeout(300)]
 
-RUN_S = 2
+RUN_S = 3
 
 
 class Site:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 import test_every_command as every
 from commands import run_command
@@ -118,6 +119,11 @@ def test_output_that_the_caller_closed_is_left_out(environment, closed):
     assert ("out" in done.stdout, "err" in done.stderr) == (closed != ">&-", closed != "2>&-")
 
 
+def count_waits(pid: int) -> int:
+    """How often the process has waited for anything."""
+    return psutil.Process(pid).num_ctx_switches().voluntary
+
+
 def test_a_second_signal_ends_it_at_once_and_says_what_is_left_to_the_scheduler(environment, cluster):
     # The job does not end by itself when it is told to.
     process, operation = begin(environment, "trap '' TERM INT; echo begun; while :; do sleep 1; done")
@@ -125,6 +131,9 @@ def test_a_second_signal_ends_it_at_once_and_says_what_is_left_to_the_scheduler(
     process.send_signal(signal.SIGINT)
     assert "is aborted; Ctrl-C again ends this command at once" in process.stderr.readline()
     cluster.wait(lambda: cluster.get(f"/api/v1/operations/{operation}")["state"] == "aborted", "it is aborted")
+    # It waits once for the answer, and again and again for the end of the job.
+    before = count_waits(process.pid)
+    cluster.wait(lambda: count_waits(process.pid) > before + 20, "it knows that the operation is aborted")
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=30)
     assert (process.returncode, told) == (
@@ -254,7 +263,7 @@ def test_a_command_of_the_agent(name, names, environment, cluster):
     if name == "report":
         cluster.wait(lambda: run_command(["report"], environment).returncode == 0, "the history has a point")
     every.check_terminal(name, case, names, environment)
-    every.check_piped(name, case, names, environment)
+    every.check_run_command(name, case, names, environment)
 
 
 def test_top_of_the_agent_fits(names, environment):
