@@ -137,12 +137,6 @@ def test_the_package_has_the_version_of_the_program(package: Path) -> None:
     assert run("dpkg-deb", "--field", str(package), "Version").strip() == f"{__version__}-1"
 
 
-def test_lintian_has_nothing_to_say(package: Path) -> None:
-    if shutil.which("lintian") is None:
-        pytest.skip("lintian is missing; Debian's package lintian has it")
-    assert run("lintian", "--allow-root", "--fail-on", "error,warning", str(package)) == ""
-
-
 def test_nothing_in_the_package_knows_where_it_was_built(package: Path, tmp_path: Path) -> None:
     """No compiled Python, no path of the build, and programs that start with the interpreter of the package."""
     run("dpkg-deb", "--extract", str(package), str(tmp_path))

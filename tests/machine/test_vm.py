@@ -2,9 +2,9 @@
 
 One command: ``.venv/bin/pytest tests/machine``; ``.ci/run`` runs it with all the others. This module boots one machine
 from a cached image, which is made first where there is none (about two minutes): the tests of cgroups, of the agent and
-of the executor that stand in ``QUICK``, with Docker, podman and Slurm whose cgroups systemd makes, and units as jobs
-under real load (``guest/units.py``). ``tests/slow/test_vm_layouts.py`` has what takes longer: the executor of kind
-``systemd``, reboots, and the other layouts, whose cgroups the host that runs these tests has itself.
+of the executor that stand in ``QUICK``, with podman and Slurm, whose cgroups systemd makes.
+``tests/slow/test_vm_layouts.py`` has what takes longer: units as jobs under real load, the executor of kind
+``systemd``, reboots, engines, and the other layouts, whose cgroups the host that runs these tests has itself.
 
 The processor is emulated, ten to twenty times slower than the host's: tests with many processes would take an hour and
 are left out, and so is what shows nothing of the version of cgroups that others there do not show. The summary at the
@@ -16,20 +16,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_host import REPOSITORY, Facts, assert_passed, of
-from judge_units import CHECKS
+from guest_host import REPOSITORY, Facts, assert_passed
 from vm_host import BUILD_S, SLOWNESS, Machine, Part, boot, limit_of, make_stage, skip_without_means
 
 FULL = os.environ.get("CPUMOND_MACHINE") == "full"
-UNITS_SLOW = 5.0
-"""How many times longer the guest's periods are."""
-UNITS_PATIENCE = 3 * UNITS_SLOW
-"""What its times are judged by: the host may let an emulated processor wait. ``test_units_as_jobs.py`` is exact."""
 NOT_HERE = {"browser": "needs a browser", "prometheus": "needs Prometheus"}
 """By marker: what the guest does not have."""
 LEFT_OUT = {
@@ -56,12 +51,11 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_agent_v1_policy.py::test_a_quota_above_a_job",
         "test_closed_loop_faults.py::test_what_a_job_leaves",
         "test_container_sources.py::test_an_update_of_the_engine_is_the_new_order_at_once[Podman-1.5-0.5]",
-        "test_container_sources.py::test_names",
         "test_control_commands.py::test_doctor_sees",
         "test_slurm_source.py::test_a_job_that_ends",
-        "test_slurm_source.py::test_one_row",
         "test_try_it_commands.py::test_dry_run_prints",
     ),
+    "engines": ("test_container_sources.py::test_names", "test_slurm_source.py::test_one_row"),
     "v1": (
         "test_cgroup_contract.py",
         "test_agent_v1.py::test_every_file_is_left_as_it_was_found[SIGTERM]",
@@ -70,32 +64,20 @@ QUICK: dict[str, tuple[str, ...]] = {
     ),
     "hybrid": ("test_cgroup_contract.py", "test_agent_v1.py::test_every_file_is_left_as_it_was_found[SIGTERM]"),
 }
-"""By layout, beginnings of the names of tests that are run always."""
+"""By layout, beginnings of the names of tests that are run always; ``engines`` are for v2, too, and take long."""
 SLOW = (
     "test_agent_v1.py::test_every_file_is_left_as_it_was_found[SIGINT]",
     "test_cgroup_executor.py::TestCgroupExecutor::test_many",
     "test_cgroup_executor.py::TestCgroupExecutor::test_a_flood",
 )
 """Beginnings of the names of those among them that are not."""
-STEPS = (
-    "install", "lowers", "reloads", "wakes", "restarts", "stops", "orders", "back_to_normal", "kill", "delegates",
-    "weighs", "unlimited", "leaves",
-)  # fmt: skip
-"""Of ``guest/units.py``."""
-SLOW_CHECKS = {
-    "check_reload_that_gives_the_quota_back", "check_write_to_the_file_alone", "check_namesakes", "check_hung_agent",
-    "check_without_the_bus", "check_without_polkit",
-}  # fmt: skip
-"""Of their facts; ``test_units_as_jobs.py`` has them all on this host."""
 INTEGRATION = REPOSITORY / "tests" / "integration"
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(INTEGRATION.glob("test_*.py"))}
 FILES = {name for name, text in TEXTS.items() if "mark.cgroup" in text}
 """Of tests that touch cgroups."""
 TESTS = Part("vm_tests", 7200 if FULL else 900)
-UNITS = Part("units", 1800 if FULL else 900)
-"""Each has a time of its own: three times what it takes where other tests run beside it, and more."""
-PARTS = (UNITS, TESTS)
-pytestmark = [pytest.mark.machine, pytest.mark.timeout(BUILD_S + limit_of(PARTS) + 300)]
+"""It has a time of its own: three times what it takes where other tests run beside it, and more."""
+pytestmark = [pytest.mark.machine, pytest.mark.timeout(BUILD_S + limit_of([TESTS]) + 300)]
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +102,13 @@ def why_not_opened(name: str) -> str:
     return next((reason for marker, reason in NOT_HERE.items() if f"mark.{marker}" in first_lines), "")
 
 
-def boot_layout(layout: str, stage: Path, parts: Sequence[Part]) -> Machine:
-    """What a machine with these cgroups left after these parts."""
+def boot_layout(
+    layout: str, stage: Path, parts: Sequence[Part], quick: str = "", settings: Mapping[str, str] | None = None
+) -> Machine:
+    """What a machine with these cgroups left after these parts; ``quick``: other tests than those of the layout."""
     plan: dict[str, Any] = {
-        "files": list_files(layout),
-        "quick": QUICK[layout],
+        "files": list_files(quick or layout),
+        "quick": QUICK[quick or layout],
         "slow": SLOW,
         "full": FULL,
         "not_here": NOT_HERE,
@@ -134,14 +118,13 @@ def boot_layout(layout: str, stage: Path, parts: Sequence[Part]) -> Machine:
         "options": [],
         "imported": IMPORTED,
     }
-    settings = {"UNITS_SLOW": f"{UNITS_SLOW:g}", "MACHINE_STEPS": "" if FULL else ",".join(STEPS)}
-    return boot(layout, stage, stage.parent / f"out-{layout}", parts, plan, settings)
+    return boot(layout, stage, stage.parent / f"out-{layout}", parts, plan, settings or {})
 
 
 @pytest.fixture(scope="module")
 def machine(stage: Path) -> Machine:
     """What the machine with the unified hierarchy left."""
-    return boot_layout("v2", stage, PARTS)
+    return boot_layout("v2", stage, [TESTS])
 
 
 def describe(machine: Machine, facts: Facts) -> str:
@@ -156,11 +139,6 @@ def describe(machine: Machine, facts: Facts) -> str:
         by_reason.setdefault(reason, Counter())[name.partition("::")[0]] += 1
     for name in FILES - set(list_files(machine.layout)):
         by_reason.setdefault(why_not_opened(name) or TOO_SLOW, Counter())[name] = 0
-    if machine.layout == "v2" and not FULL:
-        units = ", ".join(
-            [*sorted(name.removeprefix("check_") for name in SLOW_CHECKS), "an order until its time is over"]
-        )
-        lines.append(f"  left out, {TOO_SLOW}; test_units_as_jobs.py has them on this host: {units}")
     for reason, files in sorted(by_reason.items()):
         names = ", ".join(f"{name} ({count or 'all'})" for name, count in sorted(files.items()))
         lines.append(f"  left out, {reason}: {names}")
@@ -179,22 +157,3 @@ def test_the_tests_that_touch_cgroups(machine: Machine, record_property: Callabl
     assert facts["finished"], f"not done in time, {len(facts['tests'])} tests:\n{machine.outputs['vm_tests'][-3000:]}"
     assert facts["unused"] == [], "no such tests; QUICK is out of date"
     assert "passed" in {fact["outcome"] for fact in facts["tests"].values()}, machine.outputs["vm_tests"][-3000:]
-
-
-@pytest.mark.parametrize(
-    "check",
-    [check for check in CHECKS if FULL or check.__name__ not in SLOW_CHECKS],
-    ids=lambda check: check.__name__.removeprefix("check_"),
-)
-def test_units(machine: Machine, check: Callable[[Facts, float], None]) -> None:
-    check(machine.of("units"), UNITS_PATIENCE)
-
-
-def test_a_killed_agent_leaves_the_unit_its_quota(
-    machine: Machine, record_property: Callable[[str, object], None]
-) -> None:
-    """File and property, and the next agent begins with what the unit ordered."""
-    fact = of(machine.of("units"), "kill")
-    assert None not in (fact["full_s"], fact["property_s"], fact["up_s"], fact["lowered_s"]), fact
-    assert fact["job"]["cpu_limit"] == 2.0
-    record_property("machine", f"v2: original quota {fact['full_s']:.1f} s after SIGKILL of the agent, emulated")

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from examples import ALL, WHOLE
 from scheduler_world import EASY, PlayedNode, World
 
 from cpumond.core.wire import JobOrder
@@ -24,7 +25,7 @@ from cpumond.scheduler.operations import StartOperation
 HEARTBEAT_S = 1.0
 UPDATE_S = 1.0
 WARM_S, AHEAD_S = 20.0, 120.0
-CASES = 50
+CASES = 50 if ALL else 25 if WHOLE else 10
 
 
 class Known:

@@ -1,4 +1,4 @@
-"""README's first lines in a checkout on a bare Debian, and the package that is built there: how long each takes."""
+"""README's first lines in a checkout on a bare Debian, the package that is built there, and lintian's word on it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
         (named,) = re.findall(r"apt-get install -y (.*?) &&", BUILD)
         patch.setenv("MACHINE_PACKAGES", f"{named} build-essential")
         return run_guest("first_minutes.py", stage, work / "out", LIMIT_S)
+
+
+def test_lintian_has_nothing_to_say(package: Path) -> None:
+    if shutil.which("lintian") is None:
+        pytest.skip("lintian is missing; Debian's package lintian has it")
+    assert test_package.run("lintian", "--allow-root", "--fail-on", "error,warning", str(package)) == ""
 
 
 def test_two_builds_give_the_same_bytes(package: Path, facts: Facts) -> None:

@@ -1,42 +1,81 @@
 """The emulated machine: what takes longer than ``tests/machine/test_vm.py`` may, and the other layouts of cgroups.
 
-On v2 the executor of kind ``systemd`` and two reboots; two machines more for ``v1``, with cpu and cpuacct mounted
-together, and ``hybrid``: what looks at mounts, limits and discovery.
+On v2 units as jobs under real load (``guest/units.py``), the executor of kind ``systemd``, two reboots, and names of
+engines' jobs; two machines more for ``v1``, with cpu and cpuacct mounted together, and ``hybrid``: what looks at
+mounts, limits and discovery.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "machine"))
 import test_vm
-from guest_host import assert_passed, of
-from judge_units import FLOOR_US, QUOTA_US, assert_same
+from guest_host import Facts, assert_passed, of
+from judge_units import CHECKS, FLOOR_US, QUOTA_US, assert_same
 from vm_host import BUILD_S, Machine, Part, limit_of
 
+UNITS_SLOW = 5.0
+"""How many times longer the guest's periods are."""
+UNITS_PATIENCE = 3 * UNITS_SLOW
+"""What its times are judged by: the host may let an emulated processor wait. ``test_units_as_jobs.py`` is exact."""
+UNITS = Part("units", 900)
 CONTRACT_OF_SYSTEMD = Part("systemd_contract", 450)
 REBOOT = Part("reboot", 300)
-PARTS = (CONTRACT_OF_SYSTEMD, REBOOT)
+PARTS = (UNITS, test_vm.TESTS, CONTRACT_OF_SYSTEMD, REBOOT)
+STEPS = (
+    "install", "lowers", "reloads", "wakes", "restarts", "stops", "orders", "back_to_normal", "kill", "delegates",
+    "weighs", "unlimited", "leaves",
+)  # fmt: skip
+"""Of ``guest/units.py``."""
+SLOW_CHECKS = {
+    "check_reload_that_gives_the_quota_back", "check_write_to_the_file_alone", "check_namesakes", "check_hung_agent",
+    "check_without_the_bus", "check_without_polkit",
+}  # fmt: skip
+"""Of their facts; ``test_units_as_jobs.py`` has them all on this host."""
 stage = test_vm.stage
 test_every_part_came_to_its_end = test_vm.test_every_part_came_to_its_end
 test_the_tests_that_touch_cgroups = test_vm.test_the_tests_that_touch_cgroups
-pytestmark = [pytest.mark.machine, pytest.mark.timeout(BUILD_S + max(limit_of(PARTS), limit_of([test_vm.TESTS])) + 300)]
+pytestmark = [pytest.mark.machine, pytest.mark.timeout(BUILD_S + limit_of(PARTS) + 300)]
 
 
 @pytest.fixture(scope="module")
 def v2(stage: Path) -> Machine:
     """What the machine with the unified hierarchy left."""
-    return test_vm.boot_layout("v2", stage, PARTS)
+    settings = {"UNITS_SLOW": f"{UNITS_SLOW:g}", "MACHINE_STEPS": ",".join(STEPS)}
+    return test_vm.boot_layout("v2", stage, PARTS, "engines", settings)
 
 
 @pytest.fixture(scope="module", params=["v1", "hybrid"])
 def machine(request: pytest.FixtureRequest, stage: Path) -> Machine:
     """What the machines with another layout left."""
     return test_vm.boot_layout(request.param, stage, (test_vm.TESTS,))
+
+
+def test_names_of_engines(v2: Machine) -> None:
+    assert_passed(v2.of("vm_tests")["tests"])
+
+
+@pytest.mark.parametrize(
+    "check",
+    [check for check in CHECKS if check.__name__ not in SLOW_CHECKS],
+    ids=lambda check: check.__name__.removeprefix("check_"),
+)
+def test_units(v2: Machine, check: Callable[[Facts, float], None]) -> None:
+    check(v2.of("units"), UNITS_PATIENCE)
+
+
+def test_a_killed_agent_leaves_the_unit_its_quota(v2: Machine, record_property: Callable[[str, object], None]) -> None:
+    """File and property, and the next agent begins with what the unit ordered."""
+    fact = of(v2.of("units"), "kill")
+    assert None not in (fact["full_s"], fact["property_s"], fact["up_s"], fact["lowered_s"]), fact
+    assert fact["job"]["cpu_limit"] == 2.0
+    record_property("machine", f"v2: original quota {fact['full_s']:.1f} s after SIGKILL of the agent, emulated")
 
 
 def test_the_executor_of_kind_systemd(v2: Machine) -> None:

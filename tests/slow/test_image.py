@@ -11,14 +11,17 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guest_host import NSPAWN, REPOSITORY, gather_wheels, skip_without_means
 
 from cpumond import __version__
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "machine"))
+from guest_host import NSPAWN, REPOSITORY, gather_wheels, skip_without_means
 
 BASE = "cpumond-test-base"
 CPU = Path("/sys/fs/cgroup/cpu")
