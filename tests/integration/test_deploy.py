@@ -545,3 +545,31 @@ def test_nothing_else_goes_along_into_the_build(steps):
     }
     assert rules[0] == "*"
     assert {rule[1:] for rule in rules if rule.startswith("!")} == copied
+
+
+PLAIN = {**os.environ, "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "cat"}
+TOOL = re.compile(r"(?:^|[|;&] *|sudo )(journalctl|systemctl|systemd-[\w-]+)\b([^|;&\n]*)", re.MULTILINE)
+
+
+OWN_FILE = re.compile(r"(?<![\w/.])(?:systemd|config|packaging|docs)/[-\w./*$]+")
+
+
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, REPOSITORY / "docs" / "runbook.md", REPOSITORY / "README.md"], ids=str
+)
+def test_every_option_of_systemd_s_commands_in_the_documents_exists(document: Path):
+    found = TOOL.findall(read_code(document))
+    assert found or document.parent == DEPLOY
+    for tool, rest in found:
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing; Debian's package systemd has it")
+        answer = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True, env=PLAIN)
+        known = set(re.findall(r"(?<![\w-])--?\w[\w-]*", answer.stdout))
+        named = {word.partition("=")[0] for word in re.sub(r'"[^"]*"', "", rest).split() if word.startswith("-")}
+        assert named <= known, (tool, rest)
+
+
+def test_everything_copied_into_the_image_exists(steps):
+    for name, argument in steps:
+        if name == "COPY" and not argument.startswith("--from="):
+            assert all((REPOSITORY / each).exists() for each in argument.split()[:-1]), argument
