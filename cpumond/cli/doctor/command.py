@@ -129,7 +129,7 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
     look("inotify", lambda: checks.check_inotify(host.read_inotify(), len(jobs) * (2 if version == 1 else 1)))
     look("agent", lambda: checks.check_agent(seen, config))
     if seen.running:
-        look("agent", lambda: checks.check_answer(AgentClient(config.control_socket, timeout_s=host.CONNECT_S)))
+        look("agent", lambda: checks.check_answer(AgentClient(config.control_socket)))
     kinds = {source.kind for source in config.source}
     look("other writers", lambda: checks.check_writers(programs, kinds))
     look("systemd", lambda: _examine_systemd(config, hierarchies, jobs, seen))
