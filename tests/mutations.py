@@ -38,6 +38,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("if not job.touched or job.hold.is_contested:", "if not job.touched or self.is_paused():"),
         ("(paused or (covered and shrinks),", "(paused or covered,"),
         ("if pin is None and pinned_cores is not None:", "if False:"),
+        ("0 < ttl_s < math.inf", "0 < ttl_s"),
         ("if used < budget / 3 else stride", "if used < budget else stride"),
         (" or suspended_s > self.period_s", ""),
     ],
@@ -65,7 +66,6 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("chosen = [job for job in jobs if job.task.interruptible]", "chosen = jobs"),
         ("if not chosen and not any(job.task.interruptible for job in node.stopping.values()):", "if not chosen:"),
         ('if cordon is not None and cordon.drain == "graceful" and', "if cordon is None and"),
-        ("0 < ttl_s < math.inf", "0 < ttl_s"),
     ],
     "test_files_that_are_read.py": [
         ("elif sys.stdin is not None:", "elif True:"),
