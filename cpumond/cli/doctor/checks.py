@@ -76,7 +76,7 @@ def check_descriptors(soft: int, hard: int, whose: str, jobs: int, max_jobs: int
     from cpumond.host.service import OTHER_DESCRIPTORS, find_room  # loads structlog, too slow for `--help`
 
     room = find_room(hard) / per_job  # without end where nothing limits it
-    shown, enough = ("no", "any number of") if math.isinf(room) else (str(hard), f"{room:.0f}")
+    shown, enough = ("no", "any number of") if math.isinf(room) else (str(hard), str(math.floor(room)))
     text = (
         f"hard limit {shown} (soft {soft}) of {whose}: enough for {enough} jobs; now {jobs}, "
         f"discovery.max_jobs {max_jobs}"

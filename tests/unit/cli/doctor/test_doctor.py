@@ -318,7 +318,7 @@ def test_inotify_limits(watches, instances, needed, level):
 
 
 def test_one_more_descriptor_for_the_pressure():
-    (finding,) = doctor_checks.check_descriptors(1024, 1056, "this shell", 250, 200, 4)
+    (finding,) = doctor_checks.check_descriptors(1024, 1059, "this shell", 201, 200, 4)
     assert finding.level == "fail"
     assert "enough for 200 jobs" in finding.text
     assert "LimitNOFILE=1056" in finding.advice
