@@ -237,8 +237,19 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A run that is ended from outside says what it was at."""
+    """A run that is ended from outside says what it was at; emulated machines say what they did, in the property
+    ``machine`` of their tests."""
     if RUNNING:
         terminalreporter.section("had begun and did not end")
         for nodeid in RUNNING:
             terminalreporter.write_line(nodeid)
+    lines = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, text in getattr(report, "user_properties", ()):
+                if name == "machine":
+                    lines[text] = None
+    if lines:
+        terminalreporter.section("emulated machines")
+        for text in lines:
+            terminalreporter.write_line(text)
