@@ -154,21 +154,14 @@ def encode(name: str) -> str:
     return quote(name, safe="!*'()-_.~")
 
 
-def load_page(page: Page, url: str, where: str) -> None:
-    """Load a page and all that it is made of, and wait for its data."""
-    page.goto("about:blank")
-    page.goto(f"{url}{where}")
-    await_page(page, where)
-
-
 def open_page(page: Page, url: str, where: str) -> None:
     """Open a page and wait for its data: as a person does it, who chooses a link, where one of these pages is open
     already, which takes a fraction of loading all of it."""
     if page.url.startswith(url):
         page.evaluate(TURN, where)
-        await_page(page, where)
     else:
-        load_page(page, url, where)
+        page.goto(f"{url}{where}")
+    await_page(page, where)
 
 
 def await_page(page: Page, where: str | None = None) -> None:

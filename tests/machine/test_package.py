@@ -1,4 +1,4 @@
-"""The Debian package: built by Debian's tools, checked by lintian, and lived through in a throw-away Debian.
+"""The Debian package: built by Debian's tools, and lived through in a throw-away Debian.
 
 One boot installs it as the README says, upgrades it, removes and purges it (``guest/package.py``) while the agent holds
 limits of jobs down, and leaves facts; each test judges one. "The version before" is this one under a lower number: no
