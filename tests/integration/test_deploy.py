@@ -485,6 +485,7 @@ def test_the_base_is_pinned_and_nothing_unchecked_is_fetched(steps):
 
 
 COMMAND = re.compile(r"(?:^|&& |; |-- |exec [\w-]+ )cpumond ([a-z-]+)([^|;&\n]*)", re.MULTILINE)
+TOOL = re.compile(r"(?:^|[|;&] *|sudo )(journalctl|systemctl|systemd-[\w-]+)\b([^|;&\n]*)", re.MULTILINE)
 OWN_FILE = re.compile(r"(?<![\w/.])(?:systemd|config|packaging|docs)/[-\w./*$]+")
 
 
@@ -547,23 +548,17 @@ def test_nothing_else_goes_along_into_the_build(steps):
     assert {rule[1:] for rule in rules if rule.startswith("!")} == copied
 
 
-PLAIN = {**os.environ, "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "cat"}
-TOOL = re.compile(r"(?:^|[|;&] *|sudo )(journalctl|systemctl|systemd-[\w-]+)\b([^|;&\n]*)", re.MULTILINE)
-
-
-OWN_FILE = re.compile(r"(?<![\w/.])(?:systemd|config|packaging|docs)/[-\w./*$]+")
-
-
 @pytest.mark.parametrize(
     "document", [*DOCUMENTS, REPOSITORY / "docs" / "runbook.md", REPOSITORY / "README.md"], ids=str
 )
 def test_every_option_of_systemd_s_commands_in_the_documents_exists(document: Path):
+    plain = {**os.environ, "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "cat"}
     found = TOOL.findall(read_code(document))
     assert found or document.parent == DEPLOY
     for tool, rest in found:
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is missing; Debian's package systemd has it")
-        answer = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True, env=PLAIN)
+        answer = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True, env=plain)
         known = set(re.findall(r"(?<![\w-])--?\w[\w-]*", answer.stdout))
         named = {word.partition("=")[0] for word in re.sub(r'"[^"]*"', "", rest).split() if word.startswith("-")}
         assert named <= known, (tool, rest)
