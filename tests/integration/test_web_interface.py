@@ -37,6 +37,7 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerPro
         process.start_operation("b", 2, alias="*main", title="Main", job_cpu_monitor={"check-period": "2s"})
         node.beat_until(lambda: len(node.jobs) == 2, "both jobs run")
         node.beat()
+        process.wait_updates()  # from here on nothing changes by itself
         yield process
     finally:
         process.close()
