@@ -155,7 +155,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Most integration tests wait, so more processes than cores; fewer where most tests compute."""
     # Asked before pytest_configure has noted the lane.
     works = find_lane(config) == "short" or is_named(config, MACHINES) or are_all_in(config, UNIT)
-    return min(len(os.sched_getaffinity(0)), 4) + (1 if works else 2 if REQUIRED else 3)
+    return min(len(os.sched_getaffinity(0)), 4) + (1 if works else 3)
 
 
 @pytest.hookimpl(trylast=True)

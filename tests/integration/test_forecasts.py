@@ -69,16 +69,6 @@ class Site:
         return float(min(job["start_time"] for job in jobs))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_priority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Programs of the clusters keep their priority: forecasts, which are waited for, get on beside other work."""
-    directory = tmp_path_factory.mktemp("priority")
-    (directory / "sitecustomize.py").write_text("import os\n\nos.nice = lambda increment: 0\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
-        yield
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     config = '[forecast]\nperiod = "1s"\nmax_load = 1.0\n[min_spare_job_resources_on_node]\ncpu = 0\n'
