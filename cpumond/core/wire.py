@@ -226,7 +226,9 @@ class JobOrder(msgspec.Struct, frozen=True):
 
     ``wait_s``: how long the job may wait on the node for resources that other jobs still hold. ``working_directory``
     "" is a fresh directory of the job's own, removed with it. ``checkpoints``: it tells of checkpoints, by touching the
-    file that CPUMOND_CHECKPOINT names.
+    file that CPUMOND_CHECKPOINT names. ``reclaimed``: it runs on reclaimed CPU, in the node's idle class, as the orders
+    on the node exceed its capacity. ``set_container_cpu_limit``: whether ``cpu_limit`` is its ceiling, too; null as its
+    class has it: jobs on reclaimed CPU have none.
     """
 
     job_id: str
@@ -244,6 +246,13 @@ class JobOrder(msgspec.Struct, frozen=True):
     interruptible: bool = False
     working_directory: str = ""
     checkpoints: bool = False
+    reclaimed: bool = False
+    set_container_cpu_limit: bool | None = None
+
+    @property
+    def has_ceiling(self) -> bool:
+        """Whether a quota of ``cpu_limit`` holds for it."""
+        return not self.reclaimed if self.set_container_cpu_limit is None else self.set_container_cpu_limit
 
 
 class StopOrder(msgspec.Struct, frozen=True):

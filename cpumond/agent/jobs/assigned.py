@@ -456,6 +456,8 @@ class AssignedJobs:
             directory=job.directory,
             max_log_bytes=self.config.executor.max_log_bytes,
             max_tasks=self.config.executor.max_tasks,
+            has_ceiling=order.has_ceiling,
+            reclaimed=order.reclaimed,
         )
 
     def found_jobs(self) -> list[FoundJob]:
