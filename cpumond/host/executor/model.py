@@ -21,8 +21,8 @@ class Launch(msgspec.Struct, frozen=True):
 
     ``argv`` is run as ``user`` (a name of this host; "" = the agent's own) in ``working_directory`` (absolute), in a
     cgroup with a weight in proportion to ``cpu_limit`` (cores), with ``has_ceiling`` that as its quota, too,
-    ``memory_limit`` bytes and ``max_tasks`` processes and threads (0 = no limit), and no program gives it rights that the
-    user does not have. ``reclaimed``: the cgroup is in the idle class. ``directory`` exists, belongs to the agent's
+    ``memory_limit`` bytes and ``max_tasks`` processes and threads (0 = no limit), and no program gives it rights that
+    the user does not have. ``reclaimed``: the cgroup is in the idle class. ``directory`` exists, belongs to the agent's
     user, and is the executor's for whatever it keeps of the job; it removes nothing but its own files there.
     ``max_log_bytes``: of each of stdout and stderr, on disk, at any time.
     """
