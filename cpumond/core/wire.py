@@ -168,6 +168,8 @@ class AgentAbout(msgspec.Struct, frozen=True, omit_defaults=True):
     control_group_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
     control_group: Literal["job", "host"] = "job"
     """What of the node is left in shadow for comparison; such a job has ``mode`` "control"."""
+    idle_class: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    """How jobs on reclaimed CPU give way to others: "idle" (cpu.idle), "lowest weight" without it; "" not at all."""
 
 
 class NodeHeartbeat(Heartbeat, frozen=True, forbid_unknown_fields=True):
