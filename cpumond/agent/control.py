@@ -187,7 +187,7 @@ def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answer
         aggregated=answers.Aggregated(
             smoothed_cpu_s=state.smoothed_cpu_s,
             preemptible_cpu_s=state.preemptible_cpu_s,
-            preempted_cpu_s=state.preemptible_cpu_s if job.writes else 0.0,
+            preempted_cpu_s=state.preemptible_cpu_s if job.moves else 0.0,
             max_cpu_s=state.max_cpu_s,
             throttled_cpu_s=state.throttled_cpu_s,
             late_cpu_s=job.late_cpu_s,
@@ -266,7 +266,8 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
             raise ConfigError(f"cgroup {path!r} was already added as job {known.job_id!r}; remove that one first")
     if not os.path.isdir(directory):
         raise UnavailableError(f"cgroup {path!r}: there is none at {agent.hierarchies.name(directory)}; make it first")
-    refusal = find_refusal(agent.config, found, directory)
+    settings = agent.config.resolve_settings(None, found.operation_id, found.layer)
+    refusal = find_refusal(agent.config, found, settings, directory)
     if refusal:
         raise RefusedError(f"cgroup {path!r}: {refusal}; add it to managed_roots or name a leaf below them")
     agent.registered.add(job)
@@ -299,9 +300,9 @@ def list_registered(agent: Agent) -> answers.RegisteredList:
 def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
     """``cpumond pin``: hold a limit until unpin or for a time. Raises what ``add_job`` does."""
     job = _find(agent, name)
-    if not job.writes:
+    if not job.moves:
         why = job.refused or f"its mode is {job.mode}"
-        raise RefusedError(f"job {job.found.job_id!r}: nothing is written to it ({why}), so there is nothing to pin")
+        raise RefusedError(f"job {job.found.job_id!r}: its limit is not moved ({why}), so there is nothing to pin")
     cores = body.get("cpu_limit", job.state.hard_cores)
     most = job.state.hard_cores
     least = min(LEAST_PIN_CORES, most)

@@ -59,8 +59,8 @@ class LookSchedule:
                 due = rounds[poll_s] = known.get(poll_s) or LookRound(poll_s, now_s)
                 due.watched = []
             seen = job.state.seen
-            # A weight throttles no job, so its usage has to be read each time: a line that is never there.
-            line = b"\0" if seen is None or job.settings.actuator == "weight" else THROTTLED_LINE % seen.nr_throttled
+            # Without a ceiling no job is throttled, so its usage has to be read each time: a line that is never there.
+            line = b"\0" if seen is None or not job.settings.is_ceiling else THROTTLED_LINE % seen.nr_throttled
             due.watched.append((job.cgroup.stat_fd, line, job))
         self._rounds, self._filled_s = rounds, now_s
         self._find_next()
@@ -108,16 +108,16 @@ def list_changed(watched: Iterable[Watched]) -> list[Tracked]:
 
 
 def can_be_held_back(job: Tracked) -> bool:
-    """Whether the job is one to look at: its limit is below what it ordered, the agent wrote that limit, and the
-    monitor decides about it.
+    """Whether the job is one to look at: its limit is below what it ordered, it is in force, and the monitor decides
+    about it.
 
     How much it used lately does not count: a job far below its limit is just the one whose burst comes unforeseen.
     """
     state = job.state
     return (
         state.limit_cores < state.hard_cores
-        and job.touched
-        and job.writes
+        and job.moves
+        and (job.touched or not job.writes)
         and job.hold.decider is FREE
         and job.settings.poll_s > 0.0
     )

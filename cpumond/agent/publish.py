@@ -75,6 +75,7 @@ class Publisher:
             level,
             bound,
             may_set_mode=config.scheduler.may_set_mode,
+            knows_guarantee=True,
             limit_rule=str(config.monitor.get("limit_rule", DEFAULT_RULE)),
             is_paused=context.is_paused(),
             metrics=context.metrics_address,

@@ -22,6 +22,7 @@ from cpumond.agent.tracked import (
     NO_LABELS,
     SettingsCache,
     Tracked,
+    choose_actuator,
     compute_hard,
     find_bound,
     find_refusal,
@@ -161,7 +162,7 @@ class JobTable:
                     cgroup.directory, f"the other jobs hold all descriptors; raise LimitNOFILE ({needed} for each job)"
                 )
             # Before the look at the settings: what made the cgroup may be about to set its limit.
-            watches = self.watcher.watch_limits(found.path, cgroup.watch_paths(settings.actuator))
+            watches = self.watcher.watch_limits(found.path, cgroup.watch_paths(choose_actuator(settings, found)))
             undone.callback(self.watcher.unwatch, watches)
             in_force = cgroup.read_settings()
             if in_force is None:
@@ -179,7 +180,7 @@ class JobTable:
             job.config, job.asked_mode, job.watches = self.config, read_mode_xattr(cgroup.place), watches
             job.bound = find_bound(self.config, found, job.asked_mode)
             job.ancestor, job.in_force, job.unit = ancestor, in_force, unit
-            job.refused = find_refusal(self.config, found, cgroup.place)
+            job.refused = find_refusal(self.config, found, settings, cgroup.place)
             job.mode, job.is_control = mode, is_control
             if found.engine is not None:
                 job.labels = found.engine.labels
@@ -235,7 +236,7 @@ class JobTable:
         """Go on with a cgroup that an earlier run lowered. It is put back, and its job begins anew, where the job is
         not to be lowered now, another setting was moved, or another program set its limit while no agent ran."""
         job.touched = True
-        actuator = job.settings.actuator
+        actuator = job.actuator
         self.writer.claim_unit(job)
         engine = job.found.engine
         tells = engine is not None and engine.tells_order and engine.sets_quota
@@ -249,7 +250,7 @@ class JobTable:
             job.hold = job.hold.respect(now_s, self.config.writes.override_ttl_s)
             log.warning("foreign_write", job_id=job.found.job_id, kind="lower", old_cores=known.settings.cores,
                         new_cores=job.in_force.cores)  # fmt: skip
-        if ordered or raised or not job.writes or known.actuators != (actuator,):
+        if ordered or raised or not job.writes or not set(known.actuators) <= set(job.actuators):
             self.writer.restore(job)
             job.state = start_state(compute_hard(self.hierarchies, job.found, job.original, job.ancestor), now_s)
             return
@@ -260,7 +261,7 @@ class JobTable:
             return
         if job.unit:
             # The run before may have had no time, or no right, to tell systemd.
-            self.writer.units.want(job.unit, job.in_force, (actuator,))
+            self.writer.units.want(job.unit, job.in_force, job.actuators)
         job.state = start_state(job.state.hard_cores, now_s, limit)
         record(job, time.time(), "adopt", job.state.hard_cores, limit, limit, "applied")
         log.info("limit_adopted", job_id=job.found.job_id, old_cores=job.state.hard_cores, new_cores=limit)
@@ -283,7 +284,7 @@ class JobTable:
             if found.source is not None and found.source.labels != shown:
                 job.labels = NO_LABELS
                 self.ask_labels(job)
-        job.refused = find_refusal(self.config, found, job.cgroup.place)
+        job.refused = find_refusal(self.config, found, job.settings, job.cgroup.place)
         self.put_back(job, wrote, now_s)
         job.follow_writes()
         job.ancestor = _cached_cap(job.cgroup, caps)
@@ -291,7 +292,7 @@ class JobTable:
             job.hold = job.hold.expire(math.inf)  # it was written a moment before the engine told of it
             job.restart(read_limit_cores(job, job.in_force), now_s)
         self.update_hard_limit(job, now_s)
-        is_above = job.settings.actuator == "quota" and job.in_force.cores > job.state.limit_cores + EQUAL_CORES
+        is_above = job.actuator == "quota" and job.in_force.cores > job.state.limit_cores + EQUAL_CORES
         if found.engine is not None and job.touched and job.hold.is_own and is_above:
             job.hold = job.hold.write(now_s)
 
@@ -314,8 +315,9 @@ class JobTable:
     def _use_settings(self, job: Tracked, settings: MonitorSettings, mode: Mode, now_s: float) -> None:
         before = job.settings
         if settings.actuator != before.actuator:
+            actuator = choose_actuator(settings, job.found)
             self.watcher.unwatch(job.watches)
-            job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(settings.actuator))
+            job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(actuator))
         if settings.limit_rule != before.limit_rule or settings.actuator != before.actuator:
             # The limit stays where it is until the other rule has measured: what was measured does not apply to it.
             job.restart(job.state.limit_cores, now_s)
@@ -349,15 +351,19 @@ class JobTable:
 
     def put_back(self, job: Tracked, wrote: bool, now_s: float) -> None:
         """A job that is not written any more, or through another actuator, gets its original settings back; one that
-        begins to be written goes on from the limit in force. ``wrote``: whether it was written before.
+        begins to be written goes on from the limit in force, or from its guarantee, which is written then. ``wrote``:
+        whether it was written before.
 
         Where that fails it is tried again at each look. Raises CgroupError.
         """
-        moved = self.writer.list_moved(job.cgroup)
-        restored = job.touched and (not job.writes or moved not in ((), (job.settings.actuator,)))
+        moved = set(self.writer.list_moved(job.cgroup))
+        restored = job.touched and (not job.writes or not moved <= set(job.actuators))
         if restored:
             self.writer.restore(job)
-        if restored or job.writes != wrote:
+        if job.writes and not wrote and job.state.is_written:
+            job.restart(job.state.limit_cores, now_s)
+            job.hold = job.hold.write(now_s)
+        elif restored or job.writes != wrote:
             job.restart(read_limit_cores(job, job.in_force), now_s)
         if job.writes != wrote:
             (job.begin_writes if job.writes else job.end_writes)()
@@ -368,7 +374,7 @@ class JobTable:
         before = job.state.limit_cores
         job.state = move_hard(job.state, compute_hard(self.hierarchies, job.found, job.original, job.ancestor))
         floor = compute_floor(job.state.hard_cores, (), job.settings)
-        if job.state.limit_cores < floor and job.writes and job.hold.is_free:
+        if job.state.limit_cores < floor and job.moves and job.hold.is_free:
             job.state = msgspec.structs.replace(job.state, limit_cores=floor)
         if job.touched and job.state.limit_cores > before:
             job.hold = job.hold.unpin().write(now_s)
@@ -415,7 +421,7 @@ class JobTable:
         """Watch a limit file that was not there before: systemd makes one when a unit gets its first CPU setting."""
         # Watches of files that went away are dead, and cgroupfs does not say so.
         self.watcher.unwatch(job.watches)
-        job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(job.settings.actuator))
+        job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(job.actuator))
 
     def close(self) -> None:
         """Give all descriptors back; limits are left as they are."""

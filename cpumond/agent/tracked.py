@@ -15,7 +15,7 @@ from cpumond.agent.limits.hold import FREE, UNHELD, Hold, Respected
 from cpumond.agent.ring import DecisionRing, SampleRing
 from cpumond.core.answers import DecisionAnswer
 from cpumond.core.errors import ConfigError
-from cpumond.core.levels import Level
+from cpumond.core.levels import ACTUATORS, Actuator, Level, is_above
 from cpumond.core.wire import MAX_NAME, JobReport, list_figures
 from cpumond.host.cgroup import Cgroup
 from cpumond.host.cgroup.files import find_vital, is_leaf, read_cpus, read_mode_xattr
@@ -107,9 +107,25 @@ class Tracked:
             self.state = msgspec.structs.replace(self.state, cfs_period_s=period_s)
 
     @property
-    def writes(self) -> bool:
-        """Whether the agent moves this job's limit at all."""
+    def moves(self) -> bool:
+        """Whether the agent moves this job's guarantee at all."""
         return self.mode in ("reclaim", "up-only") and not self.refused and not self.is_unlimited
+
+    @property
+    def actuator(self) -> Actuator:
+        """The setting of its cgroup that follows its guarantee: see ``choose_actuator``."""
+        return choose_actuator(self.settings, self.found)
+
+    @property
+    def actuators(self) -> tuple[str, ...]:
+        """All settings of its cgroup that the agent writes: of our own jobs the weight follows with any actuator."""
+        actuator = self.actuator
+        return ("quota", "weight") if actuator == "quota" and self.found.is_assigned else (actuator,)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the agent writes to its cgroup."""
+        return self.moves and self.actuator != "guarantee"
 
     @property
     def is_unlimited(self) -> bool:
@@ -136,7 +152,7 @@ class Tracked:
             state.smoothed_cores,
             self.shown_mode if self.hold.decider is FREE else self.told_mode,
             cpu_seconds=None if state.base is None else state.base.total_cpu_s,
-            reclaimed_cpu_seconds=state.preemptible_cpu_s if self.writes else 0.0,
+            reclaimed_cpu_seconds=state.preemptible_cpu_s if self.moves else 0.0,
             ordered_cpu_seconds=state.max_cpu_s,
             throttled_cpu_seconds=state.throttled_cpu_s,
             late_cpu_seconds=self.late_cpu_s,
@@ -215,9 +231,9 @@ class Tracked:
         self.next_check_s = -math.inf
 
     def follow_writes(self) -> None:
-        """Have the state know whether the agent writes the limit."""
-        if self.state.is_written != self.writes:
-            self.state = msgspec.structs.replace(self.state, is_written=self.writes)
+        """Have the state know whether its limit is in force."""
+        if self.state.is_written != self.moves:
+            self.state = msgspec.structs.replace(self.state, is_written=self.moves)
 
     def begin_writes(self) -> None:
         """The agent writes the limit from now on: what counted as late before was not its doing."""
@@ -234,16 +250,16 @@ class Tracked:
 
     @property
     def current_cores(self) -> float:
-        """The limit in force in cores, as reported: what the job may use now of what it ordered."""
+        """Its guarantee in cores, as reported; with ``actuator = "quota"`` the limit in force."""
         if self.hold.decider is not FREE and self.hold.is_foreign:
             return min(self.in_force.cores, max(self.ordered_cores, self.state.hard_cores))
-        if not self.writes:
+        if not self.moves:
             return self.state.hard_cores
         limit, hard, given = self.state.limit_cores, self.state.hard_cores, self.in_force.cores
         given = given if given < hard else hard
         # Another limit is in force while a write waits: for systemd, after a foreign write, a pause, a failure.
         is_in_force = -EQUAL_CORES <= given - limit <= EQUAL_CORES
-        return limit if is_in_force or self.settings.actuator != "quota" else given
+        return limit if is_in_force or self.actuator != "quota" else given
 
     def view(self, now_s: float) -> JobView:
         decider = self.hold.decider
@@ -332,7 +348,8 @@ def resolve_job(
     ``cache`` is valid for one rescan.
 
     An xattr on a cgroup that belongs to root decides; on one that belongs to its user it can only make the agent do
-    less: no user can opt in what the operator left out. What no engine has named is looked at only.
+    less: no user can opt in what the operator left out. What no engine has named is looked at only. A job of ours
+    without a ceiling has no quota that could be moved.
     """
     key = (id(found.source), found.operation_id)
     settings = None if found.layer else cache.get(key)
@@ -344,11 +361,19 @@ def resolve_job(
     ceiling = config.ceiling
     if ceiling is not None:
         # An xattr may ask for more than the settings, never for more than the scheduler lets this host do.
-        mode = least_active(mode, "reclaim" if ceiling == "weight" or ceiling == "quota" else ceiling)
-        if ceiling == "weight" and mode == "reclaim" and settings.actuator == "quota":
-            settings = config.resolve_settings(found.source, found.operation_id, {**found.layer, "actuator": "weight"})
+        mode = least_active(mode, "reclaim" if ceiling in ACTUATORS else ceiling)
+        if ceiling in ACTUATORS and mode == "reclaim" and is_above(settings.actuator, ceiling):
+            settings = config.resolve_settings(found.source, found.operation_id, {**found.layer, "actuator": ceiling})
+    if found.is_assigned and not found.has_ceiling and settings.is_ceiling:
+        settings = config.resolve_settings(found.source, found.operation_id, {**found.layer, "actuator": "guarantee"})
     is_control = mode in ("reclaim", "up-only") and config.is_control(found.job_id)
     return settings, "shadow" if is_control else mode, is_control
+
+
+def choose_actuator(settings: MonitorSettings, found: FoundJob) -> Actuator:
+    """The setting of a job's cgroup that follows its guarantee; "guarantee" for none. A container that is not ours is
+    left as it is; our own jobs have their weights moved, so that they share by their guarantees."""
+    return "weight" if found.is_assigned and settings.actuator == "guarantee" else settings.actuator
 
 
 def _find_mode(settings: MonitorSettings, found: FoundJob, asked: tuple[str, bool] | None) -> Mode:
@@ -371,14 +396,17 @@ def find_bound(config: AgentConfig, found: FoundJob, asked: tuple[str, bool] | N
     return join_level(least_active(mode, "shadow") if config.is_control(found.job_id) else mode, settings.actuator)
 
 
-def find_refusal(config: AgentConfig, found: FoundJob, directory: str) -> str:
-    """Why a cgroup must not be written, "" when it may be: outside ``managed_roots``, no leaf, or the agent's own.
+def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings, directory: str) -> str:
+    """Why a job's limit must not be moved, "" when it may be: its cgroup is outside ``managed_roots``, no leaf, or the
+    agent's own, which is no reason where nothing is written.
 
     A job that is whole has one limit, whatever is below its cgroup.
     """
     path, engine = found.path, found.engine
     if not path:
         return "the root cgroup is never changed"
+    if choose_actuator(settings, found) == "guarantee":
+        return "" if engine is None else engine.left_out
     for vital, why in find_vital().items():
         if vital == path or (found.is_whole and vital.startswith(f"{path}/")):
             return why
@@ -399,7 +427,7 @@ def is_order(job: Tracked, found: CpuSettings, is_up: bool = True) -> bool:
     (``is_up``).
     """
     engine = job.found.engine
-    if engine is None or not engine.is_named or job.settings.actuator != "quota":
+    if engine is None or not engine.is_named or job.actuator != "quota":
         return False
     if engine.ordered_cores is None and engine.tells_order:
         return found.quota_us is None

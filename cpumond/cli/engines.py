@@ -164,7 +164,8 @@ def sort_jobs(
         if not job.engine.is_named:
             fates["unnamed"].append(job.path)
             continue
-        why = find_refusal(config, job, os.path.join(hierarchies.cpu_root, job.path))
+        settings = config.resolve_settings(job.source, job.operation_id, job.layer)
+        why = find_refusal(config, job, settings, os.path.join(hierarchies.cpu_root, job.path))
         if why:
             refused.setdefault(why, []).append(job.job_id)
         elif _ordered_nothing(job, hierarchies):

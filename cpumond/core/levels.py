@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-Level = Literal["off", "shadow", "up-only", "weight", "quota"]
-"""``weight`` and ``quota``: mode reclaim by that actuator; the others are modes."""
+Level = Literal["off", "shadow", "up-only", "guarantee", "weight", "quota"]
+"""The last three: mode reclaim by that actuator; the others are modes."""
+
+Actuator = Literal["guarantee", "weight", "quota"]
+"""What a moved job guarantee sets in a container that is not ours: nothing, its weight, its quota. The least active
+first."""
 
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
 """The least active first."""
+
+ACTUATORS: Final[tuple[Actuator, ...]] = get_args(Actuator)
 
 SAFE: Final[Level] = "shadow"
 """What an agent that may be told does until it is told more."""

@@ -156,6 +156,8 @@ class AgentAbout(msgspec.Struct, frozen=True, omit_defaults=True):
     level: Level
     bound: Level
     may_set_mode: bool = False
+    knows_guarantee: bool = False
+    """Whether it knows the level ``guarantee``: one that does not stays in shadow when it is sent that."""
     limit_rule: Annotated[str, msgspec.Meta(max_length=100)] = ""
     is_paused: bool = False
     metrics: Annotated[str, msgspec.Meta(max_length=300)] = ""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from cpumond.core.errors import ConfigError
-from cpumond.core.levels import Level, is_above
+from cpumond.core.levels import ACTUATORS, Actuator, Level, is_above
 from cpumond.core.measures import DURATION
 
 Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -24,13 +24,12 @@ CheckPeriod = Annotated[float, msgspec.Meta(ge=0.01, le=86_400.0, extra=DURATION
 Mode = Literal["off", "shadow", "up-only", "reclaim"]
 LimitRule = Literal["document", "peak"]
 VoteMode = Literal["document", "ytsaurus"]
-Actuator = Literal["quota", "weight"]
 Direction = Literal["both", "up-only", "down-only"]
 Kind = Literal["delay", "base", "hold", "grow", "shrink", "restore"]
 
 MIN_POLL_S: Final = 0.01
 QUOTA_OPTIONS: Final = ("burst_ratio", "min_cores_per_thread")
-"""Options without effect where the limit is only a weight."""
+"""Options without effect where use above the limit is not cut off."""
 MODES: Final[tuple[Mode, ...]] = ("off", "shadow", "up-only", "reclaim")
 """From the least to the most active."""
 
@@ -39,21 +38,24 @@ class RuleDefaults(msgspec.Struct, frozen=True):
     """What an option that is not set means under a ``limit_rule``, and which options have no effect under it.
 
     ``throttle_poll_s`` in seconds, 0 for no looks between checks; ``burst_ratio`` None for the burst that was found;
-    ``weight_pressure_ratio`` is ``pressure_restore_ratio`` with ``actuator = "weight"``, it is 0 with a quota.
+    ``weight_pressure_ratio`` is ``pressure_restore_ratio`` with ``actuator = "weight"``, else it is 0;
+    ``use_restore_ratio`` is that option where use is not cut off, else it is 0.
     """
 
     throttle_poll_s: float
     burst_ratio: float | None
     weight_pressure_ratio: float
+    use_restore_ratio: float
     idle_options: tuple[str, ...]
 
 
 RULE_DEFAULTS: Final[Mapping[LimitRule, RuleDefaults]] = {
-    "document": RuleDefaults(0.0, None, 0.0, ("throttle_budget", "reserve_ratio", "peak_memory")),
+    "document": RuleDefaults(0.0, None, 0.0, 0.0, ("throttle_budget", "reserve_ratio", "peak_memory")),
     "peak": RuleDefaults(
         0.2,
         1.0,
         0.1,  # use alone cannot show that others take the CPU
+        1.0,
         (
             "relative_upper_bound", "relative_lower_bound", "increase_coefficient", "decrease_coefficient",
             "vote_mode", "vote_window_size", "vote_decision_threshold", "headroom_ratio", "throttle_restore_ratio",
@@ -68,8 +70,8 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The resulting section ``job-cpu-monitor`` of one job (1.1); options that the documents have are named as there.
 
     Ratios are in [0, 1], coefficients factors on the current limit, ``_s`` seconds, cores >= 0. ``throttle_poll_s``,
-    ``burst_ratio`` and ``pressure_restore_ratio`` that are not given become what ``RULE_DEFAULTS`` says, so that the
-    first and the last are never None.
+    ``burst_ratio``, ``pressure_restore_ratio`` and ``use_restore_ratio`` that are not given become what
+    ``RULE_DEFAULTS`` says, so that all but ``burst_ratio`` are never None.
     """
 
     mode: Mode | None = None
@@ -101,6 +103,7 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     burst_ratio: Ratio | None = None
     throttle_restore_ratio: Ratio = 0.09
     pressure_restore_ratio: Ratio | None = None
+    use_restore_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)] | None = None
     throttle_vote: bool = False
     restore_hold_s: Duration = msgspec.field(name="restore_hold", default=0.0)
     startup_boost_s: Duration = msgspec.field(name="startup_boost", default=0.0)
@@ -108,19 +111,29 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         defaults = RULE_DEFAULTS[self.limit_rule]
         if self.throttle_poll_s is None:
-            msgspec.structs.force_setattr(self, "throttle_poll_s", defaults.throttle_poll_s)
+            # Nothing holds a job back below its guarantee: that its use is above it may wait for the next check.
+            poll_s = 0.0 if self.actuator == "guarantee" else defaults.throttle_poll_s
+            msgspec.structs.force_setattr(self, "throttle_poll_s", poll_s)
         if self.burst_ratio is None:
             msgspec.structs.force_setattr(self, "burst_ratio", defaults.burst_ratio)
         if self.pressure_restore_ratio is None:
             ratio = defaults.weight_pressure_ratio if self.actuator == "weight" else 0.0
             msgspec.structs.force_setattr(self, "pressure_restore_ratio", ratio)
+        if self.use_restore_ratio is None:
+            ratio = 0.0 if self.is_ceiling else defaults.use_restore_ratio
+            msgspec.structs.force_setattr(self, "use_restore_ratio", ratio)
+
+    @property
+    def is_ceiling(self) -> bool:
+        """Whether use above the limit is cut off, so that use alone cannot show that more is wanted."""
+        return self.actuator == "quota"
 
     @property
     def poll_s(self) -> float:
         """Seconds between looks at throttling, 0 for none: under the documents' rule they act by
-        ``throttle_restore_ratio``, so there are none where that is off or more than any share, or where the limit is
-        only a weight."""
-        if self.limit_rule == "document" and (self.actuator == "weight" or not 0.0 < self.throttle_restore_ratio < 1.0):
+        ``throttle_restore_ratio``, so there are none where that is off or more than any share, or where the limit cuts
+        nothing off."""
+        if self.limit_rule == "document" and not (self.is_ceiling and 0.0 < self.throttle_restore_ratio < 1.0):
             return 0.0
         return self.throttle_poll_s or 0.0
 
@@ -171,11 +184,10 @@ def list_idle_options(settings: MonitorSettings, given: Iterable[str]) -> list[s
     ]
     if "throttle_poll" in named and settings.throttle_poll_s and not settings.poll_s:
         ratio = f"throttle_restore_ratio = {settings.throttle_restore_ratio:g}"
-        reason = 'actuator = "weight"' if settings.actuator == "weight" else ratio
+        reason = ratio if settings.is_ceiling else f'actuator = "{settings.actuator}"'
         found.append(f'throttle_poll has no effect under limit_rule = "{rule}" with {reason}')
-    if settings.actuator == "weight":
-        found += [f'{name} has no effect with actuator = "weight"' for name in QUOTA_OPTIONS if name in named]
-    return found
+    idle = ("use_restore_ratio",) if settings.is_ceiling else QUOTA_OPTIONS
+    return found + [f'{name} has no effect with actuator = "{settings.actuator}"' for name in idle if name in named]
 
 
 def compute_mode(settings: MonitorSettings) -> Mode:
@@ -203,7 +215,7 @@ def hold_to_level(settings: MonitorSettings, level: Level) -> dict[str, Any]:
     """Options, for the last layer, with which ``settings`` do no more than ``level``; none where they do not anyway."""
     if not is_above(find_level(settings), level):
         return {}
-    return {"actuator": "weight"} if level == "weight" else {"mode": level, "enable_cpu_reclaim": None}
+    return {"actuator": level} if level in ACTUATORS else {"mode": level, "enable_cpu_reclaim": None}
 
 
 def least_active(a: Mode, b: Mode) -> Mode:

@@ -19,6 +19,7 @@ from cpumond.monitor.protect import (
     account_throttling,
     compute_pressure_ratio,
     compute_throttled_ratio,
+    is_above_limit,
     is_pressed,
 )
 
@@ -106,18 +107,17 @@ def step(
 
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
     """A look between two checks: where the job was held back since ``state.seen`` everything it ordered is given back.
-    Where it was not: None under a quota, a hold under a weight, as the next look measures from this one. ``base``
+    Where it was not: None under a ceiling, else a hold, as the next look measures from this one. ``base``
     stays: the use of a check is measured from check to check."""
     seen, limit, hard = state.seen, state.limit_cores, state.hard_cores
     if seen is None or state.base is None or limit >= hard or reading.identity != seen.identity:
         return None
-    if s.actuator == "weight" and reading.at_s <= seen.at_s:
+    if not s.is_ceiling and reading.at_s <= seen.at_s:
         return None
     usage_cores = max(reading.total_cpu_s - seen.total_cpu_s, 0.0) / max(reading.at_s - seen.at_s, 1e-9)
-    is_weight = s.actuator == "weight"
-    pressure_ratio = compute_pressure_ratio(seen, reading) if is_weight and s.pressure_restore_ratio else 0.0
+    pressure_ratio = compute_pressure_ratio(seen, reading) if not s.is_ceiling and s.pressure_restore_ratio else 0.0
     held_s = _held_s(state, reading, usage_cores, 0.0, is_pressed(pressure_ratio, s), s)
-    if held_s <= 0.0 and not is_weight:
+    if held_s <= 0.0 and s.is_ceiling:
         return None
     throttled_cpu_s, late_cpu_s = account_throttling(state, reading, s)
     ratio = compute_throttled_ratio(seen, reading)
@@ -173,19 +173,20 @@ def _held_s(
 ) -> float:
     """How long a lowered limit held the job back since ``state.seen``, in seconds of enforcement periods.
 
-    A weight cuts nothing off: there the signs are use above the limit and a job that waits (``pressed``), each charged
-    as one period. Under a quota waiting for others is not charged. A limit that is not written holds no job back: it
-    would have done so where the use in ``interval_s`` was above it, until the next look.
+    Where the limit cuts nothing off the signs are use above it (``use_restore_ratio``) and a job that waits
+    (``pressed``), each charged as one period. Under a ceiling waiting for others is not charged. A limit that is not
+    written holds no job back: it would have done so where the use in ``interval_s`` was above it, until the next look.
     """
     seen = state.seen
     if state.limit_cores >= state.hard_cores or seen is None:
         return 0.0
-    is_weight = s.actuator == "weight"
+    if not s.is_ceiling:
+        is_above = is_above_limit(usage_cores, state.limit_cores, s)
+        if not state.is_written:
+            return min(state.cfs_period_s, interval_s) if is_above else 0.0
+        return state.cfs_period_s if pressed or is_above else 0.0
     if not state.is_written:
-        until_look_s = state.cfs_period_s if is_weight else s.poll_s or interval_s
-        return min(until_look_s, interval_s) if usage_cores > state.limit_cores else 0.0
-    if is_weight:
-        return state.cfs_period_s if pressed or usage_cores > state.limit_cores else 0.0
+        return min(s.poll_s or interval_s, interval_s) if usage_cores > state.limit_cores else 0.0
     return (
         state.cfs_period_s * (reading.nr_throttled - seen.nr_throttled)
         if reading.nr_throttled > seen.nr_throttled

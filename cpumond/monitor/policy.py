@@ -107,7 +107,7 @@ def step(
     kind: Kind
     votes_sum: int | None
     new_limit, hold_until_s = limit, state.hold_until_s
-    if needs_restore(state, throttled_ratio, s, pressure_ratio):
+    if needs_restore(state, throttled_ratio, s, pressure_ratio, usage_cores):
         kind, votes_sum, smoothed = "restore", None, hard
         window: tuple[float, ...] = ()
         usages: tuple[float, ...] = ()

@@ -21,18 +21,30 @@ def compute_pressure_ratio(before: CpuReading, now: CpuReading) -> float:
 
 
 def needs_restore(
-    state: JobState, throttled_ratio: float, settings: MonitorSettings, pressure_ratio: float = 0.0
+    state: JobState,
+    throttled_ratio: float,
+    settings: MonitorSettings,
+    pressure_ratio: float = 0.0,
+    usage_cores: float = 0.0,
 ) -> bool:
     """Whether the limit goes back to the job's CPU at once: only below it, and a ratio of 0 turns its sign off.
 
-    Either more than ``throttle_restore_ratio`` of the periods were throttled, with the quota actuator; or some task
-    waited for CPU for more than ``pressure_restore_ratio`` of the time, with either: a lowered weight makes tasks wait.
+    Either more than ``throttle_restore_ratio`` of the periods were throttled, where the limit is a ceiling; or
+    ``usage_cores`` is above ``use_restore_ratio`` of the limit, where it is none; or some task waited for CPU for more
+    than ``pressure_restore_ratio`` of the time, with any actuator: a lowered weight makes tasks wait.
     """
     if state.limit_cores >= state.hard_cores:
         return False
-    if 0.0 < settings.throttle_restore_ratio < throttled_ratio and settings.actuator == "quota":
+    if 0.0 < settings.throttle_restore_ratio < throttled_ratio and settings.is_ceiling:
         return True
-    return is_pressed(pressure_ratio, settings)
+    return is_pressed(pressure_ratio, settings) or is_above_limit(usage_cores, state.limit_cores, settings)
+
+
+def is_above_limit(usage_cores: float, limit_cores: float, settings: MonitorSettings) -> bool:
+    """Whether use shows that a limit that cuts nothing off is too low: above ``use_restore_ratio`` of it; 0 turns it
+    off."""
+    ratio = settings.use_restore_ratio or 0.0
+    return ratio > 0.0 and usage_cores > limit_cores * ratio and not settings.is_ceiling
 
 
 def is_pressed(pressure_ratio: float, settings: MonitorSettings) -> bool:
@@ -53,6 +65,6 @@ def account_throttling(state: JobState, reading: CpuReading, settings: MonitorSe
     # A counter that fell, or that was not read before, says nothing about this interval.
     if seen is not None and reading.throttled_s > seen.throttled_s:
         throttled_cpu_s += reading.throttled_s - seen.throttled_s
-        if state.limit_cores < state.hard_cores and settings.actuator == "quota":
+        if state.limit_cores < state.hard_cores and settings.is_ceiling:
             late_cpu_s += reading.throttled_s - seen.throttled_s
     return throttled_cpu_s, late_cpu_s

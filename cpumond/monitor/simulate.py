@@ -151,12 +151,11 @@ def walk_periods(job: Arrivals | Program, s: MonitorSettings, period_s: float = 
     within a period, notices what was counted before it. A new quota counts from the next period on. Quota that was not
     used is carried over, up to ``burst_ratio`` of it.
 
-    With ``actuator = "weight"`` on a host with free CPU nothing is cut off: ``held_back`` are periods with use above
-    the limit, in which others could have taken the CPU away.
+    On a host with free CPU only ``actuator = "quota"`` cuts anything off: with the others ``held_back`` are periods
+    with use above the limit, in which others could have taken the CPU away.
     """
     order_cores = job.order_cpu_s / period_s
-    is_weight = s.actuator == "weight"
-    burst = 0.0 if is_weight else s.burst_ratio or 0.0
+    burst = (s.burst_ratio or 0.0) if s.is_ceiling else 0.0
     state = msgspec.structs.replace(start_state(order_cores, 0.0), cfs_period_s=period_s)
     if s.limit_rule != "document":
         # As the tables of limit_rules.md were made: the documents' first sample is that of the first check.
@@ -168,9 +167,9 @@ def walk_periods(job: Arrivals | Program, s: MonitorSettings, period_s: float = 
     checks, looks = _Schedule(s.check_period_s, period_s), _Schedule(s.poll_s, period_s)
     next_check, next_look = checks.next(0), looks.next(0)
     for period in range(len(job.work_cpu_s)):
-        available = job.order_cpu_s if is_weight else min(carried + quota, quota * (1.0 + burst))
+        available = min(carried + quota, quota * (1.0 + burst)) if s.is_ceiling else job.order_cpu_s
         used, throttled, held_back = job.run(period, available)
-        if is_weight:
+        if not s.is_ceiling:
             throttled, held_back = False, used > quota + LEAST_CPU_S
         carried = min(available - used, quota * burst)
         total_cpu_s += used
@@ -183,7 +182,7 @@ def walk_periods(job: Arrivals | Program, s: MonitorSettings, period_s: float = 
             now_s = over * period_s
             state, _ = check(state, CpuReading(total_cpu_s, now_s, 0, nr_periods, nr_throttled), now_s, s)
             next_check = checks.next(over)
-        elif over == next_look and (is_weight or (state.seen is not None and counted > state.seen.nr_throttled)):
+        elif over == next_look and (not s.is_ceiling or (state.seen is not None and counted > state.seen.nr_throttled)):
             looked = look(state, CpuReading(total_cpu_s, over * period_s, 0, nr_periods, nr_throttled), s)
             state = looked[0] if looked else state
         if over == next_look:

@@ -75,7 +75,7 @@ def _check(
 ) -> tuple[JobState, int]:
     assert state.base is not None
     ratio = 0.0
-    if s.actuator == "quota" and usage_cores > state.limit_cores:
+    if s.is_ceiling and usage_cores > state.limit_cores:
         ratio = 1.0
         held_s = min(s.poll_s or interval_s, interval_s)
         throttled += max(round(held_s / state.cfs_period_s), 1)

@@ -92,8 +92,9 @@ def _describe_half_life(state: JobState, s: MonitorSettings, held_at: str) -> st
         )
     if not state.is_written:
         what = "a lowered limit, were it written, would have held this job back"
-    elif s.actuator == "weight":
-        what = "its use was above a lowered limit, or it waited for others,"
+    elif not s.is_ceiling:
+        what = "its use was above a lowered limit"
+        what += ", or it waited for others," if s.pressure_restore_ratio else ""
     else:
         what = "a lowered limit held this job back"
     back = "at once" if held.after_s <= 0.0 else f"after {format_span(held.after_s)}"
@@ -155,7 +156,7 @@ def describe_next(
     if not state.is_written:
         return text
     sign = "one throttled period"
-    if s.actuator == "weight":
+    if not s.is_ceiling:
         waits = f" or a wait for more than {_share(s.pressure_restore_ratio or 0.0)} % of the time"
         sign = f"a use above the limit{waits if s.pressure_restore_ratio else ''}"
     looks = f" (looked for each {format_duration(s.poll_s)})" if s.poll_s else ""

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import msgspec
 
-from cpumond.core.levels import LEVELS, SAFE, Level, is_above, lowest
+from cpumond.core.levels import ACTUATORS, LEVELS, SAFE, Level, is_above, lowest
 from cpumond.core.wire import AgentAbout
 from cpumond.core.words import count
 from cpumond.scheduler.model import Why
@@ -26,7 +26,7 @@ LATE_CHECKS: Final = 2
 
 EVERY_NODE: Final = "%true"
 
-StageLevel = Literal["shadow", "up-only", "weight", "quota"]
+StageLevel = Literal["shadow", "up-only", "guarantee", "weight", "quota"]
 Ratio = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 NodesFilterText = Annotated[str, msgspec.Meta(max_length=10_000)]
 CanaryPeriod = Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
@@ -139,7 +139,13 @@ class Host(NamedTuple):
     def find_effect(self, said: Level | None) -> Level | None:
         """What it does then by its own configuration; None for one that does not do as it is told, or is unknown."""
         about = self.about
-        return None if about is None or not about.may_set_mode else lowest(self.find_level(said), about.bound)
+        return None if about is None or not about.may_set_mode else _find_obeyed(self.find_level(said), about)
+
+
+def _find_obeyed(level: Level, about: AgentAbout) -> Level:
+    """What an agent does that is sent a level."""
+    obeyed = lowest(level, about.bound)
+    return SAFE if level == "guarantee" and not about.knows_guarantee else obeyed
 
 
 def find_level(levels: Iterable[Level | None]) -> Level:
@@ -155,7 +161,7 @@ def find_least(levels: Iterable[Level | None]) -> Level | None:
 def does_as_told(stage: Stage, about: AgentAbout) -> bool:
     """Whether an agent writes limits as its stage says, and more than before it: not held down by another stage, by its
     own configuration since it was chosen, paused, or yet to be told."""
-    obeys = about.may_set_mode and not about.is_paused and about.level == lowest(stage.level, about.bound)
+    obeys = about.may_set_mode and not about.is_paused and about.level == _find_obeyed(stage.level, about)
     return obeys and is_above(about.level, stage.previous or SAFE) and is_above(about.level, SAFE)
 
 
@@ -228,11 +234,12 @@ class StagePlan(msgspec.Struct, frozen=True):
     changed: tuple[str, ...]
 
 
-LATER, SAME, HELD, BOUND, FORBIDDEN, UNKNOWN = _STAYS = (
+LATER, SAME, HELD, BOUND, OLD, FORBIDDEN, UNKNOWN = _STAYS = (
     "would stay until the canary is advanced",
     "would not change",
     "may not do more than now: another stage says less",
     "may not do more than now: the host's own configuration is the upper bound",
+    "would stay in shadow: the agent is older than the level guarantee, upgrade it",
     "may not: may_set_mode off",
     "unknown: the agent has told nothing of itself, as older ones never do",
 )
@@ -271,6 +278,8 @@ def _find_stay(stage: Stage, host: Host) -> str:
         return UNKNOWN
     if not host.about.may_set_mode:
         return FORBIDDEN
+    if host.find_level(stage.level) == "guarantee" and not host.about.knows_guarantee:
+        return OLD
     if stage.state == "canary" and host.find_effect(stage.level) != host.find_effect(host.told):
         return LATER
     if is_above(stage.level, host.find_level(stage.level)):
@@ -280,7 +289,7 @@ def _find_stay(stage: Stage, host: Host) -> str:
 
 def say_level(level: Level | None) -> str:
     """The words for a level."""
-    return "no stage" if level is None else f"reclaim by {level}" if level in ("weight", "quota") else level
+    return "no stage" if level is None else f"reclaim by {level}" if level in ACTUATORS else level
 
 
 class Counts(NamedTuple):

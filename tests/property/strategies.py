@@ -55,7 +55,7 @@ def any_settings(draw: st.DrawFn) -> MonitorSettings:
             "min_limit_ratio": draw(st.just(0.0) | RATIOS),
             "headroom_ratio": draw(st.just(0.0) | thousandths(0, 10)),
             "direction": draw(st.sampled_from(["both", "both", "up-only", "down-only"])),
-            "actuator": draw(st.sampled_from(["quota", "quota", "weight"])),
+            "actuator": draw(st.sampled_from(["quota", "quota", "weight", "guarantee"])),
             "throttle_vote": draw(st.booleans()),
             "pressure_restore_ratio": draw(st.sampled_from([0.0, 0.0, 0.5]) | RATIOS),
             "restore_hold_s": draw(st.just(0.0) | thousandths(0, 50)),

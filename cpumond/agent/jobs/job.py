@@ -116,7 +116,14 @@ class AssignedJob:
             log.warning("job_cpu_monitor_refused", job_id=order.job_id, error=str(error))
             layer = {}
         self.found = FoundJob(
-            order.job_id, order.operation_id, self.file.cgroup, order.cpu_limit, None, layer, None, is_whole
+            order.job_id,
+            order.operation_id,
+            self.file.cgroup,
+            order.cpu_limit,
+            layer=layer,
+            is_whole=is_whole,
+            is_assigned=True,
+            has_ceiling=order.has_ceiling,
         )
 
     def report(self) -> JobReport:

@@ -10,7 +10,7 @@ import structlog
 from cpumond.agent.context import AgentContext
 from cpumond.agent.limits.external import ExternalWrites
 from cpumond.agent.limits.hold import UNHELD, Pinned, Respected
-from cpumond.agent.limits.writer import read_limit_cores, read_settings_or_none
+from cpumond.agent.limits.writer import Applied, read_limit_cores, read_settings_or_none
 from cpumond.agent.looks import LookSchedule, list_changed
 from cpumond.agent.ring import Result
 from cpumond.agent.tracked import Tracked, record
@@ -67,8 +67,15 @@ class Applier:
                 allowed.append((job, decision.kind, decision))
         if not paused:
             allowed += self._find_reapplies(held, now_s)
-        self._write_limits(allowed, now_s)
+        self._carry_out(allowed, now_s)
         self._plan_looks(now_s)
+
+    def _carry_out(self, allowed: list[tuple[Tracked, str, Decision]], now_s: float) -> None:
+        """Settle what only moves a guarantee, write the rest."""
+        for job, kind, decision in allowed:
+            if not job.writes:
+                self._settle(job, kind, decision, Applied(decision.new_cores), now_s)
+        self._write_limits([item for item in allowed if item[0].writes], now_s)
 
     def _write_limits(self, allowed: list[tuple[Tracked, str, Decision]], now_s: float) -> None:
         # Decreases first and from the leaves up, then increases from the top down: on v1 the kernel refuses a quota
@@ -123,6 +130,11 @@ class Applier:
             job.result = "gone"
             self.context.rescan_due = True
             return
+        self._settle(job, kind, decision, applied, now_s)
+
+    def _settle(self, job: Tracked, kind: str, decision: Decision, applied: Applied, now_s: float) -> None:
+        """Take in that a decision was carried out, and log the change."""
+        assert applied.cores is not None
         if decision.new_cores > decision.old_cores:
             job.hold = job.hold.answered()  # overwritten: who set the limit before does not matter any more
         moved = applied.cores != decision.old_cores or kind == "pin" or (kind == "reapply" and applied.wrote)
@@ -185,7 +197,7 @@ class Applier:
         pins = self.context.registered.current_pins(self.clock.wall_s())
         self._pinned = bool(pins)
         for job in self.table:
-            pin = pins.get(job.found.job_id) if job.writes else None
+            pin = pins.get(job.found.job_id) if job.moves else None
             pinned_cores = job.hold.pinned_cores
             if pin is None and pinned_cores is not None:
                 job.hold = job.hold.unpin()
@@ -194,9 +206,7 @@ class Applier:
                 job.hold = job.hold.pin(pin.cpu_limit)
                 old = job.state.limit_cores
                 job.restart(pin.cpu_limit, now_s)
-                decision = Decision("hold", old, job.state.limit_cores)
-                for item in self._secure([(job, "pin", decision)]):
-                    self._apply_one(*item, now_s)
+                self._carry_out([(job, "pin", Decision("hold", old, job.state.limit_cores))], now_s)
 
     def give_back(self, job: Tracked) -> None:
         """End a pin, an override or a contest: what is in force is the monitor's again."""
@@ -231,7 +241,7 @@ class Applier:
             if decision is not None:
                 held_back.append((job, decision.kind, decision))
         if held_back:
-            self._write_limits(held_back, now_s)
+            self._carry_out(held_back, now_s)
             self.context.snapshot = None
 
     def _look_closer(self, job: Tracked, now_s: float) -> Decision | None:
@@ -240,7 +250,7 @@ class Applier:
         before = job.state
         if before.limit_cores >= before.hard_cores or before.seen is None or now_s < job.hold.write_after_s:
             return None
-        if job.settings.actuator == "quota":
+        if job.settings.is_ceiling:
             throttled = job.cgroup.read_throttled()
             if throttled is None or throttled <= before.seen.nr_throttled:
                 return None
@@ -255,10 +265,10 @@ class Applier:
             return None
         if _find_obstacle(job, decision, self.context.is_paused(), bool(self.context.covered), now_s):
             return None
-        found = read_settings_or_none(job)
+        found = read_settings_or_none(job) if job.writes else job.in_force
         if found is None:
             return None
-        if self.external.is_foreign(job, found, now_s):
+        if job.writes and self.external.is_foreign(job, found, now_s):
             # It is not the agent's limit that holds it back; the tick takes over what was written.
             self.external.changed.add(job.found.path)
             return None
@@ -291,7 +301,7 @@ def _put_off(job: Tracked, kind: str, decision: Decision, result: Result, again_
 
 def _find_obstacle(job: Tracked, decision: Decision, paused: bool, covered: bool, now_s: float) -> Result | Literal[""]:
     """Why a decision is not written now, "" when it is."""
-    if not job.writes:
+    if not job.moves:
         return "shadow"
     shrinks = decision.new_cores < decision.old_cores
     hold, decider = job.hold, job.hold.decider
@@ -302,7 +312,7 @@ def _find_obstacle(job: Tracked, decision: Decision, paused: bool, covered: bool
         (hold.is_contested, "contested"),
         (isinstance(decider, Respected) or asked, "overridden"),
         (isinstance(decider, Pinned), "pinned"),
-        (paused or (covered and shrinks), "paused"),
+        (paused or (covered and shrinks and job.writes), "paused"),
         (job.mode == "up-only" and shrinks, "up-only"),
         (waiting, "failed"),
     )

@@ -74,7 +74,7 @@ class ExternalWrites:
         engine = job.found.engine
         if engine is None or engine.tells_order or job.unit or not job.touched or job.hold.is_contested:
             return False
-        if classify_change(job.in_force, found, job.settings.actuator, exact=True) != "same":
+        if classify_change(job.in_force, found, job.actuator, exact=True) != "same":
             return False
         return found.cores < job.original.cores and is_order(job, found, self.context.engines.is_up(job.found))
 
@@ -88,7 +88,7 @@ class ExternalWrites:
         """Whether a write is taken over later, since the job's engine may be about to say that it ordered it."""
         engine, path = job.found.engine, job.found.path
         end_s = self._waits_until_s.pop(path, None)
-        change = classify_change(job.in_force, found, job.settings.actuator, exact=not job.unit)
+        change = classify_change(job.in_force, found, job.actuator, exact=not job.unit)
         if engine is None or not engine.tells_order or change == "same" or is_order(job, found):
             return False
         if (end_s is not None and now_s >= end_s) or not self.context.engines.is_up(job.found):
@@ -107,7 +107,7 @@ class ExternalWrites:
 
     def handle_write(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
         """Take over what is ``found`` in force now."""
-        actuator = job.settings.actuator
+        actuator = job.actuator
         change = classify_change(job.in_force, found, actuator, exact=not job.unit)
         before = job.in_force
         job.in_force = found
@@ -138,7 +138,7 @@ class ExternalWrites:
     def is_foreign(self, job: Tracked, found: CpuSettings, now_s: float) -> bool:
         """Whether another program may have set what is ``found``; a limit of the agent's that systemd has written since
         the last look is taken over."""
-        actuator = job.settings.actuator
+        actuator = job.actuator
         if classify_change(job.in_force, found, actuator, exact=not job.unit) == "same":
             if found.burst_us != job.in_force.burst_us:
                 self.writer.follow_burst(job, found)  # no event tells of it
@@ -157,7 +157,7 @@ class ExternalWrites:
         For a unit that holds only for what an operator set through systemd (``values``), and for a raise above what was
         found: what is written to its file alone does not outlive the next reload.
         """
-        found, actuator, old_cores = job.in_force, job.settings.actuator, job.state.limit_cores
+        found, actuator, old_cores = job.in_force, job.actuator, job.state.limit_cores
         writes, is_operators = self.context.config.writes, verdict is Verdict.OPERATOR
         is_engines = is_order(job, found, self.context.engines.is_up(job.found)) and verdict is not Verdict.STORED
         self.context.engines.ask(job.found)
@@ -241,7 +241,7 @@ class ExternalWrites:
             # Its original is on its way back, or its cgroup is gone.
             self.writer.adopt_operator_values(event.unit, event.values)
             return
-        others = {name: value for name, value in event.values.items() if name != PROPERTIES[job.settings.actuator]}
+        others = {name: value for name, value in event.values.items() if name != PROPERTIES[job.actuator]}
         if others:
             # Properties of a setting that is not moved any more, and was to go back together with the one that is.
             job.original = self.units.read_values(others, job.original)
@@ -306,7 +306,7 @@ class ExternalWrites:
         then; that is tried again in a minute."""
         if not (job.touched and job.cgroup.is_there()):
             return
-        if any(os.path.exists(path) for path in job.cgroup.watch_paths(job.settings.actuator)):
+        if any(os.path.exists(path) for path in job.cgroup.watch_paths(job.actuator)):
             job.hold = job.hold.write(now_s)
             return
         record = self.units.read(job.unit)
@@ -335,7 +335,7 @@ class ExternalWrites:
     ) -> None:
         """Find out who gave a unit the limit in force, and do what follows. ``before`` was in force until then;
         ``values`` as systemd tells them, None where it was not asked yet."""
-        actuator = job.settings.actuator
+        actuator = job.actuator
         change = classify_change(before, job.in_force, actuator)
         if change == "same" and not is_conflict:
             return

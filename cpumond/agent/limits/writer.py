@@ -158,8 +158,8 @@ class LimitWriter:
             # An original that systemd has not taken back yet is added to, not replaced.
             known = self.find_original(job.cgroup) or self.returning.get(job.cgroup.path)
             actuators = known.actuators if known else ()
-            if job.settings.actuator not in actuators:
-                moved = (*actuators, job.settings.actuator)
+            if new := [name for name in job.actuators if name not in actuators]:
+                moved = (*actuators, *new)
                 if known is not None or job.unit or job.cgroup.path not in self.originals:
                     added[job.cgroup.path] = Original(job.cgroup.inode, job.original, moved, job.unit)
         if added or self._stale:
@@ -193,7 +193,7 @@ class LimitWriter:
         if known is None or current is None:
             self.forget(job.cgroup.path)
             return
-        others = tuple(name for name in known.actuators if name != job.settings.actuator)
+        others = tuple(name for name in known.actuators if name != job.actuator)
         target = choose_restore(current, known.settings, others)
         if "quota" in known.actuators and known.settings.burst_us is not None:
             most_us = known.settings.burst_us if target.quota_us is None else target.quota_us
@@ -400,7 +400,7 @@ class LimitWriter:
         """Bring a secured job's limit to ``cores``. Raises CgroupWriteError, CgroupReadError, RefusedError."""
         if not job.touched:
             raise RefusedError(f"{job.cgroup.path}: its original settings are not on disk, so it is not changed")
-        refusal = find_refusal(self.config, job.found, job.cgroup.place)
+        refusal = find_refusal(self.config, job.found, job.settings, job.cgroup.place)
         if refusal:
             job.refused = refusal
             self.restore(job)
@@ -448,13 +448,11 @@ class LimitWriter:
     def _compute_target(self, job: Tracked, cores: float) -> Target:
         """What to write: the setting that the actuator moves; the others stay as another program may have set them."""
         s, found = job.settings, job.in_force
-        if s.actuator == "weight":
-            target = compute_weight_target(cores, job.state.hard_cores, job.original, job.cgroup.WEIGHT_BOUNDS)
-            weight = target.settings.weight
-            if job.unit and weight is not None and job.cgroup.WEIGHT_BOUNDS == V1_SHARES:
-                weight = align_weight(weight)
-            settings = msgspec.structs.replace(found, weight=weight)
-            return msgspec.structs.replace(target, settings=settings)
+        if job.actuator == "weight":
+            target = _compute_weight(job, cores)
+            return msgspec.structs.replace(
+                target, settings=msgspec.structs.replace(found, weight=target.settings.weight)
+            )
         notes: tuple[str, ...] = ()
         if s.min_cores_per_thread and cores < found.cores:
             threads = count_threads(job.cgroup.place)
@@ -476,13 +474,14 @@ class LimitWriter:
         if job.unit and target.cores == cores:
             # The monitor goes on from its own value: rounded up each time, a small limit would never go down.
             target = msgspec.structs.replace(target, cores=wanted)
-        settings = msgspec.structs.replace(target.settings, weight=found.weight)
+        weight = _compute_weight(job, wanted).settings.weight if "weight" in job.actuators else found.weight
+        settings = msgspec.structs.replace(target.settings, weight=weight)
         return msgspec.structs.replace(target, settings=settings, notes=notes + target.notes)
 
     def _write(self, job: Tracked, target: Target) -> bool:
         """Bring the file to ``target``; a unit's limit is lowered by systemd. False: there is no file, or no cgroup."""
         before, after = job.in_force, target.settings
-        lowered = bool(job.unit) and classify_change(before, after, job.settings.actuator, exact=True) == "lower"
+        lowered = bool(job.unit) and classify_change(before, after, job.actuator, exact=True) == "lower"
         by_systemd = lowered and self.units.can_lower(job.unit)
         if by_systemd:
             # The kernel takes no quota below the burst, not from systemd either.
@@ -498,9 +497,7 @@ class LimitWriter:
         elif not (job.unit and self.units.can_tell and job.cgroup.is_there()):
             return False
         if job.unit:
-            told = self.units.want(
-                job.unit, target.settings, (job.settings.actuator,), urgent=not lowered, again=by_systemd
-            )
+            told = self.units.want(job.unit, target.settings, job.actuators, urgent=not lowered, again=by_systemd)
             self.writes_total += by_systemd and told
         return True
 
@@ -521,7 +518,7 @@ class LimitWriter:
         """Whether another program set the limit of a cgroup that a run before this one changed."""
         known = self.find_original(job.cgroup)
         return known is not None and not known.unit and is_external(
-            job.in_force, known.settings, self.log.records.get(known.inode), job.settings.actuator
+            job.in_force, known.settings, self.log.records.get(known.inode), job.actuator
         )  # fmt: skip
 
     def restore(self, job: Tracked) -> None:
@@ -546,9 +543,20 @@ class LimitWriter:
         job.touched = False
 
 
+def _compute_weight(job: Tracked, cores: float) -> Target:
+    """The weight that stands for a limit of ``cores``."""
+    target = compute_weight_target(cores, job.state.hard_cores, job.original, job.cgroup.WEIGHT_BOUNDS)
+    weight = target.settings.weight
+    if job.unit and weight is not None and job.cgroup.WEIGHT_BOUNDS == V1_SHARES:
+        weight = align_weight(weight)
+    return msgspec.structs.replace(target, settings=msgspec.structs.replace(target.settings, weight=weight))
+
+
 def read_limit_cores(job: Tracked, current: CpuSettings) -> float:
-    """The limit in cores that ``current`` stands for under the job's actuator."""
-    if job.settings.actuator == "weight":
+    """The limit in cores that ``current`` stands for under the job's actuator; where nothing is written its guarantee."""
+    if job.actuator == "guarantee":
+        return job.state.limit_cores
+    if job.actuator == "weight":
         if not job.original.weight or current.weight is None:
             return job.state.hard_cores
         return min(job.state.hard_cores * current.weight / job.original.weight, job.state.hard_cores)

@@ -165,7 +165,8 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
         )
     refused: dict[str, list[str]] = {}
     for path in named:
-        why = find_refusal(config, named[path], os.path.join(root, path))
+        settings = config.resolve_settings(source, named[path].operation_id, named[path].layer)
+        why = find_refusal(config, named[path], settings, os.path.join(root, path))
         if why:
             refused.setdefault(why, []).append(path)
     for why, where in refused.items():

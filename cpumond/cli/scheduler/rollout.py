@@ -86,7 +86,7 @@ def _agent_row(agent: AgentView) -> list[Cell]:
 
 @click.group("rollout", epilog='Example: cpumond rollout set rack-a weight --why "second week"')
 def rollout_command() -> None:
-    """Set what groups of nodes may do to limits: shadow, up-only, reclaim by weight, by quota.
+    """Set what groups of nodes may do to limits: shadow, up-only, reclaim by guarantee, by weight, by quota.
 
     It counts on hosts with `[scheduler] may_set_mode = true`, and only as far as their own configuration goes.
     """

@@ -45,7 +45,7 @@ export const fleet = {
   },
 };
 
-export const sayLevel = (level) => (level === null ? "no stage" : level === "weight" || level === "quota" ? `reclaim by ${level}` : level);
+export const sayLevel = (level) => (level === null ? "no stage" : ["guarantee", "weight", "quota"].includes(level) ? `reclaim by ${level}` : level);
 const problems = (agent) => [...(agent.is_online ? [] : ["silent"]), ...(agent.about?.problems ?? [])];
 const told = (agent) => (!agent.about ? "–" : agent.about.may_set_mode ? `${sayLevel(agent.told)}${agent.is_canary ? " (canary)" : ""}` : "may not");
 const figure = (name) => (agent) => agent.about?.[name] ?? 0;
@@ -138,7 +138,7 @@ function openStage(stage, app) {
   const place = h("div");
   const form = new Form([
     ["nodes_filter", "Nodes", "a formula of tags, as rack-a & !gpu; empty: all", "text", filter === EVERY_NODE ? "" : filter],
-    ["level", "Level", "the most that they may do to limits", "select:shadow,up-only,weight,quota", level],
+    ["level", "Level", "the most that they may do to limits", "select:shadow,up-only,guarantee,weight,quota", level],
     ["canary_ratio", "Canary", "the share that goes first, 1: all at once", "number", 0.1],
     ["canary_period_s", "Advance after seconds", "empty: by hand only", "number", period],
     ["max_late_cores", "Cores late at most", "of a host on average, in two checks in a row", "number", known.max_late_cores ?? 0.05],

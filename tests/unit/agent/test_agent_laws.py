@@ -74,7 +74,7 @@ class AgentOverTime(RuleBasedStateMachine):
         self.mode = mode
         self.reload()
 
-    @rule(actuator=st.sampled_from(["quota", "weight"]))
+    @rule(actuator=st.sampled_from(["quota", "weight", "guarantee"]))
     def the_actuator_changes(self, actuator: str) -> None:
         self.actuator = actuator
         self.reload()
@@ -115,7 +115,8 @@ class AgentOverTime(RuleBasedStateMachine):
         try:
             control.pin_job(self.node.agent, "jobs/a", {"cpu_limit": cores})
         except RefusedError:
-            assert self.mode in ("off", "shadow") or (self.node.root / "jobs" / "a" / "child").exists()
+            has_child = (self.node.root / "jobs" / "a" / "child").exists()
+            assert self.mode in ("off", "shadow") or (has_child and self.actuator != "guarantee")
         self.fresh = False
 
     @rule(job=st.sampled_from(["a", "foreign"]))
@@ -175,7 +176,9 @@ class AgentOverTime(RuleBasedStateMachine):
                 if name != "foreign":
                     assert self.node.files(name) == self.found[name]
                 continue
-            if self.actuator == "weight":
+            if self.actuator == "guarantee" and name != "foreign":
+                assert self.node.files(name) == self.found[name]
+            if self.actuator != "quota":
                 if name != "foreign":
                     assert self.node.read(name) == self.found[name]["cpu.max"]
                 continue

@@ -228,6 +228,7 @@ RANGES = {
         "throttle_budget", "smoothing_factor", "relative_upper_bound", "relative_lower_bound", "decrease_coefficient",
         "min_limit_ratio", "burst_ratio", "throttle_restore_ratio", "pressure_restore_ratio",
     },
+    "a number in [0, 1000]": {"use_restore_ratio"},
     "a number in [0, 10]": {"reserve_ratio", "headroom_ratio"},
     "a number in [1, 2]": {"increase_coefficient"},
     "a number >= 0": {"min_cpu_limit", "min_cores_per_thread"},
@@ -238,7 +239,7 @@ RANGES = {
     'one of "first_value", "limit"': {"smoothing_seed"},
     'one of "document", "ytsaurus"': {"vote_mode"},
     'one of "both", "down-only", "up-only"': {"direction"},
-    'one of "quota", "weight"': {"actuator"},
+    'one of "guarantee", "quota", "weight"': {"actuator"},
 }  # fmt: skip
 
 

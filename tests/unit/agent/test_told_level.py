@@ -12,7 +12,7 @@ from cpumond.agent.discovery import FoundJob
 from cpumond.agent.publish import MAX_PROBLEM, MAX_PROBLEMS, cut_problems
 from cpumond.agent.tracked import resolve_job
 from cpumond.core.errors import ConfigError
-from cpumond.core.levels import LEVELS, lowest, read_level
+from cpumond.core.levels import ACTUATORS, LEVELS, lowest, read_level
 from cpumond.core.wire import AgentAbout
 from cpumond.monitor.model import find_level
 
@@ -20,6 +20,7 @@ OWN = {
     "off": {"mode": "off"},
     "shadow": {"mode": "shadow"},
     "up-only": {"mode": "up-only"},
+    "guarantee": {"mode": "reclaim", "actuator": "guarantee"},
     "weight": {"mode": "reclaim", "actuator": "weight"},
     "quota": {"enable_cpu_reclaim": True},
 }
@@ -57,9 +58,10 @@ def test_a_level_that_is_not_known_is_the_safe_one():
     assert [read_level(text) for text in ("quota", "", "everything")] == ["quota", "shadow", "shadow"]
 
 
-def test_by_weight_the_options_that_are_not_given_are_those_of_weights():
-    held = AgentConfig(monitor=OWN["quota"], ceiling="weight").node_settings()
-    assert held == AgentConfig(monitor={**OWN["quota"], "actuator": "weight"}).node_settings()
+@pytest.mark.parametrize("level", ["guarantee", "weight"])
+def test_at_a_lower_level_the_options_that_are_not_given_are_those_of_its_actuator(level):
+    held = AgentConfig(monitor=OWN["quota"], ceiling=level).node_settings()
+    assert held == AgentConfig(monitor={**OWN["quota"], "actuator": level}).node_settings()
 
 
 @pytest.mark.parametrize("told", LEVELS)
@@ -70,10 +72,10 @@ def test_an_xattr_asks_for_no_more_than_was_told(tmp_path, told):
         pytest.skip(f"needs a file system with user xattrs: {error}")
     config = AgentConfig(monitor=OWN["shadow"], ceiling=told)
     settings, mode, _ = resolve_job(config, FoundJob("a", "", "a", None, None), str(tmp_path), {})
-    by_root = {"weight": "reclaim", "quota": "reclaim"}.get(told, told)
+    by_root = "reclaim" if told in ACTUATORS else told
     by_user = "off" if told == "off" else "shadow"
     assert mode == (by_root if os.stat(tmp_path).st_uid == 0 else by_user)
-    assert settings.actuator == ("weight" if told == "weight" and mode == "reclaim" else "quota")
+    assert settings.actuator == (told if mode == "reclaim" else "quota")
 
 
 def test_problems_are_told_as_text_that_a_heartbeat_can_hold():

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cpumond.core.levels import Actuator
 from cpumond.monitor import peak, rules
 from cpumond.monitor.model import CpuReading, Decision, JobState, MonitorSettings, start_state
 from cpumond.monitor.policy import rebase, restart_at
@@ -155,8 +156,13 @@ def test_direction_holds_the_other_way_back_but_never_a_restore():
     assert down.step(2.0, throttled=1).kind == "restore"
 
 
-def test_under_a_weight_use_above_the_limit_is_the_sign_and_throttled_periods_are_not():
-    s = msgspec.structs.replace(S, actuator="weight")
+def without_ceiling(actuator: Actuator) -> MonitorSettings:
+    return msgspec.structs.replace(S, actuator=actuator, use_restore_ratio=None)
+
+
+@pytest.mark.parametrize("actuator", ["weight", "guarantee"])
+def test_without_a_ceiling_use_above_the_limit_is_the_sign_and_throttled_periods_are_not(actuator: Actuator):
+    s = without_ceiling(actuator)
     job = Driver(s, msgspec.structs.replace(start_state(HARD, 0.0), cfs_period_s=0.05)).lower(2.0)
     limit, caution = job.state.limit_cores, job.state.caution
     assert job.step(2.0, throttled=10).kind == "hold"
@@ -165,8 +171,15 @@ def test_under_a_weight_use_above_the_limit_is_the_sign_and_throttled_periods_ar
     assert job.state.late_cpu_s == 0.0
 
 
-def test_a_look_under_a_weight_compares_the_use_since_the_look_before():
-    s = msgspec.structs.replace(S, actuator="weight")
+@pytest.mark.parametrize(("ratio", "kind"), [(1.5, "grow"), (1.2, "restore"), (0.0, "grow")])
+def test_how_far_use_must_be_above_the_guarantee_can_be_set(ratio: float, kind: str):
+    job = Driver(msgspec.structs.replace(S, actuator="guarantee", use_restore_ratio=ratio)).lower(2.0)
+    assert job.step(job.state.limit_cores * 1.3).kind == kind
+
+
+@pytest.mark.parametrize("actuator", ["weight", "guarantee"])
+def test_a_look_without_a_ceiling_compares_the_use_since_the_look_before(actuator: Actuator):
+    s = without_ceiling(actuator)
     job = Driver(s).lower(2.0)
     for _ in range(3):
         job.go(0.2, 0.2)

@@ -55,6 +55,17 @@ def test_throttle_restore_ratio_0_turns_it_off():
     assert not needs_restore(start_state(10.0, 0.0, limit_cores=5.0), 1.0, MonitorSettings(throttle_restore_ratio=0.0))
 
 
+@pytest.mark.parametrize(("actuator", "ratio", "restores"), [
+    ("guarantee", None, False), ("guarantee", 1.0, True), ("guarantee", 1.3, False), ("weight", 1.0, True),
+    ("quota", 1.0, False),
+])  # fmt: skip
+def test_use_above_a_limit_that_cuts_nothing_off_restores_where_asked_for(actuator, ratio, restores):
+    state = start_state(10.0, 0.0, limit_cores=4.0)
+    settings = MonitorSettings(actuator=actuator, use_restore_ratio=ratio)
+    assert needs_restore(state, 0.0, settings, usage_cores=5.0) is restores
+    assert not needs_restore(state, 0.0, settings, usage_cores=4.0)
+
+
 def test_only_when_the_limit_stands_below_cpu_limit():
     assert not needs_restore(start_state(10.0, 0.0), 1.0, MonitorSettings())
 

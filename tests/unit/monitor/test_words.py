@@ -216,7 +216,7 @@ SETTINGS = st.builds(
     MonitorSettings,
     limit_rule=st.just("peak"),
     direction=st.sampled_from(["both", "up-only", "down-only"]),
-    actuator=st.sampled_from(["quota", "weight"]),
+    actuator=st.sampled_from(["quota", "weight", "guarantee"]),
     min_cpu_limit=st.sampled_from([0.0, 0.5, 1.0, 20.0]),
     min_limit_ratio=st.sampled_from([0.0, 0.25]),
     reserve_ratio=st.sampled_from([0.0, 0.05, 1.0]),

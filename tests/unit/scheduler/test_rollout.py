@@ -30,6 +30,23 @@ def host(number, level="shadow", bound="quota", may=True, online=True, others=No
     return Host(f"n{number}", AgentAbout("1", level, bound, may_set_mode=may), online, level, others)
 
 
+def test_an_agent_that_does_not_know_the_level_guarantee_stays_in_shadow():
+    stage = Stage(nodes_filter="a", level="guarantee", previous="shadow", state="everywhere", user="u", at=0.0)
+    old, new = (
+        Host(name, AgentAbout("1", "shadow", bound, may_set_mode=True, knows_guarantee=known), True, "shadow")
+        for name, bound, known in (("old", "quota", False), ("new", "quota", True))
+    )
+    assert (old.find_effect("guarantee"), new.find_effect("guarantee")) == ("shadow", "guarantee")
+    assert plan_stage(stage, [old, new]).sentences == (
+        "1 host would go from shadow to reclaim by guarantee",
+        "1 host would stay in shadow: the agent is older than the level guarantee, upgrade it",
+    )
+    obeys = msgspec.structs.replace(new.about, level="guarantee")
+    assert does_as_told(stage, obeys)
+    assert not does_as_told(stage, msgspec.structs.replace(obeys, level="shadow"))
+    assert choose_canaries("a", [old, new], "guarantee", "shadow", 0.5) == ("new",)
+
+
 def canary(**more):
     given = {"nodes_filter": "a", "level": "quota", "previous": "shadow", "state": "canary", "user": "u", "at": 0.0}
     return Stage(**{**given, "canaries": ["n1", "n2"], **more})
