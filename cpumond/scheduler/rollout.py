@@ -144,8 +144,7 @@ class Host(NamedTuple):
 
 def _find_obeyed(level: Level, about: AgentAbout) -> Level:
     """What an agent does that is sent a level."""
-    obeyed = lowest(level, about.bound)
-    return SAFE if level == "guarantee" and not about.knows_guarantee else obeyed
+    return lowest(SAFE if level == "guarantee" and not about.knows_guarantee else level, about.bound)
 
 
 def find_level(levels: Iterable[Level | None]) -> Level:

@@ -39,7 +39,9 @@ class Played:
         for number, (tags, bound, may, _) in enumerate(hosts):
             host = self.world.node(f"n{number}", tags=tuple(tags))
             self.fleet.hosts.append(host)
-            self.fleet.about[host.id] = msgspec.structs.replace(ABOUT, bound=bound, may_set_mode=may)
+            self.fleet.about[host.id] = msgspec.structs.replace(
+                ABOUT, bound=bound, may_set_mode=may, knows_guarantee=number % 3 > 0
+            )
         self.tell()
 
     def tell(self):
@@ -77,7 +79,9 @@ class Played:
 
 def find_effect(node, level):
     about = node.about
-    return None if about is None or not about.may_set_mode else lowest(level, about.bound)
+    if about is None or not about.may_set_mode:
+        return None
+    return lowest("shadow" if level == "guarantee" and not about.knows_guarantee else level, about.bound)
 
 
 @given(st.lists(HOST, min_size=1, max_size=6), STEPS)

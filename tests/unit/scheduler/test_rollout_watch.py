@@ -55,7 +55,8 @@ class Fleet:
         about = self.about.get(host.id, ABOUT)
         if about.may_set_mode:
             told = host.heard.level if node.sequence >= 0 else SAFE  # a run of it begins with nothing
-            about = msgspec.structs.replace(about, level=lowest(read_level(told), about.bound))
+            known = told if told != "guarantee" or about.knows_guarantee else ""
+            about = msgspec.structs.replace(about, level=lowest(read_level(known), about.bound))
         late = about.late_core_seconds + self.late.get(host.id, 0.0) * (self.world.now - node.last_seen)
         node.about = self.about[host.id] = msgspec.structs.replace(about, late_core_seconds=late)
         host.beat()
