@@ -1,0 +1,151 @@
+"""How ``tests/bench/real_services.py`` makes its load and its table."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))  # last: modules of tests have names that are there, too
+
+from real_arms import ARMS, Batch
+from real_figures import (
+    AGAIN,
+    BASE,
+    BOUNDS,
+    CYCLE_S,
+    PLAIN,
+    SETTLE,
+    Bound,
+    Run,
+    ServerRun,
+    compute_free,
+    compute_percentile_limit,
+    compute_suppressed,
+    drop_runs,
+    find_noise,
+    find_phase,
+    find_quantile,
+    judge,
+    list_ratios,
+    make_arrivals,
+    show,
+    split_phases,
+    summarise,
+)
+
+
+def make_run(arm: str, number: int, p99_ms: float, **fields: object) -> Run:
+    """Of one server that orders a core and uses a fifth of it, whose every latency is ``p99_ms``."""
+    freed, held_back = fields.pop("freed", 0.0), fields.pop("held_back", 0)
+    server = ServerRun(1.0, 0.2, freed, held_back, 900, held_back, 0.0, {"": summarise([p99_ms / 1e3])})
+    return msgspec.convert({"arm": arm, "round": number, "seconds": 100.0, "servers": {"web": server}, **fields}, Run)
+
+
+def test_arrivals_are_the_same_in_each_arm_of_a_round_and_others_in_the_next():
+    first, again, other = (make_arrivals(seed, 100.0, 66.0, 5.0) for seed in ("1 web", "1 web", "2 web"))
+    assert first == again
+    assert first.due_s[:20] != other.due_s[:20]
+    assert all(before <= after for before, after in pairwise(first.due_s))
+    assert first.due_s[-1] < SETTLE.seconds + 66.0
+
+
+def test_as_many_requests_come_as_the_phases_want():
+    seconds, rate = 10 * CYCLE_S, 50.0
+    arrivals = make_arrivals("any", rate, seconds)
+    wanted = rate * sum(find_phase(n * 0.1)[1] * 0.1 for n in range(round(seconds * 10)))
+    assert len(arrivals.phases) - arrivals.phases.count("settle") == pytest.approx(wanted, rel=0.05)
+    assert arrivals.phases.count("settle") == pytest.approx(rate * SETTLE.first * SETTLE.seconds, rel=0.4)
+    in_burst = [due_s for due_s, phase in zip(*arrivals, strict=True) if phase == "burst"]
+    assert {find_phase(due_s - SETTLE.seconds)[0] for due_s in in_burst} == {"burst"}
+
+
+def test_a_cycle_repeats_and_a_ramp_rises():
+    assert find_phase(3.0) == find_phase(3.0 + 2 * CYCLE_S) == ("low", 0.08)
+    name, share = find_phase(36.0)
+    assert (name, share) == ("ramp", pytest.approx(0.45))
+
+
+def test_a_quantile_is_by_nearest_rank():
+    values = [float(each) for each in range(1, 101)]
+    assert [find_quantile(values, share) for share in (0.0, 0.5, 0.99, 0.999, 1.0)] == [1.0, 50.0, 99.0, 100.0, 100.0]
+    assert find_quantile([], 0.99) == 0.0
+
+
+def test_a_failed_request_counts_with_the_time_until_it_failed_and_settling_does_not_count():
+    found = split_phases([9.0, 0.001, 0.002, -0.5], ["settle", "low", "burst", "burst"])
+    assert (found[""].requests, found[""].failed, found[""].p99, found[""].most) == (3, 1, 500.0, 500.0)
+    assert (found["burst"].requests, found["low"].failed, found["low"].p50) == (2, 0, 1.0)
+    assert "settle" not in found
+
+
+def test_ratios_are_to_nothing_in_the_same_round_where_both_count():
+    runs = [make_run(BASE, 1, 10.0), make_run("peak", 1, 20.0), make_run("peak", 2, 99.0), make_run(BASE, 3, 4.0),
+            make_run("peak", 3, 2.0)]  # fmt: skip
+    assert list_ratios(runs, "peak", "web") == [2.0, 0.5]
+    assert find_noise(runs, "web") == 1.0
+
+
+def test_noise_is_the_worst_round_whichever_of_both_runs_was_the_slower():
+    runs = [make_run(BASE, 1, 10.0), make_run(AGAIN, 1, 11.0), make_run(BASE, 2, 10.0), make_run(AGAIN, 2, 5.0)]
+    assert find_noise(runs, "web") == 2.0
+
+
+def test_runs_beside_other_load_are_dropped_and_named():
+    runs = [make_run(BASE, 1, 10.0, others_cores=0.2), make_run("peak", 1, 20.0, others_cores=0.21)]
+    assert drop_runs(runs, 0.2) == (runs[:1], runs[1:])
+    shown = show(runs, 0.2)
+    assert "Dropped, others used more than 0.2 cores: peak, round 1: 0.21" in shown
+    assert [line for line in shown.splitlines() if line.startswith("| peak")][1].endswith("| 0, 1 dropped |")
+    assert "Dropped" not in show(runs, 0.5)
+
+
+def test_freed_is_a_share_of_what_was_ordered_and_not_used_and_held_back_one_of_all_periods():
+    run = make_run("peak", 1, 1.0, freed=0.4, held_back=5)
+    assert run.freed_ratio == pytest.approx(0.5)
+    assert run.held_back_ratio == pytest.approx(0.005)
+
+
+def test_each_bound_is_judged_by_the_median_over_rounds():
+    bounds = [
+        Bound("a", "p99", 1.25, or_noise=True),
+        Bound("a", "batch", 0.95, is_least=True),
+        Bound("a", "held back", 0.001),
+        Bound("a", "freed", 0.6, is_least=True),
+        Bound("b", "p99", 1.0),
+    ]
+    runs = []
+    for number, (p99, files) in enumerate([(10.8, 90), (10.0, 99), (50.0, 99)], 1):
+        runs += [make_run(BASE, number, 10.0), make_run("a", number, p99, batch_files=files, held_back=2, freed=0.4),
+                 make_run(PLAIN, number, 10.0, batch_files=100)]  # fmt: skip
+    assert judge(runs, bounds) == [
+        "a: p99 of web to nothing, at most 1.25: 1.08 ok",
+        "a: files to overcommit-low, at least 0.95: 0.99 ok",
+        "a: held back, at most 0.0010: 0.0020 MISSED",
+        "a: freed, at least 0.60: 0.50 MISSED",
+    ]
+    noisy = [*runs, make_run(AGAIN, 2, 20.0)]
+    assert judge(noisy, bounds)[0] == "a: p99 of web to nothing, at most 2.00: 1.08 ok"
+
+
+def test_what_a_batch_and_a_percentile_get():
+    assert compute_free(2.0, 0.2, [0.5, 0.3]) == pytest.approx(1.0)
+    assert compute_free(2.0, 0.2, [1.0, 1.0]) == compute_suppressed(2.0, 0.65, 1.9) == 0.01
+    assert compute_suppressed(2.0, 0.65, 0.4) == pytest.approx(0.9)
+    assert compute_percentile_limit(0.5, 0.1, []) == 0.5
+    assert compute_percentile_limit(0.5, 0.1, [0.2] * 9 + [9.0]) == pytest.approx(0.23)
+    assert (compute_percentile_limit(0.5, 0.1, [0.01]), compute_percentile_limit(0.5, 0.1, [0.49])) == (0.1, 0.5)
+
+
+def test_runs_come_back_from_their_file():
+    runs = [make_run(BASE, 1, 10.0), make_run("peak", 1, 20.0, batch_files=3)]
+    assert msgspec.json.decode(msgspec.json.encode(runs), type=list[Run]) == runs
+
+
+def test_every_bound_is_on_an_arm_that_exists_and_plain_batch_has_no_agent():
+    assert {bound.arm for bound in BOUNDS} < set(ARMS)
+    assert (next(iter(ARMS)), list(ARMS)[-1]) == (BASE, AGAIN)
+    assert (ARMS[PLAIN].monitor, ARMS[PLAIN].batch) == (None, Batch())
