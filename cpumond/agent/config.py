@@ -18,6 +18,14 @@ import msgspec
 
 from cpumond.core.decode import ContentError, decode_toml
 from cpumond.core.errors import ConfigError
+from cpumond.core.job_cgroups import (
+    DEFAULT_ROOT,
+    IDLE_NAME,
+    IDLE_SLICE,
+    JOBS_SLICE_CGROUP,
+    is_idle_name,
+    name_idle_parent,
+)
 from cpumond.core.levels import LEVELS, SAFE, Level, lowest
 from cpumond.core.measures import DURATION, stable_fraction
 from cpumond.core.schema import normalise_table
@@ -191,10 +199,19 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def cgroup_roots(self) -> tuple[str, ...]:
-        """Cgroups below which its jobs are: one; for Slurm, which makes them, that of its daemon on v2 and on v1."""
+        """Cgroups below which its jobs are: of ordinary ones, then of those on reclaimed CPU; for Slurm, which makes
+        them, that of its daemon on v2 and on v1."""
         if self.kind == "slurm":
             return f"system.slice/{self.node_name}_slurmstepd.scope", f"slurm_{self.node_name}"
-        return (self.cgroup_root,)
+        return (self.cgroup_root, *self.idle_roots)
+
+    @property
+    def idle_roots(self) -> tuple[str, ...]:
+        """The cgroup of jobs on reclaimed CPU (one, or none): at the hierarchy's root, and only where that is not
+        allowed below ``cgroup_root``."""
+        if self.kind == "cgroup":
+            return (name_idle_parent(self.cgroup_root),)
+        return (IDLE_SLICE,) if self.kind == "systemd" else ()
 
     @property
     def place(self) -> str:
@@ -272,11 +289,14 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The cgroups below which limits may be written, for jobs of an engine or others: ``managed_roots``.
 
         Where they are not set, an engine's jobs are managed wherever it has them, others only in the executor's place.
+        The executor's jobs on reclaimed CPU are managed always.
         """
-        if self.managed_roots:
-            return self.managed_roots
         if is_engines:
-            return [""]
+            return self.managed_roots or [""]
+        if self.managed_roots:
+            # The executor's own place, made by this agent: it needs no entry there.
+            more = [] if "" in self.managed_roots else self.executor.idle_roots
+            return [*self.managed_roots, *more]
         return [] if self.executor.kind == "none" else list(self.executor.cgroup_roots)
 
     def node_settings(self) -> MonitorSettings:
@@ -418,7 +438,7 @@ def find_idle_options(config: AgentConfig) -> list[str]:
 
 
 EXECUTOR_ROOTS = {
-    "none": "", "cgroup": "cpumond-jobs", "systemd": "cpumond.slice/cpumond-jobs.slice", "slurm": "",
+    "none": "", "cgroup": DEFAULT_ROOT, "systemd": JOBS_SLICE_CGROUP, "slurm": "",
 }  # fmt: skip
 """``executor.kind`` -> cgroup of its jobs unless ``cgroup_root`` names another."""
 
@@ -431,6 +451,11 @@ def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:
         raise ConfigError(
             f'{where}: executor.cgroup_root: with kind = "systemd" jobs are in {EXECUTOR_ROOTS["systemd"]}, '
             f"got {root!r}; leave it out"
+        )
+    if options.kind == "cgroup" and is_idle_name(root):
+        raise ConfigError(
+            f"{where}: executor.cgroup_root: {IDLE_NAME} is for jobs on reclaimed CPU alone, got {root!r}; "
+            f'choose a cgroup outside it, such as the default "{DEFAULT_ROOT}"'
         )
     _check_slurm(options, where)
     if options.user and not re.fullmatch(r"[A-Za-z_][-A-Za-z0-9_.]{0,63}[$]?|[0-9]{1,10}", options.user):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import select
 import shutil
@@ -21,8 +22,10 @@ from waiting import count_descriptors, wait_until
 
 from cpumond.core.errors import CpumondError
 from cpumond.host.cgroup import open_cgroup
+from cpumond.host.cgroup.idle import IdleParent
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.settings import CpuSettings, compute_start_weight
 from cpumond.host.executor.model import Ended, Event, Executor, Launch, NotStarted, Started
 
 Kind = TypeVar("Kind", Started, NotStarted, Ended)
@@ -30,6 +33,9 @@ Kind = TypeVar("Kind", Started, NotStarted, Ended)
 TIMEOUT_S = 100.0
 MARK = "CPUMOND_TEST_MARK"
 NUMBERS = "import sys\nfor number in range({count}): sys.stdout.write(f'{{number}}\\n')\n"
+BUSY = 'taskset -pc "$CPU" $$ >/dev/null && echo busy && while :; do :; done'
+SHARED_CPU_S = 3.0
+"""Over so much CPU time of jobs that share one CPU their shares are judged."""
 HOG = "import time\nkept = [bytearray(b'x' * (1 << 20)) for _ in range(512)]\ntime.sleep(1000)\n"
 
 
@@ -39,14 +45,19 @@ def find_pids_controller() -> bool:
         return any(line.split()[0] == "pids" and line.split()[3] == "1" for line in file)
 
 
-def read_cores(hierarchies: Hierarchies, path: str) -> float:
-    """The quota of a cgroup."""
+def read_settings(hierarchies: Hierarchies, path: str) -> CpuSettings:
+    """Quota and weight of a cgroup."""
     cgroup = open_cgroup(hierarchies, path)
     assert cgroup is not None
     with contextlib.closing(cgroup):
         settings = cgroup.read_settings()
     assert settings is not None
-    return settings.cores
+    return settings
+
+
+def read_cores(hierarchies: Hierarchies, path: str) -> float:
+    """The quota of a cgroup."""
+    return read_settings(hierarchies, path).cores
 
 
 class Rig:
@@ -91,6 +102,40 @@ class Rig:
     def shell(self, script: str, **changes: Any) -> str:
         """Start a job that is a shell script; its id."""
         return self.start("sh", "-c", script, **changes)
+
+    def spin(self, cpu: int, **changes: Any) -> str:
+        """Start a job that uses all that it gets of one CPU; its id."""
+        return self.shell(BUSY, environment={"CPU": str(cpu)}, **changes)
+
+    def read_cpu_s(self, job_id: str) -> float:
+        """CPU time of a job of one process."""
+        (pid,) = self.cgroups.list_processes(job_id)
+        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[0]) / 1e9
+
+    def share_cpu(self, *job_ids: str) -> list[float]:
+        """The shares that busy jobs have of the CPU time that they get together."""
+        begin_s = [self.read_cpu_s(job_id) for job_id in job_ids]
+
+        def measure() -> list[float]:
+            return [self.read_cpu_s(each) - since_s for each, since_s in zip(job_ids, begin_s, strict=True)]
+
+        wait_until(lambda: sum(measure()) >= SHARED_CPU_S, "they used the CPU", TIMEOUT_S)
+        used_s = measure()
+        return [each / sum(used_s) for each in used_s]
+
+    def is_idle(self) -> bool:
+        """Whether the cgroup above jobs on reclaimed CPU is in its class."""
+        return IdleParent(self.hierarchies, self.cgroups.idle_parent).is_set()
+
+    def leave_idle_class(self) -> None:
+        """As another program would: the cgroup above jobs on reclaimed CPU becomes one like others."""
+        place = Path(self.hierarchies.cpu_root, self.cgroups.idle_parent)
+        is_v1 = self.hierarchies.cpu_version == 1
+        weight = ("cpu.shares", "1024\n") if is_v1 else ("cpu.weight", "100\n")
+        name, text = ("cpu.idle", "0\n") if (place / "cpu.idle").exists() else weight
+        (place / name).write_text(text)
+        assert not self.is_idle()
 
     def gated(self, before: str, after: str, gate: str = "gate") -> str:
         """Start a job that does ``before``, and ``after`` once the gate is open; its id."""
@@ -334,6 +379,78 @@ class ExecutorContract:
             assert len(rig.cgroups.list_processes(job_id)) == 1
             rig.executor.kill(job_id)
             assert rig.wait(Ended, job_id).signal == 9
+
+    @staticmethod
+    def compute_weight(cores: float, version: int) -> int:
+        """The weight of a job's cgroup."""
+        return compute_start_weight(cores, version)
+
+    @pytest.mark.parametrize("reclaimed", [False, True], ids=["ordinary", "reclaimed"])
+    @pytest.mark.parametrize("has_ceiling", [False, True], ids=["no ceiling", "ceiling"])
+    def test_its_weight_follows_its_order_and_a_quota_is_for_a_ceiling_alone(
+        self, rig: Rig, reclaimed: bool, has_ceiling: bool
+    ) -> None:
+        for cores in (0.05, 0.75, 3.0):
+            job_id = rig.start("sleep", "1000", cpu_limit=cores, has_ceiling=has_ceiling, reclaimed=reclaimed)
+            settings = read_settings(rig.hierarchies, rig.wait(Started, job_id).cgroup)
+            assert settings.weight == self.compute_weight(cores, rig.hierarchies.cpu_version)
+            assert settings.cores == (pytest.approx(cores, rel=0.02) if has_ceiling else math.inf)
+            rig.executor.kill(job_id)
+            rig.wait(Ended, job_id)
+
+    def test_a_job_on_reclaimed_cpu_is_in_the_idle_class(self, rig: Rig) -> None:
+        script = "cat /proc/self/oom_score_adj; sleep 1000"
+        ordinary, reclaimed = (rig.shell(script, reclaimed=reclaimed) for reclaimed in (False, True))
+        place = rig.wait(Started, reclaimed).cgroup
+        assert os.path.dirname(place) == rig.cgroups.idle_parent
+        assert os.path.dirname(rig.wait(Started, ordinary).cgroup) != rig.cgroups.idle_parent
+        assert "/" not in rig.cgroups.idle_parent, "idle counts among siblings"
+        assert rig.is_idle()
+        for job_id, score in ((ordinary, b"0\n"), (reclaimed, b"1000\n")):
+            rig.wait_written(job_id, score)
+            assert rig.read(job_id) == score
+        rig.executor.interrupt(reclaimed)
+        assert rig.wait(Ended, reclaimed).signal == 15
+        rig.executor.kill(ordinary)
+        rig.wait(Ended, ordinary)
+        rig.assert_nothing_left(ordinary, reclaimed)
+
+    def test_jobs_of_both_classes_are_found_where_they_are(self, rig: Rig) -> None:
+        job_ids = [rig.start("sleep", "1000", reclaimed=reclaimed) for reclaimed in (False, True)]
+        started = {job_id: rig.wait(Started, job_id) for job_id in job_ids}
+        assert rig.restart(*job_ids) == started
+        assert [len(rig.cgroups.list_processes(job_id)) for job_id in job_ids] == [1, 1]
+        assert rig.is_idle()
+        for job_id in job_ids:
+            rig.executor.kill(job_id)
+        assert [ended.signal for ended in rig.wait_all(Ended, job_ids)] == [9, 9]
+        rig.assert_nothing_left(*job_ids)
+
+    @pytest.mark.alone
+    def test_a_job_on_reclaimed_cpu_yields_to_ordinary_ones(self, rig: Rig) -> None:
+        cpu = max(os.sched_getaffinity(0))
+        reclaimed = rig.spin(cpu, cpu_limit=8.0, has_ceiling=False, reclaimed=True)
+        rig.wait_written(reclaimed, b"busy\n")
+        ordinary = rig.spin(cpu, cpu_limit=0.5, has_ceiling=False)
+        rig.wait_written(ordinary, b"busy\n")
+        assert rig.share_cpu(ordinary, reclaimed)[0] > 0.9
+
+    @pytest.mark.alone
+    def test_jobs_on_reclaimed_cpu_share_it_by_their_orders(self, rig: Rig) -> None:
+        """Out of the class while it is measured: what divides CPU among them are their weights, how much of it there is
+        depends on the host's other work. The next start puts them back."""
+        cpu = max(os.sched_getaffinity(0))
+        job_ids = [rig.spin(cpu, cpu_limit=cores, has_ceiling=False, reclaimed=True) for cores in (3.0, 1.0)]
+        rig.wait_all(Started, job_ids)
+        rig.leave_idle_class()
+        for job_id in job_ids:
+            rig.wait_written(job_id, b"busy\n")
+        more, less = rig.share_cpu(*job_ids)
+        assert more / less == pytest.approx(3.0, rel=0.1)
+        assert not rig.is_idle()
+        third = rig.start("sleep", "1000", reclaimed=True)
+        rig.wait(Started, third)
+        assert rig.is_idle()
 
     def test_too_much_memory_is_told(self, rig: Rig) -> None:
         job_id = rig.start(sys.executable, "-S", "-c", HOG, memory_limit=64 << 20)

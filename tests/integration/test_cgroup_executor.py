@@ -22,6 +22,7 @@ from executor_contract import ExecutorContract, Rig, read_cores
 from waiting import wait_until
 
 from cpumond.core.errors import CpumondError, CreateError
+from cpumond.core.job_cgroups import IDLE_NAME, name_idle_parent
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies
 from cpumond.host.executor import keeper
@@ -57,8 +58,9 @@ def remove_root(hierarchies: Hierarchies, root: str) -> None:
     """The cgroups above the jobs, which executors leave where they are."""
     mounts = {hierarchies.cpu_root, hierarchies.cpuacct_root, hierarchies.unified_root or "", *_list_v1_mounts()}
     for mount in mounts - {""}:
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.join(mount, root))
+        for place in (os.path.join(root, IDLE_NAME), root, name_idle_parent(root)):
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.join(mount, place))
 
 
 def _list_v1_mounts() -> set[str]:

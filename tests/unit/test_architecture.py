@@ -8,7 +8,8 @@ from picture import MODULES, ROOT, list_called, list_imports
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 PURE = (
-    "core.answers", "core.errors", "core.levels", "core.measures", "core.wire", "core.words", "monitor", "fairshare",
+    "core.answers", "core.errors", "core.job_cgroups", "core.levels", "core.measures", "core.wire", "core.words",
+    "monitor", "fairshare",
     "host.cgroup.parse", "host.cgroup.settings", "host.systemd.properties",
     "agent.explanation", "agent.limits.hold", "agent.limits.judge",
     "api.event_views", "api.figures", "api.node_views", "api.overview", "api.permissions", "api.pool_views",
@@ -60,13 +61,13 @@ BELOW: dict[str, set[str]] = {
     "fairshare": {"core.errors", "core.measures", "fairshare"},
     "host": set(),
     "host.cgroup": {
-        "core.errors", "core.measures", "monitor.model", "host.cgroup", "host.cgroup_processes",
+        "core.errors", "core.job_cgroups", "core.measures", "monitor.model", "host.cgroup", "host.cgroup_processes",
     },
     "host.cgroup_processes": set(),
     "host.connections": set(),
     "host.executor": {
-        "core.decode", "core.errors", "core.wire", "host.cgroup.job_tree", "host.cgroup.mounts",
-        "host.cgroup_processes", "host.executor",
+        "core.decode", "core.errors", "core.job_cgroups", "core.wire", "host.cgroup.idle", "host.cgroup.job_tree",
+        "host.cgroup.mounts", "host.cgroup.settings", "host.cgroup_processes", "host.executor",
     },
     "host.engine": {
         "core.decode", "core.errors", "core.measures", "host.cgroup.files", "host.cgroup.mounts", "host.engine",

@@ -15,10 +15,9 @@ import structlog
 
 from cpumond.agent.limits.judge import Observation, UnitTarget, Verdict, judge, merge
 from cpumond.core.measures import MIN_QUOTA_US
-from cpumond.host.cgroup.settings import CpuSettings
+from cpumond.host.cgroup.settings import DEFAULT_WEIGHT, CpuSettings
 from cpumond.host.cgroup.units import unit_of
 from cpumond.host.systemd.properties import (
-    DEFAULT_WEIGHT,
     NO_LIMIT,
     QUOTA,
     WEIGHT,

@@ -3,6 +3,11 @@
 Always: the hierarchies of cpu and CPU time. Where they are there and writable, too: the v1 ``memory`` hierarchy (limit,
 peak, oom kills), the v1 ``pids`` hierarchy (limit), and the cgroup2 mount beside v1, whose ``cgroup.kill`` no fork
 outruns.
+
+Ordinary jobs are in ``root``, jobs on reclaimed CPU in the idle class (``idle``), a child of the hierarchies' root. An
+agent that may make none there, as it is confined to a delegated ``root``, has it below ``root``: then these jobs yield
+to its other jobs only, while to the rest of the host ``root`` has the weight that its owner gave it. That is no idle
+class of the host, and is reported as none.
 """
 
 from __future__ import annotations
@@ -16,11 +21,13 @@ from collections.abc import Iterator
 import msgspec
 
 from cpumond.core.errors import AccessError, CpumondError, CreateError, from_os_error
+from cpumond.core.job_cgroups import IDLE_NAME, name_idle_parent
 from cpumond.core.measures import DEFAULT_PERIOD_US
 from cpumond.host.cgroup import open_cgroup
+from cpumond.host.cgroup.idle import IdleClass, IdleParent
 from cpumond.host.cgroup.mounts import Hierarchies, read_mounts, relative_path
 from cpumond.host.cgroup.parse import parse_flat_keyed
-from cpumond.host.cgroup.settings import AncestorCap, CpuSettings, compute_quota_target
+from cpumond.host.cgroup.settings import AncestorCap, CpuSettings, compute_quota_target, compute_start_weight
 from cpumond.host.cgroup_processes import kill_processes, list_processes, read_processes, send_signal
 
 PREFIX = "cpumond-job-"
@@ -39,49 +46,97 @@ class JobTotals(msgspec.Struct, frozen=True):
 
 
 class JobCgroupTree:
-    """The cgroups ``<root>/cpumond-job-<job_id>``.
+    """The cgroups ``<root>/cpumond-job-<job_id>``, or with the idle class in place of ``root``.
 
-    ``root`` (relative, "" = the hierarchies' own root) is made where it is missing and never removed. On v2 it must
-    have no processes. A tree of plain files is served as well, as far as it goes: what forks away is not seen there.
+    ``root`` (relative, "" = the hierarchies' own root) and the idle class are made where they are missing and never
+    removed. On v2 they must have no processes. A tree of plain files is served as well, as far as it goes: what forks
+    away is not seen there. Where a job is found is looked up each time, so another tree with this ``root`` finds it.
     """
 
     def __init__(self, hierarchies: Hierarchies, root: str, mountinfo_path: str = "/proc/self/mountinfo") -> None:
-        self._hierarchies = hierarchies
+        self.hierarchies = hierarchies
         self._root = relative_path(hierarchies, root)
+        self._outer_idle = name_idle_parent(self._root)
+        self._inner_idle = os.path.join(self._root, IDLE_NAME)
         self._memory_root, self._pids_root = (
             _find_root(hierarchies, mountinfo_path, controller) for controller in ("memory", "pids")
         )
-        self._roots: list[str] | None = None
+        self._mounts: list[str] | None = None
+
+    @property
+    def idle_parent(self) -> str:
+        """The cgroup above new jobs on reclaimed CPU, relative."""
+        return self._outer_idle if self._may_leave_root() else self._inner_idle
+
+    def find_idle_class(self) -> IdleClass:
+        """The class of jobs on reclaimed CPU on this host, as seen by this process; nothing is made."""
+        if self._may_leave_root():
+            return IdleParent(self.hierarchies, self._outer_idle).describe()
+        return IdleClass(
+            note=f"this user may make no cgroup at the root of {self.hierarchies.name(self.hierarchies.cpu_root)}: "
+            f"jobs on reclaimed CPU yield to other jobs in {self._root} only; run the agent as root"
+        )
+
+    def _may_leave_root(self) -> bool:
+        """Whether the idle class can be a child of the hierarchies' root."""
+        unified = self.hierarchies.unified_root
+        return all(
+            _may_make(mount, self._outer_idle) and (mount != unified or _may_enter(mount, self._outer_idle))
+            for mount in self._list_mounts()
+        )
 
     def path(self, job_id: str) -> str:
         """The cgroup of a job, relative to the cpu hierarchy."""
-        return os.path.join(self._root, PREFIX + job_id)
+        return os.path.join(self._find_parent(job_id), PREFIX + job_id)
 
-    def _list_roots(self) -> list[str]:
+    def _find_parent(self, job_id: str) -> str:
+        """Where a job is; ``root`` if it is nowhere."""
+        for mount in self._list_mounts():
+            for parent in self._list_parents():
+                if os.path.isdir(os.path.join(mount, parent, PREFIX + job_id)):
+                    return parent
+        return self._root
+
+    def _list_parents(self) -> list[str]:
+        return list(dict.fromkeys((self._root, self._outer_idle, self._inner_idle)))
+
+    def _list_mounts(self) -> list[str]:
         """Mount points, that of cpu first; looked at once: rights and mounts do not change under a running agent."""
-        if self._roots is None:
-            places = self._hierarchies
-            roots = [places.cpu_root, places.cpuacct_root]
+        if self._mounts is None:
+            places = self.hierarchies
+            mounts = [places.cpu_root, places.cpuacct_root]
             if places.cpu_version == 1:
-                roots += [each for each in (self._memory_root, self._pids_root) if each and _may_make(each, self._root)]
+                others = (self._memory_root, self._pids_root)
+                mounts += [each for each in others if each and _may_make(each, self._root)]
                 if (
                     places.unified_root
                     and _may_make(places.unified_root, self._root)
                     and _may_enter(places.unified_root, self._root)
                 ):
-                    roots.append(places.unified_root)
-            self._roots = list(dict.fromkeys(roots))
-        return self._roots
+                    mounts.append(places.unified_root)
+            self._mounts = list(dict.fromkeys(mounts))
+        return self._mounts
 
     def _list_directories(self, job_id: str) -> list[str]:
-        return [os.path.join(root, self.path(job_id)) for root in self._list_roots()]
+        path = self.path(job_id)
+        return [os.path.join(mount, path) for mount in self._list_mounts()]
 
-    def create(self, job_id: str, cpu_limit: float, memory_limit: int, max_tasks: int = 0) -> list[str]:
-        """Make the cgroup with ``cpu_limit`` cores as its quota, ``memory_limit`` bytes, ``max_tasks`` processes and
-        threads (0 = no limit; without the controller there is none).
+    def create(
+        self,
+        job_id: str,
+        cpu_limit: float,
+        memory_limit: int,
+        max_tasks: int = 0,
+        has_ceiling: bool = True,
+        reclaimed: bool = False,
+    ) -> list[str]:
+        """Make the cgroup with a weight in proportion to ``cpu_limit`` cores, with ``has_ceiling`` those as its quota,
+        ``memory_limit`` bytes, ``max_tasks`` processes and threads (0 = no limit; without the controller there is
+        none). ``reclaimed``: in the idle class, which holds from before its first job.
 
-        The quota is held to the bounds of the kernel and to the quotas above. Returns the ``cgroup.procs`` files that
-        its first process must write its id into. Raises CreateError or AccessError; then nothing is left of it.
+        Weight and quota are held to the bounds of the kernel, the quota also to those above. Returns the
+        ``cgroup.procs`` files that its first process must write its id into. Raises CreateError or AccessError; then
+        nothing is left of it.
         """
         name = PREFIX + job_id
         if not job_id or "/" in job_id or "\0" in job_id or len(os.fsencode(name)) > MAX_NAME_BYTES:
@@ -89,64 +144,63 @@ class JobCgroupTree:
                 f"cannot make a cgroup for the job {job_id!r}: its id must be 1 to {MAX_NAME_BYTES - len(PREFIX)} "
                 "bytes without '/'; submit it under another id"
             )
+        parent = self.idle_parent if reclaimed else self._root
+        path = os.path.join(parent, name)
         made: list[str] = []
         directory = ""
         try:
-            for root in self._list_roots():
-                directory = os.path.join(root, self._root)
-                self._make_root(root)
-                directory = os.path.join(directory, name)
-                with contextlib.suppress(OSError):
-                    os.rmdir(directory)  # an empty one of an earlier life has old counters
+            for mount in self._list_mounts():
+                directory = os.path.join(mount, parent)
+                self._make_parent(mount, parent)
+                if reclaimed and mount == self.hierarchies.cpu_root:
+                    IdleParent(self.hierarchies, parent).set(ADVICE)
+                for each in self._list_parents():
+                    directory = os.path.join(mount, each, name)
+                    # An empty one of an earlier life has old counters.
+                    if not _remove_empty(directory) and each != parent:
+                        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+                directory = os.path.join(mount, path)
                 os.mkdir(directory, 0o755)
                 made.append(directory)
-            self._write_limits(job_id, cpu_limit, memory_limit)
+            self._write_limits(path, cpu_limit, memory_limit, has_ceiling)
             if max_tasks > 0:
-                is_v2 = self._hierarchies.cpu_version == 2
-                pids_root = self._hierarchies.cpu_root if is_v2 else self._pids_root
-                if pids_root in self._list_roots():
-                    _write(os.path.join(pids_root, self.path(job_id)), "pids.max", f"{max_tasks}\n", optional=is_v2)
+                is_v2 = self.hierarchies.cpu_version == 2
+                pids_root = self.hierarchies.cpu_root if is_v2 else self._pids_root
+                if pids_root in self._list_mounts():
+                    _write(os.path.join(pids_root, path), "pids.max", f"{max_tasks}\n", optional=is_v2)
         except OSError as error:
             _remove_all(made)
             raise from_os_error(error, f"make the cgroup {directory}", ADVICE) from error
         except CpumondError as error:
             _remove_all(made)
             raise error if isinstance(error, (AccessError, CreateError)) else CreateError(str(error)) from error
-        return [self._hierarchies.name(os.path.join(place, "cgroup.procs")) for place in made]
+        return [self.hierarchies.name(os.path.join(place, "cgroup.procs")) for place in made]
 
-    def _make_root(self, mount: str) -> None:
+    def _make_parent(self, mount: str, parent: str) -> None:
         """The cgroup above the jobs, and on v2 the controllers handed down to them. Raises OSError, CreateError."""
         place = mount
         above = [mount]
-        for part in self._root.split("/") if self._root else []:
+        for part in parent.split("/") if parent else []:
             place = os.path.join(place, part)
             above.append(place)
         for place in above:
             if place != mount:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(place, 0o755)
-            if self._hierarchies.cpu_version == 2:
+            if self.hierarchies.cpu_version == 2:
                 _hand_down(place)
 
-    def _write_limits(self, job_id: str, cpu_limit: float, memory_limit: int) -> None:
-        path = self.path(job_id)
-        directory = os.path.join(self._hierarchies.cpu_root, path)
-        version = self._hierarchies.cpu_version
-        cap = AncestorCap(math.inf)
-        cgroup = open_cgroup(self._hierarchies, path)
-        if cgroup is not None:
-            cap = cgroup.read_ancestor_cap() if version == 1 else cap
-            cgroup.close()
-        settings = compute_quota_target(cpu_limit, CpuSettings(None, DEFAULT_PERIOD_US), cap).settings
-        if version == 2:
-            _write(directory, "cpu.max", f"{settings.quota_us} {settings.period_us}\n")
-        else:
-            _write(directory, "cpu.cfs_period_us", f"{settings.period_us}\n")
-            _write(directory, "cpu.cfs_quota_us", f"{settings.quota_us}\n")
+    def _write_limits(self, path: str, cpu_limit: float, memory_limit: int, has_ceiling: bool) -> None:
+        directory = os.path.join(self.hierarchies.cpu_root, path)
+        version = self.hierarchies.cpu_version
+        weight_file = "cpu.shares" if version == 1 else "cpu.weight"
+        _write(directory, weight_file, f"{compute_start_weight(cpu_limit, version)}\n")
+        if has_ceiling:
+            self._write_quota(path, cpu_limit)
         if memory_limit <= 0:
             return
         if version == 1:
-            if self._memory_root in self._list_roots():
+            if self._memory_root in self._list_mounts():
                 memory = os.path.join(self._memory_root, path)
                 _write(memory, "memory.limit_in_bytes", f"{memory_limit}\n")
                 _write(memory, "memory.memsw.limit_in_bytes", f"{memory_limit}\n", optional=True)
@@ -154,12 +208,26 @@ class JobCgroupTree:
             _write(directory, "memory.max", f"{memory_limit}\n", optional=True)
             _write(directory, "memory.swap.max", "0\n", optional=True)
 
+    def _write_quota(self, path: str, cores: float) -> None:
+        directory = os.path.join(self.hierarchies.cpu_root, path)
+        cap = AncestorCap(math.inf)
+        cgroup = open_cgroup(self.hierarchies, path)
+        if cgroup is not None:
+            cap = cgroup.read_ancestor_cap() if self.hierarchies.cpu_version == 1 else cap
+            cgroup.close()
+        settings = compute_quota_target(cores, CpuSettings(None, DEFAULT_PERIOD_US), cap).settings
+        if self.hierarchies.cpu_version == 2:
+            _write(directory, "cpu.max", f"{settings.quota_us} {settings.period_us}\n")
+        else:
+            _write(directory, "cpu.cfs_period_us", f"{settings.period_us}\n")
+            _write(directory, "cpu.cfs_quota_us", f"{settings.quota_us}\n")
+
     def join_files(self, job_id: str) -> list[str]:
         """The ``cgroup.procs`` files of a cgroup that exists; empty if it is gone."""
         found = [
             os.path.join(place, "cgroup.procs") for place in self._list_directories(job_id) if os.path.isdir(place)
         ]
-        return [self._hierarchies.name(file) for file in found]
+        return [self.hierarchies.name(file) for file in found]
 
     def list_processes(self, job_id: str) -> list[int]:
         """The processes in it, in any of the hierarchies and below; empty when it is gone."""
@@ -177,7 +245,7 @@ class JobCgroupTree:
     def read_totals(self, job_id: str) -> JobTotals:
         """Its counters up to now; all None when it is gone."""
         path = self.path(job_id)
-        places = self._hierarchies
+        places = self.hierarchies
         cpu_seconds: float | None = None
         cpuacct = os.path.join(places.cpuacct_root, path)
         if places.cpu_version == 1 and places.cpuacct_root != places.unified_root:
@@ -191,8 +259,8 @@ class JobCgroupTree:
     def read_memory_peak(self, path: str) -> tuple[int | None, int]:
         """The most bytes that the cgroup at ``path`` (relative) ever used, and how many of its processes the kernel
         killed for want of memory; (None, 0) where it does not tell."""
-        if self._hierarchies.cpu_version == 2:
-            directory = os.path.join(self._hierarchies.cpu_root, path)
+        if self.hierarchies.cpu_version == 2:
+            directory = os.path.join(self.hierarchies.cpu_root, path)
             return _read_number(directory, "memory.peak"), _read_key(directory, "memory.events", "oom_kill") or 0
         if not self._memory_root:
             return None, 0
@@ -206,8 +274,8 @@ class JobCgroupTree:
 
         Without the cache of files that the kernel would give back at once.
         """
-        if self._hierarchies.cpu_version == 2:
-            directory, name, cache = os.path.join(self._hierarchies.cpu_root, path), "memory.current", "inactive_file"
+        if self.hierarchies.cpu_version == 2:
+            directory, name, cache = os.path.join(self.hierarchies.cpu_root, path), "memory.current", "inactive_file"
         else:
             directory = os.path.join(self._memory_root, path) if self._memory_root else ""
             name, cache = "memory.usage_in_bytes", "total_inactive_file"
@@ -221,8 +289,8 @@ class JobCgroupTree:
     def list_job_ids(self) -> list[str]:
         """Jobs whose cgroup exists in any of the hierarchies."""
         found = set()
-        for root in self._list_roots():
-            with contextlib.suppress(OSError), os.scandir(os.path.join(root, self._root)) as entries:
+        for place in (os.path.join(mount, parent) for mount in self._list_mounts() for parent in self._list_parents()):
+            with contextlib.suppress(OSError), os.scandir(place) as entries:
                 for entry in entries:
                     if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
                         found.add(entry.name.removeprefix(PREFIX))
@@ -334,6 +402,15 @@ def _walk(directory: str) -> Iterator[str]:
     """A cgroup and all below it, the deepest first; nothing when it is gone."""
     for place, _, _ in os.walk(directory, topdown=False):
         yield place
+
+
+def _remove_empty(directory: str) -> bool:
+    """rmdir; whether it is gone."""
+    try:
+        os.rmdir(directory)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return True
 
 
 def _remove_all(directories: list[str]) -> bool:

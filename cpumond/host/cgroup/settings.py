@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from cpumond.core.measures import MAX_PERIOD_US, MIN_QUOTA_US, cores_to_quota_us, quota_to_cores
+from cpumond.core.measures import DEFAULT_PERIOD_US, MAX_PERIOD_US, MIN_QUOTA_US, cores_to_quota_us, quota_to_cores
 
 EQUAL_CORES = 0.01
 """Two quotas closer than this are the same: systemd rounds CPUQuota to 10 ms per second."""
@@ -22,6 +22,9 @@ ROUNDING_US = 1e-7
 
 V1_SHARES = (2, 262_144)
 V2_WEIGHT = (1, 10_000)
+DEFAULT_SHARES = 1024
+DEFAULT_WEIGHT = 100
+"""What the kernel gives a new cgroup on v1 and v2."""
 
 
 class CpuSettings(msgspec.Struct, frozen=True):
@@ -117,6 +120,15 @@ def compute_weight_target(cores: float, hard_cores: float, original: CpuSettings
         return Target(original, cores, ("the cgroup has no weight",))
     weight = min(max(round(original.weight * cores / hard_cores), bounds[0]), bounds[1])
     return Target(msgspec.structs.replace(original, weight=weight), cores)
+
+
+def compute_start_weight(cores: float, version: int) -> int:
+    """``cpu.shares`` (v1) or ``cpu.weight`` (v2) of a job that is guaranteed ``cores``: the kernel's default for each
+    core, held to the kernel's bounds."""
+    default, bounds = (DEFAULT_SHARES, V1_SHARES) if version == 1 else (DEFAULT_WEIGHT, V2_WEIGHT)
+    target = compute_weight_target(cores, 1.0, CpuSettings(None, DEFAULT_PERIOD_US, weight=default), bounds)
+    assert target.settings.weight is not None
+    return target.settings.weight
 
 
 def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[Step, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     # The keeper, a part of this package, runs with the standard library only.
+    from cpumond.host.cgroup.idle import IdleClass
     from cpumond.host.cgroup.job_tree import JobCgroupTree
     from cpumond.host.executor.model import Executor
 
@@ -51,3 +52,15 @@ EXECUTORS: Final[dict[str, Callable[[Setting], Executor]]] = {
     "slurm": _make_slurm,
 }
 """``executor.kind`` -> how it is made; ``recover`` says what is not possible."""
+
+
+def find_idle_class(kind: str, cgroups: JobCgroupTree) -> IdleClass:
+    """The class in which an executor of this kind runs jobs on reclaimed CPU; nothing is made or asked but files."""
+    from cpumond.core.job_cgroups import IDLE_SLICE
+    from cpumond.host.cgroup.idle import IdleClass, IdleParent
+
+    if kind == "cgroup":
+        return cgroups.find_idle_class()
+    if kind == "systemd":
+        return IdleParent(cgroups.hierarchies, IDLE_SLICE).describe()
+    return IdleClass(note="jobs keep the weight that Slurm gives them" if kind == "slurm" else "")

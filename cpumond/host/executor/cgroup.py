@@ -1,7 +1,8 @@
 """The executor of kind "cgroup": jobs in cgroups that the agent makes, as children of a keeper that outlives it.
 
 In ``runtime_dir``: the keeper's socket, lock and log, and ``cgroup-jobs/<job_id>.json`` for each job that is not over,
-by which the next run of the agent finds it again. See ``executor.keeper`` for what is in a job's directory.
+by which the next run of the agent finds it again. See ``executor.keeper`` for what is in a job's directory. Jobs on
+reclaimed CPU are in the idle class (``host.cgroup.job_tree``), and the first that the kernel ends for want of memory.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ class CgroupExecutor(KeeperExecutor[_Job]):
         if not self._may_start(launch):
             return
         try:
-            procs = self._cgroups.create(job_id, launch.cpu_limit, launch.memory_limit, launch.max_tasks)
+            procs = self._cgroups.create(
+                job_id, launch.cpu_limit, launch.memory_limit, launch.max_tasks, launch.has_ceiling, launch.reclaimed
+            )
         except CpumondError as error:
             self._add_event(NotStarted(job_id, str(error), node_fault=True))
             return

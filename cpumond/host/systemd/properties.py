@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from cpumond.core.measures import DEFAULT_PERIOD_US, MIN_QUOTA_US
-from cpumond.host.cgroup.settings import V2_WEIGHT, CpuSettings
+from cpumond.host.cgroup.settings import DEFAULT_SHARES, DEFAULT_WEIGHT, V2_WEIGHT, CpuSettings
 
 NO_LIMIT: Final = 2**64 - 1
 """systemd's word for "no quota" and "no weight"."""
@@ -27,7 +27,6 @@ STEP_US: Final = 10_000
 QUOTA, WEIGHT = "CPUQuotaPerSecUSec", "CPUWeight"
 """The properties that are moved; the quota's period goes with it."""
 
-DEFAULT_WEIGHT, DEFAULT_SHARES = 100, 1024
 MARKS: Final = ("/run/systemd/system", "/run/systemd/notify")
 """At least one of these exists where systemd is PID 1; a sandboxed service may see only the second."""
 

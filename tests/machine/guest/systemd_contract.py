@@ -19,28 +19,34 @@ sys.path.insert(0, "/in/site")
 
 import msgspec
 import pytest
-from executor_contract import HOG, ExecutorContract, Rig
+from executor_contract import HOG, ExecutorContract, Rig, read_settings
 from waiting import wait_until
 
+from cpumond.core.job_cgroups import IDLE_SLICE, JOBS_SLICE_CGROUP
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.cgroup.mounts import open_hierarchies
-from cpumond.host.executor.model import Ended, Launch
+from cpumond.host.cgroup.settings import compute_start_weight
+from cpumond.host.executor.model import Ended, Launch, Started
 from cpumond.host.executor.systemd.executor import SystemdExecutor
-from cpumond.host.executor.systemd.unit import SLICE_CGROUP, UNIT_PREFIX, unit_name
+from cpumond.host.executor.systemd.unit import UNIT_PREFIX, unit_name
+from cpumond.host.systemd.properties import shares_of
 
 IS_V2 = Path("/sys/fs/cgroup/cgroup.procs").exists()
-ROOT = Path("/sys/fs/cgroup", "" if IS_V2 else "unified", SLICE_CGROUP)
+ROOT = Path("/sys/fs/cgroup", "" if IS_V2 else "unified")
 
 
 class UnitCgroups:
     """The cgroups that systemd makes for jobs, as the rig asks for them."""
 
+    idle_parent = IDLE_SLICE
+
     def path(self, job_id: str) -> str:
-        return f"{SLICE_CGROUP}/{unit_name(job_id)}"
+        above = IDLE_SLICE if (ROOT / IDLE_SLICE / unit_name(job_id)).is_dir() else JOBS_SLICE_CGROUP
+        return f"{above}/{unit_name(job_id)}"
 
     def list_processes(self, job_id: str) -> list[int]:
         try:
-            return [int(pid) for pid in (ROOT / unit_name(job_id) / "cgroup.procs").read_text().split()]
+            return [int(pid) for pid in (ROOT / self.path(job_id) / "cgroup.procs").read_text().split()]
         except OSError:
             return []
 
@@ -49,7 +55,9 @@ class UnitCgroups:
             os.kill(pid, signal.SIGKILL)
 
     def list_job_ids(self) -> list[str]:
-        return [path.stem.removeprefix(UNIT_PREFIX) for path in ROOT.glob(f"{UNIT_PREFIX}*.service")]
+        places = [ROOT / above for above in (JOBS_SLICE_CGROUP, IDLE_SLICE)]
+        found = [path for place in places for path in place.glob(f"{UNIT_PREFIX}*.service")]
+        return [path.stem.removeprefix(UNIT_PREFIX) for path in found]
 
 
 class UnitRig(Rig):
@@ -94,6 +102,33 @@ class TestSystemdExecutor(ExecutorContract):
         assert (ended.cpu_seconds is None and not IS_V2) or 0.01 < ended.cpu_seconds < 20.0
         assert ended.max_memory is None or 0 < ended.max_memory < 1 << 30
 
+    @staticmethod
+    def compute_weight(cores: float, version: int) -> int:
+        """On v1 systemd makes shares of its CPUWeight=."""
+        weight = compute_start_weight(cores, 2)
+        return weight if version == 2 else shares_of(weight)
+
+    def test_the_class_and_weights_hold_when_systemd_reads_its_units_again(self, rig: Rig) -> None:
+        job_id = rig.start("sleep", "1000", cpu_limit=0.5, has_ceiling=False, reclaimed=True)
+        place = rig.wait(Started, job_id).cgroup
+        before = read_settings(rig.hierarchies, place)
+        for verb in ("daemon-reload", "daemon-reexec"):
+            subprocess.run(["systemctl", verb], timeout=60, check=True)
+            # What it writes to a cgroup follows; another unit that runs says that it was done.
+            assert rig.wait(Ended, rig.start("true")).exit_code == 0
+            assert (rig.is_idle(), read_settings(rig.hierarchies, place)) == (True, before)
+
+    def test_a_slice_that_was_stopped_is_made_again(self, rig: Rig) -> None:
+        """As after a boot."""
+        job_id = rig.start("sleep", "1000", reclaimed=True)
+        rig.wait(Started, job_id)
+        subprocess.run(["systemctl", "stop", IDLE_SLICE], timeout=60, check=True)
+        rig.wait(Ended, job_id)
+        assert not rig.is_idle()
+        again = rig.start("sleep", "1000", reclaimed=True)
+        rig.wait(Started, again)
+        assert rig.is_idle()
+
     def test_too_much_memory_is_told(self, rig: Rig) -> None:
         """On v1 systemd does not learn why the kernel killed."""
         if IS_V2:
@@ -123,7 +158,7 @@ def main() -> None:
         subprocess.run(["mount", "-o", "remount,bind,rw", f"/sys/fs/cgroup/{controller}"], timeout=60, check=True)
     subprocess.run(["systemctl", "daemon-reexec"], timeout=60, check=True)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    options = ["-p", "no:cacheprovider", "-q", "-W", "error", "/in/systemd_contract.py"]
+    options = ["-p", "no:cacheprovider", "-q", "-W", "error", "-o", "markers=alone", "/in/systemd_contract.py"]
     pytest.main(options, [Recorder()])
     journal = subprocess.run(["journalctl", "--no-pager"], capture_output=True, text=True, timeout=60, check=True)
     Path("/out/journal.txt").write_text(journal.stdout)

@@ -616,11 +616,20 @@ def test_control_characters_are_refused(key: str) -> None:
 @pytest.mark.parametrize(
     ("text", "root", "roots"),
     [
-        ('[executor]\nkind = "cgroup"', "cpumond-jobs", ["cpumond-jobs"]),
-        ('[executor]\nkind = "cgroup"\ncgroup_root = "/a/b/"', "a/b", ["a/b"]),
-        ('managed_roots = ["a"]\n[executor]\nkind = "cgroup"\ncgroup_root = "a/b"', "a/b", ["a"]),
+        ('[executor]\nkind = "cgroup"', "cpumond-jobs", ["cpumond-jobs", "cpumond-reclaimed"]),
+        ('[executor]\nkind = "cgroup"\ncgroup_root = "/a/b/"', "a/b", ["a/b", "cpumond-reclaimed-a-b"]),
+        (
+            'managed_roots = ["a"]\n[executor]\nkind = "cgroup"\ncgroup_root = "a/b"',
+            "a/b",
+            ["a", "cpumond-reclaimed-a-b"],
+        ),
         ('managed_roots = ["/"]\n[executor]\nkind = "cgroup"', "cpumond-jobs", [""]),
-        ('[executor]\nkind = "systemd"', "cpumond.slice/cpumond-jobs.slice", ["cpumond.slice/cpumond-jobs.slice"]),
+        (
+            '[executor]\nkind = "systemd"',
+            "cpumond.slice/cpumond-jobs.slice",
+            ["cpumond.slice/cpumond-jobs.slice", "cpumond_reclaimed.slice"],
+        ),
+        ('managed_roots = ["a"]', "", ["a"]),
         ("", "", []),
     ],
 )
@@ -628,6 +637,15 @@ def test_the_executors_place_is_managed(text: str, root: str, roots: list[str]) 
     config = load(text)
     assert (config.executor.cgroup_root, config.find_roots(is_engines=False)) == (root, roots)
     assert config.find_roots(is_engines=True) == config.managed_roots or [""]
+
+
+@pytest.mark.parametrize("root", ["cpumond-reclaimed", "/cpumond-reclaimed/x/", "cpumond-reclaimed-a-b/x"])
+def test_ordinary_jobs_in_the_idle_class_are_refused(root: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"executor.cgroup_root: cpumond-reclaimed is for jobs on reclaimed CPU alone"
+    ):
+        load(f'[executor]\nkind = "cgroup"\ncgroup_root = "{root}"')
+    assert load('[executor]\nkind = "cgroup"\ncgroup_root = "cpumond-reclaimedx"').executor.idle_roots
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])

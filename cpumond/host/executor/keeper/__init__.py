@@ -22,13 +22,15 @@ import os
 from typing import Final
 
 PROGRAM: Final = os.path.join(os.path.dirname(__file__), "__main__.py")
-VERSION: Final = 3
+VERSION: Final = 4
 SOCKET_NAME: Final = "keeper.sock"
 LOCK_NAME: Final = "keeper.lock"
 RESULT_NAME: Final = "result.json"
 CLAIM_NAME: Final = "claim"
 """Which run of a job of Slurm is the one: id, process, its start; see ``guests``."""
 STREAMS: Final = ("stdout", "stderr")
+RECLAIMED_OOM_SCORE: Final = 1000
+"""``oom_score_adj`` of jobs on reclaimed CPU: the kernel, short of memory, ends them before all others."""
 LOST: Final = "its exit code was lost: the process that waited for it was killed"
 IDLE_S: Final = 3.0
 """How long a keeper stays with neither agents nor jobs."""

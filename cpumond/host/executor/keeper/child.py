@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
-from cpumond.host.executor.keeper import STREAMS
+from cpumond.host.executor.keeper import RECLAIMED_OOM_SCORE, STREAMS
 
 _SOFT_DESCRIPTORS: Final = 1024
 _MAX_DESCRIPTORS: Final = 1 << 22
@@ -80,7 +80,7 @@ def become_job(order: dict[str, Any], hard_descriptors: int) -> NoReturn:
         os.umask(0o022)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
-            file.write(b"0")
+            file.write(b"%d" % (RECLAIMED_OOM_SCORE if order.get("reclaimed") else 0))
     user = order["user"]
     account = None
     if user:

@@ -189,6 +189,11 @@ class SystemdBus:
         said = [[name, Variant(signature, value)] for name, signature, value in properties]
         await self.call("StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", said, [], descriptors=descriptors)
 
+    async def set_properties(self, unit: str, properties: Iterable[tuple[str, str, Any]]) -> None:
+        """Set properties (name, signature, value) of a unit until the next boot. Raises BusAway or Refused."""
+        said = [[name, Variant(signature, value)] for name, signature, value in properties]
+        await self.call("SetUnitProperties", "sba(sv)", unit, True, said)
+
     async def read_property(self, interface: str, name: str) -> Any:
         """A property of systemd itself. Raises BusAway or Refused."""
         return (await self.call("Get", "ss", interface, name, interface=PROPERTIES))[0].value

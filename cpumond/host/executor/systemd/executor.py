@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from cpumond.core.errors import describe
+from cpumond.core.errors import CpumondError, describe
 from cpumond.core.wire import LogStream
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.executor.model import (
@@ -39,11 +39,11 @@ from cpumond.host.executor.systemd.bus import (
     Refused,
     SystemdBus,
 )
+from cpumond.host.executor.systemd.idle import IdleSlice
 from cpumond.host.executor.systemd.journal import JOURNAL_SOCKET, has_spawn_failure, open_journal, read_log
 from cpumond.host.executor.systemd.unit import (
     GONE,
     JOB_ID,
-    SLICE_CGROUP,
     UNIT_PREFIX,
     UnitState,
     check_launch,
@@ -98,6 +98,7 @@ class SystemdExecutor(Executor):
         self._loop: asyncio.AbstractEventLoop | None = None
         # What follows is used by the executor's thread only.
         self._bus = SystemdBus(self._on_signal)
+        self._idle: IdleSlice | None = None
         self._jobs: dict[str, _Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._orphans: set[str] = set()
@@ -290,6 +291,7 @@ class SystemdExecutor(Executor):
     async def _recover(self, job_ids: list[str]) -> dict[str, Started]:
         self._bus = SystemdBus(self._on_signal)
         await self._bus.connect()
+        self._idle = IdleSlice(self._bus, self._cgroups.hierarchies)
         try:
             await self._check_rights()
             units = await self._list_units()
@@ -390,15 +392,20 @@ class SystemdExecutor(Executor):
             try:
                 async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
                     await self._bus.connected.wait()
+                if launch.reclaimed:
+                    assert self._idle is not None
+                    await self._idle.hold()
                 await self._bus.follow(job.path)
                 job.asked = True
                 job.argv = launch.argv
                 await self._start_unit(job, properties)
+            except CpumondError as error:
+                return NotStarted(job.job_id, str(error), node_fault=True)
             except TimeoutError:
                 return NotStarted(job.job_id, f"the system bus is away for {BUS_WAIT_S:g} s", node_fault=True)
             except BusAway:
                 # systemd may have started it all the same.
-                again = True
+                again = job.asked
                 await asyncio.sleep(RECONNECT_FIRST_S)
                 continue
             except Refused as refused:
@@ -437,7 +444,7 @@ class SystemdExecutor(Executor):
             return
         job.running = True
         # For a unit that has no cgroup any more: where it was.
-        cgroup = state.cgroup or f"{self._bus.root_cgroup}/{SLICE_CGROUP}/{job.unit}".lstrip("/")
+        cgroup = state.cgroup or f"{self._bus.root_cgroup}/{state.slice_cgroup}/{job.unit}".lstrip("/")
         if not announced:
             self._emit(Started(job.job_id, cgroup, state.started))
         if job.killed:

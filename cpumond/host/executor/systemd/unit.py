@@ -15,10 +15,11 @@ from typing import Any, Final
 
 import msgspec
 
+from cpumond.core.job_cgroups import IDLE_SLICE, JOBS_SLICE, JOBS_SLICE_CGROUP
+from cpumond.host.cgroup.settings import compute_start_weight
+from cpumond.host.executor.keeper import RECLAIMED_OOM_SCORE
 from cpumond.host.executor.model import NO_COMMAND, Ended, ExecutorError, Launch
 
-SLICE = "cpumond-jobs.slice"
-SLICE_CGROUP = "cpumond.slice/cpumond-jobs.slice"
 UNIT_PREFIX = "cpumond-job-"
 JOB_ID = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 QUOTA_PERIOD_US = 100_000
@@ -122,7 +123,7 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
         ("Description", "s", f"Job {launch.job_id} of cpumond"),
         # Stopped after the agent when the host goes down: then the jobs are lost with it, not failed by a signal.
         ("Before", "as", ["cpumond.service"]),
-        ("Slice", "s", SLICE),
+        ("Slice", "s", IDLE_SLICE if launch.reclaimed else JOBS_SLICE),
         ("Type", "s", "exec"),
         ("ExecStart", "a(sasb)", [[program, argv, False]]),
         ("Environment", "as", [f"{name}={value}" for name, value in launch.environment.items()]),
@@ -131,9 +132,9 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
         ("SuccessExitStatus", "(aiai)", [list(ALL_RIGHT[0]), list(ALL_RIGHT[1])]),
         ("Restart", "s", "no"),
         ("CPUAccounting", "b", True),
-        # systemd makes at least 1 ms a period of it; 0 would be no limit at all.
-        ("CPUQuotaPerSecUSec", "t", max(1, round(launch.cpu_limit * 1e6))),
-        ("CPUQuotaPeriodUSec", "t", QUOTA_PERIOD_US),
+        # On v1, too, where it becomes cpu.shares, in steps of a hundredth of a core: it is what the agent moves later,
+        # and what it compares with the file. Without a CPU setting v1 has no limit file for the unit.
+        ("CPUWeight", "t", compute_start_weight(launch.cpu_limit, 2)),
         ("MemoryAccounting", "b", True),
         ("TasksAccounting", "b", True),
         ("NoNewPrivileges", "b", True),
@@ -150,6 +151,12 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
         properties.append(("ExecSearchPath", "as", search_path))
     if launch.memory_limit > 0:
         properties += [("MemoryMax", "t", launch.memory_limit), ("MemorySwapMax", "t", 0)]
+    if launch.has_ceiling:
+        # systemd makes at least 1 ms a period of it; 0 would be no limit at all.
+        properties.append(("CPUQuotaPerSecUSec", "t", max(1, round(launch.cpu_limit * 1e6))))
+        properties.append(("CPUQuotaPeriodUSec", "t", QUOTA_PERIOD_US))
+    if launch.reclaimed:
+        properties.append(("OOMScoreAdjust", "i", RECLAIMED_OOM_SCORE))
     if launch.max_tasks > 0:
         properties.append(("TasksMax", "t", launch.max_tasks))
     if user:
@@ -167,6 +174,7 @@ class UnitState(msgspec.Struct, frozen=True):
     started: float
     finished: float
     cgroup: str
+    slice: str
     result: str
     main_code: int
     main_status: int
@@ -187,6 +195,11 @@ class UnitState(msgspec.Struct, frozen=True):
         if self.main_code == _CLD_EXITED and self.main_status in SYSTEMD_EXITS:
             return None
         return self.main_code != 0
+
+    @property
+    def slice_cgroup(self) -> str:
+        """The cgroup of its slice, below that of systemd."""
+        return IDLE_SLICE if self.slice == IDLE_SLICE else JOBS_SLICE_CGROUP
 
     @property
     def is_gone(self) -> bool:
@@ -223,6 +236,7 @@ def read_state(properties: Mapping[str, Any], seen: Mapping[str, Any]) -> UnitSt
         started=number("ExecMainStartTimestamp") / 1e6,
         finished=number("ExecMainExitTimestamp") / 1e6,
         cgroup=str(properties.get("ControlGroup") or "").lstrip("/"),
+        slice=str(properties.get("Slice") or ""),
         result=str(properties.get("Result") or ""),
         main_code=number("ExecMainCode"),
         main_status=number("ExecMainStatus"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -36,16 +37,27 @@ def read(directory: Path) -> dict[str, str]:
 
 class TestVersion2:
     @pytest.mark.parametrize(
-        ("cores", "text"),
-        [(1.0, "100000 100000"), (0.25, "25000 100000"), (0.005, "1000 200000"), (0.0, "1000 1000000")],
+        ("cores", "text", "weight"),
+        [
+            (1.0, "100000 100000", "100"),
+            (0.25, "25000 100000", "25"),
+            (0.005, "1000 200000", "1"),
+            (0.0, "1000 1000000", "1"),
+            (200.0, "20000000 100000", "10000"),
+        ],
     )
-    def test_the_quota(self, tmp_path, cores, text):
+    def test_quota_and_weight(self, tmp_path, cores, text, weight):
         tree = open_v2(tmp_path)
         files = tree.create("a", cores, 0)
         place = tmp_path / "cgroup" / "jobs" / "cpumond-job-a"
         assert files == [str(place / "cgroup.procs")]
         assert tree.path("a") == "jobs/cpumond-job-a"
-        assert read(place) == {"cpu.max": text}
+        assert read(place) == {"cpu.max": text, "cpu.weight": weight}
+
+    def test_without_a_ceiling_there_is_a_weight_alone(self, tmp_path):
+        tree = open_v2(tmp_path)
+        tree.create("a", 1.5, 0, has_ceiling=False)
+        assert read(tmp_path / "cgroup/jobs/cpumond-job-a") == {"cpu.weight": "150"}
 
     @pytest.mark.parametrize(
         ("offered", "before", "after"),
@@ -95,7 +107,9 @@ class TestVersion2:
     def test_a_memory_limit_is_written_where_the_controller_is(self, tmp_path):
         tree = open_v2(tmp_path)
         tree.create("a", 1.0, 1 << 20)
-        assert read(tmp_path / "cgroup/jobs/cpumond-job-a") == {"cpu.max": "100000 100000"}
+        assert read(tmp_path / "cgroup/jobs/cpumond-job-a") == {
+            "cpu.max": "100000 100000", "cpu.weight": "100",
+        }  # fmt: skip
 
 
 class TestVersion1:
@@ -106,7 +120,9 @@ class TestVersion1:
         assert [os.path.relpath(file, tmp_path) for file in files] == [
             f"{name}/jobs/cpumond-job-a/cgroup.procs" for name in ("cpu", "cpuacct", "memory", "unified")
         ]
-        assert read(tmp_path / "cpu/jobs/cpumond-job-a") == {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}
+        assert read(tmp_path / "cpu/jobs/cpumond-job-a") == {
+            "cpu.shares": "512", "cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000",
+        }  # fmt: skip
         assert read(tmp_path / "memory/jobs/cpumond-job-a") == {"memory.limit_in_bytes": "1048576"}
         assert tree.join_files("a") == files
 
@@ -144,6 +160,137 @@ class TestVersion1:
         make_tree(tmp_path / "cpuacct/jobs/cpumond-job-a", {"cpuacct.usage": text})
         make_tree(tmp_path / "memory/jobs/cpumond-job-a", {"memory.oom_control": text})
         assert tree.read_totals("a") == JobTotals()
+
+
+V1_NAMES = ("cpu", "cpuacct", "memory", "unified")
+
+
+class TestIdleClass:
+    """Jobs on reclaimed CPU, in trees where each cgroup of a kernel with or without ``cpu.idle`` can be told."""
+
+    @pytest.fixture(autouse=True)
+    def be_root(self, monkeypatch):
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+    @pytest.mark.parametrize(
+        ("version", "files", "expected", "name"),
+        [
+            (1, {"cpu.shares": "1024\n", "cpu.idle": "0\n"}, {"cpu.idle": "1"}, "idle"),
+            (1, {"cpu.shares": "1024\n"}, {"cpu.shares": "2"}, "lowest weight"),
+            (2, {"other": {"cpu.weight": "100\n", "cpu.idle": "0\n"}}, {"cpu.idle": "1"}, "idle"),
+            (2, {"other": {"cpu.weight": "100\n"}}, {"cpu.weight": "1"}, "lowest weight"),
+        ],
+        ids=["v1", "v1 before 5.15", "v2", "v2 before 5.15"],
+    )
+    def test_the_parent_has_the_class_and_jobs_below_it_their_weights(self, tmp_path, version, files, expected, name):
+        tree = open_v1(tmp_path, "cpumond-jobs") if version == 1 else open_v2(tmp_path, "cpumond-jobs")
+        cpu = make_tree(tmp_path / ("cpu" if version == 1 else "cgroup"), files)
+        assert tree.find_idle_class().name == name
+        assert bool(tree.find_idle_class().note) == (name != "idle")
+        tree.create("a", 0.5, 0, has_ceiling=False, reclaimed=True)
+        assert read(Path(cpu, "cpumond-reclaimed")) == expected
+        assert tree.path("a") == "cpumond-reclaimed/cpumond-job-a"
+        weight = {"cpu.shares": "512"} if version == 1 else {"cpu.weight": "50"}
+        assert read(Path(cpu, tree.path("a"))) == weight
+        assert tree.find_idle_class().name == name
+
+    @pytest.mark.parametrize(
+        ("release", "name"), [("5.14.0-x", "lowest weight"), ("5.15.1", "idle"), ("odd", "lowest weight")]
+    )
+    def test_a_host_that_shows_no_cgroup_with_a_weight_is_judged_by_its_kernel(
+        self, tmp_path, monkeypatch, release, name
+    ):
+        monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "host", release, "", "")))
+        assert open_v2(tmp_path).find_idle_class().name == name
+
+    def test_one_that_somebody_took_out_of_the_class_is_put_back_at_the_next_start(self, tmp_path):
+        tree = open_v2(tmp_path, "cpumond-jobs")
+        idle = make_tree(tmp_path / "cgroup", {"cpumond-reclaimed": {"cpu.weight": "100\n", "cpu.idle": "0\n"}})
+        for job_id in ("a", "b"):
+            tree.create(job_id, 1.0, 0, reclaimed=True)
+            place = Path(idle, "cpumond-reclaimed/cpu.idle")
+            assert place.read_text() == "1\n"
+            place.write_text("0\n")
+
+    def test_a_class_that_holds_is_not_written_again(self, tmp_path):
+        tree = open_v2(tmp_path, "cpumond-jobs")
+        make_tree(tmp_path / "cgroup", {"cpumond-reclaimed": {"cpu.weight": "100\n", "cpu.idle": "1\n"}})
+        place = tmp_path / "cgroup/cpumond-reclaimed/cpu.idle"
+        before = place.stat()
+        tree.create("a", 1.0, 0, reclaimed=True)
+        assert place.stat().st_mtime_ns == before.st_mtime_ns
+
+    def test_a_class_that_cannot_be_set_makes_no_job(self, tmp_path):
+        tree = open_v2(tmp_path, "cpumond-jobs")
+        make_tree(tmp_path / "cgroup", {"cpumond-reclaimed": {"cpu.weight": "100\n", "cpu.idle": {}}})
+        with pytest.raises(CreateError, match=r"cannot write 1 to cpu.idle of .*cpumond-reclaimed, the cgroup of jobs"):
+            tree.create("a", 1.0, 0, reclaimed=True)
+        assert tree.list_job_ids() == []
+        tree.create("a", 1.0, 0)
+        assert tree.path("a") == "cpumond-jobs/cpumond-job-a"
+
+    @pytest.mark.parametrize(
+        ("root", "parent"), [("cpumond-jobs", "cpumond-reclaimed"), ("a/b", "cpumond-reclaimed-a-b")]
+    )
+    def test_each_executor_has_a_class_of_its_own(self, tmp_path, root, parent):
+        tree = open_v1(tmp_path, root, V1_NAMES)
+        files = tree.create("a", 1.0, 0, reclaimed=True)
+        assert [os.path.relpath(file, tmp_path) for file in files] == [
+            f"{name}/{parent}/cpumond-job-a/cgroup.procs" for name in V1_NAMES
+        ]
+        assert tree.join_files("a") == files
+
+    def test_a_later_run_finds_jobs_of_both_places(self, tmp_path):
+        tree = open_v1(tmp_path, names=V1_NAMES)
+        tree.create("a", 1.0, 0)
+        tree.create("b", 1.0, 0, reclaimed=True)
+        make_tree(tmp_path / "cpuacct/cpumond-reclaimed-jobs/cpumond-job-b", {"cpuacct.usage": "1500000000\n"})
+        later = JobCgroupTree(open_hierarchies(str(tmp_path / "mountinfo")), "jobs", str(tmp_path / "mountinfo"))
+        assert later.list_job_ids() == ["a", "b"]
+        assert later.read_totals("b").cpu_seconds == 1.5
+        assert [later.remove(job_id) for job_id in ("a", "b")] == [True, True]
+        assert later.list_job_ids() == []
+
+    def test_what_is_left_in_one_hierarchy_is_found_there(self, tmp_path):
+        tree = open_v1(tmp_path, names=V1_NAMES)
+        tree.create("a", 1.0, 0, reclaimed=True)
+        for name in ("cpu", "cpuacct", "unified"):
+            shutil.rmtree(tmp_path / name / tree.path("a"))
+        assert tree.list_job_ids() == ["a"]
+        assert tree.remove("a")
+        assert tree.list_job_ids() == []
+
+    @pytest.mark.parametrize("was_reclaimed", [False, True])
+    def test_one_that_lives_is_not_made_again_in_the_other_place(self, tmp_path, was_reclaimed):
+        tree = open_v1(tmp_path)
+        tree.create("a", 1.0, 0, reclaimed=was_reclaimed)
+        with pytest.raises(CreateError, match="File exists"):
+            tree.create("a", 1.0, 0, reclaimed=not was_reclaimed)
+        assert tree.list_job_ids() == ["a"]
+
+    @pytest.mark.parametrize("was_reclaimed", [False, True])
+    def test_an_empty_one_in_the_other_place_goes(self, tmp_path, was_reclaimed):
+        tree = open_v1(tmp_path)
+        place = Path(tree.create("a", 1.0, 0, reclaimed=was_reclaimed)[0]).parent
+        assert tree.remove("a")
+        place.mkdir()
+        tree.create("a", 1.0, 0, reclaimed=not was_reclaimed)
+        assert not place.exists()
+        assert tree.list_job_ids() == ["a"]
+
+    def test_an_agent_confined_to_its_root_has_it_there_and_says_so(self, tmp_path, monkeypatch):
+        tree = open_v1(tmp_path, "a/jobs")
+        outside = {str(tmp_path / name) for name in V1_NAMES}
+        make_tree(tmp_path, {name: {"a": {"jobs": {}}} for name in ("cpu", "cpuacct", "memory")})
+        make_tree(tmp_path / "cpu", {"cpu.shares": "1024\n", "cpu.idle": "0\n"})
+        monkeypatch.setattr(os, "access", lambda path, _: path not in outside)
+        found = tree.find_idle_class()
+        assert (found.name, "yield to other jobs in a/jobs only" in found.note) == ("", True)
+        tree.create("b", 1.0, 0, reclaimed=True)
+        assert tree.path("b") == "a/jobs/cpumond-reclaimed/cpumond-job-b"
+        assert read(tmp_path / "cpu/a/jobs/cpumond-reclaimed") == {"cpu.idle": "1"}
+        assert tree.list_job_ids() == ["b"]
+        assert tree.remove("b")
 
 
 @pytest.fixture(params=[open_v1, open_v2])
@@ -210,5 +357,5 @@ def test_memory_and_swap_are_limited_where_the_kernel_makes_their_files(tmp_path
 
     monkeypatch.setattr(os, "mkdir", make)
     tree.create("a", 1.0, 1 << 20)
-    told = {"cpu.max": "100000 100000", "memory.max": "1048576", "memory.swap.max": "0"}
+    told = {"cpu.max": "100000 100000", "cpu.weight": "100", "memory.max": "1048576", "memory.swap.max": "0"}
     assert read(tmp_path / "cgroup/jobs/cpumond-job-a") == told

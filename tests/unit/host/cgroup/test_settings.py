@@ -17,6 +17,7 @@ from cpumond.host.cgroup.settings import (
     choose_restore,
     classify_change,
     compute_quota_target,
+    compute_start_weight,
     compute_weight_target,
     is_raised_above,
     least_cap,
@@ -92,6 +93,22 @@ def test_a_cgroup_without_a_weight_stays_as_it_is():
     target = compute_weight_target(1.0, 4.0, NONE, V1_SHARES)
     assert (target.settings, target.notes) == (NONE, ("the cgroup has no weight",))
     assert compute_weight_target(0.0, 0.0, TWO, V1_SHARES).settings == TWO
+
+
+@pytest.mark.parametrize(
+    ("cores", "shares", "weight"),
+    [
+        (1.0, 1024, 100),
+        (0.5, 512, 50),
+        (2.5, 2560, 250),
+        (0.07, 72, 7),
+        (0.0, 2, 1),
+        (0.001, 2, 1),
+        (500.0, 262_144, 10_000),
+    ],
+)
+def test_a_job_starts_with_the_kernels_default_for_each_core(cores, shares, weight):
+    assert (compute_start_weight(cores, 1), compute_start_weight(cores, 2)) == (shares, weight)
 
 
 # ---- order

@@ -85,6 +85,14 @@ ABSENT = object()
     ("changes", "expected"),
     [
         ({}, {"Slice": "cpumond-jobs.slice", "NoNewPrivileges": True, "TasksMax": ABSENT, "User": ABSENT}),
+        ({}, {"CPUWeight": 150, "OOMScoreAdjust": ABSENT}),
+        ({"cpu_limit": 0.001}, {"CPUWeight": 1}),
+        ({"cpu_limit": 128.0}, {"CPUWeight": 10_000}),
+        ({"has_ceiling": False}, {"CPUWeight": 150, "CPUQuotaPerSecUSec": ABSENT, "CPUQuotaPeriodUSec": ABSENT}),
+        (
+            {"reclaimed": True},
+            {"Slice": "cpumond_reclaimed.slice", "OOMScoreAdjust": 1000, "CPUQuotaPerSecUSec": 1_500_000},
+        ),
         ({"cpu_limit": 0.25}, {"CPUQuotaPerSecUSec": 250_000, "CPUQuotaPeriodUSec": 100_000, "MemoryMax": ABSENT}),
         ({"cpu_limit": 0.0}, {"CPUQuotaPerSecUSec": 1}),
         ({"memory_limit": 1 << 30}, {"MemoryMax": 1 << 30, "MemorySwapMax": 0}),
@@ -142,6 +150,18 @@ def test_a_running_unit():
     )
     assert (told.has_run, told.is_over, told.is_gone, told.queued) == (True, False, False, False)
     assert (told.started, told.cgroup, told.cpu_seconds, told.max_memory) == (4.9, "a.slice/b.service", 1.5, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "cgroup"),
+    [
+        ("cpumond_reclaimed.slice", "cpumond_reclaimed.slice"),
+        ("cpumond-jobs.slice", "cpumond.slice/cpumond-jobs.slice"),
+        ("", "cpumond.slice/cpumond-jobs.slice"),
+    ],
+)
+def test_where_a_unit_was_that_has_no_cgroup_any_more(name, cgroup):
+    assert state(Slice=name).slice_cgroup == cgroup
 
 
 def test_when_a_unit_is_over_and_when_it_is_gone():

@@ -1,0 +1,98 @@
+"""The idle class: one cgroup above all jobs on reclaimed CPU. They get CPU time that nothing beside it wants.
+
+``cpu.idle`` counts among siblings only, so this cgroup is a child of the hierarchy's root; the jobs below it share by
+their weights as elsewhere. A kernel without ``cpu.idle`` (before 5.15) gives it the lowest weight. The kernel refuses
+a weight that is written to an idle cgroup (EINVAL), so neither systemd nor an operator moves it out by a weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import msgspec
+
+from cpumond.core.errors import from_os_error
+from cpumond.host.cgroup.mounts import Hierarchies
+from cpumond.host.cgroup.settings import V1_SHARES, V2_WEIGHT
+
+FIRST_RELEASE: Final = (5, 15)
+"""Of Linux with ``cpu.idle``."""
+_IDLE_FILE: Final = "cpu.idle"
+_LOWEST_WEIGHTS: Final = {1: ("cpu.shares", V1_SHARES[0]), 2: ("cpu.weight", V2_WEIGHT[0])}
+
+
+class IdleClass(msgspec.Struct, frozen=True):
+    """How a host holds jobs on reclaimed CPU behind all others: ``name`` "" where it does not.
+
+    ``note``: a sentence that says why it is less than "idle"; "" where there is nothing to say.
+    """
+
+    name: Literal["idle", "lowest weight", ""] = ""
+    note: str = ""
+
+
+class IdleParent:
+    """The cgroup of the idle class at ``path`` (relative); making it is the caller's business."""
+
+    def __init__(self, hierarchies: Hierarchies, path: str) -> None:
+        self.path = path
+        self._root = hierarchies.cpu_root
+        self._directory = os.path.join(hierarchies.cpu_root, path)
+        self._weight_file, self._lowest = _LOWEST_WEIGHTS[hierarchies.cpu_version]
+
+    def has_idle_file(self) -> bool:
+        """Whether this kernel has ``cpu.idle``: any cgroup with a weight shows it, v2's root has none."""
+        for place in self._list_cgroups():
+            if os.path.exists(os.path.join(place, self._weight_file)):
+                return os.path.exists(os.path.join(place, _IDLE_FILE))
+        found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+        return found is not None and (int(found[1]), int(found[2])) >= FIRST_RELEASE
+
+    def _list_cgroups(self) -> Iterator[str]:
+        yield self._directory
+        yield self._root
+        with contextlib.suppress(OSError), os.scandir(self._root) as entries:
+            yield from (entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+
+    def is_set(self) -> bool:
+        """Whether the cgroup is there and in its class."""
+        idle = self._read(_IDLE_FILE)
+        return idle == "1" if idle is not None else self._read(self._weight_file) == str(self._lowest)
+
+    def set(self, advice: str) -> None:
+        """Put the cgroup into its class, unless it is. Raises FileNotFoundError where it is not there (v2: or without
+        the cpu controller), CreateError or AccessError (with ``advice``) where the kernel refuses."""
+        if self.is_set():
+            return
+        name, value = (_IDLE_FILE, 1) if self.has_idle_file() else (self._weight_file, self._lowest)
+        # Only a tree of plain files may not have the file yet; a cgroup has it as soon as it has the cpu controller.
+        create = 0 if os.path.exists(os.path.join(self._directory, "cgroup.procs")) else os.O_CREAT
+        try:
+            fd = os.open(os.path.join(self._directory, name), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | create, 0o644)
+            try:
+                os.write(fd, b"%d\n" % value)
+            finally:
+                os.close(fd)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            doing = f"write {value} to {name} of {self._directory}, the cgroup of jobs on reclaimed CPU"
+            raise from_os_error(error, doing, advice) from error
+
+    def describe(self) -> IdleClass:
+        """The class that jobs of this host get, also before the first of them."""
+        if self.has_idle_file():
+            return IdleClass("idle")
+        note = "this kernel has no cpu.idle (Linux 5.15 has it): jobs on reclaimed CPU get the lowest weight instead"
+        return IdleClass("lowest weight", note)
+
+    def _read(self, name: str) -> str | None:
+        try:
+            with open(os.path.join(self._directory, name), encoding="ascii", errors="replace") as file:
+                return file.read().strip()
+        except OSError:
+            return None

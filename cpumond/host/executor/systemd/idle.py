@@ -1,0 +1,73 @@
+"""The slice of jobs on reclaimed CPU, which is held in the idle class.
+
+On v2 systemd from 252 on writes ``cpu.idle`` itself, as ``CPUWeight=idle`` says; on v1, and before 252, nobody but this
+does. There systemd writes only a weight, at ``daemon-reload``, too, which the kernel refuses for an idle cgroup: the
+class holds, and the log of systemd says "Failed to set 'cpu.shares' attribute".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from cpumond.core.errors import CreateError
+from cpumond.core.job_cgroups import IDLE_SLICE
+from cpumond.host.cgroup.idle import IdleParent
+from cpumond.host.cgroup.mounts import Hierarchies
+from cpumond.host.executor.systemd.bus import Refused, SystemdBus
+
+IDLE_VERSION: Final = 252
+"""The first systemd with ``CPUWeight=idle``, which is 0 on the bus."""
+MAKE_S: Final = 5.0
+"""How long systemd may take to make the slice's cgroup."""
+LOOK_S: Final = 0.01
+ADVICE: Final = "run the agent as root, with the hierarchy of cpu writable: see systemd/executor.conf"
+
+
+class IdleSlice:
+    """The slice and its cgroup, made when first it is needed, as after a boot."""
+
+    def __init__(self, bus: SystemdBus, hierarchies: Hierarchies) -> None:
+        self._bus = bus
+        self._hierarchies = hierarchies
+        self._lock = asyncio.Lock()
+
+    async def hold(self) -> None:
+        """See that the slice is in the idle class: a look at a file where it is. Raises BusAway, CreateError or
+        AccessError: no job on reclaimed CPU may be started."""
+        parent = IdleParent(self._hierarchies, f"{self._bus.root_cgroup}/{IDLE_SLICE}".lstrip("/"))
+        # One job after the other: all but the first find that it is done.
+        async with self._lock:
+            if parent.is_set():
+                return
+            # On v1 that is the lowest weight; on v2 without cpu.idle systemd would write nothing.
+            says_idle = self._bus.version >= IDLE_VERSION and (
+                self._hierarchies.cpu_version == 1 or parent.has_idle_file()
+            )
+            weight = 0 if says_idle else 1
+            try:
+                await self._bus.call("StartUnit", "ss", IDLE_SLICE, "replace")
+                await self._bus.set_properties(IDLE_SLICE, [("CPUWeight", "t", weight)])
+            except Refused as refused:
+                raise CreateError(
+                    f"systemd does not make {IDLE_SLICE} for jobs on reclaimed CPU: {refused.text}; "
+                    f"look at `systemctl status {IDLE_SLICE}`"
+                ) from refused
+            await _set(parent)
+
+
+async def _set(parent: IdleParent) -> None:
+    """Set the class as soon as systemd has made the cgroup. Raises CreateError or AccessError."""
+    deadline_s = asyncio.get_running_loop().time() + MAKE_S
+    while True:
+        try:
+            parent.set(ADVICE)
+        except FileNotFoundError as error:
+            if asyncio.get_running_loop().time() > deadline_s:
+                raise CreateError(
+                    f"systemd has made no cgroup {parent.path} in the hierarchy of cpu within {MAKE_S:g} s; "
+                    f"look at `systemctl status {IDLE_SLICE}`"
+                ) from error
+            await asyncio.sleep(LOOK_S)
+        else:
+            return
