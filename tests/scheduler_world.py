@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any, Literal
 
 import msgspec
+import pytest
 
 from cpumond.core.difference import Differences
 from cpumond.core.wire import (
@@ -467,7 +468,9 @@ class World:
             return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register, full=receipt.full)
         if not receipt.transaction.is_empty:
             self.carry_out(self.state.recount(receipt.transaction, self.now))
+        before = {node.id: set(node.jobs) for node in self.state.nodes.values()}
         self.state.schedule(heartbeat.node_id, self.now, self.new_id)
+        assert_classes(self.state, before)
         self.store_starts()
         return self.state.answer(heartbeat.node_id, receipt, self.now)
 
@@ -573,6 +576,8 @@ def assert_consistent(state: State) -> None:
         _assert_operation(operation, state)
     for node in state.nodes.values():
         assert_near(node.used, sum_vectors([job.usage for job in node.jobs.values()]), f"used of node {node.id}")
+        assert node.ordered_cores == pytest.approx(sum(job.limits[CPU] for job in node.jobs.values()), abs=1e-6)
+        assert node.foreign_ordered_cores == sum(each.cpu_limit for each in node.strangers.values())
         assert not set(node.jobs) & set(node.stopping)
         assert node.tree is None or state.trees[node.tree].nodes[node.id] is node
         for job in (*node.jobs.values(), *node.stopping.values()):
@@ -590,6 +595,25 @@ def assert_consistent(state: State) -> None:
         assert job.id in (job.node.jobs if job.is_active else job.node.stopping)
         assert job.is_active == (job.id in job.element.jobs)
         assert not job.is_active or state.operations[job.element.name].elements[job.element.tree.name] is job.element
+
+
+def assert_classes(state: State, before: Mapping[str, set[str]]) -> None:
+    """The class of each job that one ``schedule`` started follows from orders and capacity (1.10). ``before``: the
+    active jobs of each node until then; where one of them was stopped meanwhile, only that no ordinary job ordered too
+    much is known."""
+    for node in state.nodes.values():
+        old = [job for job in node.jobs.values() if job.id in before[node.id]]
+        room = node.capacity[CPU] - sum(job.limits[CPU] for job in old)
+        room -= sum(each.cpu_limit for each in node.strangers.values())
+        new = (job for job in node.jobs.values() if job.id not in before[node.id])
+        for job in sorted(new, key=lambda job: job.sequence):
+            cores, record = job.limits[CPU], job.element.operation.record
+            fits, room = cores <= room + 1e-9 * max(cores, 1.0) + 1e-12, room - cores
+            assert record.allow_reclaimed or (fits and not job.reclaimed)
+            assert not record.require_reclaimed or job.reclaimed
+            assert fits or job.reclaimed, f"job {job.id} is ordinary and orders more than node {node.id} has"
+            if len(old) == len(before[node.id]) and not record.require_reclaimed and abs(room) > 1e-6:
+                assert job.reclaimed is not fits
 
 
 def _operations_below(pool: PoolElement) -> Iterable[OperationElement]:
@@ -645,7 +669,10 @@ def describe(state: State, with_jobs: bool = True) -> dict[str, Any]:
     if with_jobs:
         seen["needed"] = {name: dict(operation.needed) for name, operation in state.operations.items()}
         seen["jobs"] = {
-            job.id: (job.element.name, job.task.name, job.node.id, job.usage, job.state, job.is_active)
+            job.id: (
+                *(job.element.name, job.task.name, job.node.id),
+                *(job.usage, job.state, job.is_active, job.reclaimed),
+            )
             for job in state.jobs.values()
         }
     return seen

@@ -16,9 +16,11 @@ from cpumond.core.levels import SAFE, Level
 from cpumond.core.measures import stable_fraction
 from cpumond.core.wire import CPU_COUNTERS, AgentAbout, CpuTimes, JobReport, StopOrder
 from cpumond.fairshare import tree as fairshare
-from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
+from cpumond.fairshare.resources import CPU, UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
 from cpumond.scheduler.model import (
+    CLASSES,
     Cordon,
+    JobClass,
     JobState,
     OperationRecord,
     OperationTreeOptions,
@@ -240,7 +242,7 @@ class Job:
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
         "is_active", "stop", "began_at", "ordered_at", "first_sent_at", "last_sent_at", "report", "counted",
-        "is_stored", "counted_at",
+        "is_stored", "counted_at", "reclaimed",
     )  # fmt: skip
 
     def __init__(
@@ -278,11 +280,17 @@ class Job:
         job; None: not known yet."""
         self.counted_at: float | None = None
         """Of which moment ``counted`` is; None before the first report."""
+        self.reclaimed = False
+        """Whether it runs on reclaimed CPU; set at its start, as long as it lives (1.10)."""
 
     @property
     def was_reported(self) -> bool:
         """Whether a heartbeat has reported the job; a node does not report one that still waits there for room."""
         return self.report is not NO_REPORT
+
+    @property
+    def job_class(self) -> JobClass:
+        return CLASSES[self.reclaimed]
 
     @property
     def node_id(self) -> str:
@@ -322,7 +330,7 @@ class Node:
         "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
         "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
         "overcommit_count", "unwanted", "replaced", "skipped_searches", "key_hash", "matched_trees", "strangers",
-        "cordon", "about", "level",
+        "cordon", "about", "level", "ordered_cores", "foreign_ordered_cores",
     )  # fmt: skip
 
     def __init__(self, node_id: str) -> None:
@@ -345,6 +353,8 @@ class Node:
         """Jobs told to stop that the node may still have."""
         self.used: Vector = ZERO
         """Usage of the active jobs."""
+        self.ordered_cores = self.foreign_ordered_cores = 0.0
+        """CPU that the active jobs ordered; that the jobs in ``strangers`` did."""
         self.foreign_usage: Vector = ZERO
         """Usage that the node reports of other jobs: not the scheduler's, or not taken over and told to stop."""
         self.strangers: dict[str, JobReport] = {}
@@ -391,6 +401,11 @@ class Node:
     def free(self) -> Vector:
         """Capacity less the usage of all jobs, foreign ones included; negative where the node is overcommitted."""
         return subtract(subtract(self.capacity, self.used), self.foreign_usage)
+
+    @property
+    def unordered_cores(self) -> float:
+        """CPU that no active or foreign job ordered; negative where they ordered more than there is."""
+        return self.capacity[CPU] - self.ordered_cores - self.foreign_ordered_cores
 
 
 class Tree:
@@ -444,6 +459,7 @@ def start_job(job: Job) -> None:
     active[job.task.name] = active.get(job.task.name, 0) + 1
     node.jobs[job.id] = job
     node.used = add(node.used, job.usage)
+    node.ordered_cores += job.limits[CPU]
     _change(element, job.usage)
 
 
@@ -454,7 +470,9 @@ def end_job(job: Job) -> None:
     element, node = job.element, job.node
     del element.jobs[job.id], node.jobs[job.id]
     element.operation.active[job.task.name] -= 1
+    # Sums of floats drift; a node or an element without jobs starts from a clean zero again.
     node.used = subtract(node.used, job.usage) if node.jobs else ZERO
+    node.ordered_cores = node.ordered_cores - job.limits[CPU] if node.jobs else 0.0
     _change(element, subtract(ZERO, job.usage))
 
 
@@ -470,7 +488,6 @@ def change_usage(job: Job, usage: Vector) -> None:
 
 
 def _change(element: OperationElement, delta: Vector) -> None:
-    # Sums of floats drift; an element without jobs starts from a clean zero again.
     element.usage = add(element.usage, delta) if element.jobs else ZERO
     element.lists_are_old = True
     element.entry = None

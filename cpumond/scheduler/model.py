@@ -278,6 +278,9 @@ class Rules:
 
 OperationState = Literal["pending", "running", "completed", "failed", "aborted"]
 JobState = Literal["starting", "running", "stopping", "completed", "failed", "aborted", "lost"]
+JobClass = Literal["ordinary", "reclaimed"]
+CLASSES: Final[tuple[JobClass, JobClass]] = ("ordinary", "reclaimed")
+"""By whether a job runs on reclaimed CPU (1.10)."""
 FINISHED_OPERATION_STATES: Final = frozenset({"completed", "failed", "aborted"})
 
 
@@ -305,6 +308,8 @@ class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     """Whether its jobs tell of checkpoints, by touching the file that CPUMOND_CHECKPOINT names."""
     min_run_time: float | None = None
     """Milliseconds from its start in which no job of it is preempted; None for what holds for the operation."""
+    set_container_cpu_limit: bool | None = None
+    """Whether ``cpu_limit`` is a ceiling of its jobs, too; None as their class has it (1.10)."""
     spec: dict[str, Any] = {}
 
     @property
@@ -352,6 +357,10 @@ class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_failed_job_count: int = 10
     time_limit: float | None = None
     """Milliseconds from ``start_time`` after which it fails; None for no limit."""
+    allow_reclaimed: bool = True
+    """False: its jobs start only within the CPU that no job has ordered (1.10)."""
+    require_reclaimed: bool = False
+    """Whether its jobs run on reclaimed CPU wherever they start."""
     job_cpu_monitor: dict[str, Any] = {}
 
 
@@ -452,6 +461,7 @@ class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     stopped: Literal["", "preempted", "limit_violated", "overcommit", "graceful", "aborted"] = ""
     why: str = ""
     fails: bool = False
+    reclaimed: bool = False
 
 
 class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -474,6 +484,11 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     cgroup: str = ""
     sequence: int = 0
     """Decides between jobs with the same ``start_time``."""
+    reclaimed: bool = False
+
+    @property
+    def job_class(self) -> JobClass:
+        return CLASSES[self.reclaimed]
 
     @property
     def task_name(self) -> str:

@@ -124,7 +124,7 @@ KNOWN: Final = frozenset(
     {
         "tasks", "pool", "pool_trees", "scheduling_options_per_pool_tree", "title", "alias", "preemption_mode",
         "is_gang", "max_failed_job_count", "job_cpu_monitor", "annotations", "description", "started_by", "time_limit",
-        "acl",
+        "acl", "allow_reclaimed", "require_reclaimed",
     }
 )  # fmt: skip
 """Keys at the root of a specification that have an effect or that clients add by themselves."""
@@ -139,6 +139,11 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
     _refuse_unenforced(table, "spec")
     trees, options = _read_places(table)
     monitor = table.get("job_cpu_monitor", {})
+    allows = _flag(table.get("allow_reclaimed", True), "spec/allow_reclaimed")
+    requires = _flag(table.get("require_reclaimed", False), "spec/require_reclaimed")
+    if requires and not allows:
+        what = "jobs that run on reclaimed CPU only could never start with allow_reclaimed = false; set one of the two"
+        raise _refuse("spec/require_reclaimed", what)
     return Specification(
         tasks=_read_tasks(table),
         trees=trees,
@@ -149,6 +154,8 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
         is_gang=_flag(table.get("is_gang", False), "spec/is_gang"),
         max_failed_job_count=_integer(table.get("max_failed_job_count", 10), "spec/max_failed_job_count", 0, 10**9),
         time_limit=_read_time_limit(table.get("time_limit"), "spec/time_limit"),
+        allow_reclaimed=allows,
+        require_reclaimed=requires,
         job_cpu_monitor=_read_monitor(monitor, read_monitor) if monitor else {},
         acl=_read_acl(table, "spec"),
     )
@@ -341,6 +348,7 @@ def _read_task(name: str, given: object) -> Task:
     _check_size(arguments, environment, directory, where)
     if "job_count" not in task:
         raise _refuse(f"{where}/job_count", "is missing; how many jobs shall run?")
+    ceiling = task.get("set_container_cpu_limit")
     rest = set(task) - TASK_OPTIONS
     return Task(
         name=name,
@@ -357,6 +365,7 @@ def _read_task(name: str, given: object) -> Task:
         job_time_limit=_read_time_limit(task.get("job_time_limit"), f"{where}/job_time_limit"),
         min_run_time=_read_time_limit(task.get("min_run_time"), f"{where}/min_run_time", 0.0),
         checkpoints=_flag(task.get("checkpoints", False), f"{where}/checkpoints"),
+        set_container_cpu_limit=None if ceiling is None else _flag(ceiling, f"{where}/set_container_cpu_limit"),
         spec={key: task[key] for key in sorted(rest)},
     )
 

@@ -74,6 +74,8 @@ def resulting_specification(record: OperationRecord, live: Operation | None) -> 
         "preemption_mode": record.preemption_mode,
         "is_gang": record.is_gang,
         "max_failed_job_count": record.max_failed_job_count,
+        "allow_reclaimed": record.allow_reclaimed,
+        "require_reclaimed": record.require_reclaimed,
         **({} if record.time_limit is None else {"time_limit": record.time_limit}),
         "tasks": {task.name: _task(task) for task in record.tasks},
         "job_cpu_monitor": resulting_monitor(record.job_cpu_monitor),
@@ -117,7 +119,7 @@ def _options(options: OperationTreeOptions, element: OperationElement | None) ->
 
 def _task(task: Task) -> dict[str, Any]:
     shown = {name: getattr(task, name) for name in task.__struct_fields__ if name not in ("name", "spec")}
-    for name in ("job_time_limit", "min_run_time"):
+    for name in ("job_time_limit", "min_run_time", "set_container_cpu_limit"):
         if shown[name] is None:
             del shown[name]
     return {**task.spec, **shown, "command": task.command if isinstance(task.command, str) else list(task.command)}

@@ -100,6 +100,7 @@ class Life(RuleBasedStateMachine):
         self.world.start("b", jobs=2, cpu=2.0, weight=2.0)
         self.world.start("e", user="v", jobs=9, cpu=0.5)
         self.world.settle_down()
+        self.classes: dict[str, bool] = {}
         self.used_cpu_s = 0.0
         self.counted_cpu_s: dict[PoolElement, float] = {}
 
@@ -164,6 +165,7 @@ class Life(RuleBasedStateMachine):
         cpu=CORES,
         options=OPTIONS,
         gentle=st.booleans(),
+        classes=st.sampled_from([{}, {}, {"allow_reclaimed": False}, {"require_reclaimed": True}]),
         failures=st.sampled_from([1, 10]),
     )
     def start(
@@ -175,10 +177,12 @@ class Life(RuleBasedStateMachine):
         cpu: float,
         options: dict[str, Any],
         gentle: bool,
+        classes: dict[str, bool],
         failures: int,
     ) -> None:
         spec = {
             **options,
+            **classes,
             "pool": pool,
             "tasks": {"t": {"job_count": jobs, "cpu_limit": cpu}, "s": {"job_count": 1, "cpu_limit": 0.5}},
             "preemption_mode": "graceful" if gentle else "normal",
@@ -357,6 +361,7 @@ class Life(RuleBasedStateMachine):
         for place in [place for place in self.world.stored if place[0] == "start"]:
             del self.world.stored[place]
         self.world.stored[UNTOLD_STARTS] = b"{}"
+        self.classes.clear()
         self.world.restart()
 
     @rule()
@@ -406,6 +411,13 @@ class Life(RuleBasedStateMachine):
             assert not (job.is_active and job.is_stored) or ("start", job.id) in world.stored
         for ended in world.state.finished_jobs.values():
             assert not [job_id for job_id in ended if ("start", job_id) in world.stored]
+
+    @invariant()
+    def a_job_keeps_its_class(self) -> None:
+        state = self.world.state
+        ended = (job for jobs in state.finished_jobs.values() for job in jobs.values())
+        for job in (*state.jobs.values(), *ended):
+            assert self.classes.setdefault(job.id, job.reclaimed) is job.reclaimed, job.id
 
     @invariant()
     def cpu_time_is_counted_once_and_never_less(self) -> None:

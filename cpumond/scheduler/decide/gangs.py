@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import Final, NamedTuple
 
-from cpumond.fairshare.resources import ZERO, Vector, add, dominates, subtract, sum_vectors
-from cpumond.scheduler.decide.placement import fits, has_spare
+from cpumond.fairshare.resources import CPU, ZERO, Vector, add, dominates, subtract, sum_vectors
+from cpumond.scheduler.decide.placement import fits, has_spare, may_start_within
 from cpumond.scheduler.decide.preemption import tell_victims
 from cpumond.scheduler.decide.snapshot import element_name, room_left
 from cpumond.scheduler.decide.swap import Candidate, Losses, Stage, Swap, TargetPriority
@@ -71,6 +71,14 @@ def find_limit(element: OperationElement) -> str:
     if fits(left, sum_needed(element)):
         return ""
     return f"resource_limits of {element_name(tightest)}" if tightest is not None else "resource_limits"
+
+
+def within_orders(rooms: Mapping[Node, Vector]) -> dict[Node, Vector]:
+    """Of these rooms on nodes what is not reclaimed CPU (1.10)."""
+    return {
+        node: (slots, min(cpu, node.unordered_cores), gpu, memory, network)
+        for node, (slots, cpu, gpu, memory, network) in rooms.items()
+    }
 
 
 def find_places(element: OperationElement, rooms: Mapping[Node, Vector], spare: Vector) -> list[Place] | None:
@@ -228,6 +236,8 @@ class _GangSearch:
     ) -> None:
         self.target, self.priority, self.now, self.spare = target, priority, now, spare
         self.rooms = dict(rooms)
+        self.unordered = {node: node.unordered_cores for node in rooms}
+        """Cores of each node that are not ordered."""
         self.losses = Losses()
         self.places: list[Place] = []
         self.victims: list[Candidate] = []
@@ -244,7 +254,7 @@ class _GangSearch:
         order = task.resources
         if order not in self.without_room and self._is_within_limits(order):
             for node, free in self.rooms.items():
-                if _holds(node, free, task, self.spare):
+                if _holds(node, free, task, self.spare) and self._is_within_orders(node, task):
                     return self._take(task, node, [])
             self.without_room.add(order)
         found: tuple[float, Node, list[Candidate]] | None = None
@@ -262,6 +272,9 @@ class _GangSearch:
                 break
         return found is not None and self._take(task, found[1], found[2])
 
+    def _is_within_orders(self, node: Node, task: Task) -> bool:
+        return may_start_within(self.target.operation.record, self.unordered[node], task.cpu_limit)
+
     def _is_within_limits(self, order: Vector) -> bool:
         order, lost = add(order, self.losses.ordered), self.losses.lost
         pools = (pool for pool in self.target.ancestors() if not pool.is_root)
@@ -274,6 +287,7 @@ class _GangSearch:
             stage = self.stages[node] = Stage(node, self.target.tree, self.priority, self.now)
             stage.candidates = [each for each in stage.candidates if each.jobs[0] not in self.gone]
         stage.free = as_vector(f + c * ROUNDING for f, c in zip(self.rooms[node], node.capacity, strict=True))
+        stage.unordered_cores = self.unordered[node]
         return Swap(stage, self.target, order, self.losses).find_victims()
 
     def _take(self, task: Task, node: Node, victims: list[Candidate]) -> bool:
@@ -286,11 +300,13 @@ class _GangSearch:
             for job in victim.jobs:
                 if job.node in self.rooms:
                     self.rooms[job.node] = add(self.rooms[job.node], job.usage)
+                    self.unordered[job.node] += job.limits[CPU]
                 if job.node is not node:
                     self.full = {each for each in self.full if each[0] is not job.node}
             for stage in self.stages.values():
                 stage.candidates = [each for each in stage.candidates if each.jobs[0] not in self.gone]
         self.rooms[node] = subtract(self.rooms[node], task.resources)
+        self.unordered[node] -= task.cpu_limit
         self.losses.ordered = add(self.losses.ordered, task.resources)
         self.places.append(Place(task, node))
         return True

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from cpumond.fairshare.explain import show_amount
-from cpumond.fairshare.resources import RESOURCES, ZERO, Vector, dominates, share, subtract
+from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates, share, subtract
 from cpumond.scheduler.decide.snapshot import element_name, fifo_order, room_left
 from cpumond.scheduler.elements import OUTSIDE, Element, Job, Node, Operation, OperationElement, PoolElement, Tree
-from cpumond.scheduler.model import Task
+from cpumond.scheduler.model import OperationRecord, Task
 
 SHARE_EPS = 1e-9
 """Shares that differ by less count as equal: sums of floats are inexact."""
@@ -22,6 +22,8 @@ NEVER = float("inf")
 MAX_TOLD = 10
 """How many tasks of one operation are named in warnings."""
 
+ONLY_RECLAIMED = "only_reclaimed_cpu_left"
+"""Reason of an operation with ``allow_reclaimed = false`` where other jobs ordered what is free (1.10)."""
 GANG_WAITS = "gang_room"
 """Reason of a gang whose jobs do not all fit at once."""
 
@@ -273,23 +275,47 @@ def _tell(amounts: Sequence[float], resource: int) -> str:
     return f"{show_amount(resource, amounts[resource])} {RESOURCES[resource]}"
 
 
-def find_obstacle(element: OperationElement, task: Task, free: Vector) -> str:
+def fits_orders(unordered_cores: float, cores: float) -> bool:
+    """Whether another order of ``cores`` leaves the orders on a node within its capacity, up to rounding.
+
+    ``unordered_cores``: as ``Node.unordered_cores``.
+    """
+    return cores <= unordered_cores + ROUNDING * max(cores, 1.0)
+
+
+def may_start_within(record: OperationRecord, unordered_cores: float, cores: float) -> bool:
+    """Whether so much that is not ordered is enough for a job of the operation: always, if it allows reclaimed CPU."""
+    return record.allow_reclaimed or fits_orders(unordered_cores, cores)
+
+
+def is_on_reclaimed(job: Job) -> bool:
+    """Whether a job that is about to start will run on reclaimed CPU: the orders on its node, its own included, exceed
+    the capacity, or its operation requires it (1.10). The job is not counted yet, those told to stop are not any more.
+    """
+    if job.element.operation.record.require_reclaimed:
+        return True
+    return not fits_orders(job.node.unordered_cores, job.limits[CPU])
+
+
+def find_obstacle(element: OperationElement, task: Task, free: Vector, unordered_cores: float = NEVER) -> str:
     """Why a job of the task cannot start now with ``free`` on the node; "" if it can (7.1)."""
     if not fits(free, task.resources):
         return "node_resources"
+    if not may_start_within(element.operation.record, unordered_cores, task.cpu_limit):
+        return ONLY_RECLAIMED
     left, tightest = room_left(element)
     if not fits(left, task.resources):
         return f"resource_limits of {element_name(tightest)}" if tightest is not None else "resource_limits"
     return ""
 
 
-def find_task(element: OperationElement, free: Vector) -> tuple[Task | None, str]:
+def find_task(element: OperationElement, free: Vector, unordered_cores: float = NEVER) -> tuple[Task | None, str]:
     """The first task that may start a job with ``free`` on the node, or None and why the last task may not."""
     reason = "no_needed_jobs"
     if element.operation.record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:
         return None, "graceful_over_fair_share"
     for task in element.operation.next_tasks():
-        reason = find_obstacle(element, task, free)
+        reason = find_obstacle(element, task, free, unordered_cores)
         if not reason:
             return task, ""
     return None, reason
@@ -339,7 +365,7 @@ def place_jobs(
                 order.refresh(element)
             free = room_beside(node.free, reserved())
             continue
-        task, reason = find_task(element, free)
+        task, reason = find_task(element, free, node.unordered_cores)
         if task is None:
             element.deactivations[reason] = element.deactivations.get(reason, 0) + 1
             order.set_aside(element)

@@ -228,7 +228,8 @@ class _Search:
             victims = Swap(stage, target, order).find_victims() if budget.made > budget.first else None
             if victims is not None:
                 return _make_plan(target, task, stage.priority, victims, self.now)
-            if target not in self.own:
+            # One that refuses reclaimed CPU needs more room than others.
+            if target not in self.own and target.operation.record.allow_reclaimed:
                 self.failed[joint, order] = satisfaction
         return None
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, greatest, subtract, sum_vectors
+from cpumond.fairshare.resources import CPU, UNLIMITED, ZERO, Vector, add, greatest, subtract, sum_vectors
 from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
-from cpumond.scheduler.decide.placement import room_beside
+from cpumond.scheduler.decide.placement import may_start_within, room_beside
 from cpumond.scheduler.decide.starvation import EPSILON
 from cpumond.scheduler.decide.victims import (
     ROUNDING,
@@ -29,6 +29,10 @@ TargetPriority = Literal["normal", "aggressive"]
 LEAST_GAIN: Final = 0.1
 """By which part of itself the lesser satisfaction must rise where the swap leaves the victim's side below its share."""
 
+NODE: Final = -1
+ORDERS: Final = -2
+"""Rooms of the node: what its jobs may use, and what they ordered, for a target that refuses reclaimed CPU (1.10)."""
+
 MOST_SETS: Final = 200
 """How many sets of victims are looked at for the one that loses least; the first that was enough bounds the others."""
 
@@ -36,7 +40,7 @@ MOST_SETS: Final = 200
 class Candidate:
     """What can be taken on a node: a job, or of a gang all jobs, wherever they are."""
 
-    __slots__ = ("blocker", "element", "jobs", "lost_core_seconds", "rank", "usage", "whole")
+    __slots__ = ("blocker", "element", "jobs", "lost_core_seconds", "ordered_cores", "rank", "usage", "whole")
 
     def __init__(self, job: Job, blocker: PoolElement | None) -> None:
         self.element = job.element
@@ -46,6 +50,8 @@ class Candidate:
         """What it frees on the node."""
         self.whole = job.usage
         """What it frees in all."""
+        self.ordered_cores = job.limits[CPU]
+        """CPU of the node that is not ordered any more without it."""
         self.blocker = blocker
         """The nearest pool that blocks: only targets inside that pool may take it."""
         self.rank = 0
@@ -63,6 +69,7 @@ class Stage:
         self.settings = tree.config.settings
         free = room_beside(node.free, reserved)
         self.free = as_vector(f + c * ROUNDING for f, c in zip(free, node.capacity, strict=True))
+        self.unordered_cores = node.unordered_cores
         self.candidates: list[Candidate] = []
         self.discount = ZERO
         self.conditional: dict[PoolElement, Vector] = {}
@@ -133,7 +140,8 @@ def _make_gang(node: Node, element: OperationElement, blocker: PoolElement | Non
     jobs = sorted(element.jobs.values(), key=lambda job: (job.node is not node, -job.start_time, -job.sequence))
     gang = Candidate(jobs[0], blocker)
     gang.jobs, gang.whole = tuple(jobs), element.usage
-    gang.usage = sum_vectors([job.usage for job in jobs if job.node is node])
+    here = [job for job in jobs if job.node is node]
+    gang.usage, gang.ordered_cores = sum_vectors([job.usage for job in here]), sum(job.limits[CPU] for job in here)
     return gang
 
 
@@ -147,7 +155,7 @@ class _Room:
     """What is still missing below one limit, the node's or a pool's, per resource; 0 or less is enough."""
 
     depth: int
-    """How many of the target's pools, nearest first, lie below the limited one; -1 for the node."""
+    """How many of the target's pools, nearest first, lie below the limited one; NODE, ORDERS for the node."""
     missing: Vector
 
     @property
@@ -156,7 +164,9 @@ class _Room:
 
     def freed_by(self, victim: Candidate, depth: int) -> Vector | None:
         """What a victim, whose side hangs below the target's pool ``depth``, gives here; None for nothing."""
-        if self.depth < 0:
+        if self.depth == ORDERS:
+            return (0.0, victim.ordered_cores, 0.0, 0.0, 0.0)
+        if self.depth == NODE:
             return victim.usage
         return victim.whole if self.depth >= depth else None
 
@@ -295,7 +305,10 @@ class Swap:
 
     def _find_rooms(self) -> list[_Room]:
         order, before = add(self.order, self.before.ordered), self.before.lost
-        rooms = [_Room(-1, subtract(self.order, self.stage.free))]
+        rooms = [_Room(NODE, subtract(self.order, self.stage.free))]
+        unordered, cores = self.stage.unordered_cores, self.order[CPU]
+        if not may_start_within(self.target.operation.record, unordered, cores):
+            rooms.append(_Room(ORDERS, (0.0, cores - unordered - ROUNDING * max(cores, 1.0), 0.0, 0.0, 0.0)))
         for depth, pool in enumerate(self.pools):
             if not pool.is_root and pool.limits != UNLIMITED:
                 missing = subtract(ZERO, add(room_below_limits(pool, order), before.get(pool, ZERO)))

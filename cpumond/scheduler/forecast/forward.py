@@ -131,8 +131,8 @@ class Forward:
         self._detail = SMALL_DETAIL if is_small else min(size / 100_000, LEAST_DETAIL)
         self._exact_s = SMALL_EXACT_S if is_small else 0.0
         self.course = Course(now, now)
-        self._barren: dict[str, list[Vector]] = {}
-        """Tree -> free room in which nothing was placed since its last update or change."""
+        self._barren: dict[str, list[tuple[Vector, float]]] = {}
+        """Tree -> free room, and cores not ordered, in which nothing was placed since its last update or change."""
 
     def run(
         self,
@@ -325,7 +325,7 @@ class Forward:
         elif state.is_unsettled(now):
             self._apply(NOTHING)
         before = len(self.course.starts)
-        free = node.free
+        room = node.free, node.unordered_cores
         state.schedule(node_id, now, self._new_id)
         changed = state.starts_to_store()
         state.note_stored(changed)
@@ -340,12 +340,14 @@ class Forward:
             len(self.course.starts) == before
             and len(barren := self._barren.setdefault(node.tree or "", [])) < MOST_BARREN
         ):
-            barren.append(free)
+            barren.append(room)
 
     def _is_at_rest(self, node: Node) -> bool:
         """Whether a heartbeat without news would change nothing, as far as can be seen without making it."""
         rooms = self._barren.get(node.tree or "", ())
-        return self.state.is_at_rest(node, any(dominates(room, node.free) for room in rooms))
+        free, cores = node.free, node.unordered_cores
+        is_barren = any(dominates(room, free) and unordered >= cores for room, unordered in rooms)
+        return self.state.is_at_rest(node, is_barren)
 
     def _heartbeat(self, node: Node, host: _Host) -> NodeHeartbeat:
         is_first = node.sequence < 0

@@ -52,9 +52,8 @@ def split_orders(orders: list[float], capacity: float) -> list[float]:
 
 def find_extra_jobs(node: Node) -> list[tuple[Job, float]]:
     """The active jobs of a node that are extra, with the part of each that is."""
-    capacity = max(node.capacity[CPU] - sum(report.cpu_limit for report in node.strangers.values()), 0.0)
-    ordered = sum(job.limits[CPU] for job in node.jobs.values())
-    if ordered <= capacity + EPSILON_CORES:
+    capacity = max(node.capacity[CPU] - node.foreign_ordered_cores, 0.0)
+    if node.ordered_cores <= capacity + EPSILON_CORES:
         return []
     jobs = sorted(node.jobs.values(), key=lambda job: (job.start_time, job.sequence))
     parts = split_orders([job.limits[CPU] for job in jobs], capacity)

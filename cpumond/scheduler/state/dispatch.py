@@ -112,6 +112,7 @@ class Dispatch(Gangs):
                 node.strangers[report.job_id] = report
                 foreign = add(foreign, reported_usage(ZERO, report))
         node.foreign_usage = foreign
+        node.foreign_ordered_cores = sum(report.cpu_limit for report in node.strangers.values())
         limited = [job for job in node.jobs.values() if job.task.job_time_limit is not None and job.id in reported]
         for job in limited:
             if is_over(job.task, job.began_at, now):
@@ -261,6 +262,7 @@ class Dispatch(Gangs):
             reason=reason,
             max_memory=finished.max_memory,
             cgroup=finished.cgroup,
+            reclaimed=counted is not None and counted.reclaimed,
             **list_counters(finished),
         )
 
@@ -302,6 +304,7 @@ class Dispatch(Gangs):
         job.usage = reported_usage(job.limits, report)
         # What it used before is counted already: by an earlier run, or before it was given up.
         job.counted = NO_CPU_TIMES if counted is None else cpu_times(counted)
+        job.reclaimed = counted is not None and counted.reclaimed
         self._start(job)
         take_report(job, report, now)
         return True
@@ -321,6 +324,7 @@ class Dispatch(Gangs):
         job.is_stored = True
         job.first_sent_at = now
         job.counted = NO_CPU_TIMES
+        job.reclaimed = record.reclaimed
         self._start(job)
         if record.stopped:
             told = preemption_record.make_record(job, record.stopped, "", now)
@@ -411,7 +415,7 @@ class Dispatch(Gangs):
         if not node.cordoned:
             self._place_kept(tree, now, make_job)
             place_jobs(
-                order, node, self.rules.spare, make_job, self._start,
+                order, node, self.rules.spare, make_job, self._start_new,
                 lambda element: self._place_gang(element, now, make_job), lambda: self.reserved_on(node, tree, now),
             )  # fmt: skip
         self._preempt(node, tree, now, make_job)
@@ -456,7 +460,7 @@ class Dispatch(Gangs):
                     victim, "preempted", why, now, job.id, job.element, plan.priority
                 )
                 self._stop(victim, "preempted", why, now, record)
-            self._start(job)
+            self._start_new(job)
         for victim, _, why in find_limit_violators(node):
             self._stop(victim, "limit_violated", why, now)
 
@@ -530,7 +534,7 @@ class Dispatch(Gangs):
         return [order for _, order in chosen]
 
     def _order(self, job: Job) -> JobOrder:
-        task, record = job.task, job.element.operation.record
+        task, record, about = job.task, job.element.operation.record, job.node.about
         return JobOrder(
             job_id=job.id,
             operation_id=record.id,
@@ -547,6 +551,9 @@ class Dispatch(Gangs):
             interruptible=task.interruptible,
             working_directory=task.working_directory,
             checkpoints=task.checkpoints,
+            # An agent that can give no idle class is not asked to: the job would have no ceiling, at a usual weight.
+            reclaimed=job.reclaimed and (about is None or bool(about.idle_class)),
+            set_container_cpu_limit=task.set_container_cpu_limit,
         )
 
 
@@ -563,6 +570,7 @@ def _start_record(job: Job) -> StartRecord:
         stopped="" if stop is None else stop.record.kind,
         why="" if stop is None else stop.record.why,
         fails=stop is not None and stop.fails,
+        reclaimed=job.reclaimed,
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from cpumond.fairshare.resources import ZERO, Vector
 from cpumond.scheduler.decide import gangs, preemption_record
-from cpumond.scheduler.decide.placement import GANG_WAITS, room_beside, satisfaction, wants_jobs
+from cpumond.scheduler.decide.placement import GANG_WAITS, ONLY_RECLAIMED, room_beside, satisfaction, wants_jobs
 from cpumond.scheduler.decide.starvation import priority_of, still_starves
 from cpumond.scheduler.elements import Job, Node, Operation, OperationElement, Stop, Tree, count_loss
 from cpumond.scheduler.model import Config, JobRecord, OperationRecord, PreemptionRecord, Rules
@@ -211,10 +211,12 @@ class Gangs(Registration):
         reason = gangs.find_limit(element)
         if reason:
             return reason
-        places = gangs.find_places(element, self._rooms(element, now), self.rules.spare)
+        rooms, spare = self._rooms(element, now), self.rules.spare
+        is_free = element.operation.record.allow_reclaimed
+        places = gangs.find_places(element, rooms if is_free else gangs.within_orders(rooms), spare)
         if places is None:
             self._reserve(element, now)
-            return GANG_WAITS
+            return GANG_WAITS if is_free or not gangs.find_places(element, rooms, spare) else ONLY_RECLAIMED
         self._start_gang([make_job(element, task, node) for task, node in places])
         return ""
 
@@ -226,7 +228,7 @@ class Gangs(Registration):
         self._looked.pop(element, None)
         self._rests.pop(element, None)
         for job in jobs:
-            self._start(job)
+            self._start_new(job)
 
     def _is_stopping(self, element: OperationElement) -> bool:
         """Whether jobs of the gang's last run may still be there, in whichever tree: its next one must not meet them,

@@ -154,5 +154,6 @@ def job_record(
         preemption=None if stop is None or stop.fails else stop.record,
         cgroup=job.report.cgroup if finished is None or not finished.cgroup else finished.cgroup,
         sequence=job.sequence,
+        reclaimed=job.reclaimed,
         **list_counters(job.report if finished is None else _keep_known(job.report, finished, cpu_times(finished))),
     )

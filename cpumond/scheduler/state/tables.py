@@ -13,7 +13,7 @@ from cpumond.core.wire import cpu_times
 from cpumond.fairshare.resources import ZERO, Vector, add, sum_vectors
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide import admission, preemption, preemption_record
-from cpumond.scheduler.decide.placement import ServiceOrder
+from cpumond.scheduler.decide.placement import ServiceOrder, is_on_reclaimed
 from cpumond.scheduler.decide.snapshot import SnapshotMaker, operation_limits, pool_limits
 from cpumond.scheduler.elements import (
     Job,
@@ -504,6 +504,11 @@ class Tables:
         if tree is not None:
             tree.nodes.pop(node.id, None)
             tree.sum_total()
+
+    def _start_new(self, job: Job) -> None:
+        """Start a job, in the class that it has from now on."""
+        job.reclaimed = is_on_reclaimed(job)
+        self._start(job)
 
     def _start(self, job: Job) -> None:
         start_job(job)

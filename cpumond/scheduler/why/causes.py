@@ -10,9 +10,12 @@ from typing import Final, Literal, NamedTuple
 
 from cpumond.fairshare.resources import CPU, UNLIMITED, Vector
 from cpumond.scheduler.decide.admission import find_full
+from cpumond.scheduler.decide.placement import ONLY_RECLAIMED
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree, usage_share
 
-CauseKind = Literal["working", "suspended", "pool_full", "queue", "no_nodes", "gang", "limit", "share", "room"]
+CauseKind = Literal[
+    "working", "suspended", "pool_full", "queue", "no_nodes", "gang", "limit", "reclaimed", "share", "room"
+]  # fmt: skip
 
 SAME: Final = 1e-6
 
@@ -24,6 +27,7 @@ _TEXTS: Final[dict[CauseKind, str]] = {
     "no_nodes": "no node of the tree is online and takes jobs",
     "gang": "a gang: waits for room for all of its jobs at once",
     "limit": "resource limits of {pool} leave no room for another job",
+    "reclaimed": "refuses reclaimed CPU (allow_reclaimed = false): waits for CPU that no job has ordered",
     "share": "has its fair share: more jobs start where others leave room",
     "room": "has less than its fair share and waits for room on a node",
 }
@@ -101,6 +105,8 @@ class Causes:
             return _FIXED["queue"].cause if full is None else Cause("pool_full", full.name)
         if not self._has_nodes:
             return _FIXED["no_nodes"].cause
+        if ONLY_RECLAIMED in element.deactivations:
+            return _FIXED["reclaimed"].cause
         if record.is_gang:
             return _FIXED["gang"].cause
         if element.limits != UNLIMITED and _exceeds(element.usage, wanted, element.limits):

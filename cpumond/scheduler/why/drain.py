@@ -7,7 +7,7 @@ import msgspec
 from cpumond.fairshare.resources import CPU, Vector, subtract
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.cost import lost_core_seconds
-from cpumond.scheduler.decide.placement import fits, has_spare
+from cpumond.scheduler.decide.placement import fits, has_spare, may_start_within
 from cpumond.scheduler.decide.victims import start_order
 from cpumond.scheduler.elements import Job, Node
 
@@ -50,13 +50,21 @@ def plan_drain(node: Node, rights: Rights, now: float) -> DrainPlan:
     tree = state.trees.get(node.tree or "")
     others = [] if tree is None else [each for each in tree.nodes.values() if each is not node and may_start(each)]
     room = {each.id: each.free for each in sorted(others, key=lambda each: each.id)}
+    unordered = {each.id: each.unordered_cores for each in others}
     jobs = sorted(node.jobs.values(), key=start_order, reverse=True)
     found = []
     for job in sorted(jobs, key=lambda job: not job.task.interruptible):
-        wanted = job.task.resources
-        place = next((each for each in others if _has_room(each, room[each.id], wanted, state.rules.spare)), None)
+        wanted, record = job.task.resources, job.element.operation.record
+        places = (
+            each
+            for each in others
+            if _has_room(each, room[each.id], wanted, state.rules.spare)
+            and may_start_within(record, unordered[each.id], wanted[CPU])
+        )
+        place = next(places, None)
         if place is not None:
             room[place.id] = subtract(room[place.id], wanted)
+            unordered[place.id] -= wanted[CPU]
         found.append((job, _show(job, "" if place is None else place.id, now)))
     gangs = {job.element.operation for job in jobs if job.element.operation.record.is_gang}
     mates = [

@@ -19,7 +19,7 @@ from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.admission import find_full
 from cpumond.scheduler.decide.gangs import Reservation, find_places
-from cpumond.scheduler.decide.placement import wants_jobs
+from cpumond.scheduler.decide.placement import ONLY_RECLAIMED, wants_jobs
 from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand
 from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
@@ -253,6 +253,8 @@ REASONS: Final = {
     "node_resources": "a node that asked for work had too little room for its jobs",
     "no_needed_jobs": "it needed no more jobs",
     "graceful_over_fair_share": "its preemption_mode is graceful and it has its fair share",
+    ONLY_RECLAIMED: "on a node that asked for work other jobs ordered the CPU that is free, and its allow_reclaimed is "
+    "false; wait until jobs end there, or start it again with allow_reclaimed = true",
     "gang_room": "it is a gang, and the free room of all nodes together does not hold all jobs that it needs",
     "gang_stops": "it is a gang, and jobs of its last run have not ended yet",
     "resource_limits": "its resource limits leave no room for another job",
