@@ -307,9 +307,10 @@ def find_overcommit_victims(node: Node, now: float, allowed_s: float) -> list[tu
     """Jobs that must end because the node has been above its capacity for longer than ``allowed_s`` (1.9 point 2).
 
     The most protected jobs, and of those the ones started first, stay as long as they fit one after another; the
-    others are returned, latest start first; where one of a gang is, all of its jobs here are. With
-    ``preempt_cpu_gap_first`` jobs with a lowered limit are less protected than others of the two protected lists (1.9
-    point 3). The usage of foreign jobs is taken off first.
+    others are returned, latest start first; where one of a gang is, all of its jobs here are. Jobs on reclaimed CPU are
+    less protected than ordinary ones, and least what is beyond the guarantee of their pools; their lists (6.4) do not
+    count. With ``preempt_cpu_gap_first`` ordinary jobs with a lowered limit are less protected than others of the two
+    protected lists (1.9 point 3). The usage of foreign jobs is taken off first.
     """
     since = node.overcommitted_since
     if since is None or now - since <= allowed_s:
@@ -321,22 +322,48 @@ def find_overcommit_victims(node: Node, now: float, allowed_s: float) -> list[tu
     for element in _operations_of(jobs):
         sort_jobs(element)
     why = _tell_overcommit(node, now - since, allowed_s)
+    beyond = _find_beyond_guarantee(jobs)
+    jobs.sort(key=lambda job: _protection_order(job, job in beyond))
     gone: set[OperationElement] = set()
     while (gang := _find_broken(jobs, room, gone)) is not None:
         gone.add(gang)
     found: list[tuple[Job, str]] = []
-    for job in sorted(jobs, key=_protection_order):
+    for job in jobs:
         if job.element in gone or not _has_place(job, room):
-            found.append((job, why))
+            found.append((job, why + _tell_class(job, job in beyond)))
         else:
             room = subtract(room, job.usage)
     found.sort(key=lambda pair: start_order(pair[0]), reverse=True)
     return found
 
 
+def _find_beyond_guarantee(jobs: Iterable[Job]) -> set[Job]:
+    """The jobs on reclaimed CPU, latest start first, that are beyond the guarantees of their operation and all pools
+    above it once those before have gone: none of these uses as much as it is guaranteed or less."""
+    beyond: set[Job] = set()
+    lost: dict[Element, Vector] = {}
+    for job in sorted((job for job in jobs if job.reclaimed), key=start_order, reverse=True):
+        path = list(path_of(job.element))
+        if all(is_beyond_guarantee(above, lost.get(above, ZERO)) for above in path):
+            beyond.add(job)
+            lost.update({above: add(lost.get(above, ZERO), job.usage) for above in path})
+    return beyond
+
+
+def is_beyond_guarantee(element: Element, lost: Vector = ZERO) -> bool:
+    """Whether an element uses more than its strong guarantee and, of a pool, the integral share that it was granted
+    last, by the largest components, without ``lost`` of its usage."""
+    guarantee = max(element.strong_guarantee_share)
+    if isinstance(element, PoolElement):
+        guarantee += element.last_integral_ratio
+    return max(share(subtract(element.usage, lost), element.tree.total)) > guarantee + EPSILON
+
+
 def _find_broken(jobs: list[Job], room: Vector, gone: set[OperationElement]) -> OperationElement | None:
     """The first gang, beside those that are gone, of which a job finds no place: all of its jobs go, too."""
-    for job in sorted((job for job in jobs if job.element not in gone), key=_protection_order):
+    for job in jobs:
+        if job.element in gone:
+            continue
         if _has_place(job, room):
             room = subtract(room, job.usage)
         elif job.element.operation.record.is_gang:
@@ -349,9 +376,17 @@ def _has_place(job: Job, room: Vector) -> bool:
     return not any(u > 0.0 and x < 0.0 for u, x in zip(job.usage, subtract(room, job.usage), strict=True))
 
 
-def _protection_order(job: Job) -> tuple[int, int, float, int]:
+def _protection_order(job: Job, is_beyond: bool) -> tuple[int, int, float, int]:
+    if job.reclaimed:
+        return (PREEMPTIBLE + 1 + is_beyond, 0, job.start_time, job.sequence)
     gap_first = job.element.tree.config.settings.preempt_cpu_gap_first and job.preemptibility != PREEMPTIBLE
     return (job.preemptibility, int(gap_first and job.has_cpu_gap), job.start_time, job.sequence)
+
+
+def _tell_class(job: Job, is_beyond: bool) -> str:
+    if not job.reclaimed:
+        return ""
+    return "; it ran on reclaimed CPU" + (", beyond the guarantee of its pool" if is_beyond else "")
 
 
 def _tell_limits(element: Element) -> str:

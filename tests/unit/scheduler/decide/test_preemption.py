@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from scheduler_builders import World, amount, give, starve
 
 from cpumond.fairshare.resources import ZERO
+from cpumond.scheduler.decide.gangs import plan_for_gang
 from cpumond.scheduler.decide.preemption import MOST_SEARCHES, PreemptionPlan, Targets, plan_preemption
 from cpumond.scheduler.decide.preemption_record import make_record
 from cpumond.scheduler.decide.swap import TargetPriority
@@ -277,6 +279,51 @@ def test_6_6_no_more_victims_than_the_job_needs():
     assert victims_of(plan) == [jobs[9], jobs[8], jobs[7]]
     assert plan is not None
     assert (plan.element, plan.task.name, plan.priority) == (poor, "main", "normal")
+
+
+def refuse_reclaimed(element: OperationElement) -> None:
+    operation = element.operation
+    operation.record = msgspec.structs.replace(operation.record, allow_reclaimed=False)
+
+
+def test_1_10_for_one_that_refuses_reclaimed_cpu_room_is_made_within_the_orders():
+    """Half of the node may be used, but all of it is ordered."""
+    _, node, jobs, poor = duel([1.0] * 10, 2.0)
+    for job in jobs:
+        change_usage(job, amount(0.5))
+    assert victims_of(plan_for(node, poor)) == []
+    refuse_reclaimed(poor)
+    assert victims_of(plan_for(node, poor)) == [jobs[9], jobs[8]]
+    node.foreign_ordered_cores = 1.0
+    assert victims_of(plan_for(node, poor)) == [jobs[9], jobs[8], jobs[7]]
+
+
+def test_1_10_what_fails_for_one_that_refuses_reclaimed_cpu_does_not_fail_for_others():
+    world, node, jobs, poor = duel([1.0] * 10, 2.0)
+    for job in jobs:
+        change_usage(job, amount(0.5))
+    refuse_reclaimed(poor)
+    node.foreign_ordered_cores = 9.0
+    other = world.operation("other", needs=9, cpu=2.0)
+    give(other, 0.5)
+    starve(other, since=58.0)
+    plan = plan_for(node, poor, other)
+    assert plan is not None
+    assert (plan.element, plan.victims) == (other, ())
+
+
+def test_1_10_for_a_gang_that_refuses_reclaimed_cpu_room_is_made_within_the_orders():
+    _, node, jobs, poor = duel([1.0] * 10, 1.0)
+    for job in jobs:
+        change_usage(job, amount(0.5))
+    poor.operation.needed = {"main": 2}
+    rooms = {node: node.free}
+    assert plan_for_gang(poor, "normal", rooms, 100.0, ZERO) is None  # they fit without victims
+    refuse_reclaimed(poor)
+    plan = plan_for_gang(poor, "normal", rooms, 100.0, ZERO)
+    assert plan is not None
+    assert [job for job, _ in plan.victims] == [jobs[9], jobs[8]]
+    assert len(plan.places) == 2
 
 
 def test_6_6_a_victim_that_a_later_one_makes_needless_is_spared():
@@ -663,6 +710,55 @@ def test_1_9_lowered_limits_go_first_where_the_rules_say_so():
         give(element, 3.0, demand=3.0)
         node.overcommitted_since = 0.0
         assert chosen(node) == [jobs[0] if gap_first else jobs[4]]
+
+
+def reclaimed_rivals() -> tuple[World, Node, dict[str, list[Job]]]:
+    """A node of 6 cores with an ordinary job that no list protects, four jobs on reclaimed CPU of a pool within its
+    guarantee, three of one whose guarantee is one core, all of one core; the ordinary one started last."""
+    world = World()
+    node = world.node(cpu=6.0)
+    jobs = {}
+    for name, guarantee, number in (("beyond", 1 / 6, 3), ("within", 4 / 6, 4)):
+        pool, element = world.pool(name), world.operation(f"{name}-o", name, needs=9)
+        give(pool, 1.0, guarantee=guarantee)
+        give(element, 1.0)
+        jobs[name] = world.jobs(element, node, number)
+        for job in jobs[name]:
+            job.reclaimed = True
+    jobs["ordinary"] = world.jobs(world.operation("o", needs=9), node, 1)
+    node.overcommitted_since = 0.0
+    return world, node, jobs
+
+
+def test_1_9_jobs_on_reclaimed_cpu_beyond_the_guarantee_of_their_pool_go_first_then_others_of_them():
+    _, node, jobs = reclaimed_rivals()
+    beyond, within = jobs["beyond"], jobs["within"]
+    assert chosen(node) == [beyond[2], beyond[1]]
+    node.foreign_usage = amount(1.0)
+    assert set(chosen(node)) == {beyond[2], beyond[1], within[3]}  # the third one of "beyond" is what is guaranteed
+    node.foreign_usage = amount(5.0)
+    assert set(chosen(node)) == {*beyond, *within}
+    node.foreign_usage = amount(6.0)
+    assert set(chosen(node)) == {*beyond, *within, *jobs["ordinary"]}
+
+
+def test_1_9_a_guarantee_is_the_operations_or_of_any_pool_above_and_what_it_was_granted_of_its_flow():
+    world, node, jobs = reclaimed_rivals()
+    beyond = world.tree.pools["beyond"]
+    beyond.last_integral_ratio = 2 / 6
+    assert set(chosen(node)) == {jobs["within"][3], jobs["within"][2]}
+    beyond.last_integral_ratio = 0.0
+    world.tree.operations["beyond-o"].strong_guarantee_share = amount(3 / 6)
+    assert set(chosen(node)) == {jobs["within"][3], jobs["within"][2]}
+
+
+def test_1_9_the_sentence_names_the_class():
+    _, node, jobs = reclaimed_rivals()
+    node.foreign_usage = amount(6.0)
+    told = {job: why.partition("; it ran")[2] for job, why in find_overcommit_victims(node, 20.0, 15.0)}
+    assert told[jobs["beyond"][2]] == " on reclaimed CPU, beyond the guarantee of its pool"
+    assert told[jobs["beyond"][0]] == told[jobs["within"][0]] == " on reclaimed CPU"
+    assert told[jobs["ordinary"][0]] == ""
 
 
 def test_1_9_the_sentence():

@@ -162,16 +162,21 @@ def test_1_9_overcommit_is_repaired_after_its_time_latest_start_first():
     assert_consistent(small.state)
 
 
-def test_1_9_the_most_protected_jobs_stay():
+@pytest.mark.parametrize("is_reclaimed", [True, False])
+def test_1_9_the_most_protected_jobs_stay(is_reclaimed):
     small = Small(Rules(spare=EASY.spare, overcommit_duration_s=3.0))
     small.say(1.0)
     other = small.start("low", cpu=4.0)
     small.settle_down()
+    (job,) = small.jobs_of(other)
+    assert job.reclaimed
+    job.reclaimed = is_reclaimed
     small.say(4.0)
     for _ in range(4):
         small.step()
-    # the first operation has 6 cores of fair share: its second job is above half of that, the other's only one is not
-    assert [job.element.name for job in small.state.nodes["n1"].jobs.values()] == [small.first, other]
+    # The first operation has 6 cores of fair share: its second job is above half of that, the other's only one is not.
+    stays = small.first if is_reclaimed else other
+    assert [job.element.name for job in small.state.nodes["n1"].jobs.values()] == [small.first, stays]
 
 
 def test_1_9_a_moment_within_the_capacity_starts_the_time_anew():
