@@ -35,7 +35,8 @@ class NodeView(View, frozen=True):
     scheduler's, those included that an earlier run of it told to stop and that have not ended.
 
     ``free`` is capacity less all usage, negative where the node is overcommitted. ``ordered_cores`` and ``used_cores``
-    are of the scheduler's own jobs, those told to stop included.
+    are of the scheduler's own jobs, those told to stop included; ``on_reclaimed_cores`` is what those of them may
+    use that run on reclaimed CPU, in ``idle_class``: "idle", "lowest weight", "" where its agent told of none.
     """
 
     id: str
@@ -57,6 +58,8 @@ class NodeView(View, frozen=True):
     overcommit_count: int
     ordered_cores: float
     used_cores: float
+    on_reclaimed_cores: float
+    idle_class: str
     matched_trees: list[str]
     lost_at: float | None
     """Seconds since 1970, of a node that was given up and has not come back: it is shown for a day, with the jobs that
@@ -110,6 +113,8 @@ def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
         overcommitted_s=None if since is None else max(now - since, 0.0),
         ordered_cores=sum(job.limits[CPU] for job in jobs),
         used_cores=sum(used_now(job) for job in jobs),
+        on_reclaimed_cores=sum(job.usage[CPU] for job in jobs if job.reclaimed),
+        idle_class="" if node.about is None else node.about.idle_class,
         matched_trees=list(node.matched_trees),
         lost_at=None,
         cordon=_show_cordon(node),
@@ -144,6 +149,8 @@ def _show_lost(kind: type[V], node: LostNode, now: float, **more: Any) -> V:
         overcommit_count=0,
         ordered_cores=0.0,
         used_cores=0.0,
+        on_reclaimed_cores=0.0,
+        idle_class="",
         matched_trees=[],
         cordon=_show_cordon(node),
         **more,

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar
 
+import msgspec
+
 from cpumond.api.figures import Amounts, View, make_view, show_shares
 from cpumond.api.permissions import hide_secrets, show_may_of_operation
 from cpumond.core.wire import CPU_COUNTERS, JobFigures, cpu_times
@@ -36,6 +38,7 @@ from cpumond.scheduler.elements import (
 from cpumond.scheduler.model import (
     NO_SUCH_JOB,
     CommandError,
+    JobClass,
     JobCounts,
     JobRecord,
     JobState,
@@ -140,6 +143,8 @@ class OperationDetails(OperationView, frozen=True):
     counts: dict[str, JobCounts]
     preemption_mode: str
     is_gang: bool
+    allow_reclaimed: bool
+    require_reclaimed: bool
     max_failed_job_count: int
     time_limit: float | None
     job_cpu_monitor: dict[str, Any]
@@ -173,6 +178,7 @@ PREEMPTIBILITY: Final = {
 class JobView(JobFigures, frozen=True):
     """A job, living or ended. ``preemptibility`` "" for one that is not active; ``preemption``: why it was stopped.
 
+    ``class``: of its start (1.10): "reclaimed" runs on CPU that others ordered, and goes first where they want it back.
     ``spared_until``: until when ``min_run_time`` protects an active one from preemption, null where it does not.
     ``checkpoint_at``: its last checkpoint, by its node's clock.
 
@@ -202,6 +208,7 @@ class JobView(JobFigures, frozen=True):
     cgroup: str = ""
     spared_until: float | None = None
     checkpoint_at: float | None = None
+    job_class: JobClass = msgspec.field(default="ordinary", name="class")
 
 
 class JobList(View, frozen=True):
@@ -526,6 +533,7 @@ def show_living_job(job: Job) -> JobView:
         current_cpu_limit=job.usage[1],
         start_time=job.start_time,
         cpu_monitor_mode=report.mode,
+        job_class=job.job_class,
         preemptibility=PREEMPTIBILITY[job.preemptibility] if job.is_active else "",
         reason="" if stop is None else stop.record.why,
         preemption=None if stop is None else stop.record,

@@ -24,7 +24,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from cpumond import __version__
-from cpumond.fairshare.resources import add, ratio
+from cpumond.fairshare.resources import CPU, add, ratio
 from cpumond.scheduler.elements import (
     PoolElement,
     Tree,
@@ -36,7 +36,7 @@ from cpumond.scheduler.elements import (
 )
 from cpumond.scheduler.events import KINDS
 from cpumond.scheduler.leading import Leading
-from cpumond.scheduler.model import to_vector
+from cpumond.scheduler.model import CLASSES, to_vector
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.timings import BOUNDS_S, Timings
 from cpumond.scheduler.why.idle import idle_reasons
@@ -341,6 +341,9 @@ class _Collector:
         total = GaugeMetricFamily("cpumond_tree_total_cores", "CPU of the tree's nodes.", labels=["tree"])
         used = GaugeMetricFamily("cpumond_tree_usage_cores", "CPU that jobs may use now.", labels=["tree"])
         ordered = GaugeMetricFamily("cpumond_tree_ordered_cores", "CPU that the jobs ordered.", labels=["tree"])
+        by_class = GaugeMetricFamily(
+            "cpumond_tree_class_usage_cores", "CPU that jobs may use now, by their class.", labels=["tree", "class"]
+        )
         overcommitted = GaugeMetricFamily(
             "cpumond_tree_overcommitted_nodes", "Nodes whose jobs may use more than there is.", labels=["tree"]
         )
@@ -352,12 +355,17 @@ class _Collector:
             nodes.add_metric([tree.name, "silent"], len(tree.nodes) - online)
             total.add_metric([tree.name], tree.total[1])
             used.add_metric([tree.name], sum(node.used[1] for node in tree.nodes.values()))
-            jobs = (job for node in tree.nodes.values() for job in node.jobs.values())
-            ordered.add_metric([tree.name], sum(job.limits[1] for job in jobs))
+            ordered.add_metric([tree.name], sum(node.ordered_cores for node in tree.nodes.values()))
+            cores = [0.0, 0.0]
+            for node in tree.nodes.values():
+                for job in node.jobs.values():
+                    cores[job.reclaimed] += job.usage[CPU]
+            for name, amount in zip(CLASSES, cores, strict=True):
+                by_class.add_metric([tree.name, name], amount)
             overcommitted.add_metric(
                 [tree.name], sum(node.overcommitted_since is not None for node in tree.nodes.values())
             )
-        yield from (nodes, total, used, ordered, overcommitted, cordoned, self._idle(), *self._forecasts())
+        yield from (nodes, total, used, ordered, by_class, overcommitted, cordoned, self._idle(), *self._forecasts())
 
     def _forecasts(self) -> Iterator[Metric]:
         forecasts = self._scheduler.forecasts

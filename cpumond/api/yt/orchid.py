@@ -297,6 +297,7 @@ def job_info(job: Job | JobRecord, address: str) -> dict[str, Any]:
         "pool_tree": tree,
         "cpu_limit": cpu_limit,
         "current_cpu_limit": current_cpu_limit,
+        "class": job.job_class,
         "is_stale": False,
     }
     if isinstance(job, Job):

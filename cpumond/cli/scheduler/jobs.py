@@ -41,7 +41,7 @@ def jobs_command(client: SchedulerClient, operation: str, state: str | None, lim
         print_text("no job fits; see `cpumond operation why` for the reason that none is started")
         return
     headings = (
-        column("job"), column("task", 6), column("node", 1), column("state"), column(">ordered", 7),
+        column("job"), column("task", 6), column("node", 1), column("state"), column("class", 9), column(">ordered", 7),
         column(">limit", 5), column(">usage", 4), column(">time", 2), column(">exit code", 8), column("", 3),
     )  # fmt: skip
     print_table(headings, [_job_row(job, time.time()) for job in answer.jobs])
@@ -55,6 +55,7 @@ def _job_row(job: JobView, now: float) -> list[Cell]:
         show_name(job.task),
         show_name(job.node_id),
         (job.state, STYLES.get(job.state, "")),
+        job.job_class,
         show_cores(job.cpu_limit),
         show_cores(job.current_cpu_limit),
         show_number(job.smoothed_cpu_usage, ".2f"),

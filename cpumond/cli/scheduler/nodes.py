@@ -96,6 +96,13 @@ def _tell_cordon(node: NodeView) -> str:
     return f"{how} by {show_name(cordon.user)} {ago} ago" + (f": {show_name(cordon.why)}" if cordon.why else "")
 
 
+def _tell_reclaimed(node: NodeView) -> str:
+    if not node.on_reclaimed_cores and not node.idle_class:
+        return ""
+    how = f"idle class: {node.idle_class}" if node.idle_class else "its agent has no idle class for them"
+    return f"{show_cores(node.on_reclaimed_cores)} cores of jobs on reclaimed CPU ({how})"
+
+
 @node_command.command("show", epilog="Example: cpumond node show host-17")
 @node_argument
 @scheduler_options
@@ -117,6 +124,7 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
             ("last heard of", f"{format_span(answer.silent_s)} ago"),
             ("capacity", show_amounts(answer.capacity)),
             ("used", show_amounts(answer.usage)),
+            ("reclaimed", _tell_reclaimed(answer)),
             ("used by others", show_amounts(answer.foreign_usage, "")),
             ("free", show_amounts(answer.free)),
             ("overcommitted", f"{answer.overcommit_count} times" if answer.overcommit_count else ""),
@@ -130,6 +138,7 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
             show_name(job.id),
             show_name(job.operation_id),
             (job.state, STYLES.get(job.state, "")),
+            job.job_class,
             show_cores(job.cpu_limit),
             show_cores(job.current_cpu_limit),
             show_number(job.smoothed_cpu_usage, ".2f"),
@@ -140,7 +149,7 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
         for job in answer.jobs
     ]
     headings = (
-        column("job"), column("operation", 1), column("state", 2), column(">ordered", 6), column(">limit", 5),
-        column(">usage", 4), column(">time", 3), column("preemptibility", 8), column("", 7),
+        column("job"), column("operation", 1), column("state", 2), column("class", 9), column(">ordered", 6),
+        column(">limit", 5), column(">usage", 4), column(">time", 3), column("preemptibility", 8), column("", 7),
     )  # fmt: skip
     print_table(headings, rows)

@@ -151,6 +151,8 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
         ("cpu time", show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)),
         ("lost", f"{answer.lost_core_seconds / 3600:.3g} core-hours" if answer.lost_core_seconds else ""),
         ("gang", "yes" if answer.is_gang else ""),
+        ("reclaimed cpu", "" if answer.allow_reclaimed else "refused"),
+        ("reclaimed cpu", "required" if answer.require_reclaimed else ""),
     ]
     for task in answer.tasks:
         words = task.command if isinstance(task.command, str) else " ".join(task.command)

@@ -80,6 +80,7 @@ function jobFacts(j) {
     ["Started", `${time(j.start_time)} (${duration((j.finish_time ?? serverNow()) - j.start_time)}${ended ? " long" : " ago"})`],
     ended ? ["Ended", time(j.finish_time)] : null,
     j.exit_code === null ? null : ["Exit code", String(j.exit_code)],
+    ["Class", j.class],
     ["Ordered", amount("cpu", j.cpu_limit)],
     [ended ? "Last limit" : "Limit now", amount("cpu", j.current_cpu_limit)],
     isKnown(j.cpu_usage) ? ["Usage", amount("cpu", j.cpu_usage)] : null,

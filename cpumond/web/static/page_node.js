@@ -36,6 +36,7 @@ export const node = {
         ["Tags", n.tags.join(", ") || "none"],
         ["Last heard of", `${showSpan(n.silent_s)} ago`],
         ["Jobs", count(n.job_count, "job") + (n.stopping_job_count ? `, ${n.stopping_job_count} ending` : "")],
+        n.on_reclaimed_cores || n.idle_class ? ["On reclaimed CPU", `${cores(n.on_reclaimed_cores)} cores, ${n.idle_class ? `idle class: ${n.idle_class}` : "its agent has no idle class"}`] : null,
         ["Overcommitted", tellOvercommits(n)],
         ...(n.cordon ? [["Cordon", tellCordon(n.cordon)]] : []),
       ])),

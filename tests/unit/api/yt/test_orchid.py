@@ -798,6 +798,7 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
         "cpu_limit": 1.0,
         "current_cpu_limit": 1.0,
         "cpu_monitor_mode": "reclaim",
+        "class": "ordinary",
         "is_stale": False,
         "cgroup": f"jobs/{failed}",
     }

@@ -1,0 +1,232 @@
+"""Ordinary jobs and jobs on reclaimed CPU, from their starts to their ends (semantics.md 1.10)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from scheduler_world import PlayedNode, World
+
+from cpumond.api.node_views import show_node_details
+from cpumond.api.views import show_job
+from cpumond.core.wire import AgentAbout, JobReport, NodeHeartbeat
+from cpumond.scheduler.decide.placement import ONLY_RECLAIMED
+from cpumond.scheduler.elements import Job
+from cpumond.scheduler.model import CommandError, StartRecord
+from cpumond.scheduler.why.causes import Causes
+
+
+def make_world(**tree: Any) -> tuple[World, PlayedNode]:
+    """A node of 4 cores that four jobs of one core each have ordered, of which they may use 0.25 each."""
+    world = World(max_unpreemptible_running_job_count=0, max_ephemeral_pools_per_user=9, **tree)
+    node = world.node("n", cpu=4.0)
+    world.start("owners", jobs=4)
+    world.settle_down()
+    for job in node.jobs:
+        node.limit(job, 0.25)
+    world.step()
+    return world, node
+
+
+def classes(world: World, operation: str) -> list[str]:
+    return [job.job_class for job in world.jobs_of(operation)]
+
+
+def one(world: World, operation: str) -> Job:
+    (job,) = world.jobs_of(operation)
+    return job
+
+
+def test_jobs_within_the_capacity_are_ordinary_and_those_beyond_it_on_reclaimed_cpu():
+    world, node = make_world()
+    (owners,) = world.state.operations
+    assert classes(world, owners) == ["ordinary"] * 4
+    batch = world.start("batch", jobs=3)
+    world.settle_down()
+    assert classes(world, batch) == ["reclaimed"] * 3
+    orders = [job.order for job in node.jobs.values()]
+    assert [order.reclaimed for order in orders] == [False] * 4 + [True] * 3
+    assert [order.has_ceiling for order in orders] == [True] * 4 + [False] * 3
+
+
+def test_orders_that_meet_the_capacity_exactly_are_ordinary():
+    world = World()
+    world.node("n", cpu=0.3)
+    operation = world.start(jobs=3, cpu=0.1)
+    world.settle_down()
+    assert classes(world, operation) == ["ordinary"] * 3
+
+
+def test_what_jobs_of_others_ordered_counts_not_what_they_may_use():
+    world = World()
+    node = world.node("n", cpu=4.0)
+    node.foreign.append(JobReport("postgresql", "", cpu_limit=3.0, current_cpu_limit=0.5))
+    world.beat()
+    operation = world.start(jobs=3)
+    world.settle_down()
+    assert classes(world, operation) == ["ordinary", "reclaimed", "reclaimed"]
+    node.foreign.clear()
+    world.settle_down()
+    assert classes(world, operation) == ["ordinary", "reclaimed", "reclaimed"]
+
+
+def test_the_class_outlives_a_restart_and_the_job():
+    world, node = make_world()
+    batch = world.start("batch")
+    world.settle_down()
+    job = one(world, batch)
+    world.restart()
+    assert one(world, batch).reclaimed
+    world.settle_down()
+    assert one(world, batch).reclaimed
+    node.finish(job.id)
+    world.start("batch", jobs=9)  # its operation's record stays
+    world.settle_down()
+    record = world.state.finished_jobs[batch][job.id]
+    assert (record.reclaimed, show_job(record).job_class) == (True, "reclaimed")
+    world.restart()
+    assert world.state.finished_jobs[batch][job.id].reclaimed
+
+
+def test_what_a_version_without_classes_stored_is_ordinary_and_it_reads_what_is_ordinary():
+    old = {
+        "id": "j", "operation_id": "o", "task": "t", "tree": "default", "node_id": "n", "start_time": 1.0,
+        "sequence": 1,
+    }  # fmt: skip
+    record = msgspec.convert(old, StartRecord)
+    assert not record.reclaimed
+    assert msgspec.to_builtins(record) == old
+
+
+def test_a_job_that_was_lost_and_comes_back_has_its_class_and_one_without_a_record_is_ordinary():
+    world, node = make_world()
+    batch = world.start("batch", jobs=2)
+    world.settle_down()
+    jobs = {job.id for job in world.jobs_of(batch)}
+    world.now += 1000.0
+    world.expire()
+    assert world.jobs_of(batch) == []
+    node.register()
+    world.settle_down()
+    assert {job.id: job.reclaimed for job in world.jobs_of(batch)} == dict.fromkeys(jobs, True)
+    for place in [place for place in world.stored if place[0] == "start"]:
+        del world.stored[place]
+    world.restart()
+    world.settle_down()
+    assert {job.id: job.reclaimed for job in world.jobs_of(batch)} == dict.fromkeys(jobs, False)
+
+
+def test_jobs_that_were_told_to_stop_do_not_count_so_that_who_preempts_is_ordinary():
+    world = World(
+        fair_share_starvation_timeout=0, preemptive_scheduling_backoff=0, max_unpreemptible_running_job_count=0
+    )
+    node = world.node("n", cpu=4.0)
+    node.keeps_stopping = True
+    world.create_pool("rich")
+    world.create_pool("poor", strong_guarantee_resources={"cpu": 2})
+    world.start("rich", jobs=4)
+    world.settle_down()
+    poor = world.start("poor", jobs=2)
+    world.settle_down(6)
+    assert len(node.stopping) == 2
+    assert classes(world, poor) == ["ordinary"] * 2
+
+
+def test_an_agent_that_can_give_no_idle_class_is_not_asked_to():
+    world, node = make_world()
+    for idle_class, asked in (("", False), ("idle", True), ("lowest weight", True)):
+        about = AgentAbout("0.3.0", "quota", "quota", idle_class=idle_class)
+        beat = node.heartbeat()
+        told = {name: getattr(beat, name) for name in beat.__struct_fields__}
+        world.hear(NodeHeartbeat(**told, about=about))
+        batch = world.start("batch", cpu=0.5)
+        world.settle_down()
+        job = one(world, batch)
+        assert job.reclaimed
+        assert node.jobs[job.id].order.reclaimed is asked
+        view = show_node_details(world.state.nodes["n"], world.now)
+        assert (view.idle_class, view.on_reclaimed_cores) == (idle_class, 0.5)
+        assert [each.job_class for each in view.jobs] == ["ordinary"] * 4 + ["reclaimed"]
+        node.finish(job.id)
+        world.settle_down()
+
+
+# --- options of operations
+
+
+def test_an_operation_that_refuses_reclaimed_cpu_waits_for_cpu_that_nobody_ordered():
+    world, node = make_world()
+    refusing = world.start("batch", jobs=2, allow_reclaimed=False)
+    world.settle_down()
+    assert world.jobs_of(refusing) == []
+    element = world.element(refusing)
+    assert element.deactivations == {ONLY_RECLAIMED: 1}
+    assert Causes(world.tree()).of(element).cause.kind == "reclaimed"
+    node.finish(next(iter(node.jobs)))
+    world.settle_down()
+    assert classes(world, refusing) == ["ordinary"]
+
+
+def test_an_operation_that_refuses_reclaimed_cpu_does_not_hold_up_others():
+    world, _ = make_world()
+    refusing = world.start("a", allow_reclaimed=False)
+    other = world.start("b")
+    world.settle_down()
+    assert (classes(world, refusing), classes(world, other)) == ([], ["reclaimed"])
+
+
+def test_an_operation_that_requires_reclaimed_cpu_has_it_on_an_empty_node_too():
+    world = World()
+    node = world.node("n", cpu=4.0)
+    operation = world.start(jobs=2, require_reclaimed=True)
+    world.settle_down()
+    assert classes(world, operation) == ["reclaimed"] * 2
+    assert all(job.order.reclaimed for job in node.jobs.values())
+
+
+def test_both_options_at_once_are_refused_in_words():
+    with pytest.raises(CommandError, match="never start with allow_reclaimed = false; set one of the two") as refused:
+        World().start(allow_reclaimed=False, require_reclaimed=True)
+    assert refused.value.attributes["field"] == "require_reclaimed"
+    with pytest.raises(CommandError, match="spec/allow_reclaimed: expected true or false, got text"):
+        World().start(allow_reclaimed="no")
+
+
+@pytest.mark.parametrize(("given", "known"), [({}, None), ({"set-container-cpu-limit": True}, True)])
+def test_a_task_says_whether_its_limit_is_a_ceiling(given: dict[str, Any], known: bool | None):
+    world, node = make_world()
+    tasks = {"t": {"job_count": 1, **given}}
+    operation = world.start("batch", tasks=tasks)
+    world.settle_down()
+    order = node.jobs[one(world, operation).id].order
+    assert (order.set_container_cpu_limit, order.has_ceiling) == (known, bool(known))
+    with pytest.raises(CommandError, match="set_container_cpu_limit: expected true or false, got a number"):
+        world.start(tasks={"t": {"job_count": 1, "set_container_cpu_limit": 1}})
+
+
+# --- gangs
+
+
+def test_the_jobs_of_one_gang_may_differ_in_class():
+    world = World()
+    node = world.node("n", cpu=4.0)
+    node.foreign.append(JobReport("postgresql", "", cpu_limit=3.0, current_cpu_limit=0.5))
+    world.beat()
+    gang = world.start(jobs=3, is_gang=True)
+    world.settle_down()
+    assert sorted(classes(world, gang)) == ["ordinary", "reclaimed", "reclaimed"]
+
+
+def test_a_gang_that_refuses_reclaimed_cpu_starts_within_the_orders_of_several_nodes():
+    world, _ = make_world()
+    gang = world.start("gang", jobs=3, cpu=1.5, is_gang=True, allow_reclaimed=False)
+    world.settle_down()
+    world.node("second", cpu=4.0)
+    world.settle_down()
+    assert world.jobs_of(gang) == []
+    assert set(world.element(gang).deactivations) == {ONLY_RECLAIMED}
+    third = world.node("third", cpu=2.0)
+    world.settle_down()
+    assert classes(world, gang) == ["ordinary"] * 3
+    assert len(third.jobs) == 1
