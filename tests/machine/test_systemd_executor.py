@@ -14,6 +14,7 @@ from guest_host import Facts, assert_passed, assert_quiet, boot, of
 LIMIT_S = 240
 NOTHING = {"units": [], "cgroups": []}
 SLICE = "cpumond.slice/cpumond-jobs.slice"
+IDLE_SLICE = "cpumond_reclaimed.slice"
 
 pytestmark = [pytest.mark.machine, pytest.mark.timeout(900)]
 
@@ -125,6 +126,34 @@ def test_limits_are_in_force(facts: Facts) -> None:
     assert fact["files"]["memory"] == f"{64 << 20}\n"
     assert fact["files"]["cgroup.procs"].split() == [fact["show"]["MainPID"]]
     assert 0.0 <= fact["age_s"] < 60.0
+    assert fact["left"] == NOTHING
+
+
+def test_jobs_on_reclaimed_cpu_are_behind_all_others(facts: Facts) -> None:
+    """In a slice that is a child of the root, in the class before the first of them, over reloads and repairs."""
+    fact = of(facts, "reclaimed")
+    place = {"ordinary": SLICE, "plain": IDLE_SLICE, "capped": IDLE_SLICE}
+    assert fact["started"] == {name: f"{above}/cpumond-job-{name}.service" for name, above in place.items()}
+    assert {name: unit["Slice"] for name, unit in fact["units"].items()} == {
+        name: above.rpartition("/")[2] for name, above in place.items()
+    }
+    assert {unit["CPUWeight"] for unit in fact["units"].values()} == {"50"}
+    assert {name: unit["CPUQuotaPerSecUSec"] for name, unit in fact["units"].items()} == {
+        "ordinary": "500ms", "plain": "infinity", "capped": "500ms",
+    }  # fmt: skip
+    assert fact["scores"] == {"ordinary": 0, "plain": 1000, "capped": 1000}
+    assert not fact["before"]
+    for name, look in fact["looks"].items():
+        assert look["idle"], name
+        assert set(look["weights"].values()) == {"512\n"}, name
+        assert look["quotas"] == {"ordinary": "50000\n", "plain": "-1\n", "capped": "50000\n"}, name
+        assert look["slice"] == {"ActiveState": "active", "CPUWeight": "idle", "ControlGroup": f"/{IDLE_SLICE}"}, name
+    assert set(fact["looks"]) == {"first", "daemon-reload", "daemon-reexec", "repaired"}
+    assert not fact["cleared"]
+    assert list(fact["recovered"]) == list(place)
+    # The kernel refuses what systemd would make of CPUWeight=idle on v1: the class does not depend on it.
+    (complaint,) = fact["complaints"]
+    assert complaint.endswith(f"'cpu.shares' attribute on '/{IDLE_SLICE}' to '2': Invalid argument")
     assert fact["left"] == NOTHING
 
 
@@ -276,6 +305,8 @@ def test_jobs_of_the_hardened_service(facts: Facts) -> None:
     assert_quiet(fact["verify"])
     assert_quiet(fact["start"])
     assert ended(fact["job"])["exit_code"] == 4
+    assert ended(fact["reclaimed"])["exit_code"] == 0
+    assert fact["idle"]
     assert fact["stdout"][0] == "nobody\n/var/lib/cpumond-jobs/sandboxed/work\n"
     assert fact["stderr"][0] == "oops\n"
     assert fact["made"] == ["made"]

@@ -13,13 +13,15 @@ import pytest
 from cpumond.agent.config import DEFAULT_CONFIG_PATH, AgentConfig
 from cpumond.cli import COMMANDS
 from cpumond.core.errors import EXIT_CONFIG, EXIT_USAGE
+from cpumond.core.job_cgroups import IDLE_SLICE, JOBS_SLICE
 from cpumond.host.service import OTHER_DESCRIPTORS
 from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH, SchedulerConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "systemd"
 SERVICE = FOLDER / "cpumond.service"
 SCHEDULER = FOLDER / "cpumond-scheduler.service"
-SLICE = FOLDER / "cpumond-jobs.slice"
+SLICE = FOLDER / JOBS_SLICE
+RECLAIMED = FOLDER / IDLE_SLICE
 EXECUTOR = FOLDER / "executor.conf"
 EXECUTOR_OF_SLURM = FOLDER / "executor-slurm.conf"
 ENGINES = sorted((FOLDER / "cpumond.service.d").glob("*.conf"))
@@ -84,7 +86,7 @@ def copy_of(unit: Path, folder: Path, drop_ins: tuple[Path, ...] = (), more: str
 @pytest.mark.parametrize(
     ("unit", "drop_ins"),
     [
-        *((unit, ()) for unit in (SERVICE, SCHEDULER, SLICE)),
+        *((unit, ()) for unit in (SERVICE, SCHEDULER, SLICE, RECLAIMED)),
         *((SERVICE, (drop_in,)) for drop_in in (*ENGINES, EXECUTOR, EXECUTOR_OF_SLURM)),
     ],
     ids=lambda each: each.name if isinstance(each, Path) else "+".join(path.stem for path in each),
@@ -96,6 +98,12 @@ def test_systemd_accepts_units_and_drop_ins(unit: Path, drop_ins: tuple[Path, ..
     assert (answer.returncode, answer.stdout + answer.stderr) == (0, "")
     if unit == SLICE:
         assert "CPUWait" in run(*verify, copy_of(unit, tmp_path, more="CPUWait=100\n")).stderr
+
+
+def test_the_slice_of_jobs_on_reclaimed_cpu_is_behind_all_others() -> None:
+    """A child of the root, as idle counts among siblings; a dash in its name would be a level."""
+    assert read_unit(RECLAIMED)["CPUWeight"] == ["idle"]
+    assert "-" not in RECLAIMED.stem
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ from guest_tools import (
     write_file,
 )
 
+from cpumond.core.job_cgroups import IDLE_SLICE, JOBS_SLICE
+from cpumond.host.cgroup.idle import IdleParent
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.host.executor.model import Ended, Event, Launch, NotStarted, Started
@@ -159,8 +161,8 @@ def sh(script: str, *arguments: str) -> list[str]:
 
 
 def install() -> dict[str, Any]:
-    """The slice as a package would install it; the memory controller becomes systemd's, as on a real host."""
-    install_files({"systemd/cpumond-jobs.slice": "/usr/lib/systemd/system/cpumond-jobs.slice"})
+    """The slices as a package would install them; the memory controller becomes systemd's, as on a real host."""
+    install_files({f"systemd/{name}": f"/usr/lib/systemd/system/{name}" for name in (JOBS_SLICE, IDLE_SLICE)})
     Path("/var/lib/cpumond-jobs").mkdir(mode=0o711)
     closed = () if IS_V2 else ("memory", "pids")
     answers = [run("mount", "-o", "remount,bind,rw", f"/sys/fs/cgroup/{name}") for name in closed]
@@ -243,6 +245,65 @@ def quota() -> dict[str, Any]:
         d.executor.kill("quota")
         d.take("quota", Ended)
         return {"show": shown, "files": files, "age_s": age_s, "events": d.events_of("quota"), "left": left_over()}
+
+
+def read_idle() -> bool:
+    """Whether the slice of jobs on reclaimed CPU is in the idle class."""
+    return IdleParent(open_hierarchies(), IDLE_SLICE).is_set()
+
+
+def show(unit: str, *names: str) -> dict[str, str]:
+    """Properties of a unit, in systemd's words."""
+    return {name: systemctl("show", "-p", name, "--value", unit)["output"].strip() for name in names}
+
+
+def reclaimed() -> dict[str, Any]:
+    """Jobs on reclaimed CPU: where they are, what systemd knows of it, over reloads, by an agent that comes back."""
+    kinds = {
+        "ordinary": {"reclaimed": False},
+        "plain": {"reclaimed": True, "has_ceiling": False},
+        "capped": {"reclaimed": True},
+    }
+    unit_names = ("Slice", "CPUWeight", "CPUQuotaPerSecUSec", "OOMScoreAdjust")
+    cpu = Path("/sys/fs/cgroup", "" if IS_V2 else "cpu")
+    weight_name = "cpu.weight" if IS_V2 else "cpu.shares"
+    started = {}
+
+    def look() -> dict[str, Any]:
+        return {
+            "idle": read_idle(),
+            "weights": {name: (cpu / cgroup / weight_name).read_text() for name, cgroup in started.items()},
+            "quotas": {name: read_quota(cgroup)["cpu.cfs_quota_us"] for name, cgroup in started.items()},
+            "slice": show(IDLE_SLICE, "ActiveState", "CPUWeight", "ControlGroup"),
+        }
+
+    result: dict[str, Any] = {"before": read_idle()}
+    with driver() as d:
+        for name, options in kinds.items():
+            d.start(name, "sleep", "65.5", cpu_limit=0.5, **options)
+            started[name] = d.take(name, Started).cgroup
+        result["started"] = started
+        result["units"] = {name: show(f"cpumond-job-{name}.service", *unit_names) for name in kinds}
+        pids = {name: show(f"cpumond-job-{name}.service", "MainPID")["MainPID"] for name in kinds}
+        result["scores"] = {name: int(Path("/proc", pid, "oom_score_adj").read_text()) for name, pid in pids.items()}
+        result["looks"] = {"first": look()}
+        for verb in ("daemon-reload", "daemon-reexec"):
+            answer = systemctl(verb)
+            d.run(f"after-{verb}", "true")
+            result["looks"][verb] = {**look(), "answer": answer}
+        (cpu / IDLE_SLICE / "cpu.idle").write_text("0\n")
+        result["cleared"] = read_idle()
+    with driver(*kinds) as d:
+        result["recovered"] = d.recovered  # type: ignore[attr-defined]
+        d.run("another", "true", reclaimed=True)
+        result["looks"]["repaired"] = look()
+        for name in kinds:
+            d.executor.kill(name)
+            d.take(name, Ended)
+        result["ends"] = {name: d.events_of(name) for name in (*kinds, "another")}
+    told = run("journalctl", "--no-pager", "-o", "cat", "_PID=1", "-g", r"Failed to set 'cpu\.")["output"]
+    result["complaints"] = sorted(set(told.splitlines()))
+    return {**result, "left": left_over()}
 
 
 def out_of_memory() -> dict[str, Any]:
@@ -569,6 +630,8 @@ def in_service() -> None:
             result["stdout"] = d.log("sandboxed", "stdout")
             result["stderr"] = d.log("sandboxed", "stderr")
             result["home"] = d.run("at-home", "/home/somebody/program", user="nobody", working_directory="/tmp")
+            result["reclaimed"] = d.run("behind", "true", user="nobody", working_directory="/tmp", reclaimed=True)
+            result["idle"] = read_idle()
             d.start("stays", "sleep", "64.5")
             result["stays"] = msgspec.to_builtins(d.take("stays", Started))
         result["made"] = os.listdir(f"{folder}/work")
@@ -600,7 +663,8 @@ def service() -> dict[str, Any]:
     write_file("/home/somebody/program", "#!/bin/sh\nexit 21\n", 0o755)
     answers = [run("systemd-sysusers"), run("systemd-tmpfiles", "--create", "cpumond.conf"), systemctl("daemon-reload")]
     Path("/usr/bin/cpumond").symlink_to("/bin/true")
-    verify = run("systemd-analyze", "verify", "--man=no", "cpumond.service")
+    verify = run("systemd-analyze", "verify", "--man=no", "cpumond.service", IDLE_SLICE)
+    answers.append(systemctl("stop", IDLE_SLICE))
     start = systemctl("start", "cpumond")
     result = json.loads(Path("/var/lib/cpumond-jobs/result.json").read_text())
     exposure = run("systemd-analyze", "security", "--no-pager", "cpumond")["output"].strip().splitlines()[-1]
@@ -626,8 +690,8 @@ def service() -> dict[str, Any]:
 
 
 STEPS = (
-    install, exits, refusals, setting, quota, out_of_memory, stubborn, obedient, killed_at_start, forks_away, logs,
-    recovery, reloads, by_hand, many, close_with_jobs, problems, service, bus_restart,
+    install, exits, refusals, setting, quota, reclaimed, out_of_memory, stubborn, obedient, killed_at_start, forks_away,
+    logs, recovery, reloads, by_hand, many, close_with_jobs, problems, service, bus_restart,
 )  # fmt: skip
 
 
