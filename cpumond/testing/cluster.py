@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import psutil
 
 from cpumond.core.errors import UnavailableError
+from cpumond.core.job_cgroups import name_idle_parent
 from cpumond.host.cgroup.mounts import read_mounts
 from cpumond.testing.ports import hold
 from cpumond.testing.postgresql import PostgresServer
@@ -416,12 +417,20 @@ class Cluster:
             process.kill()
             process.let_go()
         # First the jobs, while keepers reap them; then again, for a job that was just being started.
-        remove_cgroups(self.cgroup_prefix, self.mountinfo)
+        self._remove_cgroups()
         for node in self.nodes:
             node.close()
-        remove_cgroups(self.cgroup_prefix, self.mountinfo)
+        self._remove_cgroups()
         if self.database is not None:
             self.database.close()
+
+    def _list_cgroups(self) -> list[str]:
+        """The cgroups that its nodes use, without those below them."""
+        return [self.cgroup_prefix, *(name_idle_parent(node.cgroup_root) for node in self.nodes)]
+
+    def _remove_cgroups(self) -> None:
+        for cgroup in self._list_cgroups():
+            remove_cgroups(cgroup, self.mountinfo)
 
     def check(self) -> None:
         """Raise UnavailableError if a process ended without ``stop`` or ``kill``."""
@@ -431,7 +440,8 @@ class Cluster:
     def leftovers(self) -> list[str]:
         """The cluster's cgroups in every hierarchy, and its keepers; after ``close`` there are none."""
         keepers = [f"process {pid}" for node in self.nodes for pid in node.find_keepers()]
-        return _list_places(self.cgroup_prefix, self.mountinfo) + keepers
+        places = [place for cgroup in self._list_cgroups() for place in _list_places(cgroup, self.mountinfo)]
+        return places + keepers
 
     @property
     def url(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ import msgspec
 
 from cpumond.cli.ending import Ending, ended_by, list_ending_signals
 from cpumond.core.errors import UnavailableError
+from cpumond.core.job_cgroups import IDLE_NAME
 from cpumond.host.cgroup import mounts
 from cpumond.testing import RUN_PREFIX, SHORT_DIR, remove_cgroups
 
@@ -102,16 +102,28 @@ def is_left(entry: str, name: str) -> bool:
     return found is not None and (int(found[1]) == os.getpid() or not os.path.exists(f"/proc/{found[1]}"))
 
 
+def is_left_idle(entry: str, name: str) -> bool:
+    """Whether ``entry`` is the idle class (``name_idle_parent``) of a node below ``name`` and a dead process' id."""
+    found = re.fullmatch(rf"{IDLE_NAME}-(?:.+-)?({re.escape(name)}[0-9]+)-.+", entry)
+    return found is not None and is_left(found[1], name)
+
+
 def remove_leftovers(name: str, parent: str, mountinfo: str = "/proc/self/mountinfo") -> None:
-    """Kill and remove the cgroups ``parent``/``name``PID of dead processes, in all hierarchies."""
+    """Kill and remove the cgroups ``parent``/``name``PID of dead processes, and the idle classes of nodes there, in all
+    hierarchies."""
     with contextlib.suppress(OSError):
         for mount in mounts.read_mounts(mountinfo):
-            pattern = os.path.join(glob.escape(os.path.join(mount.mount_point, parent)), f"{name}*")
-            for top in glob.glob(pattern):
-                entry = os.path.basename(top)
-                if is_left(entry, name) and "-" not in entry.removeprefix(name) and os.access(top, os.W_OK):
+            above = os.path.join(mount.mount_point, parent)
+            left = [
+                os.path.join(parent, entry)
+                for entry in (os.listdir(above) if os.path.isdir(above) else ())
+                if is_left(entry, name) and "-" not in entry.removeprefix(name)
+            ]
+            left += [entry for entry in os.listdir(mount.mount_point) if is_left_idle(entry, name)]
+            for path in left:
+                if os.access(os.path.join(mount.mount_point, path), os.W_OK):
                     # It stays where it is in use again, or belongs to another user.
-                    remove_cgroups(os.path.join(parent, entry), mountinfo, timeout_s=2.0)
+                    remove_cgroups(path, mountinfo, timeout_s=2.0)
 
 
 def make_directory(name: str) -> str:

@@ -14,6 +14,8 @@ import pytest
 from cpumond.cli.demo import host as demo_host
 from cpumond.cli.demo import jobs as demo_jobs
 from cpumond.cli.demo.kernel import PlainKernel
+from cpumond.core.job_cgroups import name_idle_parent
+from cpumond.testing import write_mountinfo
 
 
 @pytest.mark.parametrize("cpu_count", [1, 2, 3, 4, 64])
@@ -121,6 +123,24 @@ def test_only_names_of_dead_processes_are_left():
         assert demo_host.is_left(entry, "x-")
     for entry in (f"x-{os.getppid()}", f"x-0{dead.pid}", f"x-{dead.pid}x", f"yx-{dead.pid}", "x-", f"x-{dead.pid}-"):
         assert not demo_host.is_left(entry, "x-")
+
+
+def test_cgroups_of_dead_processes_are_removed(tmp_path):
+    """Also the idle classes of nodes, which are not below the others."""
+    with subprocess.Popen(["true"]) as dead:
+        pass
+    idle = [name_idle_parent(f"{path}/node-1") for path in (f"x-{dead.pid}", f"a.scope/x-{dead.pid}")]
+    left = [f"a.scope/x-{dead.pid}/node-1", *idle]
+    kept = [
+        f"a.scope/x-{os.getppid()}/node-1", f"a.scope/x-{dead.pid}-ab/node-1", f"x-{dead.pid}", "cpumond-reclaimed",
+        name_idle_parent(f"x-{os.getppid()}/node-1"), name_idle_parent(f"x-{dead.pid}"), idle[0].replace("x-", "y-"),
+    ]  # fmt: skip
+    for path in (*left, *kept):
+        (tmp_path / "cpu" / path).mkdir(parents=True)
+    mountinfo = write_mountinfo(tmp_path / "mountinfo", {str(tmp_path / "cpu"): "cpu"})
+    demo_host.remove_leftovers("x-", "a.scope", mountinfo)
+    assert [path for path in left if (tmp_path / "cpu" / path).exists()] == []
+    assert [path for path in kept if not (tmp_path / "cpu" / path).exists()] == []
 
 
 def test_files_of_dead_processes_are_removed(tmp_path, monkeypatch):
