@@ -75,14 +75,14 @@ def check_unit_rights(paths: Iterable[str], seen: BusSeen, are_expected: bool = 
 
 
 def check_owners(
-    paths: Sequence[str], cpu_version: int, is_delegated: Callable[[str], bool], own_root: str = ""
+    paths: Sequence[str], cpu_version: int, is_delegated: Callable[[str], bool], own_roots: Sequence[str] = ()
 ) -> list[Finding]:
     """Cgroups that are neither a unit nor in a delegated subtree.
 
     ``paths`` are relative; ``is_delegated`` is asked for each of them and of the cgroups above; those below
-    ``own_root`` are the executor's and left out.
+    ``own_roots`` are the executor's and left out.
     """
-    paths = [path for path in paths if not (own_root and (path == own_root or path.startswith(own_root + "/")))]
+    paths = [path for path in paths if not any(path == own or path.startswith(own + "/") for own in own_roots)]
     findings = []
     inside = [(path, unit) for path in paths if not unit_of(path) and (unit := _unit_above(path))]
     kept = [(path, unit) for path, unit in inside if not any(map(is_delegated, [path, *_above(path)]))]

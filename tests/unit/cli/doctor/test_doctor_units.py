@@ -136,8 +136,10 @@ def test_the_account_is_that_of_the_running_agent():
 # whose cgroups
 
 
-def owners(paths: list[str], version: int = 2, delegated: tuple[str, ...] = (), own_root: str = "") -> list[Finding]:
-    return doctor_units.check_owners(paths, version, lambda path: path in delegated, own_root)
+def owners(
+    paths: list[str], version: int = 2, delegated: tuple[str, ...] = (), own: tuple[str, ...] = ()
+) -> list[Finding]:
+    return doctor_units.check_owners(paths, version, lambda path: path in delegated, own)
 
 
 def test_units_themselves_are_nobody_else_s():
@@ -164,8 +166,8 @@ def test_hand_made_cgroups_lose_the_controller_on_version_2_only():
 @pytest.mark.parametrize("own_root", ["cpumond", "cpumond.slice", "system.slice/cpumond.service/jobs"])
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_executor_s_own_root_is_no_concern(own_root, version):
-    assert owners([own_root, f"{own_root}/job-1"], version, own_root=own_root) == []
-    assert owners([own_root + "-2"], 2, own_root=own_root) != []
+    assert owners([own_root, f"{own_root}/job-1", "idle/job-2"], version, own=(own_root, "idle")) == []
+    assert owners([own_root + "-2"], 2, own=(own_root, "idle")) != []
 
 
 def test_doctor_leaves_the_executor_s_root_out(tmp_path, monkeypatch):
