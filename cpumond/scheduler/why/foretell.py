@@ -51,6 +51,7 @@ def _count_started(known: Known, material: Material, config: Config) -> float | 
         if node is not None:
             node.is_online, node.sequence = True, 0
             node.foreign_usage = subtract(node.capacity, room.free)
+            node.foreign_ordered_cores = node.capacity[CPU] - room.unordered_cores
             nodes.append(node)
     started = -1
     for now in itertools.islice(itertools.count(material.at, 1.0), MAX_ROUNDS):

@@ -224,7 +224,7 @@ def _held_by_pool(result: Search) -> dict[str, float]:
 
 KINDS: Final = (
     "max_running_operation_count", "resource_limits", "max_share_ratio", "fragmentation", "memory", "user_slots", "gpu",
-    "network", "spare", "graceful", "gang", "cordon",
+    "network", "spare", "graceful", "gang", "cordon", "allow_reclaimed",
 )  # fmt: skip
 """Kinds of causes that hold back CPU of a tree's own nodes; series of metrics begin at 0 for all of them."""
 

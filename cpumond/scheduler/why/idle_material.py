@@ -5,6 +5,7 @@ Amounts are absolute vectors in the order of RESOURCES, cores where a name says 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -61,6 +62,8 @@ class WaitingOperation:
     """Place in its FIFO pool or the queue; lower is earlier."""
     tasks: tuple[tuple[Vector, int], ...]
     active_jobs: int = 0
+    refuses_reclaimed: bool = False
+    """Whether its jobs start within the orders on a node only (1.10)."""
 
     @property
     def waiting_cores(self) -> float:
@@ -79,6 +82,8 @@ class NodeRoom:
     tree: str = ""
     is_empty: bool = False
     why: str = ""
+    unordered_cores: float = math.inf
+    """What of its CPU no job has ordered."""
 
 
 @dataclass(slots=True)
@@ -221,6 +226,7 @@ def _take_operations(
             record.id, places[pool], element.is_running, record.preemption_mode == "graceful", record.is_gang,
             element.usage, element.fair_share, element.demand_share, limits, options.max_share_ratio,
             float(element.fifo_index or 0) if is_fifo else float(number), wanted, len(element.jobs),
+            not record.allow_reclaimed,
         )  # fmt: skip
 
 
@@ -230,7 +236,7 @@ def _take_node(taken: Material, node: Node, quiet: set[str]) -> None:
     if not node.is_online:
         return
     room = NodeRoom(node.id, node.capacity, positive_part(node.free), node.tags | {node.address}, node.tree or "")
-    room.is_empty = not node.jobs and not node.stopping
+    room.is_empty, room.unordered_cores = not node.jobs and not node.stopping, node.unordered_cores
     if node.matched_trees:
         if node.tree == taken.tree:
             taken.split.take(node)

@@ -53,6 +53,7 @@ SPARE: Final = Hindrance("spare")
 FRAGMENTATION: Final = Hindrance("fragmentation")
 GRACEFUL: Final = Hindrance("graceful")
 GANG: Final = Hindrance("gang")
+REFUSED: Final = Hindrance("allow_reclaimed")
 CORDON: Final = Hindrance("cordon")
 TAGS: Final = Hindrance("tags")
 FULL: Final = Hindrance("full")
@@ -139,6 +140,8 @@ class _Packer:
         """Cores of the largest node."""
         self.gangs: dict[int, list[tuple[Vector, _Item]]] = {}
         """Place of an operation whose jobs start together -> what of its jobs is needed on nodes, and they."""
+        self.refusing: list[tuple[Vector, _Item]] = []
+        """The same of operations that refuse reclaimed CPU."""
 
     def run(self) -> Packing:
         packing, material = self.packing, self.material
@@ -146,11 +149,14 @@ class _Packer:
         nodes = [*material.nodes, *(material.outside if TAGS in self.lifted else ())]
         nodes += material.cordoned if CORDON in self.lifted else ()
         rooms = [
-            NodeRoom(each.id, each.capacity, each.free, each.tags, each.tree, each.is_empty, each.why)
+            NodeRoom(
+                each.id, each.capacity, each.free, each.tags, each.tree, each.is_empty, each.why, each.unordered_cores
+            )
             for each in nodes
             if each.free[CPU] > ROUNDING
-        ]
+        ]  # fmt: skip
         self._place_gangs(rooms)
+        self._place_refusing(rooms)
         if len(self.items) > MANY_ORDERS:
             self._fill_in_turn(rooms)
         else:
@@ -201,6 +207,8 @@ class _Packer:
                 needed = (*needed[:r], 0.0, *needed[r + 1 :])  # type: ignore[assignment]
             if is_gang:
                 self.gangs.setdefault(number, []).append((needed, item))
+            elif operation.refuses_reclaimed and REFUSED not in self.lifted:
+                self.refusing.append((needed, item))
             else:
                 self.items.setdefault(needed, []).append(item)
             self.all_items.append(item)
@@ -224,9 +232,28 @@ class _Packer:
             found = self._find_places(parts, by_room) or self._find_places(parts, by_room[::-1])
             if found is not None:
                 for node, free in found.items():
-                    self._keep(node, free)
+                    self._take(node, subtract(self._free_of(node, parts[0][1]), free))
                 for _, item in parts:
                     self._give(item, item.left)
+
+    def _place_refusing(self, rooms: list[NodeRoom]) -> None:
+        """Start what refuses reclaimed CPU, before others; what only these orders are in the way of is noted."""
+        for needed, item in sorted(self.refusing, key=lambda part: part[1].key):
+            for node in rooms:
+                free = self._free_of(node, item)
+                if item.left and self._holds(node, free, needed) and self._may_grow(item):
+                    number = self._fitting(free, needed, item)
+                    self._take(node, scale(needed, number))
+                    self._give(item, number)
+            if item.left and any(self._holds(node, self._free_of(node), needed) for node in rooms):
+                self.packing.in_way.setdefault(item.number, (REFUSED,))
+
+    def _take(self, node: NodeRoom, taken: Vector) -> None:
+        self._keep(node, subtract(self._free_of(node), taken))
+        node.unordered_cores -= taken[CPU]
+
+    def _holds(self, node: NodeRoom, free: Vector, needed: Vector) -> bool:
+        return fits(free, needed) and self._has_spare(self._free_of(node), node.capacity)
 
     def _find_places(self, parts: list[tuple[Vector, _Item]], nodes: list[NodeRoom]) -> dict[NodeRoom, Vector] | None:
         """What the nodes have free with all these jobs, None where they do not fit."""
@@ -234,7 +261,7 @@ class _Packer:
         for needed, item in sorted(parts, key=lambda part: -part[1].order[CPU]):
             left = item.left
             for node in nodes:
-                free = free_of.get(node) or self._free_of(node)
+                free = free_of.get(node) or self._free_of(node, item)
                 while left and fits(free, needed) and self._has_spare(free, node.capacity):
                     free = free_of[node] = subtract(free, needed)
                     left -= 1
@@ -244,8 +271,10 @@ class _Packer:
                 return None
         return free_of
 
-    def _free_of(self, node: NodeRoom) -> Vector:
+    def _free_of(self, node: NodeRoom, item: _Item | None = None) -> Vector:
         free = node.free
+        if item is not None and item.operation.refuses_reclaimed and REFUSED not in self.lifted:
+            free = (free[0], min(free[CPU], node.unordered_cores), *free[2:])
         for r in self.ignored:
             free = (*free[:r], math.inf, *free[r + 1 :])  # type: ignore[assignment]
         return free

@@ -22,6 +22,7 @@ from cpumond.scheduler.why.packing import (
     FRAGMENTATION,
     GANG,
     GRACEFUL,
+    REFUSED,
     SCARCE,
     SPARE,
     TAGS,
@@ -122,6 +123,14 @@ def _step(result: Search, found: Found, hindrance: Hindrance) -> Step:
             f"preemption_mode of {count(len(found.placed), 'waiting operation')} is graceful, and such an operation "
             "starts no job beyond its fair share",
             f"start {them} with preemption_mode = normal ({', '.join(ids)})",
+            operations=ids,
+        )
+    if hindrance == REFUSED:
+        ids = tuple(result.operations[number].id for number in sorted(found.placed)[:3])
+        return Step(
+            f"allow_reclaimed of {count(len(found.placed), 'waiting operation')} is false, and other jobs ordered "
+            "the CPU that is free",
+            f"start {'it' if len(found.placed) == 1 else 'them'} with allow_reclaimed = true ({', '.join(ids)})",
             operations=ids,
         )
     if hindrance == GANG:

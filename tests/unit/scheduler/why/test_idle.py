@@ -370,3 +370,39 @@ def test_a_pool_is_told_what_holds_back_its_own_operations():
     of_none = in_pool(report, "none", above, frozenset({"none"}))
     assert of_none.causes == []
     assert of_none.sentence == f"nothing holds back pool none; in the whole tree {report.sentence}"
+
+
+def test_an_operation_that_refuses_reclaimed_cpu_waits_for_what_others_ordered():
+    world = World(max_ephemeral_pools_per_user=9)
+    node = world.node("n0", 8.0)
+    world.start("owners", jobs=3, cpu=2.0)
+    world.settle_down()
+    for job in node.jobs:
+        node.limit(job, 0.5)
+    refusing = world.start("picky", jobs=3, cpu=2.0, allow_reclaimed=False)
+    world.settle_down()
+    assert len(world.jobs_of(refusing)) == 1
+    report = look(world)
+    (cause,) = report.causes
+    assert (cause.kind, cause.cores, cause.operations) == ("allow_reclaimed", 4.0, [refusing])
+    assert idle_reasons(report)["allow_reclaimed"] == 4.0
+    assert report.sentence == (
+        "4 cores stand idle while 1 operation waits: allow_reclaimed of 1 waiting operation is false, and other jobs "
+        f"ordered the CPU that is free; start it with allow_reclaimed = true ({refusing}) and 4 cores start work"
+    )
+
+
+@pytest.mark.parametrize("is_gang", [False, True])
+def test_what_an_operation_that_refuses_reclaimed_cpu_will_get_is_no_cause(is_gang):
+    world = World(max_ephemeral_pools_per_user=9)
+    node = world.node("n0", 8.0)
+    world.start("owners", jobs=2, cpu=2.0)
+    world.settle_down()
+    for job in node.jobs:
+        node.limit(job, 0.5)
+    world.step()
+    world.start("picky", jobs=2, cpu=2.0, allow_reclaimed=False, is_gang=is_gang)
+    world.start("other", jobs=1, cpu=2.0)
+    world.update()
+    report = look(world)
+    assert (report.causes, report.parts.starting, report.parts.without_work) == ([], 6.0, 1.0)
