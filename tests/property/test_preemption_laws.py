@@ -94,7 +94,22 @@ def make_world(seed: int) -> World:
             world.update(now)
     else:
         set_states(world, rng)
+    set_classes(world, random.Random(f"classes of {seed}"))
     return world
+
+
+def set_classes(world: World, rng: random.Random) -> None:
+    for element in world.elements():
+        if not any(element.strong_guarantee_share):
+            element.strong_guarantee_share = amount(rng.choice([0.0, 0.2, 0.4]))
+        if isinstance(element, PoolElement):
+            element.last_integral_ratio = rng.choice([0.0, 0.0, 0.2])
+        else:
+            assert isinstance(element, OperationElement)
+            operation = element.operation
+            operation.record = msgspec.structs.replace(operation.record, allow_reclaimed=rng.random() < 0.8)
+            for job in element.jobs.values():
+                job.reclaimed = rng.random() < 0.3
 
 
 def make_operation(world: World, rng: random.Random, name: str, pool: str) -> OperationElement:
@@ -195,6 +210,10 @@ def fits(node: Node, plan: PreemptionPlan, gone: list[Job]) -> bool:
     order = plan.task.resources
     staying = [job.usage for job in node.jobs.values() if job not in gone]
     used = add(sum_vectors([order, *staying]), node.foreign_usage)
+    if not plan.element.operation.record.allow_reclaimed:
+        ordered = sum(job.limits[1] for job in node.jobs.values() if job not in gone)
+        if ordered + order[1] > node.capacity[1] * (1 + 1e-8):
+            return False
     if any(u > c * (1 + 1e-8) for u, c in zip(used, node.capacity, strict=True)):
         return False
     for element in path(plan.element):
@@ -368,6 +387,29 @@ def test_limits_take_away_no_more_than_they_must(seed):
             assert any(is_above(element, spared) for element in path(job.element)[:-1])
 
 
+def list_beyond(node: Node) -> list[Job]:
+    """1.9 from its text: the jobs on reclaimed CPU whose end, after those of all that started later, leaves neither
+    their operation nor a pool above it below its guarantee."""
+    found: list[Job] = []
+    for job in sorted(node.jobs.values(), key=lambda job: -job.sequence):
+        if not job.reclaimed:
+            continue
+        is_beyond = True
+        for element in path(job.element)[:-1]:
+            left = [other.usage for other in jobs_below(element) if other not in found]
+            used = max(u / t if t else 0.0 for u, t in zip(sum_vectors(left), element.tree.total, strict=True))
+            integral = element.last_integral_ratio if isinstance(element, PoolElement) else 0.0
+            is_beyond = is_beyond and used > max(element.strong_guarantee_share) + integral + 1e-6
+        if is_beyond:
+            found.append(job)
+    return found
+
+
+def jobs_below(element: Element) -> list[Job]:
+    operations = element.tree.operations.values()
+    return [job for each in operations for job in each.jobs.values() if element in path(job.element)]
+
+
 @quick
 @given(seeds)
 def test_an_overcommitted_node_fits_afterwards(seed):
@@ -384,10 +426,15 @@ def test_an_overcommitted_node_fits_afterwards(seed):
         staying = [job for job in node.jobs.values() if job not in victims]
         used = sum_vectors([job.usage for job in staying]) if staying else ZERO
         assert all(u <= c * (1 + 1e-8) for u, c in zip(used, node.capacity, strict=True))
+        beyond = list_beyond(node)
+
+        def place(job: Job, beyond: list[Job] = beyond) -> tuple[int, int]:
+            if job.reclaimed:
+                return (3 + (job in beyond), job.sequence)
+            return (job.preemptibility, job.sequence)
+
         for job in victims:
-            before = [
-                each for each in staying if (each.preemptibility, each.sequence) < (job.preemptibility, job.sequence)
-            ]
+            before = [each for each in staying if place(each) < place(job)]
             if not world.tree.config.settings.preempt_cpu_gap_first:
                 with_it = add(sum_vectors([each.usage for each in before]) if before else ZERO, job.usage)
                 assert any(u > c * (1 + 1e-10) for u, c in zip(with_it, node.capacity, strict=True))
