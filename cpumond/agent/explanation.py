@@ -326,6 +326,8 @@ def _describe_hindrance(e: ExplainAnswer) -> str:
 
 def _describe_reason(decision: DecisionAnswer) -> str:
     """Why a limit moved, in words."""
+    if decision.kind == "grow" and decision.by_look:
+        return f"use {show_measured(decision.usage_cores)} above the limit, before it held the job back"
     if decision.kind in ("grow", "shrink") and decision.votes_sum is None:
         high = "its highest use of late asks for more" if decision.kind == "grow" else "its highest use of late fades"
         return f"{high}, use {show_measured(decision.usage_cores)}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from cpumond.agent.limits.hold import FREE
 from cpumond.agent.tracked import Tracked
-from cpumond.host.cgroup.parse import STAT_BYTES, THROTTLED_LINE
+from cpumond.host.cgroup.parse import STAT_BYTES, THROTTLED_LINE, USAGE_BYTES
+from cpumond.monitor.model import EARLY_LOOK_S
+from cpumond.monitor.peak import EARLY_ABOVE
 
 Watched = tuple[int, bytes, Tracked]
 """Descriptor of a job's cpu.stat; the line that is in it until more is throttled than is accounted for; the job.
@@ -35,6 +37,38 @@ class LookRound:
         self.turn = 0
 
 
+class UseLook:
+    """A job whose use is looked at for ``early_restore``: its CPU time (us) at the last look, and when that was."""
+
+    __slots__ = ("at_s", "fd", "job", "most_us_per_s", "parse_us", "usage_us")
+
+    def __init__(self, job: Tracked) -> None:
+        self.job = job
+        self.fd, self.parse_us = job.cgroup.usage_fd, job.cgroup.parse_usage_us
+        self.usage_us, self.at_s, self.most_us_per_s = 0.0, -math.inf, math.inf
+
+    def refill(self) -> None:
+        """Take over the limit in force, and what the last check has read."""
+        state = self.job.state
+        self.most_us_per_s = EARLY_ABOVE * state.limit_cores * 1e6
+        if state.seen is not None and state.seen.at_s > self.at_s:
+            self.usage_us, self.at_s = state.seen.total_cpu_s * 1e6, state.seen.at_s
+
+    def measure(self, at_s: float) -> float:
+        """Its use since the last look in cores where that is above the limit, else 0. Raises OSError, ValueError,
+        IndexError."""
+        usage_us, before_us = self.parse_us(os.pread(self.fd, USAGE_BYTES, 0)), self.usage_us
+        seconds, self.usage_us, self.at_s = at_s - self.at_s, usage_us, at_s
+        # Between two looks that come at once the kernel may account for the time since its last tick.
+        if usage_us - before_us <= self.most_us_per_s * seconds or seconds < EARLY_LOOK_S / 2:
+            return 0.0
+        return (usage_us - before_us) / (seconds * 1e6)
+
+
+MANY_USE_LOOKS: Final = 50
+"""More are spread over four moments of each EARLY_LOOK_S."""
+
+
 class LookSchedule:
     """Looks at a fixed rate; ``next_s`` is when the next one is due on the monotonic clock, infinity for never.
 
@@ -46,13 +80,21 @@ class LookSchedule:
         self._rounds: dict[float, LookRound] = {}
         """By ``throttle_poll``."""
         self._filled_s = -math.inf
+        self._uses: dict[Tracked, UseLook] = {}
+        self._use_parts: list[list[UseLook]] = []
+        self._use_turn = 0
+        self._use_next_s = math.inf
 
     def refill(self, jobs: Iterable[Tracked], now_s: float) -> None:
         """Look from now on at those of ``jobs`` that the agent's limit can hold back."""
         known, rounds = self._rounds, dict[float, LookRound]()
+        known_uses, uses = self._uses, dict[Tracked, UseLook]()
         for job in jobs:
             if not can_be_held_back(job):
                 continue
+            if job.settings.looks_early and job.in_force.burst_us:
+                use = uses[job] = known_uses.get(job) or UseLook(job)
+                use.refill()
             poll_s = job.settings.poll_s
             due = rounds.get(poll_s)
             if due is None:
@@ -63,7 +105,34 @@ class LookSchedule:
             line = b"\0" if seen is None or not job.settings.is_ceiling else THROTTLED_LINE % seen.nr_throttled
             due.watched.append((job.cgroup.stat_fd, line, job))
         self._rounds, self._filled_s = rounds, now_s
+        self._uses = uses
+        watched = list(uses.values())
+        parts = 4 if len(watched) > MANY_USE_LOOKS else 1
+        self._use_parts = [watched[part::parts] for part in range(parts)] if watched else []
+        if not watched:
+            self._use_next_s = math.inf
+        elif self._use_next_s == math.inf:
+            self._use_next_s = now_s + EARLY_LOOK_S / parts
         self._find_next()
+
+    def take_uses(self, now_s: float, clock_s: Callable[[], float], stride: int = 1) -> list[tuple[Tracked, float]]:
+        """The looks at use that are due: jobs whose use since the look before was above their limit, and that in cores.
+        A job whose file cannot be read is left to the next check."""
+        if now_s < self._use_next_s:
+            return []
+        parts = len(self._use_parts)
+        self._use_next_s = max(self._use_next_s + EARLY_LOOK_S * stride / parts, now_s)
+        self._use_turn += 1
+        found = []
+        for use in self._use_parts[self._use_turn % parts]:
+            try:
+                cores = use.measure(clock_s())
+            except (OSError, ValueError, IndexError):
+                continue
+            if cores:
+                found.append((use.job, cores))
+        self._find_next()
+        return found
 
     def take_due(self, now_s: float, stride: int = 1) -> list[Watched]:
         """The looks that are due: with ``stride`` > 1 only at every so many jobs, in turns, and at none that was
@@ -87,6 +156,7 @@ class LookSchedule:
 
     def _find_next(self) -> None:
         self.next_s = min((each.next_s for each in self._rounds.values()), default=math.inf)
+        self.next_s = min(self.next_s, self._use_next_s)
 
 
 def was_seen(job: Tracked, since_s: float) -> bool:

@@ -462,7 +462,7 @@ def record(
             decision.votes_sum if decision else None,
             result,
             decision.pressure_ratio if decision else 0.0,
-            decision is not None and decision.by_look and kind == "restore",
+            decision is not None and decision.by_look and kind == decision.kind,
         )
     )
 

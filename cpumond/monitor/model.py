@@ -24,11 +24,16 @@ CheckPeriod = Annotated[float, msgspec.Meta(ge=0.01, le=86_400.0, extra=DURATION
 Mode = Literal["off", "shadow", "up-only", "reclaim"]
 LimitRule = Literal["document", "peak"]
 VoteMode = Literal["document", "ytsaurus"]
+EarlyRestore = Literal["off", "use", "ordered"]
+"""What a job gets whose use shows that its lowered limit is too low before its burst is spent: some more than it uses,
+or all that it ordered."""
 Direction = Literal["both", "up-only", "down-only"]
 Kind = Literal["delay", "base", "hold", "grow", "shrink", "restore"]
 
 MIN_POLL_S: Final = 0.01
-QUOTA_OPTIONS: Final = ("burst_ratio", "min_cores_per_thread")
+EARLY_LOOK_S: Final = 0.05
+"""Between two looks at the use of a job for ``early_restore``: the kernel counts a throttled period when it ends."""
+QUOTA_OPTIONS: Final = ("burst_ratio", "early_restore", "min_cores_per_thread")
 """Options without effect where use above the limit is not cut off."""
 MODES: Final[tuple[Mode, ...]] = ("off", "shadow", "up-only", "reclaim")
 """From the least to the most active."""
@@ -39,23 +44,27 @@ class RuleDefaults(msgspec.Struct, frozen=True):
 
     ``throttle_poll_s`` in seconds, 0 for no looks between checks; ``burst_ratio`` None for the burst that was found;
     ``weight_pressure_ratio`` is ``pressure_restore_ratio`` with ``actuator = "weight"``, else it is 0;
-    ``use_restore_ratio`` is that option where use is not cut off, else it is 0.
+    ``use_restore_ratio`` is that option where use is not cut off, else it is 0; ``early_restore`` with a burst.
     """
 
     throttle_poll_s: float
     burst_ratio: float | None
     weight_pressure_ratio: float
     use_restore_ratio: float
+    early_restore: EarlyRestore
     idle_options: tuple[str, ...]
 
 
 RULE_DEFAULTS: Final[Mapping[LimitRule, RuleDefaults]] = {
-    "document": RuleDefaults(0.0, None, 0.0, 0.0, ("throttle_budget", "reserve_ratio", "peak_memory")),
+    "document": RuleDefaults(
+        0.0, None, 0.0, 0.0, "off", ("throttle_budget", "reserve_ratio", "peak_memory", "early_restore")
+    ),
     "peak": RuleDefaults(
         0.2,
         1.0,
         0.1,  # use alone cannot show that others take the CPU
         1.0,
+        "use",
         (
             "relative_upper_bound", "relative_lower_bound", "increase_coefficient", "decrease_coefficient",
             "vote_mode", "vote_window_size", "vote_decision_threshold", "headroom_ratio", "throttle_restore_ratio",
@@ -70,8 +79,8 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The resulting section ``job-cpu-monitor`` of one job (1.1); options that the documents have are named as there.
 
     Ratios are in [0, 1], coefficients factors on the current limit, ``_s`` seconds, cores >= 0. ``throttle_poll_s``,
-    ``burst_ratio``, ``pressure_restore_ratio`` and ``use_restore_ratio`` that are not given become what
-    ``RULE_DEFAULTS`` says, so that all but ``burst_ratio`` are never None.
+    ``burst_ratio``, ``early_restore``, ``pressure_restore_ratio`` and ``use_restore_ratio`` that are not given become
+    what ``RULE_DEFAULTS`` says, so that all but ``burst_ratio`` are never None.
     """
 
     mode: Mode | None = None
@@ -101,6 +110,7 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     direction: Direction = "both"
     actuator: Actuator = "quota"
     burst_ratio: Ratio | None = None
+    early_restore: EarlyRestore | None = None
     throttle_restore_ratio: Ratio = 0.09
     pressure_restore_ratio: Ratio | None = None
     use_restore_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)] | None = None
@@ -116,6 +126,8 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             msgspec.structs.force_setattr(self, "throttle_poll_s", poll_s)
         if self.burst_ratio is None:
             msgspec.structs.force_setattr(self, "burst_ratio", defaults.burst_ratio)
+        if self.early_restore is None:
+            msgspec.structs.force_setattr(self, "early_restore", defaults.early_restore)
         if self.pressure_restore_ratio is None:
             ratio = defaults.weight_pressure_ratio if self.actuator == "weight" else 0.0
             msgspec.structs.force_setattr(self, "pressure_restore_ratio", ratio)
@@ -136,6 +148,11 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         if self.limit_rule == "document" and not (self.is_ceiling and 0.0 < self.throttle_restore_ratio < 1.0):
             return 0.0
         return self.throttle_poll_s or 0.0
+
+    @property
+    def looks_early(self) -> bool:
+        """Whether ``early_restore`` acts: only a burst lets a job use more than its limit before it is held back."""
+        return self.is_ceiling and self.limit_rule == "peak" and self.early_restore != "off" and bool(self.burst_ratio)
 
     @property
     def follows_pressure(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from cpumond.monitor.model import CpuReading, Decision, HeldBack, JobState, Kind, MonitorSettings
+from cpumond.monitor.model import EARLY_LOOK_S, CpuReading, Decision, HeldBack, JobState, Kind, MonitorSettings
 from cpumond.monitor.policy import Stepped, compute_floor, smooth
 from cpumond.monitor.protect import (
     account_throttling,
@@ -31,6 +31,10 @@ STEP: Final = 0.05
 """As a share of the limit: smaller cuts are not worth a write."""
 FIRST_SECONDS: Final = 10.0
 """For this long after the start of a job nothing is lowered; ``start_delay`` and ``startup_boost`` may be longer."""
+EARLY_ABOVE: Final = 1.1
+"""Use above so many times the limit shows, between two looks, that the limit is too low; less is rounding."""
+EARLY_GIVES: Final = 1.2
+"""So many times its use is then given to a job with ``early_restore = "use"``."""
 RETRY_CUT_S: Final = 60.0
 """A cut that had no effect is decided again after this time: the threads that were in its way may have ended."""
 
@@ -139,6 +143,32 @@ def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | 
         no_cut_until_s=-math.inf,
     )
     return after, Decision("restore", limit, hard, usage_cores, None, 0.0, ratio, pressure_ratio, by_look=True)
+
+
+def restore_early(state: JobState, reading: CpuReading, recent_cores: float, s: MonitorSettings) -> Stepped | None:
+    """A look at the use since the look before, ``recent_cores``: where that is above the limit, which only a burst
+    allows, the job gets more before the burst is spent. None where it is not.
+
+    Nothing was held back, but would have been soon: that is charged as long as a look takes.
+    """
+    limit, hard = state.limit_cores, state.hard_cores
+    if limit >= hard or state.base is None or not s.looks_early or recent_cores <= EARLY_ABOVE * limit:
+        return None
+    recent = min(recent_cores, hard)
+    is_whole = s.early_restore == "ordered"
+    new_limit = hard if is_whole else min(hard, max(EARLY_GIVES * recent, limit))
+    peak = find_peak(state, s)
+    after = msgspec.structs.replace(
+        state,
+        limit_cores=new_limit,
+        peak_cores=max(peak, recent),
+        peak_at_s=reading.at_s if recent > peak else state.peak_at_s,
+        hold_until_s=max(state.hold_until_s, reading.at_s + (s.restore_hold_s if is_whole else 0.0)),
+        caution=_adjust_caution(state.caution, EARLY_LOOK_S, 0.0, s),
+        no_cut_until_s=-math.inf,
+    )
+    kind: Kind = "restore" if is_whole else "grow"
+    return after, Decision(kind, limit, new_limit, recent_cores, None, 0.0, 0.0, 0.0, by_look=True)
 
 
 def put_off_cut(state: JobState, now_s: float) -> JobState:

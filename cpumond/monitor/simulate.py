@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings, start_state
+from cpumond.monitor.model import EARLY_LOOK_S, CpuReading, LimitRule, MonitorSettings, start_state
+from cpumond.monitor.peak import restore_early
 from cpumond.monitor.rules import check, look
 
 CFS_PERIOD_S: Final = 0.1
@@ -166,6 +167,7 @@ def walk_periods(job: Arrivals | Program, s: MonitorSettings, period_s: float = 
     nr_periods = nr_throttled = 0
     checks, looks = _Schedule(s.check_period_s, period_s), _Schedule(s.poll_s, period_s)
     next_check, next_look = checks.next(0), looks.next(0)
+    early = max(round(EARLY_LOOK_S / period_s), 1) if s.looks_early else 0
     for period in range(len(job.work_cpu_s)):
         available = min(carried + quota, quota * (1.0 + burst)) if s.is_ceiling else job.order_cpu_s
         used, throttled, held_back = job.run(period, available)
@@ -184,6 +186,10 @@ def walk_periods(job: Arrivals | Program, s: MonitorSettings, period_s: float = 
             next_check = checks.next(over)
         elif over == next_look and (not s.is_ceiling or (state.seen is not None and counted > state.seen.nr_throttled)):
             looked = look(state, CpuReading(total_cpu_s, over * period_s, 0, nr_periods, nr_throttled), s)
+            state = looked[0] if looked else state
+        if early and over % early == 0 and state.limit_cores == limit:
+            reading = CpuReading(total_cpu_s, over * period_s, 0, nr_periods, counted)
+            looked = restore_early(state, reading, used / period_s, s)
             state = looked[0] if looked else state
         if over == next_look:
             next_look = looks.next(over)

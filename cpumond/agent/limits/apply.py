@@ -16,7 +16,7 @@ from cpumond.agent.ring import Result
 from cpumond.agent.tracked import Tracked, record
 from cpumond.core.errors import CpumondError, RefusedError
 from cpumond.monitor.model import Decision
-from cpumond.monitor.peak import put_off_cut
+from cpumond.monitor.peak import put_off_cut, restore_early
 from cpumond.monitor.policy import reject, settle
 from cpumond.monitor.protect import compute_throttled_ratio
 from cpumond.monitor.rules import look
@@ -223,18 +223,23 @@ class Applier:
             self._looks_closed = self.table.closed_total
 
     def look(self, now_s: float) -> None:
-        """Between two ticks, when it is due: what was held back by a lowered limit gets everything back at once.
+        """Between two ticks, when it is due: what a lowered limit held back, or soon would, gets more at once.
 
-        Never raises for what a single job or file does. One pread a job where nothing was throttled.
+        Never raises for what a single job or file does. One pread a job where nothing was throttled or used.
         """
         if now_s < self.looks.next_s:
             return
         if self._looks_closed != self.table.closed_total:
             self._plan_looks(now_s)
         held_back: list[tuple[Tracked, str, Decision]] = []
-        for job in list_changed(self.looks.take_due(now_s, self.context.stride)):
+        stride = self.context.stride
+        changed: list[tuple[Tracked, float | None]] = [
+            (job, None) for job in list_changed(self.looks.take_due(now_s, stride))
+        ]
+        changed += self.looks.take_uses(now_s, self.clock.monotonic_s, stride)
+        for job, recent_cores in changed:
             try:
-                decision = self._look_closer(job, now_s)
+                decision = self._look_closer(job, now_s, recent_cores)
             except CpumondError as error:
                 self.context.complain(job, error)
                 continue
@@ -244,22 +249,24 @@ class Applier:
             self._carry_out(held_back, now_s)
             self.context.snapshot = None
 
-    def _look_closer(self, job: Tracked, now_s: float) -> Decision | None:
-        """The restore of a job that the agent's limit holds back; None where the limit does not, or may not be written
-        now: then the next check accounts for it."""
+    def _look_closer(self, job: Tracked, now_s: float, recent_cores: float | None) -> Decision | None:
+        """The raise for a job that the agent's limit holds back, or soon would, with ``recent_cores`` above it; None
+        where the limit does not, or may not be written now: then the next check accounts for it."""
         before = job.state
         if before.limit_cores >= before.hard_cores or before.seen is None or now_s < job.hold.write_after_s:
             return None
-        if job.settings.is_ceiling:
+        if job.settings.is_ceiling and recent_cores is None:
             throttled = job.cgroup.read_throttled()
             if throttled is None or throttled <= before.seen.nr_throttled:
                 return None
         reading = job.cgroup.read(self.clock.monotonic_s())
         looked = None if reading is None else look(before, reading, job.settings)
+        if looked is None and reading is not None and recent_cores is not None:
+            looked = restore_early(before, reading, recent_cores, job.settings)
         if reading is None or looked is None:
             return None
         after, decision = looked
-        if decision.kind != "restore":
+        if not decision.changes:
             job.state = after
             self.totals.throttled_cpu_s += after.throttled_cpu_s - before.throttled_cpu_s
             return None

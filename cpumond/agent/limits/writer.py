@@ -553,7 +553,7 @@ def _compute_weight(job: Tracked, cores: float) -> Target:
 
 
 def read_limit_cores(job: Tracked, current: CpuSettings) -> float:
-    """The limit in cores that ``current`` stands for under the job's actuator; where nothing is written its guarantee."""
+    """The limit in cores that ``current`` stands for under the job's actuator; its guarantee if that writes nothing."""
     if job.actuator == "guarantee":
         return job.state.limit_cores
     if job.actuator == "weight":

@@ -58,8 +58,8 @@ class Cgroup:
     ``path`` is relative to the hierarchy of the cpu controller, ``directory`` absolute there, both as it was opened;
     ``inode`` its identity in that hierarchy: a removed and made-again cgroup has another one (its ctime does not tell,
     setting an xattr changes that), a renamed one (v1) keeps it. All that is read and written here is of this identity,
-    under whatever name and whatever is mounted over it meanwhile. ``stat_fd`` is the descriptor of its cpu.stat, for
-    looks at many cgroups. ``DESCRIPTORS``: how many it holds, one more with pressure.
+    under whatever name and whatever is mounted over it meanwhile. ``stat_fd`` is the descriptor of its cpu.stat,
+    ``usage_fd`` that of the file with its CPU time, for looks at many cgroups. ``DESCRIPTORS``: how many it holds, one more with pressure.
     """
 
     WEIGHT_BOUNDS: ClassVar[tuple[int, int]]
@@ -74,6 +74,15 @@ class Cgroup:
         self._fd = fd
         self.stat_fd = stat_fd
         self._pressure_fd: int | None = None
+
+    @property
+    def usage_fd(self) -> int:
+        """``parse_usage_us`` reads what is in it."""
+        return self.stat_fd
+
+    def parse_usage_us(self, raw: bytes) -> float:
+        """The CPU time used, in microseconds, of the beginning of a cpu.stat. Raises ValueError, IndexError."""
+        return int(raw.split(None, 2)[1])
 
     @property
     def place(self) -> str:

@@ -13,6 +13,8 @@ _SOME = re.compile(
 
 STAT_BYTES = 1024
 """A cpu.stat of either version is shorter."""
+USAGE_BYTES = 64
+"""The CPU time used is in the first bytes of its file."""
 THROTTLED_LINE = b"nr_throttled %d\n"
 """A line of cpu.stat."""
 

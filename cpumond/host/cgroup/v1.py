@@ -19,7 +19,7 @@ from cpumond.host.cgroup.files import (
     read_text,
 )
 from cpumond.host.cgroup.mounts import Hierarchies, held_place
-from cpumond.host.cgroup.parse import STAT_BYTES, parse_flat_keyed
+from cpumond.host.cgroup.parse import STAT_BYTES, USAGE_BYTES, parse_flat_keyed
 from cpumond.host.cgroup.settings import V1_SHARES, AncestorCap, CpuSettings, Step, least_cap
 from cpumond.monitor.model import CpuReading
 
@@ -82,6 +82,14 @@ class V1Cgroup(Cgroup):
             undone.pop_all()
             return cgroup
 
+    @property
+    def usage_fd(self) -> int:
+        return self._usage_fd
+
+    def parse_usage_us(self, raw: bytes) -> float:
+        # "cpuacct.usage" is one number in ns; the unified cpu.stat begins with "usage_usec N".
+        return super().parse_usage_us(raw) if self._unified else int(raw) * 1e-3
+
     def read(self, at_s: float) -> CpuReading | None:
         """At most two preads, and one more with pressure.
 
@@ -89,9 +97,7 @@ class V1Cgroup(Cgroup):
         throttled since: then cpu.stat is not read.
         """
         try:
-            raw_usage = os.pread(self._usage_fd, 64, 0)
-            # "cpuacct.usage" is one number in ns; the unified cpu.stat begins with "usage_usec N".
-            usage_us = int(raw_usage.split(None, 2)[1]) if self._unified else int(raw_usage) * 1e-3
+            usage_us = self.parse_usage_us(os.pread(self._usage_fd, USAGE_BYTES, 0))
             if usage_us - self._seen_usage_us >= MIN_QUOTA_US:
                 self._read_stat(at_s)
                 self._seen_usage_us = usage_us

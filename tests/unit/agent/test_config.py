@@ -236,6 +236,7 @@ RANGES = {
     "a whole number in [1, 9999]": {"vote_decision_threshold"},
     'one of "off", "reclaim", "shadow", "up-only"': {"mode"},
     'one of "document", "peak"': {"limit_rule"},
+    'one of "off", "ordered", "use"': {"early_restore"},
     'one of "first_value", "limit"': {"smoothing_seed"},
     'one of "document", "ytsaurus"': {"vote_mode"},
     'one of "both", "down-only", "up-only"': {"direction"},

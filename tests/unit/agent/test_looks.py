@@ -21,6 +21,7 @@ from cpumond.testing import v2_cgroup
 FOUR = v2_cgroup(quota="400000 100000", cpu_max_burst="70000\n")
 PEAK = (
     '[monitor]\nmode = "reclaim"\nlimit_rule = "peak"\nmin_cpu_limit = 0.5\npeak_memory = "100ms"\n'
+    'early_restore = "off"\n'
     "[cost]\ncpu_budget_ratio = 0\n"
 )
 MakeNode = Callable[..., FakeNode]
@@ -110,6 +111,79 @@ def test_a_weight_is_given_back_when_use_since_the_last_look_is_above_the_limit(
         node.use("b", 0.9 * 0.2, 0.0, 0.2)
         node.agent.limits.look(node.clock.monotonic_s())
         assert [node.read(name, "cpu.weight") for name in "ab"] == [weight, "26"]
+
+
+# ---- looks at use
+
+
+def look_at_use(node: FakeNode, seconds: float = 0.05, **used: float) -> None:
+    """Time passes in which jobs use so many cores, without being throttled, then comes a look."""
+    node.clock.advance(seconds)
+    for name, cores in used.items():
+        node.use(name, cores * seconds, 0.0, seconds)
+    node.agent.limits.look(node.clock.monotonic_s())
+
+
+def early(make_node: MakeNode, kind: str, *names: str) -> FakeNode:
+    return lowered(make_node, *names, config=PEAK.replace('"off"', f'"{kind}"') + source())
+
+
+@pytest.mark.parametrize(("kind", "given", "told"), [("use", 2.4, "grow"), ("ordered", 4.0, "restore")])
+def test_use_above_a_lowered_limit_raises_it_before_the_burst_is_spent(make_node, kind, given, told):
+    node = early(make_node, kind, "a", "b")
+    caution = node.job("a").state.caution
+    look_at_use(node, a=1.1, b=1.0)
+    assert cores(node, "a", "b") == [1.05, 1.05]  # as far as the kernel rounds
+    look_at_use(node, a=2.0, b=1.0)
+    assert cores(node, "a", "b") == [given, 1.05]
+    state = node.job("a").state
+    assert (state.limit_cores, state.peak_cores, state.held.count) == (pytest.approx(given), pytest.approx(2.0), 0)
+    assert state.caution == pytest.approx(caution + 0.05)
+    record = control.explain_job(node.agent, "a").decisions[-1]
+    assert (record.kind, record.result, record.by_look) == (told, "applied", True)
+    assert record.reason.startswith("use 2.0")
+    look_at_use(node, a=4.0)
+    node.tick(1.0, seconds=0.4)
+    assert node.job("a").state.held.count == 0
+
+
+def test_use_is_looked_at_where_a_burst_lets_a_job_use_more_than_its_limit(make_node):
+    for more in ("burst_ratio = 0\n", 'actuator = "weight"\n', 'early_restore = "off"\n', 'limit_rule = "document"\n'):
+        name = more.split(" ")[0]
+        kept = "\n".join(line for line in PEAK.splitlines() if not line.startswith((name, "early_restore")))
+        node = make_node({"a": FOUR}, config=kept.replace("[cost]", more + "[cost]") + "\n" + source()).start()
+        node.ticks(12, 1.0)
+        assert not node.agent.limits.looks._use_parts, more
+    node = make_node({"a": {**FOUR, "cpu.max.burst": None}}, config=PEAK.replace('"off"', '"use"') + source())
+    os.unlink(node.root / "jobs/a/cpu.max.burst")  # a kernel before 5.14
+    node.start()
+    node.ticks(12, 1.0)
+    assert node.cores("a") == pytest.approx(1.05)
+    assert not node.agent.limits.looks._use_parts
+
+
+def test_a_throttled_period_counts_with_looks_at_use_too(make_node):
+    node = early(make_node, "use", "a")
+    look(node, "a")
+    assert cores(node, "a") == [4.0]
+    assert node.job("a").state.held.count == 1
+
+
+def test_many_jobs_are_looked_at_in_parts_each_as_often(make_node):
+    names = [f"j{number}" for number in range(60)]
+    node = early(make_node, "use", *names)
+    looks, moments, seen = node.agent.limits.looks, 0, dict.fromkeys(names, 0)
+    end_s = node.clock.monotonic_s() + 0.2
+    before = {use.job.found.path: use.at_s for use in looks._uses.values()}
+    while node.clock.monotonic_s() < end_s:
+        node.clock.advance(0.0125)
+        node.agent.limits.look(node.clock.monotonic_s())
+        moments += 1
+        for use in looks._uses.values():
+            if use.at_s > before[use.job.found.path]:
+                before[use.job.found.path] = use.at_s
+                seen[use.job.found.path.rpartition("/")[2]] += 1
+    assert set(seen.values()) <= {3, 4, 5}, moments
 
 
 # ---- whose limit it is

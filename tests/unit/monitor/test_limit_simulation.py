@@ -234,7 +234,7 @@ REFERENCE = [
     ("shape", "is_program", "rule", "reclaimed_ratio", "held_back_ratio"), REFERENCE if ALL else REFERENCE[:2]
 )
 def test_agrees_with_the_reference(shape, is_program, rule, reclaimed_ratio, held_back_ratio):
-    settings = MonitorSettings(limit_rule=rule, throttle_restore_ratio=0.25)
+    settings = MonitorSettings(limit_rule=rule, throttle_restore_ratio=0.25, early_restore="off")
     result = simulate(make_two_hours(shape), 16.0, settings, is_program=is_program)
     assert result.reclaimed_ratio == pytest.approx(reclaimed_ratio, abs=0.001)
     assert result.held_back_ratio == pytest.approx(held_back_ratio, abs=0.0001)
