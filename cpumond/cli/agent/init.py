@@ -156,7 +156,7 @@ def choose_sources(
     sources = [*own, *(source for source in more if _key(source) not in {*others, *map(_key, own)})]
     named = {kind for kind, _ in others} | {source.kind for source in sources}
     found = [each.kind for each in seen if each.is_here and each.kind not in named]
-    return sources + [msgspec.convert({"kind": kind, "mode": "shadow"}, Source) for kind in found]
+    return sources + [msgspec.convert(init_files.make_source(kind), Source) for kind in found]
 
 
 def _key(source: Source) -> tuple[str, str]:

@@ -10,7 +10,7 @@ import os
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -45,6 +45,9 @@ _USER_PLACE: Final = re.compile(r"-(/run/user/[0-9]+/podman)(?=\s)")
 PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9_@.,+=/-]+")
 WIDTH: Final = 78
 """Of comments: with the two blanks that `init` shows before them they fit a terminal."""
+
+OPTIONS: Final[Mapping[str, str | float]] = {"actuator": "guarantee", "limit_rule": "peak", "min_cpu_limit": 0.1}
+"""Of ``job-cpu-monitor`` in a source that is new; the order is that in the file."""
 
 State = Literal["new", "changed", "same", "foreign"]
 
@@ -135,8 +138,12 @@ def parse_sockets(given: Iterable[str]) -> list[Source]:
 def _parse_socket(kind: str, socket: str) -> Source:
     if kind not in ENGINE_KINDS or not socket:
         raise ConfigError(f"expected KIND=PATH, where KIND is {', '.join(ENGINE_KINDS)}")
-    raw = {"source": [{"kind": kind, "socket": socket, "mode": "shadow"}]}
-    return finish_config(raw, "this").source[0]
+    return finish_config({"source": [make_source(kind, socket)]}, "this").source[0]
+
+
+def make_source(kind: str, socket: str = "") -> dict[str, Any]:
+    """A source of an engine that no file names so far, as a table of the configuration."""
+    return {"kind": kind, "socket": socket, "mode": "shadow", "job_cpu_monitor": dict(OPTIONS)}
 
 
 def render_sources(sources: Iterable[Source]) -> str:
@@ -146,6 +153,11 @@ def render_sources(sources: Iterable[Source]) -> str:
         lines += ["", "[[source]]", f"kind = {to_toml(source.kind)}"]
         lines += [f"socket = {to_toml(source.socket)}"] if source.socket else []
         lines += ['mode = "shadow"']
+        options = ", ".join(
+            f"{name} = {to_toml(value) if isinstance(value, str) else value}"
+            for name, value in source.job_cpu_monitor.items()
+        )
+        lines += [f"job-cpu-monitor = {{ {options} }}"] if options else []
     if not lines:
         return ""
     head = [
@@ -156,6 +168,11 @@ def render_sources(sources: Iterable[Source]) -> str:
         *_comment(
             "shadow: measured and decided, never written; `cpumond status` says what each limit would be. Then, a "
             'source at a time: mode = "reclaim". Jobs that ordered no CPU limit are only ever looked at.'
+        ),
+        *_comment(
+            "guarantee: nothing is written to containers then, either; a job's guarantee moves and is reported. For "
+            'hard caps, actuator = "quota": CPU quotas move, and servers feel it. With min_cpu_limit = 1, the default '
+            "of YTsaurus' documents, a job that ordered one core or less would never give anything."
         ),
     ]
     return "\n".join([*head, *lines]) + "\n"

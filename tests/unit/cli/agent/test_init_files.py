@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpumond.agent.config import ENGINE_KINDS, Source, load_config
+from cpumond.agent.config import ENGINE_KINDS, Source, finish_config, load_config
 from cpumond.agent.discovery.engines import SOCKETS
 from cpumond.cli.agent import init_files
 from cpumond.core.errors import UsageError
@@ -50,7 +50,13 @@ def test_how_a_file_compares_with_what_is_there(tmp_path):
 
 
 def test_sources_are_in_shadow_mode_and_are_read_back(tmp_path):
-    sources = [Source(kind="docker", mode="shadow"), Source(kind="podman", socket='/run/a"b.sock', mode="shadow")]
+    """One of a file of before keeps its options; what is new has those of new installations."""
+    [new] = init_files.parse_sockets(['podman=/run/a"b.sock'])
+    sources = [Source(kind="docker", mode="shadow"), new]
+    found = [finish_config({"source": [source]}, "").resolve_settings(source, "", {}) for source in sources]
+    assert [(each.actuator, each.limit_rule, each.min_cpu_limit) for each in found] == [
+        ("quota", "document", 0.1), ("guarantee", "peak", 0.1),
+    ]  # fmt: skip
     text = init_files.sign(init_files.render_sources(sources))
     tables = tomllib.loads(text)["source"]
     assert [table["mode"] for table in tables] == ["shadow", "shadow"]
