@@ -26,14 +26,15 @@ from real_figures import (
 from real_servers import Groups, count_lines, find_compiler, read_busy_s, read_used_s, write_unit
 
 from cpumond.core.errors import UnavailableError
-from cpumond.testing import Cluster, remove_cgroups
+from cpumond.core.job_cgroups import name_idle_parent
+from cpumond.testing import Cluster
 
 FLOOR_CORES: Final = 0.1
 """``min_cpu_limit`` in every arm: its default of one core would free nothing from servers that order half of one."""
 SYSTEM_CORES: Final = 0.2
 """Left to load generators, agent and benchmark where a batch has a quota."""
-IDLE_NAME: Final = "cpumond-reclaimed"
-"""Begins the name of the cgroup for jobs on reclaimed CPU, which the executor makes in the root of the hierarchy."""
+CLUSTER: Final = "cluster"
+"""The cgroup of the jobs of ``Managed``, beside those of the servers."""
 COMPILE: Final = (
     'n=0; while [ "$n" -lt "$4" ]; do "$1" -quiet -O2 "$2" -o /dev/null || exit 1; echo >> "$3"; n=$((n + 1)); done'
 )
@@ -88,14 +89,14 @@ class Arm:
 QUOTA: Final = {"actuator": "quota"}
 PEAK: Final = {"actuator": "quota", "limit_rule": "peak"}
 GUARANTEE: Final = {"actuator": "guarantee", "limit_rule": "peak"}
-EARLY_STEPS: Final = {"early_restore": "steps"}
-EARLY_WHOLE: Final = {"early_restore": "whole"}
+EARLY_USE: Final = {"early_restore": "use"}
+EARLY_ORDER: Final = {"early_restore": "ordered"}
 ARMS: Final[Mapping[str, Arm]] = {
     BASE: Arm("no agent, no batch"),
     "document": Arm("agent, rule document, quota", QUOTA),
     "peak": Arm("agent, rule peak, quota", PEAK),
-    "early-restore": Arm("agent, rule peak, quota, early restore by steps (default)", PEAK | EARLY_STEPS),
-    "early-restore-sensitive": Arm("the same, to the whole order (latency-sensitive)", PEAK | EARLY_WHOLE),
+    "early-restore": Arm("agent, rule peak, quota, early restore to a little above the use", PEAK | EARLY_USE),
+    "early-restore-sensitive": Arm("the same, to the whole order", PEAK | EARLY_ORDER),
     "vpa": Arm("90th percentile of use and 15 % more each minute, as a quota", is_percentile=True),
     PLAIN: Arm("no agent; batch at the lowest weight, no quota", batch=Batch()),
     "overcommit-idle": Arm("no agent; batch in a cgroup of the idle class, no quota", batch=Batch(is_idle=True)),
@@ -135,13 +136,13 @@ def explain_refusal(arm: Arm, hierarchy: str) -> str:
         path.write_text("[monitor]\n" + write_keys(arm.monitor))
         words = [sys.executable, "-m", "cpumond", "check-config", "--config", str(path)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
-    said = done.stderr.strip().replace(f"{path}: ", "")
+    said = done.stderr.strip().removeprefix("cpumond: ").replace(f"{path}: ", "")
     # A warning says that an option has no effect: the arm would not be what its name says.
     return f"this version of cpumond does not take its settings: {said}" if done.returncode or said else ""
 
 
 class Work:
-    """Batch work of an arm. ``read_used_s``: its CPU seconds up to now; ``count_files``: files compiled up to now."""
+    """Batch work of an arm: compilers of its own, or the words of jobs; counts the files that either compiled."""
 
     def __init__(self, groups: Groups, idle: Groups, directory: Path) -> None:
         self.groups, self.idle = groups, idle
@@ -178,14 +179,13 @@ class Work:
         self._busy_s, self._used_s = busy_s, used_s
 
     def read_used_s(self) -> float:
-        """Of compilers here and of jobs of an executor, wherever it runs them."""
-        places = ((self.groups, "batch"), (self.groups, "cluster"), (self.idle, "batch"))
-        return sum(groups.read_used_s(name) for groups, name in places) + self.read_parents_s()
+        """CPU seconds of compilers and of jobs beside the servers."""
+        return self.groups.read_used_s("batch") + self.groups.read_used_s(CLUSTER)
 
-    def read_parents_s(self) -> float:
-        """Of jobs on reclaimed CPU, whose cgroup is not in ``groups``."""
-        hierarchies = self.groups.hierarchies
-        return sum(read_used_s(hierarchies, name) for name in list_idle_parents(self.groups))
+    def read_idle_s(self) -> float:
+        """Of those in the idle class."""
+        jobs_s = read_used_s(self.groups.hierarchies, find_idle_parent(self.groups))
+        return self.idle.read_used_s("") + jobs_s
 
     def count_files(self) -> int:
         return count_lines(self._counter)
@@ -204,16 +204,9 @@ class Work:
         self._processes.clear()
 
 
-def list_idle_parents(groups: Groups) -> list[str]:
-    """Cgroups of jobs on reclaimed CPU that the executor below ``groups`` made."""
-    root = groups.hierarchies.cpu_root
-    return [name for name in os.listdir(root) if name.startswith(IDLE_NAME) and f"{groups.top}-" in name]
-
-
-def remove_idle_parents(groups: Groups) -> None:
-    """End the jobs in them, too."""
-    for name in list_idle_parents(groups):
-        remove_cgroups(name)
+def find_idle_parent(groups: Groups) -> str:
+    """The cgroup of jobs on reclaimed CPU, which the executor of ``Managed`` makes in the root of the hierarchy."""
+    return name_idle_parent(f"{groups.top}/{CLUSTER}/node-1")
 
 
 class Managed:
@@ -225,7 +218,7 @@ class Managed:
         self._cluster = Cluster(
             directory, 1, cpu=capacity - SYSTEM_CORES, memory=2**31, user_slots=50, heartbeat_period="500ms",
             monitor={"mode": "reclaim", "min_cpu_limit": FLOOR_CORES, **monitor},
-            cgroup_prefix=f"{groups.top}/cluster", agent_config=SOURCES.format(top=groups.top),
+            cgroup_prefix=f"{groups.top}/{CLUSTER}", agent_config=SOURCES.format(top=groups.top),
         )  # fmt: skip
         self._operation = ""
 
@@ -268,7 +261,6 @@ class Managed:
             if process.is_running:
                 process.stop(timeout_s=20.0)
         self._cluster.close()
-        remove_idle_parents(self.groups)
 
     def _count_running(self) -> int:
         return len(self._cluster.jobs(self._operation, "running"))

@@ -142,7 +142,10 @@ class ServerRun(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One arm in one round. ``others_cores``: used on this machine by anything that the benchmark did not start."""
+    """One arm in one round. ``others_cores``: used on this machine by anything that the benchmark did not start.
+
+    ``batch_cores`` has ``idle_cores`` in it, those used in the idle class.
+    """
 
     arm: str
     round: int
@@ -150,6 +153,7 @@ class Run(msgspec.Struct, frozen=True):
     servers: Mapping[str, ServerRun]
     others_cores: float = 0.0
     batch_cores: float = 0.0
+    idle_cores: float = 0.0
     batch_files: int = 0
     agent_cores: float = 0.0
     load_cores: float = 0.0
@@ -306,10 +310,11 @@ def show_rest(runs: Sequence[Run], dropped: Sequence[Run], arm: str) -> list[str
     if not found:
         return ["-", "-", "-", "-", others, rounds]
     files = f"{median(run.batch_files for run in found):g} in {median(run.seconds for run in found):.0f} s"
+    idle_cores = median(run.idle_cores for run in found)
     return [
         f"{median(run.freed_ratio for run in found):.2f}",
         f"{median(run.held_back_ratio for run in found):.2%}",
-        f"{median(run.batch_cores for run in found):.2f}",
+        f"{median(run.batch_cores for run in found):.2f}" + (f", {idle_cores:.2f} idle" if idle_cores else ""),
         files if any(run.batch_files for run in found) else "-",
         others,
         rounds,

@@ -36,7 +36,7 @@ from real_arms import (
     Work,
     describe,
     explain_refusal,
-    remove_idle_parents,
+    find_idle_parent,
 )
 from real_figures import (
     AGAIN,
@@ -63,6 +63,7 @@ from real_servers import (
 
 from cpumond.core.errors import CpumondError
 from cpumond.host.cgroup.mounts import open_hierarchies
+from cpumond.testing import remove_cgroups
 
 LOOK_S, SECOND_S, MINUTE_S = 0.05, 1.0, 60.0
 """How often limits are read, use is noted, and a percentile becomes a limit."""
@@ -80,6 +81,7 @@ class Counters(NamedTuple):
     busy_s: float
     own_s: float
     batch_s: float
+    idle_s: float
     agent_s: float
     load_s: float
     files: int
@@ -240,11 +242,12 @@ class Session:
             self.groups.set_quota(server.group, limit)
 
     def read_counters(self) -> Counters:
-        groups, parents_s = self.groups, self.work.read_parents_s()
+        groups, idle_s = self.groups, self.work.read_idle_s()
         return Counters(
             time.monotonic(), read_busy_s(),
-            groups.read_used_s("") + self.idle.read_used_s("") + parents_s + time.process_time(),
-            self.work.read_used_s(), groups.read_used_s("agent"), groups.read_used_s("load"), self.work.count_files(),
+            groups.read_used_s("") + idle_s + time.process_time(),
+            self.work.read_used_s() + idle_s, idle_s, groups.read_used_s("agent"), groups.read_used_s("load"),
+            self.work.count_files(),
             {each.name: groups.read_used_s(each.group) for each in self.servers},
             {each.name: groups.read_throttling(each.group) for each in self.servers},
         )  # fmt: skip
@@ -276,6 +279,7 @@ def make_run(name: str, number: int, servers: Mapping[str, ServerRun], first: Co
         name, number, passed_s, servers,
         others_cores=max(busy_s - own_s, 0.0) / passed_s,
         batch_cores=(last.batch_s - first.batch_s) / passed_s,
+        idle_cores=(last.idle_s - first.idle_s) / passed_s,
         batch_files=last.files - first.files,
         agent_cores=(last.agent_s - first.agent_s) / passed_s,
         load_cores=(last.load_s - first.load_s) / passed_s,
@@ -312,7 +316,7 @@ def measure(options: argparse.Namespace, stack: ExitStack) -> list[Run]:
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpumond-real-")))
     top = f"cpumond-real-{os.getpid()}"
     groups, idle = (stack.enter_context(Groups(hierarchies, name)) for name in (top, f"{top}-idle"))
-    stack.callback(remove_idle_parents, groups)
+    stack.callback(remove_cgroups, find_idle_parent(groups))
     groups.write("", "shares", TOP_SHARES)
     if any(isinstance(arm.batch, Batch) and arm.batch.is_idle for arm in arms.values()):
         idle.write("", "cpu.idle", 1)

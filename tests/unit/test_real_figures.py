@@ -36,6 +36,8 @@ from real_figures import (
     split_phases,
     summarise,
 )
+from real_servers import MissingError
+from real_services import choose_arms
 
 
 def make_run(arm: str, number: int, p99_ms: float, **fields: object) -> Run:
@@ -103,6 +105,13 @@ def test_runs_beside_other_load_are_dropped_and_named():
     assert "Dropped" not in show(runs, 0.5)
 
 
+def test_the_idle_class_is_shown_where_a_batch_had_time_in_it():
+    runs = [make_run("a", 1, 1.0, batch_cores=1.2, idle_cores=1.1), make_run("b", 1, 1.0, batch_cores=0.9)]
+    shown = show(runs, 0.2)
+    assert "| 1.20, 1.10 idle |" in shown
+    assert "|            0.90 |" in shown
+
+
 def test_freed_is_a_share_of_what_was_ordered_and_not_used_and_held_back_one_of_all_periods():
     run = make_run("peak", 1, 1.0, freed=0.4, held_back=5)
     assert run.freed_ratio == pytest.approx(0.5)
@@ -143,6 +152,13 @@ def test_what_a_batch_and_a_percentile_get():
 def test_runs_come_back_from_their_file():
     runs = [make_run(BASE, 1, 10.0), make_run("peak", 1, 20.0, batch_files=3)]
     assert msgspec.json.decode(msgspec.json.encode(runs), type=list[Run]) == runs
+
+
+def test_an_unknown_arm_is_refused_and_the_second_nothing_comes_with_the_first():
+    with pytest.raises(MissingError, match=r"no such arm: peek; there are nothing, .*peak"):
+        choose_arms("nothing,peek", "/")
+    assert list(choose_arms("vpa,nothing", "/")) == ["vpa", BASE, AGAIN]
+    assert list(choose_arms("vpa", "/")) == ["vpa"]
 
 
 def test_every_bound_is_on_an_arm_that_exists_and_plain_batch_has_no_agent():
