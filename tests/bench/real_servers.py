@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
+from cpumond.core.job_cgroups import IDLE_NAME
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import CgroupTree, remove_cgroups
 from cpumond.testing.ports import pick_port
@@ -25,6 +26,8 @@ from cpumond.testing.postgresql import PostgresServer, find_postgresql
 
 START_S = 60.0
 CONNECTIONS = 24
+TOP = "cpumond-real-"
+"""Begins the name of a session's cgroups; the process id follows."""
 
 
 class MissingError(Exception):
@@ -70,6 +73,12 @@ class Groups(CgroupTree):
 
     def __enter__(self) -> Self:
         return self
+
+
+def find_leftovers(names: Sequence[str], proc: str = "/proc") -> list[str]:
+    """Of the names of cgroups in the root those that a session made which was killed: its process is gone."""
+    found = ((name, re.match(rf"(?:{IDLE_NAME}-)?{TOP}(\d+)(?:-|$)", name)) for name in names)
+    return [name for name, parts in found if parts and not os.path.exists(f"{proc}/{parts[1]}")]
 
 
 def read_used_s(hierarchies: Hierarchies, path: str) -> float:

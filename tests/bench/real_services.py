@@ -52,11 +52,13 @@ from real_figures import (
 )
 from real_servers import (
     SERVERS,
+    TOP,
     Generator,
     Groups,
     MissingError,
     Server,
     build,
+    find_leftovers,
     measure_cost_s,
     read_busy_s,
 )
@@ -314,7 +316,9 @@ def measure(options: argparse.Namespace, stack: ExitStack) -> list[Run]:
     hierarchies = open_hierarchies()
     arms = choose_arms(options.arms, hierarchies.cpu_root)
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpumond-real-")))
-    top = f"cpumond-real-{os.getpid()}"
+    for name in find_leftovers(os.listdir(hierarchies.cpu_root)):
+        remove_cgroups(name)
+    top = f"{TOP}{os.getpid()}"
     groups, idle = (stack.enter_context(Groups(hierarchies, name)) for name in (top, f"{top}-idle"))
     stack.callback(remove_cgroups, find_idle_parent(groups))
     groups.write("", "shares", TOP_SHARES)

@@ -36,7 +36,7 @@ from real_figures import (
     split_phases,
     summarise,
 )
-from real_servers import MissingError
+from real_servers import MissingError, find_leftovers
 from real_services import choose_arms
 
 
@@ -159,6 +159,14 @@ def test_an_unknown_arm_is_refused_and_the_second_nothing_comes_with_the_first()
         choose_arms("nothing,peek", "/")
     assert list(choose_arms("vpa,nothing", "/")) == ["vpa", BASE, AGAIN]
     assert list(choose_arms("vpa", "/")) == ["vpa"]
+
+
+def test_cgroups_of_a_session_that_was_killed_are_found_and_no_others(tmp_path):
+    (tmp_path / "12").mkdir()
+    idle = "cpumond-reclaimed-cpumond-real-{}-cluster-node-1"
+    names = ["cpumond-real-12", idle.format(12), "cpumond-jobs", "docker", "my-cpumond-real-1", "cpumond-reclaimed"]
+    left = ["cpumond-real-123", "cpumond-real-123-idle", idle.format(123)]
+    assert find_leftovers([*names, *left], str(tmp_path)) == left
 
 
 def test_every_bound_is_on_an_arm_that_exists_and_plain_batch_has_no_agent():
