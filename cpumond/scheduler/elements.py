@@ -330,7 +330,7 @@ class Node:
         "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
         "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
         "overcommit_count", "unwanted", "replaced", "skipped_searches", "key_hash", "matched_trees", "strangers",
-        "cordon", "about", "level", "ordered_cores", "foreign_ordered_cores",
+        "cordon", "about", "level", "ordered_cores", "foreign_ordered_cores", "reclaimed_strangers",
     )  # fmt: skip
 
     def __init__(self, node_id: str) -> None:
@@ -359,6 +359,8 @@ class Node:
         """Usage that the node reports of other jobs: not the scheduler's, or not taken over and told to stop."""
         self.strangers: dict[str, JobReport] = {}
         """The last reports of those jobs, by id."""
+        self.reclaimed_strangers: set[str] = set()
+        """The ids of those on reclaimed CPU that an earlier run of the scheduler started."""
         self.last_preemptive_attempt: float | None = None
         self.skipped_searches = 0
         """How many searches the next preemptive attempt skips, since this one made them; 0 when none is left (6.6)."""

@@ -15,7 +15,7 @@ from simulation.hosts import Host, Process
 from cpumond.core.wire import HeartbeatAnswer
 from cpumond.host.executor.model import Ended
 from cpumond.scheduler.elements import Job
-from cpumond.scheduler.model import FINISHED_OPERATION_STATES, OperationRecord
+from cpumond.scheduler.model import FINISHED_OPERATION_STATES, JobRecord, OperationRecord, StartRecord
 from cpumond.scheduler.operations import AbortOperation, CompleteOperation, StartOperation, SuspendOperation
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool
@@ -69,6 +69,8 @@ class Ledger:
         self.weights: dict[str, float] = {}
         self.acknowledged_weights: dict[str, float] = {}
         """By pool; each user's pool only gets heavier."""
+        self.classes: dict[str, bool] = {}
+        """Job -> whether it is on reclaimed CPU, as stored."""
         self.job_states: dict[str, str] = {}
         """As stored."""
         self.used_terms: dict[str, int] = {}
@@ -100,6 +102,8 @@ class Ledger:
         self.living[job_id] = host, process
         cores = sum(each.launch.cpu_limit for each in host.processes.values())
         self.check(cores <= host.cpu + FITS, f"{host.name} runs jobs of {cores} cores and has {host.cpu}")
+        is_told = not process.launch.reclaimed or self.classes.get(job_id, True)
+        self.check(is_told, f"job {job_id} was started on reclaimed CPU and is ordinary")
         self._check_work(process.operation_id)
 
     def _check_work(self, operation_id: str) -> None:
@@ -204,7 +208,12 @@ class Ledger:
                 weight = pool["attributes"].get("weight") or 0.0
                 self.check(weight >= self.weights.get(pool["name"], 0.0), f"an older pool {pool['name']} was stored")
                 self.weights[pool["name"]] = weight
+            elif kind == "start" and value is not None:
+                self._class_written(msgspec.json.decode(value, type=StartRecord))
+            elif kind == "start" and key not in self.job_states:
+                self.classes.pop(key, None)  # its operation had ended: what becomes of it is not known any more
             elif kind == "job" and value is not None:
+                self._class_written(msgspec.json.decode(value, type=JobRecord))
                 job = msgspec.json.decode(value)
                 was_given_up = self.job_states.get(key) in GIVEN_UP
                 self.job_states[key] = job["state"]
@@ -214,6 +223,15 @@ class Ledger:
                 elif job["state"] == "completed" and (key in self.stopped or was_given_up):
                     self.given_up[operation_id] = None
                     self.completed_stopped[operation_id] = self.completed_stopped.get(operation_id, 0) + 1
+
+    def _class_written(self, job: StartRecord | JobRecord) -> None:
+        """A job has one class, which its operation may require or refuse; nobody lowers limits here."""
+        known = self.classes.setdefault(job.id, job.reclaimed)
+        self.check(known is job.reclaimed, f"job {job.id} was of the other class before")
+        record = self.operations.get(job.operation_id)
+        if record is not None and isinstance(job, StartRecord):
+            self.check(record.allow_reclaimed or not job.reclaimed, f"job {job.id} is on refused reclaimed CPU")
+            self.check(not record.require_reclaimed or job.reclaimed, f"job {job.id} is ordinary")
 
     def _entry_written(self, row: Row) -> None:
         before = self.database.log.rows.get(row.number)

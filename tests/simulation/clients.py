@@ -96,6 +96,8 @@ class Client:
         spec: dict[str, Any] = {"tasks": {"t": task}, "pool": self.pool, "max_failed_job_count": 5}
         if len(self.started) % 4 == 3:
             spec["is_gang"] = True
+        if len(self.started) % 3:
+            spec.update({"allow_reclaimed": False} if len(self.started) % 3 == 1 else {"require_reclaimed": True})
         return StartOperation(spec)
 
     async def _do(self, command: Command) -> None:

@@ -146,6 +146,7 @@ class Dispatch(Gangs):
         Orders are new to it, so their time to start begins. What an earlier run of the scheduler told to stop is not
         taken over, and not told again, which could shorten its time.
         """
+        node.reclaimed_strangers &= {each.job_id for each in (*heartbeat.jobs, *heartbeat.finished_jobs)}
         for job in node.jobs.values():
             if job.first_sent_at is not None:
                 job.first_sent_at = now
@@ -154,13 +155,20 @@ class Dispatch(Gangs):
             if report.stopping and known is None and (stopped := node.stopping.get(report.job_id)) is not None:
                 if not stopped.was_reported and not stopped.is_failing:
                     del node.stopping[stopped.id], self.jobs[stopped.id]
+                    self._note_class(stopped)
             elif report.stopping and known is not None and not known.was_reported:
                 end_job(known)
+                self._note_class(known)
                 del self.jobs[known.id]
                 self._unstored.pop(known.id, None)
                 renew_needed(known)
                 self.note_broken(known)
         self.stop_broken_gangs(now)
+
+    def _note_class(self, job: Job) -> None:
+        """Keep the class of a job that is a stranger from now on."""
+        if job.reclaimed:
+            job.node.reclaimed_strangers.add(job.id)
 
     def _find_ended(
         self, node: Node, heartbeat: Heartbeat, reported: set[str], now: float
@@ -262,7 +270,7 @@ class Dispatch(Gangs):
             reason=reason,
             max_memory=finished.max_memory,
             cgroup=finished.cgroup,
-            reclaimed=counted is not None and counted.reclaimed,
+            reclaimed=_was_reclaimed(node, finished.job_id, counted),
             **list_counters(finished),
         )
 
@@ -304,7 +312,7 @@ class Dispatch(Gangs):
         job.usage = reported_usage(job.limits, report)
         # What it used before is counted already: by an earlier run, or before it was given up.
         job.counted = NO_CPU_TIMES if counted is None else cpu_times(counted)
-        job.reclaimed = counted is not None and counted.reclaimed
+        job.reclaimed = _was_reclaimed(node, job.id, counted)
         self._start(job)
         take_report(job, report, now)
         return True
@@ -316,6 +324,8 @@ class Dispatch(Gangs):
         task = None if operation is None else find_task(operation.record, record.task)
         if node is None or element is None or task is None or node.tree != record.tree:
             self._expired["start", record.id] = None  # if its node has it, the node is told to stop it
+            if node is not None and record.reclaimed:
+                node.reclaimed_strangers.add(record.id)
             return
         if self.finished_jobs.get(record.operation_id, {}).pop(record.id, None) is not None:
             self._expired["job", record.id] = None  # it was given up, and taken over after that
@@ -555,6 +565,11 @@ class Dispatch(Gangs):
             reclaimed=job.reclaimed and (about is None or bool(about.idle_class)),
             set_container_cpu_limit=task.set_container_cpu_limit,
         )
+
+
+def _was_reclaimed(node: Node, job_id: str, counted: JobRecord | None) -> bool:
+    """Whether a job that is a stranger on its node was started on reclaimed CPU, as far as that is known."""
+    return job_id in node.reclaimed_strangers if counted is None else counted.reclaimed
 
 
 def _start_record(job: Job) -> StartRecord:
