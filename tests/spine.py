@@ -22,6 +22,11 @@ SPINE: Final[dict[str, tuple[str, ...]]] = {
         "test_the_weight_actuator_moves_shares_and_never_the_quota",
         "test_every_file_is_left_as_it_was_found",
     ),
+    "test_agent_guarantee.py": (
+        "test_it_needs_no_right_to_the_cgroups_and_leaves_no_trace",
+        "test_actuators_change_by_reload_and_quotas_are_as_ordered_at_the_next_check",
+        "test_a_job_runs_on_what_an_owner_does_not_use_and_ends_when_it_wakes_up",
+    ),
     "test_agent_v1_life.py": (
         "test_a_cgroup_that_goes_is_dropped_and_one_made_again_is_another_job",
         "test_two_hundred_jobs_come_and_go_without_a_trace",

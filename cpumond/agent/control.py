@@ -63,6 +63,8 @@ def describe_job(job: JobView) -> answers.JobAnswer:
         write_errors=job.write_errors,
         limit_rule=job.settings.limit_rule,
         peak=describe_peak(state, job.settings) if job.settings.limit_rule == "peak" else None,
+        actuator=job.actuator,
+        ceiling=job.ceiling_cores,
     )
 
 

@@ -45,7 +45,8 @@ def add_sentences(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> ExplainAn
 def _describe_why(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> str:
     """One or two sentences: why the limit is what it is."""
     name, limit = e.job_id, show_cores(e.current_cpu_limit)
-    stands = f"The limit of {name} is {limit} of {show_cores(e.cpu_limit)} ordered cores"
+    noun = "limit" if s.is_ceiling else "job guarantee"
+    stands = f"The {noun} of {name} is {limit} of {show_cores(e.cpu_limit)} ordered cores"
     if e.refused:
         return f"{stands}: nothing is ever written to its cgroup, because {e.refused}."
     if e.status == "contested":
@@ -176,8 +177,10 @@ def _list_facts(e: ExplainAnswer, s: MonitorSettings) -> dict[str, str]:
     if e.labels:
         facts["labels"] = ", ".join(f"{name} {text}" for name, text in e.labels.items())
     facts["last write"] = _describe_write(e)
-    if s.actuator == "weight":
-        facts["actuator"] = "weight: the limit is a share for when CPU is short, it never throttles"
+    if e.actuator == "weight":
+        facts["actuator"] = "weight: it follows the job guarantee, a share for when CPU is short; it never throttles"
+    elif e.actuator == "guarantee":
+        facts["actuator"] = "guarantee: nothing is written to its cgroup; it may use more while CPU is free"
     if e.notes:
         facts["held by"] = "; ".join(e.notes)
     if (a := e.aggregated) is not None:

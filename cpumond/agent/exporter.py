@@ -111,13 +111,14 @@ PEAK_COUNTERS: dict[str, tuple[str, JobValue]] = {
 SUMS: dict[str, tuple[str, Callable[[JobView], float]]] = {
     "cpu_limit_cores": ("CPU ordered by {jobs}.", lambda job: 0.0 if job.unlimited else job.ordered_cores),
     "current_cpu_limit_cores": (
-        "CPU limits in force of {jobs}.",
+        "CPU that {jobs} are guaranteed; under quotas that follow it, their limits in force.",
         lambda job: 0.0 if job.unlimited else job.current_cores,
     ),
     "reclaimed_cores": (
-        "CPU ordered less limits in force of {jobs}.",
+        "CPU ordered less CPU guaranteed of {jobs}.",
         lambda job: max(job.ordered_cores - job.current_cores, 0.0),
     ),
+    "ceiling_cores": ("Quotas of {jobs}, of those that have one.", lambda job: job.ceiling_cores or 0.0),
     "cpu_usage_cores": (
         "CPU that {jobs} used in their last check.",
         lambda job: (job.decision.usage_cores or 0.0) if job.decision else 0.0,

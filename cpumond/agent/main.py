@@ -28,7 +28,7 @@ from cpumond.core.log import configure_logging
 from cpumond.core.wire import JobLog, LogRequest, NodeRegistration, NodeResources
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.cgroup.mounts import Hierarchies, hold, open_hierarchies
-from cpumond.host.executor import EXECUTORS, Setting
+from cpumond.host.executor import EXECUTORS, Setting, find_idle_class
 from cpumond.host.service import raise_descriptor_limit
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJob
     cgroups = JobCgroupTree(hierarchies, config.executor.cgroup_root, config.mountinfo)
     options = config.executor
     setting = Setting(config.runtime_dir, cgroups, config.mountinfo, options.partition, options.node_name)
-    return AssignedJobs(config, EXECUTORS[kind](setting), read_memory=cgroups.read_memory)
+    assigned = AssignedJobs(config, EXECUTORS[kind](setting), read_memory=cgroups.read_memory)
+    assigned.idle_class = find_idle_class(kind, cgroups).name
+    return assigned
 
 
 def _connect(agent: Agent) -> None:

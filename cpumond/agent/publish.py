@@ -76,6 +76,7 @@ class Publisher:
             bound,
             may_set_mode=config.scheduler.may_set_mode,
             knows_guarantee=True,
+            idle_class="" if context.assigned is None else context.assigned.idle_class,
             limit_rule=str(config.monitor.get("limit_rule", DEFAULT_RULE)),
             is_paused=context.is_paused(),
             metrics=context.metrics_address,

@@ -322,6 +322,16 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
     is_control: bool = False
 
     @property
+    def actuator(self) -> Actuator:
+        """As of ``Tracked``."""
+        return choose_actuator(self.settings, self.found)
+
+    @property
+    def ceiling_cores(self) -> float | None:
+        """The quota in force, None without one."""
+        return None if self.in_force.quota_us is None else self.in_force.cores
+
+    @property
     def status(self) -> str:
         """A word or two for a table: what keeps the monitor from moving the limit, else the mode."""
         if self.refused:

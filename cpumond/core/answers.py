@@ -50,8 +50,9 @@ class ExplainedPeak(PeakAnswer, frozen=True):
 class JobAnswer(msgspec.Struct, frozen=True):
     """One job of ``/v1/status``: limits and usage in cores, ``throttled_ratio`` in [0, 1], ``_s`` seconds.
 
-    ``engine``: the kind of engine that runs it, "" for others; ``unlimited``: it ordered no limit there, and
-    ``cpu_limit`` is the CPU of the host.
+    ``current_cpu_limit`` is its guarantee, ``ceiling`` the quota of its cgroup (null: none); ``actuator`` what follows
+    the guarantee there. ``engine``: the kind of engine that runs it, "" for others; ``unlimited``: it ordered no limit
+    there, and ``cpu_limit`` is the CPU of the host.
     """
 
     job_id: str
@@ -80,10 +81,12 @@ class JobAnswer(msgspec.Struct, frozen=True):
     write_errors: int = 0
     limit_rule: str = "document"
     peak: PeakAnswer | None = None
+    actuator: str = "quota"
+    ceiling: float | None = None
 
     @property
     def reclaimed(self) -> float:
-        """Cores the job ordered and may not use now, >= 0."""
+        """Cores of its order that it gives up now, >= 0."""
         return max(self.cpu_limit - self.current_cpu_limit, 0.0)
 
 

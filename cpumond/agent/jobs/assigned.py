@@ -95,6 +95,8 @@ class AssignedJobs:
         self.jobs: dict[str, AssignedJob] = {}
         """Up to the acknowledgement of their end."""
         self.problem = ""
+        self.idle_class = ""
+        """Of its jobs on reclaimed CPU, as in ``AgentAbout``."""
         self.counters = {"started": 0, "completed": 0, "failed": 0, "aborted": 0, "lost": 0, "overdraft": 0}
         self.start_buckets = [0] * (len(START_BUCKETS_S) + 1)
         self.start_seconds = 0.0

@@ -41,6 +41,7 @@ COLUMNS: Final[dict[str, tuple[str, Callable[[JobAnswer], str]]]] = {
     "labels": ("labels", lambda job: show_name(", ".join(list_labels(job)))),
     "ordered": (">ordered", lambda job: "-" if job.unlimited else f"{job.cpu_limit:.2f}"),
     "limit": (">limit", lambda job: "-" if job.unlimited else f"{job.current_cpu_limit:.2f}"),
+    "ceiling": (">ceiling", lambda job: show_number(job.ceiling, ".2f")),
     "monitor": (">(would be)", lambda job: f"{job.monitor_cpu_limit:.2f}" if is_only_watched(job) else ""),
     "reclaimed": (">reclaimed", lambda job: f"{job.reclaimed:.2f}"),
     "usage": (">usage", lambda job: show_number(job.usage, ".2f")),
@@ -54,16 +55,16 @@ COLUMNS: Final[dict[str, tuple[str, Callable[[JobAnswer], str]]]] = {
 """Name of a column -> heading as of ``make_table``, text of a job's cell."""
 
 STATUS_COLUMNS: Final = (
-    "job", "operation", "labels", "status", "ordered", "limit", "monitor", "usage", "smoothed", "peak", "half-life",
-    "votes", "throttled", "result",
+    "job", "operation", "labels", "status", "ordered", "limit", "ceiling", "monitor", "usage", "smoothed", "peak",
+    "half-life", "votes", "throttled", "result",
 )  # fmt: skip
 TOP_COLUMNS: Final = (
-    "job", "operation", "labels", "status", "ordered", "limit", "monitor", "reclaimed", "usage", "smoothed", "peak",
-    "throttled",
+    "job", "operation", "labels", "status", "ordered", "limit", "ceiling", "monitor", "reclaimed", "usage", "smoothed",
+    "peak", "throttled",
 )  # fmt: skip
 DROP_ORDER: Final = (
-    "labels", "operation", "throttled", "half-life", "votes", "smoothed", "peak", "result", "monitor", "usage",
-    "status",
+    "labels", "operation", "ceiling", "throttled", "half-life", "votes", "smoothed", "peak", "result", "monitor",
+    "usage", "status",
 )  # fmt: skip
 """Columns that a narrow terminal does without, the first one first; a job's id is always there in full."""
 
@@ -170,9 +171,13 @@ def draw_jobs(
     # Columns that only one rule fills are left out where no job is under that rule.
     ruled = [job.peak is not None for job in jobs]
     empty = ("peak", "half-life") if not any(ruled) else ("smoothed", "votes") if all(ruled) else ()
-    shown = [name for name in shown if name not in empty]
+    # A ceiling that follows the guarantee is the same number.
+    is_quota = all(job.actuator == "quota" for job in jobs)
+    shown = [name for name in shown if name not in empty and not (is_quota and name == "ceiling")]
     ranks = {name: len(DROP_ORDER) - number for number, name in enumerate(DROP_ORDER)}
-    headings = [Column(COLUMNS[name][0], ranks.get(name, 0), LEAST_TEXT if name == "labels" else 0) for name in shown]
+    noun = name_limit(jobs)
+    titles = {name: f">{noun}" if name == "limit" else COLUMNS[name][0] for name in shown}
+    headings = [Column(titles[name], ranks.get(name, 0), LEAST_TEXT if name == "labels" else 0) for name in shown]
 
     def make_cell(name: str, job: JobAnswer) -> Cell:
         text = COLUMNS[name][1](job)
@@ -182,10 +187,16 @@ def draw_jobs(
     return text, [name.strip("()") for name in left_out]
 
 
+def name_limit(jobs: Iterable[JobAnswer]) -> str:
+    """The word for ``current_cpu_limit``: where it is no quota, it cuts nothing off."""
+    actuators = {job.actuator for job in jobs}
+    return "limit" if "quota" in actuators or not actuators else "guarantee"
+
+
 def describe_totals(answer: StatusAnswer) -> str:
-    totals = answer.totals
+    totals, noun = answer.totals, name_limit(answer.jobs)
     text = (
-        f"{show_cores(totals.cpu_limit)} cores ordered, limit {show_cores(totals.current_cpu_limit)}, "
+        f"{show_cores(totals.cpu_limit)} cores ordered, {noun} {show_cores(totals.current_cpu_limit)}, "
         f"{show_cores(totals.reclaimed)} reclaimed"
     )
     watched = sum(job.current_cpu_limit - job.monitor_cpu_limit for job in answer.jobs if is_only_watched(job))

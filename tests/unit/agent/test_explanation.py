@@ -202,6 +202,7 @@ def test_explain_tells_what_bounds_and_others_did():
         pressure={"some_10s_ratio": 0.0123, "some_60s_ratio": 0.5, "some_total_s": 1.0},
         aggregated=SUMS,
         in_force={"quota_us": 320000, "period_us": 100000, "burst_us": 1000, "weight": None, "cores": 3.2},
+        actuator="weight",
     )
     facts = e.facts
     assert facts["job"].endswith("added by `cpumond job add`")
