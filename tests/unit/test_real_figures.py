@@ -36,8 +36,11 @@ from real_figures import (
     split_phases,
     summarise,
 )
-from real_servers import MissingError, find_leftovers
+from real_servers import Groups, MissingError, find_leftovers
 from real_services import choose_arms
+
+from cpumond.host.cgroup.mounts import open_hierarchies
+from cpumond.testing import make_v2_host, v2_cgroup
 
 
 def make_run(arm: str, number: int, p99_ms: float, **fields: object) -> Run:
@@ -167,6 +170,19 @@ def test_cgroups_of_a_session_that_was_killed_are_found_and_no_others(tmp_path):
     names = ["cpumond-real-12", idle.format(12), "cpumond-jobs", "docker", "my-cpumond-real-1", "cpumond-reclaimed"]
     left = ["cpumond-real-123", "cpumond-real-123-idle", idle.format(123)]
     assert find_leftovers([*names, *left], str(tmp_path)) == left
+
+
+def test_use_throttling_and_quotas_of_v2(tmp_path):
+    stat = "usage_usec 1500000\nuser_usec 1\nnr_periods 40\nnr_throttled 3\nthrottled_usec 250000\n"
+    server = v2_cgroup(quota="20000 50000") | {"cpu.stat": stat, "cpu.max.burst": "7"}
+    host = open_hierarchies(make_v2_host(tmp_path, {"top": {"server": server}}))
+    groups = Groups(host, "top")
+    assert (groups.read_used_s("server"), groups.read_used_s("gone")) == (1.5, 0.0)
+    assert groups.read_throttling("server") == (40, 3, 0.25)
+    assert groups.quota_cores("server") == 0.4
+    groups.set_quota("server", 0.5)
+    found = [(tmp_path / "cgroup/top/server" / name).read_text() for name in ("cpu.max", "cpu.max.burst")]
+    assert found == ["25000", "0"]  # the kernel keeps the period
 
 
 def test_every_bound_is_on_an_arm_that_exists_and_plain_batch_has_no_agent():
