@@ -254,6 +254,8 @@ def test_the_node_s_page_has_its_ledger(page, site):
     assert float(cpu.get_by_role("cell").nth(1).inner_text()) == pytest.approx(ordered)
     jobs = page.get_by_role("table", name=f"Jobs of node {site.job['node_id']}")
     assert jobs.get_by_role("row").count() == 1 + len(node["jobs"])
+    expect(jobs.get_by_role("columnheader", name="Class")).to_be_visible()
+    expect(jobs.get_by_role("row").nth(1)).to_contain_text(node["jobs"][0]["class"])
 
 
 def test_the_preemptions_have_their_reasons(page, site):
