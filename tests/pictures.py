@@ -32,7 +32,7 @@ README: Final = ROOT / "README.md"
 MADE_OF: Final = PICTURES / "made-of.json"
 STATIC: Final = "cpumond/web/static"
 SOURCES: Final = {
-    "demo": tuple(f"cpumond/cli/demo/{name}.py" for name in ("jobs", "run", "story", "view")),
+    "demo": tuple(f"cpumond/cli/demo/{name}.py" for name in ("jobs", "lever", "run", "story", "view")),
     "overview": (
         f"{STATIC}/page_overview.js",
         f"{STATIC}/chart.js",
@@ -132,12 +132,14 @@ def read_summary(text: str) -> dict[str, Any]:
         r"ordered ([\d.]+), used ([\d.]+), reclaimed ([\d.]+), used by jobs that were started on freed CPU ([\d.]+)",
         text,
     )
-    (back,) = _find(r"all its CPU back \d+ times?, ([\d., ]+) s after it woke up", text)
+    (back,) = _find(r"its whole guarantee back \d+ times?, ([\d., ]+) s after it woke up", text)
+    (ran,) = _find(r"ran on all that it ordered ([\d., ]+) s after it woke up", text)
     (start_ms,) = _find(r"from heartbeat to process (\d+) ms", text)
     return {
         "seconds": float(seconds), "cores": float(cores), "ordered_cpu_s": float(ordered), "used_cpu_s": float(used),
         "reclaimed_cpu_s": float(reclaimed), "given_cpu_s": float(given), "start_ms": float(start_ms),
         "give_back_s": [float(each) for each in back.split(", ")],
+        "full_use_s": [float(each) for each in ran.split(", ")],
     }  # fmt: skip
 
 
@@ -230,8 +232,7 @@ def say_demo() -> str:
     return (
         f"The demo, as it was: on {told['cores']:g} core for {told['seconds']:g} s it reclaimed "
         f"{told['reclaimed_cpu_s']:g} core-seconds, jobs that were started on freed CPU used {told['given_cpu_s']:g}, "
-        f"and the one that woke up had all its CPU back within {max(told['give_back_s']):g} s, at a check each half "
-        "second."
+        f"and the one that woke up ran on all that it ordered within {max(told['full_use_s']):g} s; no quota was moved."
     )
 
 

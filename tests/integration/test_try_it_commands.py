@@ -177,6 +177,7 @@ def test_demo_tells_the_whole_story_and_leaves_nothing(hierarchies: Hierarchies,
     assert all(0.0 < seconds < 30.0 for seconds in summary["start_s"])
     assert summary["wake_ups"] >= 1
     assert summary["overcommits"] >= 1
+    assert summary["actuator"] == "guarantee"
     # A check or two; more only where the machine lets the simulation wait.
     assert 0.0 < summary["give_back_s"][0] < 20.0
     [first, *_] = [stop for stop in summary["stopped"] if stop["job"] == "render-1"]
@@ -217,13 +218,14 @@ def prefer(hierarchies: Hierarchies, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.cgroup
 def test_a_short_demo_says_what_was_not_seen(hierarchies: Hierarchies, tmp_path: Path) -> None:
-    process = start_demo(tmp_path, arguments=("--duration", "2"))
+    process = start_demo(tmp_path, arguments=("--duration", "2", "--actuator", "quota"))
     output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert re.search(
         r"To look at while it runs:\n  web page  +http://127\.0\.0\.1:\d+/#token=[0-9a-f]{48}\n"
         r"  page of node-1 +http://127\.0\.0\.1:\d+/\n", output
     )  # fmt: skip
+    assert "CPU quotas move (cpu.max, cpu.cfs_quota_us)." in output
     assert "Not seen: simulation woke up." in output
     assert "Not seen: render was stopped because the node was overcommitted." in output
     assert "had all its CPU back" not in output.replace("Not seen: simulation had all its CPU back.", "")

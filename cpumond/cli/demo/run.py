@@ -31,6 +31,7 @@ from cpumond.cli.demo.jobs import (
     make_plan,
 )
 from cpumond.cli.demo.kernel import PlainKernel
+from cpumond.cli.demo.lever import WORDS, Lever
 from cpumond.cli.demo.story import Story
 from cpumond.cli.demo.view import Display, PoolSummary, Stop, Summary, show_summary
 from cpumond.cli.ending import Ending
@@ -55,7 +56,7 @@ class Host(msgspec.Struct, frozen=True):
     sentence: str
 
 
-def run_demo(duration_s: float, as_json: bool) -> int:
+def run_demo(duration_s: float, actuator: Lever, as_json: bool) -> int:
     """``cpumond demo``; the exit code. Raises CpumondError when a part of it does not start or dies."""
     plan = make_plan(float(len(os.sched_getaffinity(0))))
     with stop_on_signals() as stopped:
@@ -64,8 +65,8 @@ def run_demo(duration_s: float, as_json: bool) -> int:
         try:
             with _make_host(place, directory) as host:
                 if not as_json:
-                    click.echo(f"{host.sentence}\n{plan.describe()}")
-                summary = _run(host, plan, directory, duration_s, stopped, Display(as_json))
+                    click.echo(f"{host.sentence}\n{plan.describe()}\n{WORDS[actuator].sentence}")
+                summary = _run(host, plan, actuator, directory, duration_s, stopped, Display(as_json))
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     summary = msgspec.structs.replace(summary, removed=summary.removed and not os.path.exists(directory))
@@ -99,9 +100,11 @@ def _make_host(place: demo_host.Place | CpumondError, directory: str) -> Iterato
         kernel.stop()
 
 
-def _run(host: Host, plan: Plan, directory: str, duration_s: float, stopped: Ending, display: Display) -> Summary:
+def _run(
+    host: Host, plan: Plan, actuator: Lever, directory: str, duration_s: float, stopped: Ending, display: Display
+) -> Summary:
     cluster = Cluster(
-        directory, 1, cpu=plan.capacity, check_period=f"{CHECK_PERIOD_S}s", monitor=MONITOR,
+        directory, 1, cpu=plan.capacity, check_period=f"{CHECK_PERIOD_S}s", monitor=MONITOR | WORDS[actuator].options,
         scheduler_config=f'allowed_node_resources_overcommit_duration = "{OVERCOMMIT_S}s"\n',
         agent_config='[discovery]\nrescan_period = "1s"\n', cgroup_prefix=host.prefix, mountinfo=host.mountinfo,
         token=secrets.token_hex(24), web=True,
@@ -109,7 +112,7 @@ def _run(host: Host, plan: Plan, directory: str, duration_s: float, stopped: End
     with cluster:
         display.announce(f"To look at while it runs:\n{cluster.describe_pages()}")
         operations: dict[str, Load] = {}
-        story = Story(cluster, mounts.open_hierarchies(host.mountinfo), plan, operations, display.tell)
+        story = Story(cluster, mounts.open_hierarchies(host.mountinfo), plan, operations, display.tell, actuator)
         try:
             with display, _naming_ended_process(cluster):
                 ran_s = _play(story, operations, directory, duration_s, stopped, display)
@@ -189,7 +192,7 @@ def _start(story: Story, operations: dict[str, Load], load: Load, wanted_path: s
 def _stop_agent(story: Story) -> bool:
     """End the agent as a service manager does; whether the jobs that live on may use what they ordered again."""
     story.node.stop()
-    story.read_limits()
+    story.read_quotas()
     # A limit of 0: the job's cgroup went while the agent ended.
     return all(job.limit >= job.ordered * 0.99 or job.limit == 0.0 for job in story.jobs.values() if job.lives)
 
@@ -200,6 +203,7 @@ def summarise(kernel: str, story: Story, ran_s: float, restored: bool, removed: 
     wakeups = story.wakeups
     return Summary(
         kernel=kernel,
+        actuator=story.actuator,
         duration_s=ran_s,
         capacity_cores=story.plan.capacity,
         ordered_cpu_s=sum(job.ordered * max((job.ended_at or now) - job.started_at, 0.0) for job in jobs),
@@ -208,6 +212,7 @@ def summarise(kernel: str, story: Story, ran_s: float, restored: bool, removed: 
         given_cpu_s=sum(job.used_cpu_s for job in jobs if job.on_freed_cpu),
         wake_ups=len(wakeups),
         give_back_s=[each.back_s - each.began_s for each in wakeups if each.back_s is not None],
+        full_use_s=[each.ran_s - each.began_s for each in wakeups if each.ran_s is not None],
         overcommits=story.overcommits,
         jobs_started=Counter(job.load for job in jobs),
         started_on_freed_cpu=Counter(job.load for job in jobs if job.on_freed_cpu),
@@ -231,7 +236,7 @@ def _find_not_reached(story: Story) -> list[str]:
     jobs = story.jobs.values()
     reached = {
         "simulation was started": any(job.load == "simulation" for job in jobs),
-        "simulation's limit went down": any(job.reclaimed_cpu_s > 0.0 for job in jobs),
+        f"simulation's {WORDS[story.actuator].noun} went down": any(job.reclaimed_cpu_s > 0.0 for job in jobs),
         "render was started on the freed CPU": any(job.load == "render" and job.on_freed_cpu for job in jobs),
         "simulation woke up": bool(story.wakeups),
         "simulation had all its CPU back": any(each.back_s is not None for each in story.wakeups),

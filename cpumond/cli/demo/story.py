@@ -1,13 +1,14 @@
 """What happens in ``cpumond demo``, seen from outside: facts of the scheduler, the agent and the kernel, in words.
 
-Limits and CPU time come from the cgroups' files, starts from the agent's log, usage from its control socket, ends and
-their reasons, pools, the node and heartbeats from the scheduler.
+Quotas and CPU time come from the cgroups' files, guarantees and usage from the agent's control socket, starts from its
+log, ends and their reasons, pools, the node and heartbeats from the scheduler.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections import deque
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 
 from cpumond.cli.demo.jobs import WEIGHTS, Load, Plan
+from cpumond.cli.demo.lever import WORDS, Lever
 from cpumond.core.errors import CpumondError, UnavailableError
 from cpumond.core.words import show_cores
 from cpumond.host.cgroup import Cgroup, open_cgroup
@@ -24,6 +26,10 @@ from cpumond.testing import Cluster, ClusterNode
 TELL_RATIO = 0.7
 """A limit that went down is told again below this share of what was told last."""
 NEAR = 0.01
+ASK_S = 0.1
+"""Between two questions to the agent about guarantees."""
+USE_S, FULL = 0.2, 0.85
+"""For this long the simulation must have used this share of its order: its threads sleep now and then."""
 QUIET = ("frames",)
 """Loads whose ordinary ends are not told: there are many."""
 
@@ -56,10 +62,12 @@ class JobFacts(msgspec.Struct):
 
 
 class Wakeup(msgspec.Struct):
-    """When the simulation woke up and when its full limit was in force (None: not yet); seconds since the start."""
+    """When the simulation woke up, when its full limit was in force, and since when it used all that it ordered (None:
+    not yet); seconds since the start."""
 
     began_s: float
     back_s: float | None = None
+    ran_s: float | None = None
 
 
 class PoolFacts(msgspec.Struct):
@@ -77,9 +85,11 @@ class Story:
     """Reads the state of everything again and again; ``tell`` gets each event: seconds since the start, and a text."""
 
     def __init__(
-        self, cluster: Cluster, hierarchies: Hierarchies, plan: Plan, operations: dict[str, Load], tell: Tell
-    ) -> None:
+        self, cluster: Cluster, hierarchies: Hierarchies, plan: Plan, operations: dict[str, Load], tell: Tell,
+        actuator: Lever = "quota",
+    ) -> None:  # fmt: skip
         self.cluster = cluster
+        self.actuator = actuator
         self.node: ClusterNode = cluster.nodes[0]
         self.plan = plan
         self.jobs: dict[str, JobFacts] = {}
@@ -97,14 +107,22 @@ class Story:
         self._counted_s: float | None = None
         self._told_ends: set[str] = set()
         self._cgroups: dict[str, Cgroup] = {}
+        self._asked_s = -ASK_S
+        self._ran: deque[tuple[float, float]] = deque()
+        """The simulation's CPU time of late: seconds since the start, core-seconds."""
 
     def look_closely(self, now_s: float) -> None:
         """Read starts of jobs, and the simulation's limit; cheap, for every few milliseconds."""
         self._read_starts(now_s)
         job = self.living("simulation")
         if job is not None:
-            self._read_limit(job)
+            if self.actuator == "quota":
+                self._read_quota(job)
+            elif now_s - self._asked_s >= ASK_S:
+                self._asked_s = now_s
+                self._read_guarantees()
             self._follow_limit(job, now_s)
+            self._follow_use(job, now_s)
 
     def look_around(self, now_s: float) -> None:
         """Read everything else, a few times a second. Raises UnavailableError when a process has ended."""
@@ -112,18 +130,32 @@ class Story:
         for operation_id in self._operations:
             self._take_ends(operation_id, now_s)
         self._read_usage()
-        self.read_limits()
+        self._read_limits()
         for job in self.jobs.values():
             if job.lives:
                 self._read_counters(job)
         self._take_node(now_s)
         self._take_pools(now_s)
 
-    def read_limits(self) -> None:
+    def read_quotas(self) -> None:
         """The limits in force, from the cgroups."""
         for job in self.jobs.values():
             if job.lives:
-                self._read_limit(job)
+                self._read_quota(job)
+
+    def _read_limits(self) -> None:
+        """What moves: quotas, or guarantees as the agent has them."""
+        if self.actuator == "quota":
+            self.read_quotas()
+        else:
+            self._read_guarantees()
+
+    def _read_guarantees(self) -> None:
+        with contextlib.suppress(UnavailableError):
+            for seen in self.node.get("/v1/status")["jobs"]:
+                job = self.jobs.get(seen["job_id"])
+                if job is not None and job.lives:
+                    job.limit = seen["current_cpu_limit"]
 
     def living(self, load: Load) -> JobFacts | None:
         """The first job of a load that still has its cgroup."""
@@ -157,14 +189,15 @@ class Story:
             return
         number = self._counts[load] = self._counts.get(load, 0) + 1
         name = load if load == "simulation" and number == 1 else f"{load}-{number}"
-        self.read_limits()
+        self._read_limits()
         before = self.limits
         job = self.jobs[record["job_id"]] = JobFacts(
             record["job_id"], name, load, record["pool"], record["cgroup"], record["cpu_limit_cores"],
             datetime.fromisoformat(record["timestamp"]).timestamp(), record["since_heartbeat_s"],
             record["cpu_limit_cores"],
         )  # fmt: skip
-        self._read_limit(job)
+        if self.actuator == "quota":
+            self._read_quota(job)
         simulation = self.living("simulation")
         lowered = simulation is not None and simulation is not job and simulation.limit < simulation.ordered - NEAR
         job.on_freed_cpu = lowered and before + job.ordered <= self.plan.capacity + NEAR
@@ -181,7 +214,7 @@ class Story:
                 self._cgroups[job.id] = cgroup
         return cgroup
 
-    def _read_limit(self, job: JobFacts) -> None:
+    def _read_quota(self, job: JobFacts) -> None:
         cgroup = self._find_cgroup(job)
         # A failed read is repeated soon, unless the scheduler reports that the job has ended.
         with contextlib.suppress(CpumondError):
@@ -208,7 +241,7 @@ class Story:
             wakeup.back_s = now_s
             self._told_limit = job.limit
             took_s = now_s - wakeup.began_s
-            self._tell(now_s, f"simulation has all its CPU back, {took_s:.1f} s after it woke up")
+            self._tell(now_s, f"simulation has {WORDS[self.actuator].whole} back, {took_s:.1f} s after it woke up")
         elif is_full:
             self._told_limit = job.limit
         elif job.limit <= self._told_limit * TELL_RATIO + NEAR:
@@ -216,7 +249,27 @@ class Story:
             free = self.plan.capacity - self.limits
             are_free = f"{_show(free)} are free" if free > NEAR else "none are free"
             limit = f"{_show(job.limit)} of {tell_cores(job.ordered)}"
-            self._tell(now_s, f"simulation's limit went down to {limit}, {are_free}")
+            self._tell(now_s, f"simulation's {self._noun} went down to {limit}, {are_free}")
+
+    @property
+    def _noun(self) -> str:
+        return WORDS[self.actuator].noun
+
+    def _follow_use(self, job: JobFacts, now_s: float) -> None:
+        """Find out since when the simulation that woke up really runs as much as it ordered."""
+        wakeup = self.wakeups[-1] if self.wakeups else None
+        if wakeup is None or wakeup.ran_s is not None:
+            self._ran.clear()
+            return
+        self._read_counters(job)
+        self._ran.append((now_s, job.used_cpu_s))
+        while now_s - self._ran[0][0] > USE_S:
+            began_s, before_cpu_s = self._ran.popleft()
+            if began_s >= wakeup.began_s and job.used_cpu_s - before_cpu_s >= FULL * job.ordered * (now_s - began_s):
+                wakeup.ran_s = began_s
+                took_s = began_s - wakeup.began_s
+                self._tell(now_s, f"simulation runs on all that it ordered since {took_s:.2f} s after it woke up")
+                return
 
     def _read_usage(self) -> None:
         with contextlib.suppress(UnavailableError):

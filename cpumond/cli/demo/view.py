@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from cpumond.cli.demo.jobs import CHECK_PERIOD_S, QUICKER
+from cpumond.cli.demo.lever import WORDS, Lever
 from cpumond.cli.demo.story import JobFacts, Story, tell_cores
 from cpumond.core.words import count
 
@@ -42,12 +43,14 @@ class Summary(msgspec.Struct, frozen=True):
     """What the demo ends with; core-seconds (from the kernel's counters) and seconds.
 
     ``given_cpu_s``: what jobs used that were started on freed CPU. ``give_back_s``: from each wake-up of the simulation
-    to its full limit. ``start_s``: from a heartbeat to the running process. ``restored``: every limit was as ordered
-    when the agent had ended; ``removed``: no process, cgroup or file is left. ``not_reached``: what was not seen.
-    ``machine_load``: processes of the whole machine that wanted to run, for each CPU, over the last minute.
+    to its full limit; ``full_use_s``: to the use of all that it ordered. ``start_s``: from a heartbeat to the running
+    process. ``restored``: every limit was as ordered when the agent had ended; ``removed``: no process, cgroup or file
+    is left. ``not_reached``: what was not seen. ``machine_load``: processes of the whole machine that wanted to run,
+    for each CPU, over the last minute.
     """
 
     kernel: str
+    actuator: Lever
     duration_s: float
     capacity_cores: float
     ordered_cpu_s: float
@@ -56,6 +59,7 @@ class Summary(msgspec.Struct, frozen=True):
     given_cpu_s: float
     wake_ups: int
     give_back_s: list[float]
+    full_use_s: list[float]
     overcommits: int
     jobs_started: dict[str, int]
     started_on_freed_cpu: dict[str, int]
@@ -116,8 +120,9 @@ def draw_state(story: Story, now_s: float, duration_s: float, events: list[tuple
     from rich.text import Text
 
     table = Table(title=f"{now_s:.0f} of {duration_s:.0f} s", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in ("pool", "job", "ordered", "limit", "usage", "state", ""):
-        table.add_column(name, justify="right" if name in ("ordered", "limit", "usage") else "left", no_wrap=True)
+    noun = WORDS[story.actuator].noun
+    for name in ("pool", "job", "ordered", noun, "usage", "state", ""):
+        table.add_column(name, justify="right" if name in ("ordered", noun, "usage") else "left", no_wrap=True)
     for job in story.jobs.values():
         if job.lives:
             usage = "" if job.usage is None else f"{job.usage:.2f}"
@@ -126,7 +131,7 @@ def draw_state(story: Story, now_s: float, duration_s: float, events: list[tuple
                 draw_bar(job, story.plan.capacity),
             )  # fmt: skip
     capacity = story.plan.capacity
-    ledger = f"node: limits of {tell_cores(story.limits)} together, it has {tell_cores(capacity)}"
+    ledger = f"node: {noun}s of {tell_cores(story.limits)} together, it has {tell_cores(capacity)}"
     over = story.limits - capacity
     style = "bold yellow" if over > 0.01 else ""
     ledger += f": overcommitted by {tell_cores(over)}" if over > 0.01 else ""
@@ -155,8 +160,11 @@ def show_summary(summary: Summary) -> None:
                    f"fair share {pool.fair_share_cpu_s:.1f}")  # fmt: skip
     if summary.give_back_s:
         times = ", ".join(f"{seconds:.2f}" for seconds in summary.give_back_s)
-        click.echo(f"simulation had all its CPU back {count(len(summary.give_back_s), 'time')}, {times} s after it "
-                   f"woke up (a check each {CHECK_PERIOD_S:g} s).")  # fmt: skip
+        click.echo(f"simulation had {WORDS[summary.actuator].whole} back {count(len(summary.give_back_s), 'time')}, "
+                   f"{times} s after it woke up (a check each {CHECK_PERIOD_S:g} s).")  # fmt: skip
+    if summary.full_use_s:
+        times = ", ".join(f"{seconds:.2f}" for seconds in summary.full_use_s)
+        click.echo(f"It ran on all that it ordered {times} s after it woke up.")
     started = ", ".join(f"{number} {name}" for name, number in summary.jobs_started.items())
     middle = sorted(summary.start_s)[len(summary.start_s) // 2] * 1e3 if summary.start_s else 0.0
     click.echo(f"Jobs started: {started or 'none'}; from heartbeat to process {middle:.0f} ms (median). "
