@@ -146,7 +146,8 @@ class Dispatch(Gangs):
         Orders are new to it, so their time to start begins. What an earlier run of the scheduler told to stop is not
         taken over, and not told again, which could shorten its time.
         """
-        node.reclaimed_strangers &= {each.job_id for each in (*heartbeat.jobs, *heartbeat.finished_jobs)}
+        told = {report.job_id for report in heartbeat.jobs} | {ended.job_id for ended in heartbeat.finished_jobs}
+        node.reclaimed_strangers &= told
         for job in node.jobs.values():
             if job.first_sent_at is not None:
                 job.first_sent_at = now

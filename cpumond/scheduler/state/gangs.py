@@ -215,8 +215,10 @@ class Gangs(Registration):
         is_free = element.operation.record.allow_reclaimed
         places = gangs.find_places(element, rooms if is_free else gangs.within_orders(rooms), spare)
         if places is None:
+            if not is_free and gangs.find_places(element, rooms, spare) is not None:
+                return ONLY_RECLAIMED  # nobody else may be kept from this room for it
             self._reserve(element, now)
-            return GANG_WAITS if is_free or not gangs.find_places(element, rooms, spare) else ONLY_RECLAIMED
+            return GANG_WAITS
         self._start_gang([make_job(element, task, node) for task, node in places])
         return ""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from scheduler_world import run_jobs
 
 from cpumond.scheduler.exporter import PREEMPTION_KINDS, MetricsText
 from cpumond.scheduler.model import Rules
@@ -129,3 +130,20 @@ def test_a_bucket_leads_to_what_was_slow(store: SqliteStore) -> None:
         if each.exemplar
     }
     assert records
+
+
+def test_cores_in_use_are_counted_by_the_class_of_their_jobs(store):
+    async def work() -> str:
+        scheduler = Scheduler(Rules(), store, Clock())
+        tasks = {"t": {"job_count": 2, "cpu_limit": 0.5, "command": "true"}}
+        node, _ = await run_jobs(scheduler, StartOperation({"tasks": tasks}))
+        await scheduler.execute(StartOperation({"tasks": tasks, "require_reclaimed": True}), "bob")
+        await scheduler.update_all()
+        await node.beat()
+        await scheduler.update_all()
+        return MetricsText(scheduler, 10).encode().decode()
+
+    text = asyncio.run(work())
+    for name in ("ordinary", "reclaimed"):
+        assert f'cpumond_tree_class_usage_cores{{class="{name}",tree="default"}} 1.0\n' in text
+    assert 'cpumond_tree_ordered_cores{tree="default"} 2.0\n' in text
