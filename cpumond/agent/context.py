@@ -64,6 +64,7 @@ class AgentContext:
         self.places = Places(self.writer.look_after_files, self.registered.look_after_file, self.peaks.look_after_file)
         if assigned is not None:
             self.places.looks.append(assigned.look_after_files)
+            assigned.list_owners = lambda: [path for path in self.table.jobs if path not in self.followed]
         self.totals = Totals()
         self.incarnation = uuid.uuid4().hex
         self.capacity_cores = config.resources.cpu or float(os.cpu_count() or 1)

@@ -16,6 +16,7 @@ from cpumond import __version__
 from cpumond.agent.config import AgentConfig, find_idle_options, load_config
 from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.launch import check_own_account
+from cpumond.agent.jobs.memory import MemoryFiles, read_available
 from cpumond.agent.limits.restore import RunLock
 from cpumond.agent.listen import describe_address, open_control_socket, open_sockets
 from cpumond.agent.notify import Notifier, describe_status
@@ -112,7 +113,8 @@ def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJob
     cgroups = JobCgroupTree(hierarchies, config.executor.cgroup_root, config.mountinfo)
     options = config.executor
     setting = Setting(config.runtime_dir, cgroups, config.mountinfo, options.partition, options.node_name)
-    assigned = AssignedJobs(config, EXECUTORS[kind](setting), read_memory=cgroups.read_memory)
+    memory = MemoryFiles(cgroups.read_memory, cgroups.read_memory_limit, read_available, cgroups.hold_memory)
+    assigned = AssignedJobs(config, EXECUTORS[kind](setting), memory=memory)
     assigned.idle_class = find_idle_class(kind, cgroups).name
     return assigned
 

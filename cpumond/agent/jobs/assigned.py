@@ -17,7 +17,7 @@ import concurrent.futures
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -43,6 +43,7 @@ from cpumond.agent.jobs.files import (
 )
 from cpumond.agent.jobs.job import AssignedJob, EndState, Usage
 from cpumond.agent.jobs.launch import find_account, make_argv, make_environment
+from cpumond.agent.jobs.memory import MemoryFiles, find_room
 from cpumond.agent.jobs.overdraft import Share, Timer, find_victims
 from cpumond.agent.state_file import make_directory, read_boot_id
 from cpumond.core.answers import AssignedView
@@ -65,6 +66,10 @@ BROKEN_STARTS = 3
 """After so many failed starts in a row that are this node's fault it offers no slots for BROKEN_S."""
 BROKEN_S = 60.0
 MAX_SEEN = 10_000
+ROOM_S = 1.0
+"""How long it counts what memory jobs on reclaimed CPU may take."""
+LEAST_MEMORY = 64 * 2**20
+"""Bytes that jobs on reclaimed CPU have together before they are slowed down."""
 FITS = 1e-6
 START_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -76,7 +81,7 @@ CountCores = Callable[[], tuple[Mapping[str, Usage], float]]
 class AssignedJobs:
     """All jobs of the scheduler on this host, the executor that runs them, and whether the host offers slots.
 
-    ``read_memory`` gives the bytes that a cgroup uses. ``on_offer`` is called when the host begins or ceases to offer
+    ``on_offer`` is called when the host begins or ceases to offer
     slots; ``problem`` says why it offers none.
     """
 
@@ -85,13 +90,15 @@ class AssignedJobs:
         config: AgentConfig,
         executor: Executor,
         clock: type[Clock] = Clock,
-        read_memory: Callable[[str], int | None] = lambda _: None,
+        memory: MemoryFiles = MemoryFiles(),  # noqa: B008 - it does not change
     ) -> None:
         self.config = config
         self.executor = executor
         self.clock = clock
         self.on_offer: Callable[[], None] = lambda: None
-        self._read_memory = read_memory
+        self._memory = memory
+        self.list_owners: Callable[[], Iterable[str]] = lambda: ()
+        """The cgroups of all jobs here that are not the scheduler's."""
         self.jobs: dict[str, AssignedJob] = {}
         """Up to the acknowledgement of their end."""
         self.problem = ""
@@ -112,6 +119,8 @@ class AssignedJobs:
         self._events: collections.deque[Event] = collections.deque()
         self._changed = True
         self._adjust_at_s = -math.inf
+        self._said_memory = ""
+        self._room, self._room_until_s = 0.0, -math.inf
         self._cpu_timer = Timer(config.resources.cpu_overdraft_timeout_s)
         self._memory_timer = Timer(config.resources.memory_overdraft_timeout_s)
         self._readers = ThreadPoolExecutor(2, "logs")
@@ -396,10 +405,15 @@ class AssignedJobs:
         slots = (resources.user_slots or 0) - sum(job.order.user_slots for job in running)
         for job in self._list_waiting():
             order = job.order
-            wanted = (
+            wanted: tuple[tuple[str, float, float], ...] = (
                 ("cpu", order.cpu_limit, cpu), ("memory", order.memory_limit, memory),
                 ("user_slots", order.user_slots, slots),
             )  # fmt: skip
+            if order.reclaimed and order.memory_limit > 0:
+                if now_s >= self._room_until_s:
+                    # Files of all jobs here are read for it.
+                    self._room, self._room_until_s = self._find_memory_room(running), now_s + ROOM_S
+                wanted = (wanted[0], ("memory", order.memory_limit, min(memory, self._room)), wanted[2])
             missing = [each for each in wanted if each[1] > 0 and each[1] > each[2] + FITS * max(each[1], 1.0)]
             if now_s - job.received_at_s > order.wait_s:
                 # Too late, even if there is room now: the scheduler has placed it elsewhere by this time.
@@ -408,7 +422,35 @@ class AssignedJobs:
                 self._finish(job, "aborted", f"the node had no room for it within {order.wait_s:g} s: {text}")
             elif not missing:
                 cpu, memory, slots = cpu - order.cpu_limit, memory - order.memory_limit, slots - order.user_slots
+                self._room -= order.memory_limit
                 self._start(job, now_s)
+
+    def _find_memory_room(self, holders: Iterable[AssignedJob]) -> float:
+        """Bytes that the host has available and neither ``holders`` nor jobs of others may come to ask for, who ordered
+        them; infinite where the kernel does not tell."""
+        available, memory = self._memory.read_available(), self._memory
+        if available is None:
+            return math.inf
+        owners = [(job.order.memory_limit or None, memory.read_use(job.file.cgroup)) for job in holders]
+        owners += [(memory.read_limit(path), memory.read_use(path)) for path in self.list_owners()]
+        return find_room(available, owners)
+
+    def _hold_memory(self) -> None:
+        """Keep jobs on reclaimed CPU from memory that others here ordered and do not use yet, where the kernel can."""
+        ours = [job for job in self.jobs.values() if job.takes_room and job.file.cgroup]
+        guests = [job for job in ours if job.order.reclaimed]
+        if not guests:
+            return
+        parent = os.path.dirname(guests[0].file.cgroup)
+        used, room = self._memory.read_use(parent), self._find_memory_room(set(ours) - set(guests))
+        if used is None or room == math.inf:
+            return
+        try:
+            self._memory.hold(parent, max(used + int(room), LEAST_MEMORY))
+        except OSError as error:
+            if str(error) != self._said_memory:
+                log.warning("memory_not_held", cgroup=parent, error=str(error))
+            self._said_memory = str(error)
 
     def _give_up_late_ones(self, now_s: float) -> None:
         """While nothing can be started here: abort what has waited too long, which is placed elsewhere."""
@@ -549,7 +591,8 @@ class AssignedJobs:
         jobs = [job for job in self.jobs.values() if job.takes_room and not job.is_stopping]
         cpu = [job.share(job.current_cores) for job in jobs]
         self._abort_on_overdraft(self._cpu_timer, "cpu", cpu, other_cores, resources.cpu or 0.0, now_s)
-        memory = [job.share(float(self._read_memory(job.file.cgroup) or 0)) for job in jobs if job.file.cgroup]
+        self._hold_memory()
+        memory = [job.share(float(self._memory.read_use(job.file.cgroup) or 0)) for job in jobs if job.file.cgroup]
         self._abort_on_overdraft(self._memory_timer, "memory", memory, 0.0, float(resources.memory or 0), now_s)
         options = self.config.executor
         for job_id in self._jobs_dir.drop_logs(self.clock.wall_s() - options.log_retention_s, options.max_kept_logs):

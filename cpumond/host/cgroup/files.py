@@ -59,7 +59,8 @@ class Cgroup:
     ``inode`` its identity in that hierarchy: a removed and made-again cgroup has another one (its ctime does not tell,
     setting an xattr changes that), a renamed one (v1) keeps it. All that is read and written here is of this identity,
     under whatever name and whatever is mounted over it meanwhile. ``stat_fd`` is the descriptor of its cpu.stat,
-    ``usage_fd`` that of the file with its CPU time, for looks at many cgroups. ``DESCRIPTORS``: how many it holds, one more with pressure.
+    ``usage_fd`` that of the file with its CPU time, for looks at many cgroups. ``DESCRIPTORS``: how many it holds, one
+    more with pressure.
     """
 
     WEIGHT_BOUNDS: ClassVar[tuple[int, int]]

@@ -32,6 +32,10 @@ from cpumond.host.cgroup_processes import kill_processes, list_processes, read_p
 
 PREFIX = "cpumond-job-"
 MAX_NAME_BYTES = 255
+V1_NO_MEMORY_LIMIT = 2**60
+"""The kernel shows no limit as a number of pages that no machine has."""
+MEMORY_STEP = 0.01
+"""Smaller changes of memory.high are not written."""
 ADVICE = "run as root, or give the agent's user cgroups of its own with executor.cgroup_root"
 BUSY = "there are processes in it; move them into a cgroup below it or set executor.cgroup_root to a cgroup without any"
 
@@ -281,6 +285,27 @@ class JobCgroupTree:
             name, cache = "memory.usage_in_bytes", "total_inactive_file"
         used = _read_number(directory, name) if directory else None
         return None if used is None else max(used - (_read_key(directory, "memory.stat", cache) or 0), 0)
+
+    def read_memory_limit(self, path: str) -> int | None:
+        """Bytes that the cgroup at ``path`` (relative) may use; None for no limit, or where that is not known."""
+        if self.hierarchies.cpu_version == 2:
+            return _read_number(os.path.join(self.hierarchies.cpu_root, path), "memory.max")
+        limit = (
+            _read_number(os.path.join(self._memory_root, path), "memory.limit_in_bytes") if self._memory_root else None
+        )
+        return None if limit is None or limit >= V1_NO_MEMORY_LIMIT else limit
+
+    def hold_memory(self, path: str, high_bytes: int) -> None:
+        """Slow the memory use of the cgroup at ``path`` (relative) down from ``high_bytes`` on (memory.high, v2 only).
+
+        Raises OSError.
+        """
+        directory = os.path.join(self.hierarchies.cpu_root, path)
+        if self.hierarchies.cpu_version == 1:
+            return
+        high = _read_number(directory, "memory.high")
+        if high is None or abs(high - high_bytes) > high_bytes * MEMORY_STEP:
+            _write(directory, "memory.high", f"{high_bytes}\n", optional=True)
 
     def remove(self, job_id: str) -> bool:
         """Remove it everywhere, with all below it; False while there is still a process in it. Never raises."""

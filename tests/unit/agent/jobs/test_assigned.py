@@ -26,6 +26,7 @@ from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.files import JobsDir
 from cpumond.agent.jobs.job import SUMS, AssignedJob, Usage
 from cpumond.agent.jobs.launch import find_account, make_environment
+from cpumond.agent.jobs.memory import MemoryFiles
 from cpumond.core.errors import ConfigError, UnavailableError
 from cpumond.core.wire import HeartbeatAnswer, JobOrder, LogRequest, StopOrder
 from cpumond.host.executor.model import Ended, Event, ExecutorError, Launch, NotStarted, Started
@@ -53,7 +54,11 @@ class World:
         """An agent starts, after another one perhaps."""
         self.executor = PlayedExecutor()
         self.memory: dict[str, int] = {}
-        self.jobs = AssignedJobs(self.config, self.executor, self.clock, self.memory.get)  # type: ignore[arg-type]
+        self.memory_limits: dict[str, int] = {}
+        self.available: int | None = None
+        self.held: dict[str, int] = {}
+        memory = MemoryFiles(self.memory.get, self.memory_limits.get, lambda: self.available, self.held.__setitem__)
+        self.jobs = AssignedJobs(self.config, self.executor, self.clock, memory)  # type: ignore[arg-type]
         self.jobs.on_offer = self._note_offer
         self.other_cores = 0.0
         self.usage: dict[str, Usage] = {}
@@ -928,6 +933,53 @@ def test_a_job_that_is_being_stopped_does_not_make_another_one_go(world: World) 
         assert not world.jobs.adjust(world.clock.monotonic_s(), world.count)
         world.clock.advance(5.0)
     assert world.jobs.counters["overdraft"] == 0
+
+
+def test_a_job_on_reclaimed_cpu_waits_for_memory_that_others_ordered_and_do_not_use_yet(tmp_path):
+    world = World(tmp_path)
+    world.load()
+    world.run("ours", memory_limit=300)  # of which it uses 100
+    world.memory |= {"cpumond-jobs/ours": 100, "owner": 50, "free": 400}
+    world.memory_limits["owner"] = 250
+    world.jobs.list_owners = lambda: ["owner", "free"]
+    world.available = 599  # 200 and 200 of it are spoken for
+    world.obey(make_order("guest", memory_limit=200, reclaimed=True), make_order("ordinary", memory_limit=200))
+    assert set(world.executor.launches) == {"ours", "ordinary"}
+    world.memory["cpumond-jobs/ours"] = 301  # used, so the rest is free; and what "ordinary" ordered is spoken for
+    world.advance(0.9)
+    assert "guest" not in world.executor.launches
+    world.available = 600
+    world.advance(0.2)
+    assert "guest" in world.executor.launches
+
+
+def test_a_job_on_reclaimed_cpu_that_finds_no_memory_says_so(tmp_path):
+    world = World(tmp_path)
+    world.load()
+    world.available = 100
+    world.obey(make_order("guest", memory_limit=200, reclaimed=True))
+    world.advance(31.0)
+    reason = world.finished("guest")["reason"]
+    assert reason == "the node had no room for it within 30 s: 200 memory of 100 free"
+
+
+def test_jobs_on_reclaimed_cpu_are_slowed_down_from_the_memory_on_that_others_leave(tmp_path):
+    world = World(tmp_path)
+    world.load()
+    mib = 2**20
+    world.memory |= {"cpumond-jobs": 300 * mib, "owner": 100 * mib}
+    world.memory_limits["owner"] = 600 * mib
+    world.jobs.list_owners = lambda: ["owner"]
+    world.run("ours", memory_limit=0)
+    world.clock.advance(6.0)
+    world.jobs.adjust(world.clock.monotonic_s(), world.count)
+    assert world.held == {}  # no such job
+    world.run("guest", reclaimed=True)
+    for available, high in ((None, None), (800 * mib, 600 * mib), (600 * mib, 400 * mib), (0, 64 * mib)):
+        world.available = available
+        world.clock.advance(6.0)
+        world.jobs.adjust(world.clock.monotonic_s(), world.count)
+        assert world.held.get("cpumond-jobs") == high
 
 
 def test_an_overdraft_that_lasts_takes_the_latest_started_job(world: World) -> None:

@@ -359,3 +359,24 @@ def test_memory_and_swap_are_limited_where_the_kernel_makes_their_files(tmp_path
     tree.create("a", 1.0, 1 << 20)
     told = {"cpu.max": "100000 100000", "cpu.weight": "100", "memory.max": "1048576", "memory.swap.max": "0"}
     assert read(tmp_path / "cgroup/jobs/cpumond-job-a") == told
+
+
+def test_the_memory_limit_of_any_cgroup_and_none(tmp_path):
+    v2, v1 = open_v2(tmp_path / "2"), open_v1(tmp_path / "1", names=("cpu", "cpuacct", "memory"))
+    for tree, root, file, none in (
+        (v2, "2/cgroup", "memory.max", "max\n"),
+        (v1, "1/memory", "memory.limit_in_bytes", "9223372036854771712\n"),
+    ):
+        make_tree(tmp_path / root, {"some": {file: "4096\n"}, "any": {file: none}, "other": {}})
+        assert [tree.read_memory_limit(path) for path in ("some", "any", "other", "gone")] == [4096, None, None, None]
+
+
+def test_memory_is_held_where_the_kernel_can_and_small_changes_are_not_written(tmp_path):
+    tree, file = open_v2(tmp_path), tmp_path / "cgroup/idle/memory.high"
+    make_tree(tmp_path / "cgroup", {"idle": {"memory.high": "max\n"}, "without": {}})
+    for high, written in ((1000, "1000"), (1009, "1000"), (1011, "1011"), (990, "990")):
+        tree.hold_memory("idle", high)
+        assert file.read_text().strip() == written
+    tree.hold_memory("without", 1000)
+    assert not (tmp_path / "cgroup/without/memory.high").exists()
+    open_v1(tmp_path / "1", names=("cpu", "cpuacct")).hold_memory("idle", 1000)
