@@ -87,7 +87,7 @@ class Arm:
 
 
 QUOTA: Final = {"actuator": "quota"}
-PEAK: Final = {"actuator": "quota", "limit_rule": "peak"}
+PEAK: Final = {"actuator": "quota", "limit_rule": "peak", "early_restore": "off"}
 GUARANTEE: Final = {"actuator": "guarantee", "limit_rule": "peak"}
 EARLY_USE: Final = {"early_restore": "use"}
 EARLY_ORDER: Final = {"early_restore": "ordered"}
