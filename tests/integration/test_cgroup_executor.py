@@ -354,8 +354,12 @@ def run_as_ordinary_user(hierarchies: Hierarchies, root: str, directory: Path) -
     job_id = user.shell("id -u; exit 3")
     ended = user.wait(Ended, job_id)
     refused = user.wait(NotStarted, user.start("true", user="root"))
+    behind = user.start("sleep", "1000", reclaimed=True)
+    place = os.path.relpath(user.wait(Started, behind).cgroup, root)
+    is_idle = user.is_idle()
     user.close()
-    return [ended.exit_code, user.read(job_id).decode(), refused.problem]
+    found = user.cgroups.find_idle_class()
+    return [ended.exit_code, user.read(job_id).decode(), refused.problem, os.path.dirname(place), is_idle, found.name]
 
 
 def delegate(directory: str, version: int) -> None:
@@ -399,7 +403,9 @@ def test_an_ordinary_user_with_cgroups_of_its_own(hierarchies):
         wait_until(lambda: not find_keepers(Path(name) / "run"), "the keeper is gone")
         remove_root(hierarchies, f"{root}/agent")
         remove_root(hierarchies, root)
-    assert answer == [3, "65534\n", "cannot become the user 'root': Operation not permitted"]
+    # Behind its other jobs only, which is no class of the host.
+    refusal = "cannot become the user 'root': Operation not permitted"
+    assert answer == [3, "65534\n", refusal, IDLE_NAME, True, ""]
 
 
 @pytest.fixture
