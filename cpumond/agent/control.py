@@ -26,6 +26,7 @@ from cpumond.host.cgroup.settings import CpuSettings
 from cpumond.monitor import words
 from cpumond.monitor.model import JobState, MonitorSettings, list_idle_options
 from cpumond.monitor.peak import find_half_life_s, find_peak, find_target
+from cpumond.monitor.policy import compute_floor
 
 log = structlog.get_logger("cpumond.agent")
 
@@ -65,6 +66,7 @@ def describe_job(job: JobView) -> answers.JobAnswer:
         peak=describe_peak(state, job.settings) if job.settings.limit_rule == "peak" else None,
         actuator=job.actuator,
         ceiling=job.ceiling_cores,
+        min_cpu_limit=compute_floor(state.hard_cores, state.usages, job.settings),
     )
 
 

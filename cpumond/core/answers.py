@@ -83,6 +83,8 @@ class JobAnswer(msgspec.Struct, frozen=True):
     peak: PeakAnswer | None = None
     actuator: str = "quota"
     ceiling: float | None = None
+    min_cpu_limit: float | None = None
+    """Its floor: it is never guaranteed less."""
 
     @property
     def reclaimed(self) -> float:

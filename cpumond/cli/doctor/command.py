@@ -1,7 +1,7 @@
 """``cpumond doctor``: what this host offers, what is missing, and what to do about it.
 
-``examine`` calls all checks in turn: those of ``checks``, ``engines``, ``cgroups`` and ``units``, over what ``host``
-sees.
+``examine`` calls all checks in turn: those of ``checks``, ``engines``, ``cgroups``, ``actuators`` and ``units``, over
+what ``host`` sees.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from cpumond.agent.config import AgentConfig
 from cpumond.cli.agent.client import AgentClient, is_given
-from cpumond.cli.doctor import cgroups, checks, host
+from cpumond.cli.doctor import actuators, cgroups, checks, host
 from cpumond.cli.doctor import engines as of_engines
 from cpumond.cli.doctor import units as of_units
 from cpumond.cli.doctor.checks import Finding
@@ -33,6 +33,7 @@ from cpumond.core.words import count
 
 if TYPE_CHECKING:
     from cpumond.agent.discovery import FoundJob
+    from cpumond.host.cgroup.idle import IdleClass
     from cpumond.host.cgroup.mounts import Hierarchies, Mount
     from cpumond.monitor.model import MonitorSettings
 
@@ -183,7 +184,14 @@ def _examine_cgroups(config: AgentConfig, look: Look) -> Hierarchies | None:
     except UnavailableError:
         # check_mounts has said so; without the cpu controller there is nothing more to examine.
         return None
+    look("cgroup version", lambda: [actuators.check_version(hierarchies.cpu_version)])
+    look(
+        "CPU scheduler",
+        lambda: [actuators.check_cpu_scheduler(*(host.read_line(path) or "" for path in actuators.SCHED_EXT))],
+    )
     look("pressure", lambda: [cgroups.check_pressure(host.try_read("/proc/pressure/cpu"), hierarchies.unified_root)])
+    if config.executor.kind != "none":
+        look("idle class", lambda: [actuators.check_idle_class(_find_idle_class(config, hierarchies))])
     return hierarchies
 
 
@@ -248,9 +256,24 @@ def _examine_jobs(
         "pressure of jobs",
         lambda: of_units.check_job_pressure(hierarchies.unified_root, [job.path for job in jobs], wanting),
     )
-    look("rights", lambda: [cgroups.check_rights(hierarchies.cpu_version, directories)])
+    resolved = [(job, config.resolve_settings(job.source, job.operation_id, job.layer)) for job in jobs]
+    is_written = not jobs or any(each.actuator != "guarantee" for _, each in resolved)
+    if is_written:
+        look("rights", lambda: [cgroups.check_rights(hierarchies.cpu_version, directories)])
+    if jobs:
+        look("actuator", lambda: [actuators.check_actuators(each for _, each in resolved)])
+        order = functools.partial(actuators.read_order, hierarchies)
+        look("floor", lambda: [actuators.check_floors(resolved, order)])
     look("counter read", lambda: [cgroups.measure_read(hierarchies, jobs[0].path if jobs else "")])
     return jobs
+
+
+def _find_idle_class(config: AgentConfig, hierarchies: Hierarchies) -> IdleClass:
+    from cpumond.host.cgroup.job_tree import JobCgroupTree
+    from cpumond.host.executor import find_idle_class
+
+    cgroups = JobCgroupTree(hierarchies, config.executor.cgroup_root, config.mountinfo)
+    return find_idle_class(config.executor.kind, cgroups)
 
 
 def _list_settings(config: AgentConfig, jobs: list[FoundJob]) -> list[MonitorSettings]:

@@ -199,6 +199,8 @@ def describe_totals(answer: StatusAnswer) -> str:
         f"{show_cores(totals.cpu_limit)} cores ordered, {noun} {show_cores(totals.current_cpu_limit)}, "
         f"{show_cores(totals.reclaimed)} reclaimed"
     )
+    levers = sorted({job.actuator for job in answer.jobs if job.mode == "reclaim"})
+    text += f" by {', '.join(levers)}" if levers else ""
     watched = sum(job.current_cpu_limit - job.monitor_cpu_limit for job in answer.jobs if is_only_watched(job))
     return text + (f" ({show_cores(watched)} more in shadow)" if watched > 0.005 else "")
 
@@ -222,6 +224,12 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
         notices.append((f"{text}, which is respected for {show_left(job.override_left_s or 0.0)} more", "yellow"))
     if len(ordered) > MAX_ORDERED:
         notices.append((f"... and {len(ordered) - MAX_ORDERED} jobs more with such orders", "yellow"))
+    if stuck := [job for job in answer.jobs if (job.min_cpu_limit or 0.0) >= job.cpu_limit and not job.unlimited]:
+        first = stuck[0]
+        text = (
+            f"{count(len(stuck), 'job')} can give nothing, such as {show_name(first.job_id)}: its floor is as high as "
+        )
+        notices.append((f"{text}its order, {show_cores(first.cpu_limit)} cores; see min_cpu_limit", "yellow"))
     raised, lowered = (answer.counters.foreign_writes.get(kind, 0) for kind in ("raise", "lower"))
     if raised or lowered:
         notices.append(

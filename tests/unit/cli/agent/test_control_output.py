@@ -71,8 +71,23 @@ def test_status_into_a_pipe_is_one_plain_line_for_each_job_with_its_whole_id():
     assert words(lines[1]) == "job operation status ordered limit usage smoothed votes throttled last result"
     assert words(lines[2]) == f"{LONG_ID} sort-17 reclaim 10.00 3.20 1.75 1.80 -4 0% applied"
     assert lines[3].startswith("x ")
-    assert lines[4] == "total: 10 cores ordered, limit 3.2, 6.8 reclaimed"
+    assert lines[4] == "total: 10 cores ordered, limit 3.2, 6.8 reclaimed by quota"
     assert len(lines) == 5
+
+
+def test_without_quotas_guarantees_and_ceilings_are_apart():
+    jobs = [{"actuator": "guarantee", "ceiling": 10.0}, {"job_id": "x", "actuator": "weight"}]
+    lines = tables.draw_status(make_status(*jobs), None, False).split("\n")
+    assert words(lines[1]).startswith("job operation status ordered guarantee ceiling usage")
+    assert [words(line).split()[3:6] for line in lines[2:4]] == [["10.00", "3.20", "10.00"], ["10.00", "3.20", "-"]]
+    assert lines[4] == "total: 10 cores ordered, guarantee 3.2, 6.8 reclaimed by guarantee, weight"
+
+
+def test_jobs_that_can_give_nothing_are_named():
+    text = tables.draw_status(make_status({"min_cpu_limit": 10.0}, {"min_cpu_limit": 1.0}), None, False)
+    assert (
+        "1 job can give nothing, such as steady-low: its floor is all it ordered, 10 cores; see min_cpu_limit" in text
+    )
 
 
 def test_columns_of_a_rule_are_there_where_a_job_is_under_it():
@@ -127,7 +142,7 @@ def test_status_shows_what_a_job_in_shadow_would_have():
     lines = tables.draw_status(make_status({}, shadow), None, False).split("\n")
     assert "(would be)" in lines[1]
     assert words(lines[3]) == "steady-low sort-17 shadow 10.00 10.00 2.50 1.75 1.80 -4 0% -"
-    assert lines[4].endswith("6.8 reclaimed (7.5 more in shadow)")
+    assert lines[4].endswith("6.8 reclaimed by quota (7.5 more in shadow)")
 
 
 def test_status_shows_what_is_not_known_yet_as_a_dash():
