@@ -84,10 +84,10 @@ def test_without_quotas_guarantees_and_ceilings_are_apart():
 
 
 def test_jobs_that_can_give_nothing_are_named():
-    text = tables.draw_status(make_status({"min_cpu_limit": 10.0}, {"min_cpu_limit": 1.0}), None, False)
-    assert (
-        "1 job can give nothing, such as steady-low: its floor is all it ordered, 10 cores; see min_cpu_limit" in text
-    )
+    answer = make_status({"min_cpu_limit": 10.0}, {"min_cpu_limit": 1.0})
+    assert [text for text, _ in tables.list_notices(answer) if "nothing" in text] == [
+        "1 job can give nothing, such as steady-low: its floor is as high as its order, 10 cores; see min_cpu_limit"
+    ]
 
 
 def test_columns_of_a_rule_are_there_where_a_job_is_under_it():
