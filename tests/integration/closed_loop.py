@@ -22,6 +22,7 @@ from scheduler_process import NO_BINDINGS, YT, clean_environment
 from waiting import SLOWNESS
 
 from cpumond.core.errors import UnavailableError
+from cpumond.core.job_cgroups import name_idle_parent
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import Cluster, ClusterNode, ClusterProcess
 
@@ -53,8 +54,13 @@ One core and not more: agents, schedulers and the tests beside it need the other
 class Loop(Cluster):
     """A cluster as it is tested here: the command line, ``yt``, and what the kernel says of its jobs."""
 
-    def __init__(self, directory: Path, hierarchies: Hierarchies, nodes: int = 1, **options: Any) -> None:
+    def __init__(
+        self, directory: Path, hierarchies: Hierarchies, nodes: int = 1, is_idle: bool = False, **options: Any
+    ) -> None:
+        """``is_idle``: jobs on reclaimed CPU stay in the idle class; else they get on beside other work of this host."""
         self.place = directory
+        self._lift = threading.Thread(target=self._lift_guests) if not is_idle else None
+        self._is_over = threading.Event()
         self.hierarchies = hierarchies
         options.setdefault("check_period", "250ms")
         super().__init__(directory, nodes, cgroup_prefix=f"cpumond-loop-{os.getpid()}-{next(_numbers)}", **options)
@@ -64,10 +70,29 @@ class Loop(Cluster):
         try:
             # Jobs get more than their limits are lowered to, whatever else runs on the machine, and do not starve it.
             self.set_weight(8)
+            if self._lift is not None:
+                self._lift.start()
         except BaseException:
             self.close()
             raise
         return self
+
+    def close(self) -> None:
+        self._is_over.set()
+        if self._lift is not None and self._lift.ident is not None:
+            self._lift.join()
+        super().close()
+
+    def _lift_guests(self) -> None:
+        """Take jobs on reclaimed CPU out of the idle class, into which each start puts them."""
+        parents = [Path(self.hierarchies.cpu_root, name_idle_parent(node.cgroup_root)) for node in self.nodes]
+        name, weight = ("cpu.weight", "800") if self.hierarchies.cpu_version == 2 else ("cpu.shares", "8192")
+        while not self._is_over.wait(0.05):
+            for parent in parents:
+                with contextlib.suppress(OSError):  # it is not there yet, or not any more
+                    if (parent / "cpu.idle").read_text() == "1\n":
+                        (parent / "cpu.idle").write_text("0")
+                        (parent / name).write_text(weight)
 
     def set_weight(self, weight: int) -> None:
         """How much of a busy machine all jobs together get: so many times what any other process gets, at most 100."""
@@ -254,12 +279,13 @@ class CpuMeter:
     def read(self) -> None:
         """One look at all counters."""
         places = self._cluster.hierarchies
-        for node in self._cluster.nodes:
-            top = os.path.join(places.cpuacct_root, node.cgroup_root)
+        parents = [each.cgroup_root for each in self._cluster.nodes]
+        for parent in (*parents, *map(name_idle_parent, parents)):
+            top = os.path.join(places.cpuacct_root, parent)
             with contextlib.suppress(OSError):
                 for name in os.listdir(top):
                     if os.path.isdir(os.path.join(top, name)):
-                        self._read_one(f"{node.cgroup_root}/{name}", os.path.join(top, name))
+                        self._read_one(f"{parent}/{name}", os.path.join(top, name))
 
     def _read_one(self, cgroup: str, place: str) -> None:
         # It may have ended between the two looks.

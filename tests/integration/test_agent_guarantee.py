@@ -94,7 +94,7 @@ def test_a_job_runs_on_what_an_owner_does_not_use_and_ends_when_it_wakes_up(cgro
     monitor = {name: float(text) if "." in text else int(text) for name, text in QUICK.items()}
     scheduler = 'allowed_node_resources_overcommit_duration = "2s"\n[min_spare_job_resources_on_node]\ncpu = 0\n'
     with Loop(
-        tmp_path, hierarchies, cpu=1.0, memory=4 * 2**30, scheduler_config=scheduler,
+        tmp_path, hierarchies, is_idle=True, cpu=1.0, memory=4 * 2**30, scheduler_config=scheduler,
         monitor={**monitor, "actuator": "guarantee", "use_restore_ratio": 1.0},
         agent_config=describe_source(f"{cgroups.top}/owner"),
     ) as loop:  # fmt: skip
