@@ -122,10 +122,10 @@ def estimate_command(
             leaves = _itself
         findings = dataclasses.replace(findings, assignments=assignments)
         findings.notes.extend(_describe_floor(findings, settings))
-        if any(each.actuator == "weight" for each in settings.values()):
+        for actuator in sorted({each.actuator for each in settings.values() if not each.is_ceiling}):
             findings.notes.append(
-                "reckoned as if each limit were a quota: with actuator = weight nothing is held back while the host "
-                "has free CPU, and what is reclaimable is only guaranteed to others, not kept from the workload"
+                f"reckoned as if each limit were a quota: with actuator = {actuator} nothing is held back while the "
+                "host has free CPU, and what is reclaimable is only guaranteed to others, not kept from the workload"
             )
         if config is not None:
             text = render_config(findings, leaves)

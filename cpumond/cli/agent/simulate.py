@@ -122,8 +122,8 @@ def simulate_command(
       p99 stretch  99 of 100 stretches of periods in a row that were held back are no longer
       writes/h     changes of the limit
 
-    With actuator = weight nothing is cut off on a host with free CPU: held back are then the periods with use above the
-    limit, in which other jobs could have taken the CPU away.
+    With actuator = guarantee or weight nothing is cut off on a host with free CPU: held back are then the periods with
+    use above the limit, in which other jobs could have taken the CPU away.
     """
     if (trace is None) == (shape is None):
         raise UsageError("simulate: give either TRACE, a CSV file of seconds,cores, or --shape NAME; see its --help")

@@ -326,7 +326,7 @@ class _Summary:
             print_text(
                 f"At the least limit a runtime that sizes its threads by the quota would have seen "
                 f"{math.ceil(self.least_cores)} CPUs instead of {math.ceil(self.hard_cores)}; "
-                "min_cpu_limit, min_limit_ratio or actuator = weight avoid that."
+                "min_cpu_limit, min_limit_ratio, or actuator = guarantee or weight, avoid that."
             )
 
 
