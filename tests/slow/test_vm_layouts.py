@@ -25,7 +25,7 @@ UNITS_SLOW = 5.0
 UNITS_PATIENCE = 3 * UNITS_SLOW
 """What its times are judged by: the host may let an emulated processor wait. ``test_units_as_jobs.py`` is exact."""
 UNITS = Part("units", 900)
-CONTRACT_OF_SYSTEMD = Part("systemd_contract", 450)
+CONTRACT_OF_SYSTEMD = Part("systemd_contract", 750)
 REBOOT = Part("reboot", 300)
 PARTS = (UNITS, test_vm.TESTS, CONTRACT_OF_SYSTEMD, REBOOT)
 STEPS = (
