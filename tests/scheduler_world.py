@@ -603,16 +603,17 @@ def assert_classes(state: State, before: Mapping[str, set[str]]) -> None:
     much is known."""
     for node in state.nodes.values():
         old = [job for job in node.jobs.values() if job.id in before[node.id]]
-        room = node.capacity[CPU] - sum(job.limits[CPU] for job in old)
+        room = node.capacity[CPU] - sum(job.limits[CPU] for job in old if not job.reclaimed)
         room -= sum(each.cpu_limit for each in node.strangers.values())
         new = (job for job in node.jobs.values() if job.id not in before[node.id])
         for job in sorted(new, key=lambda job: job.sequence):
             cores, record = job.limits[CPU], job.element.operation.record
-            fits, room = cores <= room + 1e-9 * max(cores, 1.0) + 1e-12, room - cores
+            fits = cores <= room + 1e-9 * max(cores, 1.0) + 1e-12
+            left, room = room - cores, room - (0.0 if job.reclaimed else cores)
             assert record.allow_reclaimed or (fits and not job.reclaimed)
             assert not record.require_reclaimed or job.reclaimed
             assert fits or job.reclaimed, f"job {job.id} is ordinary and orders more than node {node.id} has"
-            if len(old) == len(before[node.id]) and not record.require_reclaimed and abs(room) > 1e-6:
+            if len(old) == len(before[node.id]) and not record.require_reclaimed and abs(left) > 1e-6:
                 assert job.reclaimed is not fits
 
 

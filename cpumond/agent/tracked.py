@@ -15,7 +15,7 @@ from cpumond.agent.limits.hold import FREE, UNHELD, Hold, Respected
 from cpumond.agent.ring import DecisionRing, SampleRing
 from cpumond.core.answers import DecisionAnswer
 from cpumond.core.errors import ConfigError
-from cpumond.core.levels import ACTUATORS, Actuator, Level, is_above
+from cpumond.core.levels import Actuator, Level, is_above
 from cpumond.core.wire import MAX_NAME, JobReport, list_figures
 from cpumond.host.cgroup import Cgroup
 from cpumond.host.cgroup.files import find_vital, is_leaf, read_cpus, read_mode_xattr
@@ -28,6 +28,7 @@ from cpumond.monitor.model import (
     Mode,
     MonitorSettings,
     compute_mode,
+    hold_mode,
     join_level,
     least_active,
 )
@@ -371,9 +372,9 @@ def resolve_job(
     ceiling = config.ceiling
     if ceiling is not None:
         # An xattr may ask for more than the settings, never for more than the scheduler lets this host do.
-        mode = least_active(mode, "reclaim" if ceiling in ACTUATORS else ceiling)
-        if ceiling in ACTUATORS and mode == "reclaim" and is_above(settings.actuator, ceiling):
-            settings = config.resolve_settings(found.source, found.operation_id, {**found.layer, "actuator": ceiling})
+        mode, most = hold_mode(mode, ceiling)
+        if most is not None and mode == "reclaim" and is_above(settings.actuator, most):
+            settings = config.resolve_settings(found.source, found.operation_id, {**found.layer, "actuator": most})
     if found.is_assigned and not found.has_ceiling and settings.is_ceiling:
         settings = config.resolve_settings(found.source, found.operation_id, {**found.layer, "actuator": "guarantee"})
     is_control = mode in ("reclaim", "up-only") and config.is_control(found.job_id)

@@ -235,6 +235,13 @@ def hold_to_level(settings: MonitorSettings, level: Level) -> dict[str, Any]:
     return {"actuator": level} if level in ACTUATORS else {"mode": level, "enable_cpu_reclaim": None}
 
 
+def hold_mode(mode: Mode, level: Level) -> tuple[Mode, Actuator | None]:
+    """The mode where at most ``level`` may be done, and the most active actuator then; None where that is no matter."""
+    if level == "guarantee" or level == "weight" or level == "quota":
+        return mode, level
+    return least_active(mode, level), None
+
+
 def least_active(a: Mode, b: Mode) -> Mode:
     """The less active of two modes (off < shadow < up-only < reclaim)."""
     return min(a, b, key=MODES.index)

@@ -306,6 +306,11 @@ class Job:
         return self.stop is not None and self.stop.fails
 
     @property
+    def ordinary_cores(self) -> float:
+        """Its order, as far as it keeps others from being ordinary on its node (1.10)."""
+        return 0.0 if self.reclaimed else self.limits[CPU]
+
+    @property
     def has_cpu_gap(self) -> bool:
         """Whether its limit was lowered: it uses less CPU than it ordered (6.6)."""
         return self.usage[1] < self.limits[1]
@@ -330,7 +335,8 @@ class Node:
         "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
         "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
         "overcommit_count", "unwanted", "replaced", "skipped_searches", "key_hash", "matched_trees", "strangers",
-        "cordon", "about", "level", "ordered_cores", "foreign_ordered_cores", "reclaimed_strangers",
+        "cordon", "about", "level", "ordered_cores", "ordinary_cores",
+        "foreign_ordered_cores", "reclaimed_strangers",
     )  # fmt: skip
 
     def __init__(self, node_id: str) -> None:
@@ -353,7 +359,7 @@ class Node:
         """Jobs told to stop that the node may still have."""
         self.used: Vector = ZERO
         """Usage of the active jobs."""
-        self.ordered_cores = self.foreign_ordered_cores = 0.0
+        self.ordered_cores = self.ordinary_cores = self.foreign_ordered_cores = 0.0
         """CPU that the active jobs ordered; that the jobs in ``strangers`` did."""
         self.foreign_usage: Vector = ZERO
         """Usage that the node reports of other jobs: not the scheduler's, or not taken over and told to stop."""
@@ -406,8 +412,8 @@ class Node:
 
     @property
     def unordered_cores(self) -> float:
-        """CPU that no active or foreign job ordered; negative where they ordered more than there is."""
-        return self.capacity[CPU] - self.ordered_cores - self.foreign_ordered_cores
+        """CPU that no ordinary or foreign job ordered; negative where they ordered more than there is."""
+        return self.capacity[CPU] - self.ordinary_cores - self.foreign_ordered_cores
 
 
 class Tree:
@@ -462,6 +468,7 @@ def start_job(job: Job) -> None:
     node.jobs[job.id] = job
     node.used = add(node.used, job.usage)
     node.ordered_cores += job.limits[CPU]
+    node.ordinary_cores += job.ordinary_cores
     _change(element, job.usage)
 
 
@@ -475,6 +482,7 @@ def end_job(job: Job) -> None:
     # Sums of floats drift; a node or an element without jobs starts from a clean zero again.
     node.used = subtract(node.used, job.usage) if node.jobs else ZERO
     node.ordered_cores = node.ordered_cores - job.limits[CPU] if node.jobs else 0.0
+    node.ordinary_cores = node.ordinary_cores - job.ordinary_cores if node.jobs else 0.0
     _change(element, subtract(ZERO, job.usage))
 
 

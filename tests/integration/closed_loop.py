@@ -57,7 +57,7 @@ class Loop(Cluster):
     def __init__(
         self, directory: Path, hierarchies: Hierarchies, nodes: int = 1, is_idle: bool = False, **options: Any
     ) -> None:
-        """``is_idle``: jobs on reclaimed CPU stay in the idle class; else they get on beside other work of this host."""
+        """``is_idle``: jobs on reclaimed CPU stay in the idle class; else they get on beside any work of this host."""
         self.place = directory
         self._lift = threading.Thread(target=self._lift_guests) if not is_idle else None
         self._is_over = threading.Event()

@@ -344,7 +344,8 @@ def test_no_other_victims_that_would_do_lose_less(seed):
             found = {job for job, _ in plan.victims}
             cost = sum(lost_core_seconds(job, NOW) for job in found)
             worst = max(each.rank for each in stage.candidates if each.jobs[0] in found)
-            candidates = [each for each in stage.candidates if each.rank <= worst]
+            pools = (None, *target.ancestors())  # another pool that blocks lets the target take nothing
+            candidates = [each for each in stage.candidates if each.rank <= worst and each.blocker in pools]
             for size in range(1, 4):
                 for others in itertools.combinations(candidates, size):
                     if sum(each.lost_core_seconds for each in others) < cost - 1e-6:

@@ -13,8 +13,8 @@ from cpumond.monitor.model import MonitorSettings
 
 SHIPPED = Path(__file__).parents[2] / "config" / "cpumond.toml"
 WITHOUT_ONE_DEFAULT = {
-    "node_id", "mode", "enable_cpu_reclaim", "burst_ratio", "throttle_poll_s", "pressure_restore_ratio", "use_restore_ratio",
-    "early_restore", "id", "id_regex", "cpu", "memory", "user_slots", "pattern",
+    "node_id", "mode", "enable_cpu_reclaim", "burst_ratio", "throttle_poll_s", "pressure_restore_ratio",
+    "use_restore_ratio", "early_restore", "id", "id_regex", "cpu", "memory", "user_slots", "pattern",
 }  # fmt: skip
 """Their defaults depend on something else; the file says on what."""
 

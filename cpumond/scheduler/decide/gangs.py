@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import Final, NamedTuple
 
-from cpumond.fairshare.resources import CPU, ZERO, Vector, add, dominates, subtract, sum_vectors
-from cpumond.scheduler.decide.placement import fits, has_spare, may_start_within
+from cpumond.fairshare.resources import ZERO, Vector, add, dominates, subtract, sum_vectors
+from cpumond.scheduler.decide.placement import fits, fits_orders, has_spare, may_start_within
 from cpumond.scheduler.decide.preemption import tell_victims
 from cpumond.scheduler.decide.snapshot import element_name, room_left
 from cpumond.scheduler.decide.swap import Candidate, Losses, Stage, Swap, TargetPriority
@@ -300,13 +300,14 @@ class _GangSearch:
             for job in victim.jobs:
                 if job.node in self.rooms:
                     self.rooms[job.node] = add(self.rooms[job.node], job.usage)
-                    self.unordered[job.node] += job.limits[CPU]
+                    self.unordered[job.node] += job.ordinary_cores
                 if job.node is not node:
                     self.full = {each for each in self.full if each[0] is not job.node}
             for stage in self.stages.values():
                 stage.candidates = [each for each in stage.candidates if each.jobs[0] not in self.gone]
         self.rooms[node] = subtract(self.rooms[node], task.resources)
-        self.unordered[node] -= task.cpu_limit
+        if fits_orders(self.unordered[node], task.cpu_limit):
+            self.unordered[node] -= task.cpu_limit
         self.losses.ordered = add(self.losses.ordered, task.resources)
         self.places.append(Place(task, node))
         return True

@@ -276,7 +276,7 @@ def _tell(amounts: Sequence[float], resource: int) -> str:
 
 
 def fits_orders(unordered_cores: float, cores: float) -> bool:
-    """Whether another order of ``cores`` leaves the orders on a node within its capacity, up to rounding.
+    """Whether another ordinary job of ``cores`` leaves the orders of such jobs within a node's CPU, up to rounding.
 
     ``unordered_cores``: as ``Node.unordered_cores``.
     """
@@ -289,8 +289,8 @@ def may_start_within(record: OperationRecord, unordered_cores: float, cores: flo
 
 
 def is_on_reclaimed(job: Job) -> bool:
-    """Whether a job that is about to start will run on reclaimed CPU: the orders on its node, its own included, exceed
-    the capacity, or its operation requires it (1.10). The job is not counted yet, those told to stop are not any more.
+    """Whether a job that is about to start will run on reclaimed CPU: its order and those of ordinary and foreign jobs
+    on its node exceed the capacity, or its operation requires it (1.10). Jobs told to stop do not count any more.
     """
     if job.element.operation.record.require_reclaimed:
         return True

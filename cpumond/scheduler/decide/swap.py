@@ -50,8 +50,8 @@ class Candidate:
         """What it frees on the node."""
         self.whole = job.usage
         """What it frees in all."""
-        self.ordered_cores = job.limits[CPU]
-        """CPU of the node that is not ordered any more without it."""
+        self.ordered_cores = job.ordinary_cores
+        """CPU of the node that ordinary jobs may order without it."""
         self.blocker = blocker
         """The nearest pool that blocks: only targets inside that pool may take it."""
         self.rank = 0
@@ -141,7 +141,7 @@ def _make_gang(node: Node, element: OperationElement, blocker: PoolElement | Non
     gang = Candidate(jobs[0], blocker)
     gang.jobs, gang.whole = tuple(jobs), element.usage
     here = [job for job in jobs if job.node is node]
-    gang.usage, gang.ordered_cores = sum_vectors([job.usage for job in here]), sum(job.limits[CPU] for job in here)
+    gang.usage, gang.ordered_cores = sum_vectors([job.usage for job in here]), sum(job.ordinary_cores for job in here)
     return gang
 
 

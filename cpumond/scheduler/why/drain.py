@@ -7,7 +7,7 @@ import msgspec
 from cpumond.fairshare.resources import CPU, Vector, subtract
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.cost import lost_core_seconds
-from cpumond.scheduler.decide.placement import fits, has_spare, may_start_within
+from cpumond.scheduler.decide.placement import fits, fits_orders, has_spare, may_start_within
 from cpumond.scheduler.decide.victims import start_order
 from cpumond.scheduler.elements import Job, Node
 
@@ -64,7 +64,8 @@ def plan_drain(node: Node, rights: Rights, now: float) -> DrainPlan:
         place = next(places, None)
         if place is not None:
             room[place.id] = subtract(room[place.id], wanted)
-            unordered[place.id] -= wanted[CPU]
+            if fits_orders(unordered[place.id], wanted[CPU]):
+                unordered[place.id] -= wanted[CPU]
         found.append((job, _show(job, "" if place is None else place.id, now)))
     gangs = {job.element.operation for job in jobs if job.element.operation.record.is_gang}
     mates = [

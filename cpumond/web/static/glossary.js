@@ -2,7 +2,7 @@
 // names, the most usual first, and the text. A label that is one of the names has the text as its tip.
 export const GLOSSARY = [
   ["Aggressive starvation, aggressively starving", "Starving for still longer where the pool allows it: jobs that are otherwise protected may be preempted for it."],
-  ["Class, on reclaimed CPU", "Of a job: ordinary, or on reclaimed CPU, where at its start the orders on its node exceeded what the node has. The latter gives way to all others there, and goes first when they want their CPU back."],
+  ["Class, on reclaimed CPU", "Of a job: ordinary, or on reclaimed CPU, where at its start its order and those of ordinary jobs exceeded what its node has. The latter gives way to all others there, and goes first when they want their CPU back."],
   ["Cordoned", "A cordoned node gets no new jobs; those that it has go on."],
   ["Demand", "What running operations would use if they could have it. A pool's demand is the sum of what is below it. Operations that still wait for their start are not in it: see waiting."],
   ["Fair share", "What a pool or an operation may have now: the tree divided by guarantees, weights and demand, anew with each update. A percentage is of the tree, of the resource that it has most of."],
