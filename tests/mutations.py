@@ -209,7 +209,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("guarantee += element.last_integral_ratio", "pass"),
         ("return (PREEMPTIBLE + 1 + is_beyond, 0,", "return (PREEMPTIBLE + 1, 0,"),
         (" and target.operation.record.allow_reclaimed:", ":"),
-        ("self.unordered[job.node] += job.limits[CPU]", "pass"),
+        ("self.unordered[job.node] += job.ordinary_cores", "pass"),
     ],
     "test_job_class.py": [
         ("if job.element.operation.record.require_reclaimed:", "if False:"),
