@@ -105,7 +105,7 @@ def read_documents() -> dict[str, Any]:
     """What README tells to type: the installation and its configuration; and the steps of a roll-out."""
     (toml,) = (block for block in read_blocks("toml") if "managed_roots" in block)
     text = (REPOSITORY / "docs" / "install.md").read_text(encoding="utf-8")
-    steps = r"^\*\*2\. Weight\*\* \(`(.*?)`, `(.*?)`\)\..*^\*\*3\. Quota\*\* \(`(.*?)`"
+    steps = r"^\*\*2\. Guarantee\*\* \(`(.*?)`, `.*?`\)\..*^\*\*3\. Weight\*\*.*?\(`(.*?)`\).*^\*\*4\. Quota\*\*.*?\(`(.*?)`"
     ((mode, weight, quota),) = re.findall(steps, text, re.MULTILINE | re.DOTALL)
     return {
         "lines": README,
