@@ -21,7 +21,7 @@ from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
 
-PEAK = {"limit_rule": '"peak"', "peak_memory": '"100ms"', "throttle_poll": '"100ms"'}
+PEAK = {"limit_rule": '"peak"', "peak_memory": '"100ms"', "throttle_poll": '"100ms"', "early_restore": '"off"'}
 """Two checks forget what was used before: the limit is the use of the last one, and 5 %."""
 FIRST_CHECKS = "4s"
 """Nothing is lowered in the first 10 s; the third check does it."""

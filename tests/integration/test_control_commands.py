@@ -109,7 +109,7 @@ def test_status_shows_every_job_and_the_sums(running):
     lines = said(agent, "status").splitlines()
     assert re.match(r"test-node: 2 jobs, cgroups \w+, one check every 100ms, the last one took [0-9.]+ ms$", lines[0])
     assert [line.split()[:4] for line in lines[2:4]] == [[f"job-{n}", "sort", "reclaim", "2.00"] for n in (1, 2)]
-    assert re.match(r"total: 4 cores ordered, limit [0-9.]+, [0-9.]+ reclaimed$", lines[4])
+    assert re.match(r"total: 4 cores ordered, limit [0-9.]+, [0-9.]+ reclaimed by quota$", lines[4])
     answer = answered(agent, "status")
     assert [job["job_id"] for job in answer["jobs"]] == ["job-1", "job-2"]
     assert answer["totals"]["reclaimed"] > 0

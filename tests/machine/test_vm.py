@@ -72,6 +72,10 @@ SLOW = (
     "test_agent_v1.py::test_every_file_is_left_as_it_was_found[SIGINT]",
     "test_cgroup_executor.py::TestCgroupExecutor::test_many",
     "test_cgroup_executor.py::TestCgroupExecutor::test_a_flood",
+    "test_cgroup_executor.py::TestCgroupExecutor::test_a_job_on_reclaimed_cpu_yields",
+    "test_cgroup_executor.py::TestCgroupExecutor::test_jobs_on_reclaimed_cpu_share",
+    "test_cgroup_executor.py::TestCgroupExecutor::test_jobs_of_both_classes",
+    "test_cgroup_executor.py::TestCgroupExecutor::test_its_weight_follows_its_order_and_a_quota_is_for_a_ceiling_alone[ceiling",
 )
 """Beginnings of the names of those among them that are not."""
 INTEGRATION = REPOSITORY / "tests" / "integration"
