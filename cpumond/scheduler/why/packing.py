@@ -27,7 +27,7 @@ from cpumond.fairshare.resources import (
     subtract,
     sum_vectors,
 )  # fmt: skip
-from cpumond.scheduler.decide.placement import ROUNDING, fits, fits_orders, satisfaction_of
+from cpumond.scheduler.decide.placement import ROUNDING, fits, satisfaction_of
 from cpumond.scheduler.why.idle_material import Material, NodeRoom, PoolRoom, WaitingOperation, is_subpool
 
 SCARCE: Final = ("user_slots", "gpu", "memory", "network")
@@ -250,8 +250,7 @@ class _Packer:
 
     def _take(self, node: NodeRoom, taken: Vector) -> None:
         self._keep(node, subtract(self._free_of(node), taken))
-        if fits_orders(node.unordered_cores, taken[CPU]):
-            node.unordered_cores -= taken[CPU]
+        node.unordered_cores -= min(taken[CPU], max(node.unordered_cores, 0.0))
 
     def _holds(self, node: NodeRoom, free: Vector, needed: Vector) -> bool:
         return fits(free, needed) and self._has_spare(self._free_of(node), node.capacity)

@@ -372,13 +372,19 @@ def test_a_pool_is_told_what_holds_back_its_own_operations():
     assert of_none.sentence == f"nothing holds back pool none; in the whole tree {report.sentence}"
 
 
-def test_an_operation_that_refuses_reclaimed_cpu_waits_for_what_others_ordered():
+def make_owners(jobs: int) -> World:
+    """A node of 8 cores whose jobs ordered 2 each and have 0.5."""
     world = World(max_ephemeral_pools_per_user=9)
     node = world.node("n0", 8.0)
-    world.start("owners", jobs=3, cpu=2.0)
+    world.start("owners", jobs=jobs, cpu=2.0)
     world.settle_down()
     for job in node.jobs:
         node.limit(job, 0.5)
+    return world
+
+
+def test_an_operation_that_refuses_reclaimed_cpu_waits_for_what_others_ordered():
+    world = make_owners(3)
     refusing = world.start("picky", jobs=3, cpu=2.0, allow_reclaimed=False)
     world.settle_down()
     assert len(world.jobs_of(refusing)) == 1
@@ -394,15 +400,22 @@ def test_an_operation_that_refuses_reclaimed_cpu_waits_for_what_others_ordered()
 
 @pytest.mark.parametrize("is_gang", [False, True])
 def test_what_an_operation_that_refuses_reclaimed_cpu_will_get_is_no_cause(is_gang):
-    world = World(max_ephemeral_pools_per_user=9)
-    node = world.node("n0", 8.0)
-    world.start("owners", jobs=2, cpu=2.0)
-    world.settle_down()
-    for job in node.jobs:
-        node.limit(job, 0.5)
+    world = make_owners(2)
     world.step()
     world.start("picky", jobs=2, cpu=2.0, allow_reclaimed=False, is_gang=is_gang)
     world.start("other", jobs=1, cpu=2.0)
     world.update()
     report = look(world)
     assert (report.causes, report.parts.starting, report.parts.without_work) == ([], 6.0, 1.0)
+
+
+def test_a_gang_that_will_start_orders_what_one_that_refuses_reclaimed_cpu_then_lacks():
+    world = make_owners(2)
+    world.step()
+    world.start("gang", jobs=2, cpu=2.5, is_gang=True)
+    refusing = world.start("picky", jobs=1, cpu=2.0, allow_reclaimed=False)
+    world.update()
+    report = look(world)
+    assert [(cause.kind, cause.cores, cause.operations) for cause in report.causes] == [
+        ("allow_reclaimed", 2.0, [refusing])
+    ]
