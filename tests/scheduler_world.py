@@ -577,6 +577,8 @@ def assert_consistent(state: State) -> None:
     for node in state.nodes.values():
         assert_near(node.used, sum_vectors([job.usage for job in node.jobs.values()]), f"used of node {node.id}")
         assert node.ordered_cores == pytest.approx(sum(job.limits[CPU] for job in node.jobs.values()), abs=1e-6)
+        ordinary = [job.limits[CPU] for job in node.jobs.values() if not job.reclaimed]
+        assert node.ordinary_cores == pytest.approx(sum(ordinary), abs=1e-6)
         assert node.foreign_ordered_cores == sum(each.cpu_limit for each in node.strangers.values())
         assert not set(node.jobs) & set(node.stopping)
         assert node.tree is None or state.trees[node.tree].nodes[node.id] is node

@@ -109,7 +109,9 @@ def set_classes(world: World, rng: random.Random) -> None:
             operation = element.operation
             operation.record = msgspec.structs.replace(operation.record, allow_reclaimed=rng.random() < 0.8)
             for job in element.jobs.values():
+                job.node.ordinary_cores -= job.ordinary_cores
                 job.reclaimed = rng.random() < 0.3
+                job.node.ordinary_cores += job.ordinary_cores
 
 
 def make_operation(world: World, rng: random.Random, name: str, pool: str) -> OperationElement:
@@ -211,7 +213,7 @@ def fits(node: Node, plan: PreemptionPlan, gone: list[Job]) -> bool:
     staying = [job.usage for job in node.jobs.values() if job not in gone]
     used = add(sum_vectors([order, *staying]), node.foreign_usage)
     if not plan.element.operation.record.allow_reclaimed:
-        ordered = sum(job.limits[1] for job in node.jobs.values() if job not in gone)
+        ordered = sum(job.limits[1] for job in node.jobs.values() if job not in gone and not job.reclaimed)
         if ordered + order[1] > node.capacity[1] * (1 + 1e-8):
             return False
     if any(u > c * (1 + 1e-8) for u, c in zip(used, node.capacity, strict=True)):

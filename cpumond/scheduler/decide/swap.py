@@ -40,7 +40,7 @@ MOST_SETS: Final = 200
 class Candidate:
     """What can be taken on a node: a job, or of a gang all jobs, wherever they are."""
 
-    __slots__ = ("blocker", "element", "jobs", "lost_core_seconds", "ordered_cores", "rank", "usage", "whole")
+    __slots__ = ("blocker", "element", "jobs", "lost_core_seconds", "ordinary_cores", "rank", "usage", "whole")
 
     def __init__(self, job: Job, blocker: PoolElement | None) -> None:
         self.element = job.element
@@ -50,7 +50,7 @@ class Candidate:
         """What it frees on the node."""
         self.whole = job.usage
         """What it frees in all."""
-        self.ordered_cores = job.ordinary_cores
+        self.ordinary_cores = job.ordinary_cores
         """CPU of the node that ordinary jobs may order without it."""
         self.blocker = blocker
         """The nearest pool that blocks: only targets inside that pool may take it."""
@@ -141,7 +141,7 @@ def _make_gang(node: Node, element: OperationElement, blocker: PoolElement | Non
     gang = Candidate(jobs[0], blocker)
     gang.jobs, gang.whole = tuple(jobs), element.usage
     here = [job for job in jobs if job.node is node]
-    gang.usage, gang.ordered_cores = sum_vectors([job.usage for job in here]), sum(job.ordinary_cores for job in here)
+    gang.usage, gang.ordinary_cores = sum_vectors([job.usage for job in here]), sum(job.ordinary_cores for job in here)
     return gang
 
 
@@ -165,7 +165,7 @@ class _Room:
     def freed_by(self, victim: Candidate, depth: int) -> Vector | None:
         """What a victim, whose side hangs below the target's pool ``depth``, gives here; None for nothing."""
         if self.depth == ORDERS:
-            return (0.0, victim.ordered_cores, 0.0, 0.0, 0.0)
+            return (0.0, victim.ordinary_cores, 0.0, 0.0, 0.0)
         if self.depth == NODE:
             return victim.usage
         return victim.whole if self.depth >= depth else None
