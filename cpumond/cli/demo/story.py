@@ -151,11 +151,17 @@ class Story:
             self._read_guarantees()
 
     def _read_guarantees(self) -> None:
-        with contextlib.suppress(UnavailableError):
-            for seen in self.node.get("/v1/status")["jobs"]:
-                job = self.jobs.get(seen["job_id"])
-                if job is not None and job.lives:
-                    job.limit = seen["current_cpu_limit"]
+        for job, seen in self._list_seen():
+            job.limit = seen["current_cpu_limit"]
+
+    def _list_seen(self) -> list[tuple[JobFacts, dict[str, Any]]]:
+        """The jobs that live, each with what the agent says of it; none where it does not answer."""
+        try:
+            seen = self.node.get("/v1/status")["jobs"]
+        except UnavailableError:
+            return []
+        known = ((self.jobs.get(each["job_id"]), each) for each in seen)
+        return [(job, each) for job, each in known if job is not None and job.lives]
 
     def living(self, load: Load) -> JobFacts | None:
         """The first job of a load that still has its cgroup."""
@@ -272,15 +278,12 @@ class Story:
                 return
 
     def _read_usage(self) -> None:
-        with contextlib.suppress(UnavailableError):
-            for seen in self.node.get("/v1/status")["jobs"]:
-                job = self.jobs.get(seen["job_id"])
-                if job is not None and job.lives:
-                    job.usage = seen["usage"]
-                    # It may have ended since.
-                    with contextlib.suppress(UnavailableError):
-                        explained = self.node.get(f"/v1/jobs/{job.id}/explain")
-                        job.reclaimed_cpu_s = explained["aggregated"]["preempted_cpu_s"]
+        for job, seen in self._list_seen():
+            job.usage = seen["usage"]
+            # It may have ended since.
+            with contextlib.suppress(UnavailableError):
+                explained = self.node.get(f"/v1/jobs/{job.id}/explain")
+                job.reclaimed_cpu_s = explained["aggregated"]["preempted_cpu_s"]
 
     def _take_ends(self, operation_id: str, now_s: float) -> None:
         for seen in self.cluster.get(f"/api/v1/operations/{operation_id}/jobs?limit=20")["jobs"]:
