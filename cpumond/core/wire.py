@@ -230,9 +230,9 @@ class JobOrder(msgspec.Struct, frozen=True):
 
     ``wait_s``: how long the job may wait on the node for resources that other jobs still hold. ``working_directory``
     "" is a fresh directory of the job's own, removed with it. ``checkpoints``: it tells of checkpoints, by touching the
-    file that CPUMOND_CHECKPOINT names. ``reclaimed``: it runs on reclaimed CPU, in the node's idle class, as the orders
-    on the node exceed its capacity. ``set_container_cpu_limit``: whether ``cpu_limit`` is its ceiling, too; null as its
-    class has it: jobs on reclaimed CPU have none.
+    file that CPUMOND_CHECKPOINT names. ``reclaimed``: it runs on reclaimed CPU (1.10), in the node's idle class.
+    ``set_container_cpu_limit``: whether ``cpu_limit`` is its ceiling, too; null as its class has it: jobs on reclaimed
+    CPU have none.
     """
 
     job_id: str

@@ -360,7 +360,7 @@ class Node:
         self.used: Vector = ZERO
         """Usage of the active jobs."""
         self.ordered_cores = self.ordinary_cores = self.foreign_ordered_cores = 0.0
-        """CPU that the active jobs ordered; that the jobs in ``strangers`` did."""
+        """CPU that the active jobs ordered; that the ordinary ones of them did; that the jobs in ``strangers`` did."""
         self.foreign_usage: Vector = ZERO
         """Usage that the node reports of other jobs: not the scheduler's, or not taken over and told to stop."""
         self.strangers: dict[str, JobReport] = {}

@@ -358,7 +358,7 @@ class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
     time_limit: float | None = None
     """Milliseconds from ``start_time`` after which it fails; None for no limit."""
     allow_reclaimed: bool = True
-    """False: its jobs start only within the CPU that no job has ordered (1.10)."""
+    """False: its jobs start only where they are ordinary, on CPU that is not reclaimed (1.10)."""
     require_reclaimed: bool = False
     """Whether its jobs run on reclaimed CPU wherever they start."""
     job_cpu_monitor: dict[str, Any] = {}

@@ -218,7 +218,7 @@ def find_noise(runs: Sequence[Run], server: str) -> float:
 
 
 class Bound(NamedTuple):
-    """Asked of an arm by issue 34. ``figure``: "p99" (to ``nothing``, of each server), "freed", "held back" or "batch"
+    """What is asked of an arm. ``figure``: "p99" (to ``nothing``, of each server), "freed", "held back" or "batch"
     (files, to ``PLAIN``). ``is_least``: the figure may not be below ``value``, else not above it; with ``or_noise`` the
     noise of a server is its bound where that is larger."""
 

@@ -81,8 +81,7 @@ CountCores = Callable[[], tuple[Mapping[str, Usage], float]]
 class AssignedJobs:
     """All jobs of the scheduler on this host, the executor that runs them, and whether the host offers slots.
 
-    ``on_offer`` is called when the host begins or ceases to offer
-    slots; ``problem`` says why it offers none.
+    ``on_offer`` is called when the host begins or ceases to offer slots; ``problem`` says why it offers none.
     """
 
     def __init__(

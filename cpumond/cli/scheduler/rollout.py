@@ -84,7 +84,7 @@ def _agent_row(agent: AgentView) -> list[Cell]:
     ]
 
 
-@click.group("rollout", epilog='Example: cpumond rollout set rack-a weight --why "second week"')
+@click.group("rollout", epilog='Example: cpumond rollout set rack-a guarantee --why "second week"')
 def rollout_command() -> None:
     """Set what groups of nodes may do to limits: shadow, up-only, reclaim by guarantee, by weight, by quota.
 

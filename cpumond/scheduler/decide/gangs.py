@@ -237,7 +237,7 @@ class _GangSearch:
         self.target, self.priority, self.now, self.spare = target, priority, now, spare
         self.rooms = dict(rooms)
         self.unordered = {node: node.unordered_cores for node in rooms}
-        """Cores of each node that are not ordered."""
+        """Node -> its ``unordered_cores``, with what is placed and taken here."""
         self.losses = Losses()
         self.places: list[Place] = []
         self.victims: list[Candidate] = []

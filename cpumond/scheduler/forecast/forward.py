@@ -132,7 +132,7 @@ class Forward:
         self._exact_s = SMALL_EXACT_S if is_small else 0.0
         self.course = Course(now, now)
         self._barren: dict[str, list[tuple[Vector, float]]] = {}
-        """Tree -> free room, and cores not ordered, in which nothing was placed since its last update or change."""
+        """Tree -> free room, and ``unordered_cores``, in which nothing was placed since its last update or change."""
 
     def run(
         self,

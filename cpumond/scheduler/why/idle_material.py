@@ -83,7 +83,7 @@ class NodeRoom:
     is_empty: bool = False
     why: str = ""
     unordered_cores: float = math.inf
-    """What of its CPU no job has ordered."""
+    """As of ``Node``; jobs that are placed here take it up."""
 
 
 @dataclass(slots=True)

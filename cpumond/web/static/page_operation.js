@@ -90,7 +90,7 @@ function overview({ operation: o, history, hindered, marks }, app) {
       ["Jobs", tellJobs(o.jobs)],
       ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
       o.is_gang ? ["Gang", "yes: all of its jobs start together or none, and its fair share is its whole demand or nothing"] : null,
-      o.allow_reclaimed ? null : ["Reclaimed CPU", "refused: its jobs start only within the CPU that nobody ordered"],
+      o.allow_reclaimed ? null : ["Reclaimed CPU", "refused: its jobs start only on CPU that no ordinary job ordered"],
       o.require_reclaimed ? ["Reclaimed CPU", "required: its jobs give way to all others"] : null,
     ])),
     soonerCard(o, app),
