@@ -11,7 +11,7 @@ import msgspec
 
 from cpumond.core.answers import DecisionAnswer, ExplainAnswer, PeakAnswer, Quota
 from cpumond.core.measures import format_span
-from cpumond.core.words import count, show_cores, show_left, show_measured, show_time, show_votes
+from cpumond.core.words import count, count_cores, show_cores, show_left, show_measured, show_time, show_votes
 from cpumond.monitor.model import MonitorSettings
 
 ZONED: Final = "%Y-%m-%d %H:%M:%S %Z"
@@ -128,9 +128,9 @@ def _describe_cap(e: ExplainAnswer) -> str:
         return ""
     what = "What it ordered"
     if b.ancestor_cap is not None and b.ancestor_cap <= b.cap:
-        what = f"The quota of {b.ancestor or '/'} above it, {show_cores(b.ancestor_cap)} cores,"
+        what = f"The quota of {b.ancestor or '/'} above it, {count_cores(b.ancestor_cap)},"
     elif b.quota_found is not None and b.quota_found <= b.cap:
-        what = f"The quota its cgroup was found with, {show_cores(b.quota_found)} cores,"
+        what = f"The quota its cgroup was found with, {count_cores(b.quota_found)},"
     return f" {what} allows no more."
 
 
@@ -153,14 +153,14 @@ def _list_facts(e: ExplainAnswer, s: MonitorSettings) -> dict[str, str]:
     above = "none" if b.ancestor_cap is None else f"{show_cores(b.ancestor_cap)}, of {b.ancestor or '/'}"
     ordered = ", taken from its cgroup" if e.cpu_limit_given is None else ""
     ordered = f", as {e.engine} says" if e.engine and ordered == "" else ordered
-    order = "no limit ordered" if e.unlimited else f"{show_cores(e.cpu_limit)} cores{ordered}"
+    order = "no limit ordered" if e.unlimited else f"{count_cores(e.cpu_limit)}{ordered}"
     use, smoothed = show_measured(e.usage), show_measured(e.smoothed_cpu_usage)
     facts = {
         "job": f"{e.job_id}, operation {e.operation_id or '-'}, {_describe_source(e)}",
         "cgroup": e.directory or e.cgroup,
         "ordered": order,
-        "cap": f"{show_cores(b.cap)} cores: least of the order, the quota found ({found}), the least above ({above})",
-        "floor": f"{show_cores(b.floor)} cores: {_floor_reason(e, s)}",
+        "cap": f"{count_cores(b.cap)}: least of the order, the quota found ({found}), the least above ({above})",
+        "floor": f"{count_cores(b.floor)}: {_floor_reason(e, s)}",
         "mode": _describe_mode(e),
         "in force": f"{_describe_quota(e.in_force)}; found: {_describe_quota(e.found)}",
         "use": f"{use} cores in the last check, smoothed {smoothed}, {e.throttled_ratio:.0%} of the periods throttled",
@@ -236,7 +236,7 @@ def _describe_quota(q: Quota) -> str:
     if q.quota_us is None:
         text = f"no quota (period {q.period_us} us)"
     else:
-        text = f"{q.quota_us} us of each {q.period_us} us = {show_cores(q.quota_us / q.period_us)} cores"
+        text = f"{q.quota_us} us of each {q.period_us} us = {count_cores(q.quota_us / q.period_us)}"
     if q.burst_us:
         text += f", burst {q.burst_us} us"
     return text if q.weight is None else f"{text}, weight {q.weight}"
@@ -274,8 +274,8 @@ def _describe_next(e: ExplainAnswer, s: MonitorSettings) -> str:
         return f"decides when the window has {w.size} votes; now {size}, sum {show_votes(total)}"
     low, high = w.votes.count(-1), w.votes.count(1)
     shown = show_cores(limit)
-    below = f"{low} of {size} below {s.relative_lower_bound:g} x {shown} = {show_cores(b.lower_bound)} cores"
-    above = f"{high} of {size} above {s.relative_upper_bound:g} x {shown} = {show_cores(b.upper_bound)} cores"
+    below = f"{low} of {size} below {s.relative_lower_bound:g} x {shown} = {count_cores(b.lower_bound)}"
+    above = f"{high} of {size} above {s.relative_upper_bound:g} x {shown} = {count_cores(b.upper_bound)}"
     needs = f"needs |sum| > {w.threshold}, has {show_votes(total)}"
     if total > w.threshold:
         return f"{needs}: {above} -> {_describe_grow(e, s)}"

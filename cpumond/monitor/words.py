@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from cpumond.core.measures import format_cores, format_duration, format_span
+from cpumond.core.words import count_cores
 from cpumond.monitor.model import FIRST_CAUTION, JobState, MonitorSettings
 from cpumond.monitor.peak import (
     FIRST_SECONDS,
@@ -101,7 +102,7 @@ def _describe_half_life(state: JobState, s: MonitorSettings, held_at: str) -> st
     share, budget = _share(held_ratio(state), 2), _share(s.throttle_budget, 2)
     story = (
         f"{what} {_times(held.count)}, {format_span(held.held_s)} in all ({share} % of its time, budget {budget} %), "
-        f"last at {held_at} from {format_cores(held.from_cores)} cores, given back {back}."
+        f"last at {held_at} from {count_cores(held.from_cores)}, given back {back}."
     )
     if now == shortest:
         return f"The half-life is {now}, the shortest, although {story}"

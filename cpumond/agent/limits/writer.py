@@ -38,6 +38,7 @@ from cpumond.core.errors import (
     RefusedError,
     UnknownLimitsError,
 )
+from cpumond.core.words import count_cores
 from cpumond.host.cgroup import Cgroup
 from cpumond.host.cgroup.files import count_threads
 from cpumond.host.cgroup.find import CgroupFinder
@@ -458,12 +459,12 @@ class LimitWriter:
             threads = count_threads(job.cgroup.place)
             floor = min(threads * s.min_cores_per_thread, job.state.hard_cores, found.cores)
             if cores < floor:
-                cores, notes = floor, (f"held to {floor:g} cores, min_cores_per_thread for each thread",)
+                cores, notes = floor, (f"held to {count_cores(floor)}, min_cores_per_thread for each thread",)
         if job.found.is_whole and cores < found.cores:
             # v1 takes no quota below that of a child, and children of a container are the container's.
             floor = min(job.cgroup.read_quota_below(), job.state.hard_cores, found.cores)
             if cores < floor:
-                cores, notes = floor, (f"held to {floor:g} cores, a quota inside of it",)
+                cores, notes = floor, (f"held to {count_cores(floor)}, a quota inside of it",)
         wanted = cores
         if job.unit:
             cores = min(round_up(cores), job.original.cores)

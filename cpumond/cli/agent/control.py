@@ -51,7 +51,7 @@ from cpumond.cli.scheduler.http_client import make_client
 from cpumond.core.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, StatusAnswer
 from cpumond.core.decode import decode_json
 from cpumond.core.errors import AccessError, CpumondError, UsageError
-from cpumond.core.words import show_cores, show_name
+from cpumond.core.words import count_cores, show_cores, show_name
 from cpumond.monitor.model import MODES
 
 CLUSTER_SORTS = tuple(CLUSTER_SORT_KEYS.values())
@@ -189,7 +189,7 @@ def job_add_command(
     job = client.show(content, AddedJob)
     hint = "; nothing is written to it, give --mode reclaim for that" if is_only_watched(job) else ""
     print_text(
-        f"job {show_name(job.job_id)} ({job.cgroup}): mode {job.mode}, {show_cores(job.cpu_limit)} cores ordered, "
+        f"job {show_name(job.job_id)} ({job.cgroup}): mode {job.mode}, {count_cores(job.cpu_limit)} ordered, "
         f"limit {show_cores(job.current_cpu_limit)}{hint}"
     )
     for warning in job.warnings:
@@ -248,7 +248,7 @@ def unpin_command(client: AgentClient, job: str) -> None:
     answer = client.show(content, JobAnswer)
     print_text(
         f"job {show_name(answer.job_id)} is the monitor's again (mode {answer.mode}); "
-        f"its limit stands at {show_cores(answer.current_cpu_limit)} cores"
+        f"its limit stands at {count_cores(answer.current_cpu_limit)}"
     )
 
 

@@ -15,7 +15,7 @@ from cpumond.agent.config import parse_assignments
 from cpumond.agent.discovery.workloads import SourceSketch, Workload, find_roots, list_sources
 from cpumond.cli.render.html import format_span
 from cpumond.cli.render.tables import Cell, draw, make_table, measure, show_title
-from cpumond.core.words import count, show_cores, show_name
+from cpumond.core.words import count, count_cores, show_cores, show_name
 from cpumond.monitor.estimate import Confidence, Estimate, RuleEstimate, Timeline, add_up, judge_confidence
 from cpumond.monitor.model import LimitRule, MonitorSettings
 from cpumond.monitor.rules import RULES
@@ -124,14 +124,14 @@ def describe(findings: Findings) -> list[str]:
     if numbers[True]:
         share = f" ({limited.used_cores / limited.ordered_cores:.0%})" if limited.ordered_cores > 0.0 else ""
         said.append(
-            f"{count(numbers[True], 'workload')} with a limit ordered {show_cores(limited.ordered_cores)} cores and "
+            f"{count(numbers[True], 'workload')} with a limit ordered {count_cores(limited.ordered_cores)} and "
             f"used {show_cores(limited.used_cores)}{share}."
         )
         said += [_describe_rule(rule, each) for rule, each in limited.rules.items()]
     if numbers[False]:
-        host = f" of {show_cores(findings.host_cores)} cores" if findings.host_cores else ""
+        host = f" of {count_cores(findings.host_cores)}" if findings.host_cores else ""
         said.append(
-            f"{count(numbers[False], 'workload')} without a limit used {show_cores(free.used_cores)} cores. Each could "
+            f"{count(numbers[False], 'workload')} without a limit used {count_cores(free.used_cores)}. Each could "
             f"use the whole host{host}, so what is reclaimable of them is no CPU that can be given away."
         )
         shared = sum(row.is_shared for row in findings.rows)
@@ -147,7 +147,7 @@ def describe(findings: Findings) -> list[str]:
 
 def _describe_rule(rule: LimitRule, of: RuleEstimate) -> str:
     return (
-        f"Rule {rule}: {show_cores(of.reclaimable_cores)} cores reclaimable ({of.reclaimable_ratio:.0%}), held back "
+        f"Rule {rule}: {count_cores(of.reclaimable_cores)} reclaimable ({of.reclaimable_ratio:.0%}), held back "
         f"{_show_ratio(of.held_back_ratio)} of the time, at most {_show_ratio(of.held_back_most_ratio)}."
     )
 

@@ -20,7 +20,7 @@ from cpumond.cli.ending import ended_by, list_ending_signals
 from cpumond.cli.progress import Progress
 from cpumond.cli.render.html import format_span
 from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, CpumondError, UnavailableError
-from cpumond.core.words import count, show_cores, show_name
+from cpumond.core.words import count, count_cores, show_cores, show_name
 from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.files import count_threads, find_vital, open_counter, read_cpus
 from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
@@ -260,7 +260,7 @@ class HostWatch:
         used = sum(each.watch.usage_cores for each in self._followed.values())
         return (
             f"{format_span(self.end_s - self.begin_s)} of {format_span(self.duration_s)}: "
-            f"{count(len(self._followed), 'workload')}, {show_cores(used)} of {show_cores(self.host_cores)} cores "
+            f"{count(len(self._followed), 'workload')}, {show_cores(used)} of {count_cores(self.host_cores)} "
             "used; Ctrl-C for what is known so far"
         )
 

@@ -18,6 +18,7 @@ from cpumond.cli.options import DurationType, cpu_limit_option, set_option
 from cpumond.cli.output import output_options, print_json, print_table, print_text
 from cpumond.core.errors import UsageError
 from cpumond.core.measures import format_duration
+from cpumond.core.words import count_cores
 from cpumond.fairshare.validate import nearest
 from cpumond.monitor.demand import MAX_CORES, MAX_S, Demand, read_demand
 from cpumond.monitor.model import MonitorSettings
@@ -190,8 +191,8 @@ def describe_work(work_cpu_s: Sequence[float], order_cores: float) -> str:
     mean = math.fsum(work_cpu_s) / len(work_cpu_s) / PERIOD_S
     most = max(work_cpu_s) / PERIOD_S
     return (
-        f"{format_duration(round(len(work_cpu_s) * PERIOD_S, 1))}, {order_cores:g} cores ordered, {mean:.4g} wanted "
-        f"on average and {most:.4g} at most"
+        f"{format_duration(round(len(work_cpu_s) * PERIOD_S, 1))}, {count_cores(order_cores)} ordered, {mean:.4g} "
+        f"wanted on average and {most:.4g} at most"
     )
 
 

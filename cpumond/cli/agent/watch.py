@@ -29,6 +29,7 @@ from cpumond.cli.output import (
 )
 from cpumond.core.errors import CgroupReadError, UnavailableError, UsageError, from_os_error
 from cpumond.core.measures import format_cores, format_duration, format_span
+from cpumond.core.words import count_cores
 from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.files import read_cpus
 from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
@@ -85,7 +86,7 @@ def dry_run_command(
         show = _show_json if as_json else _show_line
         if not as_json:
             print_text(
-                f"{cgroup.directory}: {hard_cores:g} cores ordered, a check each "
+                f"{cgroup.directory}: {count_cores(hard_cores)} ordered, a check each "
                 f"{format_duration(settings.check_period_s)}; nothing is written"
             )
             click.echo(_make_line("time", "usage", "smoothed", "votes", "limit", "decision"))
@@ -210,12 +211,12 @@ def describe_steady(steady: SteadyState, hard_cores: float, settings: MonitorSet
     """A sentence: where the limit would stay; it names the rule where that is not the default one."""
     rule = "" if settings.limit_rule == "document" else f" by rule {settings.limit_rule}"
     if steady.reclaimed_ratio < 0.005:
-        return f"At this use{rule}: the limit would stay at {hard_cores:g} cores, nothing would be reclaimed."
+        return f"At this use{rule}: the limit would stay at {count_cores(hard_cores)}, nothing would be reclaimed."
     moves = ""
     if steady.most_cores - steady.least_cores > 0.05 * hard_cores:
         moves = f" on average, between {format_cores(steady.least_cores)} and {format_cores(steady.most_cores)}"
     return (
-        f"At this use{rule}: limit {steady.limit_cores:.1f} of {hard_cores:g} cores, {steady.reclaimed_ratio:.0%} "
+        f"At this use{rule}: limit {steady.limit_cores:.1f} of {count_cores(hard_cores)}, {steady.reclaimed_ratio:.0%} "
         f"reclaimed{moves}, after about {_show_about(steady.after_s)}."
     )
 
@@ -315,7 +316,7 @@ class _Summary:
             f"\nIn {self.seconds:.0f} s the job ordered {state.max_cpu_s:.1f} core-seconds and used "
             f"{self.used_cpu_s:.1f}.\n{state.preemptible_cpu_s:.1f} core-seconds ({share:.0%}) would have been "
             f"reclaimed in {self.changes} changes; the limit would be {state.limit_cores:.2f} of "
-            f"{self.hard_cores:g} cores now."
+            f"{count_cores(self.hard_cores)} now."
         )
         if steady is not None:
             print_text(describe_steady(steady, self.hard_cores, self.settings))

@@ -18,7 +18,7 @@ import msgspec
 from cpumond.cli.demo.jobs import WEIGHTS, Load, Plan
 from cpumond.cli.demo.lever import WORDS, Lever
 from cpumond.core.errors import CpumondError, UnavailableError
-from cpumond.core.words import show_cores
+from cpumond.core.words import count_cores, show_cores
 from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import Cluster, ClusterNode
@@ -337,7 +337,7 @@ class Story:
 
 
 def tell_cores(cores: float) -> str:
-    return f"{_show(cores)} core{'' if round(cores, 2) == 1.0 else 's'}"
+    return count_cores(round(cores, 2))
 
 
 def _show(cores: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from cpumond.cli.doctor.checks import Finding
-from cpumond.core.words import count, show_cores
+from cpumond.core.words import count, count_cores
 from cpumond.monitor.policy import compute_floor
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def check_floors(jobs: Sequence[tuple[FoundJob, MonitorSettings]], read_order: C
     job_id, ordered, settings = stuck[0]
     text = (
         f"{len(stuck)} of {count(len(jobs), 'job')} can give nothing, such as {job_id!r}: it ordered "
-        f"{show_cores(ordered)} cores, and its floor is as high (min_cpu_limit = {settings.min_cpu_limit:g})"
+        f"{count_cores(ordered)}, and its floor is as high (min_cpu_limit = {settings.min_cpu_limit:g})"
     )
     return Finding("floor", "warn", text, "set min_cpu_limit = 0.1 where jobs order a core or less")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from cpumond.cli.doctor.checks import Finding, advise_source
 from cpumond.cli.doctor.host import POLKIT_UNIT, BusSeen
 from cpumond.core.errors import CgroupReadError, CpumondError
-from cpumond.core.words import count
+from cpumond.core.words import count, count_cores
 from cpumond.host.cgroup.units import unit_of
 from cpumond.monitor.protect import advise_without_pressure
 
@@ -179,7 +179,7 @@ def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> 
         Finding(
             "limits above",
             "warn",
-            f"{where} has {caps[where]:g} cores, less than {count(len(paths), 'job')} below it ordered, such as "
+            f"{where} has {count_cores(caps[where])}, less than {count(len(paths), 'job')} below it ordered, such as "
             f"{paths[0]!r}: they never get more than that",
             f"raise the quota of {where}, or order less",
         )
@@ -187,7 +187,7 @@ def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> 
     ]
     if findings or not orders:
         return findings
-    shown = ", ".join(f"{where} {cap:g} cores" for where, cap in sorted(caps.items())[:3])
+    shown = ", ".join(f"{where} {count_cores(cap)}" for where, cap in sorted(caps.items())[:3])
     return [Finding("limits above", "ok", f"quotas above the jobs: {shown or 'none'}")]
 
 

@@ -16,7 +16,7 @@ from cpumond.cli.render.grid import LEAST_TEXT, Column, column, draw_grid, fold,
 from cpumond.cli.render.grid import Cell as Cell
 from cpumond.core.answers import AssignedView, EngineAnswer, JobAnswer, LinkView, RegisteredJob, StatusAnswer
 from cpumond.core.measures import format_duration, format_span
-from cpumond.core.words import count, show_cores, show_left, show_name, show_number, show_time, show_votes
+from cpumond.core.words import count, count_cores, show_cores, show_left, show_name, show_number, show_time, show_votes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -196,7 +196,7 @@ def name_limit(jobs: Iterable[JobAnswer]) -> str:
 def describe_totals(answer: StatusAnswer) -> str:
     totals, noun = answer.totals, name_limit(answer.jobs)
     text = (
-        f"{show_cores(totals.cpu_limit)} cores ordered, {noun} {show_cores(totals.current_cpu_limit)}, "
+        f"{count_cores(totals.cpu_limit)} ordered, {noun} {show_cores(totals.current_cpu_limit)}, "
         f"{show_cores(totals.reclaimed)} reclaimed"
     )
     levers = sorted({job.actuator for job in answer.jobs if job.mode == "reclaim"})
@@ -220,7 +220,7 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
         notices.append(("paused: no limit is written while the pause file lies in the agent's runtime_dir", "yellow"))
     ordered = [job for job in answer.jobs if job.override_by and job.override_left_s is not None]
     for job in ordered[:MAX_ORDERED]:
-        text = f"{job.job_id}: {job.override_by} ordered {show_cores(job.current_cpu_limit)} cores"
+        text = f"{job.job_id}: {job.override_by} ordered {count_cores(job.current_cpu_limit)}"
         notices.append((f"{text}, which is respected for {show_left(job.override_left_s or 0.0)} more", "yellow"))
     if len(ordered) > MAX_ORDERED:
         notices.append((f"... and {len(ordered) - MAX_ORDERED} jobs more with such orders", "yellow"))
@@ -229,7 +229,7 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
         text = (
             f"{count(len(stuck), 'job')} can give nothing, such as {show_name(first.job_id)}: its floor is as high as "
         )
-        notices.append((f"{text}its order, {show_cores(first.cpu_limit)} cores; see min_cpu_limit", "yellow"))
+        notices.append((f"{text}its order, {count_cores(first.cpu_limit)}; see min_cpu_limit", "yellow"))
     raised, lowered = (answer.counters.foreign_writes.get(kind, 0) for kind in ("raise", "lower"))
     if raised or lowered:
         notices.append(
@@ -332,4 +332,4 @@ def describe_pin(job: JobAnswer, ttl_s: float | None) -> str:
         return f"job {name} is pinned {until}, but the limit could not be written: {job.last_error}"
     if job.pinned_cpu_limit is None:
         return f"the pin of job {name} is noted, but writes are paused; it takes effect when the pause file is gone"
-    return f"job {name} is pinned at {show_cores(job.current_cpu_limit)} cores {until}"
+    return f"job {name} is pinned at {count_cores(job.current_cpu_limit)} {until}"

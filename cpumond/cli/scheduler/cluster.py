@@ -12,6 +12,7 @@ import msgspec
 from cpumond.cli.options import CoresType
 from cpumond.cli.output import output_options, print_line
 from cpumond.core.errors import UnavailableError
+from cpumond.core.words import count_cores
 
 if TYPE_CHECKING:
     from cpumond.testing import Cluster
@@ -102,7 +103,7 @@ def _show(cluster: Cluster, keep: bool, as_json: bool) -> None:
     else:
         schedulers = f"{len(cluster.schedulers)} schedulers on {', '.join(cluster.urls)}, of which one leads,"
     click.echo(
-        f"{schedulers} and {len(cluster.nodes)} nodes of {cluster.cpu:g} cores each.\n"
+        f"{schedulers} and {len(cluster.nodes)} nodes of {count_cores(cluster.cpu)} each.\n"
         f"Logs and configurations are in {cluster.directory}. In a browser:\n\n"
         f"{cluster.describe_pages()}\n\n"
         "In another terminal:\n\n"

@@ -22,7 +22,7 @@ from cpumond.core.answers import ExplainAnswer
 from cpumond.core.errors import UsageError
 from cpumond.core.measures import format_span
 from cpumond.core.wire import MAX_LOG_BYTES, LogStream
-from cpumond.core.words import show_cores, show_name, show_number, show_time
+from cpumond.core.words import count_cores, show_cores, show_name, show_number, show_time
 
 JOB_STATES: Final = ("starting", "running", "stopping", "completed", "failed", "aborted", "lost")
 STYLES: Final = {"failed": "red", "aborted": "yellow", "lost": "red", "pending": "yellow", "completed": "dim"}
@@ -130,7 +130,7 @@ def pin_command(
     When the command ends well the pin is on the disk of the job's node and outlives a restart of its agent.
     """
     body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
-    held = "all the cores it may have" if cpu_limit is None else f"{show_cores(cpu_limit)} cores"
+    held = "all the cores it may have" if cpu_limit is None else count_cores(cpu_limit)
     until = "until `cpumond operation unpin`" if ttl_s is None else f"until {show_time(time.time() + ttl_s)}"
     done = f"job {show_name(job)} is pinned at {held} {until}"
     client.change(done, "POST", operation_path(operation, f"jobs/{quote_name(job)}/pin"), body)

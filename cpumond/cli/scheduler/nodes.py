@@ -16,7 +16,7 @@ from cpumond.cli.scheduler.jobs import STYLES
 from cpumond.cli.scheduler.maintenance import COMMANDS
 from cpumond.cli.scheduler.pools import show_amounts
 from cpumond.core.measures import format_span
-from cpumond.core.words import show_cores, show_name, show_number
+from cpumond.core.words import count_cores, show_cores, show_name, show_number
 
 
 @click.group("node", epilog="Example: cpumond node list --tree default")
@@ -100,7 +100,7 @@ def _tell_reclaimed(node: NodeView) -> str:
     if not node.on_reclaimed_cores and not node.idle_class:
         return ""
     how = f"idle class: {node.idle_class}" if node.idle_class else "its agent has no idle class for them"
-    return f"{show_cores(node.on_reclaimed_cores)} cores of jobs on reclaimed CPU ({how})"
+    return f"{count_cores(node.on_reclaimed_cores)} of jobs on reclaimed CPU ({how})"
 
 
 @node_command.command("show", epilog="Example: cpumond node show host-17")

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from cpumond.core.measures import DEFAULT_PERIOD_US, MAX_PERIOD_US, MIN_QUOTA_US, cores_to_quota_us, quota_to_cores
+from cpumond.core.words import count_cores
 
 EQUAL_CORES = 0.01
 """Two quotas closer than this are the same: systemd rounds CPUQuota to 10 ms per second."""
@@ -85,10 +86,10 @@ def compute_quota_target(
     notes = []
     if cores > original.cores:
         cores = original.cores
-        notes.append(f"held to the quota that was found, {cores:g} cores")
+        notes.append(f"held to the quota that was found, {count_cores(cores)}")
     if cores > ancestor.cores:
         cores = ancestor.cores
-        notes.append(f"held to {ancestor.cores:g} cores, the quota of {ancestor.path or '/'}")
+        notes.append(f"held to {count_cores(ancestor.cores)}, the quota of {ancestor.path or '/'}")
     period_us = original.period_us
     quota_us = _quota_under(cores, period_us, ancestor)
     if quota_us < MIN_QUOTA_US:
@@ -96,7 +97,7 @@ def compute_quota_target(
         period_us = min(max(needed_us, period_us), MAX_PERIOD_US)
         quota_us = max(_quota_under(cores, period_us, ancestor), MIN_QUOTA_US)
         if quota_us / period_us > cores * 1.001:
-            notes.append(f"raised to {quota_us / period_us:g} cores, the least quota the kernel takes")
+            notes.append(f"raised to {count_cores(quota_us / period_us)}, the least quota the kernel takes")
         else:
             notes.append(f"period lengthened to {period_us} us, the kernel takes no quota below {MIN_QUOTA_US} us")
         cores = quota_us / period_us

@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 
 from cpumond.core.errors import GONE_ERRNOS, CgroupReadError
 from cpumond.core.measures import DEFAULT_PERIOD_US, MIN_QUOTA_US, quota_to_cores
+from cpumond.core.words import count_cores
 from cpumond.host.cgroup.files import (
     Cgroup,
     list_below,
@@ -158,7 +159,9 @@ class V1Cgroup(Cgroup):
         if step.name == "quota":
             cap = self.read_ancestor_cap()
             if cap.cores < after.cores:
-                return f"the quota of {cap.path or '/'} above it is {cap.cores:g} cores, which a child may not exceed"
+                return (
+                    f"the quota of {cap.path or '/'} above it is {count_cores(cap.cores)}, which a child may not exceed"
+                )
         return ""
 
     def read_ancestor_cap(self) -> AncestorCap:

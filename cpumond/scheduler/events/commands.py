@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from cpumond.core.wire import JobRequest
-from cpumond.core.words import count
+from cpumond.core.words import count, count_cores
 from cpumond.fairshare.validate import printable, quoted
 from cpumond.scheduler import operations
 from cpumond.scheduler.elements import Job, Tree
@@ -118,7 +118,7 @@ def tell_request(name: str, asked: Asked, text: str, now: float, kind: EventKind
 
 def tell_pin(trees: Mapping[str, Tree], job: Job, request: JobRequest, asked: Asked, now: float) -> Told:
     """A pin, or its end, that the job's node has carried out."""
-    limit = "all that it may have" if request.cpu_limit is None else f"{request.cpu_limit:g} cores"
+    limit = "all that it may have" if request.cpu_limit is None else count_cores(request.cpu_limit)
     how = f"pinned job {printable(job.id)} to {limit}" if request.kind == "pin" else f"unpinned job {printable(job.id)}"
     element = job.element
     event = tell_request(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from cpumond.core.wire import NodeRegistration
-from cpumond.core.words import count
+from cpumond.core.words import count, count_cores
 from cpumond.fairshare.validate import printable, quoted
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.events import Event, Subjects, Told
@@ -69,7 +69,7 @@ def _tell_registered(state: State, record: NodeRecord, now: float) -> Event | No
             return Event(at=now, kind="node_returned", text=text, node=record.id, tree=tree)
         cores = record.capacity.get("cpu", 0.0)
         where = f"tree {quoted(tree)}" if tree else "no tree, none fits its tags"
-        text = f"node {quoted(record.id)} registered with {cores:g} cores in {where}"
+        text = f"node {quoted(record.id)} registered with {count_cores(cores)} in {where}"
         return Event(at=now, kind="node_registered", text=text, node=record.id, tree=tree)
     return None if known.is_online else tell_returned(known, now)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cpumond.core.words import count, show_cores
+from cpumond.core.words import count, count_cores, show_cores
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.state import State
 from cpumond.scheduler.why.foretell import foretell
@@ -188,7 +188,7 @@ def _make_refusal_causes(material: Material, idle: float) -> list[IdleCause]:
     for remedy, starts in find_refusals(material):
         cores = _round(min(remedy.cores, idle))
         if cores > LEAST:
-            lead = f"{_cores(idle)} {_stand(idle)} idle for lack of work"
+            lead = f"{count_cores(idle)} {_stand(idle)} idle for lack of work"
             cause = IdleCause(remedy.kind, remedy.pool, cores, _make_change(remedy), remedy.why, 0.0, starts, [], lead)
             causes.append(cause)
     return sorted(causes, key=lambda each: -each.cores)
@@ -247,26 +247,21 @@ def tell(report: IdleReport) -> str:
     if report.causes:
         first = report.causes[0]
         idle = max(parts.held_back, first.cores)
-        lead = first.lead or f"{_cores(idle)} {_stand(idle)} idle while {waiting} {wait}"
-        work = f"{_cores(first.cores)} {'starts' if show_cores(first.cores) == '1' else 'start'} work"
+        lead = first.lead or f"{count_cores(idle)} {_stand(idle)} idle while {waiting} {wait}"
+        work = f"{count_cores(first.cores)} {'starts' if show_cores(first.cores) == '1' else 'start'} work"
         if first.kind == MOST:
             return f"{lead}: {first.why}; {first.change.text} and up to {work} once these are started again"
         return f"{lead}: {first.why}; {first.change.text} and {work}{' for it' if first.lead else ''}"
     idle = parts.held_back + parts.without_work
     if parts.held_back > LEAST:
-        return f"{_cores(idle)} {_stand(idle)} idle while {waiting} {wait}, and no single limit is in the way"
+        return f"{count_cores(idle)} {_stand(idle)} idle while {waiting} {wait}, and no single limit is in the way"
     if parts.starting > LEAST:
-        return f"no CPU stands idle for long: {_cores(parts.starting)} are about to be given to waiting jobs"
+        return f"no CPU stands idle for long: waiting jobs are about to get {count_cores(parts.starting)}"
     if idle > LEAST:
-        return f"{_cores(idle)} {_stand(idle)} idle for lack of work: no operation waits for CPU"
+        return f"{count_cores(idle)} {_stand(idle)} idle for lack of work: no operation waits for CPU"
     if not report.waiting_operations:
         return "no CPU stands idle, and no operation waits for CPU"
     return f"no CPU stands idle while {waiting} {wait}: all of it is given to jobs"
-
-
-def _cores(cores: float) -> str:
-    text = show_cores(cores)
-    return f"{text} core" if text == "1" else f"{text} cores"
 
 
 def _stand(cores: float) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from cpumond.core.measures import format_span
-from cpumond.core.words import count
+from cpumond.core.words import count, count_cores
 from cpumond.fairshare.explain import show_amount
 from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates
 from cpumond.scheduler.access import Rights
@@ -174,8 +174,8 @@ def _tell_share(element: OperationElement) -> Iterator[str]:
         yield f"tree {element.tree.name!r} has no nodes, or they offer nothing: nobody has a share until one registers"
     cores = [element.fair_share[CPU] * total[CPU], operation_demand(element)[CPU]]
     yield (
-        f"its fair share is {_cores(cores[0])}, it uses {_cores(element.usage[CPU])} in "
-        f"{count(len(element.jobs), 'job')} and demands {_cores(cores[1])}"
+        f"its fair share is {count_cores(cores[0])}, it uses {count_cores(max(element.usage[CPU], 0.0))} in "
+        f"{count(len(element.jobs), 'job')} and demands {count_cores(cores[1])}"
     )
     demand = element.demand_share
     r = demand.index(max(demand))
@@ -329,11 +329,6 @@ def _tell_preemptions(
         )
     if len(given) > SHOWN_RECORDS:
         yield f"{len(given) - SHOWN_RECORDS} more jobs of others made place for it before that"
-
-
-def _cores(cores: float) -> str:
-    text = show_amount(CPU, max(cores, 0.0))
-    return f"{text} core" if text == "1" else f"{text} cores"
 
 
 def _amounts(vector: Vector) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from cpumond.core.measures import format_span
-from cpumond.core.words import count, show_cores
+from cpumond.core.words import count, count_cores, show_cores
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.decide.admission import find_full
 from cpumond.scheduler.decide.snapshot import element_name
@@ -29,7 +29,7 @@ def tell_pool(pool: PoolElement, now: float) -> str:
     used = pool.usage[CPU]
     if pool.waiting[CPU] <= LEAST:
         return "not starving: it has its fair share, or wants no more"
-    waiting = f"{show_cores(pool.waiting[CPU])} cores are wanted by operations that do not run{_why_pending(pool)}"
+    waiting = f"operations that do not run want {count_cores(pool.waiting[CPU])}{_why_pending(pool)}"
     if used >= due - LEAST:
         return f"not starving, but {waiting}"
     return f"not starving, but it uses {show_cores(used)} of {show_cores(guarantee)} guaranteed cores: {waiting}"

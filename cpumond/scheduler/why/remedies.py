@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cpumond.core.words import count, show_cores
+from cpumond.core.words import count, count_cores
 from cpumond.fairshare.explain import show_amount
 from cpumond.fairshare.resources import CPU, RESOURCES, Vector, add, least
 from cpumond.fairshare.validate import number as show_number
@@ -329,15 +329,10 @@ def _order_less_cpu(result: Search, found: Found) -> Step:
     size, _ = _pieces(result, found)
     largest = max((node.free[CPU] for node in result.base.free), default=0.0)
     why = (
-        f"they are in pieces of at most {_cores(largest)}, and each waiting job orders {_cores(smallest)}"
+        f"they are in pieces of at most {count_cores(largest)}, and each waiting job orders {count_cores(smallest)}"
         f"{' or more' if any(order[CPU] > smallest for order in orders) else ''}"
     )
-    return Step(why, f"order at most {_cores(size)} for a job")
-
-
-def _cores(cores: float) -> str:
-    text = show_cores(cores)
-    return f"{text} core" if text == "1" else f"{text} cores"
+    return Step(why, f"order at most {count_cores(size)} for a job")
 
 
 def _smaller(result: Search, found: Found, r: int) -> tuple[float, float]:
@@ -389,8 +384,8 @@ def _fit_gang(result: Search, found: Found) -> Step:
         largest = max((node.free[CPU] for node in result.base.free), default=0.0)
         return Step(
             f"a gang needs room for all of its {needed} jobs at once, and CPU is free in pieces of at most "
-            f"{_cores(largest)}, less than they order",
-            f"start operation {operation.id} with at most {count(room, 'job')} of at most {_cores(size)} each",
+            f"{count_cores(largest)}, less than they order",
+            f"start operation {operation.id} with at most {count(room, 'job')} of at most {count_cores(size)} each",
             operations=(operation.id,),
         )
     room = round(found.placed[number] / (operation.waiting_cores / needed))

@@ -167,15 +167,15 @@ def test_the_form_of_ytsaurus_decides_with_the_next_vote(votes, end):
 
 
 @pytest.mark.parametrize(
-    ("section", "floor", "reason"),
+    ("section", "floor", "said"),
     [
-        ({}, 1.0, "min_cpu_limit = 1"),
-        ({"min_limit_ratio": 0.25}, 2.5, "min_limit_ratio = 0.25 of the cap"),
-        ({"headroom_ratio": 0.5}, 2.7, "headroom_ratio = 0.5 above the use of the window"),
+        ({}, 1.0, "1 core: min_cpu_limit = 1"),
+        ({"min_limit_ratio": 0.25}, 2.5, "2.5 cores: min_limit_ratio = 0.25 of the cap"),
+        ({"headroom_ratio": 0.5}, 2.7, "2.7 cores: headroom_ratio = 0.5 above the use of the window"),
     ],
 )
-def test_the_floor_is_said_with_its_reason(section, floor, reason):
-    assert make_explain({"floor": floor}, section=section).facts["floor"] == f"{floor:g} cores: {reason}"
+def test_the_floor_is_said_with_its_reason(section, floor, said):
+    assert make_explain({"floor": floor}, section=section).facts["floor"] == said
 
 
 SUMS = {

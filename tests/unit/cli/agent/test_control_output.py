@@ -238,7 +238,7 @@ def test_explain_tells_the_whole_story():
         "cgroup      /sys/fs/cgroup/jobs/steady-low",
         "ordered     10 cores",
         "cap         10 cores: least of the order, the quota found (none), the least above (none)",
-        "floor       1 cores: min_cpu_limit = 1",
+        "floor       1 core: min_cpu_limit = 1",
         "mode        reclaim",
         (
             "in force    320000 us of each 100000 us = 3.2 cores, weight 100; "

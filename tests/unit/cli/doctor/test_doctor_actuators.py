@@ -28,7 +28,7 @@ def test_jobs_whose_floor_is_all_that_they_ordered_are_counted():
     found = actuators.check_floors([(job, QUOTA) for job in jobs], orders.__getitem__)
     assert (found.level, found.text) == (
         "warn",
-        "2 of 3 jobs can give nothing, such as 'a': it ordered 1 cores, and its floor is as high (min_cpu_limit = 1)",
+        "2 of 3 jobs can give nothing, such as 'a': it ordered 1 core, and its floor is as high (min_cpu_limit = 1)",
     )
     assert actuators.check_floors([(job, GUARANTEE) for job in jobs], orders.__getitem__).level == "ok"
 

@@ -153,7 +153,7 @@ def test_idle_for_lack_of_work_and_nothing_idle_are_said_so():
     assert look(world).sentence == "8 cores stand idle for lack of work: no operation waits for CPU"
     world.create_pool("p")
     world.start("p", jobs=12, cpu=1.0)
-    assert "about to be given" in look(world).sentence
+    assert "waiting jobs are about to get 8 cores" in look(world).sentence
     world.settle_down()
     assert look(world).sentence == "no CPU stands idle while 1 operation waits: all of it is given to jobs"
 
@@ -250,7 +250,7 @@ def test_a_pool_says_why_its_guarantee_is_not_used_though_it_does_not_starve():
         world.start("prod", cpu=1.0)
     world.settle_down()
     assert tell_pool(world.pool("prod"), world.now) == (
-        "not starving, but it uses 0 of 12 guaranteed cores: 13 cores are wanted by operations that do not run, since "
+        "not starving, but it uses 0 of 12 guaranteed cores: operations that do not run want 13 cores, since "
         'pool "prod" runs 0 operations of at most 0'
     )
     assert tell_pool(world.pool("<Root>"), world.now) == ""
