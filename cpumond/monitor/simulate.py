@@ -14,6 +14,7 @@ import msgspec
 
 from cpumond.monitor.model import EARLY_LOOK_S, CpuReading, LimitRule, MonitorSettings, start_state
 from cpumond.monitor.peak import restore_early
+from cpumond.monitor.reclaimed import USUAL_JOBS, ReclaimedJobs, ReclaimedWork
 from cpumond.monitor.rules import check, look
 
 CFS_PERIOD_S: Final = 0.1
@@ -32,7 +33,9 @@ class SimulationResult(msgspec.Struct, frozen=True):
     its order would have, ``held_back_seconds_ratio`` share of the seconds with such a period; ``late_ratio`` share of
     the work that was not done in the period it was wanted in. ``delay_s``: how long a core-second of work waited on
     average because of the limit, of a program how far it fell behind in all. ``p99_stretch_s`` 99th percentile of the
-    lengths of stretches of held-back periods; ``writes_per_hour`` changes of the limit.
+    lengths of stretches of held-back periods; ``writes_per_hour`` changes of the limit. ``kept_work_ratio``: work of
+    jobs on the reclaimed CPU that was kept, as a share of sum(order - demand); ``lost_work_ratio`` share of their work
+    that was thrown away.
     """
 
     rule: LimitRule
@@ -43,6 +46,8 @@ class SimulationResult(msgspec.Struct, frozen=True):
     delay_s: float
     p99_stretch_s: float
     writes_per_hour: float
+    kept_work_ratio: float
+    lost_work_ratio: float
 
 
 class Period(NamedTuple):
@@ -219,10 +224,12 @@ def simulate(
     *,
     is_program: bool = False,
     period_s: float = CFS_PERIOD_S,
+    reclaimed_jobs: ReclaimedJobs = USUAL_JOBS,
     on_progress: Callable[[int], None] | None = None,
 ) -> SimulationResult:
     """What the rule of ``s`` does to a job that ordered ``order_cores`` (> 0) and wants ``work_cpu_s`` (>= 0 each, not
-    empty) in its periods. ``on_progress`` is told now and then how many more periods are over."""
+    empty) in its periods, and what ``reclaimed_jobs`` get done. ``on_progress`` is told now and then how many more
+    periods are over."""
     order_cpu_s = order_cores * period_s
     job = Program(work_cpu_s, order_cpu_s) if is_program else Arrivals(work_cpu_s, order_cpu_s)
     periods, per_second = len(work_cpu_s), max(round(1.0 / period_s), 1)
@@ -231,11 +238,18 @@ def simulate(
     held_back_seconds: set[int] = set()
     stretches: list[int] = []
     limit = order_cores
+    beside = ReclaimedWork(order_cores, reclaimed_jobs)
+    second_cpu_s = 0.0
     for number, period in enumerate(walk_periods(job, s, period_s)):
         if period.limit_cores != limit:
             limit = period.limit_cores
             writes += 1
         reclaimed += order_cores - limit
+        second_cpu_s += period.used_cpu_s
+        if number % per_second == per_second - 1:
+            seconds = per_second * period_s
+            beside.add(limit, second_cpu_s / seconds, seconds)
+            second_cpu_s = 0.0
         if period.held_back:
             held_back += 1
             stretch += 1
@@ -249,6 +263,7 @@ def simulate(
         stretches.append(stretch)
     stretches.sort()
     reclaimable = sum(order_cpu_s - min(work, order_cpu_s) for work in work_cpu_s)
+    kept, lost = beside.kept_cpu_s, beside.lost_cpu_s
     return SimulationResult(
         rule=s.limit_rule,
         reclaimed_ratio=reclaimed * period_s / reclaimable if reclaimable > ROUNDING else 0.0,
@@ -258,4 +273,6 @@ def simulate(
         delay_s=job.measure_delay_s(period_s),
         p99_stretch_s=stretches[math.ceil(0.99 * len(stretches)) - 1] * period_s if stretches else 0.0,
         writes_per_hour=writes / (periods * period_s / 3600.0),
+        kept_work_ratio=kept / reclaimable if reclaimable > ROUNDING else 0.0,
+        lost_work_ratio=lost / (kept + lost) if lost else 0.0,
     )

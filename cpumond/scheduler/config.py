@@ -160,6 +160,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     allowed_node_resources_overcommit_duration_s: Wait = msgspec.field(
         name="allowed_node_resources_overcommit_duration", default=15.0
     )
+    additional_reclaimed_overcommit_duration_s: Wait = msgspec.field(
+        name="additional_reclaimed_overcommit_duration", default=0.0
+    )
     min_spare_job_resources_on_node: MinSpareJobResources = MinSpareJobResources()
     api: Api = Api()
     store: StoreSettings = StoreSettings()

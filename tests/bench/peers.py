@@ -1,16 +1,19 @@
 """What rules for a limit free of 14 simulated loads, and how often they hold the jobs back: ours, and those that others
 use. Prints JSON (docs/pictures/peers.json, of which a picture is made); ``python tests/pictures.py peers`` keeps it.
 
-    python tests/bench/peers.py [--seconds 7200] [--seeds 1 2 3]
+    python tests/bench/peers.py [--seconds 7200] [--seeds 1 2 3] [--reclaimed-work]
 
 The loads are the shapes of ``cpumond simulate``, 16 cores ordered, in its loop of kernel and job. Peers get more than
 they have where they come from: use measured each second, limits written in place each minute and at once in force, and
 as much burst as ``peak`` (``burst_ratio`` 1).
+
+``--reclaimed-work`` prints a table instead: what jobs on the CPU that guarantees free get done, and what of it is lost.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -20,6 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from cpumond.monitor.model import LimitRule, MonitorSettings
+from cpumond.monitor.reclaimed import ReclaimedJobs
 from cpumond.monitor.shapes import PERIOD_S, SHAPES, make_work
 from cpumond.monitor.simulate import CFS_PERIOD_S, LEAST_CPU_S, Arrivals, Program, simulate
 
@@ -28,6 +32,9 @@ FLOOR_CORES: Final = 1.0
 SECOND, MINUTE = round(1.0 / CFS_PERIOD_S), round(60.0 / CFS_PERIOD_S)
 """In periods."""
 RESERVE: Final = 1.15
+LENGTHS_S: Final = (30.0, 120.0, 600.0)
+WAITS_S: Final = (15.0, 75.0, 135.0)
+"""Of jobs on reclaimed CPU: the documents' patience, and a minute or two more."""
 OUR_RULES: Final[dict[LimitRule, str]] = {"peak": "cpumond, rule peak", "document": "cpumond, rule document (default)"}
 
 
@@ -69,16 +76,19 @@ def play_peer(job: Arrivals | Program, find_need: Callable[[Sequence[float]], fl
     return reclaimed_cpu_s, held_back / len(job.work_cpu_s)
 
 
+def is_program(shape: str) -> bool:
+    return "(a program)" in SHAPES[shape].about
+
+
 def measure(name: str, shape: str, seed: int, seconds: float) -> tuple[float, float]:
     """Reclaimed of what is free, and the share of the kernel's periods in which the limit held the job back."""
     work = make_work(shape, ORDER_CORES, seed, seconds)
-    is_program = "(a program)" in SHAPES[shape].about
     if name not in PEERS:
         settings = msgspec.convert({"limit_rule": name}, MonitorSettings)
-        result = simulate(work, ORDER_CORES, settings, is_program=is_program)
+        result = simulate(work, ORDER_CORES, settings, is_program=is_program(shape))
         return result.reclaimed_ratio, result.held_back_ratio
     order_cpu_s = ORDER_CORES * CFS_PERIOD_S
-    job = (Program if is_program else Arrivals)(work, order_cpu_s)
+    job = (Program if is_program(shape) else Arrivals)(work, order_cpu_s)
     reclaimed_cpu_s, held_back_ratio = play_peer(job, PEERS[name][1])
     free_cpu_s = sum(order_cpu_s - min(each, order_cpu_s) for each in work)
     return (reclaimed_cpu_s / free_cpu_s if free_cpu_s > LEAST_CPU_S else 0.0), held_back_ratio
@@ -104,11 +114,38 @@ def compare(seconds: float, seeds: list[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def show_reclaimed_work(seconds: float, seeds: list[int]) -> None:
+    """A table of rules, lengths of jobs and how long they wait: given away, kept and lost, means over all loads."""
+    print("| rule | jobs of | wait | given away | kept | lost | lost at most |\n|---|---|---|---|---|---|---|")
+    for rule, length_s, wait_s in itertools.product(OUR_RULES, LENGTHS_S, WAITS_S):
+        settings = MonitorSettings(limit_rule=rule, actuator="guarantee", min_cpu_limit=FLOOR_CORES / 10)
+        found = [
+            simulate(
+                make_work(shape, ORDER_CORES, seed, seconds), ORDER_CORES, settings,
+                is_program=is_program(shape), reclaimed_jobs=ReclaimedJobs(length_s=length_s, wait_s=wait_s),
+            )
+            for shape in SHAPES for seed in seeds
+        ]  # fmt: skip
+        given, kept, lost = (
+            fmean(getattr(each, name) for each in found)
+            for name in ("reclaimed_ratio", "kept_work_ratio", "lost_work_ratio")
+        )
+        most = max(each.lost_work_ratio for each in found)
+        print(
+            f"| {rule} | {length_s:g} s | {wait_s:g} s | {given:.2f} | {kept:.2f} | {lost:.1%} | {most:.0%} |",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=7200.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--reclaimed-work", action="store_true")
     given = parser.parse_args()
+    if given.reclaimed_work:
+        show_reclaimed_work(given.seconds, given.seeds)
+        return
     print(json.dumps(compare(given.seconds, given.seeds), indent=1))
 
 

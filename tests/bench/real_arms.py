@@ -40,6 +40,8 @@ COMPILE: Final = (
 )
 """Compile a file again and again: the compiler, the file, where each one is counted, how many."""
 FILES_OF_JOB: Final = 8
+SCHEDULER: Final = 'additional_reclaimed_overcommit_duration = "2m"\n'
+"""Of the scheduler of ``Managed``: jobs on reclaimed CPU wait during a burst of the servers and go on after it."""
 ENDLESS: Final = 10**9
 POOL: Final = "batch"
 SOURCES: Final = 'managed_roots = ["{top}"]\n[[source]]\nkind = "glob"\npattern = "{top}/server-*"\n'
@@ -219,6 +221,7 @@ class Managed:
             directory, 1, cpu=capacity - SYSTEM_CORES, memory=2**31, user_slots=50, heartbeat_period="500ms",
             monitor={"mode": "reclaim", "min_cpu_limit": FLOOR_CORES, **monitor},
             cgroup_prefix=f"{groups.top}/{CLUSTER}", agent_config=SOURCES.format(top=groups.top),
+            scheduler_config=SCHEDULER,
         )  # fmt: skip
         self._operation = ""
 

@@ -22,6 +22,7 @@ from cpumond.core.words import count_cores
 from cpumond.fairshare.validate import nearest
 from cpumond.monitor.demand import MAX_CORES, MAX_S, Demand, read_demand
 from cpumond.monitor.model import MonitorSettings
+from cpumond.monitor.reclaimed import ReclaimedJobs
 from cpumond.monitor.rules import RULES
 from cpumond.monitor.shapes import PERIOD_S, SHAPES, make_work
 from cpumond.monitor.simulate import SimulationResult, simulate
@@ -39,6 +40,8 @@ COLUMNS: Final[dict[str, Callable[[SimulationResult], str]]] = {
     "delay": lambda result: f"{result.delay_s:.3g}s",
     "p99 stretch": lambda result: f"{result.p99_stretch_s:.1f}s",
     "writes/h": lambda result: f"{result.writes_per_hour:.0f}",
+    "kept": lambda result: f"{result.kept_work_ratio:.3f}",
+    "lost": lambda result: f"{result.lost_work_ratio:.2%}",
 }
 """Heading -> text of a result."""
 
@@ -90,6 +93,23 @@ class SimulatedRules(msgspec.Struct, frozen=True):
     help="Later work waits for earlier work, so that a job that is held back falls behind, and never more than was "
     "ordered is wanted at once. Otherwise work arrives from outside and piles up.",
 )
+@click.option(
+    "--reclaimed-job-length",
+    "length_s",
+    type=DurationType(1.0, MAX_S),
+    default="2m",
+    show_default=True,
+    help="How long a job on the reclaimed CPU runs.",
+)
+@click.option(
+    "--reclaimed-job-wait",
+    "wait_s",
+    type=DurationType(0.0, MAX_S),
+    default="15s",
+    show_default=True,
+    help="How long such jobs may wait for CPU before the youngest end: allowed_node_resources_overcommit_duration "
+    "and additional_reclaimed_overcommit_duration of the scheduler.",
+)
 @output_options("The results as JSON.")
 def simulate_command(
     trace: str | None,
@@ -100,6 +120,8 @@ def simulate_command(
     seed: int | None,
     duration_s: float | None,
     is_program: bool,
+    length_s: float,
+    wait_s: float,
     as_json: bool,
 ) -> None:
     """Simulate a job under a limit that the monitor moves, period by period of the kernel, as a closed loop.
@@ -122,6 +144,9 @@ def simulate_command(
                    --program, how far it fell behind in all
       p99 stretch  99 of 100 stretches of periods in a row that were held back are no longer
       writes/h     changes of the limit
+      kept         work of jobs of 1/16 of the order each that a scheduler starts on the reclaimed CPU,
+                   in the idle class, as a share of sum(order - demand)
+      lost         share of their work that was thrown away because they had to end again
 
     With actuator = guarantee or weight nothing is cut off on a host with free CPU: held back are then the periods with
     use above the limit, in which other jobs could have taken the CPU away.
@@ -143,13 +168,16 @@ def simulate_command(
         assert trace is not None
         title = "standard input" if trace == "-" else trace
         demand = read_demand(read_lines(trace), title, cpu_limit, PERIOD_S, duration_s)
+    jobs = ReclaimedJobs(length_s=length_s, wait_s=wait_s)
     works = [demand.work_cpu_s] + ([demand.at_order_cpu_s] if demand.at_order_cpu_s is not None else [])
     results: list[list[SimulationResult]] = []
     with _show_progress(sum(map(len, works)) * len(settings)) as advance:
         for work in works:
             results.append([])
             for s in settings:
-                results[-1].append(simulate(work, cpu_limit, s, is_program=is_program, on_progress=advance))
+                results[-1].append(
+                    simulate(work, cpu_limit, s, is_program=is_program, reclaimed_jobs=jobs, on_progress=advance)
+                )
     if as_json:
         for note in demand.notes:
             click.echo(f"cpumond: note: {note}", err=True)

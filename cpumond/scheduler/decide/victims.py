@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from cpumond.fairshare.resources import RESOURCES, UNLIMITED, ZERO, Vector, add, dominates, share, subtract
+from cpumond.fairshare.resources import CPU, RESOURCES, UNLIMITED, ZERO, Vector, add, dominates, share, subtract
 from cpumond.fairshare.validate import quoted
 from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
 from cpumond.scheduler.decide.placement import satisfaction_of
@@ -303,8 +303,11 @@ def find_graceful(node: Node, now: float) -> list[tuple[Job, str]]:
     return found
 
 
-def find_overcommit_victims(node: Node, now: float, allowed_s: float) -> list[tuple[Job, str]]:
-    """Jobs that must end because the node has been above its capacity for longer than ``allowed_s`` (1.9 point 2).
+def find_overcommit_victims(
+    node: Node, now: float, allowed_s: float, additional_s: float = 0.0
+) -> list[tuple[Job, str]]:
+    """Jobs that must end because the node has been above its capacity for longer than ``allowed_s`` (1.9 point 2), and
+    for ``additional_s`` more while jobs on reclaimed CPU alone wait for CPU.
 
     The most protected jobs, and of those the ones started first, stay as long as they fit one after another; the
     others are returned, latest start first; where one of a gang is, all of its jobs here are. Jobs on reclaimed CPU are
@@ -319,9 +322,14 @@ def find_overcommit_victims(node: Node, now: float, allowed_s: float) -> list[tu
     if dominates(room, node.used):
         return []
     jobs = [job for job in node.jobs.values() if job.is_active]
+    limit = f"allowed_node_resources_overcommit_duration is {allowed_s:g} s"
+    if additional_s > 0.0 and _only_reclaimed_wait(node, jobs, room):
+        if now - since <= allowed_s + additional_s:
+            return []
+        limit += f", {additional_s:g} s more while jobs on reclaimed CPU alone wait"
     for element in _operations_of(jobs):
         sort_jobs(element)
-    why = _tell_overcommit(node, now - since, allowed_s)
+    why = _tell_overcommit(node, now - since, limit)
     beyond = _find_beyond_guarantee(jobs)
     jobs.sort(key=lambda job: _protection_order(job, job in beyond))
     gone: set[OperationElement] = set()
@@ -335,6 +343,15 @@ def find_overcommit_victims(node: Node, now: float, allowed_s: float) -> list[tu
             room = subtract(room, job.usage)
     found.sort(key=lambda pair: start_order(pair[0]), reverse=True)
     return found
+
+
+def _only_reclaimed_wait(node: Node, jobs: Iterable[Job], room: Vector) -> bool:
+    """Whether jobs in the idle class alone have less CPU than they are counted with, and nothing else is short."""
+    if node.about is not None and not node.about.idle_class:
+        return False
+    needed = [0.0 if r == CPU else used for r, used in enumerate(node.used)]
+    needed[CPU] = sum(job.usage[CPU] for job in jobs if not job.reclaimed)
+    return dominates(room, as_vector(needed))
 
 
 def _find_beyond_guarantee(jobs: Iterable[Job]) -> set[Job]:
@@ -399,14 +416,11 @@ def _tell_limits(element: Element) -> str:
     return f"{tell_name(element)} uses more than its limits allow: {', '.join(parts)}"
 
 
-def _tell_overcommit(node: Node, for_s: float, allowed_s: float) -> str:
+def _tell_overcommit(node: Node, for_s: float, limit: str) -> str:
     free = node.free
     parts = [
         f"{tell_amount(k, node.capacity[k] - free[k])} of {tell_amount(k, node.capacity[k])} {RESOURCES[k]}"
         for k in range(len(RESOURCES))
         if free[k] < -ROUNDING * node.capacity[k]
     ]
-    return (
-        f"node {quoted(node.address)} has been above its capacity for {for_s:.0f} s: {', '.join(parts)}; "
-        f"allowed_node_resources_overcommit_duration is {allowed_s:g} s"
-    )
+    return f"node {quoted(node.address)} has been above its capacity for {for_s:.0f} s: {', '.join(parts)}; {limit}"

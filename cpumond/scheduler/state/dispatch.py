@@ -393,7 +393,9 @@ class Dispatch(Gangs):
             self._stop(job, "graceful", why, now)
         if not node.matched_trees:
             self._start_jobs(node, tree, now, new_id)
-        for job, why in find_overcommit_victims(node, now, self.rules.overcommit_duration_s):
+        rules = self.rules
+        waits_s = (rules.overcommit_duration_s, rules.additional_reclaimed_overcommit_duration_s)
+        for job, why in find_overcommit_victims(node, now, *waits_s):
             self._stop(job, "overcommit", why, now)
         _note_overcommit(node, now)
 

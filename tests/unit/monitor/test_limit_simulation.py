@@ -105,9 +105,12 @@ def test_the_documents_rule_on_a_constant_demand_in_closed_form():
     limits = [order * 0.97**n for n in range(steps + 1)]
     assert list_changes(periods) == [(60 + 10 * n, pytest.approx(limit)) for n, limit in enumerate(limits[1:])]
     reclaimed = sum(order - limit for limit in limits[1:-1]) + (order - limits[-1]) * (600 - 6 - (steps - 1))
+    # A job of one core each is started at the end of the second after which so much is free, and runs to the end.
+    kept = sum(int(order - period.limit_cores + 1e-9) for period in periods[9:-1:10])
     assert result == SimulationResult(
-        "document", pytest.approx(reclaimed / (600 * (order - demand))), 0.0, 0.0, 0.0, 0.0, 0.0, steps * 6.0
-    )
+        "document", pytest.approx(reclaimed / (600 * (order - demand))), 0.0, 0.0, 0.0, 0.0, 0.0, steps * 6.0,
+        pytest.approx(kept / (600 * (order - demand))), 0.0,
+    )  # fmt: skip
 
 
 def test_rule_peak_on_a_constant_demand_ends_between_the_reserve_and_a_step_above_it():
@@ -126,7 +129,7 @@ def test_with_nothing_to_free_and_nothing_wanted_no_ratio_divides_by_nothing():
 
 def test_a_limit_that_only_goes_up_stays_at_the_order():
     result = simulate(make_work("web", 16.0, 1, 120.0), 16.0, MonitorSettings(direction="up-only"))
-    assert result == SimulationResult("document", 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert result == SimulationResult("document", 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_all_that_a_job_is_held_back_by_a_limit_of_one_core():

@@ -18,7 +18,7 @@ DEMAND = "seconds,cores\n0,0.5\n60,6\n90,0.5\n"
 RECORDED = "time_s,usage_cores,throttled_ratio\n0,0,0\n60,0.5,0\n61,1,0.2\n90,0.5,0\n"
 KEYS = [
     "rule", "reclaimed_ratio", "held_back_ratio", "held_back_seconds_ratio", "late_ratio", "delay_s", "p99_stretch_s",
-    "writes_per_hour",
+    "writes_per_hour", "kept_work_ratio", "lost_work_ratio",
 ]  # fmt: skip
 
 
@@ -92,6 +92,15 @@ def test_each_compared_rule_has_its_own_defaults_and_the_other_options(demand, c
         for rule in ("document", "peak")
     ]
     assert compared == alone
+
+
+def test_a_longer_wait_keeps_work_of_jobs_on_reclaimed_cpu(capsys):
+    options = ("--shape", "web", "--duration", "20m", "--set", "actuator=guarantee", "--set", "min_cpu_limit=0.1")
+    (ended,) = answer(capsys, *options, "--reclaimed-job-wait", "0s")["results"]
+    (kept,) = answer(capsys, *options, "--reclaimed-job-wait", "10m")["results"]
+    (short,) = answer(capsys, *options, "--reclaimed-job-wait", "0s", "--reclaimed-job-length", "5s")["results"]
+    assert kept["lost_work_ratio"] == 0.0 < short["lost_work_ratio"] < ended["lost_work_ratio"]
+    assert ended["kept_work_ratio"] < kept["kept_work_ratio"] <= 1.0
 
 
 def test_a_rule_named_twice_is_run_once(demand, capsys):

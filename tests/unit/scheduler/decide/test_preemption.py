@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from scheduler_builders import World, amount, give, starve
 
-from cpumond.fairshare.resources import ZERO
+from cpumond.core.wire import AgentAbout
+from cpumond.fairshare.resources import RESOURCES, ZERO
 from cpumond.scheduler.decide.gangs import plan_for_gang
 from cpumond.scheduler.decide.preemption import MOST_SEARCHES, PreemptionPlan, Targets, plan_preemption
 from cpumond.scheduler.decide.preemption_record import make_record
@@ -750,6 +751,34 @@ def test_1_9_a_guarantee_is_the_operations_or_of_any_pool_above_and_what_it_was_
     beyond.last_integral_ratio = 0.0
     world.tree.operations["beyond-o"].strong_guarantee_share = amount(3 / 6)
     assert set(chosen(node)) == {jobs["within"][3], jobs["within"][2]}
+
+
+def test_1_9_jobs_on_reclaimed_cpu_have_more_time_while_they_alone_wait_for_cpu():
+    _, node, jobs = reclaimed_rivals()
+
+    def ended(now: float) -> set[Job]:
+        return {job for job, _ in find_overcommit_victims(node, now, 15.0, 60.0)}
+
+    assert ended(75.0) == set()
+    assert ended(75.1) == {jobs["beyond"][2], jobs["beyond"][1]}
+    (_, why), *_ = find_overcommit_victims(node, 76.0, 15.0, 60.0)
+    limit = "allowed_node_resources_overcommit_duration is 15 s, 60 s more while jobs on reclaimed CPU alone wait"
+    assert f"8 of 6 cpu; {limit}; it ran on reclaimed CPU" in why
+    node.foreign_usage = amount(5.0)
+    assert ended(16.0) == set(), "the ordinary one has its core"
+    node.foreign_usage = amount(5.1)
+    assert ended(16.0) == {*jobs["beyond"], *jobs["within"], *jobs["ordinary"]}, "it has not"
+
+
+def test_1_9_jobs_on_reclaimed_cpu_have_no_more_time_where_memory_is_short_or_no_class_is_idle():
+    _, node, jobs = reclaimed_rivals()
+    memory_at = RESOURCES.index("memory")
+    for idle_class, memory, is_ended in (("idle", 2.0**40, False), ("idle", 1.0, True), ("", 2.0**40, True)):
+        node.about = AgentAbout(version="0.3", level="guarantee", bound="quota", idle_class=idle_class)
+        node.capacity = (*node.capacity[:memory_at], memory, *node.capacity[memory_at + 1 :])
+        for job in jobs["within"]:
+            change_usage(job, (*job.usage[:memory_at], 2.0**30, *job.usage[memory_at + 1 :]))
+        assert bool(find_overcommit_victims(node, 16.0, 15.0, 60.0)) == is_ended
 
 
 def test_1_9_the_sentence_names_the_class():
