@@ -31,6 +31,8 @@ STORE_S: Final = 10.0
 """An agent that is killed loses what it learned in so much time."""
 SLOW_S: Final = 10.0
 """Where the disk takes longer than this to write the file, that is logged."""
+MAX_CAUTIONS: Final = 1000
+"""Of so many names the caution of jobs that are gone is kept; the oldest are forgotten first."""
 LAST_WRITE_S: Final = 2.0
 """How long the agent's end waits for the write under way, and for the last one."""
 
@@ -60,6 +62,7 @@ class Learned(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Peaks(msgspec.Struct, frozen=True):
     """Content of ``peaks.state``: cgroup path -> what was learned about its job; valid for one boot of the machine.
 
+    ``cautions``: of jobs whose cgroup is gone, by operation, or by job id where they have none (limit_rules.md 2).
     ``root``: (st_dev, inode) of the root of the hierarchy. ``clock_offset_s`` makes seconds since 1970 of the times in
     it, as the clocks were when it was written; it is used where the times are of another time namespace.
     """
@@ -68,6 +71,7 @@ class Peaks(msgspec.Struct, frozen=True):
     root: tuple[int, int]
     clock_offset_s: float
     jobs: dict[str, Learned] = {}
+    cautions: dict[str, Caution] = {}
 
 
 def learn(inode: int, state: JobState, now_s: float) -> Learned:
@@ -130,6 +134,8 @@ class PeakFile:
         self._is_loaded = False
         self._left: dict[int, tuple[str, Learned]] = {}
         """By inode: path of a cgroup whose job is not followed, and what was learned about that job."""
+        self._cautions: dict[str, float] = {}
+        """By operation or job id, the latest last."""
         self._gone: list[int] = []
         self._thread: threading.Thread | None = None
         self._began_s = 0.0
@@ -159,20 +165,33 @@ class PeakFile:
         is_ahead = any(each.at_s > self._clock.monotonic_s() for each in content.jobs.values())
         shift_s = content.clock_offset_s - self._read_clock_offset_s() if is_ahead else 0.0
         self._left = {each.inode: (path, _shift(each, shift_s)) for path, each in content.jobs.items()}
+        self._cautions = content.cautions
 
     def recall(self, job: Tracked, now_s: float) -> bool:
-        """Give a job that is opened what was learned about its cgroup, under whatever name; False where nothing is
-        known."""
+        """Give a job that is opened what was learned about its cgroup, under whatever name, or the caution of the last
+        one of its name that has ended; False where nothing is known."""
         found = self._left.pop(job.cgroup.inode, None)
         if found is not None:
             job.state = recall(job.state, found[1], job.settings, now_s)
-        return found is not None
+            return True
+        caution = self._cautions.get(_name(job))
+        if caution is not None:
+            job.state = msgspec.structs.replace(job.state, caution=caution)
+        return caution is not None
 
     def keep(self, job: Tracked) -> None:
         """A job is not followed any more while its cgroup lives: it may come back, or be found under another name."""
         if job.state.watched_s > 0.0:
             learned = learn(job.cgroup.inode, job.state, self._clock.monotonic_s())
             self._left[job.cgroup.inode] = job.found.path, learned
+
+    def remember(self, job: Tracked) -> None:
+        """The cgroup of a job is gone: one like it begins with its caution."""
+        if job.state.watched_s > 0.0:
+            self._cautions.pop(_name(job), None)
+            self._cautions[_name(job)] = job.state.caution
+            if len(self._cautions) > MAX_CAUTIONS:
+                del self._cautions[next(iter(self._cautions))]
 
     def store(self, jobs: Iterable[Tracked], now_s: float) -> None:
         """Have what is known of ``jobs`` written where that is due; never raises, nor waits for the disk."""
@@ -212,9 +231,9 @@ class PeakFile:
         for inode in self._gone:
             self._left.pop(inode, None)
         self._gone = []
-        if not (known or self._left or self._saved is not None):
+        if not (known or self._left or self._cautions or self._saved is not None):
             return
-        arguments = (known, dict(self._left), now_s, self._read_clock_offset_s())
+        arguments = (known, dict(self._left), dict(self._cautions), now_s, self._read_clock_offset_s())
         try:
             self._began_s = now_s
             self._thread = threading.Thread(target=self._write, args=arguments, name="peaks", daemon=True)
@@ -227,6 +246,7 @@ class PeakFile:
         self,
         known: list[tuple[str, int, JobState]],
         left: dict[int, tuple[str, Learned]],
+        cautions: dict[str, float],
         now_s: float,
         clock_offset_s: float,
     ) -> None:
@@ -237,9 +257,9 @@ class PeakFile:
             ]
             jobs = {path: learned for inode, (path, learned) in left.items() if inode not in self._gone}
             jobs.update({path: learn(inode, state, now_s) for path, inode, state in known})
-            stored = hash(tuple(jobs.items()))
+            stored = hash((*jobs.items(), *cautions.items()))
             if stored != self._stored:
-                content = Peaks(self._boot_id, self._root_id, clock_offset_s, jobs)
+                content = Peaks(self._boot_id, self._root_id, clock_offset_s, jobs, cautions)
                 self._saved = save(self.path, content, sync=False)
                 self._stored = stored
             self.problem = ""
@@ -258,6 +278,10 @@ class PeakFile:
 
     def _read_clock_offset_s(self) -> float:
         return self._clock.wall_s() - self._clock.monotonic_s()
+
+
+def _name(job: Tracked) -> str:
+    return job.found.operation_id or job.found.job_id
 
 
 def _shift(learned: Learned, by_s: float) -> Learned:

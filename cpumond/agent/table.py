@@ -401,6 +401,7 @@ class JobTable:
             return
         self.gone_total += 1
         self.writer.lose(job)
+        self.peaks.remember(job)
         self._close(job)
         log.info("job_gone", job_id=job.found.job_id, cgroup=job.found.path)
 

@@ -1,7 +1,7 @@
 """What comes of jobs that a scheduler starts on the CPU of one job: work that is kept, and work thrown away.
 
 The owner's container is left alone, so what a limit costs is not time that the owner waits but jobs that have to end
-again when it is raised (limit_rules.md 5).
+again when it is raised (limit_rules.md 1).
 """
 
 from __future__ import annotations

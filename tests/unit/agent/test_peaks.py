@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cpumond.agent import peaks
 from cpumond.agent.peaks import PEAKS_FILE, STORE_S, PeakFile, Peaks, learn, recall
 from cpumond.agent.state_file import load, save
-from cpumond.monitor.model import CpuReading, JobState, MonitorSettings, start_state
+from cpumond.monitor.model import FIRST_CAUTION, CpuReading, JobState, MonitorSettings, start_state
 from cpumond.monitor.peak import find_half_life_s, find_peak
 from cpumond.monitor.policy import rebase
 from cpumond.monitor.rules import check
@@ -234,6 +234,33 @@ def test_jobs_that_are_gone_are_dropped_and_those_that_nobody_names_are_kept_whi
     node.ticks(2, 1.0)
     store(node)
     assert load(str(path_of(node)), Peaks).jobs.keys() == {"jobs/a"}
+
+
+def test_a_job_that_starts_again_begins_with_the_caution_of_the_one_before(make_node, monkeypatch):
+    node = make_peak_node(make_node, ("a", "b"))
+    learn_something(node)
+    node.remove("a")
+    node.ticks(2)
+    node.make("a", quota="400000 100000")
+    node.make("c", quota="400000 100000")
+    node.ticks(1)
+    assert state_of(node).caution > FIRST_CAUTION
+    assert (state_of(node).peak_cores, state_of(node, "c").caution) == (None, FIRST_CAUTION)
+    node.remove("a")
+    node.ticks(2)
+    store(node)
+    node.kill_and_restart()
+    node.make("a", quota="400000 100000")
+    node.ticks(1)
+    assert state_of(node).caution > FIRST_CAUTION, "over the agent's end"
+    monkeypatch.setattr(peaks, "MAX_CAUTIONS", 1)
+    for name in ("a", "b"):
+        node.remove(name)
+        node.ticks(2)
+    for name in ("a", "b"):
+        node.make(name, quota="400000 100000")
+    node.ticks(1)
+    assert state_of(node).caution == FIRST_CAUTION, "the oldest is forgotten first"
 
 
 def test_a_job_that_is_found_late_still_has_what_was_learned(make_node):
