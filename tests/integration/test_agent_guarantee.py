@@ -20,6 +20,7 @@ pytestmark = pytest.mark.cgroup
 
 GUARANTEE = {"actuator": '"guarantee"', "use_restore_ratio": "1.0"}
 NOBODY = 65534
+OWNER_SHARES = 65_536
 
 
 def is_low(agent: AgentProcess, *names: str) -> bool:
@@ -89,6 +90,8 @@ def test_actuators_change_by_reload_and_quotas_are_as_ordered_at_the_next_check(
 
 def test_a_job_runs_on_what_an_owner_does_not_use_and_ends_when_it_wakes_up(cgroups, hierarchies, tmp_path):
     make(cgroups, "owner", quota_us=100_000)  # below no directory of ours
+    for name in ("", "owner"):  # it has its core, whatever else runs on the machine
+        cgroups.write(name, "shares", OWNER_SHARES)
     load = cgroups.start_load("owner", 1)
     writes = Writes(cgroups, "owner")
     monitor = {name: float(text) if "." in text else int(text) for name, text in QUICK.items()}
@@ -106,6 +109,13 @@ def test_a_job_runs_on_what_an_owner_does_not_use_and_ends_when_it_wakes_up(cgro
         assert str(place.parent.relative_to(hierarchies.cpu_root)) == name_idle_parent(loop.nodes[0].cgroup_root)
         assert (place.parent / "cpu.idle").read_text() == "1\n"
         assert loop.quota_cores(job["cgroup"]) == float("inf")
+        processes = loop.pids(job["cgroup"])
+        for one in (*loop.nodes, loop.scheduler):
+            one.kill()
+            one.start()
+        [kept] = loop.await_running(operation)
+        assert (kept["id"], kept["class"], kept["cgroup"]) == (job["id"], "reclaimed", job["cgroup"])
+        assert (loop.pids(job["cgroup"]), (place.parent / "cpu.idle").read_text()) == (processes, "1\n")
         load.burn(1.0)
         ended = loop.wait(
             lambda: next((each for each in loop.jobs(operation) if each["state"] == "aborted"), None),
