@@ -13,9 +13,10 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import pytest
 from waiting import count_descriptors, wait_until
@@ -26,6 +27,7 @@ from cpumond.host.cgroup.idle import IdleParent
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.host.cgroup.settings import CpuSettings, compute_start_weight
+from cpumond.host.executor import keeper_executor
 from cpumond.host.executor.model import Ended, Event, Executor, Launch, NotStarted, Started
 
 Kind = TypeVar("Kind", Started, NotStarted, Ended)
@@ -73,8 +75,13 @@ class Rig:
         self.events: list[Event] = []
         self._make = make
         self._numbers = itertools.count()
-        self.executor = make()
-        self.recovered = self.executor.recover([])
+        self.executor, self.recovered = self._open([])
+
+    def _open(self, job_ids: Sequence[str]) -> tuple[Executor, dict[str, Started]]:
+        """Its keeper is waited for as long as it takes on an emulated processor."""
+        executor = self._make()
+        with patch.object(keeper_executor, "CONNECT_S", TIMEOUT_S):
+            return executor, executor.recover(job_ids)
 
     def describe(self, argv: list[str], **changes: Any) -> Launch:
         """A job that is not started yet, with a directory of its own."""
@@ -200,8 +207,7 @@ class Rig:
 
     def come_back(self, *job_ids: str) -> dict[str, Started]:
         """A new executor in the place of one that is closed."""
-        self.executor = self._make()
-        self.recovered = self.executor.recover(job_ids)
+        self.executor, self.recovered = self._open(job_ids)
         return self.recovered
 
     def list_marked(self) -> list[int]:
