@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from cpumond.host.connections import Bounded, Door
+from cpumond.host.connections import PIECE_BYTES, Bounded, Door
 from cpumond.scheduler.peer import find_peer_uid
 
 MAX_CONNECTIONS: Final = 10_000
@@ -24,6 +24,9 @@ MAX_HEAD_BYTES: Final = 1024 * 1024
 """Of the request line and the headers, in which the parameters of `yt` travel."""
 MAX_TARGET_BYTES: Final = 64 * 1024
 """Of the path and the query, and of the whole head of a request that is not one of `yt`."""
+MAX_TRAILER_BYTES: Final = 16 * 1024
+"""Of what is no head and no body, since the last byte of a body: trailers, which are dropped, and chunk extensions."""
+TRAILERS_TOO_LARGE: Final = f"more than {MAX_TRAILER_BYTES} bytes follow the head of the request that are not its body"
 MAX_HEADERS: Final = 1000
 TOO_MANY_HEADERS: Final = f"the request has more than {MAX_HEADERS} headers"
 MAX_PIPELINED: Final = 16
@@ -48,6 +51,9 @@ class Connection(Bounded, HttpToolsProtocol):
 
     _in_head = False
     _head_bytes = 0
+    _trailer_bytes = 0
+    _is_silent = False
+    """Whether the parser told nothing of what was read last."""
     _running: RequestResponseCycle | None = None
     """The first request that has no whole answer yet; ``cycle`` is the latest request."""
     _has_turn = False
@@ -69,7 +75,12 @@ class Connection(Bounded, HttpToolsProtocol):
         if self._refusal:
             return
         waited = len(self.pipeline)
+        self._is_silent = True
         super().data_received(data)
+        if not self._in_head and self._is_silent:
+            self._trailer_bytes += len(data)
+            if self._trailer_bytes > MAX_TRAILER_BYTES + PIECE_BYTES:
+                self.send_400_response(TRAILERS_TOO_LARGE)
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -108,7 +119,7 @@ class Connection(Bounded, HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(f"more than {MAX_PIPELINED} requests were sent before the answer to the first one")
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._head_bytes, self._trailer_bytes = True, 0, 0
         super().on_message_begin()
         self.scope["find_peer_uid"] = self._find_peer_uid
         self.scope["is_at_socket"] = self._is_at_socket
@@ -121,6 +132,20 @@ class Connection(Bounded, HttpToolsProtocol):
             self._peer_uid = None if connection is None else find_peer_uid(connection)
             self._has_peer_uid = True
         return self._peer_uid
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+            return
+        # A trailer: a proxy that guards headers, such as those that say who asks, does not look at these.
+        self._is_silent = False
+        self._trailer_bytes += len(name) + len(value)
+        if self._trailer_bytes > MAX_TRAILER_BYTES:
+            self._refuse(TRAILERS_TOO_LARGE)
+
+    def on_body(self, body: bytes) -> None:
+        self._is_silent, self._trailer_bytes = False, 0
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         if len(self.headers) > MAX_HEADERS:

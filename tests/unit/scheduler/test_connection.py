@@ -10,6 +10,7 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import pytest
 import uvicorn
 from scheduler_world import in_loop
 
@@ -131,6 +132,56 @@ async def test_one_that_is_ended_while_it_waits_for_its_turn_never_begins() -> N
             assert await reader.read() == b""
         writer.close()
         assert begun == []
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@in_loop
+async def test_trailers_of_a_chunked_request_are_no_headers() -> None:
+    seen: list[list[tuple[bytes, bytes]]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        seen.append(list(scope["headers"]))
+        await answer(scope, receive, send)
+
+    async with serve(Turns(app), Door(100, 10**6, 60.0)) as server:
+        reader, writer = await server.connect()
+        for _ in range(2):
+            writer.write(CHUNKED + b"2;x=1\r\nab\r\n0\r\nAuthorization: Bearer other\r\nX-Group: admins\r\n\r\n")
+            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        writer.close()
+    assert seen == [[(b"host", b"localhost"), (b"transfer-encoding", b"chunked")]] * 2
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+@pytest.mark.parametrize("piece", [b"a: b\r\n", b"a", b"a: b"], ids=["many", "a long name", "a long value"])
+@pytest.mark.parametrize("end_of_body", [b"0\r\n", b"1;"], ids=["trailer", "extension"])
+def test_what_follows_the_head_and_is_no_body_is_bounded(is_answered: bool, piece: bytes, end_of_body: bytes) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while not is_answered and (await receive()).get("more_body"):
+            pass
+        await answer(scope, receive, send)
+
+    async def flood() -> None:
+        async with serve(Turns(app), Door(100, 10**9, 60.0)) as server:
+            reader, writer = await server.connect()
+            writer.write(CHUNKED + end_of_body)
+            if is_answered:
+                assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+            sent = 0
+            with contextlib.suppress(ConnectionError):
+                while not reader.at_eof() and sent < 64 * 2**20:
+                    writer.write(piece * 10_000)
+                    sent += len(piece) * 10_000
+                    await writer.drain()
+                    await asyncio.sleep(0)
+            assert sent < 64 * 2**20
+            writer.close()
+
+    asyncio.run(flood())
 
 
 @in_loop
