@@ -18,6 +18,7 @@ import msgspec
 from cpumond.core.measures import format_duration
 from cpumond.monitor import policy
 from cpumond.monitor.model import CpuReading, JobState, LimitRule, MonitorSettings, start_state
+from cpumond.monitor.reclaimed import ReclaimedWork
 from cpumond.monitor.rules import RULES, check
 
 Confidence = Literal["low", "medium", "high"]
@@ -49,6 +50,7 @@ class RuleEstimate(msgspec.Struct, frozen=True):
     ``reclaimable_cores`` ordered but not within the limit, ``reclaimable_ratio`` of what was ordered.
     ``held_back_ratio``: share of the time, where each excess of use over the limit lasts until the rule's looks see it;
     ``held_back_most_ratio``: share of the samples in which use exceeded it, the most that this resolution allows.
+    ``lost_work_ratio``: of the work of jobs on the reclaimed CPU, what would be thrown away (``ReclaimedWork``).
     ``limit_cores`` the limit at the end. The time until the limits are down (``WARM_UP_S``) is not counted.
     """
 
@@ -57,9 +59,10 @@ class RuleEstimate(msgspec.Struct, frozen=True):
     held_back_ratio: float
     held_back_most_ratio: float
     limit_cores: float
+    lost_work_ratio: float
 
 
-NOTHING: Final = RuleEstimate(0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING: Final = RuleEstimate(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -130,8 +133,8 @@ class _Follower:
     """One rule over one workload."""
 
     __slots__ = (
-        "bank_cpu_s", "extra_periods", "extra_throttled", "held_most_s", "held_s", "ordered_cpu_s", "settings", "state",
-        "warm",
+        "bank_cpu_s", "extra_periods", "extra_throttled", "held_most_s", "held_s", "ordered_cpu_s", "reclaimed",
+        "settings", "state", "warm",
     )  # fmt: skip
 
     def __init__(self, state: JobState, settings: MonitorSettings) -> None:
@@ -140,14 +143,17 @@ class _Follower:
         self.held_s = self.held_most_s = 0.0
         self.extra_periods = self.extra_throttled = 0
         self.ordered_cpu_s = 0.0
-        self.warm = (0.0, 0.0, 0.0, 0.0)
+        self.reclaimed = ReclaimedWork(state.hard_cores)
+        self.warm = self.sums
         self.bank_cpu_s = 0.0
         """Unused quota that the kernel's burst would have saved up, core-seconds."""
 
     @property
-    def sums(self) -> tuple[float, float, float, float]:
-        """Core-seconds reclaimed, and ordered; seconds held back, and at most."""
-        return self.state.preemptible_cpu_s, self.ordered_cpu_s, self.held_s, self.held_most_s
+    def sums(self) -> tuple[float, ...]:
+        """Core-seconds reclaimed, and ordered; seconds held back, and at most; core-seconds of work kept, and lost."""
+        work = self.reclaimed
+        kept = (work.kept_cpu_s, work.lost_cpu_s)
+        return self.state.preemptible_cpu_s, self.ordered_cpu_s, self.held_s, self.held_most_s, *kept
 
     def add(self, reading: CpuReading, past: _Interval) -> None:
         """One check at ``reading``; ``past``: what happened since the one before."""
@@ -177,6 +183,8 @@ class _Follower:
                 self.extra_periods += max(round(past.seconds / CFS_PERIOD_S) - past.periods, 0)
                 self.extra_throttled += max(math.ceil(held_s / CFS_PERIOD_S - 1e-9) - past.throttled, 0)
         self.state = check(state, self._complete(reading), reading.at_s, s)[0]
+        self.reclaimed.order_cores = state.hard_cores
+        self.reclaimed.add(self.state.limit_cores, past.used_cpu_s / past.seconds, past.seconds)
 
     def rebase(self, reading: CpuReading) -> None:
         """The next interval begins at ``reading``."""
@@ -200,11 +208,13 @@ class _Follower:
         What can be reclaimed is the same share of ``ordered_cores``, the mean over all the time, as it was of what was
         ordered in those seconds: a changed order cannot make it more than was ordered.
         """
-        reclaimable, ordered, held, most = (
+        reclaimable, ordered, held, most, kept, lost = (
             (now - before) / seconds if seconds > 0.0 else 0.0 for now, before in zip(self.sums, self.warm, strict=True)
         )
         share = reclaimable / ordered if ordered > 0.0 else 0.0
-        return RuleEstimate(share * ordered_cores, share, held, most, self.state.limit_cores)
+        # What was done before ``warm`` may be lost after it.
+        lost_share = min(lost / (kept + lost), 1.0) if lost > 0.0 else 0.0
+        return RuleEstimate(share * ordered_cores, share, held, most, self.state.limit_cores, lost_share)
 
 
 class Watch:
@@ -361,6 +371,7 @@ def add_up(estimates: Iterable[Estimate], length_s: float) -> Estimate:
     for rule in RULES:
         own = [each.rules.get(rule, NOTHING) for each in every]
         reclaimable = mean(each.reclaimable_cores for each in own)
+        lost = mean(each.lost_work_ratio * each.reclaimable_cores for each in own)
         share = length_s / watched_s if watched_s > 0.0 else 0.0
         rules[rule] = RuleEstimate(
             reclaimable,
@@ -368,6 +379,7 @@ def add_up(estimates: Iterable[Estimate], length_s: float) -> Estimate:
             mean(each.held_back_ratio for each in own) * share,
             mean(each.held_back_most_ratio for each in own) * share,
             mean(each.limit_cores for each in own),
+            lost / reclaimable if reclaimable > 0.0 else 0.0,
         )
     return Estimate(
         watched_s,

@@ -23,15 +23,15 @@ USUAL_JOBS: Final = ReclaimedJobs()
 
 
 class ReclaimedWork:
-    """A queue that never ends of jobs in the idle class beside an owner that ordered ``order_cores`` > 0.
+    """A queue that never ends of jobs in the idle class beside an owner that ordered ``order_cores``.
 
     As many run as fit between limit and order; they share evenly what the owner leaves, none gets more than it ordered.
     Where they exceed that for longer than ``wait_s``, the youngest end, and what they did is lost.
     """
 
-    def __init__(self, order_cores: float, jobs: ReclaimedJobs) -> None:
-        self._order_cores, self._size, self._wait_s = order_cores, order_cores * jobs.ratio, jobs.wait_s
-        self._needed_cpu_s = self._size * jobs.length_s
+    def __init__(self, order_cores: float, jobs: ReclaimedJobs = USUAL_JOBS) -> None:
+        self.order_cores = order_cores
+        self._jobs = jobs
         self._done_cpu_s: list[float] = []
         self._waited_s = 0.0
         self.finished_cpu_s = self.lost_cpu_s = 0.0
@@ -43,18 +43,20 @@ class ReclaimedWork:
 
     def add(self, limit_cores: float, used_cores: float, seconds: float) -> None:
         """The owner used ``used_cores`` for ``seconds``, and its limit is ``limit_cores`` now."""
+        size = self.order_cores * self._jobs.ratio
         if self._done_cpu_s:
-            left = max(self._order_cores - used_cores, 0.0) / len(self._done_cpu_s)
-            done = [before + min(left, self._size) * seconds for before in self._done_cpu_s]
-            self.finished_cpu_s += self._needed_cpu_s * sum(each >= self._needed_cpu_s for each in done)
-            self._done_cpu_s = [each for each in done if each < self._needed_cpu_s]
-        room = int((self._order_cores - limit_cores) / self._size + 1e-9)
+            left = max(self.order_cores - used_cores, 0.0) / len(self._done_cpu_s)
+            done = [before + min(left, size) * seconds for before in self._done_cpu_s]
+            needed_cpu_s = size * self._jobs.length_s
+            self.finished_cpu_s += sum(each for each in done if each >= needed_cpu_s)
+            self._done_cpu_s = [each for each in done if each < needed_cpu_s]
+        room = int((self.order_cores - limit_cores) / size + 1e-9) if size > 0.0 else 0
         if len(self._done_cpu_s) <= room:
             self._waited_s = 0.0
             self._done_cpu_s += [0.0] * (room - len(self._done_cpu_s))
             return
         self._waited_s += seconds
-        if self._waited_s > self._wait_s:
+        if self._waited_s > self._jobs.wait_s:
             self.lost_cpu_s += sum(self._done_cpu_s[room:])
             del self._done_cpu_s[room:]
             self._waited_s = 0.0

@@ -18,6 +18,7 @@ from cpumond.cli.render.tables import Cell, draw, make_table, measure, show_titl
 from cpumond.core.words import count, count_cores, show_cores, show_name
 from cpumond.monitor.estimate import Confidence, Estimate, RuleEstimate, Timeline, add_up, judge_confidence
 from cpumond.monitor.model import LimitRule, MonitorSettings
+from cpumond.monitor.reclaimed import USUAL_JOBS
 from cpumond.monitor.rules import RULES
 
 if TYPE_CHECKING:
@@ -148,7 +149,9 @@ def describe(findings: Findings) -> list[str]:
 def _describe_rule(rule: LimitRule, of: RuleEstimate) -> str:
     return (
         f"Rule {rule}: {count_cores(of.reclaimable_cores)} reclaimable ({of.reclaimable_ratio:.0%}), held back "
-        f"{_show_ratio(of.held_back_ratio)} of the time, at most {_show_ratio(of.held_back_most_ratio)}."
+        f"{_show_ratio(of.held_back_ratio)} of the time, at most {_show_ratio(of.held_back_most_ratio)}. "
+        f"Jobs of {format_span(USUAL_JOBS.length_s)} that a scheduler starts on it would lose "
+        f"{_show_ratio(of.lost_work_ratio)} of their work."
     )
 
 

@@ -51,6 +51,18 @@ def test_of_a_steady_load_all_but_use_and_reserve_can_be_reclaimed(seconds: int)
     assert document.held_back_most_ratio == 0.0
 
 
+def test_bursts_that_last_throw_work_of_jobs_on_the_reclaimed_cpu_away() -> None:
+    guarantee = {"peak": MonitorSettings(limit_rule="peak", actuator="guarantee", min_cpu_limit=0.1)}
+    steady = estimate(readings(*[2.0] * 600), 8.0, guarantee)
+    assert steady.rules["peak"].lost_work_ratio == 0.0
+    bursts = estimate(readings(*([0.5] * 300 + [8.0] * 40) * 4), 8.0, guarantee)
+    lost = bursts.rules["peak"].lost_work_ratio
+    assert 0.0 < lost < 1.0
+    work = lost * bursts.rules["peak"].reclaimable_cores
+    both = add_up((steady, bursts), 1200.0).rules["peak"]
+    assert both.lost_work_ratio * both.reclaimable_cores == pytest.approx(work * bursts.watched_s / 1200.0)
+
+
 def test_nothing_goes_below_the_floor() -> None:
     found = estimate(readings(*[0.1] * 400), 4.0, {"peak": MonitorSettings(limit_rule="peak", min_cpu_limit=1.5)})
     assert found.rules["peak"].limit_cores == 1.5

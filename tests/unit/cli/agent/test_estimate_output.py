@@ -67,12 +67,15 @@ FREE = make_row("system.slice/a.service", "unit", MARKUP, 0.25, 8.0, False)
 UNKNOWN = make_row("other", "cgroup", "other", 0.125, 0.0, None)
 
 
+LOST = "Jobs of 2m that a scheduler starts on it would lose 0 % of their work."
+
+
 def test_the_whole_in_sentences() -> None:
     said = describe(make_findings(WEB, JOB, FREE))
     assert said[0] == "3 workloads of this host, 10m, a sample each 1s; nothing was written."
     assert said[1] == "2 workloads with a limit ordered 8 cores and used 3.5 (44%)."
     assert said[2].startswith("Rule document: ")
-    assert said[3] == "Rule peak: 3.84 cores reclaimable (48%), held back 0 % of the time, at most 0 %."
+    assert said[3] == "Rule peak: 3.84 cores reclaimable (48%), held back 0 % of the time, at most 0 %. " + LOST
     assert said[4].startswith("1 workload without a limit used 0.25 cores. Each could use the whole host of 8 cores")
     assert said[5].startswith("How sure that is: low (only 10m watched")
     assert len(describe(make_findings(UNKNOWN))) == 3
@@ -119,6 +122,7 @@ def test_the_keys_of_the_json() -> None:
     assert set(web["rules"]) == {"document", "peak"}
     assert set(web["rules"]["peak"]) == {
         "reclaimable_cores", "reclaimable_ratio", "held_back_ratio", "held_back_most_ratio", "limit_cores",
+        "lost_work_ratio",
     }  # fmt: skip
     assert (free["is_limited"], unknown["is_limited"], unknown["rules"]) == (False, None, {})
     assert found["total"]["used_cores"] == pytest.approx(0.875)
