@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cpumond.fairshare.resources import ONE, RESOURCES, Vector, least, ratio, share
+from cpumond.fairshare.resources import ONE, RESOURCES, Vector, least, ratio, share, sum_in_order
 from cpumond.fairshare.result import ElementShares, UpdateResult
 from cpumond.fairshare.tree import ROOT, Operation, Pool, Snapshot
 from cpumond.fairshare.validate import printable
@@ -339,7 +339,7 @@ def _tell_scarce(tree: _Tree, name: str) -> str:
 def _weight_among(tree: _Tree, name: str, counts: Callable[[str], bool]) -> str:
     """``1 of 4``: the weight of an element and that of all siblings that count, itself included."""
     own = tree.element(name).weight
-    others = sum(tree.element(sibling).weight for sibling in tree.siblings(name) if counts(sibling))
+    others = sum_in_order(tree.element(sibling).weight for sibling in tree.siblings(name) if counts(sibling))
     return f"{own:g} of {own + others:g}"
 
 

@@ -21,6 +21,7 @@ from cpumond.fairshare.resources import (
     scale_resources,
     share,
     subtract,
+    sum_in_order,
     sum_resources,
     sum_vectors,
 )
@@ -46,13 +47,13 @@ def infer_guarantees(preorder: list[PoolNode], total: Vector, main_resource: str
         for r in range(5):
             if r == main:
                 continue
-            left = max(has[r] - sum(g[r] for g in configured), 0.0)
+            left = max(has[r] - sum_in_order(g[r] for g in configured), 0.0)
             left = quantise_cpu(left) if r == CPU else left
             inferred = [
                 part * has[r] if child.pool.strong_guarantee_resources[r] is None else None
                 for child, part in zip(children, part_of_main, strict=True)
             ]
-            wanted = sum(x for x in inferred if x is not None)
+            wanted = sum_in_order(x for x in inferred if x is not None)
             factor = left / wanted if node.parent is not None and wanted > left else None
             for g, x in zip(configured, inferred, strict=True):
                 if x is not None:
@@ -81,7 +82,7 @@ def check_overcommit(root: PoolNode, burst_pools: list[PoolNode], total: Vector)
                 GUARANTEES_EXCEED_CLUSTER, "strong guarantees and burst guarantees exceed the cluster's resources"
             )
         )
-        bursts = sum(node.burst_ratio for node in burst_pools)
+        bursts = sum_in_order(node.burst_ratio for node in burst_pools)
 
         def fits(factor: float) -> bool:
             burst = factor * bursts
@@ -142,6 +143,6 @@ def estimate_guarantees(preorder: list[PoolNode]) -> None:
             child.estimated = least(child.strong, left)
             left = subtract(left, child.estimated)
         node.unguaranteed = left
-        node.weight_sum = weight = sum(node.weights)
+        node.weight_sum = weight = sum_in_order(node.weights)
         for child in node.pools:
             child.estimated = add(child.estimated, scale(left, child.pool.weight / weight))

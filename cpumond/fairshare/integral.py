@@ -24,6 +24,7 @@ from cpumond.fairshare.resources import (
     scale_resources,
     scale_volume,
     subtract,
+    sum_in_order,
     sum_resources,
     sum_vectors,
 )
@@ -97,7 +98,7 @@ def _accept(children: list[PoolNode], r: int, free: float) -> list[float]:
     ]
     if free == 0.0:
         return accepted
-    weight = sum(children[n].total_flow_ratio for _, n in accepting)
+    weight = sum_in_order(children[n].total_flow_ratio for _, n in accepting)
     accepting.sort()
     filled = 0
     for _, n in accepting:

@@ -21,6 +21,7 @@ from cpumond.fairshare.resources import (
     scale,
     share,
     subtract,
+    sum_in_order,
     sum_vectors,
 )
 from cpumond.fairshare.result import NO_SHARE, FairShare
@@ -268,8 +269,8 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
             if node.guarantee_type != "none":
                 node.burst_ratio = ratio(pool.integral_guarantees.burst_guarantee_resources, total)
                 node.flow_ratio = ratio(pool.integral_guarantees.resource_flow, total)
-            node.total_burst_ratio = node.burst_ratio + sum(child.total_burst_ratio for child in node.pools)
-            node.total_flow_ratio = node.flow_ratio + sum(child.total_flow_ratio for child in node.pools)
+            node.total_burst_ratio = node.burst_ratio + sum_in_order(child.total_burst_ratio for child in node.pools)
+            node.total_flow_ratio = node.flow_ratio + sum_in_order(child.total_flow_ratio for child in node.pools)
         if pool.mode == "fifo" and not memory.fifo_order:
             keys = [(-record.operation.weight, record.operation.start_time) for record in node.operations]
             memory.fifo_order = sorted(range(len(keys)), key=keys.__getitem__)

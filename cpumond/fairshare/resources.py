@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 Vector = tuple[float, float, float, float, float]
@@ -56,11 +56,24 @@ def dominates(a: Vector, b: Vector) -> bool:
     return a[0] >= b[0] and a[1] >= b[1] and a[2] >= b[2] and a[3] >= b[3] and a[4] >= b[4]
 
 
+def sum_in_order(values: Iterable[float]) -> float:
+    """Their sum from left to right, each rounded to a double: from Python 3.12 on ``sum`` makes up for what was rounded
+    off, and schedulers of two versions would not agree."""
+    total = 0.0
+    for each in values:
+        total += each
+    return total
+
+
 def sum_vectors(vectors: list[Vector]) -> Vector:
     """The sum of any number of vectors, in their order."""
-    if not vectors:
-        return ZERO
-    a, b, c, d, e = map(sum, zip(*vectors, strict=True))
+    a = b = c = d = e = 0.0
+    for v, w, x, y, z in vectors:
+        a += v
+        b += w
+        c += x
+        d += y
+        e += z
     return (a, b, c, d, e)
 
 

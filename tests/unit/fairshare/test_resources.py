@@ -15,7 +15,9 @@ from cpumond.fairshare.resources import (
     quantise_cpu,
     round_half_away,
     scale_cpu,
+    sum_in_order,
     sum_resources,
+    sum_vectors,
 )
 
 
@@ -86,3 +88,10 @@ def test_bisection_takes_at_most_one_question_a_bit():
 
     assert bisect_max(0.0, 1.0, holds) == 1e-200
     assert len(asked) <= 65
+
+
+def test_sums_run_from_left_to_right_on_every_python():
+    values = [1e16, 1.0, 1.0, -1e16]
+    assert sum_in_order(values) == 0.0, "2.0 where what was rounded off is made up for"
+    assert sum_vectors([(x, 0.0, x, 0.1, -0.0) for x in values]) == (0.0, 0.0, 0.0, 0.1 + 0.1 + 0.1 + 0.1, 0.0)
+    assert (sum_vectors([]), sum_in_order([])) == (ZERO, 0.0)
