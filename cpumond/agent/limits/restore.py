@@ -88,7 +88,7 @@ class RunLock:
         make_directory(self._runtime_dir, 0o755, "runtime_dir")
         try:
             # The directory is the agent's, and root may be the one who runs this: no link is followed.
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise from_os_error(error, f"open the lock {self.path}", "fix runtime_dir or run as root") from error
         try:
@@ -96,6 +96,9 @@ class RunLock:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UnavailableError(f"{self.path}: {_describe_holder(os.read(fd, 4096))}; stop it first") from None
+            # Whoever may read a file may lock it, and keep limits down that way. One of 0.2 was 0644.
+            with contextlib.suppress(OSError):
+                os.fchmod(fd, 0o600)
             # On a full disk the next one is told less about this one.
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, 0)

@@ -5,6 +5,7 @@ Nothing is written and no lock is taken. What this user may not see is left out 
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import importlib.util
 import os
@@ -72,13 +73,16 @@ def find_agent(config: AgentConfig) -> AgentSeen:
     from cpumond.agent.limits.restore import LOCK_FILE, LockHolder
 
     path = os.path.join(config.runtime_dir, LOCK_FILE)
+    content = b""
+    # Only the agent's account may read it; that somebody holds it all can see.
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        content = file.read(4096)
     try:
-        with open(path, "rb") as file:
-            status, content = os.fstat(file.fileno()), file.read(4096)
+        status = os.stat(path)
         with open("/proc/locks", encoding="ascii") as file:
             locks = file.read()
     except OSError:
-        # There is no lock file, or it may not be read: the findings about the directories say so.
+        # There is no lock file, or it cannot be seen: the findings about the directories say so.
         return AgentSeen(False)
     try:
         holder = decode_json(content, LockHolder)

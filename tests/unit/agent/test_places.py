@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,17 @@ def test_a_lock_that_was_removed_is_taken_again(tmp_path: Path) -> None:
     assert lock.look_after() == [lock.path]
     with pytest.raises(UnavailableError, match=f"pid {os.getpid()}"):
         RunLock(str(tmp_path / "run"), "")
+    lock.close()
+
+
+def test_nobody_else_may_hold_the_lock(tmp_path: Path) -> None:
+    (tmp_path / LOCK_FILE).touch(0o644)
+    before = os.umask(0)
+    try:
+        lock = RunLock(str(tmp_path), "")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(lock.path).st_mode) == 0o600
     lock.close()
 
 
