@@ -180,7 +180,7 @@ def cut_problems(problems: Iterable[str]) -> list[str]:
 def list_problems(context: AgentContext, link: LinkView | None) -> list[str]:
     config, assigned = context.config, context.assigned
     problems = [*context.discovery_problems, *(f"{p}: {text}" for p, text in context.table.problems.items() if text)]
-    parts = (context.units.problem, context.places.problem, context.peaks.problem)
+    parts = (context.watcher.problem, context.units.problem, context.places.problem, context.peaks.problem)
     problems += [text for text in (context.writer.damaged, context.last_complaint, *parts) if text]
     problems += [
         f"{name}: it was unmounted or something is mounted over it; nothing is lowered until it is back, since "

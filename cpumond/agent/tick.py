@@ -117,7 +117,7 @@ class TickLoop(AgentContext):
             return
         self.rescan_due = False
         self._rescan_at_s = now_s + self.config.discovery.rescan_period_s
-        self.external.read_all |= self.watcher.short
+        self.external.read_all |= bool(self.watcher.problem)
         known = self.registered.found_jobs() + (self.assigned.found_jobs() if self.assigned is not None else [])
         self.engines.follow(self.config.source)
         scan = list_jobs(self.config.source, known, self.hierarchies.cpu_root, self.engines.views)

@@ -5,27 +5,30 @@ from __future__ import annotations
 import errno
 import os
 
+import structlog
 from asyncinotify import Inotify, Mask, Watch
 
+from cpumond.core.errors import describe
 from cpumond.host.cgroup.mounts import read_identity
+
+log = structlog.get_logger("cpumond.agent")
 
 
 class Watcher:
     """Watches directories for children and limit files for writes; ``drain`` says what happened since the last call.
 
-    ``short`` is set when the kernel gives no more watches: then limits are read again at each rescan instead.
+    ``problem`` is set when the kernel gives no instance, or no more watches: rescans look instead, and read all limits.
     """
 
     def __init__(self) -> None:
-        self._inotify = Inotify()
-        self._inotify.sync_timeout = 0
+        self._inotify: Inotify | None = None
         self._directories: dict[str, tuple[tuple[int, int], Watch]] = {}
         self._owners: dict[Watch, str] = {}
-        self.short = False
-
-    @property
-    def fd(self) -> int:
-        return self._inotify.fd
+        self.problem = ""
+        try:
+            self._inotify = Inotify(sync_timeout=0)
+        except OSError as error:
+            self._say(f"no inotify instance is left ({describe(error)})", "fs.inotify.max_user_instances")
 
     def watch_directories(self, paths: set[str]) -> bool:
         """Watch exactly these directories for children that come, go, get another name or another xattr.
@@ -62,14 +65,26 @@ class Watcher:
                 self._remove(handle)
 
     def _add(self, path: str, mask: Mask) -> Watch | None:
+        if self._inotify is None:
+            return None
         try:
             return self._inotify.add_watch(path, mask)
         except OSError as error:
-            # A path that is gone needs no watch; where watches have run out, rescans look instead.
-            self.short = self.short or error.errno in (errno.ENOSPC, errno.ENOMEM)
+            # A path that is gone needs no watch.
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                self._say("no inotify watches are left", "fs.inotify.max_user_watches")
             return None
 
+    def _say(self, what: str, sysctl: str) -> None:
+        """Note the first problem; it lasts as long as the agent, since jobs are watched once."""
+        if not self.problem:
+            advice = f"raise the sysctl {sysctl} and restart the agent"
+            self.problem = f"{what}: new jobs and writes of others are seen at rescans alone; {advice}"
+            log.warning("inotify_used_up", error=what, advice=advice)
+
     def _remove(self, watch: Watch) -> None:
+        if self._inotify is None:
+            return
         try:
             self._inotify.rm_watch(watch)
         except OSError:
@@ -82,7 +97,7 @@ class Watcher:
         owners: set[str] = set()
         lost = False
         while True:
-            event = self._inotify.sync_get()
+            event = None if self._inotify is None else self._inotify.sync_get()
             if event is None:
                 return children, owners, lost
             if event.mask & Mask.Q_OVERFLOW:
@@ -95,7 +110,8 @@ class Watcher:
                 children.add(str(event.path))
 
     def close(self) -> None:
-        self._inotify.close()
+        if self._inotify is not None:
+            self._inotify.close()
 
 
 def existing_directories(root: str, relative: set[str]) -> set[str]:

@@ -544,19 +544,26 @@ def test_a_foreign_write_among_more_events_than_the_kernel_keeps_is_not_missed(m
     assert (node.job("a").status, node.job("b").status, node.job("c").status) == ("overridden", "reclaim", "reclaim")
 
 
-def test_without_watches_limits_are_looked_at_with_each_rescan(make_node, monkeypatch):
-    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN)
+@pytest.mark.parametrize(
+    ("call", "code", "sysctl"),
+    [
+        ("asyncinotify.Inotify.add_watch", errno.ENOSPC, "fs.inotify.max_user_watches"),
+        ("cpumond.agent.watch.Inotify", errno.EMFILE, "fs.inotify.max_user_instances"),
+    ],
+)
+def test_without_watches_limits_are_looked_at_with_each_rescan(make_node, monkeypatch, logs, call, code, sysctl):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no more watches")
-
-    monkeypatch.setattr("asyncinotify.Inotify.add_watch", refuse)
-    node.start()
+    monkeypatch.setattr(call, refuse)
+    node = make_node({"a": FOUR}, config=QUICK + source() + RESCAN).start()
     node.ticks(8)
     node.write("a", "cpu.max", "200000 100000\n")
     node.make("b", quota="400000 100000")
-    node.tick(4.0)
+    snapshot = node.tick(4.0)
     assert (node.job("a").status, node.job("b").status) == ("overridden", "reclaim")
+    assert [sysctl in problem for problem in snapshot.problems] == [True]
+    assert len([line for line in logs if line["event"] == "inotify_used_up"]) == 1
 
 
 def test_a_limit_that_is_set_while_the_agent_opens_its_cgroup_is_not_missed(make_node, monkeypatch):
