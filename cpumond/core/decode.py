@@ -43,6 +43,19 @@ def decode_json(data: bytes | str, kind: type[Kind]) -> Kind:
         raise _explain(error) from None
 
 
+def decode_text(data: bytes) -> str:
+    """The text of a file that people write: UTF-8, with or without a byte order mark. Raises ContentError."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        kind = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "perhaps Latin-1"
+        raise ContentError(f"it is not UTF-8 but {kind}; save it as UTF-8") from None
+    if "\0" in text:
+        raise ContentError("it has zero bytes, as UTF-16 has; save it as UTF-8")
+    # As open() does: files come from other systems, too.
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def decode_toml(text: str) -> dict[str, Any]:
     """The table that TOML stands for. Raises ContentError."""
     import tomllib  # not every program reads TOML

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from cpumond.core.decode import ContentError, decode_text
 from cpumond.core.errors import AccessError, ConfigError, describe
 
 
@@ -25,7 +26,8 @@ def read_layers(path: str, folder: str, parse: Callable[[str, str], dict[str, An
 
     ``parse`` takes a file's text and name. Raises ConfigError or AccessError.
     """
-    drop_ins = sorted(name for name in os.listdir(folder) if name.endswith(".toml")) if os.path.isdir(folder) else []
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    drop_ins = [name for name in names if is_drop_in(folder, name)]
     merged: dict[str, Any] = {}
     for name in [path, *(os.path.join(folder, drop_in) for drop_in in drop_ins)]:
         text, status = _read_text(name)
@@ -39,13 +41,22 @@ def read_layers(path: str, folder: str, parse: Callable[[str, str], dict[str, An
     return merged
 
 
+def is_drop_in(folder: str, name: str) -> bool:
+    """Whether a name in ``conf.d`` is a file that counts: what editors and systems leave there begins with a dot."""
+    place = os.path.join(folder, name)
+    # A file that is gone or may not be read is an error; it is what somebody wrote.
+    return name.endswith(".toml") and not name.startswith(".") and (os.path.isfile(place) or not os.path.exists(place))
+
+
 def _read_text(path: str) -> tuple[str, os.stat_result]:
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read(), os.fstat(file.fileno())
+        with open(path, "rb") as file:
+            return decode_text(file.read()), os.fstat(file.fileno())
     except PermissionError as error:
         raise AccessError(f"{path}: cannot be read: {describe(error)}; run as root or fix its rights") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except ContentError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {describe(error)}; give --config the path of a TOML file") from None
 
 

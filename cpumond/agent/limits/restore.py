@@ -42,6 +42,7 @@ from cpumond.core.errors import (
     UnknownLimitsError,
     from_os_error,
 )
+from cpumond.core.settings import is_drop_in
 from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.find import CgroupFinder
 from cpumond.host.cgroup.mounts import Hierarchies, hold, open_hierarchies, read_identity
@@ -351,7 +352,7 @@ def find_paths(config_path: str | None, environment: Mapping[str, str]) -> dict[
     damaged = False
     for path in _list_files(config_path):
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:
+            with open(path, encoding="utf-8-sig", errors="replace") as file:
                 text = file.read()
         except (OSError, ValueError):
             # Not even readable: what systemd or the built-in defaults say is used.
@@ -373,7 +374,7 @@ def _list_files(config_path: str | None) -> list[str]:
         return []
     folder = os.path.join(os.path.dirname(os.path.abspath(config_path)), "conf.d")
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    return [config_path, *(os.path.join(folder, name) for name in names if name.endswith(".toml"))]
+    return [config_path, *(os.path.join(folder, name) for name in names if is_drop_in(folder, name))]
 
 
 class Restored(msgspec.Struct, frozen=True):

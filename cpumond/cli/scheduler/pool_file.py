@@ -15,6 +15,7 @@ from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError,
 from cpumond.cli.scheduler.forecast import show_simulation, simulate_option
 from cpumond.cli.scheduler.plans import PlanRefusedError, describe_plan, print_effects, print_signed, tell_warnings
 from cpumond.cli.scheduler.tree_text import Form, TreeText, form_of, read_tree_text, write_tree
+from cpumond.core.decode import ContentError, decode_text
 from cpumond.core.errors import ConfigError, UsageError
 from cpumond.core.words import show_name
 from cpumond.scheduler.model import ACCESS_DENIED, CommandError
@@ -180,12 +181,14 @@ def read_file(name: str) -> TreeText:
     with naming_unreadable(name, "a file of `cpumond tree export`"):
         try:
             if name == STDIN:
-                text = sys.stdin.read()
+                text = sys.stdin.read().removeprefix("\ufeff")
             else:
-                with open(name, encoding="utf-8") as source:
-                    text = source.read()
+                with open(name, "rb") as source:
+                    text = decode_text(source.read())
         except UnicodeDecodeError:
-            raise ConfigError(f"{name}: it is not UTF-8") from None
+            raise ConfigError(f"{name}: it is not UTF-8; save it as UTF-8") from None
+        except ContentError as error:
+            raise ConfigError(f"{name}: {error}") from None
     return read_tree_text(text, "standard input" if name == STDIN else name, form)
 
 

@@ -422,8 +422,18 @@ def test_drop_ins_are_merged_in_the_order_of_their_names_and_a_later_file_wins_k
 
 def test_other_files_of_conf_d_are_left_alone(tmp_path):
     path = write(tmp_path, main="")
-    (tmp_path / "conf.d" / "notes.txt").write_text("not toml")
-    assert load_config(path).path == path
+    folder = tmp_path / "conf.d"
+    for name in ("notes.txt", ".#a.toml", "._a.toml"):  # of an editor, of macOS
+        (folder / name).write_text("not toml")
+    (folder / "kept.toml").mkdir()
+    os.mkfifo(folder / "b.toml")
+    (folder / "..data").mkdir()
+    (folder / "..data" / "c.toml").write_text("node_id = 'linked'")
+    (folder / "c.toml").symlink_to("..data/c.toml")
+    assert (load_config(path).path, load_config(path).node_id) == (path, "linked")
+    (folder / "d.toml").symlink_to("nothing")
+    with pytest.raises(ConfigError, match=r"d\.toml: cannot be read: No such file"):
+        load_config(path)
 
 
 def test_sources_of_several_files_add_up(tmp_path):
@@ -458,11 +468,26 @@ def test_a_missing_file_is_a_config_error(tmp_path):
         load_config(str(tmp_path / "missing.toml"))
 
 
-def test_a_file_that_is_no_text_is_a_config_error(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('node_id = "\xe4"\n'.encode("latin-1"), "it is not UTF-8 but perhaps Latin-1; save it as UTF-8"),
+        ("node_id = 'a'\n".encode("utf-16"), "it is not UTF-8 but UTF-16; save it as UTF-8"),
+        ("node_id = 'a'\n".encode("utf-16-le"), "it has zero bytes, as UTF-16 has; save it as UTF-8"),
+    ],
+)
+def test_a_file_of_another_encoding_is_a_config_error(tmp_path, content, said):
     path = tmp_path / "x.toml"
-    path.write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"x\.toml: cannot be read: 'utf-8' codec"):
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"x.toml: {said}"):
         load_config(str(path))
+
+
+def test_a_byte_order_mark_and_ends_of_lines_of_windows_are_taken(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xef\xbb\xbfnode_id = 'a'\r\nstate_dir = '/s'\r\n")
+    config = load_config(str(path))
+    assert (config.node_id, config.state_dir) == ("a", "/s")
 
 
 def test_missing_rights_are_an_access_error(tmp_path):
