@@ -34,7 +34,7 @@ class MinSpareJobResources(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """``[min_spare_job_resources_on_node]``: slots, cores and bytes; a node with less free is not offered work."""
 
     user_slots: Count = 1
-    cpu: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 1.0
+    cpu: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 0.05
     memory: Annotated[int, msgspec.Meta(ge=0, le=2**60)] = 268_435_456
 
 

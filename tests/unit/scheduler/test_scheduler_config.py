@@ -50,7 +50,7 @@ def test_the_defaults() -> None:
         node_heartbeat_timeout_s=60.0,
         waiting_job_timeout_s=30.0,
         allowed_node_resources_overcommit_duration_s=15.0,
-        min_spare_job_resources_on_node=MinSpareJobResources(user_slots=1, cpu=1.0, memory=256 * 2**20),
+        min_spare_job_resources_on_node=MinSpareJobResources(user_slots=1, cpu=0.05, memory=256 * 2**20),
         api=Api(listen="", max_body=2**20),
         log=Log(),
     )

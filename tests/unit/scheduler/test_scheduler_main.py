@@ -27,7 +27,7 @@ def test_a_wrong_section_is_a_refusal_that_names_the_option():
 def test_decisions_read_what_was_configured():
     rules = make_rules(SchedulerConfig(max_operation_count=7, waiting_job_timeout_s=3.0))
     assert (rules.max_operation_count, rules.waiting_job_timeout_s) == (7, 3.0)
-    assert rules.spare == (1.0, 1.0, 0.0, 268_435_456.0, 0.0)
+    assert rules.spare == (1.0, 0.05, 0.0, 268_435_456.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_7_1_limits_hold_before_the_first_update_that_knows_them(world, what):
 
 
 def test_7_1_a_node_with_less_than_the_spare_is_not_offered_work():
-    world = World(Rules())
+    world = World(Rules(spare=(1.0, 1.0, 0.0, 268_435_456.0, 0.0)))
     world.create_pool("p")
     operation = world.start("p", jobs=99, cpu=0.5)
     world.node("n1", cpu=3.0)
