@@ -40,8 +40,9 @@ COMPILE: Final = (
 )
 """Compile a file again and again: the compiler, the file, where each one is counted, how many."""
 FILES_OF_JOB: Final = 8
-SCHEDULER: Final = 'additional_reclaimed_overcommit_duration = "2m"\n'
-"""Of the scheduler of ``Managed``: jobs on reclaimed CPU wait during a burst of the servers and go on after it."""
+SCHEDULER: Final = 'additional_reclaimed_overcommit_duration = "2m"\n[forecast]\nenabled = false\n'
+"""Of the scheduler of ``Managed``: jobs on reclaimed CPU wait during a burst of the servers and go on after it. No
+forecasts are made: elsewhere a scheduler is not on a host with jobs."""
 ENDLESS: Final = 10**9
 POOL: Final = "batch"
 SOURCES: Final = 'managed_roots = ["{top}"]\n[[source]]\nkind = "glob"\npattern = "{top}/server-*"\n'
