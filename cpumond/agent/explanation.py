@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from cpumond.core.answers import DecisionAnswer, ExplainAnswer, PeakAnswer, Quota
-from cpumond.core.measures import format_span
-from cpumond.core.words import count, count_cores, show_cores, show_left, show_measured, show_time, show_votes
+from cpumond.core.measures import count_cores, format_span
+from cpumond.core.words import count, show_cores, show_left, show_measured, show_time, show_votes
 from cpumond.monitor.model import MonitorSettings
 
 ZONED: Final = "%Y-%m-%d %H:%M:%S %Z"

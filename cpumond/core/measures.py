@@ -110,6 +110,14 @@ def format_cores(cores: float) -> str:
     return f"{cores:.{3 if abs(cores) < 1 else 2}f}".rstrip("0").rstrip(".")
 
 
+def count_cores(cores: float | None) -> str:
+    """Cores with their noun: 1 core, 3.2 cores; in words where there is no limit."""
+    if cores is None:
+        return "no limit"
+    text = format_cores(cores)
+    return f"{text} core" if text == "1" else f"{text} cores"
+
+
 def cores_to_quota_us(cores: float, period_us: int) -> int:
     """The quota in microseconds per period that gives ``cores`` (>= 0), rounded to the nearest microsecond."""
     return round(cores * period_us)

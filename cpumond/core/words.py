@@ -35,12 +35,6 @@ def show_cores(cores: float | None) -> str:
     return "no limit" if cores is None else format_cores(cores)
 
 
-def count_cores(cores: float | None) -> str:
-    """Cores with their noun: 1 core, 3.2 cores, no limit."""
-    text = show_cores(cores)
-    return text if cores is None else f"{text} core{'' if text == '1' else 's'}"
-
-
 def show_left(seconds: float) -> str:
     """A remaining time without fractions: 9m30s."""
     whole = max(round(seconds), 1)

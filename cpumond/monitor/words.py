@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from cpumond.core.measures import format_cores, format_duration, format_span
-from cpumond.core.words import count_cores
+from cpumond.core.measures import count_cores, format_cores, format_duration, format_span
 from cpumond.monitor.model import FIRST_CAUTION, JobState, MonitorSettings
 from cpumond.monitor.peak import (
     FIRST_SECONDS,

@@ -38,7 +38,7 @@ from cpumond.core.errors import (
     RefusedError,
     UnknownLimitsError,
 )
-from cpumond.core.words import count_cores
+from cpumond.core.measures import count_cores
 from cpumond.host.cgroup import Cgroup
 from cpumond.host.cgroup.files import count_threads
 from cpumond.host.cgroup.find import CgroupFinder

@@ -51,7 +51,8 @@ from cpumond.cli.scheduler.http_client import make_client
 from cpumond.core.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, StatusAnswer
 from cpumond.core.decode import decode_json
 from cpumond.core.errors import AccessError, CpumondError, UsageError
-from cpumond.core.words import count_cores, show_cores, show_name
+from cpumond.core.measures import count_cores
+from cpumond.core.words import show_cores, show_name
 from cpumond.monitor.model import MODES
 
 CLUSTER_SORTS = tuple(CLUSTER_SORT_KEYS.values())

@@ -15,7 +15,8 @@ from cpumond.agent.config import parse_assignments
 from cpumond.agent.discovery.workloads import SourceSketch, Workload, find_roots, list_sources
 from cpumond.cli.render.html import format_span
 from cpumond.cli.render.tables import Cell, draw, make_table, measure, show_title
-from cpumond.core.words import count, count_cores, show_cores, show_name
+from cpumond.core.measures import count_cores
+from cpumond.core.words import count, show_cores, show_name
 from cpumond.monitor.estimate import Confidence, Estimate, RuleEstimate, Timeline, add_up, judge_confidence
 from cpumond.monitor.model import LimitRule, MonitorSettings
 from cpumond.monitor.reclaimed import USUAL_JOBS

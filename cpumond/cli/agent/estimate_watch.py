@@ -20,7 +20,8 @@ from cpumond.cli.ending import ended_by, list_ending_signals
 from cpumond.cli.progress import Progress
 from cpumond.cli.render.html import format_span
 from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, CpumondError, UnavailableError
-from cpumond.core.words import count, count_cores, show_cores, show_name
+from cpumond.core.measures import count_cores
+from cpumond.core.words import count, show_cores, show_name
 from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.files import count_threads, find_vital, open_counter, read_cpus
 from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies, relative_path

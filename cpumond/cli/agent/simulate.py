@@ -17,8 +17,7 @@ from cpumond.cli.agent.trace import convert_layer, list_idle, read_lines
 from cpumond.cli.options import DurationType, cpu_limit_option, set_option
 from cpumond.cli.output import output_options, print_json, print_table, print_text
 from cpumond.core.errors import UsageError
-from cpumond.core.measures import format_duration
-from cpumond.core.words import count_cores
+from cpumond.core.measures import count_cores, format_duration
 from cpumond.fairshare.validate import nearest
 from cpumond.monitor.demand import MAX_CORES, MAX_S, Demand, read_demand
 from cpumond.monitor.model import MonitorSettings
@@ -144,8 +143,8 @@ def simulate_command(
                    --program, how far it fell behind in all
       p99 stretch  99 of 100 stretches of periods in a row that were held back are no longer
       writes/h     changes of the limit
-      kept         work of jobs of 1/16 of the order each that a scheduler starts on the reclaimed CPU,
-                   in the idle class, as a share of sum(order - demand)
+      kept         work of jobs of 1/16 of the order each that a scheduler starts on reclaimed
+                   CPU, in the idle class, as a share of sum(order - demand)
       lost         share of their work that was thrown away because they had to end again
 
     With actuator = guarantee or weight nothing is cut off on a host with free CPU: held back are then the periods with

@@ -28,8 +28,7 @@ from cpumond.cli.output import (
     use_colour,
 )
 from cpumond.core.errors import CgroupReadError, UnavailableError, UsageError, from_os_error
-from cpumond.core.measures import format_cores, format_duration, format_span
-from cpumond.core.words import count_cores
+from cpumond.core.measures import count_cores, format_cores, format_duration, format_span
 from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.files import read_cpus
 from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies, relative_path

@@ -18,7 +18,8 @@ import msgspec
 from cpumond.cli.demo.jobs import WEIGHTS, Load, Plan
 from cpumond.cli.demo.lever import WORDS, Lever
 from cpumond.core.errors import CpumondError, UnavailableError
-from cpumond.core.words import count_cores, show_cores
+from cpumond.core.measures import count_cores
+from cpumond.core.words import show_cores
 from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import Cluster, ClusterNode

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from cpumond.cli.doctor.checks import Finding
-from cpumond.core.words import count, count_cores
+from cpumond.core.measures import count_cores
+from cpumond.core.words import count
 from cpumond.monitor.policy import compute_floor
 
 if TYPE_CHECKING:

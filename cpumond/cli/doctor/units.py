@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 from cpumond.cli.doctor.checks import Finding, advise_source
 from cpumond.cli.doctor.host import POLKIT_UNIT, BusSeen
 from cpumond.core.errors import CgroupReadError, CpumondError
-from cpumond.core.words import count, count_cores
+from cpumond.core.measures import count_cores
+from cpumond.core.words import count
 from cpumond.host.cgroup.units import unit_of
 from cpumond.monitor.protect import advise_without_pressure
 

@@ -15,8 +15,8 @@ from cpumond.cli.output import warn as warn
 from cpumond.cli.render.grid import LEAST_TEXT, Column, column, draw_grid, fold, paint
 from cpumond.cli.render.grid import Cell as Cell
 from cpumond.core.answers import AssignedView, EngineAnswer, JobAnswer, LinkView, RegisteredJob, StatusAnswer
-from cpumond.core.measures import format_duration, format_span
-from cpumond.core.words import count, count_cores, show_cores, show_left, show_name, show_number, show_time, show_votes
+from cpumond.core.measures import count_cores, format_duration, format_span
+from cpumond.core.words import count, show_cores, show_left, show_name, show_number, show_time, show_votes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

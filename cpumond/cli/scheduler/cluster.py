@@ -12,7 +12,7 @@ import msgspec
 from cpumond.cli.options import CoresType
 from cpumond.cli.output import output_options, print_line
 from cpumond.core.errors import UnavailableError
-from cpumond.core.words import count_cores
+from cpumond.core.measures import count_cores
 
 if TYPE_CHECKING:
     from cpumond.testing import Cluster

@@ -20,9 +20,9 @@ from cpumond.cli.scheduler.follow import follow_log, write_output
 from cpumond.cli.scheduler.spec import BytesType
 from cpumond.core.answers import ExplainAnswer
 from cpumond.core.errors import UsageError
-from cpumond.core.measures import format_span
+from cpumond.core.measures import count_cores, format_span
 from cpumond.core.wire import MAX_LOG_BYTES, LogStream
-from cpumond.core.words import count_cores, show_cores, show_name, show_number, show_time
+from cpumond.core.words import show_cores, show_name, show_number, show_time
 
 JOB_STATES: Final = ("starting", "running", "stopping", "completed", "failed", "aborted", "lost")
 STYLES: Final = {"failed": "red", "aborted": "yellow", "lost": "red", "pending": "yellow", "completed": "dim"}

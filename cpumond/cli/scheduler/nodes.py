@@ -15,8 +15,8 @@ from cpumond.cli.scheduler.finding import TREE, node_argument
 from cpumond.cli.scheduler.jobs import STYLES
 from cpumond.cli.scheduler.maintenance import COMMANDS
 from cpumond.cli.scheduler.pools import show_amounts
-from cpumond.core.measures import format_span
-from cpumond.core.words import count_cores, show_cores, show_name, show_number
+from cpumond.core.measures import count_cores, format_span
+from cpumond.core.words import show_cores, show_name, show_number
 
 
 @click.group("node", epilog="Example: cpumond node list --tree default")

@@ -12,8 +12,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from cpumond.core.measures import DEFAULT_PERIOD_US, MAX_PERIOD_US, MIN_QUOTA_US, cores_to_quota_us, quota_to_cores
-from cpumond.core.words import count_cores
+from cpumond.core.measures import (
+    DEFAULT_PERIOD_US,
+    MAX_PERIOD_US,
+    MIN_QUOTA_US,
+    cores_to_quota_us,
+    count_cores,
+    quota_to_cores,
+)
 
 EQUAL_CORES = 0.01
 """Two quotas closer than this are the same: systemd rounds CPUQuota to 10 ms per second."""

@@ -8,8 +8,7 @@ import os
 from typing import ClassVar, Self
 
 from cpumond.core.errors import GONE_ERRNOS, CgroupReadError
-from cpumond.core.measures import DEFAULT_PERIOD_US, MIN_QUOTA_US, quota_to_cores
-from cpumond.core.words import count_cores
+from cpumond.core.measures import DEFAULT_PERIOD_US, MIN_QUOTA_US, count_cores, quota_to_cores
 from cpumond.host.cgroup.files import (
     Cgroup,
     list_below,

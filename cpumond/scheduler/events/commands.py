@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
+from cpumond.core.measures import count_cores
 from cpumond.core.wire import JobRequest
-from cpumond.core.words import count, count_cores
+from cpumond.core.words import count
 from cpumond.fairshare.validate import printable, quoted
 from cpumond.scheduler import operations
 from cpumond.scheduler.elements import Job, Tree

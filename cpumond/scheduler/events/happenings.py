@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from cpumond.core.measures import count_cores
 from cpumond.core.wire import NodeRegistration
-from cpumond.core.words import count, count_cores
+from cpumond.core.words import count
 from cpumond.fairshare.validate import printable, quoted
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.events import Event, Subjects, Told

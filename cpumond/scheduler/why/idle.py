@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from cpumond.core.words import count, count_cores, show_cores
+from cpumond.core.measures import count_cores
+from cpumond.core.words import count, show_cores
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.state import State
 from cpumond.scheduler.why.foretell import foretell

@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from cpumond.core.measures import format_span
-from cpumond.core.words import count, count_cores
+from cpumond.core.measures import count_cores, format_span
+from cpumond.core.words import count
 from cpumond.fairshare.explain import show_amount
 from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates
 from cpumond.scheduler.access import Rights

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from cpumond.core.measures import format_span
-from cpumond.core.words import count, count_cores, show_cores
+from cpumond.core.measures import count_cores, format_span
+from cpumond.core.words import count, show_cores
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.decide.admission import find_full
 from cpumond.scheduler.decide.snapshot import element_name

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cpumond.core.words import count, count_cores
+from cpumond.core.measures import count_cores
+from cpumond.core.words import count
 from cpumond.fairshare.explain import show_amount
 from cpumond.fairshare.resources import CPU, RESOURCES, Vector, add, least
 from cpumond.fairshare.validate import number as show_number
