@@ -46,7 +46,7 @@ def decode_json(data: bytes | str, kind: type[Kind]) -> Kind:
 def decode_text(data: bytes) -> str:
     """The text of a file that people write: UTF-8, with or without a byte order mark. Raises ContentError."""
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError:
         kind = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "perhaps Latin-1"
         raise ContentError(f"it is not UTF-8 but {kind}; save it as UTF-8") from None

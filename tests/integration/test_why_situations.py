@@ -253,6 +253,7 @@ async def fragmentation(c: Cluster) -> Expected:
 
 async def spare(c: Cluster) -> Expected:
     await c.begin()
+    c.scheduler.state.rules = msgspec_replace(c.scheduler.state.rules, spare=(1.0, 1.0, 0.0, 0.0, 0.0))
     await c.pool("research")
     await c.start("research", jobs=4, cpu=7.25)
     for n in range(4):

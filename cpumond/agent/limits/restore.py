@@ -352,8 +352,8 @@ def find_paths(config_path: str | None, environment: Mapping[str, str]) -> dict[
     damaged = False
     for path in _list_files(config_path):
         try:
-            with open(path, encoding="utf-8-sig", errors="replace") as file:
-                text = file.read()
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read().removeprefix("\ufeff")
         except (OSError, ValueError):
             # Not even readable: what systemd or the built-in defaults say is used.
             damaged = True
