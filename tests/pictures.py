@@ -1,8 +1,9 @@
-"""Makes what README shows, from the real thing: the recording of the demo, the chart of what rules free, the overview
-of the web page, and the figures in its sentences. docs/pictures/made-of.json keeps of what each was made, and
-``tests/unit/test_pictures.py`` says which is older than that.
+"""Makes what README shows, from the real thing: the recording of the demo, the chart of what real servers feel, the
+overview of the web page, and the figures in its sentences; for docs/simulate.md the chart of what rules free.
+docs/pictures/made-of.json keeps of what each was made, ``tests/unit/test_pictures.py`` says which is older than that.
 
     python tests/pictures.py [demo] [peers] [trust] [overview] [readme]    # without a name: all, in this order
+    python tests/pictures.py --servers FILE    # the figures of tests/bench/real_services.py --json, which takes hours
 
 ``demo`` takes a minute and wants a machine that does little else, ``peers`` half a minute, ``trust`` some minutes.
 ``overview`` runs ``tests/screenshots.py``: root, real cgroups, chromium, four minutes. ``readme`` writes the figures.
@@ -19,11 +20,13 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
+import msgspec
 import terminal
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -165,19 +168,30 @@ def draw_peers(data: dict[str, Any]) -> str:
     """A row for each rule, two bars in it: what it frees, and how often it holds jobs back."""
     rows = sorted(data["rows"], key=lambda row: row["held_back_ratio"])
     most = max(row["held_back_ratio"] for row in rows)
-    height = 96 + 44 * len(rows)
     title = f"Of the CPU that {data['loads']} simulated loads ordered and did not want"
+    return _draw_card(
+        title, ("is freed (more is better)", "jobs are held back (less is better)"),
+        [
+            (row["about"], f"{row['reclaimed_ratio']:.0%}", row["reclaimed_ratio"],
+             f"{row['held_back_ratio']:.1%}", row["held_back_ratio"] / most)
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def _draw_card(title: str, heads: tuple[str, str], rows: Sequence[tuple[str, str, float, str, float]]) -> str:
+    """A row for each thing that is compared, two bars in it: (what, text and length in [0, 1] of each bar)."""
+    height = 96 + 44 * len(rows)
     bars = []
-    for number, row in enumerate(rows):
+    for number, (about, first, first_ratio, second, second_ratio) in enumerate(rows):
         y = 72 + 44 * number
-        kind = "ours" if row["about"].startswith("cpumond") else "peer"
-        free, held = row["reclaimed_ratio"], row["held_back_ratio"]
+        kind = "ours" if about.startswith("cpumond") else "peer"
         bars.append(
-            f'<text x="24" y="{y + 19}">{escape(row["about"])}</text>'
-            f'<rect class="{kind}" x="320" y="{y}" width="{200 * free:.1f}" height="26" rx="3"/>'
-            f'<text x="{328 + 200 * free:.1f}" y="{y + 18}">{free:.0%}</text>'
-            f'<rect class="held" x="570" y="{y}" width="{max(170 * held / most, 1.5):.1f}" height="26" rx="3"/>'
-            f'<text x="{578 + 170 * held / most:.1f}" y="{y + 18}">{held:.1%}</text>'
+            f'<text x="24" y="{y + 19}">{escape(about)}</text>'
+            f'<rect class="{kind}" x="320" y="{y}" width="{200 * first_ratio:.1f}" height="26" rx="3"/>'
+            f'<text x="{328 + 200 * first_ratio:.1f}" y="{y + 18}">{first}</text>'
+            f'<rect class="held" x="570" y="{y}" width="{max(170 * second_ratio, 1.5):.1f}" height="26" rx="3"/>'
+            f'<text x="{578 + 170 * second_ratio:.1f}" y="{y + 18}">{second}</text>'
         )
     style = (
         'text{font:14px system-ui,"Segoe UI",Roboto,"Liberation Sans",sans-serif;fill:#1b2430}.t{font-weight:600}'
@@ -187,13 +201,69 @@ def draw_peers(data: dict[str, Any]) -> str:
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="828" height="{height}" viewBox="0 0 828 {height}" role="img">'
-        f"<title>{title}: what each rule frees, and how often it holds jobs back</title><style>{style}</style>"
+        f"<title>{title}: {heads[0]}, {heads[1]}</title><style>{style}</style>"
         f'<rect class="card" x=".5" y=".5" width="827" height="{height - 1}" rx="8"/>'
         f'<text class="t" x="24" y="30">{title}</text>'
-        '<text class="n" x="320" y="56">is freed (more is better)</text>'
-        '<text class="n" x="570" y="56">jobs are held back (less is better)</text>'
+        f'<text class="n" x="320" y="56">{heads[0]}</text>'
+        f'<text class="n" x="570" y="56">{heads[1]}</text>'
         f"{''.join(bars)}</svg>\n"
     )
+
+
+# what real servers feel
+
+
+ARMS: Final = {
+    "guarantee": "cpumond, guarantees, rule peak", "guarantee-ceiling": "cpumond, the same, jobs with ceilings",
+    "early-restore": "cpumond, quotas, rule peak", "document": "cpumond, quotas, rule document",
+    "peak": "cpumond, peak, early_restore off", "overcommit-idle": "batch in the idle class, no agent",
+    "overcommit-low": "batch at the lowest weight, no agent", "koordinator": "batch on 65 % less use, like Koordinator",
+    "vpa": "90th percentile + 15 %, like VPA",
+}  # fmt: skip
+"""Those of the chart, by their names in the bench."""
+
+
+def keep_servers(file: str) -> None:
+    """The figures of a session of the bench, as medians over its rounds."""
+    from bench.real_figures import AGAIN, BASE, Run, drop_runs, find_noise, list_ratios
+
+    runs, dropped = drop_runs(msgspec.json.decode(Path(file).read_bytes(), type=list[Run]), 0.2)
+    servers = list(runs[0].servers)
+    rows = []
+    for arm in dict.fromkeys(run.arm for run in runs):
+        found = [run for run in runs if run.arm == arm]
+        rows.append({
+            "name": arm, "rounds": len(found),
+            "p99_ms": {name: median(run.servers[name].whole.p99 for run in found) for name in servers},
+            "p99_ratio": {name: round(median(list_ratios(runs, arm, name) or [0.0]), 3) for name in servers},
+            "freed_ratio": round(median(run.freed_ratio for run in found), 3),
+            "held_back_ratio": round(median(run.held_back_ratio for run in found), 5),
+            "batch_cores": round(median(run.batch_cores for run in found), 3),
+        })  # fmt: skip
+    noise = {name: round(find_noise(runs, name), 3) for name in servers} if AGAIN in {run.arm for run in runs} else {}
+    keep("real-servers.json", {"base": BASE, "dropped": len(dropped), "noise": noise, "rows": rows})
+    (PICTURES / "real-servers.svg").write_text(draw_servers(load("real-servers.json")), encoding="utf-8")
+
+
+def find_worst(row: dict[str, Any]) -> float:
+    """How many times its p99 the server has that an arm slows down most."""
+    return float(max(row["p99_ratio"].values()))
+
+
+def draw_servers(data: dict[str, Any]) -> str:
+    """A row for each arm: how much slower the server becomes that it slows down most, and the CPU of batch work."""
+    rows = {row["name"]: row for row in data["rows"]}
+    shown = [(about, rows[name]) for name, about in ARMS.items() if name in rows]
+    slowest, most = max(find_worst(row) for _, row in shown), max(row["batch_cores"] for _, row in shown)
+    return _draw_card(
+        "Of PostgreSQL, nginx, Redis and Node.js the one that feels most, and a compiler as batch",
+        ("p99, times that alone (less is better)", "cores for batch beside them"),
+        [
+            (about, _show_times(find_worst(row)), find_worst(row) / slowest,
+             f"{row['batch_cores']:.2f}" if row["batch_cores"] else "none", row["batch_cores"] / most)
+            for about, row in shown
+        ],
+    )  # fmt: skip
 
 
 # the simulated pair of schedulers
@@ -236,19 +306,21 @@ def say_demo() -> str:
     )
 
 
-def say_peers() -> str:
-    data = load("peers.json")
-    rows = {row["name"]: row for row in data["rows"]}
+def _show_times(times: float) -> str:
+    return f"{times:.2f}" if times < 10.0 else f"{times:.0f}"
 
-    free, held = (
-        {name: f"{ratio(row):.2g}%" for name, row in rows.items()}
-        for ratio in (lambda row: 100 * row["reclaimed_ratio"], lambda row: 100 * row["held_back_ratio"])
-    )
+
+def say_servers() -> str:
+    data = load("real-servers.json")
+    rows = {row["name"]: row for row in data["rows"]}
+    worst = {name: _show_times(find_worst(row)) for name, row in rows.items()}
+    noise, cores = _show_times(max(data["noise"].values())), rows["guarantee"]["batch_cores"]
     return (
-        f"Of what {data['loads']} simulated loads ordered and did not want, rule `peak` frees {free['peak']} and holds "
-        f"jobs back in {held['peak']} of the time; the default, YTsaurus' own rule, {free['document']} and "
-        f"{held['document']}; VPA's percentile, but each minute and in place, {free['percentile']} and "
-        f"{held['percentile']}."
+        "Four real servers in bursts: with guarantees the p99 that rises most is "
+        f"{worst['guarantee']} times that alone (twice alone: {noise}), beside a compiler that gets {cores:.2g} of 2 "
+        f"cores. Quotas, nothing beside them: rule `peak` {worst['early-restore']} times, YTsaurus' own "
+        f"{worst['document']}, a percentile each minute, like "
+        f"VPA's, {worst['vpa']}. [All figures](docs/real-servers.md), [simulated](docs/simulate.md)."
     )
 
 
@@ -262,7 +334,7 @@ def say_trust() -> str:
     )
 
 
-SENTENCES: Final[dict[str, Callable[[], str]]] = {"demo": say_demo, "peers": say_peers, "trust": say_trust}
+SENTENCES: Final[dict[str, Callable[[], str]]] = {"demo": say_demo, "servers": say_servers, "trust": say_trust}
 """Name of a mark in README -> what has to stand between it and the next end."""
 
 
@@ -296,7 +368,12 @@ def make(names: Iterable[str]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MAKERS))
-    given = parser.parse_args().names
+    parser.add_argument("--servers", metavar="FILE", help="figures of a session of tests/bench/real_services.py")
+    options = parser.parse_args()
+    given = options.names
+    if options.servers:
+        keep_servers(options.servers)
+        given = given or ["readme"]
     if unknown := set(given) - set(MAKERS):
         parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(MAKERS)}")
     make(given or MAKERS)

@@ -280,7 +280,7 @@ class Redis(Server):
     def make_command(self) -> list[str]:
         return [
             "redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory),
-            "--save", "60", "1000", "--daemonize", "no", "--appendonly", "no",
+            "--save", "", "--daemonize", "no", "--appendonly", "no",
         ]  # fmt: skip
 
     def fill(self) -> None:

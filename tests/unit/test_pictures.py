@@ -37,6 +37,8 @@ def test_the_figures_of_the_rules_are_those_that_they_give_now() -> None:
     figures, run = pictures.load("peers.json"), "run `python tests/pictures.py peers`"
     assert compare(seconds, seeds)["rows"] == figures["probe"], run
     assert pictures.draw_peers(figures) == (pictures.PICTURES / "peers.svg").read_text(encoding="utf-8"), run
+    shown = (pictures.PICTURES / "real-servers.svg").read_text(encoding="utf-8")
+    assert pictures.draw_servers(pictures.load("real-servers.json")) == shown
 
 
 def test_the_figures_in_readme_are_the_measured_ones() -> None:
