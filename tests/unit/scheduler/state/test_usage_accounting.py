@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from scheduler_world import EASY, PlayedNode, World, assert_consistent
@@ -130,9 +132,9 @@ def test_6_7_a_job_told_to_stop_leaves_every_level_at_once(small):
 # --- 1.9, overcommit
 
 
-def overcommit(allowed_s: float = 15.0) -> tuple[Small, PlayedNode]:
+def overcommit(allowed_s: float = 15.0, **rules: Any) -> tuple[Small, PlayedNode]:
     """A node whose freed cores were given to a third job before the first wanted them back."""
-    small = Small(Rules(spare=EASY.spare, overcommit_duration_s=allowed_s), jobs=3)
+    small = Small(Rules(spare=EASY.spare, overcommit_duration_s=allowed_s, **rules), jobs=3)
     small.say(1.0)
     small.settle_down()
     assert len(small.host.jobs) == 3
@@ -160,6 +162,16 @@ def test_1_9_overcommit_is_repaired_after_its_time_latest_start_first():
     assert small.state.nodes["n1"].overcommitted_since is None
     assert small.operation(small.first).needed == {"t": 1}
     assert_consistent(small.state)
+
+
+def test_1_9_a_job_on_reclaimed_cpu_waits_for_the_additional_time():
+    small, node = overcommit(additional_reclaimed_overcommit_duration_s=5.0)
+    begun = small.now
+    while small.now < begun + 20:
+        small.step()
+        assert len(node.jobs) == 3
+    small.step()
+    assert set(node.jobs) == {small.one, small.two}
 
 
 @pytest.mark.parametrize("is_reclaimed", [True, False])
