@@ -20,6 +20,8 @@ from guest_host import Facts, assert_passed, of
 from judge_units import CHECKS, FLOOR_US, QUOTA_US, assert_same
 from vm_host import BUILD_S, Machine, Part, limit_of
 
+from cpumond.core.job_cgroups import IDLE_SLICE
+
 UNITS_SLOW = 5.0
 """How many times longer the guest's periods are."""
 UNITS_PATIENCE = 3 * UNITS_SLOW
@@ -101,3 +103,13 @@ def test_a_reboot(v2: Machine, boot: str, boot_before: str) -> None:
     assert state["boot_id"] == fact["boot_id"]
     assert state["cgroups"]["batch.slice/work.service"]["settings"]["quota_us"] == QUOTA_US
     assert fact["failed_units"] == ""
+
+
+@pytest.mark.parametrize("boot", ["before", "rebooted", "cut"])
+def test_a_job_on_reclaimed_cpu_and_a_reboot(v2: Machine, boot: str) -> None:
+    """Nothing is left of it after each boot, and the class is made anew for the next one."""
+    fact = of(v2.of("reboot"), boot)["reclaimed"]
+    assert (fact["was_idle"], fact["left"], fact["recovered"]) == (False, {"units": [], "cgroups": []}, {})
+    assert fact["started"] is not None, fact
+    assert fact["is_idle"]
+    assert [f"/{IDLE_SLICE}/" in cgroup for cgroup in fact["cgroups"]] == [True], fact

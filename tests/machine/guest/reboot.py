@@ -1,6 +1,7 @@
 """Runs inside the guest, once before and once after each of two reboots: an orderly one, and one without a shutdown.
 
-An agent holds a unit's limit down; each run adds what it saw to /out/reboot/facts.json.
+An agent holds a unit's limit down, and a job on reclaimed CPU runs; each run adds what it saw to
+/out/reboot/facts.json.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from guest_tools import install_files, journal_after, run, systemctl, wait, write_file
+from systemd_executor import driver, left_over, read_idle
 from units import AGENT, CPU_ROOT, PATIENCE_S, PROGRAM, RULES, SLICE, UNIT, VERSION, install, look, set_load, settle
 
 FACTS = Path("/out/reboot/facts.json")
@@ -40,6 +42,19 @@ def read_witness() -> dict[str, str]:
     return seen
 
 
+def start_reclaimed() -> dict[str, Any]:
+    """What was left of jobs on reclaimed CPU and of their class, and what the next one finds."""
+    was_idle, left = read_idle(), left_over()
+    with driver("reclaimed") as d:
+        recovered = d.recovered  # type: ignore[attr-defined]
+        d.start("reclaimed", "sleep", "infinity", reclaimed=True)
+        started = wait(lambda: left_over()["cgroups"])
+    return {
+        "was_idle": was_idle, "left": left, "recovered": recovered, "started": started, "is_idle": read_idle(),
+        "cgroups": left_over()["cgroups"],
+    }  # fmt: skip
+
+
 def see() -> dict[str, Any]:
     """This boot, from before the agent came until it has lowered the unit's limit."""
     witness = read_witness()
@@ -50,6 +65,7 @@ def see() -> dict[str, Any]:
         "state": Path("/var/lib/cpumond/originals.state").read_text().partition("\n")[2],
         "failed_units": run("systemctl", "--failed", "--no-legend")["output"],
         "journal": journal_after("", AGENT),
+        "reclaimed": start_reclaimed(),
         **look(),
     }
 
