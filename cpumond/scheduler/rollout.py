@@ -211,7 +211,7 @@ def warn_of_raised(
         effect = host.find_effect(said)
         if host.about is None:
             unknown += not proven
-        elif effect is not None and effect not in proven and is_above(effect, lowest(host.told, host.about.bound)):
+        elif effect is not None and effect not in proven and is_above(effect, _find_obeyed(host.told, host.about)):
             raised += 1
     sentences = [f"{count(raised, 'host')} may do more now, without a canary"] if raised else []
     if unknown:

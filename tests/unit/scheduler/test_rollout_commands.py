@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from examples import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_rollout_watch import ABOUT, Fleet
 
@@ -84,6 +84,20 @@ def find_effect(node, level):
     return lowest("shadow" if level == "guarantee" and not about.knows_guarantee else level, about.bound)
 
 
+@example(
+    # A host that does not know "guarantee" did less than it was told.
+    [
+        (set(), "off", True, True),
+        (set(), "off", True, True),
+        (set(), "off", True, True),
+        ({"a"}, "up-only", True, True),
+    ],
+    [
+        SetStage(nodes_filter="%true", level="guarantee", canary_ratio=1.0),
+        SetStage(nodes_filter="a", level="weight", canary_ratio=0.5),
+        StopStage(nodes_filter="%true"),
+    ],
+)
 @given(st.lists(HOST, min_size=1, max_size=6), STEPS)
 @examples(300)
 def test_no_host_does_more_without_a_canary_or_a_sentence_and_a_plan_is_what_happens(hosts, steps):
