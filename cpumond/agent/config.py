@@ -180,15 +180,12 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """``[executor]``: how the scheduler's jobs are run. ``cgroup_root`` is relative to the cpu hierarchy's root.
 
     ``user`` "" = the user of the operation, whose number must be at least ``min_uid``; ``jobs_dir`` "" = ``state_dir``
-    with "-jobs" at its end; ``max_tasks``: processes and threads of a job, 0 = no limit. ``partition`` and
-    ``node_name``: where jobs of kind "slurm" go.
+    with "-jobs" at its end; ``max_tasks``: processes and threads of a job, 0 = no limit.
     """
 
-    kind: Literal["none", "cgroup", "systemd", "slurm"] = "none"
+    kind: Literal["none", "cgroup", "systemd"] = "none"
     cgroup_root: str = ""
     allow_root: bool = False
-    partition: str = "reclaimed"
-    node_name: str = ""
     user: str = ""
     min_uid: Annotated[int, msgspec.Meta(ge=1, le=2**32)] = 1000
     jobs_dir: str = ""
@@ -199,10 +196,7 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def cgroup_roots(self) -> tuple[str, ...]:
-        """Cgroups below which its jobs are: of ordinary ones, then of those on reclaimed CPU; for Slurm, which makes
-        them, that of its daemon on v2 and on v1."""
-        if self.kind == "slurm":
-            return f"system.slice/{self.node_name}_slurmstepd.scope", f"slurm_{self.node_name}"
+        """Cgroups below which its jobs are: of ordinary ones, then of those on reclaimed CPU."""
         return (self.cgroup_root, *self.idle_roots)
 
     @property
@@ -212,12 +206,6 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         if self.kind == "cgroup":
             return (name_idle_parent(self.cgroup_root),)
         return (IDLE_SLICE,) if self.kind == "systemd" else ()
-
-    @property
-    def place(self) -> str:
-        """Where its jobs are, for people."""
-        slurm = f"Slurm's partition {self.partition} on its node {self.node_name}"
-        return slurm if self.kind == "slurm" else self.cgroup_root
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -344,6 +332,12 @@ def parse_config_text(text: str, path: str) -> dict[str, Any]:
         raw = decode_toml(text)
     except ContentError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    executor = raw.get("executor")
+    if isinstance(executor, dict) and executor.get("kind") == "slurm":
+        raise ConfigError(
+            f'{path}: executor.kind: "slurm" is gone; use "systemd" or "cgroup", whose jobs run beside those of Slurm, '
+            "and leave out partition and node_name"
+        )
     table = normalise_table(raw, AgentConfig, path, "", hidden=frozenset({"path", "ceiling"}))
     if "monitor" in table:
         table["monitor"] = normalise_table(raw["monitor"], MonitorSettings, path, "monitor")
@@ -437,9 +431,7 @@ def find_idle_options(config: AgentConfig) -> list[str]:
     return [f"{config.path or 'built-in defaults'}: {text}" for text in told]
 
 
-EXECUTOR_ROOTS = {
-    "none": "", "cgroup": DEFAULT_ROOT, "systemd": JOBS_SLICE_CGROUP, "slurm": "",
-}  # fmt: skip
+EXECUTOR_ROOTS = {"none": "", "cgroup": DEFAULT_ROOT, "systemd": JOBS_SLICE_CGROUP}
 """``executor.kind`` -> cgroup of its jobs unless ``cgroup_root`` names another."""
 
 
@@ -457,41 +449,18 @@ def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:
             f"{where}: executor.cgroup_root: {IDLE_NAME} is for jobs on reclaimed CPU alone, got {root!r}; "
             f'choose a cgroup outside it, such as the default "{DEFAULT_ROOT}"'
         )
-    _check_slurm(options, where)
     if options.user and not re.fullmatch(r"[A-Za-z_][-A-Za-z0-9_.]{0,63}[$]?|[0-9]{1,10}", options.user):
         raise ConfigError(f"{where}: executor.user: must be a name of a user, got {options.user!r}")
     roots = config.managed_roots
-    own = (root,) if options.kind != "slurm" else options.cgroup_roots
-    is_below = any(each == "" or f"{path}/".startswith(each + "/") for each in roots for path in own)
+    is_below = any(each == "" or f"{root}/".startswith(each + "/") for each in roots)
     if options.kind != "none" and roots and not is_below:
-        what = "executor.cgroup_root" if options.kind != "slurm" else "executor.node_name"
         raise ConfigError(
-            f"{where}: {what}: {' or '.join(map(repr, own))} is not below managed_roots {roots}; "
+            f"{where}: executor.cgroup_root: {root!r} is not below managed_roots {roots}; "
             "limits of its jobs could never move: add it there"
         )
     jobs_dir = os.path.abspath(options.jobs_dir) if options.jobs_dir else f"{config.state_dir}-jobs"
     options = msgspec.structs.replace(options, cgroup_root=root, jobs_dir=jobs_dir)
     return msgspec.structs.replace(config, executor=options)
-
-
-def _check_slurm(options: ExecutorOptions, where: str) -> None:
-    """What jobs of kind "slurm" need, and no others do. Raises ConfigError."""
-    if options.kind != "slurm":
-        if options.node_name:
-            raise ConfigError(f'{where}: executor.node_name: is for kind = "slurm" only, kind is "{options.kind}"')
-        return
-    if options.cgroup_root:
-        raise ConfigError(
-            f'{where}: executor.cgroup_root: with kind = "slurm" Slurm makes the cgroups of jobs, '
-            f"got {options.cgroup_root!r}; leave it out"
-        )
-    for name, value in (("partition", options.partition), ("node_name", options.node_name)):
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", value):
-            raise ConfigError(
-                f'{where}: executor.{name}: with kind = "slurm" it must be a name that Slurm has: that of the '
-                f"{'partition' if name == 'partition' else 'slurmd on this host'} for jobs of the scheduler, "
-                f"got {value!r}"
-            )
 
 
 def _check_scheduler(scheduler: SchedulerLink, where: str) -> None:

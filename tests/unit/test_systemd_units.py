@@ -23,7 +23,6 @@ SCHEDULER = FOLDER / "cpumond-scheduler.service"
 SLICE = FOLDER / JOBS_SLICE
 RECLAIMED = FOLDER / IDLE_SLICE
 EXECUTOR = FOLDER / "executor.conf"
-EXECUTOR_OF_SLURM = FOLDER / "executor-slurm.conf"
 ENGINES = sorted((FOLDER / "cpumond.service.d").glob("*.conf"))
 SYSUSERS = FOLDER / "cpumond.sysusers.conf"
 TMPFILES = FOLDER / "cpumond.tmpfiles.conf"
@@ -87,7 +86,7 @@ def copy_of(unit: Path, folder: Path, drop_ins: tuple[Path, ...] = (), more: str
     ("unit", "drop_ins"),
     [
         *((unit, ()) for unit in (SERVICE, SCHEDULER, SLICE, RECLAIMED)),
-        *((SERVICE, (drop_in,)) for drop_in in (*ENGINES, EXECUTOR, EXECUTOR_OF_SLURM)),
+        *((SERVICE, (drop_in,)) for drop_in in (*ENGINES, EXECUTOR)),
     ],
     ids=lambda each: each.name if isinstance(each, Path) else "+".join(path.stem for path in each),
 )
@@ -116,10 +115,8 @@ def test_the_slice_of_jobs_on_reclaimed_cpu_is_behind_all_others() -> None:
         (SERVICE, tuple(ENGINES), 0.0, 2.3),
         # Root itself (0.4) and the capability to give files away (0.2), without which no job could be started.
         (SERVICE, (EXECUTOR,), 2.0, 2.3),
-        # To become the users who submit (0.3), to tell processes apart (0.5) and to kill them (0.1).
-        (SERVICE, (EXECUTOR_OF_SLURM,), 2.0, 3.1),
     ],
-    ids=["agent", "scheduler", "engines", "executor", "executor of slurm"],
+    ids=["agent", "scheduler", "engines", "executor"],
 )
 def test_exposure_is_low(unit: Path, drop_ins: tuple[Path, ...], least: float, most: float, tmp_path: Path) -> None:
     """``systemd-analyze security`` sums up what a process that was taken over could reach, from 0 (nothing) to 10.

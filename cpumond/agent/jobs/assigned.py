@@ -228,7 +228,7 @@ class AssignedJobs:
             self._update_file(
                 job, state="running", cgroup=started.cgroup, start_time=job.file.start_time or started.start_time
             )
-            job.mark_running(self.config.executor.kind == "slurm")
+            job.mark_running()
         if mine:
             log.info("jobs_adopted", adopted=len(found), ended=len(mine) - len(found))
 
@@ -371,7 +371,7 @@ class AssignedJobs:
         self.start_seconds += took_s
         self.start_buckets[sum(took_s > bound for bound in START_BUCKETS_S)] += 1
         self._update_file(job, state="running", cgroup=event.cgroup, start_time=event.start_time)
-        job.mark_running(self.config.executor.kind == "slurm")
+        job.mark_running()
         if job.file.stop is not None:
             # The stop order came before it had a process to be interrupted.
             self.executor.interrupt(event.job_id)

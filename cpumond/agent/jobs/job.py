@@ -102,14 +102,9 @@ class AssignedJob:
         start_time = self.file.start_time
         return Share(self.order.job_id, math.inf if start_time is None else start_time, amount)
 
-    def mark_running(self, is_whole: bool) -> None:
-        """From now on the monitor follows it. Options that cannot be understood are left out, and logged.
-
-        ``is_whole`` as in ``FoundJob``.
-        """
+    def mark_running(self) -> None:
+        """From now on the monitor follows it. Options that cannot be understood are left out, and logged."""
         order = self.order
-        if not self.file.cgroup:
-            return  # Slurm has made it none with a limit: there is nothing to follow
         try:
             layer = parse_layer(order.job_cpu_monitor, f"job {order.job_id}")
         except ConfigError as error:
@@ -121,7 +116,6 @@ class AssignedJob:
             self.file.cgroup,
             order.cpu_limit,
             layer=layer,
-            is_whole=is_whole,
             is_assigned=True,
             has_ceiling=order.has_ceiling,
         )

@@ -79,8 +79,6 @@ class JobRequests:
         if job is None:
             raise RefusedError(f"job {job_id} is none of the scheduler's jobs on this node")
         found = {each.found.path: each.found for each in agent.table if each.found.job_id == job_id}
-        if job.file.state == "running" and not job.file.cgroup:
-            raise RefusedError(f"job {job_id} has no cgroup with a limit on this node: Slurm made it none")
         if job.file.state != "running" or job.file.cgroup not in found:
             if job.file.state == "ended":
                 raise RefusedError(f"job {job_id} has ended")

@@ -7,7 +7,6 @@ import os
 import platform
 import pwd
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Literal
@@ -24,7 +23,6 @@ from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import ConfigError, CpumondError, UnavailableError
 from cpumond.core.settings import parse_listen
 from cpumond.core.words import count, show_time
-from cpumond.host.executor.slurm.commands import PROGRAMS
 
 WRITERS: Final = {
     "kubelet": "Kubernetes' kubelet sets the quotas of its pods",
@@ -317,7 +315,7 @@ def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) 
     if options.kind == "none":
         runs = "this node registers without slots for jobs" if config.scheduler.url else "no jobs are run"
         return [Finding("executor", "ok", f"kind none: {runs}")]
-    findings = [Finding("executor", "ok", f"kind {options.kind}: jobs in {options.place}")]
+    findings = [Finding("executor", "ok", f"kind {options.kind}: jobs in {options.cgroup_root}")]
     if not config.scheduler.url:
         advice = 'set [scheduler] url, for example "http://127.0.0.1:9757"'
         findings.append(Finding("executor", "warn", "there is no scheduler to get jobs from", advice))
@@ -326,10 +324,6 @@ def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) 
         findings.append(Finding("executor", "fail", "systemd does not run this machine", advice))
     if options.kind == "systemd" and not has_bus_library:
         findings.append(Finding("executor", "fail", "dbus-fast is not installed", "pip install dbus-fast"))
-    missing = [name for name in PROGRAMS if options.kind == "slurm" and shutil.which(name) is None]
-    if missing:
-        advice = "install Slurm's client commands on this host (Debian: slurm-client)"
-        findings.append(Finding("executor", "fail", f"there is no {', '.join(missing)} here", advice))
     if options.kind == "cgroup" and is_booted:
         advice = (
             'set kind = "systemd": jobs of kind cgroup end with the service, and systemd may take their limits away'
@@ -337,8 +331,6 @@ def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) 
         findings.append(Finding("executor", "warn", "systemd runs this machine", advice))
     if os.geteuid() != 0 and options.user != pwd.getpwuid(os.geteuid()).pw_name:
         advice = "run the agent as root, or set [executor] user to the account it runs as"
-        if options.kind == "slurm":
-            advice = "run the agent as root: see systemd/executor-slurm.conf"
         findings.append(
             Finding("executor", "warn", "an agent that is not root runs jobs as its own account only", advice)
         )

@@ -18,13 +18,10 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """What executors are made with; each takes what it needs. ``partition`` and ``node_name`` are Slurm's names."""
+    """What executors are made with; each takes what it needs."""
 
     runtime_dir: str
     cgroups: JobCgroupTree
-    mountinfo: str = "/proc/self/mountinfo"
-    partition: str = ""
-    node_name: str = ""
 
 
 def _make_cgroup(setting: Setting) -> Executor:
@@ -40,16 +37,9 @@ def _make_systemd(setting: Setting) -> Executor:
     return SystemdExecutor(setting.cgroups)
 
 
-def _make_slurm(setting: Setting) -> Executor:
-    from cpumond.host.executor.slurm.executor import SlurmExecutor
-
-    return SlurmExecutor(setting.runtime_dir, setting.partition, setting.node_name, setting.mountinfo)
-
-
 EXECUTORS: Final[dict[str, Callable[[Setting], Executor]]] = {
     "cgroup": _make_cgroup,
     "systemd": _make_systemd,
-    "slurm": _make_slurm,
 }
 """``executor.kind`` -> how it is made; ``recover`` says what is not possible."""
 
@@ -57,10 +47,8 @@ EXECUTORS: Final[dict[str, Callable[[Setting], Executor]]] = {
 def find_idle_class(kind: str, cgroups: JobCgroupTree) -> IdleClass:
     """The class in which an executor of this kind runs jobs on reclaimed CPU; nothing is made or asked but files."""
     from cpumond.core.job_cgroups import IDLE_SLICE
-    from cpumond.host.cgroup.idle import IdleClass, IdleParent
+    from cpumond.host.cgroup.idle import IdleParent
 
     if kind == "cgroup":
         return cgroups.find_idle_class()
-    if kind == "systemd":
-        return IdleParent(cgroups.hierarchies, IDLE_SLICE).describe()
-    return IdleClass(note="jobs keep the weight that Slurm gives them" if kind == "slurm" else "")
+    return IdleParent(cgroups.hierarchies, IDLE_SLICE).describe()

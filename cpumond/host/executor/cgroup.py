@@ -7,62 +7,115 @@ reclaimed CPU are in the idle class (``host.cgroup.job_tree``), and the first th
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import msgspec
 import structlog
 
-from cpumond.core.errors import CpumondError
+from cpumond.core.errors import CpumondError, describe
+from cpumond.core.wire import LogStream
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.executor import keeper
-from cpumond.host.executor.keeper_executor import CONNECT_S, SETTLE_S, HeldJob, KeeperExecutor, KeptRecord, make_ended
-from cpumond.host.executor.keeper_link import KeptJob, read_result
+from cpumond.host.executor.keeper.logs import read_end, read_log
+from cpumond.host.executor.keeper_link import KeeperLink, KeptJob, read_result
 from cpumond.host.executor.model import (
     KILLED_BEFORE,
+    LAST_WORDS_BYTES,
+    NO_COMMAND,
     Ended,
     Event,
+    Executor,
+    ExecutorError,
     Launch,
     NotStarted,
     Started,
 )
-from cpumond.host.executor.records import Records
+from cpumond.host.executor.records import Records, unlink
 
 log = structlog.get_logger("cpumond.host.executor")
 
+CONNECT_S: Final = 8.0
 INDEX_NAME: Final = "cgroup-jobs"
 UNKNOWN: Final = (
     "it is not known what became of it: the host was started anew, or the files of the agent's runtime_dir were removed"
 )
 NEVER_STARTED: Final = "the process that starts jobs was killed before this one was seen to run"
+_SETTLE_S: Final = 1.5
+_POLL_S: Final = 0.05
 
 
-class Record(KeptRecord):
-    """``pid``: None until the keeper has reported it."""
+class Record(msgspec.Struct):
+    """What is on disk of a job until the agent has stored its end. ``pid``: None until the keeper has reported it."""
 
+    job_id: str
+    directory: str
+    max_log_bytes: int
     procs: list[str]
     pid: int | None = None
     start_time: float = 0.0
+    ended: Ended | None = None
+    not_started: NotStarted | None = None
+
+    @property
+    def outcome(self) -> Ended | NotStarted | None:
+        """The event for the agent, once the job has left nothing behind."""
+        return self.not_started or self.ended
 
 
-class _Job(HeldJob):
-    record: Record
+class _Job:
+    """One job in memory. ``silent``: the agent did not ask for it, and gets no events about it."""
 
     def __init__(self, record: Record, silent: bool = False) -> None:
-        super().__init__(record, silent)
+        self.record = record
+        self.silent = silent
         self.start: dict[str, Any] | None = None
         """The start order for the keeper, until the keeper shows that it has it."""
+        self.started = False
+        self.interrupted = False
+        """To be interrupted as soon as it runs."""
+        self.killed = False
+        self.result: KeptJob | None = None
+        """The keeper's last word."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.result is not None or self.record.outcome is not None
 
 
-class CgroupExecutor(KeeperExecutor[_Job]):
+class CgroupExecutor(Executor):
     """At most one for each ``runtime_dir``, and for each root of ``cgroups``."""
 
     def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
-        super().__init__(runtime_dir, Records(os.path.join(runtime_dir, INDEX_NAME), Record))
         self._cgroups = cgroups
+        self._runtime_dir = runtime_dir
+        self._records = Records(os.path.join(runtime_dir, INDEX_NAME), Record)
+        self._jobs: dict[str, _Job] = {}
+        self._prepared = False
+        self._wanted: set[str] = set()
+        """Jobs of earlier runs that the agent asked for."""
+        self._events: list[Event] = []
+        self._reported: list[Record] = []
+        self._epoll = select.epoll()
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._news, select.EPOLLIN)
+        self._keeper = KeeperLink(runtime_dir, self._epoll)
+        self._closed = False
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
+        found = read_log(directory, stream, tail_bytes)
+        if found is None:
+            path = os.path.join(directory, stream)
+            raise ExecutorError(f"there is no {stream} of this job: {path} was removed, or the job never ran")
+        return found
 
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
         wanted = self._wanted = set(job_ids)
@@ -78,7 +131,7 @@ class CgroupExecutor(KeeperExecutor[_Job]):
             if not self._cgroups.remove(job_id):
                 log.warning("a cgroup of a job that nobody knows has processes, it is left alone", job_id=job_id)
         known = [self._jobs[job_id] for job_id in wanted]
-        self._exchange_until(lambda: all(job.started or job.is_over for job in known), SETTLE_S)
+        self._exchange_until(lambda: all(job.started or job.is_over for job in known), _SETTLE_S)
         found = {}
         for job_id, job in self._jobs.items():
             if job.silent and not job.is_over:
@@ -91,7 +144,11 @@ class CgroupExecutor(KeeperExecutor[_Job]):
     def start(self, launch: Launch) -> None:
         """Raises ExecutorError for a job that is here already."""
         job_id = launch.job_id
-        if not self._may_start(launch):
+        if job_id in self._jobs:
+            raise ExecutorError(f"the job {job_id} was started here already; give each job an id of its own")
+        self._reported = [record for record in self._reported if record.job_id != job_id]
+        if not launch.argv:
+            self._add_event(NotStarted(job_id, NO_COMMAND))
             return
         try:
             procs = self._cgroups.create(
@@ -104,7 +161,12 @@ class CgroupExecutor(KeeperExecutor[_Job]):
         directory = os.path.abspath(launch.directory)
         record = Record(job_id, directory, launch.max_log_bytes, procs)
         job = self._jobs[job_id] = _Job(record)
-        if not self._store_new(record):
+        try:
+            self._records.store(job_id, record)
+        except OSError as error:
+            problem = f"cannot write into {self._records.directory}: {describe(error)}; make room there"
+            record.not_started = NotStarted(job_id, problem, node_fault=True)
+            self._wake()
             return
         job.start = {**msgspec.to_builtins(launch), "id": job_id, "directory": directory, "procs": procs}
         if not self._keeper.send("start", job.start):
@@ -127,19 +189,26 @@ class CgroupExecutor(KeeperExecutor[_Job]):
             self._kill(job)
 
     def poll(self) -> list[Event]:
-        self._hear()
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._news)
+        self._restore_index()
+        self._remove_reported()
+        self._exchange()
         for job in list(self._jobs.values()):
             if job.is_over:
                 self._finish(job)
             elif job.killed:
                 self._kill(job)
-        return self._take_events()
+        events, self._events = self._events, []
+        return events
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._close_link()
+        self._keeper.close()
+        self._epoll.close()
+        os.close(self._news)
 
     def _prepare(self) -> None:
         """See that jobs can be run here at all. Raises CpumondError."""
@@ -151,6 +220,78 @@ class CgroupExecutor(KeeperExecutor[_Job]):
             log.warning("no pids controller for jobs here: nothing limits how many processes one starts (max_tasks)")
         self._cgroups.remove(probe)
         self._prepared = True
+
+    def _await_keeper(self) -> None:
+        if not self._exchange_until(lambda: self._keeper.is_greeted, CONNECT_S):
+            raise ExecutorError(
+                f"the keeper of jobs does not answer in {self._runtime_dir}: {self._keeper.explain()}; "
+                "see whether the agent may start processes and make sockets there"
+            )
+
+    def _drop_old_starts(self, found: Collection[str]) -> None:
+        """The starts of jobs that are returned, or over already, are no news."""
+        self._events = [
+            event
+            for event in self._events
+            if not isinstance(event, Started)
+            or not (event.job_id in found or event.job_id not in self._jobs or self._jobs[event.job_id].is_over)
+        ]
+
+    def _exchange(self) -> None:
+        """Read all that the keeper has sent and send what waits for it; returns at once."""
+        for news in self._keeper.exchange():
+            if isinstance(news, KeptJob):
+                self._on_report(news)
+            else:
+                self._reconcile(news)
+        if self._keeper.alone_s >= CONNECT_S:
+            self._give_up_without_keeper()
+
+    def _exchange_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Read from the keeper, started if need be, until ``condition`` holds; False when that takes too long."""
+        deadline_s = time.monotonic() + timeout_s
+        self._exchange()
+        while not condition():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0.0:
+                return False
+            self._epoll.poll(min(left_s, _POLL_S))
+            self._exchange()
+        return True
+
+    def _restore_index(self) -> None:
+        """Write the records anew where they or ``runtime_dir`` were removed: the next run of the agent needs them."""
+        if not self._prepared or not self._records.is_removed():
+            return
+        for job_id, job in self._jobs.items():
+            self._records.store_if_possible(job_id, job.record)
+        self._keeper.send("listen", True)
+
+    def _remove_reported(self) -> None:
+        """Remove the files of jobs whose end was given to the agent by the ``poll`` before: it has stored it by now."""
+        for record in self._reported:
+            self._records.remove(record.job_id)
+            if record.directory:
+                for suffix in ("", ".new"):
+                    unlink(os.path.join(record.directory, keeper.RESULT_NAME + suffix))
+        self._reported.clear()
+
+    def _wake(self) -> None:
+        """Make ``fileno`` readable."""
+        os.eventfd_write(self._news, 1)
+
+    def _add_event(self, event: Event) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def _mark_started(self, job: _Job) -> None:
+        if job.started:
+            return
+        job.started = True
+        if job.interrupted:
+            self._interrupt(job)
+        if not job.silent:
+            self._add_event(self._describe_start(job))
 
     def _describe_start(self, job: _Job) -> Started:
         return Started(job.record.job_id, self._cgroups.path(job.record.job_id), job.record.start_time)
@@ -181,14 +322,29 @@ class CgroupExecutor(KeeperExecutor[_Job]):
         if self._cgroups.remove(job_id):
             self._report(job)
 
-    def _describe_end(self, record: Record, result: KeptJob) -> Ended:
-        totals = self._cgroups.read_totals(record.job_id)
-        return make_ended(record, result, totals.cpu_seconds, totals.max_memory, totals.oom_kills)
+    def _report(self, job: _Job) -> None:
+        """The last step of a job that is over: the keeper and this executor forget it, the agent hears of it."""
+        record = job.record
+        self._keeper.send("forget", record.job_id)
+        if record.directory:
+            for name in keeper.STREAMS:
+                for suffix in (".fifo",) if record.not_started is None else (".fifo", "", ".1", ".total"):
+                    unlink(os.path.join(record.directory, name + suffix))
+        del self._jobs[record.job_id]
+        self._reported.append(record)
+        if not job.silent and record.outcome is not None:
+            self._add_event(record.outcome)
+        else:
+            self._wake()
 
-    def _exchange(self) -> None:
-        super()._exchange()
-        if self._keeper.alone_s >= CONNECT_S:
-            self._give_up_without_keeper()
+    def _describe_end(self, record: Record, result: KeptJob) -> Ended:
+        """The event of a job that has ended, with the last words of one that failed."""
+        totals = self._cgroups.read_totals(record.job_id)
+        path = os.path.join(record.directory, "stderr")
+        return Ended(
+            record.job_id, result.finish_time, result.exit_code, result.signal, totals.cpu_seconds, totals.max_memory,
+            totals.oom_kills > 0, result.problem, read_end(path, LAST_WORDS_BYTES)[0] if result.exit_code else b"",
+        )  # fmt: skip
 
     def _give_up_without_keeper(self) -> None:
         """Without a keeper for long: report jobs that cannot start, and those that ended unseen."""
@@ -204,6 +360,8 @@ class CgroupExecutor(KeeperExecutor[_Job]):
                 self._conclude(job)
 
     def _reconcile(self, kept: list[KeptJob]) -> None:
+        """Bring both sides together with a keeper that has listed all its jobs."""
+        kept = [kept_job for kept_job in kept if kept_job.slurm_job is None]
         for kept_job in kept:
             if kept_job.id not in self._jobs:
                 record = Record(kept_job.id, kept_job.directory, 0, self._cgroups.join_files(kept_job.id))
@@ -256,6 +414,7 @@ class CgroupExecutor(KeeperExecutor[_Job]):
         self._wake()
 
     def _on_report(self, kept_job: KeptJob) -> None:
+        """Take over what the keeper reports of a job."""
         job = self._jobs.get(kept_job.id)
         if job is None or job.is_over:
             if job is None and kept_job.is_over:

@@ -42,10 +42,7 @@ class KeptJob(msgspec.Struct):
     problem: str = ""
     node_fault: bool = False
     slurm_job: int | None = None
-    places: dict[str, str] = {}
-    cpu_seconds: float | None = None
-    max_memory: int | None = None
-    oom_kills: int = 0
+    """Set by keepers of 0.2 where Slurm runs the job, which no executor does any more."""
 
     @property
     def is_over(self) -> bool:

@@ -9,11 +9,10 @@ import msgspec
 
 from cpumond.core.errors import CpumondError
 from cpumond.core.wire import LogStream
-from cpumond.host.executor import keeper
 
 LAST_WORDS_BYTES: Final = 4096
 NO_COMMAND: Final = "its command is empty"
-KILLED_BEFORE: Final = keeper.KILLED_BEFORE
+KILLED_BEFORE: Final = "it was killed before it was started"
 
 
 class Launch(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from typing import Generic, TypeVar
 
 import msgspec
@@ -84,6 +85,17 @@ class Records(Generic[RecordKind]):
 
     def _path(self, job_id: str) -> str:
         return os.path.join(self.directory, f"{job_id}.json")
+
+
+def drop_slurm_records(runtime_dir: str) -> None:
+    """Remove what the executor of kind "slurm", which 0.2 had, kept of its jobs."""
+    directory = os.path.join(runtime_dir, "slurm-jobs")
+    with contextlib.suppress(OSError):
+        jobs = sorted(name.removesuffix(".json") for name in os.listdir(directory))
+        if jobs:
+            log.warning("jobs that were started through Slurm are not followed any more", job_ids=jobs)
+        shutil.rmtree(directory)
+    unlink(os.path.join(runtime_dir, "slurm-guests"))
 
 
 def unlink(path: str) -> None:

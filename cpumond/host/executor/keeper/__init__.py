@@ -6,10 +6,8 @@ more than the standard library.
 
 Agents connect to ``keeper.sock`` in RUNTIME_DIR (only root and the keeper's own user) and exchange lines of JSON, each
 an object with one key. The keeper's first line is ``hello``: version and all jobs it has; then a ``job`` line for each
-change of one. From the agent: ``start`` a job, ``adopt`` one of a keeper that was killed, ``expect`` one that Slurm
-starts, ``kill`` its main process, ``interrupt`` all of a job that Slurm started, ``forget`` one that is over,
-``listen`` anew where the socket was removed, listen to ``guests`` by a name: all jobs they may come for were expected
-before. A job line has ``JOB_FIELDS``; when a job is
+change of one. From the agent: ``start`` a job, ``adopt`` one of a keeper that was killed, ``kill`` its main process,
+``forget`` one that is over, ``listen`` anew where the socket was removed. A job line has ``JOB_FIELDS``; when a job is
 over the same is in its directory's ``result.json``, before that line is sent. States: starting, running, ended, failed.
 
 In the directory of a job are, for each of stdout and stderr: the FIFO ``stdout.fifo``, the log ``stdout`` with the part
@@ -26,8 +24,6 @@ VERSION: Final = 4
 SOCKET_NAME: Final = "keeper.sock"
 LOCK_NAME: Final = "keeper.lock"
 RESULT_NAME: Final = "result.json"
-CLAIM_NAME: Final = "claim"
-"""Which run of a job of Slurm is the one: id, process, its start; see ``guests``."""
 STREAMS: Final = ("stdout", "stderr")
 RECLAIMED_OOM_SCORE: Final = 1000
 """``oom_score_adj`` of jobs on reclaimed CPU: the kernel, short of memory, ends them before all others."""
@@ -35,10 +31,7 @@ LOST: Final = "its exit code was lost: the process that waited for it was killed
 IDLE_S: Final = 3.0
 """How long a keeper stays with neither agents nor jobs."""
 
-KILLED_BEFORE: Final = "it was killed before it was started"
-
 JOB_FIELDS: Final = (
     "id", "directory", "state", "pid", "start_time", "finish_time", "exit_code", "signal", "problem", "node_fault",
-    "slurm_job", "places", "cpu_seconds", "max_memory", "oom_kills",
 )  # fmt: skip
 """The keys of a job line."""

@@ -92,8 +92,7 @@ def become_job(order: dict[str, Any], hard_descriptors: int) -> NoReturn:
             account = None
     with step("open its output", node_fault=True):
         os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), 0)
-        # The step of Slurm was given its output, and cannot open it by name.
-        for number, name in enumerate(() if "token" in order else STREAMS, 1):
+        for number, name in enumerate(STREAMS, 1):
             fifo = os.open(os.path.join(order["directory"], f"{name}.fifo"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             if account is not None and os.geteuid() == 0:
                 os.fchown(fifo, account.pw_uid, account.pw_gid)

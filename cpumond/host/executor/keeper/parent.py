@@ -20,7 +20,6 @@ from typing import Any, Final
 from cpumond.host.cgroup_processes import kill_processes, list_processes
 from cpumond.host.executor.keeper import IDLE_S, LOCK_NAME, LOST, SOCKET_NAME, VERSION
 from cpumond.host.executor.keeper.child import give_up_privileges, run_child
-from cpumond.host.executor.keeper.guests import Guests
 from cpumond.host.executor.keeper.job import RETRY_S, Job
 from cpumond.host.executor.keeper.lines import Connection
 from cpumond.host.executor.keeper.logs import CHUNK_BYTES
@@ -50,7 +49,6 @@ class Keeper:
         """Jobs whose cgroups must be looked at, at their ``look_at_s``."""
         self._clients: dict[int, Connection] = {}
         self._failures = 0
-        self._guests = Guests(self._jobs, self._watch, self._unwatch, self._report, self._end)
         self._watch(self._listener.fileno(), self._accept)
 
     def _watch(self, fd: int, handler: Callable[[], object]) -> None:
@@ -168,17 +166,12 @@ class Keeper:
         if verb == "listen":
             self._listen_anew()
             return
-        if verb == "guests":
-            self._guests.listen(body)
-            return
-        if verb in ("start", "adopt", "expect"):
+        if verb in ("start", "adopt"):
             if body["id"] in self._jobs:
                 return
             job = self._jobs[body["id"]] = Job(body)
             self._living.add(job.id)
-            if verb == "expect":
-                self._expect(job)
-            elif verb == "start":
+            if verb == "start":
                 self._start(job)
             else:
                 self._adopt(job)
@@ -186,13 +179,10 @@ class Keeper:
         found = self._jobs.get(body)
         if found is None:
             return
-        if verb in ("kill", "interrupt") and found.guest is not None:
-            self._guests.pass_on(found, verb)
-        elif verb == "kill" and found.pidfd >= 0:
+        if verb == "kill" and found.pidfd >= 0:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(found.pidfd, signal.SIGKILL)
         elif verb == "forget" and found.state in ("ended", "failed"):
-            self._guests.forget(found)
             del self._jobs[found.id]
 
     def _report(self, job: Job) -> None:
@@ -232,21 +222,6 @@ class Keeper:
         self._watch(job.pidfd, lambda: self._reap(job))
         for log in job.logs:
             self._watch(log.fifo, log.pump)
-
-    def _expect(self, job: Job) -> None:
-        try:
-            for log in job.logs:
-                log.open()
-                os.fchown(log.fifo, job.order["uid"], job.order["gid"])
-            self._guests.expect(job)
-        except OSError as error:
-            job.problem = f"cannot prepare {job.directory} for it: {os.strerror(error.errno or 0)}"
-            job.node_fault = True
-            self._end(job)
-            return
-        for log in job.logs:
-            self._watch(log.fifo, log.pump)
-        self._report(job)
 
     def _adopt(self, job: Job) -> None:
         job.own = False
@@ -327,9 +302,9 @@ class Keeper:
         self._due[job.id] = job
 
     def _advance(self, job: Job, now_s: float) -> None:
-        if not job.over and job.guest is None and not list_processes(job.cgroups):
+        if not job.over and not list_processes(job.cgroups):
             self._end(job)
-        if job.over and (kill_processes(job.cgroups) if job.guest is None else job.guest.is_gone(now_s)):
+        if job.over and kill_processes(job.cgroups):
             self._finish(job)
             return
         job.pause_s = min(job.pause_s * 2.0, _WATCH_S) if job.over else _WATCH_S
