@@ -35,7 +35,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "record": ("agent.watch", "Write a trace of a live cgroup for replay."),
     "replay": ("agent.trace", "Run the monitor over a recorded trace."),
     "simulate": ("agent.simulate", "What a rule would free of a load, and how often it would hold the job back."),
-    "fair-share": ("fairshare.command", "Shares of a pool tree: compute, draw, explain, simulate."),
+    "fair-share": ("fairshare.command", "Shares of a pool tree: compute, explain, simulate."),
     "scheduler": ("scheduler.service", "Run the scheduler: pools, fair share, preemption, the `yt` protocol."),
     "store": ("scheduler.store", "The scheduler's state while no scheduler runs: copy between SQLite and PostgreSQL."),
     "tree": (
@@ -57,7 +57,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "undo": ("scheduler.events", "Take back a change of pools or trees."),
     "report": (
         "scheduler.report",
-        "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON, HTML.",
+        "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON.",
     ),
     "fleet": ("scheduler.rollout", "The agents of all nodes: version, what they do to limits, problems."),
     "rollout": (
@@ -75,6 +75,13 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 """Command -> (module of this package, line of help). In a module the command's function is ``<name>_command``."""
 
+
+REMOVED_OPTIONS: Final[dict[str, str]] = {
+    "operation when --shorter": "It is gone; 'cpumond why POOL' says what to change so that more operations start.",
+    "report --html": "Its page is gone; the scheduler's web page has the graphs, --format csv or json the numbers.",
+    "fair-share simulate --csv": "It is gone; the rows are JSON lines on standard output.",
+}
+"""Command and option of earlier versions -> what to use instead."""
 
 NO_ARGUMENTS: Final[tuple[type[click.UsageError], ...]] = (
     (click.exceptions.NoArgsIsHelpError,) if hasattr(click.exceptions, "NoArgsIsHelpError") else ()
@@ -152,6 +159,10 @@ def run(arguments: list[str] | None = None) -> int:
         click.echo(error.format_message(), err=True)
         return EXIT_USAGE
     except click.UsageError as error:
+        if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+            command = error.ctx.command_path.partition(" ")[2]
+            if instead := REMOVED_OPTIONS.get(f"{command} {error.option_name}"):
+                return _fail(f"{_sentence(error.message)} {instead}", EXIT_USAGE)
         hint = f" See '{error.ctx.command_path} --help'." if error.ctx is not None else ""
         return _fail(_sentence(error.format_message()) + hint, EXIT_USAGE)
     except click.ClickException as error:

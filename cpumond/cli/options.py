@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -72,6 +72,19 @@ def check_assignments(_ctx: click.Context, _param: click.Parameter, value: tuple
         if "=" not in assignment:
             raise click.BadParameter(f"expected key=value, for example --set vote_window_size=7, got {assignment!r}.")
     return value
+
+
+class ChoiceType(click.Choice):  # type: ignore[type-arg]  # generic only in newer click
+    """One of ``choices``; ``removed``: choice of earlier versions -> what to use instead."""
+
+    def __init__(self, choices: Sequence[str], removed: dict[str, str]) -> None:
+        super().__init__(choices)
+        self._removed = removed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in self._removed:
+            self.fail(f"{value!r} is gone; {self._removed[value]}.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 cpu_limit_option = click.option("--cpu-limit", type=CoresType(), required=True, help="CPU the job ordered.")

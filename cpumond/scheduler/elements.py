@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from cpumond.core.levels import SAFE, Level
-from cpumond.core.measures import stable_fraction
 from cpumond.core.wire import CPU_COUNTERS, AgentAbout, CpuTimes, JobReport, StopOrder
 from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.resources import CPU, UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
@@ -55,17 +54,15 @@ Arm = Literal["control", "others"]
 
 CONTROL: Final[Arm] = "control"
 OTHERS: Final[Arm] = "others"
-TRIAL_PARTS: Final = 32
-"""Into so many parts operations, or hosts, are spread: what differs between parts tells how sure a comparison is."""
 
 
-class TrialPart:
-    """What the jobs of one arm came to in one part of a tree's operations, or hosts; counters as of an element."""
+class TrialArm:
+    """What the jobs of one arm of a tree came to; counters as of an element."""
 
     __slots__ = ("name", "tree", "early_core_seconds", "early_reach", *CPU_COUNTERS)
 
-    def __init__(self, name: str, tree: Tree) -> None:
-        self.name, self.tree = name, tree
+    def __init__(self, arm: Arm, tree: Tree) -> None:
+        self.name, self.tree = f"<{arm}>", tree
         self.early_core_seconds = self.early_reach = 0.0
         self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
         self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
@@ -443,8 +440,8 @@ class Tree:
         """When starvation was last looked at, after an update; scheduler time."""
         self.point_began_at = 0.0
         """When the point of the history began that is being gathered; 0 without a history."""
-        self.trial: dict[tuple[Arm, int], TrialPart] = {}
-        """By arm and part; empty where no host has a control group."""
+        self.trial: dict[Arm, TrialArm] = {}
+        """Empty where no host has a control group."""
 
     @property
     def name(self) -> str:
@@ -539,27 +536,25 @@ def count_cpu_time(job: Job, told: CpuTimes, at: float) -> None:
         add_cpu_time(job.element, grown, since, at)
         about = job.node.about
         if about is not None and about.control_group_ratio:
-            _count_in_trial(job, about, grown)
+            _count_in_trial(job, grown)
 
 
-def _count_in_trial(job: Job, about: AgentAbout, grown: Sequence[float]) -> None:
+def _count_in_trial(job: Job, grown: Sequence[float]) -> None:
     """A job that its agent never lowers for another reason, and one that no heartbeat told of while it ran, is in
     neither arm."""
     mode = job.report.mode
     if mode in ("", "off", "shadow"):
         return
-    tree, arm = job.element.tree, CONTROL if mode == CONTROL else OTHERS
-    chosen_by = job.node.id if about.control_group == "host" else job.element.operation.id
-    number = int(stable_fraction(f"part of {chosen_by}") * TRIAL_PARTS)
-    part = tree.trial.get((arm, number))
-    if part is None:
-        part = tree.trial[arm, number] = TrialPart(f"<{arm} {number}>", tree)
+    tree, name = job.element.tree, CONTROL if mode == CONTROL else OTHERS
+    arm = tree.trial.get(name)
+    if arm is None:
+        arm = tree.trial[name] = TrialArm(name, tree)
     used, reclaimed, ordered, throttled, late = grown
-    part.cpu_seconds += used
-    part.reclaimed_cpu_seconds += reclaimed
-    part.ordered_cpu_seconds += ordered
-    part.throttled_cpu_seconds += throttled
-    part.late_cpu_seconds += late
+    arm.cpu_seconds += used
+    arm.reclaimed_cpu_seconds += reclaimed
+    arm.ordered_cpu_seconds += ordered
+    arm.throttled_cpu_seconds += throttled
+    arm.late_cpu_seconds += late
 
 
 def add_cpu_time(element: OperationElement, grown: Sequence[float], since: float, until: float) -> None:

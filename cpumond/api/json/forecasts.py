@@ -33,11 +33,7 @@ class ForecastHandlers:
         state = self.scheduler.state
         record = state.find_record(call.path["operation"])
         check_operation(Rights(state, call.user), record, "read")
-        found = self._forecasts().when(record)
-        query: requests.WhenQuery = call.query
-        if query.shorter == "false" or found.started_at is not None:
-            return found
-        return msgspec.structs.replace(found, shorter=await self._forecasts().shorten(record))
+        return self._forecasts().when(record)
 
     async def simulate(self, call: Call) -> StreamingResponse:
         question = Question(_commands_of(call.body), call.user)

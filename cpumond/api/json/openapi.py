@@ -44,7 +44,6 @@ from cpumond.api.json.requests import (
     SuspendBody,
     TokenBody,
     TransferBody,
-    WhenQuery,
     WhyBody,
 )
 from cpumond.api.json.rollout_table import ROWS
@@ -201,10 +200,7 @@ ENDPOINTS: Final = (
     ),
     Endpoint("GET", _OPERATION, "get_operation", "One operation, by id or *alias", views.OperationDetails),
     _command("PATCH", _OPERATION, "update_operation", "Change the parameters of an operation", ParametersBody),
-    Endpoint(
-        "GET", _OPERATION + "/when", "foretell_operation", "When an operation starts and ends", Forecast,
-        query=WhenQuery,
-    ),
+    Endpoint("GET", _OPERATION + "/when", "foretell_operation", "When an operation starts and ends", Forecast),
     Endpoint(
         "POST", PREFIX + "/simulate", "simulate",
         "What would start when, who would be stopped, whose share would move; a line of JSON now and then, at last the "

@@ -262,12 +262,6 @@ class JobsQuery(Query, frozen=True):
     node: _Text = ""
 
 
-class WhenQuery(Query, frozen=True):
-    """``shorter``: whether to find, too, what would make it start sooner, which takes some runs ahead."""
-
-    shorter: Literal["true", "false"] = "false"
-
-
 class LogQuery(Query, frozen=True):
     """Which of a job's two logs, and how many bytes of its end, or from ``offset`` on: bytes since its beginning."""
 

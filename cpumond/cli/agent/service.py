@@ -107,7 +107,7 @@ def check_config_command(file: str | None, config_path: str, as_json: bool) -> N
     for name, value in resulting.items():
         click.echo(f"  {name} = {value}")
     executor = config.executor
-    jobs = "runs no jobs" if executor.kind == "none" else f"runs jobs in {executor.place} ({executor.kind})"
+    jobs = "runs no jobs" if executor.kind == "none" else f"runs jobs in {executor.cgroup_root} ({executor.kind})"
     print_text(f"Scheduler: {', '.join(config.scheduler.addresses) or 'none'}; this host {jobs}.")
     print_text(f"Limits may be written {_describe_roots(config)}.")
     for warning in warnings:

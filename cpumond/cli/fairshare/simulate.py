@@ -1,10 +1,7 @@
-"""``cpumond fair-share simulate``: a pool tree over time, as CSV and as a page with the documents' two graphs."""
+"""``cpumond fair-share simulate``: a pool tree over time, as JSON and as the documents' two graphs."""
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import functools
 import json
 import math
 import os
@@ -12,8 +9,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
-from operator import attrgetter
 from typing import Annotated, Any, Final, TextIO
 
 import click
@@ -24,7 +19,7 @@ from cpumond.cli.options import DurationType, naming_unreadable
 from cpumond.cli.render.fair_share import render_html
 from cpumond.cli.render.html import format_span
 from cpumond.cli.replacement import Replacement
-from cpumond.core.errors import FairShareInputError, from_os_error
+from cpumond.core.errors import FairShareInputError
 from cpumond.core.measures import parse_duration_s
 from cpumond.core.schema import normalise_table
 from cpumond.fairshare.resources import RESOURCES
@@ -40,8 +35,6 @@ IDLE_KEYS: Final = frozenset({"id", "now", "previous_update_time"})
 """Keys of one update that a simulation does not use."""
 
 KNOWN_KEYS: Final = (*(key for key in UpdateForm.__struct_encode_fields__ if key not in IDLE_KEYS), "script")
-COLUMNS: Final = tuple(field.name for field in fields(SimulationRow))
-_values_of = attrgetter(*COLUMNS)
 
 
 class DemandForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,16 +85,12 @@ KEYS_OF_ACTION: Final[dict[str, frozenset[str]]] = {
     help="Print only the first step of each such stretch of time.  [default: every step]",
 )
 @click.option(
-    "--csv",
-    "csv_path",
+    "--html",
+    "html_path",
     metavar="FILE",
-    default="-",
-    help="Where the rows go.  [default: standard output, if it is no terminal or --html is not given]",
+    help="Write the two graphs of each pool with an integral guarantee, a file that needs no network.",
 )
-@click.option("--html", "html_path", metavar="FILE", help="Write a page with the graphs; it needs no network.")
-def simulate_command(
-    file: str, until_s: float, step_s: float, every_s: float, csv_path: str, html_path: str | None
-) -> None:
+def simulate_command(file: str, until_s: float, step_s: float, every_s: float, html_path: str | None) -> None:
     """Run a pool tree over time with scripted demand: usage against the guarantee, volume against the capacity.
 
     FILE, or - for standard input, is TOML, or JSON when it begins with {. It holds a tree as for 'cpumond fair-share'
@@ -110,8 +99,9 @@ def simulate_command(
     and again. Durations are texts with a unit or numbers of seconds. now, previous_update_time and id play no part.
     config/examples of the source holds commented files.
 
-    Printed is a row per step and pool: amounts of the main resource as they are in force (cores for cpu), volumes in
-    amount*seconds. What is granted is used at once, and is charged to the volume until the next step.
+    Printed is a line of JSON per step and pool, but for a terminal where --html is given: amounts of the main resource
+    as they are in force (cores for cpu), volumes in amount*seconds. What is granted is used at once, and is charged to
+    the volume until the next step.
 
     \b
     Example of an entry:
@@ -131,21 +121,19 @@ def simulate_command(
     # Errors in the guarantees of a tree do not depend on the demand, so they are reported once.
     for error in fair_share_update(scenario.snapshot, 0.0, None).errors:
         click.echo(f"cpumond: warning: {error.message} (code {error.code})", err=True)
-    shows_rows = csv_path == "-" and _is_terminal(sys.stdout)
-    with contextlib.ExitStack() as stack:
-        rows = simulate(scenario, until_s, step_s)
-        if not shows_rows and _is_terminal(sys.stderr):
-            rows = _show_progress(rows, until_s)
-        if not shows_rows or html_path is None:
-            rows = print_rows(rows, stack.enter_context(_open_rows(csv_path)), every_s)
-        if html_path is None:
-            for _ in rows:
-                pass
-            return
-        page = stack.enter_context(Replacement(html_path, "--html"))
+    is_terminal = _is_terminal(sys.stdout)
+    rows = simulate(scenario, until_s, step_s)
+    if not is_terminal and _is_terminal(sys.stderr):
+        rows = _show_progress(rows, until_s)
+    if not is_terminal or html_path is None:
+        rows = print_rows(rows, every_s)
+    if html_path is None:
+        for _ in rows:
+            pass
+        return
+    with Replacement(html_path, "--html") as page:
         title = "standard input" if file == "-" else os.path.basename(file)
-        main_resource = scenario.snapshot.options.main_resource
-        page.write(render_html(rows, title=title, until_s=until_s, step_s=step_s, main_resource=main_resource))
+        page.write(render_html(rows, title, until_s, scenario.snapshot.options.main_resource))
 
 
 def read_scenario(path: str) -> Scenario:
@@ -268,10 +256,8 @@ def _parse_seconds(value: float | str, where: str) -> float:
         raise FairShareInputError(f"{where}: {error}, or seconds as a number") from None
 
 
-def print_rows(rows: Iterable[SimulationRow], output: TextIO, every_s: float) -> Iterator[SimulationRow]:
-    """Pass rows on, and print those of the first step in each ``every_s`` seconds (0: all) as CSV."""
-    write = csv.writer(output, lineterminator="\n").writerow
-    write(COLUMNS)
+def print_rows(rows: Iterable[SimulationRow], every_s: float) -> Iterator[SimulationRow]:
+    """Pass rows on, and print those of the first step in each ``every_s`` seconds (0: all) as JSON, a line each."""
     next_s = printed_s = 0.0
     for row in rows:
         if row.time_s >= next_s:
@@ -280,29 +266,8 @@ def print_rows(rows: Iterable[SimulationRow], output: TextIO, every_s: float) ->
                 # 1e-6: multiples of a step such as 0.1 have rounding errors.
                 next_s = every_s * (math.floor(printed_s / every_s + 1e-6) + 1 - 1e-6)
         if row.time_s == printed_s:
-            write(map(format_cell, _values_of(row)))
+            click.echo(msgspec.json.encode(row).decode())
         yield row
-    output.flush()
-
-
-@functools.lru_cache(maxsize=1024)  # most cells repeat from step to step
-def format_cell(value: float | str) -> str:
-    """A cell of a row. Numbers have at most six decimals: those after them may be rounding errors."""
-    # + 0.0 turns -0.0 into 0.0.
-    return value if isinstance(value, str) else repr(round(value, 6) + 0.0).removesuffix(".0")
-
-
-@contextlib.contextmanager
-def _open_rows(path: str) -> Iterator[TextIO]:
-    """The file that the rows go to; ``-`` is standard output. Raises AccessError or CreateError."""
-    if path == "-":
-        yield sys.stdout
-        return
-    try:
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            yield file
-    except OSError as error:
-        raise from_os_error(error, f"write {path}", "give --csv a file that can be written") from error
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -8,12 +8,11 @@ number of pools that are drawn, not with the length of the simulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from cpumond.cli.render.html import Page, as_text, format_amount, format_span
-from cpumond.core.measures import format_duration
+from cpumond.cli.render.html import Page, as_text, format_amount
 from cpumond.fairshare.simulate import SimulationRow
 
 BUCKETS: Final = 1000
@@ -39,10 +38,6 @@ class _Pool:
 
     first: SimulationRow
     last: SimulationRow
-    full_burst_s: float = 0.0
-    above_flow_s: float = 0.0
-    unmet_s: float = 0.0
-    used: float = 0.0
     greatest_demand: float = 0.0
     greatest_usage: float = 0.0
     least_volume: float = math.inf
@@ -53,19 +48,11 @@ class _Pool:
     drawn: list[SimulationRow] = field(default_factory=list)
     """The rows that are drawn of the buckets before."""
 
-    @property
-    def is_integral(self) -> bool:
-        """Whether the pool has graphs."""
-        return self.first.guarantee_type != "none"
-
     def add(self, row: SimulationRow, until_s: float) -> None:
         """Take the next row of the pool. The values of a row hold until the next one."""
-        self._count(self.last, row.time_s - self.last.time_s)
         self.last = row
         self.greatest_demand = max(self.greatest_demand, row.demand)
         self.greatest_usage = max(self.greatest_usage, row.usage, row.fair_share)
-        if not self.is_integral:
-            return
         self.least_volume = min(self.least_volume, row.accumulated_volume)
         self.greatest_volume = max(self.greatest_volume, row.accumulated_volume)
         bucket = min(int(row.time_s / until_s * BUCKETS), BUCKETS - 1) if until_s > 0 else 0
@@ -90,76 +77,29 @@ class _Pool:
             self.drawn += sorted(kept.values(), key=lambda row: row.time_s)
             self.waiting = []
 
-    def _count(self, row: SimulationRow, duration_s: float) -> None:
-        # A millionth: too little to see, and more than rounding errors.
-        if row.burst_guarantee > 0 and row.fair_share_integral_guarantee >= row.burst_guarantee * (1 - 1e-6):
-            self.full_burst_s += duration_s
-        # Without volume, what a pool gets approaches the flow and never quite reaches it.
-        if row.fair_share_integral_guarantee > row.resource_flow * 1.01:
-            self.above_flow_s += duration_s
-        if row.usage < row.demand * (1 - 1e-6):
-            self.unmet_s += duration_s
-        self.used += row.usage * duration_s
 
-
-def render_html(rows: Iterable[SimulationRow], *, title: str, until_s: float, step_s: float, main_resource: str) -> str:
-    """The page for the rows of a simulation up to ``until_s`` in steps of ``step_s`` (seconds).
+def render_html(rows: Iterable[SimulationRow], title: str, until_s: float, main_resource: str) -> str:
+    """The page for the rows of a simulation up to ``until_s`` seconds.
 
     ``title`` is the heading; ``main_resource``, one of RESOURCES, is what the rows have amounts of. Names are escaped.
     """
     pools: dict[str, _Pool] = {}
     for row in rows:
-        pool = pools.get(row.pool)
-        if pool is None:
-            pool = pools[row.pool] = _Pool(row, row)
-        pool.add(row, until_s)
-    unit = UNITS[main_resource]
-    drawn = [pool for pool in pools.values() if pool.is_integral]
-    about = (
-        f"{format_span(until_s)} with a fair-share update every {format_duration(step_s)}. "
-        f"Amounts in {unit}s, volumes in {unit}·s. What is granted is used at once."
-    )
+        if row.guarantee_type != "none":
+            if row.pool not in pools:
+                pools[row.pool] = _Pool(row, row)
+            pools[row.pool].add(row, until_s)
     page = Page(title)
-    page.add(f'<p class="muted">{about}</p>')
-    _add_summary(page, list(pools.values()))
-    if not drawn:
+    if not pools:
         page.add("<p>No pool of this tree has an integral guarantee, so there is no volume to draw.</p>")
-    for number, pool in enumerate(drawn):
-        _add_pool(page, pool, number, until_s, unit)
+    for number, pool in enumerate(pools.values()):
+        _add_pool(page, pool, number, until_s, UNITS[main_resource])
     return page.render()
-
-
-def _add_summary(page: Page, pools: list[_Pool]) -> None:
-    first, *heads = (
-        "Pool", "Integral guarantee", "At full burst", "Above the flow", "Least volume", "Greatest volume",
-        "Volume at the end", "Mean usage", "Demand not met",
-    )  # fmt: skip
-    rows = "".join(
-        f'<tr><th scope="row">{as_text(pool.first.pool)}</th>'
-        + "".join(f'<td class="right">{as_text(text)}</td>' for text in _summarise(pool))
-        + "</tr>"
-        for pool in pools
-    )
-    head = f'<th scope="col">{first}</th>' + "".join(f'<th scope="col" class="right">{text}</th>' for text in heads)
-    page.add_table("Pools", "", head, rows)
-
-
-def _summarise(pool: _Pool) -> Iterator[str]:
-    duration_s = pool.last.time_s - pool.first.time_s
-    yield pool.first.guarantee_type
-    yield format_span(pool.full_burst_s) if pool.first.burst_guarantee > 0 else "-"
-    if pool.is_integral:
-        yield format_span(pool.above_flow_s)
-        yield from map(format_amount, (pool.least_volume, pool.greatest_volume, pool.last.accumulated_volume))
-    else:
-        yield from ("-",) * 4
-    yield format_amount(pool.used / duration_s if duration_s > 0 else pool.last.usage)
-    yield format_span(pool.unmet_s)
 
 
 def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -> None:
     row, last = pool.first, pool.last
-    page.add(f"<h2>{as_text(row.pool)}</h2><p>{_describe_guarantee(row, unit)}</p>")
+    page.add(f"<h2>{as_text(row.pool)}</h2>")
     # A simulation of one moment is drawn as one second.
     end_s = until_s or 1.0
     rows = pool.finish(end_s)
@@ -212,16 +152,3 @@ def _list_levels(row: SimulationRow) -> list[dict[str, Any]]:
     if row.burst_guarantee > 0:
         levels.append((f"{plus}burst" if plus else "burst guarantee", strong + row.burst_guarantee, "--c4"))
     return [{"label": label, "level": level, "color": color, "dash": True} for label, level, color in levels]
-
-
-def _describe_guarantee(row: SimulationRow, unit: str) -> str:
-    flow, burst, capacity = row.resource_flow, row.burst_guarantee, row.integral_pool_capacity
-    text = f"Integral guarantee: {row.guarantee_type}, flow {format_amount(flow)} {unit}s"
-    if row.guarantee_type == "burst":
-        text += f", burst guarantee {format_amount(burst)} {unit}s"
-    if row.strong_guarantee > 0:
-        text += f", on top of a strong guarantee of {format_amount(row.strong_guarantee)} {unit}s"
-    text += f". The volume holds up to {format_amount(capacity)} {unit}·s"
-    if burst > flow:
-        text += f", which lasts {format_span(capacity / (burst - flow))} of full burst"
-    return text + "."

@@ -78,7 +78,7 @@ class Page:
         """A table with the rows ``body`` and ``foot``; it scrolls, so it can have the keyboard's focus."""
         self._parts.append(
             f'<div class="table"><div class="table-scroll" role="region" aria-label="{label}" tabindex="0"><table>'
-            f"{caption and f'<caption>{caption}</caption>'}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
+            f"<caption>{caption}</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
             f"{foot and f'<tfoot>{foot}</tfoot>'}</table></div></div>"
         )
 
@@ -117,12 +117,6 @@ h2 { margin-top: 32px; }
 .table caption { text-align: left; font-weight: 600; padding: 8px 10px; }
 .table tfoot > tr > * { font-weight: 600; border-bottom: 0; }
 .table tbody .name { white-space: normal; overflow-wrap: anywhere; min-width: 7em; max-width: 30em; }
-.short { min-width: 18ch; display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3; overflow: hidden; }
-.keys { display: flex; flex-wrap: wrap; gap: 4px 20px; color: var(--muted); font-size: 0.88em; }
-.bars table { border-spacing: 0 4px; }
-.bars th { width: 1%; font-weight: 400; text-align: right; padding-right: 10px; }
-.bars .long { display: block; max-width: 20vw; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.bars td:last-child { width: 1%; padding-left: 10px; color: var(--muted); white-space: nowrap; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margin: 8px 0; }
 dd { margin: 0; color: var(--muted); }
 """

@@ -19,7 +19,7 @@ from cpumond.cli.scheduler.spec import spec_options
 from cpumond.core.errors import UnavailableError
 from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_cores, show_name
-from cpumond.scheduler.forecast.model import SIMULATION_S, Forecast, Progress, Simulation
+from cpumond.scheduler.forecast.model import Forecast, Progress, Simulation
 
 SHOWN: Final = 20
 simulate_option = click.option(
@@ -32,18 +32,14 @@ simulate_option = click.option(
 
 @click.command("when", epilog="Example: cpumond operation when 1a-2b-3c-4d")
 @operation_argument
-@click.option("--shorter", is_flag=True, help="Also what would make it start sooner: a run ahead for each change.")
 @scheduler_options
-def when_command(client: SchedulerClient, operation: str, shorter: bool) -> None:
+def when_command(client: SchedulerClient, operation: str) -> None:
     """When an operation starts and ends: from when to when in eight of ten runs ahead of the scheduler's state.
 
     The runs take arrivals, run times and reclaimed CPU as they were measured. Ends with 75 where it is not foretold
     yet.
     """
-    query = {"shorter": "true"} if shorter else None
-    if shorter:
-        client.timeout_s += SIMULATION_S
-    found = client.show(f"/operations/{quote_name(operation)}/when", Forecast, query)
+    found = client.show(f"/operations/{quote_name(operation)}/when", Forecast)
     now = time.time()
     for line in tell_forecast(found, now):
         print_text(line)
@@ -59,7 +55,7 @@ def tell_forecast(found: Forecast, now: float) -> list[str]:
         told.append(f"starts {_tell_times(found.start_p10, found.start_p50, found.start_p90, now)}")
     if found.end_p50 is not None:
         told.append(f"ends {_tell_times(found.end_p10, found.end_p50, found.end_p90, now)}")
-    return [*told, *found.lines, *(f"sooner: {line}" for line in found.shorter)]
+    return [*told, *found.lines]
 
 
 def _tell_times(first: float | None, middle: float | None, last: float | None, now: float) -> str:

@@ -17,10 +17,9 @@ import msgspec
 from click.core import ParameterSource
 
 from cpumond.api.pool_views import TreeList
-from cpumond.cli.options import DurationType, given
-from cpumond.cli.output import guard_cell, is_terminal, terminal_width, use_colour, warn, wide_option
+from cpumond.cli.options import ChoiceType, DurationType, given
+from cpumond.cli.output import guard_cell, is_terminal, terminal_width, use_colour, wide_option
 from cpumond.cli.render import grid
-from cpumond.cli.render.report import render_report
 from cpumond.cli.replacement import Replacement
 from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, connection_options
 from cpumond.cli.scheduler.report_rows import (
@@ -42,12 +41,12 @@ from cpumond.core.measures import format_span
 from cpumond.core.words import show_cores, show_name
 from cpumond.fairshare.explain import show_percent
 from cpumond.fairshare.validate import did_you_mean, quoted
-from cpumond.scheduler.history.model import HistoryView, ReportTree, ReportView
+from cpumond.scheduler.history.model import ReportTree, ReportView
 from cpumond.scheduler.history.savings import SavingsView, at_price
 from cpumond.scheduler.model import ROOT_POOL
 
-Format = Literal["text", "csv", "json", "html"]
-FORMATS: Final[tuple[Format, ...]] = ("text", "csv", "json", "html")
+Format = Literal["text", "csv", "json"]
+FORMATS: Final[tuple[Format, ...]] = ("text", "csv", "json")
 
 YEAR_S: Final = 31_536_000.0
 """The longest history that a scheduler may keep."""
@@ -55,7 +54,6 @@ YEAR_S: Final = 31_536_000.0
 SAVINGS_S: Final = 2_419_200.0
 
 MAX_TOP: Final = 1000
-GRAPH_POINTS: Final = 720
 
 
 @click.command("report")
@@ -80,11 +78,10 @@ GRAPH_POINTS: Final = 720
     "-o",
     "--format",
     "format_",
-    type=click.Choice(FORMATS),
+    type=ChoiceType(FORMATS, {"html": "the scheduler's web page has the graphs, csv and json have the numbers"}),
     help="Default: by the end of the --output FILE's name, or text.",
 )
 @click.option("--output", metavar="FILE", help="Write there, whole or not at all.  [default: standard output]")
-@click.option("--html", "html_path", metavar="FILE", help="The same as --format html --output FILE.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--savings", is_flag=True, help="What reclaimed CPU was worth and cost, by pool and week; 4 weeks back.")
 @click.option(
@@ -95,8 +92,7 @@ GRAPH_POINTS: Final = 720
 @click.pass_context
 def report_command(
     context: click.Context, client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int,
-    format_: Format | None, output: str | None, html_path: str | None, as_json: bool, savings: bool,
-    price: float | None,
+    format_: Format | None, output: str | None, as_json: bool, savings: bool, price: float | None,
 ) -> None:  # fmt: skip
     """Core-hours of pools and operations: ordered, used, reclaimed, throttled, and given back late.
 
@@ -108,35 +104,31 @@ def report_command(
     csv   a row per tree, pool and operation; amounts in core-hours, a text that a spreadsheet
           would take for a formula begins with an apostrophe
     json  the scheduler's answer
-    html  one file with tables and graphs that needs no network
 
     \b
     Example:
       cpumond report --since 24h
       cpumond report --since 7d --tree default --pool research --top 50
       cpumond report --since 7d --output week.csv
-      cpumond report --html report.html
       cpumond report --savings --price 0.03
     """
     pool = None if pool == ROOT_POOL else pool
-    chosen, path = choose_output(format_, output, html_path, as_json)
+    chosen, path = choose_output(format_, output, as_json)
     if price is not None and math.isnan(price):
         raise UsageError("--price: expected a number, got nan")
     if savings:
         is_given = {name: context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in context.params}
-        if chosen == "html" or pool is not None or is_given["top"]:
-            raise UsageError("--savings has text, csv and json, of all pools: leave --pool, --top and html out")
+        if pool is not None or is_given["top"]:
+            raise UsageError("--savings is about all pools: leave --pool and --top out")
         _show_savings(client, since_s if is_given["since_s"] else SAVINGS_S, tree, price, chosen, path)
         return
     if price is not None:
         raise UsageError("--price goes with --savings")
     with contextlib.ExitStack() as stack:
         # Before any request: a file that cannot be written is refused at once.
-        page = stack.enter_context(Replacement(path, "--html" if html_path else "--output")) if path else None
+        page = stack.enter_context(Replacement(path, "--output")) if path else None
         report, content = read_report(client, since_s, tree, pool, top)
-        if chosen == "html":
-            text = render_report(report, read_histories(client, report, since_s, pool), since_s)
-        elif chosen == "csv":
+        if chosen == "csv":
             text = render_csv(report)
         elif chosen == "json":
             text = msgspec.json.format(content, indent=2).decode() + "\n"
@@ -176,38 +168,24 @@ def _show_savings(
         page.write(text)
 
 
-def choose_output(
-    format_: Format | None, output: str | None, html_path: str | None, as_json: bool
-) -> tuple[Format, str | None]:
+def choose_output(format_: Format | None, output: str | None, as_json: bool) -> tuple[Format, str | None]:
     """The format, and the file or None for standard output. Raises UsageError for options that disagree."""
-    if html_path is not None:
-        if output is not None or as_json or format_ not in (None, "html"):
-            raise UsageError("--html FILE is --format html --output FILE; leave the others out")
-        return "html", check_path(html_path, "--html")
     if as_json:
         if format_ not in (None, "json"):
             raise UsageError(f"--json and --format {format_} are two formats; give one")
         format_ = "json"
     if output is None or output == "-":
         return format_ or "text", None
-    check_path(output, "--output")
+    if not output:
+        raise UsageError("--output: expected the name of a file")
     ending = os.path.splitext(output)[1][1:].lower()
-    by_name: dict[str, Format] = {
-        "": "text", "txt": "text", "text": "text", "csv": "csv", "json": "json", "html": "html", "htm": "html",
-    }  # fmt: skip
+    by_name: dict[str, Format] = {"": "text", "txt": "text", "text": "text", "csv": "csv", "json": "json"}
     if format_ is None and ending not in by_name:
         raise UsageError(
-            f"--output {show_name(output)}: its end names no format that is known (.txt, .csv, .json, .html); "
+            f"--output {show_name(output)}: its end names no format that is known (.txt, .csv, .json); "
             "add --format to have one of them"
         )
     return format_ or by_name[ending], output
-
-
-def check_path(path: str, option: str) -> str:
-    """A path that may be one of a file. Raises UsageError."""
-    if not path:
-        raise UsageError(f"{option}: expected the name of a file")
-    return path
 
 
 def read_report(
@@ -245,25 +223,6 @@ def _check_tree(client: SchedulerClient, tree: str) -> None:
     if tree not in names:
         hint = did_you_mean(tree, names) or (f"; there is {', '.join(map(quoted, names))}" if names else "")
         raise NoSuchError(f"--tree: there is no tree {quoted(tree)}{hint}")
-
-
-def read_histories(
-    client: SchedulerClient, report: ReportView, since_s: float, pool: str | None
-) -> dict[str, HistoryView]:
-    """What the graphs of the page show: tree -> the points of its root, or of ``pool``; only trees that have any."""
-    histories: dict[str, HistoryView] = {}
-    name = ROOT_POOL if pool is None else pool
-    for tree in report.trees:
-        query = {"kind": "pool", "tree": tree.tree, "name": name, "since_s": since_s, "max_points": GRAPH_POINTS}
-        try:
-            content = client.request("GET", "/history", query=query)
-        except SchedulerRefusedError as error:
-            if error.status != 404:
-                raise
-            warn(f"tree {tree.tree}: no graph over time: {error}")
-        else:
-            histories[tree.tree] = client.decode(content, HistoryView)
-    return histories
 
 
 TEXT_COLUMNS: Final = ("kind", "tree", "name", "parent", "depth", "title", "user", "pool", "state")
@@ -364,5 +323,5 @@ def _draw_table(lines: Sequence[Line], columns: Sequence[Column], width: int | N
     styles = {"total": "bold", "sum": "bold"}
     rows = [[(each.text(line), styles.get(line.kind, "")) for each in columns] for line in lines]
     text, left_out = grid.draw_grid(headings, rows, width, colour)
-    notice = f"no room for: {', '.join(left_out)}; --wide, --format csv or html shows all"
+    notice = f"no room for: {', '.join(left_out)}; --wide or --format csv shows all"
     return [text, *([grid.paint(grid.fold(notice, width), "dim", colour)] if left_out else [])]

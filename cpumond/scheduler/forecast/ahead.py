@@ -17,7 +17,6 @@ import msgspec
 
 from cpumond.core.measures import format_span
 from cpumond.core.words import count
-from cpumond.scheduler.forecast.alternatives import list_alternatives
 from cpumond.scheduler.forecast.calibration import PARTS, quantile
 from cpumond.scheduler.forecast.fork import Child, Send
 from cpumond.scheduler.forecast.forward import Course, Forward, Pace
@@ -40,9 +39,6 @@ COMPARED_S: Final = 12.0
 """How long each of two runs that are compared may take, by the clock: they look less far ahead where that is short."""
 SAME_S: Final = 1.0
 """Starts and ends that differ by less are the same."""
-LEAST_GAIN_S: Final = 5.0
-LEAST_GAIN: Final = 0.1
-"""By how many seconds, and by which part of its wait, an operation must start sooner for a change to be told."""
 MOST_LISTED: Final = 200
 CHUNK: Final = 500
 
@@ -197,46 +193,6 @@ def tell(forecast: Forecast, record: OperationRecord, experience: Experience) ->
         number = len(experience.run_times(record, record.tasks[0]))
         lines.append(f"run times are those of {count(number, 'job')} like its own")
     return lines
-
-
-# --- what would shorten it
-
-
-def find_shorter(state: State, now: float, pace: Pace, horizon_s: float, operation_id: str, user: str) -> list[str]:
-    """What would make an operation start sooner, in sentences, the most first: a run ahead with each, load as usual."""
-    experience = Experience(state, now)
-    alternatives = list(list_alternatives(state.operations[operation_id]))
-
-    def start_of(commands: tuple[Command, ...]) -> float | None:
-        def work(send: Send) -> None:
-            forward = Forward(state, now, pace, Expected(experience))
-            course = forward.course
-
-            def first() -> float | None:
-                again = [each for each in course.ids if state.record_of(each) is not None]
-                return course.first_starts.get(again[-1] if again else operation_id)
-
-            def is_enough() -> bool:
-                return first() is not None or time.process_time() > MOST_RUN_S
-
-            try:
-                forward.run(now + horizon_s, commands, user, is_enough)
-            except CommandError:
-                send(msgspec.msgpack.encode(None))
-            else:
-                send(msgspec.msgpack.encode(first()))
-
-        return msgspec.msgpack.decode(Child(work).read_all()[0], type=float | None)
-
-    usual = start_of(())
-    found = [(start, each.text) for each in alternatives if (start := start_of(each.commands)) is not None]
-    told = []
-    for start, text in sorted(found):
-        if usual is None:
-            told.append(f"{text} it would start in {format_span(max(start - now, 0.0))}")
-        elif usual - start > max(LEAST_GAIN_S, LEAST_GAIN * (usual - now)):
-            told.append(f"{text} it would start {format_span(usual - start)} sooner")
-    return told
 
 
 # --- what if

@@ -18,14 +18,13 @@ from cpumond.scheduler.forecast.ahead import (
     MOST_RUN_S,
     Limits,
     compare,
-    find_shorter,
     foretell,
     when_started,
 )
 from cpumond.scheduler.forecast.calibration import Calibration
 from cpumond.scheduler.forecast.fork import Child, ChildError, Send
 from cpumond.scheduler.forecast.forward import Pace
-from cpumond.scheduler.forecast.model import SIMULATION_S, Forecast, Progress
+from cpumond.scheduler.forecast.model import Forecast, Progress
 from cpumond.scheduler.model import RESOLVE, CommandError, OperationRecord
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.required import check
@@ -40,6 +39,8 @@ NOT_YET: Final = {"try_again": True}
 MOST_SIMULATIONS: Final = 2
 """At a time; each takes a core of the host at the lowest priority."""
 TOO_MANY: Final = f"{MOST_SIMULATIONS} simulations are under way; ask again in a moment"
+SIMULATION_S: Final = 120.0
+"""After which a simulation is given up."""
 TELLS_EACH_S: Final = 5.0
 """Whoever asked hears of a simulation so often, whether it got on or not: a copy has the lowest priority."""
 
@@ -151,30 +152,6 @@ class Forecasts:
             return msgspec.structs.replace(found, lines=[*found.lines, *self.calibration.tell()])
         return msgspec.structs.replace(found, started_at=started_at, start_p10=None, start_p50=None, start_p90=None)
 
-    async def shorten(self, record: OperationRecord) -> list[str]:
-        """What would make an operation that has not started start sooner. Raises CommandError as ``simulate`` does."""
-        operation_id, user = record.id, record.user
-
-        def work(send: Send) -> None:
-            send(msgspec.msgpack.encode(find_shorter(state, now, pace, horizon_s, operation_id, user)))
-
-        self._check_room()
-        self._simulations += 1
-        try:
-            await self._await_update()
-            state, now, pace, horizon_s = self._state, self._now(), self._pace(), self._horizon_s
-            async with asyncio.timeout(SIMULATION_S):
-                return [line async for told in Child(work).messages() for line in msgspec.msgpack.decode(told)]
-        except (ChildError, TimeoutError) as error:
-            self.failures += 1
-            raise CommandError(f"what would shorten it could not be found: {error or 'it took too long'}") from None
-        finally:
-            self._simulations -= 1
-
-    def _check_room(self) -> None:
-        if self._simulations >= MOST_SIMULATIONS:
-            raise CommandError(TOO_MANY, RESOLVE, NOT_YET)
-
     async def simulate(self, question: Question) -> AsyncIterator[Progress]:
         """What a question's commands would do; the last one says it. At once there is what the last round says of like
         operations. Raises CommandError: refused as the commands themselves would be; too many simulations."""
@@ -182,7 +159,8 @@ class Forecasts:
             check(self._state, command, question.user)
         if len(question.commands) == 1:  # later ones build on what the first does
             prepare(self._state, question.commands[0], question.user.name, self._now(), lambda: "asked-for")
-        self._check_room()
+        if self._simulations >= MOST_SIMULATIONS:
+            raise CommandError(TOO_MANY, RESOLVE, NOT_YET)
         return self._simulate(question, self._first_lines(question))
 
     async def _simulate(self, question: Question, first: list[str]) -> AsyncIterator[Progress]:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
-
-SIMULATION_S: Final = 120.0
-"""After which a simulation is given up."""
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,8 +11,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
     ``started_at`` of one that has started, and then no ``start_...``. ``end_...`` are None, too, where nothing is known
     of how long operations like it run. ``as_of``: the moment whose state was run ahead. ``lines``: the same in
-    sentences, with what is not known; ``shorter``: what would make it start sooner, most first,
-    where that was asked for.
+    sentences, with what is not known.
     """
 
     operation_id: str
@@ -34,7 +28,6 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     """How often the state was run ahead."""
     lines: list[str] = []
-    shorter: list[str] = []
 
 
 class ForetoldStart(msgspec.Struct, frozen=True):

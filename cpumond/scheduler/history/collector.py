@@ -15,7 +15,7 @@ from cpumond.scheduler.elements import (
     Job,
     Node,
     PoolElement,
-    TrialPart,
+    TrialArm,
     flow_ratio,
     is_integral,
     used_now,
@@ -47,7 +47,7 @@ class _Seen:
         self.found_at = self.taken_at = -1
         """Numbers of the last ticks that found the element, and that gave it a point."""
 
-    def grow(self, element: Element | TrialPart) -> _Five:
+    def grow(self, element: Element | TrialArm) -> _Five:
         """How much the counters grew since the last call; one that was reset has grown from 0."""
         now, before = _counters_of(element), self.counters
         if now == before:
@@ -72,7 +72,7 @@ _NOTHING: Final = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 _NO_GAUGES: Final = (0.0,) * (WIDTHS[OPERATION] - RATES - len(INNER_COLUMNS))
 
-_counters_of: Callable[[Element | TrialPart], _Five] = attrgetter(*CPU_COUNTERS)
+_counters_of: Callable[[Element | TrialArm], _Five] = attrgetter(*CPU_COUNTERS)
 
 
 class Collector:
@@ -92,7 +92,7 @@ class Collector:
         self._tick = 0
         self._seen: dict[Element, _Seen] = {}
         self._gone: dict[Element, _Seen] = {}
-        self._trials: dict[TrialPart, _Seen] = {}
+        self._trials: dict[TrialArm, _Seen] = {}
         self._extras = Extras()
         self._extra_ids: dict[PoolElement, tuple[Key, int]] = {}
         self._lost: dict[PoolElement, float] = {}
@@ -238,15 +238,15 @@ class Collector:
                 self._put(rows, element, seen, now, grown)
 
     def _take_trials(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
-        # The parts of trees that are gone are forgotten.
+        # The arms of trees that are gone are forgotten.
         self._trials = {
-            part: self._trials.get(part) or _Seen() for tree in state.trees.values() for part in tree.trial.values()
+            arm: self._trials.get(arm) or _Seen() for tree in state.trees.values() for arm in tree.trial.values()
         }
-        for part, seen in self._trials.items():
-            grown = seen.grow(part)
+        for arm, seen in self._trials.items():
+            grown = seen.grow(arm)
             if grown is not _NOTHING and room.take():
                 rows.values.extend(_NO_GAUGES)
-                self._put(rows, part, seen, now, grown)
+                self._put(rows, arm, seen, now, grown)
 
     def _take_extras(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
         """What runs beyond the orders that fit, and what preemptions lost, of each pool (``savings``)."""
@@ -276,7 +276,7 @@ class Collector:
                 rows.values.extend([each / interval_s for each in rates])
         self._lost, self._extra_ids = all_lost, ids
 
-    def _put(self, rows: _Rows, element: Element | TrialPart, seen: _Seen, now: float, grown: _Five) -> None:
+    def _put(self, rows: _Rows, element: Element | TrialArm, seen: _Seen, now: float, grown: _Five) -> None:
         """Complete the row of an element, whose gauges are in ``rows`` already."""
         if grown is _NOTHING:
             rows.values.extend(_NOT_EARLY + grown)

@@ -21,7 +21,7 @@ import structlog
 from cpumond.scheduler.history.collector import Collector
 from cpumond.scheduler.history.model import COLUMNS, HistoryStatus, HistoryView, Key, ReportView, kind_number
 from cpumond.scheduler.history.report import list_pools, make_report
-from cpumond.scheduler.history.savings import SavingsView, list_weeks, make_savings
+from cpumond.scheduler.history.savings import SavingsView, find_arms, list_days, list_weeks, make_savings
 from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.history.trends import Trends
 from cpumond.scheduler.model import TIMEOUT, TOO_MANY_REQUESTS, CommandError
@@ -155,7 +155,8 @@ class History:
 
         def work() -> SavingsView:
             weeks = [(times, self._store.sum_up(*times, tree, 0)) for times in list_weeks(since, now)]
-            return make_savings(known, weeks, tree, self.core_hour_price, self.currency)
+            days = self._store.sum_up_each(find_arms(weeks), list_days(since, now))
+            return make_savings(known, weeks, days, tree, self.core_hour_price, self.currency)
 
         asked = ("savings", self._round(since), self._round(now), tree)
         return await self._share(REPORT, asked, work)

@@ -6,24 +6,28 @@ All amounts are core-hours. What counts as extra is told in ``extras``; how the 
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from cpumond.scheduler.elements import CONTROL, OTHERS, TRIAL_PARTS
+from cpumond.scheduler.elements import CONTROL, OTHERS, Arm
 from cpumond.scheduler.history.extras import name_extra
 from cpumond.scheduler.history.model import HOUR_S, OPERATION, POOL, Key, Summary, Sums
 from cpumond.scheduler.history.report import order_pools
 from cpumond.scheduler.model import ROOT_POOL
 
-LEAST_PARTS: Final = 5
-"""With fewer parts of operations, or hosts, in one arm nothing is said about a difference."""
+LEAST_DAYS: Final = 2
+"""With fewer days on which both arms ran nothing is said about a difference."""
+STUDENT_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""The 97.5 % quantiles of Student's t, from one degree of freedom on."""
 
-WEEK_S: Final = 7 * 86_400.0
-THURSDAY_S: Final = 3 * 86_400.0
+DAY_S: Final = 86_400.0
+WEEK_S: Final = 7 * DAY_S
+THURSDAY_S: Final = 3 * DAY_S
 """The first of January 1970 was one: so long after its Monday."""
 
 
@@ -58,7 +62,8 @@ class SavingsWeek(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A ratio in both arms. ``low`` to ``high`` is the 95 % interval of others less control; null: too few to tell."""
+    """A ratio in both arms, over the whole time. ``low`` to ``high`` is the 95 % interval of others less control, the
+    mean of all days; null: too few to tell."""
 
     control: float
     others: float
@@ -70,12 +75,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The control group, left in shadow, against the other jobs of the same hosts, in core-hours ordered.
 
     ``held_back``: time that jobs were held back by their limit, of what they ordered; ``used``: CPU used of that.
-    ``parts``: of operations or hosts, in the arm with fewer; ``sentence``: both in words.
+    ``days``: on which both ran; ``sentence``: both in words.
     """
 
     control_ordered: float
     others_ordered: float
-    parts: int
+    days: int
     held_back: Difference
     used: Difference
     sentence: str
@@ -102,8 +107,8 @@ class SavingsView(msgspec.Struct, frozen=True, kw_only=True):
     currency: str = ""
 
 
-class PartSums(NamedTuple):
-    """Of one part: what is compared and what was ordered, in the control group and outside of it."""
+class DaySums(NamedTuple):
+    """Of one day: what is compared and what was ordered, in the control group and outside of it."""
 
     control: float
     control_ordered: float
@@ -113,22 +118,45 @@ class PartSums(NamedTuple):
 
 def list_weeks(since: float, until: float) -> list[tuple[float, float]]:
     """The weeks, from Monday 0:00 UTC, that a time touches, cut to it."""
-    monday = (since + THURSDAY_S) // WEEK_S * WEEK_S - THURSDAY_S
-    weeks = []
-    while monday < until:
-        weeks.append((max(monday, since), min(monday + WEEK_S, until)))
-        monday += WEEK_S
-    return weeks
+    return _split(since, until, WEEK_S, THURSDAY_S)
+
+
+def list_days(since: float, until: float) -> list[tuple[float, float]]:
+    """The days, from 0:00 UTC, that a time touches, cut to it."""
+    return _split(since, until, DAY_S, 0.0)
+
+
+def _split(since: float, until: float, length_s: float, first_s: float) -> list[tuple[float, float]]:
+    begin = (since + first_s) // length_s * length_s - first_s
+    parts = []
+    while begin < until:
+        parts.append((max(begin, since), min(begin + length_s, until)))
+        begin += length_s
+    return parts
 
 
 Pools = Mapping[str, Collection[tuple[str, str]]]
 """Of each tree that there is now, as ``report.list_pools`` gives them."""
 
 
+Weeks = Sequence[tuple[tuple[float, float], Summary]]
+"""The earliest first."""
+
+
+def find_arms(weeks: Weeks) -> set[Key]:
+    """The series of control groups and of what they are compared with."""
+    return {key for _, summary in weeks for key in summary.sums if _is_of(key, CONTROL) or _is_of(key, OTHERS)}
+
+
+def _is_of(key: Key, arm: Arm) -> bool:
+    """Earlier versions kept the parts of an arm, ``<control 7>``."""
+    return key.kind == OPERATION and key.name.startswith((f"<{arm}>", f"<{arm} "))
+
+
 def make_savings(
-    known: Pools, weeks: Sequence[tuple[tuple[float, float], Summary]], tree: str | None, price: float, currency: str
+    known: Pools, weeks: Weeks, days: Sequence[Mapping[Key, Sums]], tree: str | None, price: float, currency: str
 ) -> SavingsView:
-    """The savings of weeks, the earliest first. It takes a second with 1000 pools and a year."""
+    """The savings of weeks. ``days``: of ``find_arms``. It takes a second with 1000 pools and a year."""
     total: dict[Key, Sums] = {}
     for _, summary in weeks:
         for key, sums in summary.sums.items():
@@ -148,7 +176,7 @@ def make_savings(
                     for times, summary in weeks
                     if summary.covered_s
                 ],
-                _compare_arms(name, total),
+                _compare_arms(name, days),
             )
             for name in names
         ],
@@ -203,72 +231,55 @@ def _make_rows(
     return rows
 
 
-def _compare_arms(tree: str, sums: Mapping[Key, Sums]) -> Comparison | None:
-    def find(arm: str, number: int) -> Sums:
-        return sums.get(Key(OPERATION, tree, f"<{arm} {number}>"), Sums())
+def _compare_arms(tree: str, days: Sequence[Mapping[Key, Sums]]) -> Comparison | None:
+    def find(arm: Arm, day: Mapping[Key, Sums]) -> Sums:
+        mine = (sums for key, sums in day.items() if key.tree == tree and _is_of(key, arm))
+        return functools.reduce(Sums.plus, mine, Sums())
 
-    arms = [(find(CONTROL, number), find(OTHERS, number)) for number in range(TRIAL_PARTS)]
-    arms = [(control, others) for control, others in arms if control.ordered or others.ordered]
-    if not any(control.ordered for control, _ in arms) or not any(others.ordered for _, others in arms):
+    arms = [(find(CONTROL, day), find(OTHERS, day)) for day in days]
+    control_ordered = math.fsum(control.ordered for control, _ in arms)
+    others_ordered = math.fsum(others.ordered for _, others in arms)
+    if not control_ordered or not others_ordered:
         return None
-    held_back = compare([PartSums(a.throttled, a.ordered, b.throttled, b.ordered) for a, b in arms])
-    used = compare([PartSums(a.used, a.ordered, b.used, b.ordered) for a, b in arms])
+    held_back = compare([DaySums(a.throttled, a.ordered, b.throttled, b.ordered) for a, b in arms])
+    used = compare([DaySums(a.used, a.ordered, b.used, b.ordered) for a, b in arms])
     return Comparison(
-        control_ordered=math.fsum(control.ordered for control, _ in arms) / HOUR_S,
-        others_ordered=math.fsum(others.ordered for _, others in arms) / HOUR_S,
-        parts=count_parts([PartSums(a.used, a.ordered, b.used, b.ordered) for a, b in arms]),
+        control_ordered=control_ordered / HOUR_S,
+        others_ordered=others_ordered / HOUR_S,
+        days=sum(control.ordered > 0.0 and others.ordered > 0.0 for control, others in arms),
         held_back=held_back,
         used=used,
         sentence=describe(held_back, used),
     )
 
 
-def count_parts(parts: Iterable[PartSums]) -> int:
-    """How many parts there are in the arm with fewer of them."""
-    found = list(parts)
-    return min(sum(part.control_ordered > 0.0 for part in found), sum(part.others_ordered > 0.0 for part in found))
-
-
-def compare(parts: Sequence[PartSums]) -> Difference:
-    """The ratios of both arms, and the 95 % interval of their difference by leaving out each part once (jackknife).
-
-    Jobs of an operation, or of a host, are alike: so parts of operations or hosts are left out, never jobs, and the
-    interval is as wide as Student's t asks for with the parts of the arm that has fewer.
-    """
-    control, others = _ratios(parts)
-    least = count_parts(parts)
-    if least < LEAST_PARTS:
-        return Difference(control, others)
-    differences = []
-    for number in range(len(parts)):
-        a, b = _ratios([*parts[:number], *parts[number + 1 :]])
-        differences.append(b - a)
-    middle, size = statistics.fmean(differences), len(parts)
-    error = math.sqrt((size - 1) / size * math.fsum((each - middle) ** 2 for each in differences))
-    reach = error * student_95(least - 1)
-    return Difference(control, others, others - control - reach, others - control + reach)
-
-
-def _ratios(parts: Iterable[PartSums]) -> tuple[float, float]:
-    control, control_ordered, others, others_ordered = (math.fsum(column) for column in zip(*parts, strict=True))
-    return control / control_ordered if control_ordered else 0.0, others / others_ordered if others_ordered else 0.0
+def compare(days: Sequence[DaySums]) -> Difference:
+    """The ratios of both arms, and the 95 % interval of the mean of their differences day by day."""
+    control, control_ordered, others, others_ordered = (math.fsum(column) for column in zip(*days, strict=True))
+    ratios = control / control_ordered, others / others_ordered
+    differences = [
+        day.others / day.others_ordered - day.control / day.control_ordered
+        for day in days
+        if day.control_ordered > 0.0 and day.others_ordered > 0.0
+    ]
+    if len(differences) < LEAST_DAYS:
+        return Difference(*ratios)
+    middle = statistics.fmean(differences)
+    reach = student_95(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
+    return Difference(*ratios, middle - reach, middle + reach)
 
 
 def student_95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, by the expansion around the normal one; exact to .01 from 4 on."""
-    z, n = statistics.NormalDist().inv_cdf(0.975), float(freedom)
-    return (
-        z
-        + (z**3 + z) / (4 * n)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
-    )
+    """The 97.5 % quantile of Student's t, exact to .01: a table, then the expansion around the normal one."""
+    if freedom <= len(STUDENT_95):
+        return STUDENT_95[freedom - 1]
+    return 1.960 + 2.372 / freedom + 2.823 / freedom**2
 
 
 def describe(held_back: Difference, used: Difference) -> str:
     """Both differences in words, percent of what was ordered."""
     if held_back.low is None or held_back.high is None or used.low is None or used.high is None:
-        return "too few operations or hosts in the control group to tell a difference"
+        return "too few days on which jobs of both groups ran to tell a difference"
     told = (
         f"jobs whose limits move were held back for {100 * held_back.others:.2f} % of what they ordered, those of the "
         f"control group for {100 * held_back.control:.2f} %: {_points(held_back.low, held_back.high)}; "

@@ -18,7 +18,7 @@ import math
 import sqlite3
 import time
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from cpumond.scheduler.history.chunks import (
@@ -87,8 +87,7 @@ _SELECT_TO_MOVE: Final = (
 )
 _SELECT_SUMS: Final = (
     "SELECT series, SUM(used), SUM(reclaimed), SUM(ordered), SUM(throttled), SUM(late), SUM(limits), MAX(peak), "
-    "SUM(count) FROM points WHERE chunk IN (SELECT id FROM chunks WHERE first > ? AND last <= ?) AND kind IN (?, ?) "
-    "GROUP BY series"
+    "SUM(count) FROM points WHERE chunk IN (SELECT id FROM chunks WHERE first > ? AND last <= ?) AND kind IN (?, ?)"
 )
 
 _Parts = dict[int, tuple[int, Sums, bytes]]
@@ -433,15 +432,8 @@ class HistoryStore(HistoryFile):
 
     def sum_up(self, since: float, until: float, tree: str | None, top: int) -> Summary:
         """Totals of pools and of each tree's ``top`` operations, from the points that end in (since, until]."""
-        names = {series: key for series, key in self._names.items() if key.kind in (POOL, OPERATION)}
-        sums = self._read(lambda: self._sum_stored(since, until, names)) or {}
         ticks = [tick for tick in self._ticks if since < tick.at <= until]
         covered_s = math.fsum(tick.interval_s for tick in ticks)
-        intervals = array("d", (tick.interval_s for tick in ticks))
-        for kind in (POOL, OPERATION):
-            values = [values_of(tick, kind) for tick in ticks]
-            for series, rows in places(ticks, kind).items():
-                sums[series] = sums.get(series, Sums()).plus(sum_columns(kind, intervals, gather(values, kind, rows)))
         without_series = max((tick.left_out for tick in ticks), default=0)
         for chunk in self._chunks.values():
             if not chunk.is_moving:
@@ -449,24 +441,55 @@ class HistoryStore(HistoryFile):
                     without_series = max(without_series, chunk.left_out)
                 times = zip(chunk.ends, chunk.intervals, strict=True)
                 covered_s += math.fsum(interval for end, interval in times if since < end <= until)
+        sums = {key: each for key, each in self._sum_by_key(since, until).items() if tree in (None, key.tree)}
+        return Summary(*top_operations(sums, top), covered_s, without_series)
+
+    def sum_up_each(self, keys: Collection[Key], times: Iterable[tuple[float, float]]) -> list[dict[Key, Sums]]:
+        """Totals of some series in each of some times."""
+        return [self._sum_by_key(since, until, keys) for since, until in times] if keys else []
+
+    def _sum_by_key(self, since: float, until: float, only: Collection[Key] | None = None) -> dict[Key, Sums]:
+        """Totals of pools and operations, or of ``only`` some of them."""
+        names = {
+            series: key
+            for series, key in self._names.items()
+            if key.kind in (POOL, OPERATION) and (only is None or key in only)
+        }
+        sums = self._read(lambda: self._sum_stored(since, until, names, only)) or {}
+        ticks = [tick for tick in self._ticks if since < tick.at <= until]
+        intervals = array("d", (tick.interval_s for tick in ticks))
+        for kind in (POOL, OPERATION):
+            values = [values_of(tick, kind) for tick in ticks]
+            for series, rows in places(ticks, kind).items():
+                if only is None or series in names:
+                    part = sum_columns(kind, intervals, gather(values, kind, rows))
+                    sums[series] = sums.get(series, Sums()).plus(part)
         by_key: dict[Key, Sums] = {}
         for series, each in sums.items():
             key = names.get(series)
-            if key is not None and each.points and tree in (None, key.tree):
+            if key is not None and each.points:
                 by_key[key] = by_key.get(key, Sums()).plus(each)
-        return Summary(*top_operations(by_key, top), covered_s, without_series)
+        return by_key
 
-    def _sum_stored(self, since: float, until: float, names: dict[int, Key]) -> dict[int, Sums]:
+    def _sum_stored(
+        self, since: float, until: float, names: dict[int, Key], only: Collection[Key] | None
+    ) -> dict[int, Sums]:
         db = self._connection
+        chosen = ""
+        if only is not None:
+            for key in only:
+                found = db.execute("SELECT id FROM series WHERE kind = ? AND tree = ? AND name = ?", key)
+                names.update((series, key) for (series,) in found)
+            chosen = f" AND series IN ({','.join(map(str, names))})"
         sums: dict[int, Sums] = {}
-        for series, *values in db.execute(_SELECT_SUMS, (since, until, POOL, OPERATION)):
+        for series, *values in db.execute(f"{_SELECT_SUMS}{chosen} GROUP BY series", (since, until, POOL, OPERATION)):
             sums[series] = Sums(*values)
         for chunk in self._chunks.values():
             is_inside = since < chunk.ends[0] and chunk.end <= until
             if is_inside or chunk.end <= since or chunk.ends[0] > until:
                 continue
             a, b = find_range(chunk.ends, since, until)
-            query = "SELECT series, kind, data FROM points WHERE chunk = ? AND kind IN (?, ?)"
+            query = f"SELECT series, kind, data FROM points WHERE chunk = ? AND kind IN (?, ?){chosen}"  # noqa: S608 - numbers
             merged = math.prod(GROUPS[: chunk.tier])
             for series, kind, data in db.execute(query, (chunk.id, POOL, OPERATION)):
                 columns = [each[a:b] for each in unpack(data, kind, chunk)]

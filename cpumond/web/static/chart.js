@@ -29,11 +29,10 @@ const KIND = {
 };
 
 // chart("usage", {title, times: [s since 1970], series: [{label, values, color: "--c1", step, dash, fill, stack}],
-//                 format, height, from, until, empty, min, max, cut, elapsed, sync, axis, utcOffset, work, marks})
+//                 format, height, from, until, empty, min, max, cut, elapsed, sync, work, marks})
 // `values` may hold null for a gap; a `hidden` series stands in the legend only. Colours are names of CSS variables.
 // A step ends at its time; one that is "after" begins there. Series with `stack` stand one on the other, the first at 0.
 // With `elapsed` times are seconds since a start. Nothing is drawn above `cut`. Graphs of one `sync` share the pointer.
-// `axis` is a name for that of time; `utcOffset` (s) is of the clock that it shows, without one the browser's own.
 // `work` is what chart_work.js adds for those who work with a graph; `marks` are events, as it has them.
 export function chart(key, props) {
   return island(KIND, key, props, "figure");
@@ -80,7 +79,7 @@ function makeHead(node) {
 // The values of the graph as text: its legend, and all that a screen reader has of it.
 function makeLegend({ props, at = null }) {
   const format = props.format ?? number;
-  const clock = (seconds) => (props.elapsed ? elapsed(seconds) : time(local(props, seconds)));
+  const clock = (seconds) => (props.elapsed ? elapsed(seconds) : time(seconds));
   return h("div.legend-wrap", { hidden: !props.times.length },
     h("table.legend", h("caption.hidden-text", `${props.title}: newest value, least and greatest of what is shown`),
       h("thead", h("tr", h("th", { scope: "col" }, h("span.hidden-text", "Line")), h("th", { scope: "col" }, at === null ? props.newest ?? "now" : clock(props.times[at])),
@@ -114,8 +113,6 @@ const TIMES = [
 const SPANS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, ...[1, 2, 5, 10, 15, 30].map((min) => 60 * min), ...[1, 2, 3, 6, 12].map((hours) => 3600 * hours),
   ...[1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].map((days) => 86400 * days)];
 
-const local = ({ utcOffset }, seconds) =>
-  (utcOffset === undefined ? seconds : seconds + utcOffset + 60 * new Date(1000 * seconds).getTimezoneOffset());
 const reduce = (values, choose) => values.reduce((a, b) => choose(a, b));
 
 function makeOptions(node, props) {
@@ -134,7 +131,6 @@ function makeOptions(node, props) {
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, points: { size: 6 }, ...(props.sync ? { sync: { key: props.sync } } : {}), ...props.work?.cursor(node) },
     hooks: { setCursor: [({ cursor }) => point(node, cursor.idx ?? null)], ...props.work?.hooks(node) },
-    tzDate: (seconds) => new Date(1000 * local(props, seconds)),
     bands: stacked.slice(1).map((above, index) => ({ series: [above, stacked[index]] })),
     scales: {
       x: { time: !props.elapsed, range: (_, from, until) => [node.props.from ?? from, node.props.until ?? Math.max(until, from + 1)] },
@@ -144,7 +140,7 @@ function makeOptions(node, props) {
         return [low, high > low ? low + (high - low) * 1.08 : low + 1];
       } },
     },
-    axes: [{ ...axis, ...marks, label: props.axis, labelFont: axis.font, labelSize: 20 }, { ...axis, size: (_, texts) => Math.max(AXIS_PX, 20 + LETTER_PX * Math.max(...(texts ?? []).map(({ length }) => length))), values: (_, splits) => splits.map((value) => format(value)) }],
+    axes: [{ ...axis, ...marks }, { ...axis, size: (_, texts) => Math.max(AXIS_PX, 20 + LETTER_PX * Math.max(...(texts ?? []).map(({ length }) => length))), values: (_, splits) => splits.map((value) => format(value)) }],
     series: [{}, ...props.series.map((series) => ({
       label: series.label,
       show: !isHidden(props, series),

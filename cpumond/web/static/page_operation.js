@@ -13,7 +13,6 @@ import { describePart, pager, stateBadge } from "./page_operations.js";
 import { readRights } from "./rights.js";
 import { currentQuery, setQuery, to } from "./route.js";
 import { badge, bar, facts, operationLink, table } from "./table.js";
-import { soonerCard } from "./what_if.js";
 
 const TABS = [["overview", "Overview"], ["why", "Why"], ["jobs", "Jobs"], ["events", "Events"], ["specification", "Specification"]];
 const JOB_STATES = ["starting", "running", "stopping", "completed", "failed", "aborted", "lost"];
@@ -93,7 +92,6 @@ function overview({ operation: o, history, hindered, marks }, app) {
       o.allow_reclaimed ? null : ["Reclaimed CPU", "refused: its jobs start only on CPU that no ordinary job ordered"],
       o.require_reclaimed ? ["Reclaimed CPU", "required: its jobs give way to all others"] : null,
     ])),
-    soonerCard(o, app),
     ...Object.entries(o.pools).map(([tree, pool]) => treeCard(o, tree, pool)),
     h("div.heading", { key: "range" }, h("h2", "Over time"),
       o.finish_time === null ? null : h("span.muted", "from its start to its end"), rangeButtons(app, o.finish_time === null)),

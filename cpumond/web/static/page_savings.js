@@ -138,7 +138,7 @@ function showComparison(comparison, of) {
       ],
     }),
     h("p.muted.plain-text", `${hours(comparison.control_ordered)} core-hours ordered in the control group, ${hours(comparison.others_ordered)} by others; `
-      + `${count(comparison.parts, "part")} of operations or hosts in the smaller.`),
+      + `${count(comparison.days, "day")} on which jobs of both ran.`),
   ];
 }
 

@@ -1,13 +1,12 @@
-// Runs ahead: what a change would do, with the progress and a button that ends it; what would make an operation start sooner.
+// Runs ahead: what a change would do, with the progress and a button that ends it.
 
-import { get, path, Refusal, stream, token } from "./api.js";
+import { Refusal, stream, token } from "./api.js";
 import { h, morph } from "./dom.js";
 import { cores, duration, number, time } from "./format.js";
 import { to } from "./route.js";
 import { table } from "./table.js";
 
 const SHOWN = 100; // rows of a table
-const SOONER_MS = 130000; // longer than the scheduler takes before it gives up
 let last = null; // {text: what was asked, answer, of: the token}
 // The last answer in this tab to who shows the present token, for the page that has it whole; null for none.
 export const lastAnswer = () => (last?.of === token() ? last : null);
@@ -103,22 +102,3 @@ export function drawSimulation(found) {
 }
 
 const more = (count) => (count > 0 ? h("p.muted.flat", `and ${number(count, 9)} more`) : null);
-
-// Of an operation that has not started: a button, then what would make it start sooner.
-export function soonerCard(operation, app) {
-  if (operation.finish_time !== null || operation.jobs.total === 0 || operation.jobs.active + operation.jobs.completed > 0 || operation.suspended) return null;
-  const { local } = app; // of this page: the answer may come on another one
-  const { sooner } = local;
-  const ask = async () => {
-    local.sooner = { isAsked: true };
-    app.redraw();
-    const found = await get(`${path`/operations/${operation.id}`}/when?shorter=true`, { timeout: SOONER_MS }).catch((error) => ({ error: error.message }));
-    local.sooner = found.error ? found : { lines: [...found.lines, ...found.shorter], isFound: found.shorter.length > 0 };
-    app.redraw();
-  };
-  return h("section.card", { key: "sooner", "aria-labelledby": "sooner" }, h("h2", { id: "sooner" }, "What would start it sooner?"),
-    h("div", { key: "told", role: "status" }, sooner?.error ? h("p.error", sooner.error)
-      : sooner?.lines ? [h("ul.why", sooner.lines.map((line) => h("li", { key: line }, line))), sooner.isFound ? null : h("p.flat", "No single change of a pool that was tried would.")]
-      : sooner?.isAsked ? h("p.muted.flat", "It is run ahead with each change that may help …") : h("p.muted.flat", "Runs the scheduler's state ahead with each change that may help; nothing is changed.")),
-    h("div", h("button", { type: "button", "aria-disabled": sooner?.isAsked ? "true" : null, onclick: sooner?.isAsked ? () => {} : ask }, sooner?.lines || sooner?.error ? "Ask again" : "Find out")));
-}
