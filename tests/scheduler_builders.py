@@ -48,22 +48,6 @@ def amount(cpu: float = 0.0, memory: float = 0.0) -> Vector:
     return (0.0, cpu, 0.0, memory, 0.0)
 
 
-def inherit_rules(tree: Tree) -> None:
-    """Set ``rules`` of every element of the tree, after a change of the tree's, a pool's or an operation's options."""
-    root = root_rules(tree.config.settings)
-    tree.root.rules = root
-    for pool in tree.pools.values():
-        assert pool.parent is not None
-        above = pool.parent.rules
-        assert above is not None, "a parent comes before its children"
-        pool.rules = pool_rules(above, pool.settings)
-    for operation in tree.operations.values():
-        assert operation.parent is not None
-        above = operation.parent.rules
-        assert above is not None
-        operation.rules = operation_rules(above, operation.options)
-
-
 class World:
     """A tree under construction."""
 
@@ -193,10 +177,6 @@ class World:
         job = self.make_job(plan.element, plan.task, node)
         self.start(job)
         return job
-
-    def inherit(self) -> None:
-        """After a change of settings in place."""
-        inherit_rules(self.tree)
 
     def elements(self) -> Iterator[Element]:
         yield self.tree.root

@@ -13,7 +13,6 @@ Needs root, real cgroups, Chromium and the Python package playwright.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
@@ -134,7 +133,7 @@ class Camera:
         self.docs = docs
         self.everything = everything
 
-    def take(self, stage: Stage, report: Path) -> None:
+    def take(self, stage: Stage) -> None:
         pages = stage.pages()
         for width, height in SIZES:
             for scheme in ("light", "dark"):
@@ -153,9 +152,6 @@ class Camera:
                     open_page(page, *pages["pools"])
                     plan_a_pool(page)
                     self._keep(page, "new-pool", width, height, scheme)
-                if self._wants("report", width, scheme):
-                    page.goto(report.as_uri())
-                    self._keep(page, "report", width, height, scheme)
                 context.close()
 
     def take_overview(self, stage: Stage, file: Path) -> None:
@@ -206,16 +202,12 @@ def main() -> None:
         stage = Stage(cluster, arguments.minutes)
         cluster.set_weight(1)
         stage.set_up()
-        report = Path(folder) / "report.html"
-        done: subprocess.CompletedProcess[str] = cluster.run("report", "--html", str(report))
-        if done.returncode:
-            raise SystemExit(done.stderr)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=find_program(), args=list(ARGUMENTS))
             camera = Camera(browser, arguments.docs, arguments.all)
             if arguments.overview:
                 camera.take_overview(stage, arguments.overview)
-            camera.take(stage, report)
+            camera.take(stage)
             browser.close()
     size = sum(file.stat().st_size for file in arguments.docs.iterdir())
     print(f"{arguments.docs}: {size / 1e6:.1f} MB")

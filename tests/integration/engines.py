@@ -11,7 +11,6 @@ import io
 import itertools
 import json
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -60,12 +59,8 @@ FirstJobId={first_job}
 # They listen on the loopback alone.
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 MailProg=/bin/true
-NodeName={node} NodeAddr=127.0.0.1 NodeHostname={host} Port={ports[1]} CPUs={cpus}
+NodeName={node} NodeAddr=127.0.0.1 NodeHostname={host} Port={ports[1]} CPUs=2
 PartitionName=main Nodes={node} Default=YES MaxTime=INFINITE State=UP
-"""
-RECLAIMED_CONF = """
-NodeName={node}r NodeAddr=127.0.0.1 NodeHostname={host} Port={ports[2]} CPUs={reclaimed_cpus} RealMemory=65536
-PartitionName=reclaimed Nodes={node}r MaxTime=INFINITE State=UP
 """
 MUNGED_FILES = {
     "key-file": "munge.key",
@@ -443,22 +438,16 @@ class Podman(Engine):
 
 
 class SlurmCluster:
-    """Slurm without a database: munged, slurmctld and slurmd with the node ``node`` of partition ``main``; with
-    ``reclaimed_cpus`` a second slurmd on the same host, with the node ``reclaimed_node`` of partition ``reclaimed``.
+    """Slurm without a database: munged, slurmctld and slurmd with the node ``node`` of partition ``main``.
 
-    ``settings`` are more lines of slurm.conf. Commands find the cluster by ``environment``.
+    Commands find the cluster by ``environment``.
     """
 
-    def __init__(self, cpus: int = 2, reclaimed_cpus: int = 0, settings: str = "") -> None:
+    def __init__(self) -> None:
         require("slurmctld", "slurmd", "munged:munge", "sbatch:slurm-client", "squeue:slurm-client")
         # Slurm's cgroups bear the node's name, and tests run beside each other.
         self.node = f"n{os.getpid()}x{next(_numbers)}"
-        self.reclaimed_node = f"{self.node}r"
         self.directory = Path(tempfile.mkdtemp(prefix="cpumond-"))
-        self.directory.chmod(0o755)  # users who submit read the configuration
-        self.jobs_directory = self.directory / "jobs"
-        self.jobs_directory.mkdir()
-        self.jobs_directory.chmod(0o1777)
         (self.directory / "state").mkdir()
         self.environment = {"SLURM_CONF": str(self.directory / "slurm.conf")}
         key = self.directory / "munge.key"
@@ -466,16 +455,13 @@ class SlurmCluster:
         key.chmod(0o600)
         values = {
             "host": socket.gethostname().partition(".")[0],
-            "ports": [free_port() for _ in range(3)],
+            "ports": [free_port() for _ in range(2)],
             "directory": self.directory,
             "node": self.node,
             # An agent would take the job of another cluster for that of its own with the same number.
             "first_job": os.getpid() % 60_000 * 1000 + 1,
-            "cpus": cpus,
-            "reclaimed_cpus": reclaimed_cpus,
         }
-        text = SLURM_CONF + (RECLAIMED_CONF if reclaimed_cpus else "") + settings
-        (self.directory / "slurm.conf").write_text(text.format_map(values), encoding="utf-8")
+        (self.directory / "slurm.conf").write_text(SLURM_CONF.format_map(values), encoding="utf-8")
         (self.directory / "cgroup.conf").write_text("ConstrainCores=yes\n", encoding="utf-8")
         environment = [f"{name}={value}" for name, value in self.environment.items()]
         munged = [f"--{name}={self.directory}/{file}" for name, file in MUNGED_FILES.items()]
@@ -484,15 +470,13 @@ class SlurmCluster:
             "slurmctld": ["env", *environment, "slurmctld", "-D"],
             "slurmd": ["env", *environment, "slurmd", "-D", "-N", self.node],
         }
-        if reclaimed_cpus:
-            self._commands["reclaimed"] = ["env", *environment, "slurmd", "-D", "-N", self.reclaimed_node]
         self.processes: dict[str, psutil.Process] = {}
-        self.keeper = Keeper(self.directory, f"slurm_{self.node}", f"slurm_{self.reclaimed_node}")
+        self.keeper = Keeper(self.directory, f"slurm_{self.node}")
 
     def start(self, *names: str) -> None:
-        """Start daemons: "munged", "slurmctld", "slurmd", "reclaimed"; all, if none is named; again those that ended.
+        """Start daemons: "munged", "slurmctld", "slurmd"; all, if none is named; again those that ended.
 
-        Waits until the controller answers and each node whose daemon runs takes jobs.
+        Waits until the controller answers and the node takes jobs.
         """
         for name in names or self._commands:
             self.processes[name] = self.keeper.start(self.directory / f"{name}.log", self._commands[name])
@@ -503,32 +487,23 @@ class SlurmCluster:
     def _are_ready(self, names: Sequence[str]) -> bool:
         for name in names or self._commands:
             assert not is_over(self.processes[name]), f"{name} ended: {self.log(name)[-3000:]}"
-        if is_over(self.processes["slurmctld"]):
-            return True
-        nodes = {"slurmd": self.node, "reclaimed": self.reclaimed_node}
-        running = [node for name, node in nodes.items() if name in self.processes and not is_over(self.processes[name])]
         try:
-            return all(self.node_state(node) in READY for node in running)
+            return self.command("sinfo", "--noheader", "--format=%T") in READY
         except AssertionError:
             return False
 
-    def terminate(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send a daemon a signal that ends it and wait for its end. Jobs go on."""
-        self.processes[name].send_signal(number)
+    def terminate(self, name: str) -> None:
+        """End a daemon. Jobs go on."""
+        self.processes[name].terminate()
         wait_for_end(self.processes[name], name)
-
-    def kill(self, name: str) -> None:
-        """Kill a daemon. Jobs go on; a controller that is killed knows no job that is younger than 5 s afterwards."""
-        self.terminate(name, signal.SIGKILL)
 
     def log(self, name: str) -> str:
         """What a daemon wrote."""
         path = self.directory / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def command(self, *words: str, user: str | None = None) -> str:
+    def command(self, *words: str) -> str:
         """What a command of Slurm prints on stdout; AssertionError with its stderr when it fails."""
-        account = None if user is None else pwd.getpwnam(user)
         done = subprocess.run(
             words,
             stdin=subprocess.DEVNULL,
@@ -537,23 +512,14 @@ class SlurmCluster:
             timeout=60 * PATIENCE,
             env={**os.environ, **self.environment},
             cwd="/",
-            user=None if account is None else account.pw_uid,
-            group=None if account is None else account.pw_gid,
-            extra_groups=None if account is None else [],
             check=False,
         )
         assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
         return done.stdout.strip()
 
-    def sbatch(self, script: str, *options: str, user: str | None = None) -> int:
-        """Submit lines of a shell as root or as another user; the job's number. Output: ``jobs_directory``/N.out."""
-        output = f"--output={self.jobs_directory}/%j.out"
-        return int(self.command("sbatch", "--parsable", output, *options, f"--wrap={script}", user=user))
-
-    def output(self, job: int) -> str:
-        """What a job has written so far."""
-        path = self.jobs_directory / f"{job}.out"
-        return path.read_text(errors="replace") if path.exists() else ""
+    def sbatch(self, script: str, *options: str) -> int:
+        """Submit lines of a shell; the job's number."""
+        return int(self.command("sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={script}"))
 
     def scancel(self, *jobs: int) -> None:
         """End jobs."""
@@ -569,23 +535,11 @@ class SlurmCluster:
         (state,) = [known["job_state"] for known in self.squeue() if known["job_id"] == job]
         return str(state)
 
-    def node_state(self, node: str) -> str:
-        """The state of a node, for example "idle", "mixed" or "drained"; with "*" when its daemon does not answer."""
-        # Asked about one node alone the controller answers with the CPUs that were allocated when it last counted all.
-        lines = self.command("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
-        return dict(line.split() for line in lines)[node]
-
     def pids(self, job: int) -> list[int]:
         """The processes of a job, its steps' among them, without Slurm's own."""
         mark = f"/job_{job}/"
         processes = {process.pid: name_of(process.pid) for process in self.keeper.processes()}
         return [pid for pid, name in processes.items() if name != "slurmstepd" and mark in read_cgroups(pid)]
-
-    def cgroup(self, job: int, controller: str = "cpuacct") -> str:
-        """The path of a running job's cgroup, that of all its steps, below the root of its hierarchy. On version 1 a
-        job has none in the hierarchy ``cpu`` unless that is mounted together with ``cpuacct``."""
-        path, mark, _ = cgroup_of(self.pids(job)[0], controller).partition(f"/job_{job}")
-        return path + mark
 
     def close(self) -> None:
         """End daemons and jobs, and remove cgroups and files."""

@@ -75,7 +75,6 @@ class Sample:
     """What the test started and is not done yet."""
     fair_share: dict[str, float]
     """What the library computes for that demand."""
-    told_demand: dict[str, float]
     told_fair_share: dict[str, float]
     told_usage: dict[str, float]
     """The scheduler's own figures."""
@@ -126,11 +125,10 @@ class Recorder:
         }
         return {job_id: used for job_id, used in found.items() if used is not None}
 
-    def start(self, shape: Shape, command: list[str], **spec: Any) -> None:
+    def start(self, shape: Shape) -> None:
         """Start an operation."""
-        operation_id = self.cluster.start_operation(
-            shape.pool, command, shape.job_count, shape.cpu_limit, MEMORY, **spec
-        )
+        command = [sys.executable, "-I", "-S", "-c", BURN, f"{shape.cpu_seconds:.4f}"]
+        operation_id = self.cluster.start_operation(shape.pool, command, shape.job_count, shape.cpu_limit, MEMORY)
         self.operations[operation_id] = shape
 
     def has_shares(self) -> bool:
@@ -181,10 +179,8 @@ class Recorder:
         assert not result.errors
         self._previous_s = now_s
         shares = {name: result.elements[name].fair_share.total[CPU] * TOTAL[CPU] for name in WEIGHTS}
-        told = {key: {name: pools[name][key]["cpu"] for name in WEIGHTS} for key in ("demand", "fair_share", "usage")}
-        self.samples.append(
-            Sample(now_s, demand, shares, told["demand"], told["fair_share"], told["usage"], used)
-        )  # fmt: skip
+        told = {key: {name: pools[name][key]["cpu"] for name in WEIGHTS} for key in ("fair_share", "usage")}
+        self.samples.append(Sample(now_s, demand, shares, told["fair_share"], told["usage"], used))
 
 
 def _scale(shape: Shape, jobs: int) -> tuple[float, float, float, float, float]:
@@ -255,7 +251,7 @@ def run_all(recorder: Recorder, shapes: list[Shape], run_s: float, lull_s: float
     """
     for shape in shapes:
         if shape.at_s == 0.0:
-            recorder.start(shape, [sys.executable, "-I", "-S", "-c", BURN, f"{shape.cpu_seconds:.4f}"])
+            recorder.start(shape)
     recorder.cluster.wait(recorder.has_shares, "each pool has its share")
     recorder.begin_s = time.monotonic()
     shapes = [shape for shape in shapes if shape.at_s > 0.0]
@@ -271,7 +267,7 @@ def run_all(recorder: Recorder, shapes: list[Shape], run_s: float, lull_s: float
             recorder.abort_all("sure")
         elif waiting and waiting[0].at_s <= now_s:
             shape = waiting.pop(0)
-            recorder.start(shape, [sys.executable, "-I", "-S", "-c", BURN, f"{shape.cpu_seconds:.4f}"])
+            recorder.start(shape)
         else:
             pause.wait(min(next_sample_s, waiting[0].at_s if waiting else run_s) - now_s)
     recorder.take_sample()

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,18 +124,29 @@ def test_a_key_or_a_token_for_one_node_lets_its_next_run_in_at_once(scheduler: S
 
 ASK = """
 import encodings.idna, http.client, json, os, socket, sys
+address, requests = json.load(sys.stdin)
 answers = []
-for uid, method, path, headers in json.load(sys.stdin):
+for uid, method, path, headers, body in requests:
     connection = http.client.HTTPConnection("127.0.0.1", 9757)
     os.seteuid(uid)
-    connection.sock = socket.create_connection(("127.0.0.1", 9757), 20.0)
+    connection.sock = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+    connection.sock.connect(address if isinstance(address, str) else tuple(address))
     os.seteuid(0)  # Python may be where only root gets
-    connection.request(method, path, "{}" if method == "POST" else None, headers)
+    connection.request(method, path, json.dumps(body) if method == "POST" else None, headers)
     answer = connection.getresponse()
     answers.append([answer.status, answer.read().decode()])
     connection.close()
 json.dump(answers, sys.stdout)
 """
+Request = tuple[int, str, str, dict[str, str], object]
+
+
+def ask(address: object, *requests: Request, prefix: Sequence[str] = ()) -> list[tuple[int, str]]:
+    """Requests of accounts (uid, method, path, headers, body) at a socket, over a connection each."""
+    run = [*prefix, sys.executable, "-I", "-c", ASK]
+    given = json.dumps([address, requests])
+    done = subprocess.run(run, input=given, capture_output=True, text=True, timeout=60, check=True)
+    return [(status, text) for status, text in json.loads(done.stdout)]
 
 
 class DefaultScheduler(SchedulerProcess):
@@ -154,10 +165,7 @@ class DefaultScheduler(SchedulerProcess):
         return [*self.prefix, *become, *super().arguments(*more)]
 
     def ask(self, *requests: tuple[int, str, str, dict[str, str]]) -> list[tuple[int, str]]:
-        """Requests of accounts (uid, method, path, headers), each over a connection of its own."""
-        run = [*self.prefix, sys.executable, "-I", "-c", ASK]
-        done = subprocess.run(run, input=json.dumps(requests), capture_output=True, text=True, timeout=60, check=True)
-        return [(status, text) for status, text in json.loads(done.stdout)]
+        return ask(("127.0.0.1", 9757), *((*each, {}) for each in requests), prefix=self.prefix)
 
     def run(self, *command: str, **environment: str) -> str:
         """A command line of this process' account, without any option about the scheduler."""
@@ -261,7 +269,6 @@ def test_the_commands_of_the_readme_and_jobs_at_the_default_address(place: Path,
             str(YT), "set", "//sys/pools/research/@weight", "3", YT_PROXY="127.0.0.1:9757", PYTHONPATH=blocked
         )
         assert "3" in scheduler.cpumond("pool", "list")
-        wait_until(lambda: "here" in scheduler.cpumond("node", "list"), "the agent registers")
         command = (
             "env; exec 3<>/dev/tcp/127.0.0.1/9757; "
             r"printf 'GET /api/v1/operations HTTP/1.0\r\nHost: 127.0.0.1\r\nX-YT-User-Name: root\r\n\r\n' >&3; cat <&3"
@@ -270,8 +277,7 @@ def test_the_commands_of_the_readme_and_jobs_at_the_default_address(place: Path,
             "operation", "start", "--pool", "research", "--cpu-limit", "1", "--memory", "64M", "--", "bash", "-c",
             command,
         ).split()[-1]  # fmt: skip
-        show = ("operation", "show", operation, "--json")
-        wait_until(lambda: json.loads(scheduler.cpumond(*show))["state"] == "completed", "the job ends", 60.0)
+        scheduler.cpumond("operation", "wait", operation)
         said = scheduler.cpumond("operation", "log", operation)
         assert "HTTP/1.1 403" in said
         assert "this is nobody (uid 65534)" in said

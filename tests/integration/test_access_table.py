@@ -53,9 +53,9 @@ class Site:
         path.touch(mode=0o600)
         lines = (f"{role}-1:{hashlib.sha256(role.encode()).hexdigest()}:{mark}\n" for role, mark in MARKS.items())
         path.write_text("".join(lines))
-        self.scheduler.write_config(
-            'node_heartbeat_timeout = "1s"\n[forecast]\nhorizon = "2m"', api=f'tokens_file = "{path}"'
-        )
+        # A simulation goes through its horizon in such steps.
+        config = 'node_heartbeat_timeout = "1s"\n[forecast]\nhorizon = "1m"'
+        self.scheduler.write_config(config, api=f'tokens_file = "{path}"', period="500ms")
         self.scheduler.start()
         self.job = self.operation = ""
         self.names = (f"new-{number}" for number in itertools.count(1))

@@ -216,13 +216,6 @@ def test_a_client_that_does_not_read_stops_nobody(agent: AgentProcess, tmp_path:
 # ---- addresses and the life of the sockets
 
 
-def test_the_socket_of_a_killed_agent_is_replaced(running: AgentProcess):
-    assert running.stop(signal.SIGKILL) == -signal.SIGKILL
-    assert running.socket_path.is_socket()
-    running.start()
-    assert len(running.get("/v1/status")["jobs"]) == 10
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_socket_is_gone_after_the_end(number: signal.Signals, running: AgentProcess):
     """The thread of the API does not take the signals away from the agent."""

@@ -8,7 +8,6 @@ import shutil
 import signal
 import stat
 import subprocess
-from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess
@@ -167,13 +166,3 @@ def test_a_full_disk_keeps_no_entries_of_limits_that_are_back(cgroups, agent, tm
         assert cgroups.quota_cores("j0") == 0.7
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def test_a_configuration_of_nothing_but_brackets_keeps_no_limit_down(cgroups, lowered):
-    kill(lowered)
-    text = lowered.config_path.read_text()
-    Path(lowered.config_path).write_text(text + "\nx = " + "[" * 3000 + "\n")
-    done = lowered.run("restore")
-    assert (done.returncode, cgroups.quota_cores("a")) == (78, 1.5)
-    assert "nested too deep" in done.stderr
-    assert "Traceback" not in done.stderr

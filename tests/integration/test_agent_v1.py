@@ -200,6 +200,3 @@ def test_restore_is_harmless_and_there_is_one_agent_only(cgroups, agent, tmp_pat
     cgroups.write("a", "quota_us", 70_000)
     assert agent.run("restore").returncode == 0
     assert cgroups.read("a", "quota_us") == "70000"
-
-
-# ---- the log

@@ -183,7 +183,10 @@ def test_a_directory_that_is_a_file_is_said(cgroups, agent, tmp_path, key):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("damage", ["not TOML", "unknown key", "copy only"])
+DAMAGED = {"not TOML": "[[[\n", "unknown key": "[metrics2]\n", "brackets": f"\nx = {'[' * 3000}\n"}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGED, "copy only"])
 def test_restore_reads_what_it_can_and_says_what_is_wrong(cgroups, agent, tmp_path, damage):
     make(cgroups, "a")
     found = cgroups.read_all("a")
@@ -194,13 +197,14 @@ def test_restore_reads_what_it_can_and_says_what_is_wrong(cgroups, agent, tmp_pa
         (tmp_path / "state" / "originals.state").write_bytes(b"")
     else:
         text = agent.config_path.read_text()
-        agent.config_path.write_text(text + ("[[[\n" if damage == "not TOML" else "[metrics2]\n"))
+        agent.config_path.write_text(text + DAMAGED[damage])
     done = agent.run("restore")
     assert cgroups.read_all("a") == found
     assert done.stdout == f"restored {cgroups.top}/a\n"
     assert done.returncode == (0 if damage == "copy only" else 78)
     assert done.stderr.count("\n") == 1
     assert ("not a state file" if damage == "copy only" else str(agent.config_path)) in done.stderr
+    assert ("nested too deep" in done.stderr) is (damage == "brackets")
 
 
 # ---- rights

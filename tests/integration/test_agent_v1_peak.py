@@ -45,17 +45,6 @@ def is_idle_low(cgroups: CgroupTree, *names: str) -> bool:
     )
 
 
-def count_throttled(cgroups: CgroupTree, name: str) -> int:
-    """Throttled periods of a cgroup up to now."""
-    return int(dict(line.split() for line in cgroups.read(name, "cpu.stat").splitlines())["nr_throttled"])
-
-
-def wait_for_throttling(cgroups: CgroupTree, name: str, periods: int = 8) -> None:
-    """Until so many more periods of a cgroup were throttled: several looks long."""
-    before = count_throttled(cgroups, name)
-    wait_until(lambda: count_throttled(cgroups, name) >= before + periods, f"{name} is throttled")
-
-
 def wait_for_a_check(agent: AgentProcess, cgroups: CgroupTree, name: str) -> None:
     """Until a check was just now that left a limit low, so that the next one is far: use on a busy machine is uneven,
     and a look may have given all of it back meanwhile."""

@@ -1,4 +1,4 @@
-"""The closed loop where something goes wrong: processes that die, networks that fail, jobs that misbehave."""
+"""The closed loop where something goes wrong: processes that die, networks that fail, nodes that are overdrawn."""
 
 from __future__ import annotations
 
@@ -28,11 +28,8 @@ from cpumond.host.cgroup.mounts import Hierarchies
 
 pytestmark = pytest.mark.cgroup
 
-MAX_LOG_BYTES = 65_536
-MAX_KEPT_LOGS = 25
 OFFLINE_S = 1.0
 GONE_S = 6.0
-PREEMPTION_MS = 3000
 KEPT = {"enable_cpu_reclaim": False}
 SHRINKING = {"min_cpu_limit": 0.2, "decrease_coefficient": 0.5, "smoothing_factor": 0.5}
 
@@ -70,29 +67,6 @@ class Gates:
 @pytest.fixture
 def gates(tmp_path: Path) -> Gates:
     return Gates(tmp_path / "gates")
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> Iterator[Loop]:
-    """One node for all tests that leave it as it was."""
-    config = (
-        f"[executor]\nmax_log_bytes = {MAX_LOG_BYTES}\nmax_kept_logs = {MAX_KEPT_LOGS}\n"
-        '[resources]\nresource_adjustment_period = "200ms"\n'
-    )
-    with Loop(tmp_path_factory.mktemp("loop"), hierarchies, cpu=4.0, agent_config=config) as cluster:
-        cluster.set_tree(job_preemption_timeout=PREEMPTION_MS)
-        cluster.create_pool("p")
-        yield cluster
-    assert cluster.leftovers() == []
-
-
-@pytest.fixture
-def loop(shared: Loop) -> Iterator[Loop]:
-    """The shared node, without jobs."""
-    yield shared
-    for operation in shared.get("/api/v1/operations?state=running")["operations"]:
-        shared.abort(operation["id"])
-    shared.await_no_jobs()
 
 
 @pytest.fixture
@@ -318,29 +292,6 @@ def test_what_was_aborted_while_its_agent_was_away_is_stopped_when_it_is_back(ow
     own.await_no_jobs()
     assert counts(own, operation) == {"aborted": 2}
     assert {job["state"] for job in own.jobs(operation)} == {"aborted"}
-
-
-# ---- jobs that misbehave
-
-
-def test_what_a_job_leaves_in_the_background_ends_with_it(loop, tmp_path):
-    file = tmp_path / "pid"
-    daemon = (
-        f"setsid bash -c 'trap \"\" TERM HUP; echo $$ > {file}.new; mv {file}.new {file}; while :; do sleep 1; done'"
-    )
-    operation = loop.start_operation(
-        "p", f"{daemon} </dev/null >/dev/null 2>&1 & while [ ! -e {file} ]; do sleep 0.05; done"
-    )
-    loop.await_state(operation, "completed")
-    assert counts(loop, operation) == {"completed": 1}
-    loop.wait(lambda: not is_alive(int(file.read_text())), "its child is gone")
-    loop.wait(lambda: not loop.pids(loop.jobs(operation)[0]["cgroup"]), "and what that one ran")
-
-
-# ---- operations
-
-
-# ---- preemption
 
 
 # ---- overdraft

@@ -24,6 +24,7 @@ from agent_process import AgentProcess
 from waiting import wait_until
 
 from cpumond.cli.answers import ANSWERS
+from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import CgroupTree
 
 pytestmark = pytest.mark.cgroup
@@ -42,6 +43,8 @@ operation = "sort"
 cpu_budget_ratio = 0.0  # on a busy machine checks would be left out, and that would be said
 """
 
+TOP = f"cpumond-test-control-{os.getpid()}"
+
 AS_NOBODY = """
 import contextlib, io, os, sys
 from cpumond.cli import run
@@ -59,11 +62,29 @@ def running(agent: AgentProcess, cgroups: CgroupTree) -> Callable[..., AgentProc
     """Start the agent over ``names`` below the test's cgroup."""
 
     def start(*names: str, mode: str = "reclaim") -> AgentProcess:
-        for name in names:
-            cgroups.make(name)
-        return agent.start(CONFIG.format(top=cgroups.top, mode=mode))
+        return start_over(agent, cgroups, *names, mode=mode)
 
     return start
+
+
+def start_over(agent: AgentProcess, cgroups: CgroupTree, *names: str, mode: str = "reclaim") -> AgentProcess:
+    for name in names:
+        cgroups.make(name)
+    return agent.start(CONFIG.format(top=cgroups.top, mode=mode))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> Iterator[AgentProcess]:
+    """An agent with job-1 and job-2, whose limits are lowered, for tests that change nothing."""
+    process = AgentProcess(tmp_path_factory.mktemp("shared"))
+    with CgroupTree(hierarchies, TOP) as tree:
+        try:
+            start_over(process, tree, "job-1", "job-2")
+            for name in ("job-1", "job-2"):
+                wait_for_reclaim(process, name)
+            yield process
+        finally:
+            process.close()
 
 
 def call(agent: AgentProcess, *arguments: str) -> tuple[int, str, str]:
@@ -103,26 +124,14 @@ def wait_for_reclaim(agent: AgentProcess, name: str, below_cores: float = 1.9) -
 # status and top
 
 
-def test_status_shows_every_job_and_the_sums(running):
-    agent = running("job-1", "job-2")
-    wait_for_reclaim(agent, "job-1")
-    lines = said(agent, "status").splitlines()
+def test_status_shows_every_job_and_the_sums(shared):
+    lines = said(shared, "status").splitlines()
     assert re.match(r"test-node: 2 jobs, cgroups \w+, one check every 100ms, the last one took [0-9.]+ ms$", lines[0])
     assert [line.split()[:4] for line in lines[2:4]] == [[f"job-{n}", "sort", "reclaim", "2.00"] for n in (1, 2)]
     assert re.match(r"total: 4 cores ordered, limit [0-9.]+, [0-9.]+ reclaimed by quota$", lines[4])
-    answer = answered(agent, "status")
+    answer = answered(shared, "status")
     assert [job["job_id"] for job in answer["jobs"]] == ["job-1", "job-2"]
     assert answer["totals"]["reclaimed"] > 0
-
-
-def test_top_prints_one_frame_and_ends(running):
-    agent = running("job-1", "job-2")
-    lines = said(agent, "top", "--once", "--sort", "job").splitlines()
-    # What a slow machine may have it say beside the table.
-    lines = [line for line in lines if not line.startswith("over its CPU budget")]
-    assert re.match(r"test-node \d\d:\d\d:\d\d: 2 jobs, 4 cores ordered, limit ", lines[0])
-    assert [line.split()[0] for line in lines[1:]] == ["job", "job-1", "job-2"]
-    assert [job["job_id"] for job in answered(agent, "top", "--once", "--sort", "job")["jobs"]] == ["job-1", "job-2"]
 
 
 @pytest.fixture
@@ -228,7 +237,7 @@ def test_top_on_a_terminal_fits_it_and_gives_it_back(running):
 # explain
 
 
-def test_explain_answers_in_the_first_sentence(running):
+def test_explain_answers_in_the_first_sentence_and_finds_a_job_by_its_cgroup(running, cgroups):
     agent = running("job-1")
     wait_for_reclaim(agent, "job-1")
     text = said(agent, "explain", "job-1")
@@ -241,11 +250,6 @@ def test_explain_answers_in_the_first_sentence(running):
     for word in ("cap", "floor", "in force", "next check: needs |sum| > 3", "relative_lower_bound = 0.6", "shrink"):
         assert word in text
     assert re.search(r"^last \d+ of \d+ decisions?, local time:$", text, re.MULTILINE)
-
-
-def test_explain_finds_a_job_by_its_cgroup_and_gives_all_as_json(running, cgroups):
-    agent = running("job-1")
-    wait_for_reclaim(agent, "job-1")
     answer = answered(agent, "explain", f"{cgroups.top}/job-1")
     assert answer["job_id"] == "job-1"
     assert answer["directory"] == cgroups.path("job-1").rstrip("/")
@@ -256,14 +260,13 @@ def test_explain_finds_a_job_by_its_cgroup_and_gives_all_as_json(running, cgroup
     assert answer["samples"]["at"] == []  # neither page nor scheduler
 
 
-def test_explain_of_no_job_is_69_and_names_those_there_are(running):
-    agent = running("job-1")
-    code, sentence = refused(agent, "explain", "nonsense")
+def test_explain_of_no_job_is_69_and_names_those_there_are(shared):
+    code, sentence = refused(shared, "explain", "nonsense")
     assert code == 69
     assert "no job 'nonsense' here" in sentence
     assert "job-1" in sentence
-    assert refused(agent, "explain", "..")[0] == 69
-    assert refused(agent, "explain", "")[0] == 69
+    assert refused(shared, "explain", "..")[0] == 69
+    assert refused(shared, "explain", "")[0] == 69
 
 
 # job
@@ -372,18 +375,17 @@ def test_without_an_agent_every_command_is_69_and_says_how_to_start_one(agent):
         assert f"no agent answers on {agent.socket_path} (No such file or directory); start it with" in sentence
 
 
-def test_without_the_rights_every_command_is_77(running):
+def run_as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
+    """A command line of the account ``nobody``."""
     if os.geteuid() != 0:
         pytest.skip("needs root to become somebody else")
-    agent = running("job-1")
-    for arguments in (["status"], ["explain", "job-1"], ["pin", "job-1"]):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", AS_NOBODY, *arguments, "--socket", str(agent.socket_path)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    command = [sys.executable, "-W", "error", "-c", AS_NOBODY, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_without_the_rights_every_command_is_77(shared):
+    for arguments in (["status"], ["explain", "job-1"], ["unpin", "job-1"]):
+        done = run_as_nobody(*arguments, "--socket", str(shared.socket_path))
         assert done.returncode == 77, done.stderr
         assert "only root and the socket's group may speak to the agent; run as root" in done.stderr
         assert done.stdout == ""
@@ -392,14 +394,13 @@ def test_without_the_rights_every_command_is_77(running):
 # doctor
 
 
-def test_doctor_sees_the_running_agent(running, cgroups):
-    agent = running("job-1")
-    findings = {finding["check"]: finding for finding in answered(agent, "doctor")["findings"]}
-    assert findings["agent"]["text"] == f"it answers on {agent.socket_path} and follows 1 job"
-    assert findings["metrics"]["text"] == f"the agent serves http://127.0.0.1:{agent.port}/metrics"
+def test_doctor_sees_the_running_agent(shared):
+    findings = {finding["check"]: finding for finding in answered(shared, "doctor")["findings"]}
+    assert findings["agent"]["text"] == f"it answers on {shared.socket_path} and follows 2 jobs"
+    assert findings["metrics"]["text"] == f"the agent serves http://127.0.0.1:{shared.port}/metrics"
     assert findings["rights"]["level"] == "ok"
-    assert f"{cgroups.top}/job-1 -> job 'job-1' of operation 'sort'" in findings["source 1"]["text"]
-    assert "pid " in said(agent, "doctor")
+    assert f"{TOP}/job-1 -> job 'job-1' of operation 'sort'" in findings["source 1"]["text"]
+    assert "pid " in said(shared, "doctor")
 
 
 def test_doctor_finds_what_a_killed_agent_left(running, cgroups):
@@ -414,17 +415,8 @@ def test_doctor_finds_what_a_killed_agent_left(running, cgroups):
     assert cgroups.quota_cores("job-1") == float("inf")
 
 
-def test_doctor_works_for_somebody_without_rights(running):
-    if os.geteuid() != 0:
-        pytest.skip("needs root to become somebody else")
-    agent = running("job-1")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", AS_NOBODY, "doctor", "--config", str(agent.config_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def test_doctor_works_for_somebody_without_rights(shared):
+    done = run_as_nobody("doctor", "--config", str(shared.config_path))
     # 69 when something else on this machine listens on the default address of the metrics.
     assert done.returncode in (0, 69)
     assert done.stderr == ""

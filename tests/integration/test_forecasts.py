@@ -123,22 +123,6 @@ def test_a_simulation_foretells_what_then_happens_and_changes_nothing(site: Site
     assert any(line.startswith("its first job starts after") for line in told["lines"])
 
 
-def test_what_would_shorten_the_wait_is_told(site: Site) -> None:
-    site.run("pool", "create", "narrow", "max_running_operation_count=1")
-    words = ("operation", "start", "--pool", "narrow", "--title", "nap", "--cpu-limit", "0.5", "--", "sleep", "600")
-    first, *others = [site.run(*words).strip() for _ in range(6)]
-    wait_until(lambda: site.show(first)["jobs"]["active"] == 1)
-    last = others[-1]
-    wait_until(lambda: (site.show(last)["forecast"] or {}).get("as_of"))
-    told = site.ask("operation", "when", last, "--shorter")["shorter"]
-    assert any(each.startswith('with max_running_operation_count 2 of pool "narrow" (now 1)') for each in told), told
-    assert site.show(last)["state"] == "pending"
-    assert site.ask("pool", "show", "narrow")["max_running_operation_count"] == 1
-    for each in (first, *others):
-        site.run("operation", "abort", each)
-    site.run("operation", "wait", first, *others, code=2)
-
-
 def test_a_change_of_pools_and_a_drain_are_simulated(site: Site, tmp_path: Path) -> None:
     sleeper = site.run("operation", "start", "--pool", "p", "--job-count", "2", "--", "sleep", "600").strip()
     wait_until(lambda: site.show(sleeper)["jobs"]["active"] == 2)

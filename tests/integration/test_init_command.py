@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,23 +14,13 @@ import pytest
 from agent_process import AgentProcess
 from commands import run_command
 from engines import Dockerd, Podman
+from test_control_commands import run_as_nobody
 from test_every_command import on_terminal
 from waiting import wait_until
 
 from cpumond.cli.agent.init_files import MARK, is_ours
 
 pytestmark = pytest.mark.cgroup
-
-AS_NOBODY = """
-import contextlib, io, os, sys
-from cpumond.cli import run
-with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-    run(sys.argv[1:])  # what is imported late may lie where nobody may look
-os.setgroups([])
-os.setgid(65534)
-os.setuid(65534)
-sys.exit(run(sys.argv[1:]))
-"""
 
 
 class Host:
@@ -187,13 +175,7 @@ def test_an_ordinary_user_is_told_which_right_is_missing(host: Host, docker: Doc
     docker.directory.chmod(0o711)
     docker.socket_path.chmod(0o660)
     options = ["--config", "/nonexistent/cpumond.toml", "--unit-dir", "/nonexistent/units", *host.options[4:]]
-    done = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, "init", *options],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_as_nobody("init", *options)
     assert done.returncode == 0, done.stderr
     assert f"may not open {docker.socket_path} (of root:root, mode 0660)" in done.stdout
     assert "run this as root; the service has the right (CAP_DAC_OVERRIDE)" in done.stdout

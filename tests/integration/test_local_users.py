@@ -6,44 +6,15 @@ import json
 import pwd
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess
 from commands import run_command
 from scheduler_process import SchedulerProcess, clean_environment
-from test_access_by_token import needs_root, place  # noqa: F401
+from test_access_by_token import ask, needs_root, place  # noqa: F401
 from test_token_command import run
 from waiting import wait_until
-
-ASK = """
-import http.client, json, os, socket, sys
-path, requests = json.load(sys.stdin)
-answers = []
-for uid, method, target, headers, body in requests:
-    connection = http.client.HTTPConnection("localhost")
-    connection.sock = socket.socket(socket.AF_UNIX)
-    os.seteuid(uid)
-    connection.sock.connect(path)
-    os.seteuid(0)
-    connection.request(method, target, json.dumps(body) if method == "POST" else None, headers)
-    answer = connection.getresponse()
-    answers.append([answer.status, answer.read().decode()])
-    connection.close()
-json.dump(answers, sys.stdout)
-"""
-Request = tuple[int, str, str, dict[str, str], object]
-
-
-def ask(path: Path, *requests: Request) -> list[tuple[int, str]]:
-    """Requests of accounts (uid, method, path, headers, body) at a socket, over a connection each."""
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", ASK], input=json.dumps([str(path), requests]), capture_output=True, text=True,
-        timeout=60, check=True,
-    )  # fmt: skip
-    return [(status, text) for status, text in json.loads(done.stdout)]
 
 
 @needs_root
@@ -55,7 +26,7 @@ def test_every_account_is_known_by_its_uid_at_the_configured_socket(place: Path)
     scheduler.start()
     try:
         assert path.stat().st_mode & 0o777 == 0o666
-        answers = ask(path, *((uid, "GET", "/api/v1/me", {}, None) for uid in (0, account.pw_uid, 4712, 65534)))
+        answers = ask(str(path), *((uid, "GET", "/api/v1/me", {}, None) for uid in (0, account.pw_uid, 4712, 65534)))
         assert [status for status, _ in answers] == [200, 200, 403, 403]
         users = [json.loads(text) for _, text in answers]
         assert [each.get("user") for each in users] == ["root", "daemon", None, None]
@@ -64,16 +35,16 @@ def test_every_account_is_known_by_its_uid_at_the_configured_socket(place: Path)
         assert "which many programs share" in users[3]["error"]
         # Nobody passes for another one, nor for a node.
         for headers in ({"X-YT-User-Name": "root"}, {"X-Remote-User": "root"}):
-            [(status, _)] = ask(path, (account.pw_uid, "GET", "/api/v1/me", headers, None))
+            [(status, _)] = ask(str(path), (account.pw_uid, "GET", "/api/v1/me", headers, None))
             assert status in (401, 403)
-        [(status, text)] = ask(path, (account.pw_uid, "POST", "/api/v1/nodes", {}, {
+        [(status, text)] = ask(str(path), (account.pw_uid, "POST", "/api/v1/nodes", {}, {
             "node_id": "n1", "incarnation": "a", "resources": {"cpu": 1.0},
         }))  # fmt: skip
         assert status == 403
         assert "this is daemon, and nodes have tokens of their own" in text
         # A token that an account makes for itself is good for no more than the account.
         made, refused = ask(
-            path,
+            str(path),
             (account.pw_uid, "POST", "/api/v1/tokens", {}, {"groups": ["ml"]}),
             (account.pw_uid, "POST", "/api/v1/tokens", {}, {"user": "root"}),
         )
@@ -103,7 +74,7 @@ def test_the_socket_of_systemds_unit_is_for_root_alone(
     try:
         path = place / "api.sock"
         daemon = pwd.getpwnam("daemon").pw_uid
-        root, other = ask(path, *((uid, "GET", "/api/v1/me", {}, None) for uid in (0, daemon)))
+        root, other = ask(str(path), *((uid, "GET", "/api/v1/me", {}, None) for uid in (0, daemon)))
         assert (root[0], other[0]) == (200, 403)
         assert f"and this is daemon (uid {daemon}); show a token" in other[1]
         assert scheduler.request("GET", "me").status_code == 401
@@ -113,7 +84,7 @@ def test_the_socket_of_systemds_unit_is_for_root_alone(
         scheduler.use_token(made.stdout.strip())
         assert scheduler.get("me")["user"] == "ops"
         assert (
-            ask(path, (daemon, "GET", "/api/v1/me", {"Authorization": f"OAuth {made.stdout.strip()}"}, None))[0][0]
+            ask(str(path), (daemon, "GET", "/api/v1/me", {"Authorization": f"OAuth {made.stdout.strip()}"}, None))[0][0]
             == 200
         )
     finally:

@@ -262,8 +262,6 @@ def _read(store: Store) -> dict[str, bytes]:
     return {}
 
 
-# ---- a leader that is stopped, or cut off from the database
-
 # ---- the log
 
 

@@ -1,4 +1,4 @@
-"""Savings of a day whose truth is known: on the page, by the command line, and of a pool by week."""
+"""Savings of some hours whose truth is known, by the command line, in all and by week."""
 
 from __future__ import annotations
 
@@ -7,28 +7,19 @@ import io
 import json
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
+from commands import run_command
 from played_week import WEEK_S, PlayedWeek, Truth
-from scheduler_process import SchedulerProcess
-from web_site import open_page
-
-from cpumond.cli import run
-
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
-
-pytestmark = pytest.mark.browser
+from scheduler_process import SchedulerProcess, clean_environment
 
 WITHIN = 0.03
 HOUR_S = 3600.0
 DAY_S = 86_400.0
-MONDAY_NOON_S = 4.5 * DAY_S
-"""The first one, after the Thursday on which times begin."""
+LENGTH_S = 8 * HOUR_S
+FIRST_END_S = 4 * DAY_S + LENGTH_S / 2
+"""Within the first Monday, after the Thursday on which times begin."""
 
 
 @dataclass
@@ -38,32 +29,19 @@ class Site:
 
     def report(self, *words: str, code: int = 0) -> str:
         """What ``cpumond report`` says; with another code than 0, why."""
-        out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err):
-            found = run(["report", "--scheduler", self.process.url, *words])
-        assert found == code, err.getvalue()
-        return (err if code else out).getvalue()
-
-
-@pytest.fixture(autouse=True)
-def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process take none from whoever runs the tests."""
-    for name in ("CPUMOND_TOKEN", "CPUMOND_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def find_noon(now: float) -> float:
-    """The last noon of a Monday, UTC."""
-    return (now - MONDAY_NOON_S) // WEEK_S * WEEK_S + MONDAY_NOON_S
+        done = run_command(["report", "--scheduler", self.process.url, *words], clean_environment())
+        assert done.returncode == code, done.stderr
+        return done.stderr if code else done.stdout
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A scheduler with the history of a day, as true as a week in a seventh of the CPU: from the noon before the last
-    Monday whose noon is past, so that two weeks have a part of it."""
+    """A scheduler with the history of some hours, as true as a week in a part of the CPU: half of them before a Monday,
+    half on it, so that two weeks have a part."""
     process = SchedulerProcess(tmp_path_factory.mktemp("savings"))
     process.state_dir.mkdir(mode=0o700)
-    week = PlayedWeek(str(process.state_dir / "history.db"), until=find_noon(time.time()), length_s=DAY_S)
+    end_s = (time.time() - FIRST_END_S) // WEEK_S * WEEK_S + FIRST_END_S
+    week = PlayedWeek(str(process.state_dir / "history.db"), until=end_s, length_s=LENGTH_S)
     truth = week.play()
     week.store.close()
     process.write_config('[history]\nlength = "35d"\nperiod = "60s"\ncore_hour_price = 0.04\ncurrency = "EUR"\n')
@@ -101,12 +79,3 @@ def test_people_and_spreadsheets_read_it(site: Site) -> None:
     for words in (["--pool", "waits"], ["--top", "3"], ["-o", "html"]):
         assert "--savings has text, csv and json, of all pools" in site.report("--savings", *words, code=64)
     assert "--price goes with --savings" in site.report("--price", "1", code=64)
-
-
-def test_the_page_shows_it(site: Site, page: Any) -> None:
-    open_page(page, f"{site.process.url}/", "#/savings")
-    balance = page.get_by_role("region", name="Balance")
-    expect(balance).to_contain_text("EUR")
-    shown = float(balance.locator(".figure-number").first.inner_text().replace(",", ""))
-    assert shown == pytest.approx(site.truth.extra_used["<Root>"] / HOUR_S, rel=WITHIN)
-    expect(page.get_by_role("table", name="Savings by pool")).to_contain_text("waits")

@@ -41,10 +41,9 @@ def test_an_empty_store_begins_with_the_default_tree(scheduler):
     assert mode_of(scheduler.state_dir / "scheduler.db") == 0o600
 
 
-def test_a_signal_ends_it_cleanly(scheduler):
-    for number in (signal.SIGTERM, signal.SIGINT):
-        scheduler.start()
-        assert scheduler.stop(number) == 0
+def test_ctrl_c_ends_it_cleanly(scheduler):
+    scheduler.start()
+    assert scheduler.stop(signal.SIGINT) == 0
     assert "Traceback" not in scheduler.log()
 
 
@@ -110,21 +109,6 @@ def test_a_damaged_database_is_refused_and_kept(scheduler):
     aside = Path(scheduler.events("store_set_aside")[0]["path"])
     assert aside.parent == path.parent
     assert aside.read_bytes() == broken
-    scheduler.create_pool("kept")
-    assert scheduler.stop() == 0
-    scheduler.start()
-    assert scheduler.get("trees/default/pools/kept")["name"] == "kept"
-    assert scheduler.stop() == 0
-
-    # A sound one can be set aside, too, and put back.
-    path.write_bytes(sound)
-    offset = len(scheduler.log())
-    scheduler.start("--new-store")
-    assert scheduler.request("GET", "trees/default/pools/lost").status_code == 404
-    assert scheduler.stop() == 0
-    os.replace(scheduler.events("store_set_aside", offset)[0]["path"], path)
-    scheduler.start()
-    assert scheduler.get("trees/default/pools/lost")["name"] == "lost"
 
 
 def test_the_end_waits_for_requests_and_loses_nothing(scheduler):
@@ -327,9 +311,6 @@ def test_time_can_run_faster_for_a_test(scheduler):
     assert scheduler.get("status")["uptime_s"] >= 600.0
 
 
-# --- metrics ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_head_of_a_request_has_a_limit(scheduler):
     scheduler.write_config()
     scheduler.start()
@@ -385,6 +366,3 @@ def test_a_store_that_was_replaced_refuses_commands_and_is_not_ready(scheduler):
     store.unlink()
     wait_until(lambda: scheduler.client.get("/readyz").status_code == 200, "it is ready again")
     scheduler.create_pool("after")
-
-
-# --- who may lose jobs ------------------------------------------------------------------------------------------------

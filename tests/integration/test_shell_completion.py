@@ -59,24 +59,14 @@ def test_tab_after_the_beginning_of_commands(shell: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("shell", ASK)
-def test_tab_gives_names_that_the_scheduler_knows(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with LiveScheduler(tmp_path) as server:
-        monkeypatch.setenv("CPUMOND_SCHEDULER", server.url)
-        for name in ("research", "restless", "other"):
-            server.post("/trees/default/pools", {"name": name}, 201)
-        operation = server.start("research", title="one")
-        make_node(server, "host-17").register()
-        assert sorted(ask_for_names(shell, "cpumond pool show re", tmp_path)) == ["research", "restless"]
-        assert ask_for_names(shell, f"cpumond operation show {operation[:3]}", tmp_path) == [operation]
-        assert ask_for_names(shell, "cpumond node show host", tmp_path) == ["host-17"]
-
-
-@pytest.mark.parametrize("shell", ASK)
-def test_tab_gives_no_name_that_a_shell_would_take_for_something_else(
+def test_tab_gives_names_that_the_scheduler_knows_and_none_that_a_shell_would_take_for_something_else(
     shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LiveScheduler(tmp_path) as server:
         monkeypatch.setenv("CPUMOND_SCHEDULER", server.url)
+        for name in ("research", "restless", "other"):
+            server.post("/trees/default/pools", {"name": name}, 201)
+        assert sorted(ask_for_names(shell, "cpumond pool show re", tmp_path)) == ["research", "restless"]
         for name in ("$(id)", "`id`", "a b", "x;id", "*", "a,b", "n\nplain,host-m", "q'", "\x1b[31m", "good"):
             make_node(server, f"host-{name}").register()
         # A description is no candidate either, whatever is in it.

@@ -55,35 +55,30 @@ def test_dry_run_prints_a_line_per_check_and_never_writes(cgroups: CgroupTree) -
     assert cgroups.read_all("job") == before
 
 
+def start_dry_run(path: str) -> subprocess.Popen[str]:
+    """A command that goes on, in a pipe."""
+    return subprocess.Popen(
+        [*COMMAND, "dry-run", "--cgroup", path, "--set", "check_period=100"], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+
+
 @pytest.mark.cgroup
 def test_dry_run_takes_absolute_paths_and_ends_with_the_summary_at_ctrl_c(cgroups: CgroupTree) -> None:
     cgroups.make("job")
-    process = subprocess.Popen(
-        [*COMMAND, "dry-run", "--cgroup", cgroups.path("job"), "--set", "check_period=100"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
+    process = start_dry_run(cgroups.path("job"))
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(4)]
     process.send_signal(signal.SIGINT)
-    rest = process.stdout.read()
-    assert process.wait(100) == 0
+    rest, _ = process.communicate(timeout=100)
+    assert process.returncode == 0
     assert "nothing is written" in lines[0]
     assert "would have been reclaimed" in rest
-    process.stdout.close()
 
 
 @pytest.mark.cgroup
 def test_dry_run_says_when_the_cgroup_goes_away(cgroups: CgroupTree) -> None:
-    path = cgroups.make("job")
-    process = subprocess.Popen(
-        [*COMMAND, "dry-run", "--cgroup", path, "--set", "check_period=100"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
+    process = start_dry_run(cgroups.make("job"))
     assert process.stdout is not None
     for _ in range(3):
         process.stdout.readline()

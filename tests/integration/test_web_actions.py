@@ -7,21 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from closed_loop import WAIT_S
-from web_site import QUICK, Site, await_page, run_site
+from web_site import QUICK, Site, await_page, dialog, expect, press, run_site, sign_in
 
 from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
-
 pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
 
 TOKEN = "secret-of-the-tests"  # noqa: S105 - of a cluster that lives as long as its test
-SIGN = f"if (location.protocol === 'http:') sessionStorage.setItem('cpumond-token', '{TOKEN}')"
 SLOW_MS = 60_000
 
 
@@ -34,8 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> 
 @pytest.fixture
 def signed(page: Page) -> Page:
     """A page that has the token already."""
-    page.add_init_script(SIGN)
-    return page
+    return sign_in(page, TOKEN)
 
 
 @pytest.fixture
@@ -53,14 +47,6 @@ def make_pool(site: Site, request: pytest.FixtureRequest) -> Callable[..., str]:
 def pools(site: Site) -> dict[str, Any]:
     """All pools with their attributes."""
     return {pool["name"]: pool["attributes"] for pool in site.cluster.get("/api/v1/trees/default/pools")["pools"]}
-
-
-def press(page: Page, name: str) -> None:
-    page.get_by_role("button", name=name, exact=True).click()
-
-
-def dialog(page: Page) -> Any:
-    return page.get_by_role("dialog")
 
 
 # --- the token
@@ -181,8 +167,7 @@ def test_a_name_that_is_taken_or_not_allowed_is_refused_beside_it(signed, site, 
 
 def test_a_pool_is_changed_and_the_table_shows_it_without_loading_anew(signed, new_page, site, make_pool):
     name, page = make_pool("changed", weight=2.0, max_operation_count=7), signed
-    table = new_page()
-    table.add_init_script(SIGN)
+    table = sign_in(new_page(), TOKEN)
     site.open(table, f"#/pools?find={name}")
     cell = table.get_by_role("row").filter(has=table.get_by_role("link", name=name, exact=True)).get_by_role("cell")
     expect(cell.nth(6)).to_have_text("2")

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from web_site import Site, encode, run_site
+from web_site import Site, encode, expect, run_site
 
 from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
 pytest.importorskip("axe_playwright_python", reason="needs the Python package axe-playwright-python, for its axe-core")
 
 pytestmark = [pytest.mark.browser, pytest.mark.cgroup]

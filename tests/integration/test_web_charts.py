@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from closed_loop import WAIT_S
-from web_site import Site, await_page, run_site
+from web_site import Site, await_page, expect, run_site
 
 from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
-
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
-from web_site import await_page, open_page
+from web_site import await_page, expect, open_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
 
 pytestmark = pytest.mark.browser
 
@@ -74,22 +70,6 @@ def test_what_is_typed_into_filters_counts_at_once_and_on_its_page_alone(page, s
     assert page.url.endswith("#/nodes")
 
 
-def test_a_late_answer_stays_with_its_operation_and_the_focus_with_its_button(page, scheduler, start):
-    _, second, third = (start(title) for title in ("one", "two", "three"))
-    held: list[Any] = []
-    page.route("**/when?shorter=true", lambda route: held.append(route))  # noqa: PLW0108 - playwright marks what it calls
-    show(page, scheduler, f"#/operations/{second}")
-    button = page.get_by_role("button", name="Find out", exact=True)
-    button.press("Enter")
-    expect(page.get_by_text("It is run ahead with each change")).to_be_visible()
-    expect(button).to_be_focused()
-    show(page, scheduler, f"#/operations/{third}")
-    with page.expect_response("**/when?shorter=true"):
-        held[0].fulfill(json={"lines": ["This is about two."], "shorter": []})
-    expect(button).to_be_enabled()
-    expect(page.get_by_text("This is about two.")).to_have_count(0)
-
-
 def test_what_is_chosen_in_one_tab_is_chosen_in_the_others(page, scheduler):
     show(page, scheduler, "#/pools")
     other = page.context.new_page()
@@ -115,12 +95,25 @@ def test_a_graph_whose_selection_is_left_goes_on(page, scheduler):
 
 
 @pytest.mark.parametrize(
-    "span",
-    ["from=99999999999999&to=999999999999999", "from=NaN&to=NaN", "from=5&to=1", "from=9999999999", "from=1e400"],
-)
-def test_a_part_of_time_that_is_none_breaks_no_page(page, scheduler, span):
-    show(page, scheduler, f"#/pools/default/p?{span}")
-    expect(page.get_by_role("heading", level=1)).to_have_text("p")
+    ("where", "heading"),
+    [
+        *(
+            (f"#/pools/default/p?{query}", "p")
+            for query in (
+                "from=99999999999999&to=999999999999999", "from=NaN&to=NaN", "from=5&to=1", "from=9999999999",
+                "from=1e400", "range=__proto__",
+            )
+        ),
+        ("#/pools?sort=nothing&desc=7&closed=%FF&find=%", "Pools"),
+        ("#/operations?offset=-3x", "Operations"),
+        ("#/nodes?sort=<b>", "Nodes"),
+        ("#/operations/{operation}?tab=none&range=never", "odd"),
+    ],
+)  # fmt: skip
+def test_nonsense_behind_the_question_mark_breaks_no_page(page, scheduler, start, where, heading):
+    page.goto(f"{scheduler.url}/{where.replace('{operation}', start('odd'))}")
+    await_page(page)
+    expect(page.get_by_role("heading", level=1)).to_have_text(heading)
     assert page.locator("main [role=alert]").count() == 0
 
 

@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
-from web_site import open_page
+from web_site import expect, open_page, press, sign_in
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
 
 pytestmark = pytest.mark.browser
 
@@ -60,16 +56,11 @@ def sign(new_page: Callable[..., Page], scheduler: SchedulerProcess) -> Callable
     """Opens the page as one of USERS."""
 
     def open_as(user: str, **options: Any) -> Page:
-        page = new_page(**options)
-        page.add_init_script(f"if (location.protocol === 'http:') sessionStorage.setItem('cpumond-token', '{user}')")
+        page = sign_in(new_page(**options), user)
         open_page(page, f"{scheduler.url}/", "#/fleet")
         return page
 
     return open_as
-
-
-def press(page: Page, name: str) -> None:
-    page.get_by_role("button", name=name, exact=True).click()
 
 
 def test_a_stage_is_planned_set_advanced_and_stopped(sign, scheduler):

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 from waiting import wait_until
 
 from cpumond.monitor.model import MonitorSettings
-
-TOKEN = "a-token-that-nobody-guesses"  # noqa: S105 - of this test only
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +63,6 @@ def test_the_page_is_there_for_everybody_and_all_it_loads(scheduler):
     # The files hold no data, so nobody asks under which name they were reached.
     assert raw(scheduler, "/", Host="elsewhere.example")[0] == 200
     assert raw(scheduler, "/api/v1/me", Host="elsewhere.example")[0] == 403
-
-
-def test_what_the_page_cannot_do_is_refused_with_a_sentence(scheduler):
-    for method, path, status in (
-        ("POST", "/", 405), ("DELETE", "/web/style.css", 405), ("GET", "/web/none.js", 404),
-        ("GET", "/web/..%2f__init__.py", 404), ("GET", "/web/%00", 404),
-    ):  # fmt: skip
-        answer = scheduler.request(method, path)
-        assert answer.status_code == status, path
-        assert answer.json()["error"].startswith(f"{method} /")
 
 
 def test_no_answer_with_data_is_kept_by_a_browser(scheduler):
@@ -155,16 +140,6 @@ def test_the_resulting_specification_has_the_merged_monitor_for_the_page_and_for
     assert answer["spec"]["job_cpu_monitor"] == {"check-period": "2s"}
 
 
-def test_one_job_and_operations_by_name(scheduler):
-    (operation,) = scheduler.get("operations?search=MAI&sort=usage&descending=true")["operations"]
-    assert scheduler.get("operations?search=nobody")["total"] == 0
-    assert scheduler.request("GET", "operations?sort=colour").status_code == 422
-    job = scheduler.get(f"operations/{operation['id']}/jobs")["jobs"][0]
-    assert scheduler.get(f"operations/*main/jobs/{job['id']}")["node_id"] == "n1"
-    unknown = scheduler.request("GET", "operations/*main/jobs/1-2-3-4")
-    assert (unknown.status_code, unknown.json()["code"]) == (404, 203)
-
-
 def test_history_of_everything_that_is_known_and_of_nothing_else(scheduler):
     operation = scheduler.get("operations/*main")["id"]
     job = scheduler.get(f"operations/{operation}/jobs")["jobs"][0]["id"]
@@ -196,16 +171,6 @@ def test_the_report_and_a_tree_that_it_does_not_know(scheduler):
     report = scheduler.get("report?since_s=60&tree=default&top=1")
     assert [tree["tree"] for tree in report["trees"]] == ["default"]
     assert scheduler.request("GET", "report?tree=none").status_code == 404
-
-
-def test_without_a_history_its_answers_say_so(own):
-    own.write_config('[history]\nlength = "0s"\n')
-    own.start()
-    for path in ("history?kind=pool&name=a", "report"):
-        answer = own.request("GET", path)
-        assert (answer.status_code, answer.json()["error"]) == (404, "history is turned off: [history] length = 0")
-    assert own.get("me")["history_length_s"] == 0.0
-    assert own.get("overview")["history"] is None
 
 
 def test_a_refusal_names_the_field_and_the_plan_says_the_same(scheduler):
@@ -243,23 +208,6 @@ def test_long_answers_are_compressed_for_whoever_takes_it_and_the_command_line_r
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "pool-59" in done.stdout
-
-
-def test_with_tokens_only_the_files_are_for_everybody(own):
-    path = own.directory / "tokens"
-    path.write_text(f"anna:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
-    os.chmod(path, 0o600)
-    own.write_config(api=f'tokens_file = "{path}"')
-    own.start()
-    with httpx2.Client(base_url=own.url, trust_env=False, timeout=60.0, verify=False) as stranger:
-        assert stranger.get("/").status_code == stranger.get("/web/style.css").status_code == 200
-        for where in (
-            "me", "overview", "trees/default/pool_table", "history?kind=pool&name=a", "report",
-            "operations/1/specification", "operations/1/jobs/1",
-        ):  # fmt: skip
-            assert stranger.get(f"/api/v1/{where}").status_code == 401, where
-    own.use_token(TOKEN)
-    assert (own.get("me")["user"], own.get("me")["needs_token"]) == ("anna", True)
 
 
 def test_a_name_with_a_slash_or_a_percent_sign_has_an_address(own):

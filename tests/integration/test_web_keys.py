@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
-from web_site import await_page, open_page
+from web_site import await_page, dialog, expect, open_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
 
 pytestmark = pytest.mark.browser
 
@@ -54,10 +50,6 @@ def signed(page: Page, scheduler: SchedulerProcess) -> Page:
     page.goto(f"{scheduler.url}/#token={TOKEN.replace('/', '%2F')}")
     await_page(page)
     return page
-
-
-def dialog(page: Page) -> Any:
-    return page.get_by_role("dialog")
 
 
 def test_the_address_with_a_token_signs_in_and_keeps_nothing_of_it(page, scheduler):

@@ -10,14 +10,10 @@ from collections.abc import Iterator
 import pytest
 from closed_loop import WAIT_S
 from waiting import wait_until
-from web_site import QUICK, Site, await_page, encode, run_site
+from web_site import QUICK, Site, await_page, encode, expect, run_site
 
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.scheduler.model import ROOT_POOL
-
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
 

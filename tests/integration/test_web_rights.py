@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
 from waiting import wait_until
-from web_site import open_page
+from web_site import expect, open_page, press, sign_in
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
 
 pytestmark = pytest.mark.browser
 
@@ -44,8 +40,7 @@ def sign(new_page: Callable[..., Page], scheduler: SchedulerProcess) -> Callable
     """Opens a page as one of USERS."""
 
     def open_as(user: str, where: str) -> Page:
-        page = new_page()
-        page.add_init_script(f"if (location.protocol === 'http:') sessionStorage.setItem('cpumond-token', '{user}')")
+        page = sign_in(new_page(), user)
         open_page(page, f"{scheduler.url}/", where)
         return page
 
@@ -59,10 +54,6 @@ def act_as(scheduler: SchedulerProcess, user: str, work: Callable[[], Any]) -> A
         return work()
     finally:
         scheduler.use_token("root")
-
-
-def press(page: Page, name: str) -> None:
-    page.get_by_role("button", name=name, exact=True).click()
 
 
 def weight_of(scheduler: SchedulerProcess, pool: str) -> Any:

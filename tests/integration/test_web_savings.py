@@ -12,7 +12,7 @@ import pytest
 from history_ticks import Tape, row
 from scheduler_process import SchedulerProcess
 from test_web_axe import CUT
-from web_site import open_page, tab_to
+from web_site import expect, open_page, tab_to
 
 from cpumond.scheduler.history.extras import name_extra
 from cpumond.scheduler.history.model import OPERATION, POOL, Key
@@ -23,10 +23,6 @@ from cpumond.scheduler.model import ROOT_POOL
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
-
 pytestmark = pytest.mark.browser
 
 HOUR_S = 3600.0
@@ -36,9 +32,9 @@ POOLS = (ROOT_POOL, "research")
 CONFIG = '[history]\nlength = "60d"\nperiod = "1h"\n'
 
 
-def fill(path: str, parts: int, pools: Iterable[str] = POOLS) -> None:
-    """A history of HOURS: each hour 4 core-hours beyond orders and half a job, .25 held back, .15 lost; a control group
-    in ``parts`` parts that is held back for 1 % of what it ordered, and others for 3 %."""
+def fill(path: str, compared: int, pools: Iterable[str] = POOLS) -> None:
+    """A history of HOURS: each hour 4 core-hours beyond orders and half a job, .25 held back, .15 lost; in the last
+    ``compared`` of them a control group that is held back for 1 % of what it ordered, and others for 3 %."""
     begin = time.time() - (HOURS + 0.5) * HOUR_S
     store, tape = HistoryStore(path, 60 * 86_400.0, HOUR_S, 2**28, begin), Tape(begin)
     points = {}
@@ -46,15 +42,10 @@ def fill(path: str, parts: int, pools: Iterable[str] = POOLS) -> None:
         points[Key(POOL, "default", pool)] = row(POOL, late_cores=0.25, reclaimed_cores=6.0, ordered_cores=16.0)
         extra = {"used_cores": 4.0, "ordered_cores": 8.0, "throttled_cores": 0.5 / HOUR_S, "late_cores": 0.15}
         points[Key(OPERATION, "default", name_extra(pool))] = row(OPERATION, **extra)
-    for number in range(parts):
-        for arm, held_back in (("control", 0.01), ("others", 0.03)):
-            rates = {
-                "used_cores": 0.5,
-                "ordered_cores": 1.0,
-                "throttled_cores": held_back * (0.9 + 0.05 * (number % 5)),
-            }
-            points[Key(OPERATION, "default", f"<{arm} {number}>")] = row(OPERATION, **rates)
-    for _ in range(HOURS):
+    for hour in range(HOURS):
+        for arm, held_back in (("control", 0.1), ("others", 0.3)) if HOURS - hour <= compared else ():
+            rates = {"used_cores": 5.0, "ordered_cores": 10.0, "throttled_cores": held_back * (0.9, 1.0, 1.1)[hour % 3]}
+            points[Key(OPERATION, "default", f"<{arm}>")] = row(OPERATION, **rates)
         store.add(tape.tick(points, interval_s=HOUR_S))
     store.close()
 
@@ -64,10 +55,10 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Sc
     """Starts a scheduler with such a history, and further lines of [history]."""
     started: list[SchedulerProcess] = []
 
-    def begin(parts: int, more: str = "", pools: Iterable[str] = POOLS) -> SchedulerProcess:
+    def begin(compared: int, more: str = "", pools: Iterable[str] = POOLS) -> SchedulerProcess:
         process = SchedulerProcess(tmp_path_factory.mktemp("savings"))
         os.makedirs(process.state_dir)
-        fill(str(process.state_dir / HISTORY_FILE), parts, pools)
+        fill(str(process.state_dir / HISTORY_FILE), compared, pools)
         process.write_config(f"{CONFIG}{more}\n")
         started.append(process)
         return process.start()
@@ -80,7 +71,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Sc
 @pytest.fixture(scope="module")
 def priced(start: Callable[..., SchedulerProcess]) -> SchedulerProcess:
     """With a control group and a price."""
-    return start(10, 'core_hour_price = 0.05\ncurrency = "EUR"')
+    return start(HOURS, 'core_hour_price = 0.05\ncurrency = "EUR"')
 
 
 def show(page: Page, process: SchedulerProcess, where: str = "#/savings") -> None:
@@ -128,7 +119,7 @@ def test_the_control_group_is_compared_with_an_interval(page, priced):
 
 
 def test_too_few_are_not_compared_and_what_was_not_told_is_not_shown(page, start):
-    process = start(3)
+    process = start(1)
     show(page, process)
     region = page.get_by_role("region", name="Control group", exact=True)
     expect(region.get_by_role("row").filter(has_text="Held back")).to_contain_text("too few to tell")

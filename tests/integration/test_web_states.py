@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
 from waiting import wait_until
-from web_site import await_page, open_page
+from web_site import await_page, expect, open_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
-
 pytestmark = pytest.mark.browser
 
 HOUR_MS = 3_600_000
+FAIR_SHARE = "What a pool or an operation may have now"
+DEMAND = "What running operations would use"
 LISTEN = """() => {
   window.said = [];
   new MutationObserver((changes) => {
@@ -170,6 +168,11 @@ def test_a_dialog_gives_the_focus_back_or_to_the_heading(page, scheduler):
     dialog = page.get_by_role("dialog", name="Abort in a dialog")
     expect(dialog.get_by_label("Why")).to_be_focused()
     await_redraws(page)
+    for _ in range(10):  # it stays in the dialog, or goes to the browser itself
+        page.keyboard.press("Tab")
+        assert page.evaluate(
+            "[document.body, ...document.querySelectorAll('dialog *')].includes(document.activeElement)"
+        )
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     expect(abort).to_be_focused()
@@ -316,6 +319,63 @@ def test_facts_have_two_columns_and_controls_are_large_on_a_telephone(new_page, 
     show(page, scheduler, f"#/pools/default/{long}")
     columns = "[...document.querySelectorAll('.facts > div')].map(e => Math.round(e.getBoundingClientRect().left))"
     assert len(set(page.evaluate(columns))) == 2
+
+
+# ---- words of the glossary, and the runbook
+
+
+def test_a_word_explains_itself_to_pointer_and_keyboard(page, scheduler):
+    show(page, scheduler, "#/pools/default/p")
+    tip, facts = page.locator(".tip"), page.locator("dl.facts").first
+    word, other = (facts.get_by_role("button", name=name, exact=True) for name in ("Fair share", "Demand"))
+    expect(tip).to_be_hidden()
+
+    word.hover()
+    expect(tip).to_be_visible()
+    expect(tip).to_contain_text(FAIR_SHARE)
+    tip.hover()  # it can be read with the pointer on it
+    page.wait_for_timeout(400)
+    expect(tip).to_be_visible()
+    page.get_by_role("heading", level=1).hover()
+    expect(tip).to_be_hidden()
+
+    word.focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Shift+Tab")
+    expect(word).to_be_focused()
+    expect(tip).to_contain_text(FAIR_SHARE)
+    expect(word).to_have_accessible_description(page.locator(".tip").inner_text())
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+    expect(word).to_be_focused()
+    other.focus()
+    expect(tip).to_contain_text(DEMAND)
+
+
+def test_the_head_of_a_table_sorts_and_explains(new_page, scheduler):
+    page = new_page(viewport={"width": 390, "height": 844}, has_touch=True)
+    show(page, scheduler, "#/pools")
+    page.get_by_text("Columns", exact=True).tap()
+    page.get_by_role("checkbox", name="Fair share", exact=True).tap()
+    page.get_by_text("Columns", exact=True).tap()
+    tip, head = page.locator(".tip"), page.get_by_role("columnheader").get_by_role("button", name="Fair share")
+    head.tap()
+    expect(tip).to_contain_text(FAIR_SHARE)
+    expect(tip).to_contain_text("Here: what it may have now")
+    expect(page.get_by_role("columnheader", name="Fair share")).to_have_attribute("aria-sort", "descending")
+    box = tip.bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    page.get_by_role("heading", level=1).tap()
+    expect(tip).to_be_hidden()
+
+
+def test_the_runbook_is_a_page_with_its_sections(page, scheduler):
+    page.goto(f"{scheduler.url}/web/runbook.html#cpumondpoolstarving")
+    expect(page.get_by_role("heading", name="CpumondPoolStarving", exact=True)).to_be_in_viewport()
+    page.get_by_role("link", name="CpumondGuaranteeUnmet").first.click()
+    expect(page.get_by_role("heading", name="CpumondGuaranteeUnmet", exact=True)).to_be_in_viewport()
 
 
 # ---- several schedulers

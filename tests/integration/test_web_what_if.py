@@ -1,23 +1,16 @@
 """What if, on the pages: a simulation of an operation, of a pool's change and of a node less; nodes are cordoned and
-drained after their plan; what would start an operation sooner."""
+drained after their plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from web_site import Site, encode, run_site
+from web_site import Site, dialog, encode, expect, press, run_site
 
 from cpumond.core.errors import UnavailableError
 from cpumond.host.cgroup.mounts import Hierarchies
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
-
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
 
@@ -51,14 +44,6 @@ def is_foretold(site: Site) -> bool:
     except UnavailableError:
         return False
     return True
-
-
-def press(page: Page, name: str) -> None:
-    page.get_by_role("button", name=name, exact=True).click()
-
-
-def dialog(page: Page) -> Any:
-    return page.get_by_role("dialog")
 
 
 def operations(site: Site) -> int:
@@ -128,15 +113,6 @@ def test_a_change_of_a_pool_is_simulated_beside_its_plan(page, site):
     page.allow("status: 404 .*/pools/none")
     press(page, "Change it")
     expect(page.get_by_role("alert").filter(has_text="none")).to_be_visible()
-
-
-def test_what_would_start_an_operation_sooner_is_found_on_its_page(page, site):
-    site.open(page, f"#/operations/{site.operations['waiting']}")
-    press(page, "Find out")
-    card = page.get_by_role("region", name="What would start it sooner?")
-    expect(card).to_contain_text('with max_running_operation_count 2 of pool "narrow" (now 1) it would start')
-    site.open(page, f"#/operations/{site.operations['long']}")
-    expect(page.get_by_role("button", name="Find out")).to_have_count(0)
 
 
 def test_a_node_is_cordoned_drained_and_uncordoned_after_its_plan(page, site):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -30,20 +31,21 @@ from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.scheduler.why.idle import IdleReport, find_idle
 
 TREE = "default"
+FOUR = ("n0", "n1", "n2", "n3")
+SIX = (*FOUR, "n4", "n5")
 
 
 class Cluster:
     """A running scheduler without a network, and what it is told."""
 
-    def __init__(self, path: str, **rules: Any) -> None:
+    def __init__(self, path: str) -> None:
         self.clock = StillClock()
-        self.scheduler = Scheduler(Rules(**rules), open_sqlite_store(path), self.clock)
+        self.scheduler = Scheduler(Rules(), open_sqlite_store(path), self.clock)
         self.nodes: list[ServedNode] = []
 
-    async def begin(self, **options: Any) -> None:
+    async def set_tree(self, **options: Any) -> None:
         """Options of the tree that a new store has."""
-        if options:
-            await self.do(ChangeTree(TREE, tuple(Edit((name,), value) for name, value in options.items())))
+        await self.do(ChangeTree(TREE, tuple(Edit((name,), value) for name, value in options.items())))
 
     async def do(self, command: Any, user: str = "ann") -> str:
         return (await self.scheduler.execute(command, user)).id
@@ -51,17 +53,22 @@ class Cluster:
     async def pool(self, name: str, parent: str = ROOT_POOL, tree: str = TREE, **attributes: Any) -> None:
         await self.do(CreatePool(tree, name, parent, attributes))
 
-    async def node(self, name: str, cpu: float, memory: int = 2**34, **more: Any) -> ServedNode:
-        node = ServedNode(self.scheduler, cpu, name, memory=memory, **more)
-        await node.register()
-        self.nodes.append(node)
-        return node
+    async def add_nodes(self, cpu: float, *names: str, memory: int = 2**34, **more: Any) -> None:
+        for name in names:
+            node = ServedNode(self.scheduler, cpu, name, memory=memory, **more)
+            await node.register()
+            self.nodes.append(node)
 
     async def start(
         self, pool: str = "", jobs: int = 1, cpu: float = 1.0, user: str = "ann", task: Any = None, **spec: Any
     ) -> str:
         table = {"job_count": jobs, "cpu_limit": cpu, **(task or {})}
         return await self.do(StartOperation({"tasks": {"t": table}, **({"pool": pool} if pool else {}), **spec}), user)
+
+    async def start_some(self, count: int, pool: str = "", user: str = "ann") -> None:
+        """So many operations of one job of two cores."""
+        for _ in range(count):
+            await self.start(pool, cpu=2.0, user=user)
 
     async def settle(self, steps: int = 4, seconds: float = 1.0) -> None:
         for _ in range(steps):
@@ -82,18 +89,9 @@ class Cluster:
             for line in change.shell:
                 words = shlex.split(line)
                 assert words[:3] == ["cpumond", "operation", "set"]
-                edits = read_edits(words[4:])
-                await self.do(UpdateOperation(words[3], _nested(edits)))
-
-
-def _nested(edits: list[dict[str, Any]]) -> dict[str, Any]:
-    table: dict[str, Any] = {}
-    for edit in edits:
-        inner = table
-        for key in edit["path"][:-1]:
-            inner = inner.setdefault(key, {})
-        inner[edit["path"][-1]] = edit["value"]
-    return table
+                [edit] = read_edits(words[4:])
+                outer, inner = edit["path"]
+                await self.do(UpdateOperation(words[3], {outer: {inner: edit["value"]}}))
 
 
 Situation = Callable[[Cluster], Awaitable["Expected"]]
@@ -114,116 +112,91 @@ class Expected:
 
 
 async def count_limit(c: Cluster) -> Expected:
-    await c.begin()
     await c.pool("research", max_running_operation_count=8)
-    for n in range(6):
-        await c.node(f"n{n}", 16.0)
-    for _ in range(21):
-        await c.start("research", cpu=2.0)
+    await c.add_nodes(16.0, *SIX)
+    await c.start_some(21, "research")
     return Expected("max_running_operation_count", "research", "pool research is 8", "raise it to 21", "13 operations")
 
 
 async def count_limit_that_hides_another(c: Cluster) -> Expected:
-    await c.begin()
     await c.pool("lab", max_running_operation_count=6)
     await c.pool("team", "lab", max_running_operation_count=5)
-    for _ in range(12):
-        await c.start("team", cpu=2.0)
-    for n in range(4):
-        await c.node(f"n{n}", 16.0)
+    await c.start_some(12, "team")
+    await c.add_nodes(16.0, *FOUR)
     return Expected("max_running_operation_count", "team", "pool team is 5", "pool lab is 6", "raise it to 12")
 
 
 async def limit_of_a_user(c: Cluster) -> Expected:
-    await c.begin()
-    for _ in range(14):
-        await c.start(user="eve", cpu=2.0)
-    for n in range(4):
-        await c.node(f"n{n}", 16.0)
+    await c.start_some(14, user="eve")
+    await c.add_nodes(16.0, *FOUR)
     return Expected("max_running_operation_count", "eve", "pool eve is 8 by default", "14")
 
 
 async def limit_of_users_subpools(c: Cluster) -> Expected:
-    await c.begin()
     await c.pool("shared", create_ephemeral_subpools=True, max_running_operation_count=40)
     for user in ("eve", "tom"):
-        for _ in range(10):
-            await c.start("shared", user=user, cpu=2.0)
-    for n in range(4):
-        await c.node(f"n{n}", 16.0)
+        await c.start_some(10, "shared", user)
+    await c.add_nodes(16.0, *FOUR)
     return Expected("max_running_operation_count", "shared", "sub-pool of pool shared is 8", "raise it to 10")
 
 
 async def count_limit_of_the_tree(c: Cluster) -> Expected:
-    await c.begin(max_running_operation_count=3)
+    await c.set_tree(max_running_operation_count=3)
     await c.pool("research", max_running_operation_count=20)
-    for _ in range(10):
-        await c.start("research", cpu=2.0)
-    for n in range(4):
-        await c.node(f"n{n}", 16.0)
+    await c.start_some(10, "research")
+    await c.add_nodes(16.0, *FOUR)
     return Expected("max_running_operation_count", ROOT_POOL, "tree default is 3", "raise it to 10")
 
 
 async def resource_limits(c: Cluster) -> Expected:
-    await c.begin()
     await c.pool("research", resource_limits={"cpu": 20})
     await c.start("research", jobs=30, cpu=2.0)
-    for n in range(4):
-        await c.node(f"n{n}", 12.0)
+    await c.add_nodes(12.0, *FOUR)
     return Expected("resource_limits", "research", "resource_limits of pool research allow 20 cpu")
 
 
 async def share_of_a_parent(c: Cluster) -> Expected:
-    await c.begin()
     await c.pool("lab", max_share_ratio=0.25)
     await c.pool("team", "lab")
     await c.start("team", jobs=30, cpu=2.0)
-    for n in range(4):
-        await c.node(f"n{n}", 16.0)
+    await c.add_nodes(16.0, *FOUR)
     return Expected("max_share_ratio", "lab", "max_share_ratio of pool lab is 0.25")
 
 
 async def limits_of_an_operation(c: Cluster) -> Expected:
-    await c.begin()
     await c.pool("research")
     await c.start("research", jobs=30, cpu=2.0, resource_limits={"cpu": 8})
-    for n in range(3):
-        await c.node(f"n{n}", 16.0)
+    await c.add_nodes(16.0, "n0", "n1", "n2")
     return Expected("resource_limits", "research", "resource_limits of an operation allow 8 cpu")
 
 
 async def tag(c: Cluster) -> Expected:
-    await c.begin(nodes_filter="fast")
+    await c.set_tree(nodes_filter="fast")
     await c.pool("research")
-    await c.start("research", jobs=40, cpu=1.0)
-    await c.node("n0", 12.0, tags=("fast",))
-    for n in range(1, 4):
-        await c.node(f"n{n}", 8.0, tags=("slow",))
+    await c.start("research", jobs=40)
+    await c.add_nodes(12.0, "n0", tags=("fast",))
+    await c.add_nodes(8.0, "n1", "n2", "n3", tags=("slow",))
     return Expected("tags", "research", "nodes_filter of tree default", "n1", "slow")
 
 
 async def memory(c: Cluster) -> Expected:
-    await c.begin()
     await c.pool("research")
-    first = await c.start("research", jobs=40, cpu=1.0, task={"memory_limit": 7 * GIB})
-    for n in range(4):
-        await c.node(f"n{n}", 16.0, memory=16 * GIB)
+    first = await c.start("research", jobs=40, task={"memory_limit": 7 * GIB})
+    await c.add_nodes(16.0, *FOUR, memory=16 * GIB)
 
     async def by_hand(report: IdleReport) -> None:
         assert "at most 0.25 GiB memory" in report.causes[0].change.text
         more = 40 - len(c.scheduler.state.jobs)
-        await c.start("research", jobs=more, cpu=1.0, task={"memory_limit": GIB // 4})
+        await c.start("research", jobs=more, task={"memory_limit": GIB // 4})
         assert first in c.scheduler.state.operations
 
     return Expected("memory", "research", "lack memory", "orders 7 GiB", by_hand=by_hand)
 
 
 async def slots(c: Cluster) -> Expected:
-    await c.begin()
     await c.pool("research")
-    await c.start("research", jobs=40, cpu=1.0)
-    for n in range(4):
-        await c.node(f"n{n}", 16.0, user_slots=5)
+    await c.start("research", jobs=40)
+    await c.add_nodes(16.0, *FOUR, user_slots=5)
 
     async def by_hand(report: IdleReport) -> None:
         assert "20 more user_slots" in report.causes[0].change.text
@@ -235,11 +208,9 @@ async def slots(c: Cluster) -> Expected:
 
 
 async def fragmentation(c: Cluster) -> Expected:
-    await c.begin()
     await c.pool("research")
     await c.start("research", jobs=4, cpu=4.5)
-    for n in range(4):
-        await c.node(f"n{n}", 8.0)
+    await c.add_nodes(8.0, *FOUR)
     await c.settle()
     big = await c.start("research", jobs=10, cpu=6.0)
 
@@ -252,49 +223,42 @@ async def fragmentation(c: Cluster) -> Expected:
 
 
 async def spare(c: Cluster) -> Expected:
-    await c.begin()
-    c.scheduler.state.rules = msgspec_replace(c.scheduler.state.rules, spare=(1.0, 1.0, 0.0, 0.0, 0.0))
+    def keep(cores: float) -> None:
+        c.scheduler.state.rules = replace(c.scheduler.state.rules, spare=(1.0, cores, 0.0, 0.0, 0.0))
+
+    keep(1.0)
     await c.pool("research")
     await c.start("research", jobs=4, cpu=7.25)
-    for n in range(4):
-        await c.node(f"n{n}", 8.0)
+    await c.add_nodes(8.0, *FOUR)
     await c.settle()
     await c.start("research", jobs=12, cpu=0.25)
 
     async def by_hand(report: IdleReport) -> None:
-        c.scheduler.state.rules = msgspec_replace(c.scheduler.state.rules, spare=(1.0, 0.25, 0.0, 0.0, 0.0))
+        keep(0.25)
 
     return Expected("spare", "research", "min_spare_job_resources_on_node", by_hand=by_hand)
 
 
-def msgspec_replace(rules: Rules, **changes: Any) -> Rules:
-    from dataclasses import replace
-
-    return replace(rules, **changes)
-
-
 async def gpu_nodes(c: Cluster) -> Expected:
     """The tree of GPU nodes is idle, operations of the default one wait."""
-    await c.begin(nodes_filter="!gpu")
+    await c.set_tree(nodes_filter="!gpu")
     await c.do(CreateTree("gpu", {"nodes_filter": "gpu"}))
     await c.pool("research")
     await c.pool("research", tree="gpu")
-    waiting = await c.start("research", jobs=40, cpu=1.0)
-    await c.node("n0", 12.0)
-    await c.node("g0", 16.0, tags=("gpu",))
+    waiting = await c.start("research", jobs=40)
+    await c.add_nodes(12.0, "n0")
+    await c.add_nodes(16.0, "g0", tags=("gpu",))
 
     async def by_hand(report: IdleReport) -> None:
         await c.do(AbortOperation(waiting))
-        await c.start("research", jobs=40, cpu=1.0, pool_trees=["default", "gpu"])
+        await c.start("research", jobs=40, pool_trees=["default", "gpu"])
 
     return Expected("tags", "research", "g0", "tree gpu", by_hand=by_hand)
 
 
 async def gang(c: Cluster) -> Expected:
-    await c.begin()
     await c.pool("research")
-    for n in range(3):
-        await c.node(f"n{n}", 8.0)
+    await c.add_nodes(8.0, "n0", "n1", "n2")
     whole = await c.start("research", jobs=10, cpu=4.0, is_gang=True)
 
     async def by_hand(report: IdleReport) -> None:
@@ -306,10 +270,8 @@ async def gang(c: Cluster) -> Expected:
 
 
 async def cordoned_nodes(c: Cluster) -> Expected:
-    await c.begin()
     await c.pool("research")
-    for n in range(3):
-        await c.node(f"n{n}", 8.0)
+    await c.add_nodes(8.0, "n0", "n1", "n2")
     for name in ("n1", "n2"):
         await c.do(CordonNode(name, "new disks"))
     await c.start("research", jobs=12, cpu=2.0)
@@ -324,29 +286,31 @@ async def cordoned_nodes(c: Cluster) -> Expected:
 
 async def graceful(c: Cluster) -> Expected:
     """What a large job of another operation cannot use, a graceful one does not take beyond its share."""
-    await c.begin()
     await c.pool("research")
-    await c.node("n0", 16.0)
-    await c.node("n1", 16.0)
-    mild = await c.start("research", jobs=40, cpu=1.0, preemption_mode="graceful")
+    await c.add_nodes(16.0, "n0", "n1")
+    mild = await c.start("research", jobs=40, preemption_mode="graceful")
     await c.start("research", jobs=10, cpu=20.0)
 
     async def by_hand(report: IdleReport) -> None:
         assert report.causes[0].change.operations == [mild]
-        await c.start("research", jobs=24, cpu=1.0)
+        await c.start("research", jobs=24)
 
     return Expected("graceful", "research", "is graceful", by_hand=by_hand)
 
 
-async def count_rule(c: Cluster) -> Expected:
-    """A guarantee is not met: the others' operation has fewer jobs than the count rule protects."""
-    await c.begin()
+async def leave_a_guarantee_unmet(c: Cluster, dev_jobs: int) -> None:
+    """The node's 16 cores are taken by so many jobs of ``dev`` when ``prod``, with 12 guaranteed, wants them."""
     await c.pool("prod", strong_guarantee_resources={"cpu": 12})
     await c.pool("dev")
-    await c.node("n0", 16.0)
-    await c.start("dev", jobs=8, cpu=2.0)
+    await c.add_nodes(16.0, "n0")
+    await c.start("dev", jobs=dev_jobs, cpu=16.0 / dev_jobs)
     await c.settle()
     await c.start("prod", jobs=6, cpu=2.0)
+
+
+async def count_rule(c: Cluster) -> Expected:
+    """The others' operation has fewer jobs than the count rule protects."""
+    await leave_a_guarantee_unmet(c, 8)
     await c.settle(steps=10, seconds=5.0)
     return Expected(
         "max_unpreemptible_running_job_count", "prod", "pool prod has 0 of 12 guaranteed cores", "tree default is 10",
@@ -355,25 +319,15 @@ async def count_rule(c: Cluster) -> Expected:
 
 
 async def preemptions_forbidden(c: Cluster) -> Expected:
-    await c.begin(max_preemptions_per_minute=0)
-    await c.pool("prod", strong_guarantee_resources={"cpu": 12})
-    await c.pool("dev")
-    await c.node("n0", 16.0)
-    await c.start("dev", jobs=16, cpu=1.0)
-    await c.settle()
-    await c.start("prod", jobs=6, cpu=2.0)
+    await c.set_tree(max_preemptions_per_minute=0)
+    await leave_a_guarantee_unmet(c, 16)
     await c.settle(steps=10, seconds=5.0)
     return Expected("max_preemptions_per_minute", "prod", "0 of 12 guaranteed cores", "is 0", watched="prod")
 
 
 async def late_starvation(c: Cluster) -> Expected:
-    await c.begin(fair_share_starvation_timeout=3_600_000)
-    await c.pool("prod", strong_guarantee_resources={"cpu": 12})
-    await c.pool("dev")
-    await c.node("n0", 16.0)
-    await c.start("dev", jobs=16, cpu=1.0)
-    await c.settle()
-    await c.start("prod", jobs=6, cpu=2.0)
+    await c.set_tree(fair_share_starvation_timeout=3_600_000)
+    await leave_a_guarantee_unmet(c, 16)
     return Expected("fair_share_starvation_timeout", "prod", "tree default is 3600 s", watched="prod")
 
 

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import httpx2
+import pytest
 from closed_loop import WAIT_S, Loop
 
 from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
+
+expect = pytest.importorskip(
+    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
+).expect
 
 QUICK = {"enable_cpu_reclaim": True, "min_cpu_limit": 0.2, "smoothing_factor": 0.5, "decrease_coefficient": 0.7}
 """A job's limit goes down within a few seconds."""
@@ -167,6 +172,22 @@ def open_page(page: Page, url: str, where: str) -> None:
 def await_page(page: Page, where: str | None = None) -> None:
     """Wait until the page shows what belongs to its address, or to this one."""
     page.wait_for_function(READY, arg=where)
+
+
+def press(page: Page, name: str) -> None:
+    """Press the button that is called exactly so."""
+    page.get_by_role("button", name=name, exact=True).click()
+
+
+def dialog(page: Page) -> Any:
+    """The dialogs that are open."""
+    return page.get_by_role("dialog")
+
+
+def sign_in(page: Page, token: str) -> Page:
+    """A page that has the token already."""
+    page.add_init_script(f"if (location.protocol === 'http:') sessionStorage.setItem('cpumond-token', '{token}')")
+    return page
 
 
 def tab_to(page: Page, wanted: Any, most: int = 80) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler's unit in a real systemd: rights, start, SIGKILL under load, watchdog, tokens, stop.
+"""The scheduler's unit in a real systemd: rights, start, SIGKILL, watchdog, tokens, stop.
 
 One boot lives it all (``guest/scheduler_service.py``, about half a minute) and leaves facts; each test judges one.
 """
@@ -67,14 +67,11 @@ def test_it_works_in_its_sandbox(facts: Facts) -> None:
     assert fact["history_s"] is not None
 
 
-def test_sigkill_loses_nothing_that_was_confirmed(facts: Facts) -> None:
+def test_a_killed_one_is_started_again(facts: Facts) -> None:
     fact = of(facts, "kill")
-    for end in fact["ends"]:
-        assert end["confirmed"] >= 5
-        assert len(end["client"]) == 1, "the client was not cut off"
-        assert end["up_s"] is not None
-        assert end["lost"] == 0
-    assert fact["restarts"] == "2"
+    assert fact["up_s"] is not None
+    assert fact["lost"] == 0
+    assert fact["restarts"] == "1"
 
 
 def test_the_watchdog_ends_a_scheduler_that_hangs(facts: Facts) -> None:
@@ -112,7 +109,7 @@ def test_stop_leaves_one_sound_file(facts: Facts) -> None:
     assert_quiet(fact["answer"])
     assert fact["took_s"] < 30.0
     assert fact["check"] == [["ok"]]
-    assert fact["confirmed"] > 10
+    assert fact["confirmed"] > 5
     assert fact["lost"] == fact["lost_after_start"] == 0
     assert not fact["files"].get("scheduler.db-wal"), "the log was not copied into the database"
     assert (fact["Result"], fact["ExecMainStatus"]) == ("success", "0")

@@ -2,7 +2,7 @@
 
 One command: ``.venv/bin/pytest tests/machine``; ``.ci/run`` runs it with all the others. This module boots one machine
 from a cached image, which is made first where there is none (about two minutes): the tests of cgroups, of the agent and
-of the executor that stand in ``QUICK``, with Slurm, whose cgroups systemd makes.
+of the executor that stand in ``QUICK``.
 ``tests/slow/test_vm_layouts.py`` has what takes longer: units as jobs under real load, the executor of kind
 ``systemd``, reboots, engines, and the other layouts, whose cgroups the host that runs these tests has itself.
 
@@ -49,14 +49,13 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_agent_v1_policy.py::test_a_burst_of_somebody_else",
         "test_agent_v1_policy.py::test_foreign_raises_above",
         "test_agent_v1_policy.py::test_a_quota_above_a_job",
-        "test_closed_loop_faults.py::test_what_a_job_leaves",
         "test_control_commands.py::test_doctor_sees",
-        "test_slurm_source.py::test_a_job_that_ends",
         "test_try_it_commands.py::test_dry_run_prints",
     ),
     "engines": (
         "test_container_sources.py::test_an_update_of_the_engine_is_the_new_order_at_once[Podman-1.5-0.5]",
         "test_container_sources.py::test_names",
+        "test_slurm_source.py::test_a_job_that_ends",
         "test_slurm_source.py::test_one_row",
     ),
     "v1": (

@@ -40,7 +40,7 @@ VOLUMES = {
     "children_volume_overflow",
 }
 
-SEEDS_PER_FAMILY = 20 if ALL else 8
+SEEDS_PER_FAMILY = 20 if ALL else 12
 SENSITIVE = {("degenerate", 14)}
 """Random trees so close to a jump that noise of 1e-12 in their amounts moves shares beyond the tolerance (19)."""
 

@@ -192,12 +192,6 @@ def test_no_decision_is_a_write_of_the_same_value_or_a_small_cut(course, s):
 
 
 @many
-@given(courses(), peak_settings())
-def test_the_same_readings_give_the_same_decisions(course, s):
-    assert list(walk(course, s)) == list(walk(course, s))
-
-
-@many
 @given(courses(), peak_settings(), st.integers(1, 200))
 def test_what_comes_later_does_not_change_what_was_decided(course, s, length):
     beginning = Course(course.hard_cores, course.events[:length])

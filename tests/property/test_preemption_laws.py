@@ -218,17 +218,16 @@ def fits(node: Node, plan: PreemptionPlan, gone: list[Job]) -> bool:
             return False
     if any(u > c * (1 + 1e-8) for u, c in zip(used, node.capacity, strict=True)):
         return False
-    for element in path(plan.element):
-        if element.parent is None:
-            continue
-        freed = sum_vectors([job.usage for job in gone if element in path(job.element)])
-        usage = add(subtract(element.usage, freed), order)
-        extra = amount()
-        if isinstance(element, PoolElement):
-            extra = amount(element.settings.resource_limits_overcommit_tolerance.get("cpu", 0.0))
-        if any(u > (m + x) * (1 + 1e-8) for u, m, x in zip(usage, element.limits, extra, strict=True)):
-            return False
-    return True
+    return not any(is_above(element, gone, order) for element in path(plan.element) if element.parent is not None)
+
+
+def is_above(element: Element, gone: list[Job], more: Vector = ZERO) -> bool:
+    """Whether an element uses more than its limits and their tolerance, with ``more`` and without these jobs."""
+    freed = sum_vectors([job.usage for job in gone if element in path(job.element)])
+    usage, extra = add(subtract(element.usage, freed), more), amount()
+    if isinstance(element, PoolElement):
+        extra = amount(element.settings.resource_limits_overcommit_tolerance.get("cpu", 0.0))
+    return any(u > (m + x) * (1 + 1e-8) for u, m, x in zip(usage, element.limits, extra, strict=True))
 
 
 # --- laws of one plan
@@ -374,15 +373,6 @@ def test_limits_take_away_no_more_than_they_must(seed):
         found = find_limit_violators(node)
         victims = [job for job, _, _ in found]
         assert [job.sequence for job in victims] == sorted((job.sequence for job in victims), reverse=True)
-
-        def is_above(element: Element, gone: list[Job]) -> bool:
-            freed = sum_vectors([job.usage for job in gone if element in path(job.element)])
-            extra = amount()
-            if isinstance(element, PoolElement):
-                extra = amount(element.settings.resource_limits_overcommit_tolerance.get("cpu", 0.0))
-            usage = subtract(element.usage, freed)
-            return any(u > (m + x) * (1 + 1e-8) for u, m, x in zip(usage, element.limits, extra, strict=True))
-
         for job, violated, _ in found:
             assert violated in path(job.element)
             assert is_above(violated, [])

@@ -306,18 +306,6 @@ def given_to(pool: PoolConfig) -> tuple[float, float]:
 
 
 @many
-@given(st.integers(0, 12), st.booleans())
-def test_the_own_guarantee_may_be_lowered_and_not_raised(cores, on_parent):
-    world = World(acl_required=True)
-    world.create_pool("a", strong_guarantee_resources={"cpu": 20})
-    world.create_pool("b", "a", strong_guarantee_resources={"cpu": 6})
-    world.set_pool("a" if on_parent else "b", acl=[{"action": "allow", "subjects": ["ann"], "permissions": ["write"]}])
-    command = ChangePool(TREE, "b", (Edit(("strong_guarantee_resources", "cpu"), cores),))
-    allowed = all(verdict.allowed for verdict in decide(world.state, command, USERS[0]))
-    assert allowed == (on_parent or cores <= 6)
-
-
-@many
 @given(teams())
 def test_a_file_with_one_change_needs_what_the_command_of_that_change_needs(world):
     for command in COMMANDS:

@@ -70,16 +70,6 @@ def content(tree: TreeConfig) -> bytes:
 
 
 @many
-@given(configs(), st.booleans(), st.booleans())
-def test_what_is_exported_changes_nothing_when_it_is_applied(config: Config, ids: bool, prune: bool) -> None:
-    for name, tree in config.trees.items():
-        tables = make_tables(tree, with_ids=ids)
-        outcome = apply(config, ApplyTree(name, tables, prune=prune), new_id=new_id, nodes={})
-        assert outcome.config is config
-        assert not outcome.changed
-
-
-@many
 @given(configs(), configs())
 def test_the_file_of_one_tree_makes_another_one_like_it(one: Config, other: Config) -> None:
     tables = make_tables(one.trees["t"], with_ids=False)
@@ -133,8 +123,8 @@ def test_who_may_only_look_sees_the_same_changes(one: Config, other: Config, pru
 
 
 @many
-@given(configs(), FORMS, st.booleans())
-def test_a_file_says_what_the_tree_says(config: Config, form: Form, ids: bool) -> None:
+@given(configs(), FORMS, st.booleans(), st.booleans())
+def test_a_file_says_what_the_tree_says(config: Config, form: Form, ids: bool, prune: bool) -> None:
     tree = config.trees["t"]
     tables = make_tables(tree, with_ids=ids)
     text = write_tree("t", tables, form)
@@ -144,7 +134,7 @@ def test_a_file_says_what_the_tree_says(config: Config, form: Form, ids: bool) -
     told = read_tree_text(text, "a file", form)
     assert told.tree == "t"
     sent = msgspec.json.decode(msgspec.json.encode(told.tables), type=TreeTables)
-    assert do(config, sent, prune=True) is config
+    assert do(config, sent, prune=prune) is config
 
 
 @many

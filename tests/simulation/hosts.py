@@ -28,7 +28,6 @@ from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
 from cpumond.core.wire import Heartbeat, HeartbeatAnswer, NodeRegistration, NodeResources
 from cpumond.host.executor.model import Ended, Event, ExecutorError, Launch, Started
 
-TICK_S = 0.25
 ME = pwd.getpwuid(os.geteuid()).pw_name
 NO_USAGE: dict[str, Usage] = {}
 

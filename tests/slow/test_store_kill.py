@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cpumond.scheduler.store import Change, StoreError
+from cpumond.scheduler.store import Change
 from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
 
 KILLS = 120
@@ -258,14 +258,3 @@ def test_a_database_without_rights(filled: Path, without_rights: tuple[str, ...]
     os.chmod(filled, 0o600)
     with contextlib.closing(open_sqlite_store(str(filled))) as store:
         assert list(store.load()) == [("k", "a", b"1")]
-
-
-def test_what_is_refused_stays_usable_for_others(tmp_path: Path) -> None:
-    path = str(tmp_path / "scheduler.db")
-    with contextlib.closing(open_sqlite_store(path)) as store:
-        store.write([Change("k", "a", b"1")])
-        with pytest.raises(StoreError, match=f"in use by process {os.getpid()};"):
-            open_sqlite_store(path)
-        store.write([Change("k", "b", b"2")])
-    with contextlib.closing(open_sqlite_store(path)) as store:
-        assert [key for _, key, _ in store.load()] == ["a", "b"]

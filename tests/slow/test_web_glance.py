@@ -14,14 +14,10 @@ import web_scale
 from scheduler_process import SchedulerProcess
 from test_web_axe import checked, look  # noqa: F401 - a fixture
 from waiting import wait_until
-from web_site import await_page, open_page, tab_to
+from web_site import await_page, expect, open_page, tab_to
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
 
 pytestmark = pytest.mark.browser
 

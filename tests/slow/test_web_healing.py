@@ -7,13 +7,9 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from web_site import Site, await_page, run_site
+from web_site import Site, await_page, expect, run_site
 
 from cpumond.host.cgroup.mounts import Hierarchies
-
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
 

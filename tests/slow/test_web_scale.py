@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import web_scale
 from scheduler_process import SchedulerProcess
-from waiting import wait_until
 from web_scale import FIRST_ROW, OPERATIONS, POOLS, WATCH_FIRST_ROW, Wire
 
 if TYPE_CHECKING:
@@ -180,25 +179,6 @@ def test_two_thousand_rows_are_sorted_found_and_folded(large: SchedulerProcess, 
 def _is_below(row: dict[str, Any], name: str, by_name: dict[str, dict[str, Any]]) -> bool:
     parent = row["parent"]
     return parent is not None and (parent == name or _is_below(by_name[parent], name, by_name))
-
-
-def test_a_poll_without_news_brings_no_table(large: SchedulerProcess) -> None:
-    with large.new_client() as client:
-        path = "/api/v1/trees/default/pool_table"
-
-        def ask(etag: str) -> int:
-            return client.get(path, headers={"If-None-Match": etag}).status_code
-
-        # An update may come between the two.
-        def asked_twice() -> bool:
-            answer = client.get(path)
-            assert answer.status_code == 200
-            return ask(answer.headers["ETag"]) == 304
-
-        wait_until(asked_twice, "a second question of the same update is answered with 304")
-        old = client.get(path).headers["ETag"]
-        large.wait_updates(1)
-        assert ask(old) == 200
 
 
 def test_the_page_asks_with_what_it_has_and_keeps_its_rows(large: SchedulerProcess, page: Page) -> None:

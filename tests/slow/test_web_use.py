@@ -8,16 +8,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from web_site import Site, await_page, run_site
+from web_site import Site, await_page, expect, run_site
 
 from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-expect = pytest.importorskip(
-    "playwright.sync_api", reason="needs the Python package playwright: sh tests/venv.sh all"
-).expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
 
@@ -121,17 +117,6 @@ def test_tab_range_and_filters_survive_loading_anew_and_back(page, site):
     expect(page).to_have_url(re.compile("search=SLEEP"))
 
 
-def test_an_address_with_nonsense_in_its_query_is_no_problem(page, site):
-    for where in (
-        "#/pools?sort=nothing&desc=7&closed=%FF&find=%", "#/operations?offset=-3x", "#/nodes?sort=<b>",
-        f"#/operations/{site.operations['moving']}?tab=none&range=never", "#/pools/default/a?range=__proto__",
-    ):  # fmt: skip
-        page.goto("about:blank")
-        page.goto(f"{site.cluster.url}/{where}")
-        await_page(page)
-        assert page.locator("main [role=alert]").count() == 0, where
-
-
 # --- the keyboard
 
 
@@ -185,23 +170,6 @@ def test_sorting_and_folding_work_with_keys_and_keep_the_focus(page, site):
     with page.expect_response(lambda response: "pool_table" in response.url):
         pass
     expect(fold).to_be_focused()
-
-
-def test_escape_closes_a_dialog_and_the_focus_is_where_it_was(page, site):
-    site.open(page, "#/pools")
-    opener = page.get_by_role("button", name="New pool", exact=True)
-    opener.focus()
-    page.keyboard.press("Enter")
-    dialog = page.get_by_role("dialog", name="New pool in tree default")
-    expect(dialog).to_be_visible()
-    for _ in range(40):  # The focus stays in the dialog, or goes to the browser itself.
-        page.keyboard.press("Tab")
-        assert page.evaluate(
-            "document.activeElement === document.body || document.activeElement.closest('dialog') !== null"
-        )
-    page.keyboard.press("Escape")
-    expect(dialog).to_have_count(0)
-    expect(opener).to_be_focused()
 
 
 # --- a screen reader

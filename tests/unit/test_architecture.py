@@ -23,7 +23,7 @@ PURE = (
             "events", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead",
             "rollout", "history.model", "history.collector", "history.series", "history.spread", "history.report",
             "history.chunks", "history.extras", "history.savings",
-            "forecast.model", "forecast.forward", "forecast.load", "forecast.alternatives", "forecast.calibration",
+            "forecast.model", "forecast.forward", "forecast.load", "forecast.calibration",
         )
     ),
 )  # fmt: skip

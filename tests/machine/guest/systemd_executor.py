@@ -1,4 +1,6 @@
-"""Runs inside the guest: the executor of kind "systemd" with a real systemd; leaves what it saw in /out/facts.json.
+"""Runs inside the guest: what of the executor of kind "systemd" the contract of all executors does not ask.
+
+Leaves what it saw in /out/facts.json.
 
 ``test_systemd_executor.py`` on the host judges the facts. A step that fails leaves its traceback as its fact, and the
 later steps still run. As ``systemd_executor.py NAME`` it is one of the processes of a step.
@@ -11,7 +13,6 @@ import json
 import os
 import pwd
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -29,7 +30,6 @@ from guest_tools import (
     DEADLINE_S,
     install_files,
     live_through,
-    read_rights,
     run,
     systemctl,
     wait,
@@ -170,22 +170,6 @@ def install() -> dict[str, Any]:
     return {"answers": answers}
 
 
-def exits() -> dict[str, Any]:
-    """How jobs end, and what is told about it."""
-    with driver() as d:
-        result = {
-            "zero": d.run("exit-0", "true"),
-            "three": d.run("exit-3", *sh("exit 3")),
-            "like_systemd": d.run("exit-203", *sh("exit 203")),
-            "term": d.run("term", *sh("kill -TERM $$")),
-            "kill": d.run("kill", *sh("kill -KILL $$")),
-            "segv": d.run("segv", *sh("ulimit -c 0; kill -SEGV $$")),
-            "busy": d.run("busy", "python3", "-c", "import time\nwhile time.process_time() < 0.3: pass"),
-            "memory": d.run("memory", "python3", "-c", f"len(bytearray({64 * MiB}))"),
-        }
-        return {**result, "left": left_over()}
-
-
 def refusals() -> dict[str, Any]:
     """What cannot be started, and why."""
     os.makedirs("/root/only", mode=0o700, exist_ok=True)
@@ -213,139 +197,16 @@ def refusals() -> dict[str, Any]:
 
 
 def setting() -> dict[str, Any]:
-    """Environment, arguments, user, directory."""
-    script = 'printf "%s\\n" "$@"; echo "A=$A B=$B"; id -un; pwd; grep SigIgn /proc/self/status'
-    environment = {"PATH": "/opt/mine:/usr/bin:/bin", "A": "x y $HOME %n", "B": 'quo"te\\'}
-    write_file("/opt/mine/my-program", "#!/bin/sh\necho mine\n", 0o755)
+    """A program in the job's own PATH, and the signals that a job ignores."""
+    write_file("/opt/mine/my-program", "#!/bin/sh\ngrep SigIgn /proc/self/status\n", 0o755)
     with driver() as d:
-        arguments = ["$HOME", "${A}", "%n", "a b", "", '"', "'", "\\", ";", "line\nfeed"]
-        result = d.run(
-            "setting", *sh(script, *arguments), environment=environment, user="nobody", working_directory="/usr/lib"
-        )
-        mine = d.run("mine", "my-program", environment=environment)
-        return {**result, "stdout": d.log("setting", "stdout"), "mine": mine, "mine_log": d.log("mine", "stdout")}
-
-
-def quota() -> dict[str, Any]:
-    """The limits of a running job, in systemd and in the kernel."""
-    with driver() as d:
-        d.start("quota", "sleep", "60", cpu_limit=0.5, memory_limit=64 * MiB)
-        started = d.take("quota", Started)
-        names = ("CPUQuotaPerSecUSec", "CPUQuotaPeriodUSec", "MemoryMax", "Slice", "ControlGroup", "MainPID")
-        unit = "cpumond-job-quota.service"
-        shown = {name: systemctl("show", "-p", name, "--value", unit)["output"].strip() for name in names}
-        files = read_quota(started.cgroup)
-        files["cgroup.procs"] = Path(
-            "/sys/fs/cgroup", "" if IS_V2 else "cpu", started.cgroup, "cgroup.procs"
-        ).read_text()
-        name = "memory.max" if IS_V2 else "memory.limit_in_bytes"
-        limit = Path("/sys/fs/cgroup", "" if IS_V2 else "memory", started.cgroup, name)
-        files["memory"] = limit.read_text() if limit.exists() else "none"
-        age_s = time.time() - started.start_time
-        d.executor.kill("quota")
-        d.take("quota", Ended)
-        return {"show": shown, "files": files, "age_s": age_s, "events": d.events_of("quota"), "left": left_over()}
+        result = d.run("mine", "my-program", environment={"PATH": "/opt/mine:/usr/bin:/bin"})
+        return {**result, "stdout": d.log("mine", "stdout")}
 
 
 def read_idle() -> bool:
     """Whether the slice of jobs on reclaimed CPU is in the idle class."""
     return IdleParent(open_hierarchies(), IDLE_SLICE).is_set()
-
-
-def show(unit: str, *names: str) -> dict[str, str]:
-    """Properties of a unit, in systemd's words."""
-    return {name: systemctl("show", "-p", name, "--value", unit)["output"].strip() for name in names}
-
-
-def reclaimed() -> dict[str, Any]:
-    """Jobs on reclaimed CPU: where they are, what systemd knows of it, over reloads, by an agent that comes back."""
-    kinds = {
-        "ordinary": {"reclaimed": False},
-        "plain": {"reclaimed": True, "has_ceiling": False},
-        "capped": {"reclaimed": True},
-    }
-    unit_names = ("Slice", "CPUWeight", "CPUQuotaPerSecUSec", "OOMScoreAdjust")
-    cpu = Path("/sys/fs/cgroup", "" if IS_V2 else "cpu")
-    weight_name = "cpu.weight" if IS_V2 else "cpu.shares"
-    started = {}
-
-    def look() -> dict[str, Any]:
-        return {
-            "idle": read_idle(),
-            "weights": {name: (cpu / cgroup / weight_name).read_text() for name, cgroup in started.items()},
-            "quotas": {name: read_quota(cgroup)["cpu.cfs_quota_us"] for name, cgroup in started.items()},
-            "slice": show(IDLE_SLICE, "ActiveState", "CPUWeight", "ControlGroup"),
-        }
-
-    result: dict[str, Any] = {"before": read_idle()}
-    with driver() as d:
-        for name, options in kinds.items():
-            d.start(name, "sleep", "65.5", cpu_limit=0.5, **options)
-            started[name] = d.take(name, Started).cgroup
-        result["started"] = started
-        result["units"] = {name: show(f"cpumond-job-{name}.service", *unit_names) for name in kinds}
-        pids = {name: show(f"cpumond-job-{name}.service", "MainPID")["MainPID"] for name in kinds}
-        result["scores"] = {name: int(Path("/proc", pid, "oom_score_adj").read_text()) for name, pid in pids.items()}
-        result["looks"] = {"first": look()}
-        for verb in ("daemon-reload", "daemon-reexec"):
-            answer = systemctl(verb)
-            d.run(f"after-{verb}", "true")
-            result["looks"][verb] = {**look(), "answer": answer}
-        (cpu / IDLE_SLICE / "cpu.idle").write_text("0\n")
-        result["cleared"] = read_idle()
-    with driver(*kinds) as d:
-        result["recovered"] = d.recovered  # type: ignore[attr-defined]
-        d.run("another", "true", reclaimed=True)
-        result["looks"]["repaired"] = look()
-        for name in kinds:
-            d.executor.kill(name)
-            d.take(name, Ended)
-        result["ends"] = {name: d.events_of(name) for name in (*kinds, "another")}
-    told = run("journalctl", "--no-pager", "-o", "cat", "_PID=1", "-g", r"Failed to set 'cpu\.")["output"]
-    result["complaints"] = sorted(set(told.splitlines()))
-    return {**result, "left": left_over()}
-
-
-def out_of_memory() -> dict[str, Any]:
-    with driver() as d:
-        result = d.run("hungry", "python3", "-c", f"len(bytearray({256 * MiB}))", memory_limit=32 * MiB)
-        return {**result, "left": left_over()}
-
-
-def stubborn() -> dict[str, Any]:
-    """A job that ignores SIGTERM: interrupt is heard by all of its processes, kill ends them."""
-    script = 'trap "echo heard >&2" TERM; (trap "echo child heard >&2" TERM; echo one; while :; do sleep 0.1; done) & '
-    script += "echo other; while :; do sleep 0.1; done"
-    with driver() as d:
-        d.start("stubborn", *sh(script))
-        d.take("stubborn", Started)
-        ready_s = wait(lambda: sorted(d.log("stubborn", "stdout")[0].split()) == ["one", "other"])
-        d.executor.interrupt("stubborn")
-        heard_s = wait(lambda: len(d.log("stubborn", "stderr")[0].splitlines()) >= 2)
-        still = d.take("stubborn", Ended, deadline_s=0.5)
-        begin_s = time.monotonic()
-        d.executor.kill("stubborn")
-        d.executor.kill("stubborn")
-        d.executor.kill("nobody-knows-this")
-        d.executor.interrupt("nobody-knows-this")
-        d.take("stubborn", Ended)
-        return {
-            "ready_s": ready_s,
-            "heard_s": heard_s,
-            "stderr": d.log("stubborn", "stderr"),
-            "ended_early": still is not None,
-            "killed_s": time.monotonic() - begin_s,
-            "events": d.events_of("stubborn"),
-            "left": left_over(),
-        }
-
-
-def obedient() -> dict[str, Any]:
-    with driver() as d:
-        d.start("obedient", "sleep", "60")
-        d.executor.interrupt("obedient")  # while it is being started
-        d.take("obedient", Ended)
-        return {"events": d.events_of("obedient"), "left": left_over()}
 
 
 def killed_at_start() -> dict[str, Any]:
@@ -362,16 +223,6 @@ def killed_at_start() -> dict[str, Any]:
             "sleeping": processes_with("61.5"),
             "left": left_over(),
         }
-
-
-def forks_away() -> dict[str, Any]:
-    """The main process ends; what it left running, in another session and deaf to SIGTERM, must go too."""
-    script = "setsid sh -c 'trap \"\" TERM; echo $$ >/tmp/left-pid; while :; do sleep 0.05; done' & "
-    script += "while ! [ -s /tmp/left-pid ]; do sleep 0.01; done; exit 7"
-    with driver() as d:
-        result = d.run("forks", *sh(script))
-        pid = int(Path("/tmp/left-pid").read_text())
-        return {**result, "alive": is_alive(pid), "left": left_over()}
 
 
 def logs() -> dict[str, Any]:
@@ -530,47 +381,15 @@ def read_delay_s() -> float:
 
 
 def many() -> dict[str, Any]:
-    """Twenty in a row, then twenty at once."""
+    """Twenty at once: no call waits for a start."""
     with driver() as d:
-        row = [d.run(f"row-{number}", *sh(f"exit {number}")) for number in range(20)]
-        begin_s = time.monotonic()
         calls_s = []
         for number in range(20):
             call_s, delay_s = time.monotonic(), read_delay_s()
             d.start(f"once-{number}", *sh(f"exit {number}"))
             calls_s.append(time.monotonic() - call_s - (read_delay_s() - delay_s))
         codes = [getattr(d.take(f"once-{number}", Ended, NotStarted), "exit_code", None) for number in range(20)]
-        return {
-            "row": [one["events"][-1].get("exit_code") for one in row],
-            "started_s": [one["started_s"] for one in row],
-            "took_s": [one["took_s"] for one in row],
-            "once": codes,
-            "once_s": time.monotonic() - begin_s,
-            "longest_call_s": max(calls_s),
-            "left": left_over(),
-            "threads": len(os.listdir("/proc/self/task")),
-        }
-
-
-def close_with_jobs() -> dict[str, Any]:
-    """The agent ends in order: its jobs go on, and a later one finds them."""
-    with driver() as d:
-        d.start("goes-on", "sleep", "63.5")
-        d.take("goes-on", Started)
-        begin_s = time.monotonic()
-    closed_s = time.monotonic() - begin_s
-    alive = processes_with("63.5")
-    with driver("goes-on") as d:
-        recovered = d.recovered  # type: ignore[attr-defined]
-        d.executor.kill("goes-on")
-        d.take("goes-on", Ended)
-        return {
-            "closed_s": closed_s,
-            "alive": len(alive),
-            "recovered": recovered,
-            "events": d.events_of("goes-on"),
-            "descriptors": len(os.listdir("/proc/self/fd")),
-        }
+        return {"once": codes, "longest_call_s": max(calls_s), "left": left_over()}
 
 
 def no_rights() -> None:
@@ -614,38 +433,13 @@ Restart=no
 
 
 def in_service() -> None:
-    """What the agent does with jobs, in its sandbox: a directory for the job's user, jobs, their logs."""
+    """What ``systemd_jobs.py`` does not ask of an agent in its sandbox: the idle class, and a job of what is hidden."""
     result: dict[str, Any] = {}
     try:
-        user = pwd.getpwnam("nobody")
-        folder = "/var/lib/cpumond-jobs/sandboxed"
-        os.mkdir(folder)
-        os.chmod(folder, 0o711)  # noqa: S103 - as the agent makes it
-        os.mkdir(f"{folder}/work")
-        os.chown(f"{folder}/work", user.pw_uid, user.pw_gid)
-        os.chmod(f"{folder}/work", 0o700)
         with driver() as d:
-            script = "id -un; pwd; touch /var/lib/cpumond-jobs/sandboxed/work/made; echo oops >&2; exit 4"
-            result["job"] = d.run("sandboxed", *sh(script), user="nobody", working_directory=f"{folder}/work")
-            result["stdout"] = d.log("sandboxed", "stdout")
-            result["stderr"] = d.log("sandboxed", "stderr")
             result["home"] = d.run("at-home", "/home/somebody/program", user="nobody", working_directory="/tmp")
             result["reclaimed"] = d.run("behind", "true", user="nobody", working_directory="/tmp", reclaimed=True)
             result["idle"] = read_idle()
-            d.start("stays", "sleep", "64.5")
-            result["stays"] = msgspec.to_builtins(d.take("stays", Started))
-        result["made"] = os.listdir(f"{folder}/work")
-        shutil.rmtree(folder)
-        result["removed"] = not os.path.exists(folder)
-        result["status"] = read_rights("self")
-        result["run"] = sorted(os.listdir("/run"))
-        for path in ("/etc/made", "/usr/made", "/var/made", "/var/lib/cpumond-jobs/made", "/var/lib/cpumond/made"):
-            try:
-                Path(path).touch()
-            except OSError as error:
-                result[path] = error.strerror
-            else:
-                result[path] = "written"
     except Exception:
         result["error"] = traceback.format_exc()
     Path("/var/lib/cpumond-jobs/result.json").write_text(json.dumps(result))
@@ -667,31 +461,13 @@ def service() -> dict[str, Any]:
     answers.append(systemctl("stop", IDLE_SLICE))
     start = systemctl("start", "cpumond")
     result = json.loads(Path("/var/lib/cpumond-jobs/result.json").read_text())
-    exposure = run("systemd-analyze", "security", "--no-pager", "cpumond")["output"].strip().splitlines()[-1]
-    modes = {path: oct(os.stat(path).st_mode & 0o777) for path in ("/var/lib/cpumond", "/var/lib/cpumond-jobs")}
     stop = systemctl("stop", "cpumond")
-    alive = len(processes_with("64.5"))
-    with driver("stays") as d:
-        recovered = d.recovered  # type: ignore[attr-defined]
-        d.executor.kill("stays")
-        d.take("stays", Ended)
-    return {
-        **result,
-        "answers": answers,
-        "verify": verify,
-        "start": start,
-        "stop": stop,
-        "exposure": exposure,
-        "modes": modes,
-        "alive_after_stop": alive,
-        "recovered": recovered,
-        "left": left_over(),
-    }
+    return {**result, "answers": answers, "verify": verify, "start": start, "stop": stop, "left": left_over()}
 
 
 STEPS = (
-    install, exits, refusals, setting, quota, reclaimed, out_of_memory, stubborn, obedient, killed_at_start, forks_away,
-    logs, recovery, reloads, by_hand, many, close_with_jobs, problems, service, bus_restart,
+    install, refusals, setting, killed_at_start, logs, recovery, reloads, by_hand, many, problems, service,
+    bus_restart,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ import pytest
 import structlog
 from fake_node import FakeNode
 from fake_units import UnitNode
+
+from cpumond.core.errors import CgroupWriteError
+from cpumond.host.cgroup import Cgroup
+from cpumond.host.cgroup.settings import CpuSettings
 
 Records = list[dict[str, Any]]
 
@@ -34,6 +39,16 @@ def make_node(tmp_path: Path, logs: Records) -> Iterator[Callable[..., FakeNode]
     for node in nodes:
         if not node.reports.closed:
             node.agent.close()
+
+
+@pytest.fixture
+def refuse_writes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From now on no cgroup takes a write; undone by ``monkeypatch``."""
+
+    def refuse(cgroup: Cgroup, before: CpuSettings, after: CpuSettings) -> bool:
+        raise CgroupWriteError(cgroup.directory, str(after), OSError(errno.EIO, "broken"))
+
+    return lambda: monkeypatch.setattr("cpumond.host.cgroup.v2.V2Cgroup.write_settings", refuse)
 
 
 @pytest.fixture

@@ -163,6 +163,7 @@ def test_the_page_has_a_socket_of_its_own_and_says_its_address(
     with socket.create_connection((host, port), 60.0):
         pass
     assert is_loopback(host)
+    assert not is_loopback("")
 
 
 def test_a_loopback_name_that_leads_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch):

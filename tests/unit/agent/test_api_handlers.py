@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -83,26 +82,22 @@ def private(node: FakeNode) -> Caller:
 # ---- health
 
 
-def test_alive_but_not_ready_before_the_first_tick(public: Caller):
+def test_before_the_first_tick_it_is_alive_and_not_ready(public: Caller, private: Caller):
     assert public("GET", "/healthz").json() == {"status": "ok"}
     answer = public("GET", "/readyz")
     assert (answer.status_code, answer.json()) == (503, {"status": "starting"})
     assert "cpumond_build_info" in public("GET", "/metrics").text
+    status = private("GET", "/v1/status")
+    assert (status.status_code, status.json()["exit_code"]) == (503, 69)
 
 
-def test_ready_while_ticks_come(node: FakeNode, public: Caller):
-    node.start()
-    node.clock.advance(1.5)
-    answer = public("GET", "/readyz")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "last_tick_age_s": 1.5})
-
-
-def test_not_ready_when_ticks_stop(node: FakeNode, public: Caller, private: Caller):
+def test_ready_while_ticks_come_and_not_when_they_stop(node: FakeNode, public: Caller, private: Caller):
     """Five periods without a tick; alive it is all the while, and ready again after the next tick."""
     node.start()
-    node.clock.advance(5.0)
-    answer = public("GET", "/readyz")
-    assert (answer.status_code, answer.json()) == (503, {"status": "stuck", "last_tick_age_s": 5.0})
+    for passed_s, age_s, code, status in ((1.5, 1.5, 200, "ok"), (3.5, 5.0, 503, "stuck")):
+        node.clock.advance(passed_s)
+        answer = public("GET", "/readyz")
+        assert (answer.status_code, answer.json()) == (code, {"status": status, "last_tick_age_s": age_s})
     assert public("GET", "/healthz").status_code == 200
     assert private("GET", "/v1/status").json()["last_tick_age_s"] == 5.0
     node.tick()
@@ -157,65 +152,49 @@ def test_the_private_application_has_everything(ticking: FakeNode, private: Call
     assert private("DELETE", "/v1/jobs/a/pin").json()["pinned_cpu_limit"] is None
 
 
-def test_status_before_the_first_tick(private: Caller):
-    answer = private("GET", "/v1/status")
-    assert (answer.status_code, answer.json()["exit_code"]) == (503, 69)
-
-
 # ---- what is wrong with a request
 
 
+NO_OBJECTS = [
+    b"garbage", b"\xff\xfe\x00", b"[1, 2]", b'{"a": 1} x', b"null", b'{"cgroup": "\xff"}', b'{"a": ' + b"[" * 30_000,
+    b" " * api.MAX_BODY_BYTES,
+]  # fmt: skip
+WRONG = [
+    *(("POST", "/v1/registered", body, 400, 78, "the request is not a JSON object: ") for body in NO_OBJECTS),
+    ("POST", "/v1/registered", b"{}", 422, 78, ""),
+    ("POST", "/v1/registered", b'{"cgroup": "../../etc"}', 422, 78, ""),
+    ("POST", "/v1/registered", b'{"cgroup": "jobs/a", "job_cpu_monitor": 7}', 422, 78, ""),
+    ("POST", "/v1/registered", b" " * (api.MAX_BODY_BYTES + 1), 413, 78, "the request is larger than 65536 bytes"),
+    ("GET", "/v1/jobs/absent/explain", None, 404, 69, "no job "),
+    ("PUT", "/v1/jobs/absent/pin", b'{"cpu_limit": 1}', 404, 69, "no job "),
+    ("DELETE", "/v1/jobs/absent/pin", None, 404, 69, "no job "),
+    ("DELETE", "/v1/registered/absent", None, 404, 69, "no job "),
+    ("GET", "/v1/jobs/%F0%9F%98%80%20%22a%2Fb%22/explain", None, 404, 69, "no job "),
+]
+
+
 @pytest.mark.parametrize(
-    "body",
-    [
-        b"garbage",
-        b"\xff\xfe\x00",
-        b"[1, 2]",
-        b'{"a": 1} x',
-        b"null",
-        b'{"cgroup": "\xff"}',
-        b'{"a": ' + b"[" * 30_000,
-    ],
+    ("method", "path", "body", "status", "code", "beginning"),
+    WRONG,
+    ids=[f"{method} {path} {(body or b'')[:20]!r}" for method, path, body, *_ in WRONG],
 )
-def test_a_body_that_is_no_object_is_one_sentence(body: bytes, ticking: FakeNode, private: Caller):
-    answer = private("POST", "/v1/registered", body)
+def test_what_is_wrong_is_one_sentence_and_changes_nothing(
+    method: str,
+    path: str,
+    body: bytes | None,
+    status: int,
+    code: int,
+    beginning: str,
+    ticking: FakeNode,
+    private: Caller,
+):
+    answer = private(method, path, body)
     sentence = answer.json()["error"]
-    assert (answer.status_code, answer.json()["exit_code"]) == (400, 78)
-    assert sentence.startswith("the request is not a JSON object: ")
+    assert (answer.status_code, answer.json()["exit_code"]) == (status, code)
+    assert sentence.startswith(beginning)
+    assert sentence
     assert "\n" not in sentence
-
-
-@pytest.mark.parametrize("body", [b"{}", b'{"cgroup": "../../etc"}', b'{"cgroup": "jobs/a", "job_cpu_monitor": 7}'])
-def test_a_job_that_cannot_be_is_one_sentence(body: bytes, ticking: FakeNode, private: Caller):
-    answer = private("POST", "/v1/registered", body)
-    assert answer.status_code == 422
-    assert answer.json()["error"]
-    assert "\n" not in answer.json()["error"]
     assert private("GET", "/v1/registered").json() == {"jobs": []}
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/v1/jobs/absent/explain"),
-        ("PUT", "/v1/jobs/absent/pin"),
-        ("DELETE", "/v1/jobs/absent/pin"),
-        ("DELETE", "/v1/registered/absent"),
-        ("GET", "/v1/jobs/%F0%9F%98%80%20%22a%2Fb%22/explain"),
-    ],
-)
-def test_a_job_nobody_knows_is_404(method: str, path: str, ticking: FakeNode, private: Caller):
-    answer = private(method, path, b'{"cpu_limit": 1}' if method == "PUT" else None)
-    assert answer.status_code == 404
-    assert answer.json()["error"].startswith("no job ")
-    assert answer.json()["exit_code"] == 69
-
-
-def test_a_large_body_is_refused_before_it_is_read(ticking: FakeNode, private: Caller):
-    answer = private("POST", "/v1/registered", b" " * (api.MAX_BODY_BYTES + 1))
-    assert (answer.status_code, answer.json()["exit_code"]) == (413, 78)
-    assert answer.json()["error"] == "the request is larger than 65536 bytes"
-    assert private("POST", "/v1/registered", b" " * api.MAX_BODY_BYTES).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -350,23 +329,6 @@ def read_status(address: tuple[str, int], path: str = "/healthz") -> int:
     with contextlib.closing(connection):
         connection.request("GET", path)
         return connection.getresponse().status
-
-
-def test_the_server_leaves_signals_alone_and_ends(node: FakeNode, listener: socket.socket):
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    node.start()
-    address = listener.getsockname()
-    server = serve(node.agent, [listener])
-    try:
-        assert read_status(address) == 200
-        assert [signal.getsignal(number) for number in numbers] == before
-    finally:
-        server.stop()
-    assert not server._thread.is_alive()
-    assert listener.fileno() == -1
-    with pytest.raises(ConnectionRefusedError):
-        read_status(address)
 
 
 def test_a_request_that_waits_at_the_end_is_answered(node: FakeNode, tmp_path: Path):

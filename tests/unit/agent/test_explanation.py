@@ -15,14 +15,6 @@ def when(at: float) -> str:
 # the first sentences
 
 
-def test_why_a_limit_is_lowered():
-    assert make_explain().why == (
-        "The limit of steady-low is 3.2 of 10 ordered cores, because it lately used about 1.8 (smoothed). The last "
-        f"change, 3.3 -> 3.2 at {when(1795223773.1)}: use stayed below 0.6 of the limit "
-        "(votes -4, more than 3 are needed)."
-    )
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -67,43 +59,50 @@ def test_why_the_monitor_does_not_decide(changes, sentence):
     assert make_explain(**changes).why == (f"The limit of steady-low is 3.2 of 10 ordered cores{sentence}")
 
 
-def test_why_a_limit_stands_at_its_floor_and_is_paused():
-    why = make_explain({"floor": 3.2}, section={"min_cpu_limit": 3.2}, decisions=[], paused=True).why
-    assert why.endswith("(smoothed). This is its floor (min_cpu_limit = 3.2). Writes are paused, so it stays there.")
-
-
-def test_why_a_limit_was_never_lowered():
-    why = make_explain(current_cpu_limit=10.0, decisions=[]).why
-    assert why == "The limit of steady-low is 10 of 10 ordered cores, all it may have: it was not lowered so far."
-
-
-def test_why_a_limit_was_given_back():
-    why = make_explain(current_cpu_limit=10.0, decisions=[SHRINK, {**RESTORE, "throttled_ratio": 0.8}]).why
-    assert why == (
-        "The limit of steady-low is 10 of 10 ordered cores, all it may have. The last change, 3.2 -> 10 at "
-        f"{when(1795223773.1)}: 80% of the periods throttled, so all was given back at once."
-    )
-
-
-def test_why_a_limit_can_never_be_lowered():
-    why = make_explain({"floor": 1.0, "cap": 1.0}, cpu_limit=1.0, current_cpu_limit=1.0).why
-    assert why == (
-        "The limit of steady-low is 1 of 1 ordered cores, all it may have, and never goes below: "
-        "its floor is as high (min_cpu_limit = 1)."
-    )
-
-
-@pytest.mark.parametrize(
-    ("bounds", "sentence"),
-    [
-        ({"ancestor_cap": 4.0, "ancestor": "jobs"}, "The quota of jobs above it, 4 cores, allows no more."),
-        ({"quota_found": 4.0}, "The quota its cgroup was found with, 4 cores, allows no more."),
-    ],
+LOWERED = (
+    "3.2 of 10 ordered cores, because it lately used about 1.8 (smoothed). The last change, 3.3 -> 3.2 at "
+    f"{when(1795223773.1)}: use stayed below 0.6 of the limit (votes -4, more than 3 are needed)."
 )
-def test_why_a_job_does_not_get_what_it_ordered(bounds, sentence):
-    why = make_explain({"cap": 4.0, **bounds}, current_cpu_limit=4.0, decisions=[]).why
-    assert why.startswith("The limit of steady-low is 4 of 10 ordered cores, all it may have")
-    assert why.endswith(sentence)
+FLOOR = "This is its floor (min_cpu_limit = 3.2). Writes are paused, so it stays there."
+NEVER_BELOW = "all it may have, and never goes below: its floor is as high (min_cpu_limit = 1)."
+GIVEN_BACK = (
+    f"The last change, 3.2 -> 10 at {when(1795223773.1)}: 80% of the periods throttled, so all was given back at once."
+)
+NOT_LOWERED = "all it may have: it was not lowered so far."
+WHY: dict[str, tuple[dict[str, object], dict[str, object], str]] = {
+    "lowered": ({}, {}, LOWERED),
+    "at its floor and paused": (
+        {"floor": 3.2},
+        {"section": {"min_cpu_limit": 3.2}, "decisions": [], "paused": True},
+        f"3.2 of 10 ordered cores, because it lately used about 1.8 (smoothed). {FLOOR}",
+    ),
+    "never lowered": ({}, {"current_cpu_limit": 10.0, "decisions": []}, f"10 of 10 ordered cores, {NOT_LOWERED}"),
+    "given back": (
+        {},
+        {"current_cpu_limit": 10.0, "decisions": [SHRINK, {**RESTORE, "throttled_ratio": 0.8}]},
+        f"10 of 10 ordered cores, all it may have. {GIVEN_BACK}",
+    ),
+    "can never be lowered": (
+        {"floor": 1.0, "cap": 1.0},
+        {"cpu_limit": 1.0, "current_cpu_limit": 1.0},
+        f"1 of 1 ordered cores, {NEVER_BELOW}",
+    ),
+    "below the quota of others": (
+        {"cap": 4.0, "ancestor_cap": 4.0, "ancestor": "jobs"},
+        {"current_cpu_limit": 4.0, "decisions": []},
+        f"4 of 10 ordered cores, {NOT_LOWERED} The quota of jobs above it, 4 cores, allows no more.",
+    ),
+    "found with a quota": (
+        {"cap": 4.0, "quota_found": 4.0},
+        {"current_cpu_limit": 4.0, "decisions": []},
+        f"4 of 10 ordered cores, {NOT_LOWERED} The quota its cgroup was found with, 4 cores, allows no more.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("bounds", "changes", "sentences"), WHY.values(), ids=WHY)
+def test_why_a_limit_is_where_it_is(bounds, changes, sentences):
+    assert make_explain(bounds, **changes).why == f"The limit of steady-low is {sentences}"
 
 
 # the next check

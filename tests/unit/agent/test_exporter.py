@@ -212,16 +212,6 @@ def test_what_is_not_known_yet_of_a_peak_is_left_out():
     assert value(text, "cpumond_job_held_back_seconds_total", job_id="p") == 0.0
 
 
-def test_what_a_job_is_stands_on_its_info_series_alone():
-    text = encode(make_snapshot(make_job("j1", "op1", mode="up-only")))
-    said = {"job_id": "j1", "operation_id": "op1", "cgroup": "jobs/j1", "mode": "up-only", "status": "up-only",
-            "limit_rule": "document"}  # fmt: skip
-    assert value(text, "cpumond_job_info", **said) == 1.0
-    for family in read_families(text).values():
-        if family.name.startswith("cpumond_job_") and family.name != "cpumond_job_info":
-            assert all(set(sample.labels) == {"job_id"} for sample in family.samples)
-
-
 def make_assigned_snapshot() -> TickSnapshot:
     """A tick of a node of a scheduler, with everything that only such a node has."""
     link = LinkView("http://head:9757", True, "default", "", ReporterStats(41, 42, 43), 7, 44)
@@ -360,12 +350,15 @@ ODD_NAMES = [
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_an_odd_name_reads_back_as_it_was(name):
-    text = encode(make_snapshot(make_job(name, name)))
-    said = {"job_id": name, "operation_id": name, "cgroup": f"jobs/{name}", "mode": "reclaim", "status": "reclaim",
-            "limit_rule": "document"}  # fmt: skip
+    text = encode(make_snapshot(make_job(name, f"op {name}", mode="up-only", override_left_s=5.0)))
+    said = {"job_id": name, "operation_id": f"op {name}", "cgroup": f"jobs/{name}", "mode": "up-only",
+            "status": "overridden", "limit_rule": "document"}  # fmt: skip
     assert value(text, "cpumond_job_info", **said) == 1.0
     assert value(text, "cpumond_job_cpu_limit_cores", job_id=name) == 4.0
-    assert value(text, "cpumond_operation_jobs", operation_id=name) == 1.0
+    assert value(text, "cpumond_operation_jobs", operation_id=f"op {name}") == 1.0
+    for family in read_families(text).values():
+        if family.name.startswith("cpumond_job_") and family.name != "cpumond_job_info":
+            assert all(set(sample.labels) == {"job_id"} for sample in family.samples)
 
 
 @given(st.text())
@@ -509,6 +502,3 @@ def test_a_tick_is_encoded_once_and_nothing_is_kept_before_the_first():
     assert all(text is texts[0] for text in texts)
     snapshots.append(make_snapshot(make_job("two"), tick=2))
     assert b'job_id="two"' in metrics.encode()
-
-
-# ---- with the agent

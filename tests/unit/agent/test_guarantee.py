@@ -10,7 +10,7 @@ from test_scheduler_node import PATH, Node, make_order
 from cpumond.agent import control
 from cpumond.core.wire import JobReport
 from cpumond.host.executor.model import Started
-from cpumond.testing import v2_cgroup
+from cpumond.testing import make_tree, v2_cgroup
 
 FOUR = v2_cgroup(quota="400000 100000", cpu_weight="300\n")
 
@@ -49,14 +49,6 @@ def test_no_job_is_refused_for_where_its_cgroup_is(make_node):
     node.ticks(8)
     assert {(job.found.path, job.refused) for job in node.snapshot().jobs} >= {("jobs/a", ""), ("jobs/a/child", "")}
     assert node.job("a").current_cores == 0.5
-
-
-def test_an_owner_that_wakes_up_has_its_whole_guarantee_at_the_next_check(make_node):
-    node = make_node({"a": FOUR}, config=config(more='limit_rule = "peak"')).start()
-    node.ticks(400, 0.1)
-    assert node.job("a").current_cores == 0.5
-    node.tick(1.0)
-    assert (node.job("a").current_cores, report(node, "a").current_cpu_limit) == (4.0, 4.0)
 
 
 def test_a_pin_holds_the_guarantee(node):
@@ -101,10 +93,8 @@ def test_weights_of_our_own_jobs_follow_their_guarantees(tmp_path, actuator, cei
     node.reload(node.config_text.replace("[monitor]", f'[monitor]\nactuator = "{actuator}"'))
     node.order(start=[msgspec.structs.replace(make_order(), set_container_cpu_limit=ceiling)])
     place = node.root / PATH
-    place.mkdir(parents=True)
     files = v2_cgroup(quota="200000 100000" if ceiling else "max 100000", cpu_weight="200\n")
-    for name, text in files.items():
-        (place / name).write_text(str(text))
+    make_tree(place, files)
     node.executor.events.append(Started("j1", PATH, 100.0))
     node.serve()
     node.ticks(8)

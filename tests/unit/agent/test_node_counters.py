@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,7 @@ from cpumond.agent.state_file import (
     read_service_ends,
     save,
 )
-from cpumond.core.errors import CgroupWriteError, CreateError, StateFileError
-from cpumond.host.cgroup import Cgroup
-from cpumond.host.cgroup.settings import CpuSettings
+from cpumond.core.errors import CreateError, StateFileError
 from cpumond.testing import v2_cgroup
 
 FOUR = v2_cgroup(quota="400000 100000")
@@ -113,19 +110,15 @@ def test_time_held_back_is_late_where_the_agent_holds_the_limit_down(make_node) 
 # ---- restores
 
 
-def test_a_restore_that_cannot_be_written_is_counted_at_each_try(make_node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_that_cannot_be_written_is_counted_at_each_try(make_node, monkeypatch, refuse_writes) -> None:
     node: FakeNode = make_node({"a": FOUR}).start()
     node.ticks(8)
-
-    def refuse(cgroup: Cgroup, before: CpuSettings, after: CpuSettings) -> bool:
-        raise CgroupWriteError(cgroup.directory, str(after), OSError(errno.EIO, "broken"))
-
-    with monkeypatch.context() as patch:
-        patch.setattr("cpumond.host.cgroup.v2.V2Cgroup.write_settings", refuse)
-        node.tick(0.5, {"a": 0.9})
-        node.tick(0.5, {"a": 0.9})
-        assert node.snapshot().counters["failed_restores"] == 2
-        assert node.snapshot().counters["restores"] == 0
+    refuse_writes()
+    node.tick(0.5, {"a": 0.9})
+    node.tick(0.5, {"a": 0.9})
+    assert node.snapshot().counters["failed_restores"] == 2
+    assert node.snapshot().counters["restores"] == 0
+    monkeypatch.undo()
     node.tick(0.5, {"a": 0.9})
     assert node.cores("a") == 4.0
     counters = node.snapshot().counters

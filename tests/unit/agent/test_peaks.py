@@ -68,6 +68,14 @@ def make_peak_node(make_node, jobs: tuple[str, ...] = ("a",)) -> FakeNode:
     return make_node(dict.fromkeys(jobs, FOUR), config=PEAK + source()).start()
 
 
+def make_learned_node(make_node) -> FakeNode:
+    """What it has learned is on disk."""
+    node = make_peak_node(make_node)
+    learn_something(node)
+    store(node)
+    return node
+
+
 # ---- over the agent's end
 
 
@@ -108,9 +116,7 @@ def test_a_job_goes_on_with_its_caution_and_its_faded_peak(make_node, end):
 
 @pytest.mark.parametrize("case", ["damaged", "no state file", "impossible", "other boot", "other hierarchy", "gone"])
 def test_a_file_that_cannot_be_used_is_a_line_in_the_log_and_no_more(make_node, logs, case):
-    node = make_peak_node(make_node)
-    learn_something(node)
-    store(node)
+    node = make_learned_node(make_node)
     content, path = load(str(path_of(node)), Peaks), path_of(node)
     if case == "damaged":
         path.write_bytes(path.read_bytes()[:-3])
@@ -136,10 +142,8 @@ def test_a_file_that_cannot_be_used_is_a_line_in_the_log_and_no_more(make_node, 
 
 @pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
 def test_a_wall_clock_that_was_set_changes_nothing_that_was_learned(make_node, by_s):
-    nodes = [make_peak_node(make_node), make_peak_node(make_node)]
-    for node in nodes:
-        learn_something(node)
-        store(node)
+    nodes = [make_learned_node(make_node), make_learned_node(make_node)]
+    node = nodes[1]
     content = load(str(path_of(node)), Peaks)
     save(str(path_of(node)), msgspec.structs.replace(content, clock_offset_s=content.clock_offset_s - by_s))
     kept, after = (state_of(each.kill_and_restart()) for each in nodes)
@@ -148,10 +152,8 @@ def test_a_wall_clock_that_was_set_changes_nothing_that_was_learned(make_node, b
 
 
 def test_times_of_another_time_namespace_are_told_by_the_wall_clock(make_node):
-    node = make_peak_node(make_node)
-    learn_something(node)
+    node = make_learned_node(make_node)
     before = state_of(node)
-    store(node)
     content = load(str(path_of(node)), Peaks)
     jobs = {path: peaks._shift(each, 5000.0) for path, each in content.jobs.items()}
     offset_s = content.clock_offset_s - 5000.0
@@ -265,10 +267,8 @@ def test_a_job_that_starts_again_begins_with_the_caution_of_the_one_before(make_
 
 def test_a_job_that_is_found_late_still_has_what_was_learned(make_node):
     """Also by the run after the one that did not find it."""
-    node = make_peak_node(make_node)
-    learn_something(node)
+    node = make_learned_node(make_node)
     before = state_of(node)
-    store(node)
     for _ in range(2):
         node.config_text = PEAK + source("jobs/none")
         node.kill_and_restart()
@@ -280,9 +280,7 @@ def test_a_job_that_is_found_late_still_has_what_was_learned(make_node):
 
 
 def test_a_file_that_somebody_removes_is_written_anew_and_said(make_node):
-    node = make_peak_node(make_node)
-    learn_something(node)
-    store(node)
+    node = make_learned_node(make_node)
     path_of(node).unlink()
     node.tick({"a": 1.0})
     assert str(path_of(node)) in node.agent.places.problem

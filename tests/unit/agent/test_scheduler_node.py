@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.core.answers import ReporterStats
 from cpumond.core.wire import Heartbeat, HeartbeatAnswer, JobOrder, RegistrationAnswer
 from cpumond.host.executor.model import Ended, Started
-from cpumond.testing import v2_cgroup
+from cpumond.testing import make_tree, v2_cgroup
 
 EXECUTOR = f'[scheduler]\nurl = "http://h"\n[executor]\nkind = "cgroup"\nallow_root = true\nuser = "{ME}"\n'
 RESOURCES = "[resources]\ncpu = 4.0\nmemory = 1000\nuser_slots = 3\n"
@@ -78,9 +79,7 @@ def make_order(job_id: str = "j1", **monitor: object) -> JobOrder:
 
 def test_a_job_is_followed_as_soon_as_it_runs_and_told_at_once(node: Node) -> None:
     node.order(start=[make_order(check_period=100)])
-    (node.root / PATH).mkdir(parents=True)
-    for name, text in v2_cgroup(quota="200000 100000").items():
-        (node.root / PATH / name).write_text(str(text))
+    make_tree(node.root / PATH, v2_cgroup(quota="200000 100000"))
     before = len(node.link.heartbeats)
     node.executor.events.append(Started("j1", PATH, 100.0))
     node.serve()
@@ -89,9 +88,7 @@ def test_a_job_is_followed_as_soon_as_it_runs_and_told_at_once(node: Node) -> No
     assert (report.job_id, report.cgroup, report.current_cpu_limit, report.mode) == ("j1", PATH, 2.0, "reclaim")
     assert PATH in node.agent.table.jobs
     assert node.agent.period_s == 0.1, "the next tick is as soon as this job wants it"
-    for name in list((node.root / PATH).iterdir()):
-        name.unlink()
-    (node.root / PATH).rmdir()
+    shutil.rmtree(node.root / PATH)
     node.executor.events.append(Ended("j1", 200.0, exit_code=0))
     node.serve()
     assert PATH not in node.agent.table.jobs

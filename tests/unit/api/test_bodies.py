@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
@@ -39,13 +39,6 @@ class Peer:
         return self
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        await asyncio.wait_for(test(), 10.0)
-
-    asyncio.run(limited())
-
-
 async def read(bodies: Bodies, peer: Peer, user: str = "ann", limit: int = LIMIT, unpack: bool = False) -> bytes:
     with bodies.hold(user) as held:
         data = await held.read(peer.request, limit, unpack)
@@ -58,16 +51,13 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_body_in_pieces_is_put_together_and_then_forgotten():
-    async def test() -> None:
-        bodies = Bodies()
-        assert await read(bodies, Peer().send(b"a", more=True).send(b"b" * 998, more=True).send(b"c")) == (
-            b"a" + b"b" * 998 + b"c"
-        )
-        assert await read(bodies, Peer().send(b"whole")) == b"whole"
-        assert (bodies.held_bytes, bodies.of_user, bodies.arriving) == (0, {}, {})
-
-    run(test)
+async def test_a_body_in_pieces_is_put_together_and_then_forgotten():
+    bodies = Bodies()
+    assert await read(bodies, Peer().send(b"a", more=True).send(b"b" * 998, more=True).send(b"c")) == (
+        b"a" + b"b" * 998 + b"c"
+    )
+    assert await read(bodies, Peer().send(b"whole")) == b"whole"
+    assert (bodies.held_bytes, bodies.of_user, bodies.arriving) == (0, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -81,98 +71,77 @@ def test_a_body_in_pieces_is_put_together_and_then_forgotten():
         (lambda: Peer().send(b"text"), True, 400, "not gzip"),
     ],
 )
-def test_what_is_refused(peer: Callable[[], Peer], unpack: bool, status: int, sentence: str):
-    async def test() -> None:
-        bodies = Bodies()
-        with pytest.raises(BodyError, match=sentence) as refused:
-            await read(bodies, peer(), unpack=unpack)
-        assert refused.value.status == status
-        assert (bodies.held_bytes, bodies.of_user, bodies.arriving) == (0, {}, {})
-
-    run(test)
+async def test_what_is_refused(peer: Callable[[], Peer], unpack: bool, status: int, sentence: str):
+    bodies = Bodies()
+    with pytest.raises(BodyError, match=sentence) as refused:
+        await read(bodies, peer(), unpack=unpack)
+    assert refused.value.status == status
+    assert (bodies.held_bytes, bodies.of_user, bodies.arriving) == (0, {}, {})
 
 
-def test_who_goes_away_in_the_middle_leaves_nothing():
-    async def test() -> None:
-        bodies = Bodies()
-        with pytest.raises(ClientDisconnect):
-            await read(bodies, Peer().send(b"a", more=True).go())
-        assert (bodies.held_bytes, bodies.arriving) == (0, {})
-
-    run(test)
+async def test_who_goes_away_in_the_middle_leaves_nothing():
+    bodies = Bodies()
+    with pytest.raises(ClientDisconnect):
+        await read(bodies, Peer().send(b"a", more=True).go())
+    assert (bodies.held_bytes, bodies.arriving) == (0, {})
 
 
-def test_a_body_that_does_not_come_is_not_waited_for():
-    async def test() -> None:
-        bodies = Bodies(read_s=0.01)
-        with pytest.raises(BodyError, match=r"not there within 0\.01 s") as refused:
-            await read(bodies, Peer().send(b"a", more=True))
-        assert refused.value.status == 408
-
-    run(test)
+async def test_a_body_that_does_not_come_is_not_waited_for():
+    bodies = Bodies(read_s=0.01)
+    with pytest.raises(BodyError, match=r"not there within 0\.01 s") as refused:
+        await read(bodies, Peer().send(b"a", more=True))
+    assert refused.value.status == 408
 
 
 @pytest.mark.parametrize(
     ("limits", "users"),
     [({"max_user_bytes": 1500}, ("ann", "ann", "ann")), ({"max_bytes": 1500}, ("ann", "bob", "eve"))],
 )
-def test_the_oldest_unfinished_body_goes_first(limits: dict[str, int], users: tuple[str, str, str]):
-    async def test() -> None:
-        bodies = Bodies(**limits)
-        peers = [Peer().send(b"a" * 700, more=True) for _ in users]
-        tasks = [asyncio.ensure_future(read(bodies, *each)) for each in zip(peers, users, strict=True)]
-        await settle()
-        with pytest.raises(BodyError, match="others needed its room"):
-            await tasks[0]
-        for peer in peers:
-            peer.send(b"b")
-        assert [len(data) for data in await asyncio.gather(*tasks[1:])] == [701, 701]
-        assert bodies.held_bytes == 0
-
-    run(test)
+async def test_the_oldest_unfinished_body_goes_first(limits: dict[str, int], users: tuple[str, str, str]):
+    bodies = Bodies(**limits)
+    peers = [Peer().send(b"a" * 700, more=True) for _ in users]
+    tasks = [asyncio.ensure_future(read(bodies, *each)) for each in zip(peers, users, strict=True)]
+    await settle()
+    with pytest.raises(BodyError, match="others needed its room"):
+        await tasks[0]
+    for peer in peers:
+        peer.send(b"b")
+    assert [len(data) for data in await asyncio.gather(*tasks[1:])] == [701, 701]
+    assert bodies.held_bytes == 0
 
 
 @pytest.mark.parametrize(("limits", "status"), [({"max_user_bytes": 1500}, 429), ({"max_bytes": 1500}, 503)])
-def test_whole_bodies_are_worked_on_and_new_ones_refused(limits: dict[str, int], status: int):
-    async def test() -> None:
-        bodies = Bodies(**limits)
-        with bodies.hold("ann") as held:
-            await held.work_on(b"a" * 1400)
-            with pytest.raises(BodyError, match="try again") as refused:
-                await read(bodies, Peer().send(b"a" * 200))
-            assert refused.value.status == status
-        assert len(await read(bodies, Peer().send(b"a" * 200))) == 200
-
-    run(test)
+async def test_whole_bodies_are_worked_on_and_new_ones_refused(limits: dict[str, int], status: int):
+    bodies = Bodies(**limits)
+    with bodies.hold("ann") as held:
+        await held.work_on(b"a" * 1400)
+        with pytest.raises(BodyError, match="try again") as refused:
+            await read(bodies, Peer().send(b"a" * 200))
+        assert refused.value.status == status
+    assert len(await read(bodies, Peer().send(b"a" * 200))) == 200
 
 
-def test_another_user_and_nodes_have_room_of_their_own():
-    async def test() -> None:
-        bodies = Bodies(max_user_bytes=1500)
-        with bodies.hold("ann") as held:
-            await held.work_on(b"a" * 1400)
-            assert len(await read(bodies, Peer().send(b"a" * 900), "bob")) == 900
-            with bodies.hold("ann", of_node=True) as beat:
-                await beat.work_on(b"a" * 5000)
-                assert bodies.held_bytes == 6400
-
-    run(test)
+async def test_another_user_and_nodes_have_room_of_their_own():
+    bodies = Bodies(max_user_bytes=1500)
+    with bodies.hold("ann") as held:
+        await held.work_on(b"a" * 1400)
+        assert len(await read(bodies, Peer().send(b"a" * 900), "bob")) == 900
+        with bodies.hold("ann", of_node=True) as beat:
+            await beat.work_on(b"a" * 5000)
+            assert bodies.held_bytes == 6400
 
 
-def test_large_bodies_wait_for_each_other():
-    async def test() -> None:
-        bodies, large = Bodies(max_user_bytes=2**30), b"a" * (LARGE_BYTES + 1)
-        held = [bodies.hold("ann").__enter__() for _ in range(LARGE_AT_ONCE)]
-        for each in held:
-            await each.work_on(large)
-        waiting = asyncio.ensure_future(read(bodies, Peer().send(large), limit=2**30))
-        assert await read(bodies, Peer().send(b"small")) == b"small"
-        await settle()
-        assert not waiting.done()
-        held[0].__exit__(None, None, None)
-        assert await waiting == large
-
-    run(test)
+async def test_large_bodies_wait_for_each_other():
+    bodies, large = Bodies(max_user_bytes=2**30), b"a" * (LARGE_BYTES + 1)
+    held = [bodies.hold("ann").__enter__() for _ in range(LARGE_AT_ONCE)]
+    for each in held:
+        await each.work_on(large)
+    waiting = asyncio.ensure_future(read(bodies, Peer().send(large), limit=2**30))
+    assert await read(bodies, Peer().send(b"small")) == b"small"
+    await settle()
+    assert not waiting.done()
+    held[0].__exit__(None, None, None)
+    assert await waiting == large
 
 
 def test_small_values_weigh_more_than_their_text():

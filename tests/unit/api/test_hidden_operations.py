@@ -38,21 +38,8 @@ def world() -> World:
     own, hidden = world.start("open", user="spy"), world.start("closed", user="ann", title="takeover")
     for number, (victim, other) in enumerate(((own, hidden), (hidden, own))):
         why = f'preempted to start job j-{other} of operation "{other}" in pool "x": it starves'
-        world.state.preemptions.append(
-            PreemptionRecord(
-                f"j-{victim}",
-                victim,
-                TREE,
-                "x",
-                "n",
-                900.0 + number,
-                "preempted",
-                why,
-                {"cpu": 1.0},
-                f"j-{other}",
-                other,
-            )
-        )
+        place = (TREE, "x", "n", 900.0 + number, "preempted", why, {"cpu": 1.0})
+        world.state.preemptions.append(PreemptionRecord(f"j-{victim}", victim, *place, f"j-{other}", other))
     world.own, world.hidden = own, hidden  # type: ignore[attr-defined]
     return world
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +12,7 @@ from cpumond.scheduler.config import Api
 from cpumond.scheduler.identities import Identities
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError, Rules
 from cpumond.scheduler.service import Clock, Scheduler
-from cpumond.scheduler.store.sqlite import open_sqlite_store
+from cpumond.scheduler.store.sqlite import SqliteStore
 from cpumond.scheduler.token_commands import CreateToken, RevokeToken
 from cpumond.scheduler.tokens import hash_token, parse_tokens
 from cpumond.scheduler.users import User
@@ -33,10 +30,8 @@ ALICE = User("alice", groups=frozenset({"staff"}), needs_entry=True, origin="uid
 
 
 @pytest.fixture
-def scheduler(tmp_path: Path) -> Iterator[Scheduler]:
-    store = open_sqlite_store(str(tmp_path / "db"))
-    yield Scheduler(Rules(), store, Clock())
-    store.close()
+def scheduler(store: SqliteStore) -> Scheduler:
+    return Scheduler(Rules(), store, Clock())
 
 
 def make_gate(scheduler: Scheduler, tokens: str | None = None, groups: Any = None, **api: Any) -> Gate:
@@ -80,24 +75,18 @@ def test_a_token_of_the_file(scheduler: Scheduler) -> None:
     assert "a token is needed" in refuse(gate, make_request())
 
 
-def test_a_token_of_the_store_until_it_is_revoked(scheduler: Scheduler) -> None:
+async def test_a_token_of_the_store_until_it_is_revoked(scheduler: Scheduler) -> None:
     gate = make_gate(scheduler, FILE, {"web": ("carol",)})
 
-    async def use() -> None:
-        made = await scheduler.execute(CreateToken(hash_token("carols"), "carol", groups=("ml",)), ADMIN)
-        user = gate.find_user(make_request("carols"))
-        assert (user.name, user.groups, user.token_id) == ("carol", {"ml", "web"}, made.id)
-        await scheduler.execute(RevokeToken(made.id), ADMIN)
-        assert f"the token {made.id} was revoked on 20" in refuse(gate, make_request("carols"))
-
-    asyncio.run(use())
+    made = await scheduler.execute(CreateToken(hash_token("carols"), "carol", groups=("ml",)), ADMIN)
+    user = gate.find_user(make_request("carols"))
+    assert (user.name, user.groups, user.token_id) == ("carol", {"ml", "web"}, made.id)
+    await scheduler.execute(RevokeToken(made.id), ADMIN)
+    assert f"the token {made.id} was revoked on 20" in refuse(gate, make_request("carols"))
 
 
-def test_a_token_of_the_store_until_it_expires(scheduler: Scheduler) -> None:
-    async def make() -> None:
-        await scheduler.execute(CreateToken(hash_token("carols"), "carol", expires_s=60.0), ADMIN)
-
-    asyncio.run(make())
+async def test_a_token_of_the_store_until_it_expires(scheduler: Scheduler) -> None:
+    await scheduler.execute(CreateToken(hash_token("carols"), "carol", expires_s=60.0), ADMIN)
     gate = make_gate(scheduler, FILE)
     assert gate.find_user(make_request("carols")).name == "carol"
     now = scheduler.clock.now()
@@ -105,23 +94,18 @@ def test_a_token_of_the_store_until_it_expires(scheduler: Scheduler) -> None:
     assert "expired on 20" in refuse(gate, make_request("carols"))
 
 
-def test_a_token_ends_with_the_one_it_was_made_with(scheduler: Scheduler) -> None:
+async def test_a_token_ends_with_the_one_it_was_made_with(scheduler: Scheduler) -> None:
     gate = make_gate(scheduler, FILE)
 
-    async def use() -> None:
-        first = await scheduler.execute(CreateToken(hash_token("first"), "carol"), ADMIN)
-        await scheduler.execute(CreateToken(hash_token("second"), "carol"), gate.find_user(make_request("first")))
-        await scheduler.execute(CreateToken(hash_token("third"), "alice"), gate.find_user(make_request("alices")))
-        assert gate.find_user(make_request("second")).name == "carol"
-        assert gate.find_user(make_request("third")).name == "alice"
-        await scheduler.execute(RevokeToken(first.id), ADMIN)
-        assert f"was made with the token {first.id}, which is not valid any more" in refuse(
-            gate, make_request("second")
-        )
-        gate.identities.take_over(Identities(parse_tokens("", "tokens")))
-        assert "which is not valid any more" in refuse(gate, make_request("third")), "its line is gone from the file"
-
-    asyncio.run(use())
+    first = await scheduler.execute(CreateToken(hash_token("first"), "carol"), ADMIN)
+    await scheduler.execute(CreateToken(hash_token("second"), "carol"), gate.find_user(make_request("first")))
+    await scheduler.execute(CreateToken(hash_token("third"), "alice"), gate.find_user(make_request("alices")))
+    assert gate.find_user(make_request("second")).name == "carol"
+    assert gate.find_user(make_request("third")).name == "alice"
+    await scheduler.execute(RevokeToken(first.id), ADMIN)
+    assert f"was made with the token {first.id}, which is not valid any more" in refuse(gate, make_request("second"))
+    gate.identities.take_over(Identities(parse_tokens("", "tokens")))
+    assert "which is not valid any more" in refuse(gate, make_request("third")), "its line is gone from the file"
 
 
 def test_roles(scheduler: Scheduler) -> None:
@@ -158,14 +142,10 @@ def test_without_a_file_of_tokens_the_kernels_word_counts_on_this_machine(schedu
     assert gate.find_node(make_request(place="127.0.0.1", account=root)).admin
 
 
-def test_a_token_goes_before_the_kernels_word_and_an_unknown_one_does_not_hide_it(scheduler: Scheduler) -> None:
+async def test_a_token_goes_before_the_kernels_word_and_an_unknown_one_does_not_hide_it(scheduler: Scheduler) -> None:
     gate = make_gate(scheduler)
     root = User("root", admin=True, origin="uid 0")
-
-    async def make() -> str:
-        return (await scheduler.execute(CreateToken(hash_token("carols"), "carol"), ADMIN)).id
-
-    token_id = asyncio.run(make())
+    token_id = (await scheduler.execute(CreateToken(hash_token("carols"), "carol"), ADMIN)).id
     assert gate.find_user(make_request("carols", "127.0.0.1", root)).name == "carol"
     assert gate.find_user(make_request("carols", "10.0.0.7")).origin == f"10.0.0.7, token {token_id}"
     assert gate.find_user(make_request("unknown", "127.0.0.1", root)).name == "root"
@@ -277,13 +257,10 @@ def test_what_is_known_of_a_user_who_does_not_ask(scheduler: Scheduler) -> None:
     assert make_gate(scheduler, listen="127.0.0.1:1").find_known("x").admin  # open to everybody
 
 
-def test_tokens_that_were_made_count_while_they_are_valid(scheduler: Scheduler) -> None:
-    async def make() -> None:
-        for number, (role, expires_s) in enumerate((("user", None), ("admin", 3600.0))):
-            hashed = hash_token(f"made {number}")
-            await scheduler.execute(CreateToken(hashed, "eve", role, "", ("red",), expires_s, ""), ADMIN)
-
-    asyncio.run(make())
+async def test_tokens_that_were_made_count_while_they_are_valid(scheduler: Scheduler) -> None:
+    for number, (role, expires_s) in enumerate((("user", None), ("admin", 3600.0))):
+        hashed = hash_token(f"made {number}")
+        await scheduler.execute(CreateToken(hashed, "eve", role, "", ("red",), expires_s, ""), ADMIN)
     gate = make_gate(scheduler, FILE)
     assert gate.find_known("eve") == User("eve", admin=True, groups=frozenset({"red"}))
     scheduler.clock.now = lambda: 1e12  # type: ignore[method-assign]

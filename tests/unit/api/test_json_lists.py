@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,15 +17,8 @@ from cpumond.api.views import OperationList
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.operations import AbortOperation, StartOperation
 from cpumond.scheduler.service import Clock, Scheduler
-from cpumond.scheduler.store.sqlite import SqliteStore, open_sqlite_store
+from cpumond.scheduler.store.sqlite import SqliteStore
 from cpumond.scheduler.tokens import User
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    store = open_sqlite_store(str(tmp_path / "scheduler.db"))
-    yield store
-    store.close()
 
 
 def make_api(store: SqliteStore) -> JsonApi:
@@ -52,51 +43,45 @@ async def read_table(api: JsonApi) -> dict[str, Any]:
     return table
 
 
-def test_a_search_of_many_operations_lets_others_have_their_turn(store: SqliteStore) -> None:
-    async def go() -> None:
-        api = make_api(store)
-        first = await start(api, "needle")
-        record = api.scheduler.state.find_record(first)
-        for number in range(5000):
-            key = f"old-{number}"
-            api.scheduler.state.finished[key] = msgspec.structs.replace(record, id=key, title="hay", state="completed")
-        turns = 0
+async def test_a_search_of_many_operations_lets_others_have_their_turn(store: SqliteStore) -> None:
+    api = make_api(store)
+    first = await start(api, "needle")
+    record = api.scheduler.state.find_record(first)
+    for number in range(5000):
+        key = f"old-{number}"
+        api.scheduler.state.finished[key] = msgspec.structs.replace(record, id=key, title="hay", state="completed")
+    turns = 0
 
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-        others = asyncio.create_task(count())
-        try:
-            assert await search(api, "NEEDLE") == [first]
-        finally:
-            others.cancel()
-        assert turns >= 5
-
-    asyncio.run(go())
+    others = asyncio.create_task(count())
+    try:
+        assert await search(api, "NEEDLE") == [first]
+    finally:
+        others.cancel()
+    assert turns >= 5
 
 
-def test_a_search_makes_each_text_once_and_finds_what_is_there_now(store: SqliteStore) -> None:
-    async def go() -> None:
-        api = make_api(store)
-        one = await start(api, "One")
-        assert await search(api, "one") == [one]
-        record = api.scheduler.state.find_record(one)
-        text = api.texts.of(record)
-        two = await start(api, "one more")
-        assert sorted(await search(api, "one")) == sorted([one, two])
-        assert api.texts.of(record) is text
-        await api.scheduler.execute(AbortOperation(one), "me")
-        assert sorted(await search(api, "ONE")) == sorted([one, two])
-        assert len(api.texts) == 2
-
-    asyncio.run(go())
+async def test_a_search_makes_each_text_once_and_finds_what_is_there_now(store: SqliteStore) -> None:
+    api = make_api(store)
+    one = await start(api, "One")
+    assert await search(api, "one") == [one]
+    record = api.scheduler.state.find_record(one)
+    text = api.texts.of(record)
+    two = await start(api, "one more")
+    assert sorted(await search(api, "one")) == sorted([one, two])
+    assert api.texts.of(record) is text
+    await api.scheduler.execute(AbortOperation(one), "me")
+    assert sorted(await search(api, "ONE")) == sorted([one, two])
+    assert len(api.texts) == 2
 
 
 @pytest.mark.parametrize("name", ["make_pool_table", "_sum_cores"])
-def test_a_pool_table_that_could_not_be_made_is_made_anew(
+async def test_a_pool_table_that_could_not_be_made_is_made_anew(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     async def stumble_slowly(*_: object) -> None:
@@ -105,15 +90,12 @@ def test_a_pool_table_that_could_not_be_made_is_made_anew(
     def stumble(*_: object) -> None:
         raise RuntimeError("a mistake")
 
-    async def go() -> None:
-        api = make_api(store)
-        with monkeypatch.context() as patched:
-            if name == "_sum_cores":
-                patched.setattr(json_handlers, name, stumble_slowly)
-            else:
-                patched.setattr(tables, name, stumble)
-            with pytest.raises(RuntimeError, match="a mistake"):
-                await read_table(api)
-        assert [row[0] for row in (await read_table(api))["rows"]] == ["<Root>"]
-
-    asyncio.run(go())
+    api = make_api(store)
+    with monkeypatch.context() as patched:
+        if name == "_sum_cores":
+            patched.setattr(json_handlers, name, stumble_slowly)
+        else:
+            patched.setattr(tables, name, stumble)
+        with pytest.raises(RuntimeError, match="a mistake"):
+            await read_table(api)
+    assert [row[0] for row in (await read_table(api))["rows"]] == ["<Root>"]

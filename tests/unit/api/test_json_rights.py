@@ -14,6 +14,7 @@ from cpumond.api.json.rights import judge_question, list_rights
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig
 from cpumond.scheduler.settings.commands import RemovePool, RemoveTree
+from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.users import User
 
@@ -57,25 +58,18 @@ def test_of_oneself_the_request_counts(world):
             can(world, bob, **query)
 
 
-def test_rights_are_listed_for_pools_that_are_still_there(world):
+async def test_rights_are_listed_for_pools_that_are_still_there(world):
     names = [f"p{number}" for number in range(300)]
     pools = {name: PoolConfig(f"1-2-3-{number:x}", name, ROOT_POOL) for number, name in enumerate(names, 16)}
     tree = world.state.config.trees[TREE]
     whole = replace(tree, pools={**tree.pools, **pools})
     world.carry_out(Transaction(config=Config({TREE: whole}, TREE)))
 
-    async def look() -> dict[str, Any]:
+    async def list_while(command: Command) -> set[str]:
         asked = asyncio.ensure_future(list_rights(Rights(world.state, ADMIN), world.tree()))
         await asyncio.sleep(0)
-        world.do(RemovePool(TREE, names[-1]))
-        return (await asked).pools
+        world.do(command)
+        return set((await asked).pools)
 
-    assert set(asyncio.run(look())) == {"<Root>", "a", *names[:-1]}
-
-    async def lose() -> dict[str, Any]:
-        asked = asyncio.ensure_future(list_rights(Rights(world.state, ADMIN), world.tree()))
-        await asyncio.sleep(0)
-        world.do(RemoveTree(TREE, recursive=True))
-        return (await asked).pools
-
-    assert len(asyncio.run(lose())) == 200
+    assert await list_while(RemovePool(TREE, names[-1])) == {"<Root>", "a", *names[:-1]}
+    assert len(await list_while(RemoveTree(TREE, recursive=True))) == 200

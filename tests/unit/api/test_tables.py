@@ -37,9 +37,7 @@ def test_a_row_says_the_same_as_the_pool_itself(living):
     living.create_pool("b", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}})
     living.begin("a", 2)
     living.begin("mine", 1, user="somebody")
-    living.update()
-    living.tell()
-    living.update()
+    living.work("update")
     rows = rows_of(living)
     for pool in pool_views.show_pools(living.tree(), NOW).pools:
         row = rows.pop(pool.name)
@@ -61,9 +59,7 @@ def test_cores_are_those_of_the_whole_subtree(living):
     living.create_pool("b", "a")
     living.begin("b", 2)
     living.begin("a", 1)
-    living.update()
-    living.tell()
-    living.tell()
+    living.work("tell")
     rows = rows_of(living)
     # Each job ordered 1 core, may use 0.5 and was last seen to use 0.4.
     expected = {"<Root>": (3.0, 1.5, 1.2), "a": (3.0, 1.5, 1.2), "b": (2.0, 1.0, 0.8)}
@@ -159,9 +155,7 @@ def test_operations_are_sorted_by_what_is_asked_both_ways_and_the_newer_first_wh
     large = living.begin("a", 3, title="A", user="ann")
     none = living.begin("a", 1, title="c", user="ann")
     living.do(operations.AbortOperation(none))
-    living.update()
-    living.tell()
-    living.update()
+    living.work("update")
     assert ids(living, sort="start_time") == [none, large, small]
     assert ids(living, sort="start_time", descending=False) == [small, large, none]
     assert ids(living, sort="title", descending=False) == [large, small, none]
@@ -180,8 +174,7 @@ def test_one_job_is_the_same_as_in_the_list_and_is_found_after_its_end(living):
     living.node("n1", cpu=4.0)
     living.create_pool("a")
     operation = living.begin("a", 2)
-    living.update()
-    living.tell()
+    living.work()
     record = living.state.find_record(operation)
     job = views.show_jobs(living.state, record, limit=1).jobs[0]
     assert views.find_job(living.state, record, job.id) == job

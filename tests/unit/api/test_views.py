@@ -34,6 +34,11 @@ class Living(World):
     def begin(self, pool: str, jobs: int = 1, user: str = "me", **spec: Any) -> str:
         return self.start(pool, user, jobs, **spec)
 
+    def work(self, *beats: str) -> None:
+        """Jobs are given out, and n1 tells of them; then what ``beats`` says, of "update" and "tell"."""
+        for each in ("update", "tell", *beats):
+            getattr(self, each)()
+
     def tell(self, name: str = "n1", *, ended: tuple[str, ...] = (), foreign_cores: float = 0.0) -> None:
         """A heartbeat."""
         node = self.nodes[name]
@@ -73,8 +78,7 @@ def test_a_tree_shows_totals_and_counts(living):
     living.create_pool("a", max_running_operation_count=1)
     for _ in range(3):
         living.begin("a")
-    living.update()
-    living.tell()
+    living.work()
     shown = plain(pool_views.show_trees(living.rights))
     assert shown["default_tree"] == TREE
     tree = shown["trees"][0]
@@ -88,9 +92,7 @@ def test_a_pool_shows_attributes_as_given_and_what_holds(living):
     living.node("n1", cpu=4.0)
     living.create_pool("a", min_share_resources={"cpu": 2}, resource_limits={"cpu": 3}, note="mine")
     living.begin("a", 9)
-    living.update()
-    living.tell()
-    living.update()
+    living.work("update")
     shown = plain(pool_views.show_pool(pool_views.find_pool(living.tree(), "a"), NOW))
     assert shown["attributes"] == {
         "strong_guarantee_resources": {"cpu": 2.0}, "resource_limits": {"cpu": 3.0}, "note": "mine"
@@ -135,9 +137,7 @@ def test_an_operation_before_while_and_after_it_runs(living):
     operation_id = living.begin("a", 2, title="sort", resource_limits={"cpu": 2})
     record = living.state.find_record(operation_id)
     assert views.show_operation_details(living.rights, record, NOW).jobs.pending == 2
-    living.update()
-    living.tell()
-    living.tell()
+    living.work("tell")
     shown = plain(views.show_operation_details(living.rights, record, NOW))
     assert (shown["state"], shown["title"], shown["pools"]) == ("running", "sort", {TREE: "a"})
     assert shown["jobs"] == {
@@ -187,8 +187,7 @@ def test_operations_are_filtered_sorted_and_cut(living):
 def test_jobs_that_live_stop_and_have_ended(living):
     living.node("n1", cpu=4.0)
     operation_id = living.begin("a", 4)
-    living.update()
-    living.tell()
+    living.work()
     living.tell(ended=(next(iter(living.state.nodes["n1"].jobs)),))
     living.do(operations.SuspendOperation(operation_id, abort_running_jobs=True))
     record = living.state.find_record(operation_id)
@@ -211,9 +210,7 @@ def test_jobs_that_ended_before_a_restart_are_shown(living):
 def test_6_4_jobs_are_in_their_lists_while_nobody_starves(living):
     living.node("n1", cpu=8.0)
     first, second = living.begin("a", 6), living.begin("b", 100, user="you")
-    living.update()
-    living.tell()
-    living.update()
+    living.work("update")
     elements = [living.tree().operations[each] for each in (first, second)]
     assert {each.starvation_status for each in elements} == {"non_starving"}
     for element in elements:
@@ -238,9 +235,7 @@ def test_5_2_views_say_what_the_orchid_says(living):
     living.begin("a", 7, weight=3.0)
     living.begin("a", 2)
     living.begin("b", 100)
-    living.update()
-    living.tell()
-    living.update()
+    living.work("update")
     living.tell()  # limits of jobs are lowered
     view = UpdatedTree(living.tree(), None)
     for pool in pool_views.walk_pools(living.tree().root):
@@ -262,8 +257,7 @@ def test_jobs_of_one_heartbeat_are_listed_in_the_order_of_their_start(living):
     living.new_id = lambda: next(ids)
     living.node("n1", cpu=6.0)
     record = living.state.find_record(living.begin("a", 6))  # its id is h
-    living.update()
-    living.tell()
+    living.work()
     started = [*living.state.nodes["n1"].jobs]
     assert started != sorted(started)
     assert len({job.start_time for job in living.state.jobs.values()}) == 1
@@ -283,8 +277,7 @@ def test_jobs_of_one_heartbeat_are_listed_in_the_order_of_their_start(living):
 def test_a_node_shows_usage_of_its_own_and_of_strangers(living):
     living.node("n1", cpu=4.0, tags=("gpu",))
     living.begin("a", 2)
-    living.update()
-    living.tell()
+    living.work()
     living.tell(foreign_cores=1.0)
     node = plain(node_views.show_node_details(living.state.nodes["n1"], NOW + 3.0))
     assert node["tags"] == ["gpu", "n1"]
@@ -389,8 +382,7 @@ def test_counts(living):
     living.create_pool("a", max_running_operation_count=1)
     ids = [living.begin("a", 2) for _ in range(3)]
     living.do(operations.AbortOperation(ids[2]))
-    living.update()
-    living.tell()
+    living.work()
     counts = overview.count_all(living.state)
     assert (counts.trees, counts.pools, counts.nodes, counts.online_nodes) == (1, 1, 1, 1)
     assert (counts.pending_operations, counts.running_operations, counts.finished_operations) == (1, 1, 1)

@@ -253,40 +253,32 @@ def test_guarantees_of_the_first_level_beyond_the_cluster():
     ] * 2
 
 
-def adjustment(name: str, pools: list[Pool]) -> str:
-    lines = why(name, pools, [operation("o", name, 900.0)]).lines
-    return next(line.partition(": ")[2] for line in reversed(lines) if "adjusted down" in line)
+def guaranteed(name: str, parent: str, cores: float, **fields: object) -> Pool:
+    return Pool(name, parent, strong_guarantee_resources=strong(cores), **fields)
 
 
-def test_guarantees_beyond_those_of_the_pool_above():
-    pools = [
-        Pool("q", strong_guarantee_resources=strong(100.0)),
-        Pool("a", "q", strong_guarantee_resources=strong(100.0)),
-        Pool("b", "q", strong_guarantee_resources=strong(100.0)),
-    ]
-    assert adjustment("a", pools) == "the guarantees in q are more than its own"
+HUNDRED = guaranteed("q", ROOT, 100.0)
+LIMITED_HUNDRED = replace(HUNDRED, resource_limits=limit(50.0))
+DONOR = replace(HUNDRED, priority_strong_guarantee_adjustment_donorship=True)
+FIRST = guaranteed("first", "q", 80.0, priority_strong_guarantee_adjustment=True)
 
 
-@pytest.mark.parametrize(("name", "whose"), [("q", "its limits"), ("a", "the limits of q above it")])
-def test_guarantees_beyond_limits(name, whose):
-    pools = [
-        Pool("q", strong_guarantee_resources=strong(100.0), resource_limits=limit(50.0)),
-        Pool("a", "q", strong_guarantee_resources=strong(100.0)),
-    ]
-    assert adjustment(name, pools) == f"more than {whose} allow"
-
-
-def test_priority_pools_come_first():
-    pools = [
-        Pool(
-            "q",
-            strong_guarantee_resources=strong(100.0),
-            priority_strong_guarantee_adjustment_donorship=True,
+@pytest.mark.parametrize(
+    ("name", "pools", "reason"),
+    [
+        ("a", [HUNDRED, *(guaranteed(name, "q", 100.0) for name in "ab")], "the guarantees in q are more than its own"),
+        ("q", [LIMITED_HUNDRED], "more than its limits allow"),
+        ("a", [LIMITED_HUNDRED, guaranteed("a", "q", 100.0)], "more than the limits of q above it allow"),
+        (
+            "second",
+            [DONOR, FIRST, guaranteed("second", "q", 60.0)],
+            "in q pools with priority_strong_guarantee_adjustment come first",
         ),
-        Pool("first", "q", strong_guarantee_resources=strong(80.0), priority_strong_guarantee_adjustment=True),
-        Pool("second", "q", strong_guarantee_resources=strong(60.0)),
-    ]
-    assert adjustment("second", pools) == ("in q pools with priority_strong_guarantee_adjustment come first")
+    ],
+)
+def test_why_a_guarantee_was_adjusted(name, pools, reason):
+    lines = why(name, pools, [operation("o", name, 900.0)]).lines
+    assert next(line.partition(": ")[2] for line in reversed(lines) if "adjusted down" in line) == reason
 
 
 def integral(kind: str, flow: float, burst: float, seconds: float) -> IntegralGuarantees:
@@ -325,26 +317,25 @@ def test_an_integral_guarantee_when_nothing_is_left_to_share(guarantee, rule, de
     assert f"    {detail}" in found.lines
 
 
-def test_a_burst_guarantee_whose_volume_runs_out():
-    pools = [Pool("q", integral_guarantees=integral("burst", 20.0, 100.0, 12.0)), Pool("r")]
+@pytest.mark.parametrize(
+    ("guarantee", "others", "detail"),
+    [
+        pytest.param(
+            integral("burst", 20.0, 100.0, 12.0), 0.0,
+            "burst guarantee 50.0, accumulated volume for 20.0 over one smooth period; gets 20.0, held by its "
+            "accumulated volume\n", id="volume runs out",
+        ),
+        pytest.param(
+            integral("burst", 20.0, 150.0, 600.0), 150.0,
+            "burst guarantee 50.0 (scaled down from 75.0, guarantees are more than the cluster has)",
+            id="overcommitted",
+        ),
+    ],
+)  # fmt: skip
+def test_what_holds_a_burst_guarantee_down(guarantee, others, detail):
+    pools = [Pool("q", integral_guarantees=guarantee), guaranteed("r", ROOT, others)]
     found = why("q", pools, [operation("o", "q", 300.0), operation("p", "r", 300.0)])
-    assert found.rule == "weight"
-    assert (
-        "    burst: flow 10.0, burst guarantee 50.0, accumulated volume for 20.0 over one smooth period; gets 20.0, "
-        "held by its accumulated volume"
-    ) in found.lines
-
-
-def test_a_burst_guarantee_that_an_overcommitted_cluster_scales_down():
-    pools = [
-        Pool("q", integral_guarantees=integral("burst", 20.0, 150.0, 600.0)),
-        Pool("r", strong_guarantee_resources=strong(150.0)),
-    ]
-    found = why("q", pools, [operation("o", "q", 900.0), operation("p", "r", 900.0)])
-    assert any(
-        "burst guarantee 50.0 (scaled down from 75.0, guarantees are more than the cluster has)" in line
-        for line in found.lines
-    )
+    assert f"\n    burst: flow 10.0, {detail}" in "\n".join([*found.lines, ""])
 
 
 def test_an_integral_guarantee_without_a_cluster():

@@ -57,21 +57,7 @@ def job(limit: float, hard: float = 10.0, smoothed: float | None = None, window:
     return msgspec.structs.replace(start_state(hard, 0.0, limit), smoothed_cores=smoothed, window=window)
 
 
-# --- 1.2, state
-
-
 # --- 1.3, one check, in order
-
-
-def test_before_start_time_plus_start_delay_no_sample_is_taken():
-    s = MonitorSettings(start_delay_s=10.0)
-    state = start_state(10.0, 100.0)
-    after, decision = check(state, CpuReading(50.0, 109.999), 109.999, s)
-    assert after is state
-    assert (decision.kind, decision.changes) == ("delay", False)
-    after, decision = check(state, CpuReading(50.0, 110.0), 110.0, s)
-    assert decision.kind == "base"
-    assert after.base == CpuReading(50.0, 110.0)
 
 
 def test_failed_sample_changes_nothing_and_the_next_good_check_covers_the_longer_real_interval():
@@ -81,15 +67,6 @@ def test_failed_sample_changes_nothing_and_the_next_good_check_covers_the_longer
     assert decision == Decision("delay", 10.0, 10.0)
     _, decision = check(failed, CpuReading(6.0, 2.0), 2.0, DEFAULTS)
     assert (decision.usage_cores, decision.interval_s) == (3.0, 2.0)
-
-
-def test_real_elapsed_time_is_used_not_check_period():
-    s = MonitorSettings(check_period_s=1.0)
-    state = rebase(start_state(10.0, 0.0), CpuReading(100.0, 10.0))
-    after, decision = check(state, CpuReading(105.0, 12.5), 12.5, s)
-    assert decision.usage_cores == 2.0
-    assert after.max_cpu_s == 25.0
-    assert after.base == CpuReading(105.0, 12.5)
 
 
 def test_two_readings_of_the_same_moment_are_no_check():
@@ -113,11 +90,6 @@ def test_new_identity_or_a_counter_going_backwards_is_a_new_baseline_without_a_v
     assert (after.limit_cores, after.max_cpu_s) == (5.0, 9.0)
     again, _ = step(after, reading, 0.0, 1.0, 0.0, DEFAULTS)
     assert again.smoothed_cores == 10.0
-
-
-def test_rebase_without_a_reading_waits_for_the_next_good_one():
-    state = rebase(rebase(start_state(10.0, 0.0), CpuReading(1.0, 1.0)), None)
-    assert check(state, CpuReading(9.0, 9.0), 9.0, DEFAULTS)[1].kind == "base"
 
 
 @pytest.mark.parametrize(
@@ -161,15 +133,10 @@ def test_a_limit_moved_by_the_kernel_is_settled_as_it_was_applied():
 # --- 1.1 and 1.4, the facts
 
 
-def test_idle_job_10_to_1_takes_76_changes_in_76_checks_from_check_number_10_in_document_form():
-    results = steps(start_state(10.0, 0.0), 0.0, 500, DEFAULTS)
-    assert changes(results) == list(range(10, 10 + 76))
-    assert results[-1][1].limit_cores == 1.0
-
-
-def test_idle_job_10_to_1_takes_76_changes_with_5_checks_each_from_check_number_10_in_ytsaurus_form():
-    results = steps(start_state(10.0, 0.0), 0.0, 500, YTSAURUS)
-    assert changes(results) == list(range(10, 10 + 76 * 5, 5))
+@pytest.mark.parametrize(("s", "checks"), [(DEFAULTS, 1), (YTSAURUS, 5)], ids=["document", "ytsaurus"])
+def test_idle_job_10_to_1_takes_76_changes_of_so_many_checks_each_from_check_number_10(s, checks):
+    results = steps(start_state(10.0, 0.0), 0.0, 500, s)
+    assert changes(results) == list(range(10, 10 + 76 * checks, checks))
     assert results[-1][1].limit_cores == 1.0
 
 
@@ -193,14 +160,15 @@ def test_growing_from_1_when_the_job_always_uses_its_limit_is_the_same_sequence_
     assert {later - earlier for earlier, later in pairwise(numbers)} == {16}
 
 
-def test_document_window_follows_a_smaller_vote_window_size():
-    window, votes_sum = count_document_votes((9.0,) * 5, 1.0, 10.0, MonitorSettings(vote_window_size=3), 0.0)
-    assert (window, votes_sum) == ((9.0, 9.0, 1.0), -1)
-
-
-def test_ytsaurus_window_follows_a_smaller_vote_window_size():
-    window, votes_sum = count_ytsaurus_votes((-1, 0, 1, 1), 10.0, 10.0, MonitorSettings(vote_window_size=3), 0.0)
-    assert (window, votes_sum) == ((1, 1, 1), 3)
+@pytest.mark.parametrize(
+    ("count_votes", "before", "smoothed", "after"),
+    [
+        (count_document_votes, (9.0,) * 5, 1.0, ((9.0, 9.0, 1.0), -1)),
+        (count_ytsaurus_votes, (-1, 0, 1, 1), 10.0, ((1, 1, 1), 3)),
+    ],
+)
+def test_the_window_follows_a_smaller_vote_window_size(count_votes, before, smoothed, after):
+    assert count_votes(before, smoothed, 10.0, MonitorSettings(vote_window_size=3), 0.0) == after
 
 
 # --- throttle restore

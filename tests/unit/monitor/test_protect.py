@@ -30,11 +30,36 @@ def test_share_of_throttled_periods_between_two_readings_is_in_0_to_1(before, no
     assert compute_throttled_ratio(reading(*before), reading(*now)) == ratio
 
 
-def test_more_than_throttle_restore_ratio_of_the_periods_is_needed():
-    state = start_state(10.0, 0.0, limit_cores=5.0)
-    settings = MonitorSettings(throttle_restore_ratio=0.25)
-    assert not needs_restore(state, 0.25, settings)
-    assert needs_restore(state, 0.2500001, settings)
+PRESSED = MonitorSettings(pressure_restore_ratio=0.4)
+
+
+@pytest.mark.parametrize(
+    ("limit_cores", "given", "throttled_ratio", "pressure_ratio", "restores"),
+    [
+        (5.0, {"throttle_restore_ratio": 0.25}, 0.25, 0.0, False),
+        (5.0, {"throttle_restore_ratio": 0.25}, 0.2500001, 0.0, True),
+        (5.0, {"throttle_restore_ratio": 0.0}, 1.0, 0.0, False),
+        (10.0, {}, 1.0, 0.0, False),
+        (5.0, {"actuator": "quota"}, 1.0, 0.0, True),
+        (5.0, {"actuator": "weight"}, 1.0, 0.0, False),
+        (5.0, {"pressure_restore_ratio": 0.4}, 0.0, 0.4, False),
+        (5.0, {"pressure_restore_ratio": 0.4}, 0.0, 0.4000001, True),
+        (10.0, {"pressure_restore_ratio": 0.4}, 0.0, 1.0, False),
+        (5.0, {}, 0.0, 1.0, False),
+        (5.0, {"actuator": "weight", "pressure_restore_ratio": 0.4}, 0.0, 0.5, True),
+        (5.0, {"throttle_restore_ratio": 0.0, "pressure_restore_ratio": 0.4}, 1.0, 0.0, False),
+        (5.0, {"throttle_restore_ratio": 0.0, "pressure_restore_ratio": 0.4}, 0.0, 1.0, True),
+        (5.0, {"pressure_restore_ratio": 0.4}, 1.0, 0.0, True),
+    ],
+    ids=[
+        "as much", "more", "turned off", "has all", "quota", "weight", "as much pressure", "more pressure",
+        "has all, pressure", "pressure turned off", "a lowered weight makes wait too", "only pressure, throttled",
+        "only pressure, pressed", "both, throttled",
+    ],
+)  # fmt: skip
+def test_more_than_the_ratio_of_a_sign_is_needed(limit_cores, given, throttled_ratio, pressure_ratio, restores):
+    state = start_state(10.0, 0.0, limit_cores=limit_cores)
+    assert needs_restore(state, throttled_ratio, MonitorSettings(**given), pressure_ratio) is restores
 
 
 @pytest.mark.parametrize("periods", [9, 10, 11])
@@ -51,10 +76,6 @@ def test_a_job_that_is_throttled_in_one_of_ten_periods_is_not_held_back_for_ever
     assert state.limit_cores == 10.0
 
 
-def test_throttle_restore_ratio_0_turns_it_off():
-    assert not needs_restore(start_state(10.0, 0.0, limit_cores=5.0), 1.0, MonitorSettings(throttle_restore_ratio=0.0))
-
-
 @pytest.mark.parametrize(("actuator", "ratio", "restores"), [
     ("guarantee", None, False), ("guarantee", 1.0, True), ("guarantee", 1.3, False), ("weight", 1.0, True),
     ("quota", 1.0, False),
@@ -66,19 +87,7 @@ def test_use_above_a_limit_that_cuts_nothing_off_restores_where_asked_for(actuat
     assert not needs_restore(state, 0.0, settings, usage_cores=4.0)
 
 
-def test_only_when_the_limit_stands_below_cpu_limit():
-    assert not needs_restore(start_state(10.0, 0.0), 1.0, MonitorSettings())
-
-
-def test_only_with_the_quota_actuator():
-    state = start_state(10.0, 0.0, limit_cores=5.0)
-    assert needs_restore(state, 1.0, MonitorSettings(actuator="quota"))
-    assert not needs_restore(state, 1.0, MonitorSettings(actuator="weight"))
-
-
 # pressure
-
-PRESSED = MonitorSettings(pressure_restore_ratio=0.4)
 
 
 @pytest.mark.parametrize(
@@ -97,27 +106,6 @@ PRESSED = MonitorSettings(pressure_restore_ratio=0.4)
 def test_share_of_the_time_in_which_some_task_waited_is_in_0_to_1(before, now, ratio):
     first, second = (CpuReading(0.0, at_s, pressure_s=pressure_s) for at_s, pressure_s in (before, now))
     assert compute_pressure_ratio(first, second) == ratio
-
-
-def test_more_than_pressure_restore_ratio_of_the_time_is_needed():
-    state = start_state(10.0, 0.0, limit_cores=5.0)
-    assert not needs_restore(state, 0.0, PRESSED, 0.4)
-    assert needs_restore(state, 0.0, PRESSED, 0.4000001)
-    assert not needs_restore(start_state(10.0, 0.0), 0.0, PRESSED, 1.0)
-    assert not needs_restore(state, 0.0, MonitorSettings(), 1.0)
-
-
-def test_a_lowered_weight_makes_wait_too():
-    state = start_state(10.0, 0.0, limit_cores=5.0)
-    assert needs_restore(state, 0.0, MonitorSettings(actuator="weight", pressure_restore_ratio=0.4), 0.5)
-
-
-def test_each_sign_is_turned_off_by_itself():
-    state = start_state(10.0, 0.0, limit_cores=5.0)
-    only_pressure = MonitorSettings(throttle_restore_ratio=0.0, pressure_restore_ratio=0.4)
-    assert not needs_restore(state, 1.0, only_pressure, 0.0)
-    assert needs_restore(state, 0.0, only_pressure, 1.0)
-    assert needs_restore(state, 1.0, PRESSED, 0.0)
 
 
 def test_a_check_restores_from_two_readings():

@@ -37,10 +37,6 @@ def test_options_that_say_nothing_under_a_rule_exist(rule):
     assert set(RULE_DEFAULTS[rule].idle_options) <= OPTIONS
 
 
-def test_the_documents_rule_is_the_default():
-    assert MonitorSettings().limit_rule == "document"
-
-
 @pytest.mark.parametrize(
     ("given", "poll_s", "burst_ratio"),
     [

@@ -26,9 +26,6 @@ class Lists(World):
         for name, parent in (("a", ROOT_POOL), ("b", "a"), ("c", "b"), ("z", ROOT_POOL)):
             self.create_pool(name, parent)
 
-    def may(self, user: str, permission: Permission, pool: str, **more: Any) -> bool:
-        return Rights(self.state, User(user, **more)).on_pool(TREE, pool, permission).allowed
-
     def on(self, operation: str, user: str, **more: Any) -> list[Permission]:
         """What a user may do to an operation."""
         rights, record = Rights(self.state, User(user, **more)), self.record(operation)
@@ -39,15 +36,6 @@ class Lists(World):
 @pytest.fixture
 def lists() -> Lists:
     return Lists()
-
-
-def test_12_2_4_a_tree_may_require_lists(lists):
-    lists.set_tree(acl_required=True)
-    assert not lists.may("ann", "use", "c")
-    verdict = Rights(lists.state, User("ann")).on_pool(TREE, "c", "use")
-    assert verdict.because == 'no access list allows use to ann, and pool tree "default" says acl_required'
-    lists.set_pool("b", acl=[entry("everyone", "use")])
-    assert [lists.may("ann", "use", pool) for pool in "abc"] == [False, True, True]
 
 
 def test_an_operation_has_the_lists_of_its_pools_in_all_trees_and_its_own():

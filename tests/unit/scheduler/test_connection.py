@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import uvicorn
-from scheduler_world import in_loop
 
 from cpumond.api.turns import Turns
 from cpumond.host.connections import Door
@@ -71,7 +70,6 @@ async def serve(app: Callable[[Any, Any, Any], Awaitable[None]], door: Door) -> 
             await running
 
 
-@in_loop
 async def test_whole_requests_count_until_the_application_begins_with_them() -> None:
     may_begin = asyncio.Event()
 
@@ -98,7 +96,6 @@ async def test_whole_requests_count_until_the_application_begins_with_them() -> 
             writer.close()
 
 
-@in_loop
 async def test_one_that_is_ended_while_it_waits_for_its_turn_never_begins() -> None:
     begun = []
 
@@ -137,7 +134,6 @@ async def test_one_that_is_ended_while_it_waits_for_its_turn_never_begins() -> N
 CHUNKED = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-@in_loop
 async def test_trailers_of_a_chunked_request_are_no_headers() -> None:
     seen: list[list[tuple[bytes, bytes]]] = []
 
@@ -159,32 +155,28 @@ async def test_trailers_of_a_chunked_request_are_no_headers() -> None:
 @pytest.mark.parametrize("is_answered", [False, True])
 @pytest.mark.parametrize("piece", [b"a: b\r\n", b"a", b"a: b"], ids=["many", "a long name", "a long value"])
 @pytest.mark.parametrize("end_of_body", [b"0\r\n", b"1;"], ids=["trailer", "extension"])
-def test_what_follows_the_head_and_is_no_body_is_bounded(is_answered: bool, piece: bytes, end_of_body: bytes) -> None:
+async def test_what_follows_the_head_and_is_no_body_is_bounded(is_answered, piece, end_of_body):
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while not is_answered and (await receive()).get("more_body"):
             pass
         await answer(scope, receive, send)
 
-    async def flood() -> None:
-        async with serve(Turns(app), Door(100, 10**9, 60.0)) as server:
-            reader, writer = await server.connect()
-            writer.write(CHUNKED + end_of_body)
-            if is_answered:
-                assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
-            sent = 0
-            with contextlib.suppress(ConnectionError):
-                while not reader.at_eof() and sent < 64 * 2**20:
-                    writer.write(piece * 10_000)
-                    sent += len(piece) * 10_000
-                    await writer.drain()
-                    await asyncio.sleep(0)
-            assert sent < 64 * 2**20
-            writer.close()
-
-    asyncio.run(flood())
+    async with serve(Turns(app), Door(100, 10**9, 60.0)) as server:
+        reader, writer = await server.connect()
+        writer.write(CHUNKED + end_of_body)
+        if is_answered:
+            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof() and sent < 64 * 2**20:
+                writer.write(piece * 10_000)
+                sent += len(piece) * 10_000
+                await writer.drain()
+                await asyncio.sleep(0)
+        assert sent < 64 * 2**20
+        writer.close()
 
 
-@in_loop
 async def test_an_idle_connection_keeps_nothing_of_its_last_request() -> None:
     async with serve(Turns(answer), Door(100, 10**6, 60.0)) as server:
         reader, writer = await server.connect()
@@ -199,10 +191,11 @@ async def test_an_idle_connection_keeps_nothing_of_its_last_request() -> None:
         writer.close()
 
 
-def test_what_is_over_goes_without_a_collection() -> None:
+async def test_what_is_over_goes_without_a_collection() -> None:
     """There may be thousands of connections each second, and a minute from one collection to the next."""
-
-    async def test() -> None:
+    gc.collect()
+    gc.disable()
+    try:
         async with serve(Turns(answer), Door(100, 10**6, 60.0)) as server:
             reader, writer = await server.connect()
             connection = server.connections[0]()
@@ -213,10 +206,5 @@ def test_what_is_over_goes_without_a_collection() -> None:
             del connection
             writer.close()
             await server.until(lambda: server.connections[0]() is None and transport() is None)
-
-    gc.collect()
-    gc.disable()
-    try:
-        asyncio.run(asyncio.wait_for(test(), 60.0))
     finally:
         gc.enable()

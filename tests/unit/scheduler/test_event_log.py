@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scheduler_world import ServedNode, StillClock, in_loop, run_jobs
+from scheduler_world import ServedNode, run_jobs
 from watched_store import Watched, make_scheduler, start
 
 from cpumond.core.wire import JobReply
@@ -57,9 +57,7 @@ async def refusal(scheduler: Scheduler, command: Any, user: User = ALICE) -> Com
 # --- commands
 
 
-@in_loop
-async def test_a_command_and_its_event_are_one_write(store: Watched) -> None:
-    scheduler = make_scheduler(store)
+async def test_a_command_and_its_event_are_one_write(scheduler: Scheduler, store: Watched) -> None:
     await scheduler.execute(CreatePool("default", "a", attributes={"weight": 1}), ROOT)
     writes: list[tuple[int, int]] = []
     store.before = lambda: writes.append((len(store.seen), len(store.entries)))
@@ -81,9 +79,7 @@ async def test_a_command_and_its_event_are_one_write(store: Watched) -> None:
     assert len(await find(scheduler, "audit")) == 2
 
 
-@in_loop
-async def test_what_is_said_of_each_command(store: Watched) -> None:
-    scheduler = make_scheduler(store)
+async def test_what_is_said_of_each_command(scheduler: Scheduler) -> None:
     said = []
     for command in (
         CreateTree("gpu", {"nodes_filter": "gpu"}),
@@ -127,9 +123,7 @@ async def test_what_is_said_of_each_command(store: Watched) -> None:
     ]
 
 
-@in_loop
-async def test_a_pool_finds_what_happens_below_it_and_where_it_was(store: Watched) -> None:
-    scheduler = make_scheduler(store)
+async def test_a_pool_finds_what_happens_below_it_and_where_it_was(scheduler: Scheduler) -> None:
     for command in (
         CreatePool("default", "a"),
         CreatePool("default", "b", "a"),
@@ -149,9 +143,7 @@ async def test_a_pool_finds_what_happens_below_it_and_where_it_was(store: Watche
     assert len(await texts("tree:default")) == 5
 
 
-@in_loop
-async def test_no_secret_of_a_specification_is_told(store: Watched, capsys: pytest.CaptureFixture[str]) -> None:
-    scheduler = make_scheduler(store)
+async def test_no_secret_of_a_specification_is_told(scheduler: Scheduler, capsys: pytest.CaptureFixture[str]) -> None:
     task = {
         "job_count": 1, "command": f"echo {MARKER}", "environment": {"TOKEN": MARKER}, "odd": MARKER,
         "secure_vault": {"x": MARKER},
@@ -175,9 +167,9 @@ async def test_no_secret_of_a_specification_is_told(store: Watched, capsys: pyte
 # --- refusals
 
 
-@in_loop
-async def test_a_command_refused_for_rights_is_told_and_another_refusal_is_not(store: Watched) -> None:
-    scheduler = make_scheduler(store)
+async def test_a_command_refused_for_rights_is_told_and_another_refusal_is_not(
+    scheduler: Scheduler, store: Watched
+) -> None:
     await scheduler.execute(CreatePool("default", "a"), ROOT)
     error = await refusal(scheduler, set_weight("a", 2))
     assert error.code == ACCESS_DENIED
@@ -192,10 +184,7 @@ async def test_a_command_refused_for_rights_is_told_and_another_refusal_is_not(s
     assert len(await find(scheduler, "audit")) == 2
 
 
-@in_loop
-async def test_refusals_of_one_user_are_bounded_and_none_is_lost_from_the_count(store: Watched) -> None:
-    clock = StillClock()
-    scheduler = make_scheduler(store, clock)
+async def test_refusals_of_one_user_are_bounded_and_none_is_lost_from_the_count(scheduler: Scheduler) -> None:
     for number in range(150):
         await scheduler.execute(CreatePool("default", f"p{number}"), ROOT)
     for number in range(150):
@@ -203,7 +192,7 @@ async def test_refusals_of_one_user_are_bounded_and_none_is_lost_from_the_count(
     assert len(await find(scheduler, "user:alice")) == 100
     await refusal(scheduler, set_weight("p0", 2), User("bob"))
     assert len(await find(scheduler, "user:bob")) == 1, "another user's are told"
-    clock.at += 61.0
+    scheduler.clock.at += 61.0
     await scheduler.update_all()
     told = await find(scheduler, "user:alice")
     assert (len(told), told[-1].count) == (101, 50)
@@ -211,7 +200,7 @@ async def test_refusals_of_one_user_are_bounded_and_none_is_lost_from_the_count(
     for _ in range(3):
         await refusal(scheduler, set_weight("p1", 2))
     assert len(await find(scheduler, "user:alice")) == 102
-    clock.at += 61.0
+    scheduler.clock.at += 61.0
     await scheduler.update_all()
     assert (await find(scheduler, "user:alice"))[-1].count == 2
 
@@ -219,18 +208,15 @@ async def test_refusals_of_one_user_are_bounded_and_none_is_lost_from_the_count(
 # --- nodes
 
 
-@in_loop
-async def test_the_life_of_a_node(store: Watched) -> None:
-    clock = StillClock()
-    scheduler = make_scheduler(store, clock)
+async def test_the_life_of_a_node(scheduler: Scheduler, store: Watched) -> None:
     node, reply = await run_jobs(scheduler, start(jobs=1), ROOT)
     (job,) = node.jobs
-    clock.at += 70.0
+    scheduler.clock.at += 70.0
     await scheduler.update_all()
     await node.beat()
-    clock.at += 70.0
+    scheduler.clock.at += 70.0
     await scheduler.update_all()
-    clock.at += 300.0
+    scheduler.clock.at += 300.0
     await scheduler.update_all()
     await scheduler.update_all()
     assert "n1" not in scheduler.state.nodes
@@ -239,34 +225,29 @@ async def test_the_life_of_a_node(store: Watched) -> None:
     lost = (await find(scheduler, f"operation:{reply.id}", "kind:node_lost"))[0]
     assert lost.text == 'node "n1" was given up, silent for 370 s, with 1 job'
     # It stays to be seen, also after a restart, with the jobs that it had.
-    for each in (scheduler, make_scheduler(store, clock)):
+    for each in (scheduler, make_scheduler(store, scheduler.clock)):
         known = each.state.lost_nodes["n1"]
-        assert (known.lost_at, [each.id for each in known.jobs]) == (clock.at, [job])
+        assert (known.lost_at, [each.id for each in known.jobs]) == (scheduler.clock.at, [job])
     node.incarnation, node.sequence = "i2", 0
     await node.register()
     assert (await find(scheduler, "node:n1"))[-1].text == 'node "n1" is back, 0 s after it was given up'
     assert not scheduler.state.lost_nodes
-    assert not make_scheduler(store, clock).state.lost_nodes
+    assert not make_scheduler(store, scheduler.clock).state.lost_nodes
 
 
-@in_loop
-async def test_a_lost_node_is_forgotten_after_a_day(store: Watched) -> None:
-    clock = StillClock()
-    scheduler = make_scheduler(store, clock)
+async def test_a_lost_node_is_forgotten_after_a_day(scheduler: Scheduler, store: Watched) -> None:
     await ServedNode(scheduler).register()
     for _ in range(2):
-        clock.at += 301.0
+        scheduler.clock.at += 301.0
         await scheduler.update_all()
     assert list(scheduler.state.lost_nodes) == ["n1"]
-    clock.at += LOST_S + 1.0
+    scheduler.clock.at += LOST_S + 1.0
     await scheduler.update_all()
     assert not scheduler.state.lost_nodes
     assert "lost_node" not in {kind for kind, _, _ in store.load()}
 
 
-@in_loop
-async def test_a_node_that_may_not_register_is_told_once(store: Watched) -> None:
-    scheduler = make_scheduler(store)
+async def test_a_node_that_may_not_register_is_told_once(scheduler: Scheduler) -> None:
     await ServedNode(scheduler).register()
     other = ServedNode(scheduler, incarnation="i9")
     for _ in range(3):
@@ -280,9 +261,7 @@ async def test_a_node_that_may_not_register_is_told_once(store: Watched) -> None
 # --- operations and jobs
 
 
-@in_loop
-async def test_a_failed_operation_is_told_in_the_write_of_its_end(store: Watched) -> None:
-    scheduler = make_scheduler(store)
+async def test_a_failed_operation_is_told_in_the_write_of_its_end(scheduler: Scheduler, store: Watched) -> None:
     node, reply = await run_jobs(scheduler, start(jobs=1, max_failed_job_count=1), User("ann", admin=True))
     node.finish(next(iter(node.jobs)), "failed")
     writes: list[int] = []
@@ -294,14 +273,11 @@ async def test_a_failed_operation_is_told_in_the_write_of_its_end(store: Watched
     assert event.text.startswith(f"operation {reply.id} of ann failed: 1 job failed")
 
 
-@in_loop
-async def test_preemptions_of_one_period_are_told_together(store: Watched) -> None:
-    clock = StillClock()
-    scheduler = make_scheduler(store, clock)
+async def test_preemptions_of_one_period_are_told_together(scheduler: Scheduler) -> None:
     node, reply = await run_jobs(scheduler, start(jobs=4), ROOT, cpu=4.0)
     assert len(node.jobs) == 4
     await scheduler.execute(CreatePool("default", "p", attributes={"resource_limits": {"cpu": 1}}), ROOT)
-    clock.at += 6.0
+    scheduler.clock.at += 6.0
     await scheduler.update_all()
     await node.beat()
     await scheduler.update_all()
@@ -310,10 +286,7 @@ async def test_preemptions_of_one_period_are_told_together(store: Watched) -> No
     assert event.text.startswith(f'3 jobs of operation {reply.id} in pool "p": preempted because of violated')
 
 
-@in_loop
-async def test_a_contested_limit_is_told_once_an_hour(store: Watched) -> None:
-    clock = StillClock()
-    scheduler = make_scheduler(store, clock)
+async def test_a_contested_limit_is_told_once_an_hour(scheduler: Scheduler) -> None:
     node, _ = await run_jobs(scheduler, start(jobs=1), ROOT)
 
     async def tell(mode: str) -> None:
@@ -326,14 +299,12 @@ async def test_a_contested_limit_is_told_once_an_hour(store: Watched) -> None:
         await tell(mode)
     (event,) = await find(scheduler, "kind:limit_contested", "node:n1")
     assert "is contested" in event.text
-    clock.at += 3601.0
+    scheduler.clock.at += 3601.0
     await tell("overridden")
     assert len(await find(scheduler, "kind:limit_contested")) == 2
 
 
-@in_loop
-async def test_a_pin_is_told_when_its_node_has_done_it(store: Watched) -> None:
-    scheduler = make_scheduler(store)
+async def test_a_pin_is_told_when_its_node_has_done_it(scheduler: Scheduler) -> None:
     node, reply = await run_jobs(scheduler, start(jobs=1), ROOT)
     (job,) = node.jobs
     asked = asyncio.ensure_future(scheduler.ask_job(reply.id, job, "pin", 0.5, 60.0, ALICE))
@@ -347,12 +318,9 @@ async def test_a_pin_is_told_when_its_node_has_done_it(store: Watched) -> None:
     assert event.request == {"cpu_limit": 0.5, "ttl_s": 60.0}
 
 
-@in_loop
-async def test_what_the_store_refuses_waits_for_the_next_period(store: Watched) -> None:
-    clock = StillClock()
-    scheduler = make_scheduler(store, clock)
+async def test_what_the_store_refuses_waits_for_the_next_period(scheduler: Scheduler, store: Watched) -> None:
     await ServedNode(scheduler).register()
-    clock.at += 61.0
+    scheduler.clock.at += 61.0
     await scheduler.update_all()
     store.refusing = True
     await scheduler.update_all()
@@ -366,9 +334,7 @@ async def test_what_the_store_refuses_waits_for_the_next_period(store: Watched) 
 # --- undo
 
 
-@in_loop
-async def test_a_change_is_taken_back_and_the_undo_too(store: Watched) -> None:
-    scheduler = make_scheduler(store)
+async def test_a_change_is_taken_back_and_the_undo_too(scheduler: Scheduler, store: Watched) -> None:
     await scheduler.execute(CreatePool("default", "a", attributes={"weight": 1}), ROOT)
     await scheduler.execute(CreatePool("default", "b", "a"), ROOT)
     await scheduler.execute(RemovePool("default", "a", recursive=True), ROOT)
@@ -388,9 +354,7 @@ async def test_a_change_is_taken_back_and_the_undo_too(store: Watched) -> None:
     assert make_scheduler(store).state.config.trees["default"].pools == {}
 
 
-@in_loop
-async def test_an_undo_says_which_later_change_is_in_its_way(store: Watched) -> None:
-    scheduler = make_scheduler(store)
+async def test_an_undo_says_which_later_change_is_in_its_way(scheduler: Scheduler) -> None:
     await scheduler.execute(CreatePool("default", "a"), ROOT)
     await scheduler.execute(set_weight("a", 2), ROOT)
     number = await number_of_last(scheduler, "audit")
@@ -411,9 +375,7 @@ async def test_an_undo_says_which_later_change_is_in_its_way(store: Watched) -> 
     assert not scheduler.state.config.trees["default"].pools["a"].attributes
 
 
-@in_loop
-async def test_an_undo_needs_the_rights_of_what_it_does(store: Watched) -> None:
-    scheduler = make_scheduler(store)
+async def test_an_undo_needs_the_rights_of_what_it_does(scheduler: Scheduler) -> None:
     await scheduler.execute(CreatePool("default", "a"), ROOT)
     await scheduler.execute(set_weight("a", 2), ROOT)
     number = await number_of_last(scheduler, "audit")
@@ -426,9 +388,7 @@ async def test_an_undo_needs_the_rights_of_what_it_does(store: Watched) -> None:
     assert "allows write to alice" in (await find(scheduler, "user:alice"))[-1].allowed_by
 
 
-@in_loop
-async def test_what_cannot_be_undone(store: Watched) -> None:
-    scheduler = make_scheduler(store)
+async def test_what_cannot_be_undone(scheduler: Scheduler) -> None:
     await scheduler.execute(start(), ROOT)
     number = await number_of_last(scheduler)
     error = await refusal(scheduler, UndoChange(number), ROOT)

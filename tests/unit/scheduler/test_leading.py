@@ -11,7 +11,6 @@ from typing import Any
 import httpx2
 import pytest
 from played_arbiter import Engine
-from scheduler_world import in_loop
 from starlette.responses import PlainTextResponse
 
 from cpumond.api.standby import make_standby_app
@@ -85,16 +84,21 @@ async def running() -> AsyncIterator[World]:
         await task
 
 
+@contextlib.asynccontextmanager
+async def leads() -> AsyncIterator[World]:
+    async with running() as world:
+        await world.lead()
+        yield world
+
+
 def take_from_outside(engine: Engine) -> None:
     """Another process leads from now on."""
     engine.session = None
     assert engine.arbiter().take(OTHER, 1000.0)
 
 
-@in_loop
 async def test_it_leads_and_every_answer_has_its_term():
-    async with running() as world:
-        await world.lead()
+    async with leads() as world:
         answer = await world.get()
         assert (answer.status_code, answer.text, answer.headers[TERM_HEADER]) == (200, "led", "1")
         assert "leads (term 1)" in describe_lead(world.leading)
@@ -106,10 +110,8 @@ async def test_it_leads_and_every_answer_has_its_term():
     assert world.arbiter.is_closed
 
 
-@in_loop
 async def test_a_standby_says_who_leads():
-    async with running() as world:
-        await world.lead()
+    async with leads() as world:
         take_from_outside(world.engine)
         await world.until(lambda: world.leading.view().leader == OTHER)
         answer = await world.get()
@@ -137,10 +139,8 @@ async def test_a_standby_says_who_leads():
         assert (await world.get()).headers[TERM_HEADER] == "3"
 
 
-@in_loop
 async def test_a_fenced_write_ends_the_reign_at_once():
-    async with running() as world:
-        await world.lead()
+    async with leads() as world:
         reign = world.leading.reign
         assert reign is not None
         assert reign.scheduler is not None
@@ -155,10 +155,8 @@ async def test_a_fenced_write_ends_the_reign_at_once():
             await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "me")
 
 
-@in_loop
 async def test_after_a_pause_longer_than_the_lease_nothing_is_answered_nor_written():
-    async with running() as world:
-        await world.lead()
+    async with leads() as world:
         reign = world.leading.reign
         assert reign is not None
         assert reign.store is not None
@@ -170,10 +168,8 @@ async def test_after_a_pause_longer_than_the_lease_nothing_is_answered_nor_writt
             store.write([])
 
 
-@in_loop
 async def test_an_answer_that_is_ready_after_the_lease_is_none():
-    async with running() as world:
-        await world.lead()
+    async with leads() as world:
 
         async def pause() -> None:
             world.paused_s += LEASE_S
@@ -186,10 +182,8 @@ async def test_an_answer_that_is_ready_after_the_lease_is_none():
         assert TERM_HEADER not in answer.headers
 
 
-@in_loop
 async def test_an_engine_that_hangs_ends_the_reign_on_time_and_one_that_comes_back_begins_the_next():
-    async with running() as world:
-        await world.lead()
+    async with leads() as world:
         world.engine.gate.clear()
         await world.until(lambda: world.leading.reign is None)
         assert world.leading.view().role == "standby"
@@ -198,10 +192,8 @@ async def test_an_engine_that_hangs_ends_the_reign_on_time_and_one_that_comes_ba
         assert (await world.get()).headers[TERM_HEADER] == "2"
 
 
-@in_loop
 async def test_an_engine_that_refuses_for_a_moment_costs_nothing():
-    async with running() as world:
-        await world.lead()
+    async with leads() as world:
         world.engine.is_away = True
         await world.until(lambda: world.leading.errors_total)
         world.engine.is_away = False
@@ -209,7 +201,6 @@ async def test_an_engine_that_refuses_for_a_moment_costs_nothing():
         assert world.leading.reigns_total == 1
 
 
-@in_loop
 async def test_a_standby_that_cannot_ask_is_not_ready():
     async with running() as world:
         world.engine.is_away = True
@@ -223,7 +214,6 @@ async def test_a_standby_that_cannot_ask_is_not_ready():
         await world.lead()
 
 
-@in_loop
 async def test_a_state_that_cannot_be_loaded_is_left_to_another_one():
     async with running() as world:
         world.cannot_open = StoreError("too new")
@@ -233,7 +223,6 @@ async def test_a_state_that_cannot_be_loaded_is_left_to_another_one():
         await world.lead()
 
 
-@in_loop
 async def test_a_mistake_in_a_reign_ends_the_process():
     world = World()
     world.cannot_open = ZeroDivisionError()
@@ -242,7 +231,6 @@ async def test_a_mistake_in_a_reign_ends_the_process():
     assert world.arbiter.is_closed
 
 
-@in_loop
 async def test_a_mistake_of_the_arbiter_ends_the_process_and_is_not_repeated_again_and_again():
     world = World()
     calls: list[object] = []

@@ -13,6 +13,7 @@ from cpumond.scheduler.decide.placement import find_stuck_tasks
 from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, OperationRecord, Task
 from cpumond.scheduler.operations import (
     AbortOperation,
+    CompleteOperation,
     StartOperation,
     UpdateOperation,
     count_job,
@@ -88,20 +89,21 @@ def test_12_2_the_access_list_of_an_operation_is_read():
     assert refusal(acl=[refused]) == text
 
 
-def test_unknown_keys_in_tasks_are_told_of_and_kept():
+def test_unknown_keys_are_told_of_and_kept():
     world = World()
     tasks = {
         "t": {"job_count": 1, "cpu-limit": 2, "memory": 5, "comand": "true"},
         "u": {"job_count": 1, "x/y": {"z": 1}},
     }
-    change = world.do(StartOperation({"tasks": tasks, "secure_vault": {"a": 1}}))
+    change = world.do(StartOperation({"tasks": tasks, "secure_vault": {"a": 1}, "wieght": 5}))
     assert change.warnings == (
         'spec option "secure_vault" is not recognized',
+        'spec option "wieght" is not recognized; did you mean "weight"?',
         'spec option "tasks/t/comand" is not recognized; did you mean "command"?',
         'spec option "tasks/u/x/y" is not recognized',
     )
     assert find_unrecognized(world.record(change.id).spec) == {
-        "secure_vault": {"a": 1}, "tasks": {"t": {"comand": "true"}, "u": {"x/y": {"z": 1}}},
+        "secure_vault": {"a": 1}, "wieght": 5, "tasks": {"t": {"comand": "true"}, "u": {"x/y": {"z": 1}}},
     }  # fmt: skip
 
 
@@ -269,13 +271,6 @@ def test_what_a_specification_may_not_say(given, where):
     assert where in refusal(**given)
 
 
-def test_unknown_keys_at_the_root_are_told_of_and_kept():
-    world = World()
-    change = world.do(StartOperation({"tasks": ONE, "wieght": 5}))
-    assert change.warnings == ('spec option "wieght" is not recognized; did you mean "weight"?',)
-    assert world.record(change.id).spec == {"tasks": ONE, "wieght": 5}
-
-
 def test_2_5_options_may_be_given_for_each_tree():
     world = World()
     world.create_tree("other", nodes_filter="x")
@@ -351,28 +346,25 @@ def test_commands_on_unknown_and_finished_operations_are_refused(world, command)
     assert describe(world.state) == before
 
 
-def test_abort_ends_it_with_its_jobs(world):
+@pytest.mark.parametrize(
+    ("command", "state", "error"),
+    [
+        (lambda name: AbortOperation(name, "no longer needed"), "aborted", "no longer needed"),
+        (AbortOperation, "aborted", "Operation aborted by user eve"),
+        (CompleteOperation, "completed", ""),
+    ],
+    ids=["abort with a reason", "abort", "complete"],
+)
+def test_it_is_ended_with_its_jobs(world, command, state, error):
     operation = world.start("p", jobs=3)
     world.settle_down()
-    world.do(AbortOperation(operation, "no longer needed"))
+    world.do(command(operation), user="eve")
     record = world.record(operation)
-    assert (record.state, record.error, record.finish_time) == ("aborted", "no longer needed", world.now)
+    assert (record.state, record.error, record.finish_time) == (state, error, world.now)
     assert world.cores("p") == 0
     assert world.counts("p") == (0, 0)
     world.settle_down()
     assert world.nodes["n1"].jobs == {}
-
-
-def test_abort_says_who_did_it(world):
-    operation = world.start("p")
-    world.do(AbortOperation(operation), user="eve")
-    assert world.record(operation).error == "Operation aborted by user eve"
-
-
-def test_complete_ends_it_whatever_is_left(world):
-    operation = world.start("p", jobs=3)
-    world.complete(operation)
-    assert (world.record(operation).state, world.record(operation).error) == ("completed", "")
 
 
 def test_suspend_starts_no_more_jobs_and_keeps_those_that_run(world):

@@ -140,7 +140,7 @@ def test_a_uid_without_an_account_is_no_user() -> None:
     assert find(None) == "it cannot be told who this is"
 
 
-def test_what_the_account_database_said_is_believed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_account_database_said_is_believed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def look_up(uid: int) -> User | str:
@@ -149,11 +149,8 @@ def test_what_the_account_database_said_is_believed_for_a_while(monkeypatch: pyt
 
     monkeypatch.setattr(peer, "_look_up", look_up)
 
-    async def ask() -> None:
-        accounts = Accounts()
-        assert [await accounts.find(uid) for uid in (4712, 4712, 4713)] == [User("alice")] * 3
-
-    asyncio.run(ask())
+    accounts = Accounts()
+    assert [await accounts.find(uid) for uid in (4712, 4712, 4713)] == [User("alice")] * 3
     assert asked == [4712, 4713]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from scheduler_world import ServedNode, in_loop, run_jobs
+from scheduler_world import ServedNode, run_jobs
 from watched_store import Watched, make_scheduler, start
 
 from cpumond.core.wire import JobLog, JobReply, LogRequest, LogStream
@@ -38,7 +38,6 @@ async def begin(work: Any) -> asyncio.Task[Any]:
 # --- questions that wait
 
 
-@in_loop
 async def test_a_request_is_repeated_until_the_log_is_there(questions):
     reading = await begin(questions.ask("n1", wanted("j1", "stderr", 100)))
     (request,) = questions.questions_for("n1")
@@ -52,7 +51,6 @@ async def test_a_request_is_repeated_until_the_log_is_there(questions):
     assert questions.questions_for("n1") == []
 
 
-@in_loop
 async def test_equal_requests_share_one_and_others_do_not(questions):
     first = await begin(questions.ask("n1", wanted("j1")))
     second = await begin(questions.ask("n1", wanted("j1")))
@@ -65,7 +63,6 @@ async def test_equal_requests_share_one_and_others_do_not(questions):
     assert (await other).content == b"b"
 
 
-@in_loop
 async def test_one_reader_that_leaves_does_not_take_the_log_from_the_other(questions):
     first = await begin(questions.ask("n1", wanted("j1")))
     second = await begin(questions.ask("n1", wanted("j1")))
@@ -76,7 +73,6 @@ async def test_one_reader_that_leaves_does_not_take_the_log_from_the_other(quest
     assert (await second).content == b"a"
 
 
-@in_loop
 async def test_nothing_is_asked_for_when_all_readers_have_left(questions):
     reading = await begin(questions.ask("n1", wanted("j1")))
     (request,) = questions.questions_for("n1")
@@ -87,7 +83,6 @@ async def test_nothing_is_asked_for_when_all_readers_have_left(questions):
     assert not questions.take(JobLog("n1", request.request_id, b"late"))
 
 
-@in_loop
 async def test_a_question_that_is_not_shared_is_asked_each_time_in_order(questions):
     askings = [await begin(questions.ask("n1", wanted("j1"), share=False)) for _ in range(2)]
     shared = await begin(questions.ask("n1", wanted("j1")))
@@ -99,7 +94,6 @@ async def test_a_question_that_is_not_shared_is_asked_each_time_in_order(questio
     assert len(questions) == 0
 
 
-@in_loop
 async def test_a_log_of_another_node_is_refused_and_the_right_one_still_counts(questions):
     reading = await begin(questions.ask("n1", wanted("j1")))
     (request,) = questions.questions_for("n1")
@@ -110,7 +104,6 @@ async def test_a_log_of_another_node_is_refused_and_the_right_one_still_counts(q
     assert not questions.take(JobLog("n1", request.request_id, b"again"))
 
 
-@in_loop
 async def test_a_node_that_does_not_send_it_in_time_is_an_error(questions):
     questions.timeout_s = 0.0
     with pytest.raises(CommandError, match="node n1 did not send the log within 0 s") as caught:
@@ -119,7 +112,6 @@ async def test_a_node_that_does_not_send_it_in_time_is_an_error(questions):
     assert len(questions) == 0
 
 
-@in_loop
 async def test_requests_are_bounded_per_answer_and_a_silent_node_keeps_nobody_from_the_others(questions):
     readings = [await begin(questions.ask("n1", wanted(f"j{i}"))) for i in range(MAX_PER_NODE)]
     assert [each.job_id for each in questions.questions_for("n1")] == [f"j{i}" for i in range(MAX_PER_ANSWER)]
@@ -135,7 +127,6 @@ async def test_requests_are_bounded_per_answer_and_a_silent_node_keeps_nobody_fr
     assert len(questions) == 0
 
 
-@in_loop
 async def test_requests_are_bounded_in_all(questions):
     readings = [await begin(questions.ask(f"n{i // MAX_PER_NODE}", wanted(f"j{i}"))) for i in range(MAX_WAITING)]
     with pytest.raises(CommandError, match=f"{MAX_WAITING} logs are being waited for") as caught:
@@ -164,7 +155,6 @@ async def refusal_of(work: Awaitable[Any]) -> CommandError:
     return caught.value
 
 
-@in_loop
 async def test_the_log_of_a_job_that_has_ended_is_read_too(store):
     scheduler, node, operation, job = await with_a_job(store)
     node.finish(job)
@@ -176,40 +166,62 @@ async def test_the_log_of_a_job_that_has_ended_is_read_too(store):
     assert (str(error), error.code) == (f"job {job}: node n1 has no log of it: it was removed", NO_SUCH_JOB)
 
 
-@in_loop
-async def test_what_cannot_be_read_is_said_at_once(store):
+def ask(scheduler: Scheduler, what: str, operation: str, job: str) -> Awaitable[Any]:
+    """Read a log, or ask about a job."""
+    if what == "log":
+        return scheduler.read_log(operation, job, "stdout", 10)
+    return scheduler.ask_job(operation, job, what)
+
+
+@pytest.mark.parametrize("what", ["log", "pin"])
+async def test_what_cannot_be_asked_is_said_at_once(store, what):
     scheduler, node, operation, job = await with_a_job(store, told=False)
-    error = await refusal_of(scheduler.read_log(operation, job, "stdout", 10))
+    error = await refusal_of(ask(scheduler, what, operation, job))
     assert "has not started yet on node n1" in str(error)
-    error = await refusal_of(scheduler.read_log(operation, "1-2-3-4", "stdout", 10))
+    error = await refusal_of(ask(scheduler, what, operation, "1-2-3-4"))
     assert (str(error), error.code) == (f"No such job 1-2-3-4 in operation {operation}", NO_SUCH_JOB)
     other = (await scheduler.execute(start(jobs=1, pool="q"), "bob")).id
-    assert "No such job" in str(await refusal_of(scheduler.read_log(other, job, "stdout", 10)))
+    assert "No such job" in str(await refusal_of(ask(scheduler, what, other, job)))
     await node.beat()
     scheduler.state.nodes["n1"].is_online = False
     scheduler.state.nodes["n1"].last_seen -= 70
-    error = await refusal_of(scheduler.read_log(operation, job, "stdout", 10))
+    error = await refusal_of(ask(scheduler, what, operation, job))
     assert error.code == NODE_OFFLINE
-    assert "was last heard of 70 s ago" in str(error)
+    again = "" if what == "log" else "; pin it again when the node's agent is back"
+    assert f"was last heard of 70 s ago{again}" in str(error)
     node.finish(job)
     await node.beat()
+    if what == "pin":
+        error = await refusal_of(ask(scheduler, "explain", operation, job))
+        assert error.code == NO_SUCH_JOB
+        assert str(error).startswith(f"job {job} has ended; ")
+        return
     scheduler.clock.at += 1000
     await scheduler.update_all()
     await scheduler.update_all()
     assert not scheduler.state.nodes
-    error = await refusal_of(scheduler.read_log(operation, job, "stdout", 10))
+    error = await refusal_of(ask(scheduler, what, operation, job))
     assert error.code == NODE_OFFLINE
     assert "which is not known any more" in str(error)
 
 
-@in_loop
-async def test_a_node_that_does_not_answer_is_named_with_its_silence(store):
-    scheduler, _, operation, job = await with_a_job(store)
+@pytest.mark.parametrize(
+    ("what", "more"),
+    [
+        ("log", ""),
+        ("explain", ""),
+        ("unpin", ". Whether the unpin was carried out is not known; explain the job to see"),
+    ],
+)
+async def test_a_node_that_does_not_answer_is_named_with_its_silence(store, what, more):
+    scheduler, node, operation, job = await with_a_job(store)
     scheduler.clock.at += 8
-    scheduler.logs.timeout_s = 0.0
-    error = await refusal_of(scheduler.read_log(operation, job, "stdout", 10))
-    assert error.code == TIMEOUT
-    assert str(error) == ("node n1 did not send the log within 0 s: is its agent running? It was last heard of 8 s ago")
+    scheduler.logs.timeout_s = scheduler.requests.timeout_s = 0.0
+    error = await refusal_of(ask(scheduler, what, operation, job))
+    thing = "log" if what == "log" else "answer"
+    told = f"node n1 did not send the {thing} within 0 s: is its agent running? It was last heard of 8 s ago"
+    assert (str(error), error.code) == (told + more, TIMEOUT)
+    assert (await node.beat()).requests == []
 
 
 # --- requests to a job's node
@@ -222,7 +234,6 @@ async def reply_to(scheduler: Scheduler, node: ServedNode, asking: Awaitable[Any
     return await asking
 
 
-@in_loop
 async def test_who_explains_a_job_at_the_same_time_gets_the_same_answer(store):
     scheduler, node, operation, job = await with_a_job(store)
     askings = [await begin(scheduler.ask_job(operation, job, "explain")) for _ in range(3)]
@@ -236,7 +247,6 @@ async def test_who_explains_a_job_at_the_same_time_gets_the_same_answer(store):
     assert (await node.beat()).requests == []
 
 
-@in_loop
 async def test_changes_of_a_job_are_asked_for_one_by_one_in_order(store):
     scheduler, node, operation, job = await with_a_job(store)
     changes = [("pin", 0.5, 60.0), ("unpin", None, None), ("pin", 0.5, 60.0), ("pin", 0.7, None)]
@@ -248,7 +258,6 @@ async def test_changes_of_a_job_are_asked_for_one_by_one_in_order(store):
     assert [await each for each in askings] == [{"number": number} for number in range(4)]
 
 
-@in_loop
 async def test_the_nodes_refusal_is_told_in_its_words(store):
     scheduler, node, operation, job = await with_a_job(store)
     asking = await begin(scheduler.ask_job(operation, job, "pin", 9.0))
@@ -262,43 +271,6 @@ async def test_the_nodes_refusal_is_told_in_its_words(store):
     assert (str(error), error.code) == ("node n1: it gave no answer", NODE_OFFLINE)
 
 
-@in_loop
-async def test_only_jobs_that_live_on_a_node_that_is_there_can_be_asked_about(store):
-    scheduler, node, operation, job = await with_a_job(store, told=False)
-    error = await refusal_of(scheduler.ask_job(operation, job, "explain"))
-    assert "has not started yet on node n1" in str(error)
-    error = await refusal_of(scheduler.ask_job(operation, "1-2-3-4", "explain"))
-    assert (str(error), error.code) == (f"No such job 1-2-3-4 in operation {operation}", NO_SUCH_JOB)
-    other = (await scheduler.execute(start(jobs=1, pool="q"), "bob")).id
-    assert "No such job" in str(await refusal_of(scheduler.ask_job(other, job, "pin")))
-    await node.beat()
-    scheduler.state.nodes["n1"].is_online = False
-    scheduler.state.nodes["n1"].last_seen -= 70
-    error = await refusal_of(scheduler.ask_job(operation, job, "pin"))
-    assert error.code == NODE_OFFLINE
-    assert "was last heard of 70 s ago; pin it again when the node's agent is back" in str(error)
-    node.finish(job)
-    await node.beat()
-    error = await refusal_of(scheduler.ask_job(operation, job, "explain"))
-    assert error.code == NO_SUCH_JOB
-    assert str(error).startswith(f"job {job} has ended; ")
-
-
-@in_loop
-async def test_a_node_that_does_not_reply_leaves_open_what_became_of_a_change(store):
-    scheduler, node, operation, job = await with_a_job(store)
-    scheduler.clock.at += 8
-    scheduler.requests.timeout_s = 0.0
-    told = "node n1 did not send the answer within 0 s: is its agent running? It was last heard of 8 s ago"
-    error = await refusal_of(scheduler.ask_job(operation, job, "explain"))
-    assert (str(error), error.code) == (told, TIMEOUT)
-    error = await refusal_of(scheduler.ask_job(operation, job, "unpin"))
-    assert str(error) == f"{told}. Whether the unpin was carried out is not known; explain the job to see"
-    assert error.code == TIMEOUT
-    assert (await node.beat()).requests == []
-
-
-@in_loop
 async def test_logs_and_requests_are_bounded_apart(store):
     scheduler, node, operation, job = await with_a_job(store)
     pins = [await begin(scheduler.ask_job(operation, job, "pin")) for _ in range(MAX_PER_NODE)]

@@ -6,13 +6,12 @@ import asyncio
 
 import pytest
 from memory_log import MemoryLog
-from scheduler_world import StillClock, in_loop
-from watched_store import Watched, make_scheduler
+from watched_store import Watched
 
 from cpumond.scheduler.retention import CUT_PERIOD_S, LogRetention
+from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.store import Entry, StoreError
 from cpumond.scheduler.store.entries import CUT_ENTRIES
-from cpumond.scheduler.store.sqlite import SqliteStore
 
 NOW = 1_000_000.0
 DAY_S = 86_400.0
@@ -26,7 +25,6 @@ def count_left(store: Watched) -> int:
     return len(store.read_log(["a"], limit=10_000))
 
 
-@in_loop
 async def test_one_step_drops_a_bounded_number_and_the_next_ones_go_on(store: Watched) -> None:
     retention, writing = LogRetention(DAY_S, 2**30), asyncio.Lock()
     store.write([], make_entries(2 * CUT_ENTRIES + 10, 2 * DAY_S) + make_entries(7))
@@ -37,7 +35,6 @@ async def test_one_step_drops_a_bounded_number_and_the_next_ones_go_on(store: Wa
     assert left == [CUT_ENTRIES + 17, 17, 7, 7]
 
 
-@in_loop
 async def test_it_is_cut_once_an_hour(store: Watched) -> None:
     retention, writing = LogRetention(DAY_S, 2**30), asyncio.Lock()
     await retention.cut_if_due(store, writing, NOW)
@@ -48,7 +45,6 @@ async def test_it_is_cut_once_an_hour(store: Watched) -> None:
     assert count_left(store) == 0
 
 
-@in_loop
 async def test_it_gets_no_larger_than_it_may(store: Watched) -> None:
     log = MemoryLog()
     log.add(log.make(make_entries(10)))
@@ -58,7 +54,6 @@ async def test_it_gets_no_larger_than_it_may(store: Watched) -> None:
     assert [number for number, _ in store.read_log()] == list(range(25, 15, -1))
 
 
-@in_loop
 async def test_what_the_store_refuses_is_tried_an_hour_later(
     store: Watched, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,39 +68,19 @@ async def test_what_the_store_refuses_is_tried_an_hour_later(
     assert count_left(store) == 0
 
 
-class Telling(Watched):
-    """Tells when nothing is left to drop."""
-
-    def __init__(self, store: SqliteStore) -> None:
-        super().__init__(store)
-        self.done = asyncio.Event()
-        self.loop = asyncio.get_running_loop()
-
-    def cut_log(self, until: float, max_bytes: int) -> int:
-        dropped = super().cut_log(until, max_bytes)
-        if not dropped:
-            self.loop.call_soon_threadsafe(self.done.set)
-        return dropped
-
-
-@in_loop
-async def test_the_running_scheduler_cuts_it(store: Watched) -> None:
-    telling = Telling(store.store)
-    scheduler = make_scheduler(telling, StillClock(NOW))
+async def test_the_running_scheduler_cuts_it(scheduler: Scheduler, store: Watched) -> None:
     scheduler.retention = LogRetention(DAY_S, 2**30)
     scheduler.update_period_s = 0.01
     store.write([], make_entries(CUT_ENTRIES + 10, 2 * DAY_S) + make_entries(7))
     stopping = asyncio.Event()
     running = asyncio.ensure_future(scheduler.run(stopping))
-    await telling.done.wait()
+    while count_left(store) != 7:
+        await asyncio.sleep(0.01)
     stopping.set()
     await running
-    assert count_left(store) == 7
 
 
-@in_loop
-async def test_a_store_that_refuses_does_not_end_the_scheduler(store: Watched) -> None:
-    scheduler = make_scheduler(store, StillClock(NOW))
+async def test_a_store_that_refuses_does_not_end_the_scheduler(scheduler: Scheduler, store: Watched) -> None:
     scheduler.retention = LogRetention(DAY_S, 2**30)
     store.refusing = True
     with pytest.raises(StoreError):

@@ -199,76 +199,64 @@ def test_a_plan_counts_what_would_change():
     )
 
 
-def test_a_canary_that_is_late_twice_in_a_row_is_taken_back():
-    stage = canary(budget=Budget(max_late_cores=0.05))
-    _, verdicts = run(stage, quiet(), quiet(late=5.0), quiet(late=10.0))
-    assert [each.action for each in verdicts] == ["", "", "stop"]
-    assert "0.50 cores" in verdicts[-1].why
+def silent():
+    return {"n1": None, "n2": counts()}
 
 
-def test_one_burst_is_no_reason_and_what_was_before_the_first_check_counts_not():
-    _, verdicts = run(canary(), quiet(late=1000.0, writes=5, errors=7), quiet(late=1005.0, writes=5, errors=7),
-                      quiet(late=1005.0, writes=5, errors=7), quiet(late=1010.0, writes=5, errors=7))  # fmt: skip
-    assert not any(each.action for each in verdicts)
+def held():
+    return {"n1": counts(proves=False), "n2": counts()}
+
+
+GOES_ON = {"canary_period_s": 10.0}
 
 
 @pytest.mark.parametrize(
-    ("trouble", "what"), [({"writes": 1}, "1 write by another program"), ({"errors": 1}, "1 error")]
-)
-def test_a_contest_or_an_error_takes_a_canary_back_at_the_next_check(trouble, what):
-    _, verdicts = run(canary(), quiet(), quiet(**trouble))
-    assert [each.action for each in verdicts] == ["", "stop"]
-    assert verdicts[-1].why == f"the canary had {what}, its budget is 0"
-    _, verdicts = run(canary(budget=Budget(max_foreign_writes=1, max_errors=1)), quiet(), quiet(**trouble))
-    assert not verdicts[-1].action
-
-
-def test_a_host_that_falls_silent_is_an_error_and_a_restarted_agent_counts_from_nothing():
-    _, verdicts = run(canary(), quiet(), {"n1": None, "n2": counts()})
-    assert verdicts[-1].action == "stop"
-    watch, verdicts = run(canary(), quiet(errors=9), quiet(errors=0, run="later"))
-    assert (verdicts[-1].action, watch.errors) == ("", 0)
-    _, verdicts = run(canary(), quiet(errors=9), quiet(errors=1, run="later"))
-    assert verdicts[-1].action == "stop"
-
-
-def test_it_advances_by_itself_only_where_that_was_asked_for_and_after_the_period():
-    _, verdicts = run(canary(), *[quiet() for _ in range(5)])
-    assert not any(each.action for each in verdicts)
-    _, verdicts = run(canary(canary_period_s=10.0), *[quiet() for _ in range(3)])
-    assert [each.action for each in verdicts] == ["", "", "advance"]
-
-
-def test_a_canary_that_nobody_hears_does_not_go_on_by_itself():
-    def silent():
-        return {"n1": None, "n2": counts()}
-
-    _, verdicts = run(canary(canary_period_s=10.0), *[silent() for _ in range(5)])
-    assert not any(each.action for each in verdicts)
-    _, verdicts = run(canary(canary_period_s=10.0), *[silent() for _ in range(5)], *[quiet() for _ in range(3)])
-    assert [each.action for each in verdicts[-3:]] == ["", "", "advance"], "its period begins when all are heard"
-
-
-def test_a_canary_that_does_not_do_what_its_stage_says_proves_nothing():
-    def held():
-        return {"n1": counts(proves=False), "n2": counts()}
-
-    stage = canary(canary_period_s=10.0)
-    _, verdicts = run(stage, *[held() for _ in range(9)])
-    assert not any(each.action for each in verdicts)
-    _, verdicts = run(stage, *[held() for _ in range(4)], *[quiet() for _ in range(2)], held(), quiet(), quiet())
-    assert not any(each.action for each in verdicts), "once held down, its period begins anew"
-
-
-def test_a_period_begins_anew_with_an_agent_that_began_anew_between_two_looks():
-    stage = canary(canary_period_s=10.0)
-    _, verdicts = run(stage, quiet(), quiet(), *[quiet(run="later") for _ in range(3)])
-    assert [each.action for each in verdicts] == ["", "", "", "", "advance"]
-
-
-def test_a_canary_without_hosts_does_not_go_on_by_itself():
-    _, verdicts = run(canary(canaries=[], canary_period_s=10.0), *[{}] * 9)
-    assert not any(each.action for each in verdicts)
+    ("stage", "rounds", "actions", "why"),
+    [
+        pytest.param(
+            {"budget": Budget(max_late_cores=0.05)}, [quiet(), quiet(late=5.0), quiet(late=10.0)], ["", "", "stop"],
+            "0.50 cores", id="late twice in a row",
+        ),
+        pytest.param(
+            {}, [quiet(late=1000.0, writes=5, errors=7), *[quiet(late=1005.0, writes=5, errors=7) for _ in range(2)],
+                 quiet(late=1010.0, writes=5, errors=7)],
+            [""] * 4, "", id="one burst, and what was before the first check",
+        ),
+        pytest.param({}, [quiet(), quiet(writes=1)], ["", "stop"],
+                     "the canary had 1 write by another program, its budget is 0", id="a foreign write"),
+        pytest.param({}, [quiet(), quiet(errors=1)], ["", "stop"], "the canary had 1 error, its budget is 0",
+                     id="an error"),
+        pytest.param({"budget": Budget(max_foreign_writes=1, max_errors=1)}, [quiet(), quiet(writes=1, errors=1)],
+                     ["", ""], "", id="within its budget"),
+        pytest.param({}, [quiet(), silent()], ["", "stop"], "", id="a host falls silent"),
+        pytest.param({}, [quiet(errors=9), quiet(run="later")], ["", ""], "", id="a restarted agent"),
+        pytest.param({}, [quiet(errors=9), quiet(errors=1, run="later")], ["", "stop"], "",
+                     id="an error of a restarted agent"),
+        pytest.param({}, [quiet() for _ in range(5)], [""] * 5, "", id="it advances only where that was asked for"),
+        pytest.param(GOES_ON, [quiet() for _ in range(3)], ["", "", "advance"], "", id="after its period"),
+        pytest.param(GOES_ON, [*[silent() for _ in range(5)], *[quiet() for _ in range(3)]], [*[""] * 7, "advance"],
+                     "", id="its period begins when all are heard"),
+        pytest.param(
+            GOES_ON, [*[held() for _ in range(4)], *[quiet() for _ in range(2)], held(), quiet(), quiet()], [""] * 9,
+            "", id="once held down, its period begins anew",
+        ),
+        pytest.param(GOES_ON, [held() for _ in range(9)], [""] * 9, "", id="what is held down proves nothing"),
+        pytest.param(GOES_ON, [quiet(), quiet(), *[quiet(run="later") for _ in range(3)]], [*[""] * 4, "advance"], "",
+                     id="an agent that began anew between two looks"),
+        pytest.param({**GOES_ON, "canaries": []}, [{}] * 9, [""] * 9, "", id="without hosts"),
+        pytest.param({}, [quiet(), *[{"n1": counts(late=9.0 * n)} for n in range(1, 3)]], ["", "", "stop"], "",
+                     id="a host that tells nothing, as an older agent, does not hide that others are late"),
+        pytest.param({}, [{"n2": counts()}, silent()], ["", "stop"], "", id="not heard any more after a take-over"),
+        pytest.param({"canary_period_s": 5.0}, [quiet(), {"n2": counts()}, quiet(run="later")], [""] * 3, "",
+                     id="an agent that told nothing yet is no error and proves nothing"),
+        pytest.param({}, [quiet(), {"n2": counts()}, quiet(run="later", errors=1)], ["", "", "stop"], "",
+                     id="what an agent counts from its start is the stage's"),
+    ],
+)  # fmt: skip
+def test_what_becomes_of_a_canary(stage, rounds, actions, why):
+    _, verdicts = run(canary(**stage), *rounds)
+    assert [each.action for each in verdicts] == actions
+    assert why in verdicts[-1].why
 
 
 def test_late_hosts_whose_heartbeats_come_less_often_than_looks_are_taken_back():
@@ -281,17 +269,6 @@ def test_late_hosts_whose_heartbeats_come_less_often_than_looks_are_taken_back()
     assert (watch.checks, watch.late_cores) == (2, 0.5), "10 core-seconds of one of two hosts in 10 s"
 
 
-def test_a_host_that_tells_nothing_does_not_hide_that_others_are_late():
-    """Its agent was exchanged for an older one."""
-    _, verdicts = run(canary(), quiet(), *[{"n1": counts(late=9.0 * number)} for number in range(1, 4)])
-    assert [each.action for each in verdicts[:3]] == ["", "", "stop"]
-
-
-def test_a_host_that_is_not_heard_any_more_after_a_take_over_is_an_error():
-    _, verdicts = run(canary(), {"n2": counts()}, {"n1": None, "n2": counts()})
-    assert verdicts[-1].action == "stop"
-
-
 def test_what_takes_a_canary_back_is_said_until_it_is():
     stage = canary()
     watch, verdicts = run(stage, quiet(), quiet(late=9.0), quiet(late=18.0))
@@ -299,13 +276,6 @@ def test_what_takes_a_canary_back_is_said_until_it_is():
     for later in range(3):
         watch, again = check(stage, quiet(late=18.0), watch, 100.0 + later)
         assert again == verdicts[-1]
-
-
-def test_an_agent_that_has_just_begun_and_told_nothing_yet_is_no_error_and_proves_nothing():
-    _, verdicts = run(canary(canary_period_s=5.0), quiet(), {"n2": counts()}, quiet(run="later"))
-    assert not any(each.action for each in verdicts)
-    _, verdicts = run(canary(), quiet(), {"n2": counts()}, quiet(run="later", errors=1))
-    assert verdicts[-1].action == "stop", "what it counts from its start is the stage's"
 
 
 def test_only_what_writes_limits_as_the_stage_says_proves_something():

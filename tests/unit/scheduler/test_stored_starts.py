@@ -6,23 +6,21 @@ import asyncio
 
 import msgspec
 import pytest
-from scheduler_world import ServedNode, assert_consistent, hold_next_write, in_loop, run_jobs
+from scheduler_world import ServedNode, hold_next_write, run_jobs
 from watched_store import Watched, make_scheduler, start
 
-from cpumond.scheduler.model import Config, NodeRecord, StartRecord
+from cpumond.scheduler.model import Config, NodeRecord
 from cpumond.scheduler.operations import AbortOperation
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.store import Change, FencedError
-from cpumond.scheduler.stored import encode, encode_starts
+from cpumond.scheduler.store import FencedError
+from cpumond.scheduler.stored import encode
 
 
 def starts_in(store: Watched) -> set[str]:
     return {key for kind, key, _ in store.load() if kind == "start"}
 
 
-@in_loop
-async def test_a_start_is_stored_before_an_answer_has_it_and_goes_with_its_end(store):
-    scheduler = make_scheduler(store)
+async def test_a_start_is_stored_before_an_answer_has_it_and_goes_with_its_end(scheduler, store):
     node, reply = await run_jobs(scheduler, start(), beats=0)
     seen: list[set[str]] = []
     store.before = lambda: seen.append(set(node.jobs))
@@ -37,19 +35,15 @@ async def test_a_start_is_stored_before_an_answer_has_it_and_goes_with_its_end(s
     assert scheduler.state.find_record(reply.id).state == "completed"
 
 
-@in_loop
 async def test_the_next_run_does_not_ask_thousands_of_nodes_for_a_heartbeat_a_second_each(store):
     nodes = [NodeRecord(f"n{number}", f"run {number}", "", (), {}) for number in range(2500)]
     store.write(encode(Transaction(nodes=tuple(nodes)), Config({})))
-    scheduler = make_scheduler(store)
-    node = ServedNode(scheduler)
+    node = ServedNode(make_scheduler(store))
     await node.register()
     assert (await node.beat()).period_s == 2.5
 
 
-@in_loop
-async def test_a_start_that_the_store_refuses_is_in_no_answer_and_everything_else_is(store):
-    scheduler = make_scheduler(store)
+async def test_a_start_that_the_store_refuses_is_in_no_answer_and_everything_else_is(scheduler, store):
     node = ServedNode(scheduler)
     await node.register()
     first = await scheduler.execute(start(jobs=1), "ann")
@@ -72,9 +66,7 @@ async def test_a_start_that_the_store_refuses_is_in_no_answer_and_everything_els
     assert order.job_id in starts_in(store)
 
 
-@in_loop
-async def test_a_scheduler_that_has_lost_the_lead_answers_no_heartbeat_with_starts(store):
-    scheduler = make_scheduler(store)
+async def test_a_scheduler_that_has_lost_the_lead_answers_no_heartbeat_with_starts(scheduler, store):
     node, _ = await run_jobs(scheduler, start(jobs=1), beats=0)
 
     def fence() -> None:
@@ -86,9 +78,7 @@ async def test_a_scheduler_that_has_lost_the_lead_answers_no_heartbeat_with_star
             await node.beat()
 
 
-@in_loop
-async def test_starts_of_heartbeats_that_wait_for_the_store_share_one_write(store):
-    scheduler = make_scheduler(store)
+async def test_starts_of_heartbeats_that_wait_for_the_store_share_one_write(scheduler, store):
     nodes = [ServedNode(scheduler, name=f"n{n}") for n in range(50)]
     for node in nodes:
         await node.register()
@@ -101,36 +91,7 @@ async def test_starts_of_heartbeats_that_wait_for_the_store_share_one_write(stor
     assert starts_in(store) == {job for node in nodes for job in node.jobs}
 
 
-@in_loop
-async def test_ten_thousand_nodes_with_their_jobs_are_known_at_once_and_their_first_heartbeats_share_writes(store):
-    scheduler = make_scheduler(store)
-    reply = await scheduler.execute(start(jobs=40_000), "ann")
-    nodes, each = 10_000, 3
-    capacity = {"cpu": 8.0, "memory": 2.0**38, "user_slots": 1000.0, "gpu": 0.0, "network": 0.0}
-    records = [NodeRecord(f"n{n}", "i1", f"n{n}", (), capacity) for n in range(nodes)]
-    starts = [
-        StartRecord(f"{n}-{job}", reply.id, "t", "default", f"n{n}", 1_000_000.0, n * each + job)
-        for n in range(nodes)
-        for job in range(each)
-    ]
-    store.write([Change("node", record.id, msgspec.json.encode(record)) for record in records])
-    store.write(encode_starts(starts))
-    again = make_scheduler(store)
-    assert len(again.state.jobs) == nodes * each
-    assert again.state.operations[reply.id].needed == {"t": 40_000 - nodes * each}
-    assert_consistent(again.state)
-    await again.update_all()
-    before = len(store.seen)
-    heard = [ServedNode(again, 8.0, f"n{n}") for n in range(300)]
-    answers = await asyncio.gather(*(node.beat() for node in heard))
-    assert all({order.job_id for order in answer.start} >= {f"{n}-0"} for n, answer in enumerate(answers))
-    assert len(again.state.jobs) > nodes * each
-    assert len(store.seen) - before <= 3
-
-
-@in_loop
-async def test_what_ends_while_its_start_is_stored_is_ordered_by_no_answer(store):
-    scheduler = make_scheduler(store)
+async def test_what_ends_while_its_start_is_stored_is_ordered_by_no_answer(scheduler, store):
     node, reply = await run_jobs(scheduler, start(jobs=1), beats=0)
     writing, released = hold_next_write(store)
     beat = asyncio.ensure_future(node.beat())
@@ -147,9 +108,7 @@ async def test_what_ends_while_its_start_is_stored_is_ordered_by_no_answer(store
     assert (node.jobs, starts_in(store)) == ({}, set())
 
 
-@in_loop
-async def test_an_agent_that_was_replaced_while_its_heartbeat_waited_gets_no_orders(store):
-    scheduler = make_scheduler(store)
+async def test_an_agent_that_was_replaced_while_its_heartbeat_waited_gets_no_orders(scheduler, store):
     node, _ = await run_jobs(scheduler, start(jobs=1), beats=0)
     new = msgspec.structs.replace(node.registration(), incarnation="i2")
     writing, released = hold_next_write(store)

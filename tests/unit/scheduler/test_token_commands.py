@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import Path
-
 import pytest
+from watched_store import Watched, make_scheduler
 
-from cpumond.scheduler.model import ACCESS_DENIED, RESOLVE, CommandError, Rules
-from cpumond.scheduler.service import Clock, Scheduler
-from cpumond.scheduler.store.sqlite import open_sqlite_store
+from cpumond.scheduler.model import ACCESS_DENIED, RESOLVE, CommandError
+from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.token_commands import (
     MAX_OWN,
     MAX_TOKENS,
@@ -191,19 +188,12 @@ def test_the_scheduler_has_a_bounded_number_of_tokens() -> None:
 # ---- the store
 
 
-def test_tokens_outlive_a_restart_and_the_store_has_hashes_alone(tmp_path: Path) -> None:
-    store = open_sqlite_store(str(tmp_path / "db"))
-    scheduler = Scheduler(Rules(), store, Clock())
-
-    async def make() -> str:
-        made = await scheduler.execute(CreateToken(hash_token("secret-1"), "alice", groups=("ml",), note="ci"), ADMIN)
-        other = await scheduler.execute(CreateToken(hash_token("secret-2"), "bob"), ADMIN)
-        await scheduler.execute(RevokeToken(other.id), ADMIN)
-        return made.id
-
-    token_id = asyncio.run(make())
-    again = Scheduler(Rules(), store, Clock())
+async def test_tokens_outlive_a_restart_and_the_store_has_hashes_alone(scheduler: Scheduler, store: Watched) -> None:
+    made = await scheduler.execute(CreateToken(hash_token("secret-1"), "alice", groups=("ml",), note="ci"), ADMIN)
+    scheduler.clock.at += 1.0  # type: ignore[attr-defined]
+    other = await scheduler.execute(CreateToken(hash_token("secret-2"), "bob"), ADMIN)
+    await scheduler.execute(RevokeToken(other.id), ADMIN)
+    again = make_scheduler(store)
     assert list(again.state.tokens) == list(scheduler.state.tokens)
-    assert known(again.state.tokens, "secret-1") == User("alice", groups=frozenset({"ml"}), token_id=token_id)
+    assert known(again.state.tokens, "secret-1") == User("alice", groups=frozenset({"ml"}), token_id=made.id)
     assert not any(b"secret" in value for _, _, value in store.load())
-    store.close()

@@ -9,7 +9,6 @@ import pytest
 
 from cpumond.agent.config import Source
 from cpumond.agent.discovery import concerns, find_cgroups, list_jobs
-from cpumond.agent.discovery.units import slice_path
 
 
 @pytest.fixture
@@ -25,19 +24,6 @@ def root(tmp_path: Path) -> str:
 
 def units(*slices: str, **more: object) -> Source:
     return Source(kind="systemd", slices=list(slices), **more)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("batch.slice", "batch.slice"),
-        ("batch-night.slice", "batch.slice/batch-night.slice"),
-        ("a-b-c.slice", "a.slice/a-b.slice/a-b-c.slice"),
-        ("-.slice", ""),
-    ],
-)
-def test_each_dash_in_the_name_of_a_slice_is_a_level(name: str, path: str) -> None:
-    assert slice_path(name) == path
 
 
 def test_services_and_scopes_of_a_slice_and_of_those_below_it(root: str) -> None:
@@ -67,7 +53,8 @@ def test_the_root_slice_is_everything(root: str) -> None:
 
 
 def test_a_slice_that_is_not_there_is_waited_for(root: str) -> None:
-    assert find_cgroups(root, units("a-b.slice")) == ([], ["", "a.slice"])
+    """Each dash in its name is a level."""
+    assert find_cgroups(root, units("a-b-c.slice")) == ([], ["", "a.slice", "a.slice/a-b.slice"])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 from cpumond.agent.config import Source
 from cpumond.agent.discovery import list_jobs
 from cpumond.agent.discovery.workloads import (
-    Workload,
     classify,
     find_roots,
     generalise,
@@ -225,18 +224,12 @@ def test_no_more_is_managed_than_what_was_found() -> None:
     work = "work.slice/work-a.slice"
     units = [f"{work}/x.service", f"{work}/work-a-b.slice/y.service", "system.slice/system-getty.slice/g.service"]
     plain = ["system.slice/a.service/inner", "lxc.payload.web", "deep/inner/a*b"]
-    every = {above for path in (*units, *plain) for above in (path, *list_above(path))}
+    odd = ["system.slice/odd", "user.slice/user-1000.slice/user@1000.service/odd"]
+    every = {above for path in (*units, *plain, *odd) for above in (path, *list_above(path))}
     sketches = list_sources(pick_workloads(every, populated), lambda path: [path])
     found = {path: sketch for sketch in sketches for path in sketch.paths}
     assert found[units[0]] is found[units[1]]
     assert found[units[0]].keys["slices"] == ["work-a.slice"]
-    assert find_roots(sketches) == ["deep/inner/a*b", "lxc.payload.web", "system.slice", work]
-    assert {path for path, sketch in found.items() if sketch.keep_shadow} == {units[2], "system.slice/a.service"}
-
-
-def test_a_cgroup_of_the_systems_is_kept_in_shadow_mode() -> None:
-    for path in ("system.slice/odd", "user.slice/user-1000.slice/user@1000.service/odd"):
-        (sketch,) = list_sources([Workload(path, "cgroup", "odd")], lambda path: [path])
-        assert sketch.keep_shadow
-    (sketch,) = list_sources([Workload("jobs/odd", "cgroup", "odd")], lambda path: [path])
-    assert not sketch.keep_shadow
+    assert find_roots(sketches) == ["deep/inner/a*b", "lxc.payload.web", "system.slice", odd[1], work]
+    of_the_systems = {units[2], "system.slice/a.service", *odd}
+    assert {path for path, sketch in found.items() if sketch.keep_shadow} == of_the_systems

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpumond.agent.jobs.overdraft import Share, Timer, find_victims
 
 
-def test_an_overdraft_counts_only_when_it_lasts_longer_than_the_timeout() -> None:
+@pytest.mark.parametrize(
+    ("looks", "struck"),
+    [
+        ([(0.0, 3.0), (5.0, 3.0), (10.0, 3.0), (10.5, 3.0)], [False, False, False, True]),
+        ([(0.0, 3.0), (9.0, 3.0), (10.0, 2.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)], [False] * 5 + [True]),
+        ([(0.0, 3.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)], [False, True, False, True]),
+    ],
+    ids=["longer than the timeout", "a moment within the capacity resets it", "it starts anew after it has struck"],
+)
+def test_an_overdraft_counts_only_when_it_lasts(looks: list[tuple[float, float]], struck: list[bool]) -> None:
     timer = Timer(10.0)
-    assert [timer.note(now, 3.0, 2.0) for now in (0.0, 5.0, 10.0, 10.5)] == [False, False, False, True]
-
-
-def test_a_moment_within_the_capacity_resets_the_timer() -> None:
-    timer = Timer(10.0)
-    looks = [(0.0, 3.0), (9.0, 3.0), (10.0, 2.0), (11.0, 3.0), (20.0, 3.0), (21.5, 3.0)]
-    assert [timer.note(now, used, 2.0) for now, used in looks] == [False] * 5 + [True]
-
-
-def test_the_timer_starts_anew_after_it_has_struck() -> None:
-    timer = Timer(10.0)
-    assert [timer.note(now, 3.0, 2.0) for now in (0.0, 11.0, 20.0, 21.5)] == [False, True, False, True]
+    assert [timer.note(now, used, 2.0) for now, used in looks] == struck
 
 
 def test_sums_of_floats_that_are_the_capacity_are_no_overdraft() -> None:

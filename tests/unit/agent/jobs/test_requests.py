@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import pytest
 from test_scheduler_node import PATH, Node, make_order
 
@@ -18,7 +17,7 @@ from cpumond.agent.jobs.requests import JobRequests
 from cpumond.core.errors import CreateError
 from cpumond.core.wire import JobReply, JobRequest, RequestKind
 from cpumond.host.executor.model import Ended, Started
-from cpumond.testing import v2_cgroup
+from cpumond.testing import make_tree, v2_cgroup
 
 
 class Asked(Node):
@@ -35,9 +34,7 @@ class Asked(Node):
             self.serve()
 
     def make_cgroup(self, path: str) -> None:
-        (self.root / path).mkdir(parents=True)
-        for name, text in v2_cgroup(quota="200000 100000").items():
-            (self.root / path / name).write_text(str(text))
+        make_tree(self.root / path, v2_cgroup(quota="200000 100000"))
 
     def ask(
         self, kind: RequestKind, job_id: str = "j1", cpu_limit: float | None = None, ttl_s: float | None = None,
@@ -65,14 +62,6 @@ def node(tmp_path: Path) -> Iterator[Asked]:
     node = Asked(tmp_path)
     yield node
     node.agent.close()
-
-
-def test_a_job_is_explained_as_over_the_control_socket(node: Asked) -> None:
-    reply = node.ask("explain")
-    assert reply.value is not None
-    assert (reply.value["job_id"], reply.value["cpu_limit"], reply.value["cgroup"]) == ("j1", 2.0, PATH)
-    assert reply.value["source"] == "ordered by the scheduler: pool p, task t"
-    assert msgspec.json.decode(msgspec.json.encode(reply), type=JobReply).value == msgspec.to_builtins(reply.value)
 
 
 def test_a_pin_is_on_disk_and_in_force_when_it_is_replied(node: Asked) -> None:

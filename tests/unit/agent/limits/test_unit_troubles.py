@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fake_units import PATH, QUOTA, UNIT, UNITS, UnitNode
+from fake_units import PATH, QUOTA, UNIT, UNITS, ScriptedBus, UnitNode
 
 from cpumond.agent.limits import restore, writer
 from cpumond.agent.limits.first_aid import raise_quotas
@@ -397,30 +397,20 @@ def test_a_copy_that_cannot_be_written_is_removed(node: UnitNode, monkeypatch: p
 # ---- restore
 
 
-class AnsweringBus:
+class AnsweringBus(ScriptedBus):
     """A systemd that answers at once and takes everything."""
 
     def __init__(self, drop_ins: list[str] | None) -> None:
+        super().__init__()
         self.values: dict[str, object] = {"DropInPaths": drop_ins}
         self.sets: list[tuple[str, UnitProperties]] = []
-        self.events: list[UnitEvent] = []
 
     def ask(self, unit: str, names: tuple[str, ...]) -> None:
-        self.events.append(UnitEvent("answer", unit, values={name: self.values.get(name) for name in names}))
+        self.news.append(UnitEvent("answer", unit, values={name: self.values.get(name) for name in names}))
 
-    def set(self, unit: str, properties: UnitProperties, urgent: bool = False) -> None:
+    def set(self, unit: str, properties: UnitProperties, urgent: bool = False, expected: UnitProperties = ()) -> None:
         self.sets.append((unit, properties))
-        self.events.append(UnitEvent("done", unit, properties))
-
-    def flush(self, timeout_s: float) -> bool:
-        return True
-
-    def poll(self) -> list[UnitEvent]:
-        events, self.events = self.events, []
-        return events
-
-    def close(self) -> None:
-        pass
+        self.news.append(UnitEvent("done", unit, properties))
 
 
 def use(bus: AnsweringBus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+from types import SimpleNamespace
 
 import pytest
 from examples import examples
@@ -21,7 +22,6 @@ from cpumond.api.yt.values import Attributed, Uint, YtError
 from cpumond.api.yt.yson import write_yson
 from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.scheduler.tokens import User
 
 ORCHID = "//sys/scheduler/orchid/scheduler"
@@ -88,43 +88,25 @@ class Client:
 
 
 @pytest.fixture
-def play(tmp_path):
-    """Runs a test's coroutine with a client of a scheduler that has an empty store."""
-
-    def run(test):
-        async def body():
-            clock = StillClock(1_700_000_000.0)
-            with contextlib.closing(open_sqlite_store(str(tmp_path / "store.db"))) as store:
-                await test(Client(Scheduler(Rules(), store, clock), clock))
-
-        asyncio.run(body())
-
-    return run
+def yt(store):
+    """A client of a scheduler that has an empty store."""
+    clock = StillClock(1_700_000_000.0)
+    return Client(Scheduler(Rules(), store, clock), clock)
 
 
-async def error_of(call, code=None):
-    """The error of a call that is refused."""
+async def error_of(call, code=None, said=""):
+    """The error of a call that is refused with these words."""
     with pytest.raises((YtError, CommandError)) as caught:
         await call
     if code is not None:
         assert caught.value.code == code
+    assert said in str(caught.value)
     return caught.value
-
-
-def in_loop(test):
-    """Makes a test of a coroutine that takes a client."""
-
-    def run(play):
-        play(test)
-
-    run.__doc__ = test.__doc__
-    return run
 
 
 # --- pools and trees as nodes ------------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_pools_are_nested_nodes(yt):
     await yt.create_pool("a")
     await yt.create_pool("b", "a")
@@ -143,7 +125,6 @@ async def test_pools_are_nested_nodes(yt):
     assert not await yt.exists("//sys/pools/b")
 
 
-@in_loop
 async def test_children_come_with_the_attributes_that_they_have(yt):
     await yt.create_pool("a", weight=2.5)
     await yt.create_pool("b", "a")
@@ -156,7 +137,6 @@ async def test_children_come_with_the_attributes_that_they_have(yt):
     assert await yt.list("//sys/pools/a", attributes=["weight"]) == ["b"]
 
 
-@in_loop
 async def test_a_list_is_cut_at_max_size(yt):
     for name in ("a", "b", "c"):
         await yt.create_pool(name)
@@ -183,24 +163,20 @@ async def test_a_list_is_cut_at_max_size(yt):
         f"{DEFAULT}/pools/a/fair_share",
     ],
 )
-def test_every_node_can_be_listed_in_long_form(play, path):
-    async def test(yt):
-        await yt.register()
-        await yt.create_pool("a")
-        await yt.create_pool("b", "a")
-        for item in await yt.list(path, attributes=LISTED):
-            assert set(item.attributes) == set(LISTED)
-        attributes = await yt.get(f"{path}/@" if path != "/" else "/@")
-        assert set(LISTED) | {"id", "count", "name", "parent_name", "creation_time"} <= set(attributes)
-        assert attributes["account"] == "sys"
-        assert attributes["resource_usage"]["disk_space"] == 0
-        assert attributes["modification_time"].endswith("Z")
-        assert attributes["count"] == len(await yt.list(path))
-
-    play(test)
+async def test_every_node_can_be_listed_in_long_form(yt, path):
+    await yt.register()
+    await yt.create_pool("a")
+    await yt.create_pool("b", "a")
+    for item in await yt.list(path, attributes=LISTED):
+        assert set(item.attributes) == set(LISTED)
+    attributes = await yt.get(f"{path}/@" if path != "/" else "/@")
+    assert set(LISTED) | {"id", "count", "name", "parent_name", "creation_time"} <= set(attributes)
+    assert attributes["account"] == "sys"
+    assert attributes["resource_usage"]["disk_space"] == 0
+    assert attributes["modification_time"].endswith("Z")
+    assert attributes["count"] == len(await yt.list(path))
 
 
-@in_loop
 async def test_a_pool_answers_what_it_is(yt):
     made = await yt.create_pool("a")
     inner = await yt.create_pool("b", "a", weight=3)
@@ -219,7 +195,6 @@ async def test_a_pool_answers_what_it_is(yt):
     assert await yt.get("//sys/pools/@type") == "scheduler_pool_tree"
 
 
-@in_loop
 async def test_an_id_opens_a_path(yt):
     made = await yt.create_pool("a")
     await yt.create_pool("b", "a", weight=3)
@@ -233,7 +208,6 @@ async def test_an_id_opens_a_path(yt):
     assert "No such object 1-2-3-4" in error.inner[0].message
 
 
-@in_loop
 async def test_pools_is_a_link_to_the_default_tree(yt):
     await yt("create", type="scheduler_pool_tree", attributes={"name": "gpu", "nodes_filter": "gpu"})
     await yt("create", type="scheduler_pool", attributes={"name": "p", "pool_tree": "gpu"})
@@ -249,14 +223,12 @@ async def test_pools_is_a_link_to_the_default_tree(yt):
     await yt.set("//sys/pools/p&/@weight", 2)
     await yt.set("//sys/pools&/@custom", 1)
     assert await yt.get("//sys/pool_trees/gpu/@custom") == 1
-    error = await error_of(yt.set("//sys/pool_trees/@default_tree", "nope"))
-    assert "nope" in str(error)
+    await error_of(yt.set("//sys/pool_trees/@default_tree", "nope"), said="nope")
 
 
 # --- what is not there -------------------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_a_path_that_leads_nowhere_is_refused_in_the_words_of_the_protocol(yt):
     error = await error_of(yt.get("//sys/none"), 500)
     assert error.message == "Error resolving path //sys/none"
@@ -271,7 +243,6 @@ async def test_a_path_that_leads_nowhere_is_refused_in_the_words_of_the_protocol
         assert not await yt.exists(path)
 
 
-@in_loop
 async def test_a_pool_that_is_elsewhere_is_pointed_at(yt):
     await yt.create_pool("a")
     await yt.create_pool("burst", "a")
@@ -288,7 +259,6 @@ async def test_a_pool_that_is_elsewhere_is_pointed_at(yt):
     assert error.inner[0].inner[0].message == 'Pool tree "default" has no pool "nope"'
 
 
-@in_loop
 async def test_a_missing_attribute_is_told_with_what_may_be_meant(yt):
     await yt.create_pool("a", weight=3)
     error = await error_of(yt.get("//sys/pools/a/@weigth"), 500)
@@ -304,34 +274,29 @@ async def test_a_missing_attribute_is_told_with_what_may_be_meant(yt):
     assert error.inner[0].message == 'Attribute "resource_usage/disk_spac" is not found; did you mean "disk_space"?'
 
 
-@in_loop
 async def test_2_3_without_a_default_tree_an_operation_must_name_its_trees(yt):
     await yt.remove("//sys/pool_trees/@default_tree")
     assert not await yt.exists("//sys/pool_trees/@default_tree")
     await error_of(yt.remove("//sys/pool_trees/@default_tree"), 500)
     await yt.remove("//sys/pool_trees/@default_tree", force=True)
-    error = await error_of(yt.start(1), 214)
-    assert "Pool trees are unspecified" in str(error)
+    await error_of(yt.start(1), 214, "Pool trees are unspecified")
     assert await yt.start(1, pool_trees=["default"])
     await yt.set("//sys/pool_trees/@default_tree", "default")
     assert await yt.start(1, user="bob")
 
 
-@in_loop
 async def test_an_empty_scheduler_has_no_default_tree_to_link_to(yt):
     await yt.remove("//sys/pool_trees/default")
     error = await error_of(yt.get("//sys/pools"), 500)
     assert "there is none" in error.inner[0].message
     assert await yt.get("//sys/pools&/@broken") is True
     assert not await yt.exists("//sys/pool_trees/@default_tree")
-    error = await error_of(yt("create", type="scheduler_pool", attributes={"name": "a"}))
-    assert "there is no default tree" in str(error)
+    await error_of(yt("create", type="scheduler_pool", attributes={"name": "a"}), said="there is no default tree")
 
 
 # --- attributes --------------------------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_attributes_are_set_and_read_in_every_spelling(yt):
     await yt.create_pool("root-pool")
     await yt.create_pool("burst", "root-pool")
@@ -350,28 +315,18 @@ async def test_attributes_are_set_and_read_in_every_spelling(yt):
     assert "weight" in await yt.list(path)
 
 
-@in_loop
-async def test_a_wrong_value_changes_nothing(yt):
-    await yt.create_pool("a", weight=3)
-    error = await error_of(yt.set("//sys/pools/a/@weight", "heavy"))
-    assert "weight" in str(error)
-    await error_of(yt.set("//sys/pools/a/@mode", "lifo"))
-    await error_of(yt.set("//sys/pools/a/@id", "1-2-3-4"))
-    assert await yt.get("//sys/pools/a/@weight") == 3.0
-
-
-@in_loop
 async def test_all_attributes_are_replaced_at_once(yt):
     await yt.create_pool("a", weight=3, mode="fifo")
     await yt.set("//sys/pools/a/@", {"weight": 4, "max_share_ratio": 0.5})
     found = await yt.get("//sys/pools/a/@")
     assert (found["weight"], found["max_share_ratio"], "mode" in found) == (4.0, 0.5, False)
     await error_of(yt.set("//sys/pools/a/@", 5))
-    error = await error_of(yt.set("//sys/pools/a", {}))
-    assert "cannot be set as a whole" in str(error)
+    await error_of(yt.set("//sys/pools/a/@weight", "heavy"), said="weight")
+    await error_of(yt.set("//sys/pools/a/@id", "1-2-3-4"))
+    assert await yt.get("//sys/pools/a/@weight") == 4.0
+    await error_of(yt.set("//sys/pools/a", {}), said="cannot be set as a whole")
 
 
-@in_loop
 async def test_several_attributes_are_set_at_once_or_none(yt):
     await yt.create_pool("a")
     assert await yt("multiset_attributes", path="//sys/pools/a/@", value={"weight": 2, "mode": "fifo"}) == {}
@@ -384,7 +339,6 @@ async def test_several_attributes_are_set_at_once_or_none(yt):
     await error_of(yt("multiset_attributes", path="//sys/pools/a", value={}))
 
 
-@in_loop
 async def test_attributes_are_removed(yt):
     await yt.create_pool("a", weight=3, strong_guarantee_resources={"cpu": 1, "memory": 5}, note="x")
     await yt.remove("//sys/pools/a/@min_share_resources/memory")
@@ -398,7 +352,6 @@ async def test_attributes_are_removed(yt):
     await error_of(yt.remove("//sys/pools/a/@name"))
 
 
-@in_loop
 async def test_access_lists_are_attributes(yt):
     await yt.create_pool("a")
     await yt.create_pool("b", "a")
@@ -410,11 +363,9 @@ async def test_access_lists_are_attributes(yt):
     assert await yt.get("//sys/pools/a/b/@acl") == []
     error = await error_of(yt.set("//sys/pools/a/@acl", [{**entry, "permissions": ["uze"]}]))
     assert 'acl/0/permissions: "uze" is unknown; did you mean "use"?' in str(error)
-    error = await error_of(yt.set("//sys/pools/a/@effective_acl", []))
-    assert "cannot be set or removed" in str(error)
+    await error_of(yt.set("//sys/pools/a/@effective_acl", []), said="cannot be set or removed")
 
 
-@in_loop
 async def test_rights_to_operations_are_asked_about(yt):
     await yt.create_pool("a", acl=[])
     operation = await yt.start(pool="a", by="ann")
@@ -429,7 +380,6 @@ async def test_rights_to_operations_are_asked_about(yt):
     await error_of(ask("bob", "ann", "manage"), 901)
 
 
-@in_loop
 async def test_options_of_a_tree_are_attributes_or_in_its_config(yt):
     await yt.set("//sys/pool_trees/default/@config/max_operation_count", 77)
     await yt.set("//sys/pool_trees/default/@fair-share_starvation_tolerance", 0.5)
@@ -449,25 +399,19 @@ async def test_options_of_a_tree_are_attributes_or_in_its_config(yt):
 @pytest.mark.parametrize(
     "path", ["//sys/@x", "//@x", "//sys/scheduler/@x", f"{ORCHID}/@x", f"{DEFAULT}/pools/a/@weight"]
 )
-def test_what_is_not_configuration_cannot_be_set(play, path):
-    async def test(yt):
-        await yt.create_pool("a")
-        error = await error_of(yt.set(path, 1))
-        assert "cannot be changed" in str(error)
-
-    play(test)
+async def test_what_is_not_configuration_cannot_be_set(yt, path):
+    await yt.create_pool("a")
+    await error_of(yt.set(path, 1), said="cannot be changed")
 
 
 # --- creating, removing, moving ----------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_a_pool_is_created_in_the_default_tree_under_the_root(yt):
     answer = await yt("create", type="scheduler_pool", attributes={"name": "a", "weight": 2})
     assert list(answer) == ["object_id"]
     assert await yt.get("//sys/pools/a/@id") == answer["object_id"]
-    error = await error_of(yt("create", type="scheduler_pool", attributes={"name": "a"}), 501)
-    assert "already exists" in str(error)
+    await error_of(yt("create", type="scheduler_pool", attributes={"name": "a"}), 501, "already exists")
     again = await yt("create", type="scheduler_pool", attributes={"name": "a"}, ignore_existing=True)
     assert again == answer
 
@@ -491,16 +435,11 @@ async def test_a_pool_is_created_in_the_default_tree_under_the_root(yt):
         ({"type": "map_node", "path": "//sys/pools/a", "attributes": {"name": "b"}}, "leave the attribute name out"),
     ],
 )
-def test_what_cannot_be_created_is_refused(play, parameters, reason):
-    async def test(yt):
-        error = await error_of(yt("create", **parameters))
-        assert reason in str(error)
-        assert await yt.get("//sys/pool_trees") == {"default": {}}
-
-    play(test)
+async def test_what_cannot_be_created_is_refused(yt, parameters, reason):
+    await error_of(yt("create", **parameters), said=reason)
+    assert await yt.get("//sys/pool_trees") == {"default": {}}
 
 
-@in_loop
 async def test_pools_and_trees_are_created_by_their_paths(yt):
     answer = await yt("create", type="map_node", path="//sys/pools/a", attributes={"weight": 2})
     assert list(answer) == ["node_id"]
@@ -514,14 +453,12 @@ async def test_pools_and_trees_are_created_by_their_paths(yt):
     assert await yt.list("//sys/pool_trees") == ["default", "gpu"]
 
 
-@in_loop
 async def test_a_recursive_creation_that_fails_leaves_nothing(yt):
     path = "//sys/pools/a/b/c"
     await error_of(yt("create", type="map_node", path=path, recursive=True, attributes={"weight": "x"}))
     assert await yt.get("//sys/pools") == {}
 
 
-@in_loop
 async def test_pools_are_removed(yt):
     await yt.create_pool("a")
     await yt.create_pool("b", "a")
@@ -532,11 +469,9 @@ async def test_pools_are_removed(yt):
     await error_of(yt.remove("//sys/pools/a"), 500)
     await yt.remove("//sys/pools/a", force=True)
     for path in ("//sys/pools", "//sys", ORCHID, f"{DEFAULT}/pools/<Root>"):
-        error = await error_of(yt.remove(path, recursive=True))
-        assert "cannot be removed" in str(error)
+        await error_of(yt.remove(path, recursive=True), said="cannot be removed")
 
 
-@in_loop
 async def test_trees_are_removed(yt):
     await yt("create", type="scheduler_pool_tree", attributes={"name": "gpu", "nodes_filter": "gpu"})
     await yt("create", type="scheduler_pool", attributes={"name": "p", "pool_tree": "gpu"})
@@ -545,7 +480,6 @@ async def test_trees_are_removed(yt):
     assert await yt.list("//sys/pool_trees") == ["default"]
 
 
-@in_loop
 async def test_a_move_renames_and_gives_another_parent(yt):
     made = await yt.create_pool("a", weight=3)
     await yt.create_pool("parent")
@@ -561,11 +495,10 @@ async def test_a_move_renames_and_gives_another_parent(yt):
     await error_of(yt("move", source_path="//sys/pools/taken", destination_path="//sys/scheduler/x"))
     await error_of(yt("move", source_path="//sys/pools", destination_path="//sys/pools/x"))
     await yt("create", type="scheduler_pool_tree", attributes={"name": "gpu", "nodes_filter": "gpu"})
-    error = await error_of(yt("move", source_path="//sys/pools/taken", destination_path="//sys/pool_trees/gpu/x"))
-    assert 'cannot go to tree "gpu"' in str(error)
+    to_another_tree = yt("move", source_path="//sys/pools/taken", destination_path="//sys/pool_trees/gpu/x")
+    await error_of(to_another_tree, said='cannot go to tree "gpu"')
 
 
-@in_loop
 async def test_guarantees_are_transferred(yt):
     await yt.create_pool("a", strong_guarantee_resources={"cpu": 5})
     await yt.create_pool("b")
@@ -582,7 +515,6 @@ async def test_guarantees_are_transferred(yt):
 # --- the orchid --------------------------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_the_orchid_shows_what_lives(yt):
     await yt.register(cpu=1000.0)
     await yt.create_pool("root-pool", integral_guarantees={"resource_flow": {"cpu": 100}})
@@ -590,7 +522,6 @@ async def test_the_orchid_shows_what_lives(yt):
     await yt.create_pool("burst", "root-pool", integral_guarantees=flow)
     await yt.update()
     assert await yt.get(f"{DEFAULT}/pools/burst/integral_pool_capacity") == 8640.0
-    assert await yt.get(f"{DEFAULT}/pool_count") == 2
     assert await yt.get(f"{DEFAULT}/resource_limits/cpu") == 1000.0
     assert sorted(await yt.list(f"{DEFAULT}/pools")) == ["<Root>", "burst", "root-pool"]
     assert await yt.list(f"{DEFAULT}/child_pools_by_pool/root-pool") == ["burst"]
@@ -601,11 +532,9 @@ async def test_the_orchid_shows_what_lives(yt):
     assert not await yt.exists(f"{DEFAULT}/node_addresses/1")
     assert not await yt.exists(f"{DEFAULT}/node_addresses/x")
     assert (await yt.get(f"{DEFAULT}/pools"))["burst"]["specified_resource_flow_ratio"] == 0.1
-    error = await error_of(yt.list(f"{DEFAULT}/pool_count"))
-    assert "no map" in str(error)
+    await error_of(yt.list(f"{DEFAULT}/pool_count"), said="no map")
 
 
-@in_loop
 async def test_a_get_from_above_does_not_bring_everything(yt):
     assert await yt.get("//sys/scheduler") == {"instances": {"test-cluster": {"orchid": None}}, "orchid": None}
     assert (await yt.get("//sys"))["pools"] is None
@@ -616,7 +545,6 @@ async def test_a_get_from_above_does_not_bring_everything(yt):
     assert await yt.get("//sys/@cluster_name") == "test-cluster"
 
 
-@in_loop
 async def test_types_of_the_orchid_are_those_of_its_values(yt):
     await yt.create_pool("a")
     pool = f"{DEFAULT}/pools/a"
@@ -628,7 +556,6 @@ async def test_types_of_the_orchid_are_those_of_its_values(yt):
     assert await yt.get("//sys/scheduler/orchid/@type") == "orchid"
 
 
-@in_loop
 async def test_large_answers_let_others_have_their_turn(yt):
     for number in range(40):
         await yt.create_pool(f"p{number}")
@@ -648,7 +575,6 @@ async def test_large_answers_let_others_have_their_turn(yt):
     assert shown == {"default": root["pool_trees"]["default"].to_dict()}
 
 
-@in_loop
 async def test_a_tree_may_change_while_it_is_shown(yt):
     for number in range(20):
         await yt.create_pool(f"p{number}")
@@ -667,7 +593,6 @@ async def test_a_tree_may_change_while_it_is_shown(yt):
     assert {"<Root>", "made", "p0", "p18"} <= set(shown)
 
 
-@in_loop
 async def test_hosts_are_nodes_with_attributes(yt):
     await yt.register(tags=["big"])
     assert await yt.list("//sys/cluster_nodes") == ["host"]
@@ -688,7 +613,6 @@ async def test_hosts_are_nodes_with_attributes(yt):
 # --- operations --------------------------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_an_operation_runs_from_start_to_end(yt):
     await yt.register()
     operation = await yt.start(2, pool="p", title="work", by="bob")
@@ -713,11 +637,9 @@ async def test_an_operation_runs_from_start_to_end(yt):
     assert found["finish_time"] > "2023-11-14T22:13:20"
     assert found["alerts"] == {}
     assert (await yt("list_jobs", operation_id=operation))["state_counts"] == {"completed": 2}
-    error = await error_of(yt("abort_operation", operation_id=operation))
-    assert "completed" in str(error)
+    await error_of(yt("abort_operation", operation_id=operation), said="completed")
 
 
-@in_loop
 async def test_operations_are_aborted_suspended_resumed_and_completed(yt):
     await yt.register()
     first, second = await yt.start(pool="p"), await yt.start(pool="p", alias="*mine")
@@ -734,7 +656,6 @@ async def test_operations_are_aborted_suspended_resumed_and_completed(yt):
     assert (await yt("get_operation", operation_id=second))["state"] == "completed"
 
 
-@in_loop
 async def test_suspending_can_stop_the_jobs(yt):
     await yt.register()
     operation = await yt.start(2, pool="p")
@@ -747,7 +668,6 @@ async def test_suspending_can_stop_the_jobs(yt):
     assert (await yt("list_jobs", operation_id=operation))["state_counts"] == {"aborted": 2}
 
 
-@in_loop
 async def test_pool_and_weight_of_an_operation_change(yt):
     await yt.create_pool("p2")
     operation = await yt.start(pool="p")
@@ -781,15 +701,10 @@ async def test_pool_and_weight_of_an_operation_change(yt):
         ("no_such_command", {}, 1, "is not offered"),
     ],
 )
-def test_what_is_wrong_with_a_command_is_said(play, command, parameters, code, reason):
-    async def test(yt):
-        error = await error_of(yt(command, **parameters), code)
-        assert reason in str(error)
-
-    play(test)
+async def test_what_is_wrong_with_a_command_is_said(yt, command, parameters, code, reason):
+    await error_of(yt(command, **parameters), code, reason)
 
 
-@in_loop
 async def test_operations_are_listed_newest_first_and_filtered(yt):
     await yt.create_pool("full", max_running_operation_count=1)
     first = await yt.start(pool="full", by="ann", title="Nightly")
@@ -836,7 +751,6 @@ async def test_operations_are_listed_newest_first_and_filtered(yt):
     assert (await yt("list_operations", limit=0, cursor_direction="future"))["operations"] == []
 
 
-@in_loop
 async def test_jobs_are_listed_in_pages(yt):
     await yt.register()
     operation = await yt.start(5, pool="p")
@@ -858,7 +772,6 @@ async def test_jobs_are_listed_in_pages(yt):
     assert [each["id"] for each in failed] == [operation]
 
 
-@in_loop
 async def test_one_job_is_found_while_it_runs_and_after(yt):
     await yt.register()
     operation = await yt.start(2, pool="p")
@@ -877,7 +790,6 @@ async def test_one_job_is_found_while_it_runs_and_after(yt):
 # --- the rest ----------------------------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_small_commands_answer(yt):
     assert await yt("get_version") == {"version": "1.2.3"}
     assert "features" in await yt("get_supported_features")
@@ -931,34 +843,13 @@ REQUESTS = st.tuples(
 )
 
 
-class Memory:
-    """A store for one run."""
-
-    lost_total = 0
-    commit_s = 0.0
-
-    def load(self):
-        return iter(())
-
-    def write(self, changes, entries=()):
-        pass
-
-    def read_log(self, subjects=(), **bounds):
-        return []
-
-    def cut_log(self, until, max_bytes):
-        return 0
-
-    def close(self):
-        pass
-
-
 @examples(60)
 @given(st.lists(REQUESTS, min_size=1, max_size=12))
 def test_whatever_is_asked_is_answered_or_refused(requests):
     async def body():
         clock = StillClock(1_700_000_000.0)
-        yt = Client(Scheduler(Rules(), Memory(), clock), clock)
+        nothing = SimpleNamespace(load=lambda: iter(()), write=lambda *_: None, lost_total=0, commit_s=0.0)
+        yt = Client(Scheduler(Rules(), nothing, clock), clock)
         await yt.create_pool("a")
         for command, parameters, value in requests:
             with contextlib.suppress(YtError, CommandError):
@@ -969,14 +860,11 @@ def test_whatever_is_asked_is_answered_or_refused(requests):
     asyncio.run(body())
 
 
-def test_no_command_changes_what_it_was_given(play):
-    async def test(yt):
-        spec = {"tasks": {"t": {"job_count": Uint(1), "command": Attributed("x", {"a": 1})}}, "pool": "p"}
-        before = copy.deepcopy(spec)
-        await yt("start_operation", operation_type="vanilla", spec=spec)
-        attributes = {"name": "a", "pool_tree": "default", "weight": 2}
-        await yt("create", type="scheduler_pool", attributes=attributes)
-        assert spec == before
-        assert attributes == {"name": "a", "pool_tree": "default", "weight": 2}
-
-    play(test)
+async def test_no_command_changes_what_it_was_given(yt):
+    spec = {"tasks": {"t": {"job_count": Uint(1), "command": Attributed("x", {"a": 1})}}, "pool": "p"}
+    before = copy.deepcopy(spec)
+    await yt("start_operation", operation_type="vanilla", spec=spec)
+    attributes = {"name": "a", "pool_tree": "default", "weight": 2}
+    await yt("create", type="scheduler_pool", attributes=attributes)
+    assert spec == before
+    assert attributes == {"name": "a", "pool_tree": "default", "weight": 2}

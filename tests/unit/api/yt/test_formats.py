@@ -103,6 +103,7 @@ def test_text_and_binary_yson_are_what_the_client_sends():
         b"{\x01\x12object_id=\x01\x061-2;\x01\x06pid=\x02\x90\x4e;\x01\x0avalue=\x04;"
         b"\x01\x08list=[\x01\x0edefault;\x01\x06gpu;];}"
     )
+    assert write_yson(2**63) == b"9223372036854775808u"
     assert write_yson(Attributed(2.0, {"u": Uint(300)}), "binary") == (
         b"<\x01\x02u=\x06\xac\x02;>\x03" + struct.pack("<d", 2.0)
     )
@@ -129,13 +130,6 @@ def test_text_and_binary_yson_are_what_the_client_sends():
 )
 def test_yson_is_read(text, value):
     assert typed(read_yson(text)) == typed(value)
-
-
-def test_a_uint_stays_one():
-    assert type(read_yson(b"[5u]")[0]) is Uint
-    assert type(read_yson(b"\x06\x05")) is Uint
-    assert type(read_json(b"18446744073709551615")) is Uint
-    assert write_yson(2**63) == b"9223372036854775808u"
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,10 @@ START_TIME = "1970-01-12T13:46:40.000000Z"
 class Cluster(World):
     """A world with its orchid."""
 
-    def __init__(self, **options):
+    def __init__(self, cpu=0.0, **options):
         super().__init__(Rules(), START_S, **options)
+        if cpu:
+            self.host(cpu)
 
     @property
     def result(self):
@@ -85,8 +87,7 @@ def same(found, expected):
 @pytest.fixture
 def busy():
     """10 cores and 100 slots. ``a`` has 4 cores guaranteed and wants 2, ``b`` wants 20 and may have 5; all run."""
-    cluster = Cluster()
-    cluster.host()
+    cluster = Cluster(10.0)
     cluster.create_pool("a", weight=3, strong_guarantee_resources={"cpu": 4})
     cluster.create_pool("b", resource_limits={"cpu": 5})
     cluster.first = cluster.begin("a", 2)
@@ -127,6 +128,14 @@ OF_STARVATION = {
     "effective_min_run_time": 0,
     "lost_core_seconds": 0.0,
 }
+
+
+def burst(flow, most):
+    return {
+        "guarantee_type": "burst",
+        "resource_flow": {"cpu": flow},
+        "burst_guarantee_resources": {"cpu": most},
+    }
 
 
 def share(cores):
@@ -191,36 +200,15 @@ def of_guarantee(own, promised):
     }
 
 
-OF_B = {
-    # The demand is 20 cores, the limit 5 of 10, and nothing is guaranteed: all of it is by weight.
-    **of_fair_share(weight=5.0),
-    **of_use(5.0, 20.0),
-    **of_limit(5.0),
-    # Of the 6 cores that a's guarantee leaves, by weight 1 of 1 + 3.
-    **of_guarantee(0.0, 1.5),
-    "limited_demand_share": vector(user_slots=0.2, cpu=0.5),
-    "max_share_ratio": 1.0,
-    "max_possible_usage_ratio": 0.5,
-    "dominant_resource": "cpu",
-    "min_share_resources": {},
-    "strong_guarantee_resources": {},
+OF_POOL = {
+    # What an operation has not.
     "waiting_resource_demand": NOTHING,
-    "limited_resource_demand": {**NOTHING, "user_slots": 20, "cpu": 5.0},
-    "specified_resource_limits": {"cpu": 5.0},
-    "aggregated_preempted_cpu_x100": 0,
-    "satisfaction_ratio": 1.0,
-    "local_satisfaction_ratio": 1.0,
-    **OF_STARVATION,
-    "parent": "<Root>",
     "full_path": "/b",
     "mode": "fair_share",
     "is_ephemeral": False,
-    "weight": 1.0,
     "forbid_immediate_operations": False,
     "create_ephemeral_subpools": False,
     "child_pool_count": 0,
-    "enabled": True,
-    "schedulable": True,
     "operation_count": 1,
     "running_operation_count": 1,
     "pending_operation_count": 0,
@@ -237,6 +225,31 @@ OF_B = {
     "specified_resource_flow": {},
     "total_burst_ratio": 0.0,
     "total_resource_flow_ratio": 0.0,
+}
+OF_B = {
+    # The demand is 20 cores, the limit 5 of 10, and nothing is guaranteed: all of it is by weight.
+    **of_fair_share(weight=5.0),
+    **of_use(5.0, 20.0),
+    **of_limit(5.0),
+    # Of the 6 cores that a's guarantee leaves, by weight 1 of 1 + 3.
+    **of_guarantee(0.0, 1.5),
+    "limited_demand_share": vector(user_slots=0.2, cpu=0.5),
+    "max_share_ratio": 1.0,
+    "max_possible_usage_ratio": 0.5,
+    "dominant_resource": "cpu",
+    "min_share_resources": {},
+    "strong_guarantee_resources": {},
+    "limited_resource_demand": {**NOTHING, "user_slots": 20, "cpu": 5.0},
+    "specified_resource_limits": {"cpu": 5.0},
+    "aggregated_preempted_cpu_x100": 0,
+    "satisfaction_ratio": 1.0,
+    "local_satisfaction_ratio": 1.0,
+    **OF_STARVATION,
+    **OF_POOL,
+    "parent": "<Root>",
+    "weight": 1.0,
+    "enabled": True,
+    "schedulable": True,
 }
 OF_A = {
     **OF_B,
@@ -276,19 +289,8 @@ OF_ROOT = {
     "max_running_operation_count": 2000,
     "effective_strong_guarantee_resources": {**NOTHING, "user_slots": 100, "cpu": 10.0},
 }
-OF_POOLS_ONLY = frozenset(
-    {
-        "full_path", "mode", "is_ephemeral", "forbid_immediate_operations", "create_ephemeral_subpools",
-        "child_pool_count", "operation_count", "running_operation_count", "pending_operation_count",
-        "pool_operation_count", "lightweight_running_operation_count", "schedulable_operation_count",
-        "max_operation_count", "max_running_operation_count", "effective_strong_guarantee_resources",
-        "integral_guarantee_type", "specified_burst_ratio", "specified_burst_guarantee_resources",
-        "specified_resource_flow_ratio", "specified_resource_flow", "total_burst_ratio", "total_resource_flow_ratio",
-        "waiting_resource_demand",
-    }
-)  # fmt: skip
 OF_GREEDY = {
-    **{name: value for name, value in OF_B.items() if name not in OF_POOLS_ONLY},
+    **{name: value for name, value in OF_B.items() if name not in OF_POOL},
     # The limit of 5 cores is the pool's.
     **of_limit(10.0),
     "limited_demand_share": vector(user_slots=0.2, cpu=1.0),
@@ -346,17 +348,8 @@ def test_what_is_asked_for_is_all_that_is_computed(busy):
 
 
 def test_before_the_first_update_shares_are_zero_and_the_configuration_is_there():
-    cluster = Cluster()
-    cluster.host(1000.0)
-    cluster.create_pool(
-        "p",
-        weight=2,
-        integral_guarantees={
-            "guarantee_type": "burst",
-            "resource_flow": {"cpu": 100},
-            "burst_guarantee_resources": {"cpu": 500},
-        },
-    )
+    cluster = Cluster(1000.0)
+    cluster.create_pool("p", weight=2, integral_guarantees=burst(100, 500))
     operation = cluster.begin("p")
     assert cluster.result is None
     assert cluster.of_pool("p", "fair_share_ratio") == 0.0
@@ -400,8 +393,7 @@ def all_numbers(value):
 
 
 def test_a_value_set_after_the_update_is_shown_at_once():
-    cluster = Cluster()
-    cluster.host(1000.0)
+    cluster = Cluster(1000.0)
     cluster.create_pool("p", integral_guarantees={"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}})
     cluster.pass_time()
     cluster.set("p", "integral_guarantees/resource_flow", {"cpu": 100.0})
@@ -425,17 +417,8 @@ def test_a_value_set_after_the_update_is_shown_at_once():
 # --- integral guarantees (semantics.md 5.3) ----------------------------------------------------------------------
 
 
-def burst(flow, most):
-    return {
-        "guarantee_type": "burst",
-        "resource_flow": {"cpu": flow},
-        "burst_guarantee_resources": {"cpu": most},
-    }
-
-
 def test_a_flow_of_100_on_1000_cores_fills_up_to_8640_share_seconds():
-    cluster = Cluster()
-    cluster.host(1000.0)
+    cluster = Cluster(1000.0)
     cluster.create_pool("p", integral_guarantees=burst(100, 200))
     cluster.pass_time()
     cluster.pass_time(60.0)
@@ -453,16 +436,22 @@ def test_a_flow_of_100_on_1000_cores_fills_up_to_8640_share_seconds():
     assert cluster.of_pool("p", "estimated_burst_usage_duration_seconds") == pytest.approx(60.0)
 
 
-def test_the_capacity_follows_the_saturation_period_of_the_tree():
-    cluster = Cluster(integral_guarantees={"pool_capacity_saturation_period": 3_600_000})
-    cluster.host(1000.0)
-    cluster.create_pool("p", integral_guarantees=burst(100, 200))
-    assert cluster.of_pool("p", "integral_pool_capacity") == 360.0
+@pytest.mark.parametrize(
+    ("options", "guarantees", "capacity"),
+    [
+        ({"integral_guarantees": {"pool_capacity_saturation_period": 3_600_000}}, burst(100, 200), 360.0),
+        ({}, {"resource_flow": {"cpu": 100}}, 8640.0),
+    ],
+    ids=["as long as the tree says", "without a type yet"],
+)
+def test_the_capacity_of_a_flow(options, guarantees, capacity):
+    cluster = Cluster(1000.0, **options)
+    cluster.create_pool("p", integral_guarantees=guarantees)
+    assert cluster.of_pool("p", "integral_pool_capacity") == capacity
 
 
 def test_only_pools_with_a_guarantee_type_count_for_the_total_ratios():
-    cluster = Cluster()
-    cluster.host(10.0)
+    cluster = Cluster(10.0)
     cluster.create_pool("parent", integral_guarantees={**burst(8, 8), "guarantee_type": "none"})
     cluster.create_pool("child", "parent", integral_guarantees=burst(3, 5))
     assert cluster.of_pool("parent", "total_resource_flow_ratio") == 0.3
@@ -474,39 +463,30 @@ def test_only_pools_with_a_guarantee_type_count_for_the_total_ratios():
     assert cluster.of_pool("parent", "specified_burst_guarantee_resources") == {"cpu": 8.0}
 
 
+CAPACITY = {"integral_pool_capacity", "integral_pool_capacity_resources"}
+VOLUME = CAPACITY | {"accumulated_resource_ratio_volume", "accumulated_resource_volume"}
+DURATION = "estimated_burst_usage_duration_seconds"
+
+
 @pytest.mark.parametrize(
     ("guarantees", "present"),
     [
-        ({"guarantee_type": "none"}, []),
-        ({"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}}, ["volume"]),
-        (burst(1, 1), ["volume"]),
-        (burst(1, 2), ["volume", "duration"]),
+        ({"guarantee_type": "none"}, set()),
+        ({"resource_flow": {"cpu": 1}}, CAPACITY),
+        ({"guarantee_type": "relaxed", "resource_flow": {"cpu": 1}}, VOLUME),
+        (burst(1, 1), VOLUME),
+        (burst(1, 2), {*VOLUME, DURATION}),
     ],
 )
 def test_volumes_are_shown_of_integral_pools_only(guarantees, present):
-    cluster = Cluster()
-    cluster.host()
+    cluster = Cluster(10.0)
     cluster.create_pool("p", integral_guarantees=guarantees)
     found = materialise(cluster.orchid["pool_trees"]["default"]["pools"]["p"])
-    volume = {
-        "accumulated_resource_ratio_volume", "accumulated_resource_volume", "integral_pool_capacity",
-        "integral_pool_capacity_resources",
-    }  # fmt: skip
-    assert volume & found.keys() == (volume if "volume" in present else set())
-    assert ("estimated_burst_usage_duration_seconds" in found) == ("duration" in present)
-
-
-def test_the_capacity_is_shown_of_a_pool_that_has_a_flow_and_no_type_yet():
-    cluster = Cluster()
-    cluster.host(1000.0)
-    cluster.create_pool("p", integral_guarantees={"resource_flow": {"cpu": 100}})
-    assert cluster.of_pool("p", "integral_pool_capacity") == 8640.0
-    assert "accumulated_resource_volume" not in materialise(cluster.orchid["pool_trees"]["default"]["pools"]["p"])
+    assert found.keys() & {*VOLUME, DURATION} == present
 
 
 def test_resource_distribution_info_sums_what_the_root_has_given_away():
-    cluster = Cluster()
-    cluster.host(100.0)
+    cluster = Cluster(100.0)
     cluster.create_pool("strong", strong_guarantee_resources={"cpu": 30})
     cluster.create_pool("below", "strong", strong_guarantee_resources={"cpu": 20})
     cluster.create_pool("fast", integral_guarantees=burst(5, 20))
@@ -525,18 +505,8 @@ def test_resource_distribution_info_sums_what_the_root_has_given_away():
 # --- other kinds of pools ----------------------------------------------------------------------------------------
 
 
-def test_a_pool_below_another_says_where_it_is():
-    cluster = Cluster()
-    cluster.create_pool("a")
-    cluster.create_pool("b", "a")
-    assert cluster.of_pool("b", "parent") == "a"
-    assert cluster.of_pool("b", "full_path") == "/a/b"
-    assert cluster.of_pool("a", "child_pool_count") == 1
-
-
 def test_a_fifo_pool_shows_its_order_and_its_operations_their_places():
-    cluster = Cluster()
-    cluster.host()
+    cluster = Cluster(10.0)
     cluster.create_pool("f", mode="fifo", fifo_sort_parameters=["start_time"])
     first, second = cluster.begin("f", 10), cluster.begin("f", 10)
     cluster.pass_time()
@@ -561,8 +531,7 @@ def test_an_ephemeral_pool_is_one_of_the_pools_and_of_its_user():
 
 
 def test_inferred_weights_are_the_ones_shown():
-    cluster = Cluster(infer_weight_from_guarantees_share_multiplier=10)
-    cluster.host()
+    cluster = Cluster(10.0, infer_weight_from_guarantees_share_multiplier=10)
     cluster.create_pool("a", strong_guarantee_resources={"cpu": 6})
     cluster.create_pool("b", strong_guarantee_resources={"cpu": 2})
     cluster.create_pool("c", weight=4, strong_guarantee_resources={"cpu": 2})
@@ -573,8 +542,7 @@ def test_inferred_weights_are_the_ones_shown():
 
 
 def test_limits_of_max_share_ratio_are_parts_of_the_parents():
-    cluster = Cluster()
-    cluster.host(100.0)
+    cluster = Cluster(100.0)
     cluster.create_pool("a", resource_limits={"cpu": 40})
     cluster.create_pool("b", "a", max_share_ratio=0.5)
     operation = cluster.begin("b", max_share_ratio=0.5)
@@ -598,8 +566,7 @@ def test_the_satisfaction_of_a_pool_is_the_least_below_it(busy):
 
 
 def test_a_starving_pool_says_so_and_since_when():
-    cluster = Cluster(fair_share_starvation_timeout=10_000, enable_aggressive_starvation=False)
-    cluster.host()
+    cluster = Cluster(10.0, fair_share_starvation_timeout=10_000, enable_aggressive_starvation=False)
     cluster.create_pool("a", strong_guarantee_resources={"cpu": 4})
     cluster.create_pool("b")
     greedy = cluster.begin("b", 10)
@@ -674,7 +641,7 @@ def test_children_and_operations_are_found_by_pool():
     tree = cluster.orchid["pool_trees"]["default"]
     assert list(tree["child_pools_by_pool"]) == ["<Root>", "a", "b"]
     assert list(tree["child_pools_by_pool"]["a"]) == ["b"]
-    assert tree["child_pools_by_pool"]["a"]["b"]["full_path"] == "/a/b"
+    assert [tree["child_pools_by_pool"]["a"]["b"][name] for name in ("parent", "full_path")] == ["a", "/a/b"]
     assert list(tree["child_pools_by_pool"]["<Root>"]) == ["a"]
     assert list(tree["operations_by_pool"]["b"]) == [operation]
     assert list(tree["operations_by_pool"]["a"]) == []
@@ -777,8 +744,7 @@ def test_an_operation_that_waits_has_an_alert():
 
 
 def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
-    cluster = Cluster()
-    cluster.host()
+    cluster = Cluster(10.0)
     operation = cluster.begin("p", 2, max_failed_job_count=1)
     cluster.pass_time()
     cluster.heartbeat()

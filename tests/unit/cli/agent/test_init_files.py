@@ -52,6 +52,7 @@ def test_how_a_file_compares_with_what_is_there(tmp_path):
 def test_sources_are_in_shadow_mode_and_are_read_back(tmp_path):
     """One of a file of before keeps its options; what is new has those of new installations."""
     [new] = init_files.parse_sockets(['podman=/run/a"b.sock'])
+    assert (new.kind, new.socket) == ("podman", '/run/a"b.sock')
     sources = [Source(kind="docker", mode="shadow"), new]
     found = [finish_config({"source": [source]}, "").resolve_settings(source, "", {}) for source in sources]
     assert [(each.actuator, each.limit_rule, each.min_cpu_limit) for each in found] == [
@@ -74,11 +75,6 @@ def test_sources_are_in_shadow_mode_and_are_read_back(tmp_path):
 def test_wrong_sockets_are_refused(given):
     with pytest.raises(UsageError, match=r"for example --socket docker=/run/docker-2\.sock"):
         init_files.parse_sockets([given])
-
-
-def test_sockets_become_sources():
-    (source,) = init_files.parse_sockets(["podman=/run/other.sock"])
-    assert (source.kind, source.socket, source.mode) == ("podman", "/run/other.sock", "shadow")
 
 
 @pytest.mark.parametrize("kind", ENGINE_KINDS)

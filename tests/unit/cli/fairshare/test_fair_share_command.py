@@ -1,4 +1,4 @@
-"""``cpumond fair-share``: its three outputs, its exit codes, and that it works between two pipes."""
+"""``cpumond fair-share``: its two outputs, its exit codes, and that it works between two pipes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 import cpumond.cli.fairshare.command  # noqa: F401  (loaded before a test gives its rights away)
 from cpumond.cli import run
-from cpumond.cli.fairshare.command import draw_bar, draw_table
 from cpumond.cli.fairshare.input import InputReader
 from cpumond.fairshare import ROOT, fair_share_update
 
@@ -136,112 +135,6 @@ def test_time_is_a_line_per_update_on_standard_error(write, capsys):
     assert all(0.0 < line["update_s"] < 60.0 for line in lines)
 
 
-# ---- table
-
-TABLE = """\
-t1: 3 pools, 6 operations, cluster of 1000 user_slots, 200 cpu, 256 GiB memory
-element     mode                weight  resource  guaranteed  demand  share  strong  integral  by weight    cpu
-<root>      fair_share                  cpu             40.0   225.0  100.0    40.0      20.0       40.0    200  ████▓▒▒▒▒···········
-  prod      fair_share               3  cpu             40.0    80.0   64.0    40.0       0.0       24.0    128  ██████████▒▒▒▒▒▒····
-    web                              1  cpu                     45.0   42.7                               85.33  ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒·
-    etl                            0.5  cpu                     35.0   21.3                               42.67  ▒▒▒▒▒▒▒▒▒▒▒▒········
-  lab       fair_share relaxed       1  cpu              0.0   120.0   28.0     0.0      20.0        8.0     56  ▓▓▓▒▒···············
-    exp                              1  cpu                     45.0   28.0                                  56  ▒▒▒▒▒▒▒▒▒▒▒▒········
-    gang    gang                     1  cpu                     75.0    0.0                                   0  ····················
-  batch     fifo                     1  cpu              0.0    25.0    8.0     0.0       0.0        8.0     16  ▒▒▒▒▒▒··············
-    first   #0                       1  cpu                     12.5    8.0                                  16  ▒▒▒▒▒▒▒▒▒▒▒▒▒·······
-    second  #1                       1  cpu                     12.5    0.0                                   0  ····················
-in percent of the cluster's amount of the resource in the row; guaranteed: strong guarantee after adjustment
-bar: what it gets of its demand, █ strong, ▓ integral, ▒ by weight, · missing
-"""  # noqa: E501 - a table is as wide as it is
-
-
-def draw(tree: dict[str, Any], width: int | None = None) -> list[str]:
-    update = InputReader().read(json.dumps(tree).encode())
-    result = fair_share_update(update.snapshot, update.now, update.previous_update_time)
-    return draw_table(update, result, width).splitlines()
-
-
-def test_the_table(write, capsys):
-    assert run(["fair-share", write(TREE), "--format", "table"]) == 0
-    assert capsys.readouterr() == (TABLE, "")
-
-
-def test_tables_of_several_updates_have_a_line_between(write, capsys):
-    run(["fair-share", write(small(1, id="a"), small(2)), "--format", "table"])
-    out = capsys.readouterr().out
-    assert out.startswith("a: 0 pools, 1 operation, cluster of 10 cpu\n")
-    assert "\n\n0 pools, 1 operation, cluster of 10 cpu\n" in out
-
-
-def test_errors_of_the_update_are_below_the_table():
-    pools = [{"name": "q", "parent": ROOT, "strong_guarantee_resources": {"cpu": 20}}]
-    lines = draw(small(1, pools=pools))
-    assert any(line.startswith("error 29000: ") for line in lines)
-
-
-def test_a_narrow_terminal_does_without_the_bar_and_then_without_the_parts():
-    wide = draw(TREE)
-    assert draw(TREE, max(map(len, wide))) == wide
-    no_bar = draw(TREE, 120)
-    assert no_bar[1] == wide[1]
-    assert no_bar[2] == wide[2].rstrip("█▓▒·").rstrip()
-    assert not no_bar[-1].startswith("bar")
-    assert draw(TREE, 40)[1] == ("element     mode                weight  resource  guaranteed  demand  share    cpu")
-
-
-def test_the_resource_of_a_row_is_its_dominant_one_and_the_amount_is_of_the_main_one():
-    operations = [{"name": "o", "parent": ROOT, "demand": {"memory": 2**30, "cpu": 1}, "gang": True}]
-    tree = small(0, operations=operations, total_resources={"cpu": 10, "memory": 2**31})
-    lines = draw({**tree, "options": {"main_resource": "memory"}})
-    assert lines[1].endswith("by weight  memory")
-    assert lines[3].split()[:4] == ["o", "gang", "1", "memory"]
-    assert "1 GiB" in lines[3]
-
-
-def test_a_cluster_of_nothing():
-    lines = draw({"total_resources": {}, "now": 0, "pools": [{"name": "q", "parent": ROOT}]})
-    assert lines[0] == "1 pool, 0 operations, cluster of nothing"
-    assert lines[3].split() == ["q", "fair_share", "1", "cpu", "0.0", "0.0", "0.0", "0.0", "0.0", "0.0", "0"]
-
-
-def test_fifo_operations_are_in_the_order_in_which_they_are_served():
-    flags = {"mode": "fifo", "fifo_reordering": True, "strong_guarantee_resources": {"cpu": 5}}
-    operations = [
-        {"name": "gang", "parent": "q", "demand": {"cpu": 8}, "gang": True, "start_time": 0},
-        {"name": "small", "parent": "q", "demand": {"cpu": 4}, "start_time": 1},
-    ]
-    options = {"step_function_for_gang_operations": True, "fifo_reordering": True}
-    lines = draw(small(0, pools=[{"name": "q", "parent": ROOT, **flags}], operations=operations, options=options))
-    assert [line.split()[:2] for line in lines[4:6]] == [["small", "#0"], ["gang", "#1"]]
-
-
-def test_names_are_whole_and_harmless():
-    long, wild = "n" * 500, "a\x1b[2J\nb"
-    lines = draw(small(0, pools=[{"name": long, "parent": ROOT}, {"name": wild, "parent": ROOT}]), 80)
-    assert any(line.startswith(f"  {long}") for line in lines)
-    assert any(line.startswith("  a\\x1b[2J\\nb") for line in lines)
-
-
-def test_a_chain_of_a_thousand_pools():
-    pools = [{"name": f"p{n}", "parent": f"p{n - 1}" if n else ROOT} for n in range(1000)]
-    assert draw(small(1, pools=pools))[1002].startswith("  " * 1000 + "p999")
-
-
-@pytest.mark.parametrize(
-    ("parts", "demand", "bar"),
-    [
-        ((0.0, 0.0, 0.0), 0.0, ""),
-        ((0.0, 0.0, 0.0), 0.5, "·" * 20),
-        ((0.1, 0.1, 0.2), 0.8, "██" + "▓▓▓" + "▒▒▒▒▒" + "·" * 10),
-        ((0.0, 0.0, 0.3), 0.3, "▒" * 20),
-        ((0.3, 0.0, 0.0), 0.2, "█" * 20),
-    ],
-)
-def test_bars(parts, demand, bar):
-    assert draw_bar(parts, demand) == bar
-
-
 # ---- words
 
 
@@ -300,6 +193,12 @@ def test_a_wrong_command_line_is_64(write, capsys, arguments):
     assert capsys.readouterr().err.startswith("cpumond: ")
 
 
+def test_a_table_that_is_gone_says_what_to_use_instead(write, capsys):
+    assert run(["fair-share", write(TREE), "--format", "table"]) == 64
+    sentence = "'table' is gone; JSON has the numbers, --explain ELEMENT the reasons in words."
+    assert sentence in capsys.readouterr().err
+
+
 # ---- simulate
 
 
@@ -327,9 +226,8 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("format_", ["json", "table"])
-def test_each_answer_is_there_before_the_next_question(format_):
-    with start("-", "--format", format_) as program:
+def test_each_answer_is_there_before_the_next_question():
+    with start("-", "--format", "json") as program:
         assert program.stdin is not None
         assert program.stdout is not None
         for n in range(3):

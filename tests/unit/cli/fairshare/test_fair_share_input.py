@@ -175,58 +175,62 @@ def test_a_mistake_does_not_spoil_what_was_read_before():
 
 POOL = {"name": "p3", "parent": ROOT}
 OPERATION = {"name": "o1", "parent": ROOT}
+OF_INTEGRAL = (
+    "type, resource_flow, burst_guarantee_resources, relaxed_share_multiplier_limit, can_accept_free_volume, "
+    "should_distribute_free_volume_among_children, accumulated_volume, last_share_ratio"
+)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"pools": [{**POOL, "weight": "x"}]}, 'pool "p3": weight: expected a number, got "x"'),
-        ({"pools": [{**POOL, "weight": True}]}, 'pool "p3": weight: expected a number, got true'),
-        ({"pools": [POOL, {**POOL, "mode": "lifo"}]}, 'pool "p3": mode: expected fair_share or fifo, got "lifo"'),
+        ({"weight": "x"}, 'weight: expected a number, got "x"'),
+        ({"weight": True}, "weight: expected a number, got true"),
+        ({"mode": "lifo"}, 'mode: expected fair_share or fifo, got "lifo"'),
+        ({"integral": {"type": "strong"}}, 'integral.type: expected none, burst or relaxed, got "strong"'),
+        ({"integral": {"resource_flow": {"cpu": []}}}, "integral.resource_flow.cpu: expected a number, got []"),
+        ({"integral": {"flow": {"cpu": 1}}}, f'integral: unknown key "flow"; known are {OF_INTEGRAL}'),
+        ({"wieght": 1}, 'unknown key "wieght"; did you mean "weight"?'),
         (
-            {"pools": [{**POOL, "integral": {"type": "strong"}}]},
-            'pool "p3": integral.type: expected none, burst or relaxed, got "strong"',
+            {"resource_limits": {"CPU": 1}},
+            'resource_limits: unknown key "CPU"; known are user_slots, cpu, gpu, memory, network',
         ),
+        ({"max_share_ratio": 1.5}, "max_share_ratio: expected a number in [0, 1], got 1.5"),
         (
-            {"pools": [{**POOL, "integral": {"resource_flow": {"cpu": []}}}]},
-            'pool "p3": integral.resource_flow.cpu: expected a number, got []',
+            {"integral": {"accumulated_volume": {"cpu": 1e308}}},
+            "integral.accumulated_volume: cpu: expected a finite number in [0, 1e+100], got 1e+308",
         ),
+    ],
+)
+def test_a_mistake_in_a_pool_is_said_with_its_name(fields, message):
+    assert refusal({"pools": [{"name": "before", "parent": ROOT}, {**POOL, **fields}]}) == f'pool "p3": {message}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"gang": 1}, "gang: expected true or false, got 1"),
+        ({"demand": {"memory": "1G"}}, 'demand.memory: expected a number, got "1G"'),
+        ({"demand": 5}, "demand: expected an object, got 5"),
         (
-            {"pools": [{**POOL, "integral": {"flow": {"cpu": 1}}}]},
-            (
-                'pool "p3": integral: unknown key "flow"; known are type, resource_flow, burst_guarantee_resources, '
-                "relaxed_share_multiplier_limit, can_accept_free_volume, should_distribute_free_volume_among_children, "
-                "accumulated_volume, last_share_ratio"
-            ),
+            {"demand": list(range(100))},
+            "demand: expected an object, got [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16...",
         ),
-        ({"pools": [{**POOL, "wieght": 1}]}, 'pool "p3": unknown key "wieght"; did you mean "weight"?'),
-        (
-            {"pools": [{**POOL, "resource_limits": {"CPU": 1}}]},
-            'pool "p3": resource_limits: unknown key "CPU"; known are user_slots, cpu, gpu, memory, network',
-        ),
+        ({"demands": "a"}, 'unknown key "demands"; did you mean "demand"?'),
+    ],
+)
+def test_a_mistake_in_an_operation_is_said_with_its_name(fields, message):
+    assert refusal({"operations": [{**OPERATION, **fields}]}) == f'operation "o1": {message}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
         ({"pools": [{"name": "p3"}]}, 'pool "p3": the key "parent" is missing'),
         ({"pools": [{"parent": ROOT}]}, 'pools[0]: the key "name" is missing'),
         ({"pools": [POOL, 7]}, "pools[1]: expected an object, got 7"),
         ({"pools": {"p3": {}}}, 'pools: expected a list, got {"p3": {}}'),
-        ({"operations": [{**OPERATION, "gang": 1}]}, 'operation "o1": gang: expected true or false, got 1'),
-        (
-            {"operations": [{**OPERATION, "demand": {"memory": "1G"}}]},
-            'operation "o1": demand.memory: expected a number, got "1G"',
-        ),
-        ({"operations": [{**OPERATION, "demand": 5}]}, 'operation "o1": demand: expected an object, got 5'),
-        (
-            {"operations": [{**OPERATION, "demand": list(range(100))}]},
-            (
-                'operation "o1": demand: expected an object, got '
-                "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16..."
-            ),
-        ),
-        (
-            {"operations": [{**OPERATION, "demands": "a"}]},
-            'operation "o1": unknown key "demands"; did you mean "demand"?',
-        ),
         ({"options": {"fast_fifo": "yes"}}, 'options: fast_fifo: expected true or false, got "yes"'),
-        ({"root": {"weight": 1}}, None),
         (
             {"root": {"integral": {"type": "burst"}}},
             (
@@ -236,15 +240,25 @@ OPERATION = {"name": "o1", "parent": ROOT}
         ),
         ({"id": 5}, "id: expected a text, got 5"),
         ({"poolz": []}, 'unknown key "poolz"; did you mean "pools"?'),
-        ({"a\x1b": 1}, None),
+        (
+            {"total_resources": {"cpu": 1e308}, "pools": [{**POOL, "max_share_ratio": 0.5}]},
+            "total_resources: cpu: expected a finite number in [0, 9.22e+18], got 1e+308",
+        ),
+        ({"now": 1e308}, "now: expected a finite number of seconds within +-9.22e+12, got 1e+308"),
+        (
+            {"pools": [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}]},
+            'pool "a": its ancestors lead back to itself ("a" -> "b" -> "a"); give one of them another parent',
+        ),
     ],
 )
-def test_a_mistake_of_form_is_said_with_its_element(fields, message):
-    if message is None:
-        assert "unknown key" in refusal(fields)
-        assert "\x1b" not in refusal(fields)
-    else:
-        assert refusal(fields) == message
+def test_a_mistake_of_the_whole_is_said_with_its_place(fields, message):
+    assert refusal(fields) == message
+
+
+@pytest.mark.parametrize("fields", [{"root": {"weight": 1}}, {"a\x1b": 1}])
+def test_an_unknown_key_moves_no_cursor(fields):
+    assert "unknown key" in refusal(fields)
+    assert "\x1b" not in refusal(fields)
 
 
 @pytest.mark.parametrize("key", ["now", "total_resources"])
@@ -290,35 +304,6 @@ def test_text_that_is_no_json(text, message):
 def test_endless_nesting():
     assert refusal("[" * 100_000) == "expected object, got array"
     assert refusal('{"id": ' + "[" * 100_000) == "id: expected str | null, got array"
-
-
-# ---- mistakes of content
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"pools": [{**POOL, "max_share_ratio": 1.5}]},
-            'pool "p3": max_share_ratio: expected a number in [0, 1], got 1.5',
-        ),
-        (
-            {"pools": [{**POOL, "integral": {"accumulated_volume": {"cpu": 1e308}}}]},
-            'pool "p3": integral.accumulated_volume: cpu: expected a finite number in [0, 1e+100], got 1e+308',
-        ),
-        (
-            {"total_resources": {"cpu": 1e308}, "pools": [{**POOL, "max_share_ratio": 0.5}]},
-            "total_resources: cpu: expected a finite number in [0, 9.22e+18], got 1e+308",
-        ),
-        ({"now": 1e308}, "now: expected a finite number of seconds within +-9.22e+12, got 1e+308"),
-        (
-            {"pools": [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}]},
-            'pool "a": its ancestors lead back to itself ("a" -> "b" -> "a"); give one of them another parent',
-        ),
-    ],
-)
-def test_a_mistake_of_content_is_said_with_its_element(fields, message):
-    assert refusal(fields) == message
 
 
 # ---- files

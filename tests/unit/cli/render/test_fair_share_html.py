@@ -18,34 +18,17 @@ DAY = 86400.0
 def make_row(time_s: float = 0.0, usage: float = 0.0, **changes: Any) -> SimulationRow:
     """A row of a burst pool that is granted ``usage`` for volume."""
     values: dict[str, Any] = {
-        "time_s": time_s,
-        "pool": "reports",
-        "guarantee_type": "burst",
-        "demand": usage,
-        "usage": usage,
-        "strong_guarantee": 0.0,
-        "resource_flow": 100.0,
-        "burst_guarantee": 500.0,
-        "fair_share": usage,
-        "fair_share_strong_guarantee": 0.0,
-        "fair_share_integral_guarantee": usage,
-        "fair_share_weight_proportional": 0.0,
-        "accumulated_volume": 0.0,
-        "integral_pool_capacity": 8.64e6,
-    }
+        **dict.fromkeys(SimulationRow.__slots__, 0.0),
+        "time_s": time_s, "pool": "reports", "guarantee_type": "burst", "resource_flow": 100.0,
+        "burst_guarantee": 500.0, "integral_pool_capacity": 8.64e6,
+        **dict.fromkeys(("demand", "usage", "fair_share", "fair_share_integral_guarantee"), usage),
+    }  # fmt: skip
     return SimulationRow(**{**values, **changes})
 
 
 def render(rows: Iterable[SimulationRow], until_s: float = DAY, **changes: Any) -> str:
-    values: dict[str, Any] = {"title": "tree.toml", "step_s": 1.0, "main_resource": "cpu", **changes}
+    values: dict[str, Any] = {"title": "tree.toml", "main_resource": "cpu", **changes}
     return render_html(rows, until_s=until_s, **values)
-
-
-def summary_of(page: HtmlPage, pool: str) -> dict[str, str]:
-    """A row of the table: heading -> text."""
-    heads = page.texts("th")[1 : len(page.texts("th")) - len(page.texts("tr")) + 1]
-    place = page.texts("th")[len(heads) + 1 :].index(pool) * len(heads)
-    return dict(zip(heads, page.texts("td")[place : place + len(heads)], strict=True))
 
 
 # the file
@@ -58,19 +41,18 @@ def test_names_are_escaped():
     page = HtmlPage(text)
     shown = name.replace("\udcff", r"\udcff")
     assert page.texts("title") == page.texts("h1") == page.texts("h2") == [shown]
-    assert summary_of(page, shown)["Integral guarantee"] == "burst"
 
 
-def test_there_are_two_graphs_per_pool_with_an_integral_guarantee_and_a_line_of_the_table_for_each_pool():
+def test_there_are_two_graphs_per_pool_with_an_integral_guarantee_and_nothing_else():
     kinds = {"a": "burst", "b": "none", "c": "relaxed"}
     rows = [make_row(time_s, pool=pool, guarantee_type=kind) for time_s in (0.0, 1.0) for pool, kind in kinds.items()]
     page = HtmlPage(render(rows))
     assert page.texts("h2") == ["a", "c"]
     assert [chart["sync"] for chart in page.charts] == ["pool 0", "pool 0", "pool 1", "pool 1"]
-    assert [summary_of(page, pool)["Integral guarantee"] for pool in kinds] == list(kinds.values())
+    assert page.texts("table") == []
 
 
-def test_without_an_integral_guarantee_there_is_the_table_and_a_sentence():
+def test_without_an_integral_guarantee_there_is_a_sentence():
     page = HtmlPage(render([make_row(pool="a", guarantee_type="none")]))
     assert "No pool of this tree has an integral guarantee, so there is no volume to draw." in page.texts("p")
     assert page.texts("script") == ["[]", ""]
@@ -148,41 +130,6 @@ def test_demand_without_bounds_does_not_press_the_graph_flat():
     assert page.line("demand (beyond the graph)")["values"] == [1e6, 1e6]
     assert page.charts[0]["cut"] == pytest.approx(575)
     assert "cut" not in HtmlPage(render([make_row(0.0, 500.0, demand=600.0)])).charts[0]
-
-
-def test_the_guarantee_is_said_in_words():
-    assert HtmlPage(render([make_row()])).texts("p")[1] == (
-        "Integral guarantee: burst, flow 100 cores, burst guarantee 500 cores. "
-        "The volume holds up to 8.64 M core·s, which lasts 6h of full burst."
-    )
-    relaxed = make_row(guarantee_type="relaxed", burst_guarantee=0.0, strong_guarantee=50.0)
-    assert HtmlPage(render([relaxed])).texts("p")[1] == (
-        "Integral guarantee: relaxed, flow 100 cores, on top of a strong guarantee of 50 cores. "
-        "The volume holds up to 8.64 M core·s."
-    )
-
-
-# summary
-
-
-def test_the_summary_counts_what_holds_until_the_next_row():
-    rows = [
-        make_row(0.0, 0.0, accumulated_volume=1000.0),
-        make_row(100.0, 500.0, demand=600.0, accumulated_volume=9000.0),
-        make_row(400.0, 499.0, demand=499.0, accumulated_volume=30.0),
-        make_row(500.0, 100.0, demand=500.0, accumulated_volume=40.0),
-        make_row(600.0, 500.0, demand=501.0, accumulated_volume=50.0),
-    ]
-    assert summary_of(HtmlPage(render(rows, until_s=600.0)), "reports") == {
-        "Integral guarantee": "burst",
-        "At full burst": "5m",
-        "Above the flow": "6m 40s",
-        "Least volume": "30",
-        "Greatest volume": "9000",
-        "Volume at the end": "50",
-        "Mean usage": "349.8",
-        "Demand not met": "6m 40s",
-    }
 
 
 # numbers

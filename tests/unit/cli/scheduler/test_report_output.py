@@ -1,4 +1,4 @@
-"""What ``cpumond report`` writes: text, CSV and the page, of an answer of the scheduler."""
+"""What ``cpumond report`` writes: text and CSV of an answer of the scheduler."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from html_page import HtmlPage
 
-from cpumond.cli.render.report import MAX_BARS, render_report
+from cpumond.cli import run
 from cpumond.cli.scheduler.report import choose_output, guard_cell, render_csv, render_text
 from cpumond.cli.scheduler.report_rows import keep_pool, list_pools
 from cpumond.core.errors import NoSuchError, UsageError
-from cpumond.scheduler.history.model import HistoryView, ReportRow, ReportTree, ReportView
+from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
 
 DAY_S = 86_400.0
 UNTIL = 1_800_000_000.0
@@ -60,12 +59,6 @@ def report() -> ReportView:
     return make_report(pools, operations, left_out=3)
 
 
-def make_history(values: list[float | None], interval_s: float = 100.0, until: float = UNTIL) -> HistoryView:
-    times = [until - interval_s * (len(values) - 1 - place) for place in range(len(values))]
-    columns = {name: list(values) for name in ("ordered_cores", "limit_cores", "used_cores")}
-    return HistoryView("pool", "default", "<Root>", 10.0, times, [interval_s] * len(values), columns)
-
-
 # ---- text
 
 
@@ -99,7 +92,6 @@ def test_all_formats_say_how_many_operations_had_no_series():
     report = make_report(pools, operations_without_series=12)
     sentence = "Up to 12 operations at a time had no series of their own"
     assert sentence in render_text(report, DAY_S, None, False)
-    assert sentence in render_report(report, {}, DAY_S)
     assert {row["operations_without_series"] for row in read_csv(report)} == {"12"}
     assert msgspec.json.decode(msgspec.json.encode(report))["operations_without_series"] == 12
     assert "no series" not in render_text(make_report(pools), DAY_S, None, False)
@@ -177,60 +169,6 @@ def test_only_what_would_be_a_formula_gets_an_apostrophe():
     assert [guard_cell(text) for text in ("", "a=1", "'=1", " =1")] == ["", "a=1", "'=1", " =1"]
 
 
-# ---- HTML
-
-
-def test_the_page_has_tables_graphs_and_nothing_from_elsewhere(report):
-    page = HtmlPage(render_report(report, {"default": make_history([1.0, 2.0, 3.0])}, DAY_S))
-    assert page.texts("caption") == ["Pools, core-hours", "Operations, core-hours"]
-    assert page.texts("h2") == ["Tree default", "What the columns mean"]
-    assert "Of 408 core-hours ordered, 204 were used (50.0 %) and 163.2 reclaimed for others (40.0 %)." in page.texts(
-        "p"
-    )
-    rows = ["".join(texts) for name, attributes, texts in page.elements if attributes.get("scope") == "row"]
-    assert rows[:4] == ["research", "nightly", "deep", "other"], "the bars"
-    assert rows[4:] == ["other", "research", "nightly", "deep", "total", "op-1", "op-2", "total"]
-    figures = page.texts("figure")
-    assert len(figures) == 2
-    assert "Ordered, limit and used over time, cores" in figures[0]
-    assert "researchused 200, reclaimed 160, neither used nor reclaimed 40" in figures[1]
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_every_name_of_users_stays_text(name):
-    pools = [make_row(name, 10.0, parent="<Root>"), make_row("below", 5.0, parent=name)]
-    operations = [make_row("op", 5.0, title=name, user=name, pool=name, state="running")]
-    view = make_report(pools, operations)
-    tree = ReportTree(name, view.trees[0].total, pools, operations, 0)
-    page = HtmlPage(render_report(make_report([], trees=[tree]), {}, DAY_S))
-    shown = name if name.isprintable() else ascii(name)[1:-1]
-    assert page.texts("h2")[0] == f"Tree {shown}"
-    assert shown in page.texts("th")
-    assert page.texts("td").count(shown) == 3
-    assert shown in page.texts("span", "long")
-
-
-def test_a_line_has_nothing_where_nothing_is_known():
-    history = make_history([4.0, 4.0, None, 2.0])
-    page = HtmlPage(render_report(make_report([]), {"default": history}, DAY_S))
-    assert page.line("used")["values"] == [4, 4, 4, None, 2]
-    assert page.charts[0]["times"] == [UNTIL - 400, UNTIL - 300, UNTIL - 200, UNTIL - 100, UNTIL]
-    assert page.charts[0]["intervals"] == [0, 100, 100, 100, 100]
-
-
-def test_the_bars_are_of_the_pools_with_the_most_ordered():
-    pools = [make_row(f"p{number:02}", float(number), parent="<Root>") for number in range(40)]
-    page = HtmlPage(render_report(make_report(pools), {}, DAY_S))
-    assert page.texts("span", "long") == [f"p{number:02}" for number in range(39, 39 - MAX_BARS, -1)]
-
-
-def test_a_report_of_nothing_is_a_page_too():
-    page = HtmlPage(render_report(make_report([], trees=[]), {}, DAY_S))
-    assert page.texts("h2") == ["What the columns mean"]
-    page = HtmlPage(render_report(make_report([]), {"default": make_history([None])}, DAY_S))
-    assert "Nothing was ordered in this time." in page.texts("p")
-
-
 # ---- pools
 
 
@@ -252,8 +190,8 @@ def test_operations_that_may_be_of_another_pool_are_not_told_as_of_this_one(repo
     (line,) = (line for line in lines if "more operations" in line)
     assert line.startswith("at most 4 more operations, of all pools, may be of this one: ")
     assert "--top" not in line
-    page = render_report(keep_pool(report, "nightly", top=0), {}, DAY_S)
-    assert "1 more operation with less ordered: --top shows more of them; at most 4 more operations, of all" in page
+    none = render_text(keep_pool(report, "nightly", top=0), DAY_S, None, False)
+    assert "1 more operation with less ordered: --top shows more of them; at most 4 more operations, of all" in none
     tree = msgspec.structs.replace(report.trees[0], operations=tree.operations[:2], left_out_operations=0)
     certain = keep_pool(msgspec.structs.replace(report, trees=[tree]), "nightly", top=20)
     assert "more operation" not in render_text(certain, DAY_S, None, False)
@@ -267,12 +205,8 @@ def test_an_unknown_pool_gets_a_suggestion(report):
 
 
 def test_pools_that_are_gone_or_hang_on_each_other_are_listed():
-    pools = [
-        make_row("gone"),
-        make_row("orphan", parent="nobody"),
-        make_row("a", parent="b"),
-        make_row("b", parent="a"),
-    ]
+    parents = {"gone": "", "orphan": "nobody", "a": "b", "b": "a"}
+    pools = [make_row(name, parent=parent) for name, parent in parents.items()]
     (tree,) = make_report(pools).trees
     assert sorted((line.row.name, line.depth) for line in list_pools(tree)) == [
         ("a", 0), ("b", 1), ("gone", 0), ("orphan", 0),
@@ -287,18 +221,16 @@ def test_pools_that_are_gone_or_hang_on_each_other_are_listed():
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ((None, None, None, False), ("text", None)),
-        (("csv", None, None, False), ("csv", None)),
-        ((None, None, None, True), ("json", None)),
-        (("json", "x.txt", None, True), ("json", "x.txt")),
-        ((None, "x.csv", None, False), ("csv", "x.csv")),
-        ((None, "x.HTML", None, False), ("html", "x.HTML")),
-        ((None, "x", None, False), ("text", "x")),
-        ((None, "x.txt", None, False), ("text", "x.txt")),
-        (("text", "x.pdf", None, False), ("text", "x.pdf")),
-        (("text", "x.csv", None, False), ("text", "x.csv")),
-        ((None, "-", None, False), ("text", None)),
-        ((None, None, "x", False), ("html", "x")),
+        ((None, None, False), ("text", None)),
+        (("csv", None, False), ("csv", None)),
+        ((None, None, True), ("json", None)),
+        (("json", "x.txt", True), ("json", "x.txt")),
+        ((None, "x.CSV", False), ("csv", "x.CSV")),
+        ((None, "x", False), ("text", "x")),
+        ((None, "x.txt", False), ("text", "x.txt")),
+        (("text", "x.pdf", False), ("text", "x.pdf")),
+        (("text", "x.csv", False), ("text", "x.csv")),
+        ((None, "-", False), ("text", None)),
     ],
 )
 def test_the_format_is_told_or_taken_from_the_name(given, expected):
@@ -308,18 +240,26 @@ def test_the_format_is_told_or_taken_from_the_name(given, expected):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (("csv", None, "x.html", False), "--html FILE is --format html --output FILE; leave the others out"),
-        ((None, "x", "x.html", False), "--html FILE is"),
-        ((None, None, "x.html", True), "--html FILE is"),
-        (("csv", None, None, True), "--json and --format csv are two formats; give one"),
-        (
-            (None, "x.pdf", None, False),
-            "--output x.pdf: its end names no format that is known (.txt, .csv, .json, .html)",
-        ),
-        ((None, "", None, False), "--output: expected the name of a file"),
-        ((None, None, "", False), "--html: expected the name of a file"),
+        (("csv", None, True), "--json and --format csv are two formats; give one"),
+        ((None, "x.html", False), "--output x.html: its end names no format that is known (.txt, .csv, .json)"),
+        ((None, "", False), "--output: expected the name of a file"),
     ],
 )
 def test_options_that_disagree_are_refused(given, sentence):
     with pytest.raises(UsageError, match=re.escape(sentence)):
         choose_output(*given)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ("--html", "x"),
+            "Its page is gone; the scheduler's web page has the graphs, --format csv or json the numbers.",
+        ),
+        (("-o", "html"), "'html' is gone; the scheduler's web page has the graphs, csv and json have the numbers."),
+    ],
+)
+def test_the_page_that_is_gone_says_what_to_use_instead(capsys, words, sentence):
+    assert run(["report", *words]) == 64
+    assert sentence in capsys.readouterr().err

@@ -66,41 +66,7 @@ def farm():
     assert_consistent(farm.state)
 
 
-# --- refill and clamp
-
-
-def test_9_the_first_update_adds_nothing(farm):
-    farm.create_pool("p", integral_guarantees=burst(100, 500))
-    farm.now += 10_000
-    farm.update()
-    assert farm.volume("p") == 0.0
-
-
-def test_9_a_new_pool_starts_with_nothing(farm):
-    farm.create_pool("old", integral_guarantees=burst(100, 500))
-    farm.update()
-    farm.pass_time(100)
-    farm.create_pool("new", integral_guarantees=burst(100, 500))
-    farm.update()
-    assert farm.volume("new") == 0.0
-    assert farm.volume("old") == pytest.approx(10.0)
-
-
-# --- consumption
-
-
 # --- changes
-
-
-def test_9_a_raised_flow_raises_the_capacity_at_once(farm):
-    farm.create_pool("p", integral_guarantees=burst(100, 500))
-    farm.update()
-    farm.give("p", 0.1 * DAY_S)
-    farm.pass_time(100)
-    assert farm.volume("p") == pytest.approx(0.1 * DAY_S)
-    farm.set_pool("p", integral_guarantees__resource_flow={"cpu": 200})
-    farm.pass_time(100)
-    assert farm.volume("p") == pytest.approx(0.1 * DAY_S + 20.0, rel=1e-4)
 
 
 @pytest.mark.parametrize("back", ["burst", "relaxed"])
@@ -129,18 +95,6 @@ def test_9_the_type_may_change_while_an_update_is_computed(farm):
     assert farm.volume("p") == pytest.approx(10.0)
 
 
-def test_9_a_renamed_and_moved_pool_keeps_its_volume(farm):
-    farm.create_pool("top")
-    farm.create_pool("p", integral_guarantees=burst(100, 500))
-    farm.set_pool("top", integral_guarantees__resource_flow={"cpu": 100})
-    farm.set_pool("top", integral_guarantees__burst_guarantee_resources={"cpu": 500})
-    farm.update()
-    farm.pass_time(100)
-    farm.set_pool("p", name="q", parent_name="top")
-    farm.update()
-    assert farm.volume("q") == pytest.approx(10.0)
-
-
 def test_9_a_pool_that_is_made_again_starts_with_nothing(farm):
     farm.create_pool("p", integral_guarantees=burst(100, 500))
     farm.want("p", 10)
@@ -166,19 +120,6 @@ def test_9_when_the_cluster_grows_the_volume_stays_and_its_ratio_falls(farm):
 # --- restarts
 
 
-def test_9_a_restart_goes_on_from_the_stored_value_and_nothing_accrues_while_down(farm):
-    farm.create_pool("p", integral_guarantees=burst(100, 500))
-    farm.update()
-    farm.pass_time(400)
-    farm.now += 5000
-    farm.restart()
-    assert farm.volume("p") == pytest.approx(40.0)
-    farm.update()
-    assert farm.volume("p") == pytest.approx(40.0)
-    farm.pass_time(50)
-    assert farm.volume("p") == pytest.approx(45.0)
-
-
 def test_9_after_a_restart_pools_that_are_unknown_or_not_integral_are_dropped(farm):
     for name in ("gone", "none", "kept"):
         farm.create_pool(name, integral_guarantees=burst(100, 500))
@@ -200,15 +141,3 @@ def test_9_type_none_is_not_persisted(farm):
     farm.set_pool("p", integral_guarantees__guarantee_type="none")
     farm.update()
     assert farm.state.progress_of(farm.tree())["volumes"] == {}
-
-
-def test_6_2_the_timer_of_starvation_outlives_a_restart(farm):
-    farm.create_pool("p")
-    farm.want("p", 10)
-    farm.state.nodes["n1"].used = farm.state.nodes["n1"].capacity  # nothing can start
-    farm.update()
-    since = farm.pool("p").below_since
-    assert since == farm.now
-    farm.pass_time(10)
-    farm.restart()
-    assert farm.pool("p").below_since == since

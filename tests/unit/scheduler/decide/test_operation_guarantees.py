@@ -71,34 +71,25 @@ def test_a_guarantee_outlives_a_restart(world):
 # --- 6.2, starvation
 
 
-def starving(world: World, **options: Any) -> list[tuple[str, str]]:
-    """Status of an operation, second by second, whose pool's jobs are all another's."""
+@pytest.mark.parametrize(
+    ("options", "status", "at"),
+    [
+        ({"min_share_resources": {"cpu": 20}}, "below_min_share", 6),
+        ({"min_share_resources": {"cpu": 20}, "min_share_preemption_timeout": 12_000}, "below_min_share", 13),
+        ({}, "below_fair_share", 31),
+    ],
+    ids=["min share", "its own time-out", "without a guarantee"],
+)
+def test_6_2_an_operation_starves_for_its_min_or_its_fair_share_after_that_time_out(world, options, status, at):
+    """Second by second; all jobs of its pool are another's."""
     world.set_tree(max_unpreemptible_running_job_count=0, preemptive_scheduling_backoff=1e9)
     world.start("p", jobs=100)
     world.settle_down()
-    own = world.start("p", jobs=50, **options)
-    seen = []
-    for _ in range(40):
+    own = world.element(world.start("p", jobs=50, **options))
+    for second in range(at + 1):
         world.step()
-        element = world.element(own)
-        seen.append((element.scheduling_status, element.starvation_status))
-    return seen
-
-
-def test_6_2_an_operation_starves_for_its_min_share_after_that_time_out(world):
-    seen = starving(world, min_share_resources={"cpu": 20})
-    assert seen[0] == ("below_min_share", "non_starving")
-    assert seen.index(("below_min_share", "starving")) == 6
-
-
-def test_6_2_its_own_min_share_time_out_has_its_effect(world):
-    seen = starving(world, min_share_resources={"cpu": 20}, min_share_preemption_timeout=12_000)
-    assert seen.index(("below_min_share", "starving")) == 13
-
-
-def test_6_2_without_a_guarantee_it_starves_for_its_fair_share(world):
-    seen = starving(world)
-    assert seen.index(("below_fair_share", "starving")) == 31
+        assert own.scheduling_status == status
+        assert own.starvation_status == ("starving" if second == at else "non_starving")
 
 
 def test_6_6_it_preempts_for_its_min_share_while_its_pool_has_its_share(world):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 from scheduler_world import EASY, GIB, World, assert_consistent
 
 from cpumond.fairshare.resources import CPU, Vector
 from cpumond.scheduler.decide.placement import satisfaction_of
-from cpumond.scheduler.model import ROOT_POOL, Rules
+from cpumond.scheduler.model import Rules
 from cpumond.scheduler.operations import StartOperation
 
 NEVER = math.inf
@@ -23,6 +24,7 @@ def cpu(*shares: float) -> list[Vector]:
 @pytest.fixture
 def world():
     world = World()
+    world.create_pool("p")
     yield world
     assert_consistent(world.state)
 
@@ -33,6 +35,26 @@ def started(world: World, operations: list[str]) -> list[int]:
 
 
 # --- 7.2, satisfaction
+
+
+BLOCKED = (0.1, 0.5, 0.0, 0.4, 0.0)
+SATISFIED: dict[str, tuple[Vector, Vector, Vector, float]] = {
+    "above the fair share the largest ratio": (
+        (0.6, 0.9, 0.0, 0.1, 0.0), (0.5, 0.6, 0.0, 0.5, 0.0), (1.0, 1.0, 0.0, 1.0, 0.0), 1.5,
+    ),
+    "below it the largest of those that are not blocked": (
+        (0.09, 0.25, 0.0, 0.1, 0.0), BLOCKED, (0.1, 1.0, 0.0, 1.0, 0.0), 0.5,
+    ),
+    "all blocked, the least": ((0.05, 0.125, 0.0, 0.4, 0.0), BLOCKED, BLOCKED, 0.25),
+    "one without a share is served last": (
+        (0.0, 0.1, 0.0, 0.2, 0.0), (0.0, 0.5, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.5, 0.0), NEVER,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("usage", "fair", "demand", "expected"), SATISFIED.values(), ids=SATISFIED)
+def test_7_2_satisfaction_in_several_resources(usage, fair, demand, expected):
+    assert satisfaction_of(usage, fair, demand) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -52,33 +74,45 @@ def test_7_2_satisfaction_in_one_resource(usage, fair, demand, expected):
     assert satisfaction_of(*cpu(usage, fair, demand)) == expected
 
 
-def test_7_2_above_the_fair_share_the_largest_ratio_counts():
-    assert satisfaction_of((0.6, 0.9, 0, 0.1, 0), (0.5, 0.6, 0, 0.5, 0), (1, 1, 0, 1, 0)) == pytest.approx(1.5)
-
-
-def test_7_2_below_it_the_largest_ratio_of_the_resources_that_are_not_blocked():
-    fair, demand = (0.1, 0.5, 0.0, 0.4, 0.0), (0.1, 1.0, 0.0, 1.0, 0.0)
-    assert satisfaction_of((0.09, 0.25, 0.0, 0.1, 0.0), fair, demand) == pytest.approx(0.5)
-
-
-def test_7_2_all_blocked_the_least_ratio():
-    fair = (0.1, 0.5, 0.0, 0.4, 0.0)
-    assert satisfaction_of((0.05, 0.125, 0.0, 0.4, 0.0), fair, fair) == pytest.approx(0.25)
-
-
-def test_7_2_usage_of_a_resource_without_a_share_is_served_last():
-    assert satisfaction_of((0.0, 0.1, 0.0, 0.2, 0.0), (0.0, 0.5, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.5, 0.0)) == NEVER
-
-
 # --- 7.1, order of service
 
 
-def test_7_1_each_start_is_seen_by_the_next_choice(world):
-    world.create_pool("p")
-    operations = [world.start("p", jobs=9) for _ in range(3)]
-    world.node("n1", cpu=9)
-    world.step()
-    assert started(world, operations) == [3, 3, 3]
+FIFO = {"mode": "fifo"}
+SERVED: dict[str, tuple[dict[str, dict[str, Any]], list[tuple[str, int, float]], float, list[int]]] = {
+    # pools; pool, jobs and their order of each operation; cores of the node; how many jobs of each it gets
+    "each start is seen by the next choice": ({"p": {}}, [("p", 9, 1.0)] * 3, 9, [3, 3, 3]),
+    "sub-pools share what their pool gets": (
+        {"top": {}, "a": {"parent": "top", "weight": 3}, "b": {"parent": "top"}, "other": {}},
+        [("a", 50, 1.0), ("b", 50, 1.0), ("other", 50, 1.0)], 16, [6, 2, 8],
+    ),
+    "the rest goes to who has its share": (
+        {"a": {"weight": 1000}, "b": {}}, [("a", 2, 1.0), ("b", 50, 1.0)], 10, [2, 8],
+    ),
+    "what fits exactly is not lost to rounding": (
+        {"p": {}, "q": {"resource_limits": {"cpu": 0.3}}}, [("p", 9, 1.1), ("q", 9, 0.1)], 3.6, [3, 3],
+    ),
+    "siblings share a limit above them": (
+        {"top": {"resource_limits": {"cpu": 4}}, "a": {"parent": "top"}, "b": {"parent": "top"}},
+        [("a", 9, 1.0), ("b", 9, 1.0)], 10, [2, 2],
+    ),
+    "4 each takes what it can of the rest": ({"f": FIFO}, [("f", 3, 1.0), ("f", 5, 1.0), ("f", 5, 1.0)], 10, [3, 5, 2]),
+    "4 a FIFO pool and its sibling share by weight": (
+        {"f": FIFO, "s": {}}, [("f", 50, 1.0), ("f", 50, 1.0), ("s", 50, 1.0)], 10, [5, 0, 5],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["fifo", "satisfaction"])
+@pytest.mark.parametrize(("pools", "starts", "cores", "expected"), SERVED.values(), ids=SERVED)
+def test_7_1_who_gets_how_many_jobs_in_either_order_of_handing_out(pools, starts, cores, expected, order):
+    world = World(EASY, fifo_pool_scheduling_order=order)
+    for name, options in pools.items():
+        world.create_pool(name, **options)
+    operations = [world.start(pool, jobs=jobs, cpu=cpu) for pool, jobs, cpu in starts]
+    world.node("n1", cpu=cores)
+    world.settle_down()
+    assert started(world, operations) == expected
+    assert_consistent(world.state)
 
 
 def test_7_1_pools_of_many_small_operations_get_their_shares(world):
@@ -106,46 +140,22 @@ def test_7_1_a_pool_above_its_share_waits_for_one_below_it_whose_operations_all_
     assert sum(started(world, crowd)) == 5
 
 
-def test_7_1_sub_pools_share_what_their_pool_gets(world):
-    world.create_pool("top")
-    world.create_pool("a", "top", weight=3)
-    world.create_pool("b", "top")
-    world.create_pool("other")
-    operations = [world.start(name, jobs=50) for name in ("a", "b", "other")]
-    world.node("n1", cpu=16)
-    world.step()
-    assert started(world, operations) == [6, 2, 8]
-
-
-def test_7_1_what_is_left_over_goes_to_who_has_its_share(world):
-    world.create_pool("a", weight=1000)
-    world.create_pool("b")
-    operations = [world.start("a", jobs=2), world.start("b", jobs=50)]
-    world.node("n1", cpu=10)
-    world.step()
-    assert started(world, operations) == [2, 8]
-
-
-def test_7_1_tasks_are_served_in_the_order_of_the_specification(world):
-    world.create_pool("p")
-    tasks = {"z": {"job_count": 2}, "a": {"job_count": 2, "cpu_limit": 2}}
+@pytest.mark.parametrize(
+    ("tasks", "expected"),
+    [
+        ({"z": {"job_count": 2}, "a": {"job_count": 2, "cpu_limit": 2}}, {"z": 2, "a": 1}),
+        ({"large": {"job_count": 1, "cpu_limit": 9}, "small": {"job_count": 3}}, {"small": 3}),
+    ],
+    ids=["all may start", "one does not fit and does not hold back the next"],
+)
+def test_7_1_tasks_are_served_in_the_order_of_the_specification(world, tasks, expected):
     operation = world.do(StartOperation({"pool": "p", "tasks": tasks})).id
     world.node("n1", cpu=4)
     world.step()
-    assert Counter(job.task.name for job in world.jobs_of(operation)) == {"z": 2, "a": 1}
-
-
-def test_7_1_a_task_that_does_not_fit_does_not_hold_back_the_next(world):
-    world.create_pool("p")
-    tasks = {"large": {"job_count": 1, "cpu_limit": 9}, "small": {"job_count": 3}}
-    operation = world.do(StartOperation({"pool": "p", "tasks": tasks})).id
-    world.node("n1", cpu=4)
-    world.step()
-    assert Counter(job.task.name for job in world.jobs_of(operation)) == {"small": 3}
+    assert Counter(job.task.name for job in world.jobs_of(operation)) == expected
 
 
 def test_7_1_an_operation_that_does_not_fit_does_not_hold_back_others(world):
-    world.create_pool("p")
     operations = [world.start("p", cpu=9), world.start("p", jobs=9)]
     world.node("n1", cpu=4)
     world.step()
@@ -154,7 +164,6 @@ def test_7_1_an_operation_that_does_not_fit_does_not_hold_back_others(world):
 
 
 def test_7_1_an_operation_that_was_passed_over_is_tried_on_the_next_node(world):
-    world.create_pool("p")
     operation = world.start("p", cpu=9)
     small, large = world.node("n1", cpu=4), world.node("n2", cpu=9)
     world.update()
@@ -165,7 +174,6 @@ def test_7_1_an_operation_that_was_passed_over_is_tried_on_the_next_node(world):
 
 @pytest.mark.parametrize("resource", ["cpu", "memory", "user_slots"])
 def test_7_1_all_resources_must_fit(world, resource):
-    world.create_pool("p")
     operation = world.start("p", jobs=9, cpu=2.0, memory=3 * GIB)
     sizes = {"cpu": 100, "memory": 100 * GIB, "user_slots": 100, resource: 4 * GIB if resource == "memory" else 3}
     world.node("n1", **sizes)
@@ -173,18 +181,9 @@ def test_7_1_all_resources_must_fit(world, resource):
     assert started(world, [operation]) == [{"cpu": 1, "memory": 1, "user_slots": 3}[resource]]
 
 
-def test_7_1_jobs_that_fit_exactly_are_not_lost_to_rounding(world):
-    world.create_pool("p")
-    world.create_pool("q", resource_limits={"cpu": 0.3})
-    operations = [world.start("p", jobs=9, cpu=1.1), world.start("q", jobs=9, cpu=0.1)]
-    world.node("n1", cpu=3.6)
-    world.step()
-    assert started(world, operations) == [3, 3]
-
-
 def test_7_1_suspended_and_pending_operations_get_nothing(world):
-    world.create_pool("p", max_running_operation_count=2)
-    operations = [world.start("p", jobs=2) for _ in range(3)]
+    world.create_pool("two", max_running_operation_count=2)
+    operations = [world.start("two", jobs=2) for _ in range(3)]
     world.suspend(operations[0])
     world.node("n1")
     world.step()
@@ -195,7 +194,6 @@ def test_7_1_suspended_and_pending_operations_get_nothing(world):
 
 
 def test_7_1_nothing_starts_before_the_first_update(world):
-    world.create_pool("p")
     operation = world.start("p")
     node = world.node("n1")
     node.beat()
@@ -211,29 +209,17 @@ def test_7_1_limits_hold_at_every_level(world, where):
     limits = {"resource_limits": {"cpu": 3}}
     top = limits if where == "ancestor" else {"max_share_ratio": 0.3} if where == "share" else {}
     world.create_pool("top", **top)
-    world.create_pool("p", "top", **(limits if where == "pool" else {}))
+    world.create_pool("q", "top", **(limits if where == "pool" else {}))
     options = limits if where == "operation" else {"max_share_ratio": 0.3} if where == "share of the operation" else {}
-    operation = world.start("p", jobs=9, **options)
+    operation = world.start("q", jobs=9, **options)
     world.settle_down()
     assert started(world, [operation]) == [3]
-    assert world.cores("p") == 3
-
-
-def test_7_1_siblings_share_a_limit_above_them(world):
-    world.create_pool("top", resource_limits={"cpu": 4})
-    operations = []
-    for name in ("a", "b"):
-        world.create_pool(name, "top")
-        operations.append(world.start(name, jobs=9))
-    world.node("n1", cpu=10)
-    world.settle_down()
-    assert started(world, operations) == [2, 2]
+    assert world.cores("q") == 3
 
 
 @pytest.mark.parametrize("what", ["pool", "operation"])
 def test_7_1_a_lowered_limit_holds_at_once(world, what):
     node = world.node("n1")
-    world.create_pool("p")
     operation = world.start("p", jobs=9)
     world.update()
     if what == "pool":
@@ -248,14 +234,13 @@ def test_7_1_a_lowered_limit_holds_at_once(world, what):
 def test_7_1_limits_hold_before_the_first_update_that_knows_them(world, what):
     node = world.node("n1")
     world.create_pool("e", create_ephemeral_subpools=True, ephemeral_subpool_config={"resource_limits": {"cpu": 2}})
-    world.create_pool("old")
     world.update()
     limits = {"resource_limits": {"cpu": 2}}
     if what == "pool":
-        world.create_pool("p", **limits)
-        operation = world.start("p", jobs=9)
+        world.create_pool("new", **limits)
+        operation = world.start("new", jobs=9)
     elif what == "operation":
-        operation = world.start("old", jobs=9, **limits)
+        operation = world.start("p", jobs=9, **limits)
     else:
         operation = world.start("e", jobs=9)
     node.beat()
@@ -277,23 +262,14 @@ def test_7_1_a_node_with_less_than_the_spare_is_not_offered_work():
     assert world.cores_of(operation) == 2.5
 
 
-@pytest.mark.parametrize("memory", [256 * 2**20, 256 * 2**20 - 1])
-def test_7_1_the_spare_of_memory(memory):
+@pytest.mark.parametrize(("memory", "jobs"), [(256 * 2**20, 1), (256 * 2**20 - 1, 0), (0, 1)])
+def test_7_1_the_spare_of_memory_of_a_node_that_tells_any(memory, jobs):
     world = World(Rules())
     world.create_pool("p")
     operation = world.start("p")
     world.node("n1", memory=memory)
     world.settle_down()
-    assert len(world.jobs_of(operation)) == (memory == 256 * 2**20)
-
-
-def test_7_1_a_node_that_tells_no_memory_needs_none_to_spare():
-    world = World(Rules())
-    world.create_pool("p")
-    operation = world.start("p")
-    world.node("n1", memory=0)
-    world.settle_down()
-    assert len(world.jobs_of(operation)) == 1
+    assert len(world.jobs_of(operation)) == jobs
 
 
 # --- 4, FIFO
@@ -364,17 +340,6 @@ def test_4_a_suspended_operation_does_not_hold_back_later_ones(world):
     assert world.element(operations[1]).fair_share[CPU] == pytest.approx(1.0)
 
 
-def test_4_each_takes_what_it_can_of_the_rest(world):
-    world.create_pool("f", mode="fifo")
-    operations = [world.start("f", jobs=3), world.start("f", jobs=5), world.start("f", jobs=5)]
-    world.node("n1", cpu=10)
-    world.update()
-    shares = [world.element(each).fair_share[CPU] for each in operations]
-    assert shares == pytest.approx([0.3, 0.5, 0.2])
-    world.beat()
-    assert started(world, operations) == [3, 5, 2]
-
-
 def test_4_pending_job_count_is_read_again_at_each_update(world):
     world.create_pool("f", mode="fifo", fifo_sort_parameters=["pending_job_count"])
     first, second = world.start("f", jobs=2, weight=9.0), world.start("f", jobs=3)
@@ -395,23 +360,3 @@ def test_4_fifo_index_is_that_of_running_operations(world):
     world.update()
     assert world.element(first).fifo_index == 0
     assert world.element(second).fifo_index is None
-
-
-def test_4_a_fifo_pool_and_its_sibling_share_by_weight(world):
-    world.create_pool("f", mode="fifo")
-    world.create_pool("s")
-    operations = [world.start("f", jobs=50), world.start("f", jobs=50), world.start("s", jobs=50)]
-    world.node("n1", cpu=10)
-    world.step()
-    assert started(world, operations) == [5, 0, 5]
-
-
-@pytest.mark.parametrize("order", ["fifo", "satisfaction"])
-def test_4_the_other_order_of_handing_out_has_the_same_effect(order):
-    world = World(EASY, fifo_pool_scheduling_order=order)
-    world.create_pool("f", mode="fifo")
-    operations = [world.start("f", jobs=3), world.start("f", jobs=50)]
-    world.node("n1", cpu=10)
-    world.step()
-    assert started(world, operations) == [3, 7]
-    assert world.cores(ROOT_POOL) == 10

@@ -10,7 +10,7 @@ from scheduler_world import World, assert_consistent
 
 from cpumond.fairshare import fair_share_update
 from cpumond.fairshare.resources import CPU
-from cpumond.fairshare.tree import ROOT, Operation, Pool, Snapshot
+from cpumond.fairshare.tree import Operation, Pool, Snapshot
 from cpumond.scheduler.settings.commands import RemovePool
 
 
@@ -35,14 +35,6 @@ def operation_of(world: World, operation: str) -> Operation:
 
 
 # --- structure
-
-
-def test_pools_come_with_their_parents_before_them_and_the_root_has_the_librarys_name(world):
-    world.create_pool("z")
-    world.create_pool("a", "z")
-    world.start("new")
-    pools = snapshot(world).pools
-    assert [(pool.name, pool.parent) for pool in pools] == [("z", ROOT), ("a", "z"), ("new", ROOT)]
 
 
 def test_what_does_not_change_is_the_same_object_again(world):

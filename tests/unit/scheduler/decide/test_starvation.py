@@ -135,18 +135,6 @@ def test_6_2_an_operation_can_only_make_itself_less_privileged(tree, options, ex
     assert look(rules, expected) == expected
 
 
-def test_6_2_a_whole_tree_inherits():
-    world = World(fair_share_starvation_timeout=60_000.0)
-    world.pool("a", fair_share_starvation_timeout=70_000.0)
-    world.pool("b", "a")
-    operation = world.operation("o", "b", fair_share_starvation_timeout=80_000.0)
-    for element in world.elements():
-        element.rules = None
-    world.inherit()
-    assert [element.rules.fair_share_timeout_s for element in world.elements() if element.rules] == [60, 70, 70, 80]
-    assert operation.rules is not None
-
-
 # --- 6.2, states
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from scheduler_world import World
 
 from cpumond.scheduler.forecast.forward import Pace
@@ -12,18 +10,15 @@ from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.users import User
 
 
-def test_simulations_that_are_asked_for_at_once_are_no_more_than_those_one_after_the_other() -> None:
+async def test_simulations_that_are_asked_for_at_once_are_no_more_than_those_one_after_the_other() -> None:
     world = World()
     world.create_pool("p")
     spec = {"pool": "p", "tasks": {"main": {"job_count": 1, "command": "true"}}}
     question = Question((StartOperation(spec),), User("ann", admin=True))
 
-    async def ask() -> list[str]:
-        forecasts = Forecasts(world.state, lambda: world.now, lambda: Pace(1.0, 1.0, 0.0, {}), 60.0, 0.1, 100.0)
-        asked = [await forecasts.simulate(question) for _ in range(5)]
-        first = [(await anext(each)).error for each in asked]
-        for each in asked:
-            await each.aclose()  # type: ignore[attr-defined]  # it is a generator
-        return first
-
-    assert asyncio.run(ask()) == [""] * MOST_SIMULATIONS + [TOO_MANY] * (5 - MOST_SIMULATIONS)
+    forecasts = Forecasts(world.state, lambda: world.now, lambda: Pace(1.0, 1.0, 0.0, {}), 60.0, 0.1, 100.0)
+    asked = [await forecasts.simulate(question) for _ in range(5)]
+    first = [(await anext(each)).error for each in asked]
+    for each in asked:
+        await each.aclose()  # type: ignore[attr-defined]  # it is a generator
+    assert first == [""] * MOST_SIMULATIONS + [TOO_MANY] * (5 - MOST_SIMULATIONS)

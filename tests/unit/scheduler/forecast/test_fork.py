@@ -55,24 +55,21 @@ def test_a_copy_that_fails_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     assert "nothing ahead" in capfd.readouterr().err
 
 
-def test_whoever_waits_for_a_silent_copy_hears_that_it_lives(tmp_path: Path) -> None:
+async def test_whoever_waits_for_a_silent_copy_hears_that_it_lives(tmp_path: Path) -> None:
     sign = tmp_path / "sign"
     os.mkfifo(sign)
-
-    async def listen() -> list[bytes]:
-        heard = []
-        async for message in Child(lambda send: send(sign.read_bytes())).messages(0.01):
-            heard.append(message)
-            if len(heard) == 2:
-                sign.write_bytes(b"x")
-        return heard
-
-    heard = asyncio.run(asyncio.wait_for(listen(), 60))
+    heard = []
+    async for message in Child(lambda send: send(sign.read_bytes())).messages(0.01):
+        heard.append(message)
+        if len(heard) == 2:
+            sign.write_bytes(b"x")
     assert heard[:2] == [b"", b""]
     assert [each for each in heard if each] == [b"x"]
 
 
-def test_a_copy_that_is_given_up_while_pages_are_copied_leaves_no_dead_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_copy_that_is_given_up_while_pages_are_copied_leaves_no_dead_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As where a browser goes away: the web server cancels again at each step of what ends the request."""
     begun, go_on, reaped = threading.Event(), threading.Event(), threading.Event()
 
@@ -88,24 +85,21 @@ def test_a_copy_that_is_given_up_while_pages_are_copied_leaves_no_dead_process(m
     monkeypatch.setattr(fork, "copy_pages", copy)
     monkeypatch.setattr(Child, "_reap", reap)
 
-    async def give_up() -> None:
-        child = Child(lambda _: signal.pause())
+    child = Child(lambda _: signal.pause())
 
-        async def read() -> None:
-            async for _ in child.messages():
-                raise AssertionError("it sends nothing")
+    async def read() -> None:
+        async for _ in child.messages():
+            raise AssertionError("it sends nothing")
 
-        reading = asyncio.create_task(read())
-        assert await asyncio.to_thread(begun.wait, 60)
-        while not reading.done():
-            reading.cancel()
-            await asyncio.sleep(0)
-        go_on.set()
-        assert await asyncio.to_thread(reaped.wait, 60)
-        with pytest.raises(ChildProcessError):
-            os.waitpid(child.pid, os.WNOHANG)
-
-    asyncio.run(give_up())
+    reading = asyncio.create_task(read())
+    assert await asyncio.to_thread(begun.wait, 60)
+    while not reading.done():
+        reading.cancel()
+        await asyncio.sleep(0)
+    go_on.set()
+    assert await asyncio.to_thread(reaped.wait, 60)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(child.pid, os.WNOHANG)
 
 
 def test_pages_that_a_thread_has_copied_cost_the_others_nothing(tmp_path: Path) -> None:

@@ -47,8 +47,22 @@ def fill(store: HistoryStore, tape: Tape, ticks: int, first: int = 0) -> None:
         store.add(tape.tick(points(float(number % 17))))
 
 
+def fill_many(store: HistoryStore, tape: Tape, keys: list[Key], number: int) -> None:
+    """One tick of values that do not pack well."""
+    rows = {key: row(OPERATION, used_cores=(number * 7919 + n) % 1e4 / 7) for n, key in enumerate(keys)}
+    store.add(tape.tick(rows))
+
+
 def read_all(store: HistoryStore, until: float, max_points: int = 100_000) -> list[HistoryView]:
     return [store.read(key, 0.0, until, max_points) for key in ALL]
+
+
+def execute(path: Path, *statements: str) -> None:
+    """What another program does to the file."""
+    with sqlite3.connect(path) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
 
 
 @pytest.fixture
@@ -214,9 +228,7 @@ def test_the_file_does_not_grow_above_its_size(path, small):
     store, tape = open_store(path, max_size=MIB), Tape()
     keys = [Key(OPERATION, "t", f"o{number}") for number in range(150)]
     for number in range(400):
-        store.add(
-            tape.tick({key: row(OPERATION, used_cores=(number * 7919 + n) % 1e4 / 7) for n, key in enumerate(keys)})
-        )
+        fill_many(store, tape, keys, number)
         assert os.path.getsize(path) <= MIB
         assert store.bytes <= MIB
     assert store.write_errors == 0
@@ -231,9 +243,7 @@ def test_a_smaller_size_makes_the_file_smaller(path, small):
     store, tape = open_store(path, max_size=16 * MIB), Tape()
     keys = [Key(OPERATION, "t", f"o{number}") for number in range(400)]
     for number in range(220):
-        store.add(
-            tape.tick({key: row(OPERATION, used_cores=(number * 7919 + n) % 1e4 / 7) for n, key in enumerate(keys)})
-        )
+        fill_many(store, tape, keys, number)
     store.close()
     assert os.path.getsize(path) > MIB
     store = open_store(path, tape.at, max_size=MIB)
@@ -269,19 +279,14 @@ def test_a_file_that_is_no_history_is_set_aside(path, damage):
     if damage == "text":
         path.write_text("hello" * 1000)
     elif damage in ("empty_database", "of_another_program"):
-        with sqlite3.connect(path) as connection:
-            connection.execute("CREATE TABLE a (b)")
-            connection.execute(f"PRAGMA user_version = {int(damage == 'of_another_program')}")
-        connection.close()
+        execute(path, "CREATE TABLE a (b)", f"PRAGMA user_version = {int(damage == 'of_another_program')}")
     else:
         store, tape = open_store(path), Tape()
         fill(store, tape, 40)
         store.close()
         data = path.read_bytes()
         if damage == "newer":
-            with sqlite3.connect(path) as connection:
-                connection.execute("PRAGMA user_version = 99")
-            connection.close()
+            execute(path, "PRAGMA user_version = 99")
         else:
             path.write_bytes(b"\xff" * 200 + data[200:] if damage == "header" else data[:16_384])
     before = path.read_bytes()
@@ -323,9 +328,7 @@ def test_files_that_are_removed_while_they_are_in_use_are_written_anew(path, rem
 def test_points_that_were_damaged_are_found_when_they_are_read_and_the_newest_stay(path):
     store, tape = open_store(path), Tape()
     fill(store, tape, 70)
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE points SET data = x'00112233'")
-    connection.close()
+    execute(path, "UPDATE points SET data = x'00112233'")
     with capture_logs() as logs:
         assert len(store.read(P, 0.0, tape.at, 100).times) == 10
     assert [entry["event"] for entry in logs] == ["history_failed", "history_part_dropped", "history_part_dropped"]
@@ -342,10 +345,9 @@ def test_points_that_were_damaged_are_found_when_they_are_read_and_the_newest_st
 def test_only_the_chunk_goes_that_holds_a_damaged_row(path, asked):
     store, tape = open_store(path), Tape()
     fill(store, tape, 5 * CHUNK_TICKS)
-    with sqlite3.connect(path) as connection:
-        (chunk,) = connection.execute("SELECT id FROM chunks ORDER BY first LIMIT 1 OFFSET 2").fetchone()
-        connection.execute("UPDATE points SET data = x'00' WHERE chunk = ?", (chunk,))
-    connection.close()
+    execute(
+        path, "UPDATE points SET data = x'00' WHERE chunk = (SELECT id FROM chunks ORDER BY first LIMIT 1 OFFSET 2)"
+    )
     since = START + PERIOD_S * 2.5 * CHUNK_TICKS
     with capture_logs() as logs:
         if asked == "read":
@@ -386,9 +388,7 @@ def test_damage_of_any_kind_is_found_and_a_new_file_begun(path, change):
     store, tape = open_store(path), Tape()
     fill(store, tape, 2 * CHUNK_TICKS - 5)
     store.close()
-    with sqlite3.connect(path) as connection:
-        connection.execute(change)
-    connection.close()
+    execute(path, change)
     with capture_logs() as logs:
         store = open_store(path, tape.at)
         again = Tape(tape.at, store.known_ids, store.next_id)

@@ -6,22 +6,23 @@ import random
 from datetime import UTC, datetime
 from pathlib import Path
 
+import history_ticks
 import pytest
 from scheduler_world import PlayedNode, World
 
-from cpumond.core.measures import stable_fraction
 from cpumond.core.wire import AgentAbout
-from cpumond.scheduler.elements import TRIAL_PARTS
 from cpumond.scheduler.history.collector import Collector
 from cpumond.scheduler.history.extras import split_orders
-from cpumond.scheduler.history.model import OPERATION
+from cpumond.scheduler.history.model import OPERATION, Key
 from cpumond.scheduler.history.report import list_pools
 from cpumond.scheduler.history.savings import (
-    LEAST_PARTS,
-    PartSums,
+    Comparison,
+    DaySums,
     SavingsView,
     at_price,
     compare,
+    find_arms,
+    list_days,
     list_weeks,
     make_savings,
     student_95,
@@ -29,6 +30,7 @@ from cpumond.scheduler.history.savings import (
 from cpumond.scheduler.history.store import HistoryStore
 
 HOUR_S = 3600.0
+DAY_S = 86_400.0
 
 
 @pytest.mark.parametrize(
@@ -51,41 +53,40 @@ def test_weeks_begin_on_monday() -> None:
     first, second = list_weeks(wednesday.timestamp(), tuesday.timestamp())
     assert first == (wednesday.timestamp(), monday.timestamp())
     assert second == (monday.timestamp(), tuesday.timestamp())
+    days = list_days(wednesday.timestamp(), tuesday.timestamp())
+    assert (len(days), days[0][1] - days[0][0], days[-1][1] - days[-1][0]) == (7, 12 * HOUR_S, 6 * HOUR_S)
+    assert days[4] == (monday.timestamp() - DAY_S, monday.timestamp())
 
 
-@pytest.mark.parametrize(("freedom", "quantile"), [(4, 2.7764), (5, 2.5706), (10, 2.2281), (31, 2.0395)])
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.7062), (4, 2.7764), (10, 2.2281), (11, 2.2010), (31, 2.0395)])
 def test_students_quantile(freedom: int, quantile: float) -> None:
     assert student_95(freedom) == pytest.approx(quantile, abs=0.01)
 
 
-def draw_parts(seed: int, effect: float) -> tuple[list[PartSums], float]:
-    """Operations of very different sizes, whose jobs are alike; the truth is what lowering changes of all that is
-    ordered, which differs from operation to operation."""
+def draw_days(seed: int, effect: float) -> list[DaySums]:
+    """Operations of very different sizes, whose jobs are alike; what lowering does differs from day to day."""
     rng = random.Random(seed)
-    sums = [[0.0] * 4 for _ in range(TRIAL_PARTS)]
-    caused = ordered_in_all = 0.0
-    for number in range(300):
-        part = sums[int(stable_fraction(f"part of {seed} {number}") * TRIAL_PARTS)]
-        usual, its_effect = 0.01 * rng.lognormvariate(0.0, 0.8), effect * rng.lognormvariate(0.0, 0.5)
-        size = rng.lognormvariate(0.0, 1.0)
-        for _ in range(rng.randint(1, 30)):
-            ordered = size * rng.lognormvariate(0.0, 0.3)
-            is_control = rng.random() < 0.15
-            ratio = usual * rng.lognormvariate(0.0, 0.5) + (0.0 if is_control else its_effect)
-            part[0 if is_control else 2] += ratio * ordered
-            part[1 if is_control else 3] += ordered
-            caused += its_effect * ordered
-            ordered_in_all += ordered
-    return [PartSums(*each) for each in sums], caused / ordered_in_all
+    days = []
+    for _ in range(14):
+        its_effect, sums = effect * rng.lognormvariate(-0.125, 0.5), [0.0] * 4
+        for _ in range(10):
+            usual, size = 0.01 * rng.lognormvariate(0.0, 0.8), rng.lognormvariate(0.0, 1.0)
+            for _ in range(rng.randint(1, 30)):
+                ordered = size * rng.lognormvariate(0.0, 0.3)
+                is_control = rng.random() < 0.15
+                ratio = usual * rng.lognormvariate(0.0, 0.5) + (0.0 if is_control else its_effect)
+                sums[0 if is_control else 2] += ratio * ordered
+                sums[1 if is_control else 3] += ordered
+        days.append(DaySums(*sums))
+    return days
 
 
 def covers(seed: int, effect: float) -> bool:
-    parts, truth = draw_parts(seed, effect)
-    found = compare(parts)
+    found = compare(draw_days(seed, effect))
     assert found.low is not None
     assert found.high is not None
     assert found.high - found.low < 0.02 + effect  # it is of use, too
-    return found.low <= truth <= found.high
+    return found.low <= effect <= found.high
 
 
 @pytest.mark.parametrize("effect", [0.0, 0.005, 0.05])
@@ -93,11 +94,15 @@ def test_the_interval_covers_the_truth(effect: float) -> None:
     assert sum(covers(seed, effect) for seed in range(20)) >= 18
 
 
-def test_too_few_parts_tell_nothing() -> None:
-    parts = [PartSums(0.1, 10.0, 0.2, 10.0)] * (LEAST_PARTS - 1) + [PartSums(0.0, 0.0, 0.2, 10.0)] * 9
-    found = compare(parts)
+def test_the_interval_is_of_the_mean_of_the_days_on_which_both_ran() -> None:
+    alone = [DaySums(0.0, 0.0, 1.0, 20.0), DaySums(0.5, 20.0, 0.0, 0.0)]
+    found = compare([DaySums(0.1, 10.0, 0.2, 10.0), *alone, DaySums(0.1, 10.0, 0.8, 20.0)])
+    assert (found.control, found.others) == pytest.approx((0.7 / 40.0, 2.0 / 50.0))
+    # Differences of 1 and 3 points: 2, and the spread of two over the root of two is 1.
+    assert (found.low, found.high) == pytest.approx((0.02 - 0.12706, 0.02 + 0.12706))
+    found = compare([DaySums(0.1, 10.0, 0.2, 10.0), *alone])
     assert (found.low, found.high) == (None, None)
-    assert found.others == pytest.approx(0.02)
+    assert found.control == pytest.approx(0.02)
 
 
 class Site:
@@ -119,9 +124,18 @@ class Site:
 
     def savings(self, price: float = 0.0) -> SavingsView:
         times = (0.0, self.world.now)
-        summary = self.store.sum_up(*times, None, 0)
+        weeks = [(times, self.store.sum_up(*times, None, 0))]
+        days = self.store.sum_up_each(find_arms(weeks), list_days(*times))
         known = {name: list(list_pools(tree)) for name, tree in self.world.state.trees.items()}
-        return make_savings(known, [(times, summary)], None, price, "EUR")
+        return make_savings(known, weeks, days, None, price, "EUR")
+
+
+def use(site: Site, node: PlayedNode, steps: int) -> None:
+    for _ in range(steps):
+        for played in node.jobs.values():
+            played.cpu_seconds = (played.cpu_seconds or 0.0) + 5.0
+            played.ordered_cpu_seconds = (played.ordered_cpu_seconds or 0.0) + 10.0 * played.order.cpu_limit
+        site.step()
 
 
 def test_what_runs_beyond_the_orders_is_counted_for_its_pool_and_those_above(tmp_path: Path) -> None:
@@ -137,11 +151,7 @@ def test_what_runs_beyond_the_orders_is_counted_for_its_pool_and_those_above(tmp
     site.step()
     world.start("late", cpu=1.0)
     site.step()
-    for _ in range(360):
-        for played in node.jobs.values():
-            played.cpu_seconds = (played.cpu_seconds or 0.0) + 5.0
-            played.ordered_cpu_seconds = (played.ordered_cpu_seconds or 0.0) + 10.0 * played.order.cpu_limit
-        site.step()
+    use(site, node, 360)
     [tree] = site.savings(price=2.0).trees
     rows = {row.name: row for row in tree.total}
     assert set(rows) == {"<Root>", "team", "late"}
@@ -166,14 +176,6 @@ def run_beyond_orders(site: Site) -> tuple[PlayedNode, str]:
     extra = world.start("team")
     site.step()
     return node, world.jobs_of(extra)[0].id
-
-
-def use(site: Site, node: PlayedNode, steps: int) -> None:
-    for _ in range(steps):
-        for played in node.jobs.values():
-            played.cpu_seconds = (played.cpu_seconds or 0.0) + 5.0
-            played.ordered_cpu_seconds = (played.ordered_cpu_seconds or 0.0) + 10.0
-        site.step()
 
 
 def test_a_scheduler_that_takes_over_does_not_count_what_was_before(tmp_path: Path) -> None:
@@ -253,6 +255,7 @@ def test_a_job_that_ended_before_a_heartbeat_told_its_mode_is_in_neither_group(t
 def test_jobs_of_the_control_group_are_compared_with_the_others_of_their_hosts(tmp_path: Path) -> None:
     site = Site(tmp_path)
     world = site.world
+    world.now = 20 * DAY_S - 25.0  # two of the steps below end before midnight, two after it
     world.create_pool("team", max_running_operation_count=100, max_operation_count=100)
     nodes = [world.node(f"n{number}", 64.0) for number in range(2)]
     about = AgentAbout("0.2.0", "quota", "quota", control_group_ratio=0.5)
@@ -278,7 +281,51 @@ def test_jobs_of_the_control_group_are_compared_with_the_others_of_their_hosts(t
     assert (found.held_back.control, found.held_back.others) == pytest.approx((0.0, 0.01))
     assert found.held_back.low is not None
     assert found.held_back.low > 0.0
+    assert found.days == 2
     assert "held back for 1.00 % of what they ordered, those of the control group for 0.00 %" in found.sentence
+
+
+def compare_stored(path: Path, names: dict[str, float], days: int = 3) -> Comparison | None:
+    """What comes of a history in which each of some series orders a core and is held back for a part of it."""
+    store, tape = HistoryStore(str(path), 30 * DAY_S, HOUR_S, 2**28, 0.0), history_ticks.Tape(0.0)
+    points = {
+        Key(OPERATION, "default", name): history_ticks.row(OPERATION, ordered_cores=1.0, throttled_cores=part)
+        for name, part in names.items()
+    }
+    points[Key(OPERATION, "other", "<others>")] = history_ticks.row(OPERATION, ordered_cores=9.0)
+    for _ in range(24 * days):
+        store.add(tape.tick(points, interval_s=HOUR_S))
+    for _ in range(60):  # until their names are in the file alone
+        store.add(tape.tick({Key(OPERATION, "default", "1-3"): history_ticks.row(OPERATION)}, interval_s=HOUR_S))
+    store.close()
+    store = HistoryStore(str(path), 30 * DAY_S, HOUR_S, 2**28, tape.at)
+    weeks = [((0.0, tape.at), store.sum_up(0.0, tape.at, None, 0))]
+    arms = find_arms(weeks)
+    days_of = store.sum_up_each(arms, list_days(0.0, tape.at))
+    assert {key for day in days_of for key in day} == arms
+    [tree] = make_savings({"default": []}, weeks, days_of, "default", 0.0, "").trees
+    store.close()
+    return tree.comparison
+
+
+def test_the_days_of_a_stored_history_are_compared(tmp_path: Path) -> None:
+    found = compare_stored(tmp_path / "history.db", {"<control>": 0.25, "<others>": 0.5, "<extra p>": 0.0, "1-2": 0.0})
+    assert found is not None
+    assert (found.days, found.control_ordered, found.others_ordered) == pytest.approx((3, 72.0, 72.0))
+    assert (found.held_back.control, found.held_back.others) == pytest.approx((0.25, 0.5))
+    assert (found.held_back.low, found.held_back.high) == pytest.approx((0.25, 0.25))
+
+
+def test_the_parts_of_arms_that_earlier_versions_stored_count_with_their_arm(tmp_path: Path) -> None:
+    names = {"<control 0>": 0.25, "<control 31>": 0.75, "<others 0>": 0.5, "<others 7>": 1.0, "<others>": 0.0}
+    found = compare_stored(tmp_path / "history.db", names)
+    assert found is not None
+    assert (found.days, found.control_ordered, found.others_ordered) == pytest.approx((3, 144.0, 216.0))
+    assert (found.held_back.control, found.held_back.others) == pytest.approx((0.5, 0.5))
+
+
+def test_without_both_arms_nothing_is_compared(tmp_path: Path) -> None:
+    assert compare_stored(tmp_path / "history.db", {"<control>": 0.25}) is None
 
 
 def test_a_week_costs_nothing_of_the_operations_of_other_weeks(tmp_path: Path) -> None:

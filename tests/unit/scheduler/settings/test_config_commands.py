@@ -20,7 +20,7 @@ from cpumond.scheduler.model import (
     Config,
     PoolConfig,
 )
-from cpumond.scheduler.settings.attributes import Edit, read_tree
+from cpumond.scheduler.settings.attributes import Edit, read_pool, read_tree
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change
 from cpumond.scheduler.settings.commands import (
     ChangePool,
@@ -337,21 +337,18 @@ def test_moves_that_are_none() -> None:
 # --- transfers
 
 
-def pool_of(cpu: float, flow: float, most: int, running: int, memory: float = 0) -> dict[str, Any]:
+def pool_of(cpu: float, flow: float, burst: float, most: int, running: int) -> dict[str, Any]:
     return {
-        "strong_guarantee_resources": {"cpu": cpu, "memory": memory},
-        "integral_guarantees": {"resource_flow": {"cpu": flow}, "burst_guarantee_resources": {"cpu": flow + 10}},
+        "strong_guarantee_resources": {"cpu": cpu, "memory": 0},
+        "integral_guarantees": {"resource_flow": {"cpu": flow}, "burst_guarantee_resources": {"cpu": burst}},
         "max_operation_count": most,
         "max_running_operation_count": running,
     }
 
 
 def test_a_transfer_of_everything() -> None:
-    tried = Tried(
-        CreateTree("t"),
-        CreatePool("t", "from", attributes=pool_of(10, 20, 50, 40)),
-        CreatePool("t", "to", attributes=pool_of(10, 20, 50, 40)),
-    )
+    pools = [CreatePool("t", name, attributes=pool_of(10, 20, 30, 50, 40)) for name in ("from", "to")]
+    tried = Tried(CreateTree("t"), *pools)
     delta = {
         "strong_guarantee_resources": {"cpu": 4},
         "resource_flow": {"cpu": 8},
@@ -361,15 +358,8 @@ def test_a_transfer_of_everything() -> None:
     }
     outcome = tried.do(TransferPoolResources("t", "from", "to", delta))
     assert (outcome.id, outcome.warnings) == (tried.pool("from").id, ())
-    source, destination = tried.pool("from").settings, tried.pool("to").settings
-    assert source.strong_guarantee_resources == {"cpu": 6.0, "memory": 0.0}
-    assert source.integral_guarantees.resource_flow == {"cpu": 12.0}
-    assert source.integral_guarantees.burst_guarantee_resources == {"cpu": 18.0}
-    assert (source.max_running_operation_count, source.max_operation_count) == (24, 30)
-    assert destination.strong_guarantee_resources == {"cpu": 14.0, "memory": 0.0}
-    assert destination.integral_guarantees.resource_flow == {"cpu": 28.0}
-    assert destination.integral_guarantees.burst_guarantee_resources == {"cpu": 42.0}
-    assert (destination.max_running_operation_count, destination.max_operation_count) == (56, 70)
+    assert tried.pool("from").settings == read_pool(pool_of(6, 12, 18, 30, 24))
+    assert tried.pool("to").settings == read_pool(pool_of(14, 28, 42, 70, 56))
 
 
 def guaranteed(tried: Tried) -> dict[str, float | None]:

@@ -54,8 +54,7 @@ def burst(guarantee_type: str = "none", **amounts: float) -> dict[str, Any]:
 
 # --- 2.6
 
-
-@pytest.mark.parametrize(
+KINDS = pytest.mark.parametrize(
     ("kind", "path"),
     [
         (strong, "strong_guarantee_resources"),
@@ -63,6 +62,9 @@ def burst(guarantee_type: str = "none", **amounts: float) -> dict[str, Any]:
         (burst, "integral_guarantees/burst_guarantee_resources"),
     ],
 )
+
+
+@KINDS
 def test_2_6_1_a_guarantee_needs_the_same_kind_at_the_parent(kind: Any, path: str) -> None:
     assert refused(tree({"a": (ROOT_POOL, {}), "b": ("a", kind(cpu=1))})) == (
         f'pool "b": {path}/cpu: is configured (1), but not at its parent "a"; set it there first'
@@ -79,14 +81,7 @@ def test_2_6_1_another_kind_at_the_parent_does_not_count() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "path"),
-    [
-        (strong, "strong_guarantee_resources"),
-        (flow, "integral_guarantees/resource_flow"),
-        (burst, "integral_guarantees/burst_guarantee_resources"),
-    ],
-)
+@KINDS
 def test_2_6_2_the_sum_of_the_children_is_at_most_the_parents(kind: Any, path: str) -> None:
     pools = {"a": (ROOT_POOL, kind(cpu=10)), "b": ("a", kind(cpu=6)), "c": ("a", kind(cpu=4))}
     assert validate_tree(tree(pools)) == []

@@ -95,11 +95,14 @@ def test_a_job_that_ordered_more_than_there_is_does_not_make_the_tree_larger(wor
     assert world.tree().total[CPU] == 3.0 + 4.0
 
 
-def test_a_drained_nodes_jobs_end_and_start_elsewhere(world):
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_drained_nodes_jobs_end_and_start_elsewhere_also_over_a_restart(world, restarts):
     operation = world.start(jobs=4)
     world.step(1.0, world.nodes["n1"])
     assert names(world, operation) == ["n1"] * 4
     world.do(DrainNode("n1", "new disks"), "alice")
+    if restarts:
+        world.restart()
     world.settle_down(4)
     assert names(world, operation) == ["n2"] * 4
     assert not world.nodes["n1"].jobs
@@ -149,15 +152,6 @@ def test_a_cordon_outlives_restarts_and_registrations(world):
     world.nodes["n1"].restart_agent()
     operation = world.start(jobs=8)
     world.settle_down()
-    assert names(world, operation) == ["n2"] * 4
-
-
-def test_a_drain_goes_on_after_a_restart(world):
-    operation = world.start(jobs=4)
-    world.step(1.0, world.nodes["n1"])
-    world.do(DrainNode("n1"))
-    world.restart()
-    world.settle_down(4)
     assert names(world, operation) == ["n2"] * 4
 
 

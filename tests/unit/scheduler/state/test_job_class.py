@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scheduler_world import PlayedNode, World
+from scheduler_world import PlayedNode, World, assert_consistent
 
 from cpumond.api.node_views import show_node_details
 from cpumond.api.views import show_job
@@ -166,6 +166,7 @@ def test_an_operation_that_refuses_reclaimed_cpu_waits_for_cpu_that_nobody_order
     node.finish(next(iter(node.jobs)))
     world.settle_down()
     assert classes(world, refusing) == ["ordinary"]
+    assert_consistent(world.state)
 
 
 def test_an_operation_that_refuses_reclaimed_cpu_does_not_hold_up_others():

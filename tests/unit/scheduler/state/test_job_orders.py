@@ -43,14 +43,6 @@ def started(world: World, *operations: str) -> list[str]:
     return [job.id for job in sorted(jobs, key=lambda job: job.sequence)]
 
 
-def test_all_jobs_come_with_one_answer_while_they_are_few(world):
-    node = world.node("n1")
-    operation = start(world, MAX_ORDERS)
-    world.step()
-    assert ordered(node) == started(world, operation)
-    assert len(node.jobs) == MAX_ORDERS
-
-
 def test_many_jobs_come_with_several_answers_the_oldest_first(world):
     node = world.node("n1")
     operation = start(world, 2 * MAX_ORDERS + 50)

@@ -5,7 +5,6 @@ Silence, repeats and restarts that concern nodes as a whole are in test_state_no
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from scheduler_world import PlayedNode, World, assert_consistent, describe
 
@@ -42,11 +41,17 @@ def run(world: World, jobs: int = 1, **spec: object) -> str:
     return operation
 
 
-def stop_slowly(world: World, cpu: float = 10.0) -> tuple[PlayedNode, str, str]:
-    """A job was told to stop and goes on until ``let_go``; node, operation, the job."""
+def run_one(world: World, cpu: float = 10.0) -> tuple[PlayedNode, str, str]:
+    """The only node, an operation of one job there, the job."""
     node = world.node("n1", cpu=cpu)
     operation = run(world)
     (job,) = node.jobs
+    return node, operation, job
+
+
+def stop_slowly(world: World, cpu: float = 10.0) -> tuple[PlayedNode, str, str]:
+    """A job was told to stop and goes on until ``let_go``; node, operation, the job."""
+    node, operation, job = run_one(world, cpu)
     node.keeps_stopping = True
     world.suspend(operation, abort_running_jobs=True)
     node.beat()
@@ -74,17 +79,6 @@ def lose(world: World, *alive: PlayedNode) -> None:
 
 
 # --- jobs that wait on their node, of which it says nothing
-
-
-def test_an_order_is_repeated_while_the_job_waits_and_the_job_starts_once(world):
-    node, operation, job = order_without_room(world)
-    assert node.heard is not None
-    assert [order.job_id for order in node.heard.start] == [job]
-    node.begin(job)
-    world.settle_down()
-    assert list(node.jobs) == [job]
-    assert node.heard.start == []
-    assert [each.id for each in world.jobs_of(operation)] == [job]
 
 
 def test_the_nodes_own_word_on_a_job_that_had_no_room_is_the_reason(world):
@@ -145,18 +139,6 @@ def test_a_waiting_job_that_was_given_up_and_starts_after_all_is_taken_over_if_i
     assert counts(world, operation) == JobCounts(completed=1, aborted=1)
 
 
-def test_a_waiting_job_of_an_earlier_run_of_the_scheduler_is_waited_for(world):
-    node, operation, job = order_without_room(world)
-    world.restart()
-    world.settle_down()
-    assert [each.id for each in world.jobs_of(operation)] == [job]
-    assert list(node.waiting) == [job]
-    node.begin(job)
-    world.settle_down()
-    assert list(node.jobs) == [job]
-    assert world.operation(operation).needed == {}
-
-
 def test_a_waiting_job_whose_start_is_not_stored_is_stopped_when_it_was_replaced(world):
     node, operation, job = order_without_room(world)
     del world.stored["start", job]
@@ -201,44 +183,20 @@ def test_an_end_is_acknowledged_again_when_the_acknowledgement_was_lost(world):
     assert counts(world, operation) == JobCounts(completed=1)
 
 
-def test_a_job_whose_fate_nobody_knows_is_lost_and_started_again(world):
-    node = world.node("n1")
-    operation = run(world)
-    (job,) = node.jobs
-    node.finish(job, "lost", reason="the host was started anew while it ran")
-    world.settle_down()
-    assert counts(world, operation) == JobCounts(lost=1)
-    assert ended(world, operation, job).reason == "the host was started anew while it ran"
-    assert len(node.jobs) == 1
-    assert job not in node.jobs
-
-
-def test_what_a_lost_job_has_done_counts_even_when_it_was_replaced(world):
-    node = world.node("n1")
-    operation = run(world)
-    (job,) = node.jobs
-    node.finish(job)
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [("completed", JobCounts(completed=1, aborted=1, lost=1)), ("failed", JobCounts(lost=1))],
+)
+def test_what_a_lost_job_has_done_counts_even_when_it_was_replaced_and_that_it_failed_not_twice(world, state, expected):
+    node, operation, job = run_one(world)
+    node.finish(job, state)
     other = world.node("n2")
     lose(world, other)
     assert len(other.jobs) == 1
     node.register()
     world.settle_down()
-    assert world.states([operation]) == "c"
-    assert counts(world, operation) == JobCounts(completed=1, aborted=1, lost=1)
-    assert other.jobs == {}
-
-
-def test_a_lost_job_that_failed_meanwhile_is_not_counted_twice(world):
-    node = world.node("n1")
-    operation = run(world)
-    (job,) = node.jobs
-    node.finish(job, "failed")
-    other = world.node("n2")
-    lose(world, other)
-    node.register()
-    world.settle_down()
-    assert counts(world, operation) == JobCounts(lost=1)
-    assert len(other.jobs) == 1
+    assert counts(world, operation) == expected
+    assert (world.states([operation]), len(other.jobs)) == (("c", 0) if state == "completed" else ("r", 1))
 
 
 def test_a_job_that_has_ended_is_not_taken_over_again(world):
@@ -257,9 +215,7 @@ def test_a_job_that_has_ended_is_not_taken_over_again(world):
 
 
 def test_an_end_that_is_told_after_a_restart_stays_in_the_history_of_a_finished_operation(world):
-    node = world.node("n1")
-    operation = run(world)
-    (job,) = node.jobs
+    node, operation, job = run_one(world)
     world.abort(operation)
     node.keeps_stopping = True
     node.beat()
@@ -322,43 +278,13 @@ def test_1_9_a_job_of_an_overcommitted_node_is_recorded_with_kind_sentence_and_e
     assert len(world.jobs_of(operation)) == 2
 
 
-def test_1_9_a_job_that_its_node_stopped_by_itself_keeps_the_nodes_reason_and_is_started_again(world):
-    node = world.node("n1")
-    operation = run(world)
-    (job,) = node.jobs
-    why = "resource_overdraft: Resource usage overdraft adjustment"
-    node.finish(job, "aborted", exit_code=143, reason=why)
-    world.settle_down()
-    record = ended(world, operation, job)
-    assert (record.state, record.reason, record.exit_code, record.preemption) == ("aborted", why, 143, None)
-    assert len(node.jobs) == 1
-
-
-def test_1_9_the_nodes_own_reason_stands_when_the_scheduler_stopped_the_job_too(world):
+@pytest.mark.parametrize(("state", "reason"), [("completed", ""), ("aborted", "resource_overdraft: too much")])
+def test_6_7_of_a_job_that_was_told_to_stop_the_nodes_own_word_stands(world, state, reason):
     node, operation, job = stop_slowly(world)
-    node.let_go(job, "aborted", reason="resource_overdraft: too much")
+    node.let_go(job, state, reason=reason)
     node.beat()
-    assert ended(world, operation, job).reason == "resource_overdraft: too much"
-
-
-def test_6_7_a_job_that_completes_although_it_was_told_to_stop_has_completed(world):
-    node, operation, job = stop_slowly(world)
-    node.let_go(job, "completed")
-    node.beat()
-    assert world.states([operation]) == "c"
-    assert ended(world, operation, job).reason == ""
-
-
-def test_a_job_that_is_being_stopped_over_a_restart_of_the_scheduler_ends_as_its_node_says(world):
-    node, operation, job = stop_slowly(world)
-    world.restart()
-    node.beat()
-    node.let_go(job, "aborted", exit_code=0)
-    node.beat()
-    record = ended(world, operation, job)
-    assert (record.state, record.exit_code) == ("aborted", 0)
-    assert "suspended with abort_running_jobs" in record.reason
-    assert world.operation(operation).needed == {"t": 1}
+    assert world.states([operation]) == ("c" if state == "completed" else "r")
+    assert ended(world, operation, job).reason == reason
 
 
 def test_a_stop_that_no_node_has_heard_is_given_again_after_a_restart(world):
@@ -380,27 +306,19 @@ def test_a_stop_that_no_node_has_heard_is_given_again_after_a_restart(world):
 def test_a_run_of_an_agent_that_was_replaced_cannot_come_back(world):
     node = world.node("n1")
     operation = run(world)
-    late = msgspec.structs.replace(node.registration(), address="old.example")
+    late = node.registration()
+    node.address = "b.example"
     node.restart_agent()
     world.settle_down()
     before = describe(world.state)
     with pytest.raises(CommandError) as caught:
         world.state.register(late)
     sentence = str(caught.value)
-    assert "the run i1 of its agent (address n1) was replaced by the later run i2 (address n1)" in sentence
+    assert "the run i1 of its agent (address n1) was replaced by the later run i2 (address b.example)" in sentence
     assert "give each its own node_id" in sentence
     assert describe(world.state) == before
     assert node.beat().accepted
     assert len(world.jobs_of(operation)) == 1
-
-
-def test_both_addresses_are_named(world):
-    first = PlayedNode(world, "n1", 4)
-    world.carry_out(world.state.register(msgspec.structs.replace(first.registration(), address="a.example")))
-    second = msgspec.structs.replace(first.registration(), address="b.example", incarnation="i2")
-    world.carry_out(world.state.register(second))
-    with pytest.raises(CommandError, match=r"i1 .*a\.example.*i2 .*b\.example"):
-        first.register()
 
 
 def test_the_run_that_is_registered_may_register_again_and_a_new_one_may_replace_it(world):
@@ -436,31 +354,26 @@ def restart_while_it_stops(world: World, job_preemption_timeout: int = 10_000) -
     return node, operation, job
 
 
-def test_a_job_that_is_being_stopped_is_not_taken_over_and_is_replaced_elsewhere(world):
+def test_a_job_that_is_being_stopped_is_not_taken_over_and_takes_its_room_until_it_is_gone(world):
     node, operation, job = restart_while_it_stops(world)
     world.settle_down()
-    assert world.jobs_of(operation) == []
-    assert world.operation(operation).needed == {"t": 1}
-    assert world.cores("p") == 0.0
+    known = world.state.nodes["n1"]
+    assert (world.jobs_of(operation), list(node.jobs)) == ([], [job])
+    assert (world.operation(operation).needed, world.cores("p")) == ({"t": 1}, 0.0)
+    assert known.foreign_usage == (1.0, 1.0, 0.0, 0.0, 0.0)
+    assert known.free[1] == 0.0
     other = world.node("n2", cpu=1)
     world.settle_down()
     assert [each.node.id for each in world.jobs_of(operation)] == ["n2"]
     assert len(other.jobs) == 1
-    assert list(node.jobs) == [job]
-
-
-def test_a_job_that_is_being_stopped_takes_its_room_until_it_is_gone(world):
-    node, operation, job = restart_while_it_stops(world)
+    more = world.start("p")
     world.settle_down()
-    known = world.state.nodes["n1"]
-    assert known.foreign_usage == (1.0, 1.0, 0.0, 0.0, 0.0)
-    assert known.free[1] == 0.0
-    assert list(node.jobs) == [job]
+    assert world.jobs_of(more) == []
     node.let_go(job)
     world.settle_down()
     assert known.foreign_usage == (0.0, 0.0, 0.0, 0.0, 0.0)
-    (other,) = world.jobs_of(operation)
-    assert list(node.jobs) == [other.id] != [job]
+    (new,) = world.jobs_of(more)
+    assert list(node.jobs) == [new.id]
 
 
 def test_a_job_that_is_being_stopped_gets_no_other_order_that_could_shorten_its_time(world):
@@ -486,6 +399,7 @@ def test_the_end_of_a_job_that_was_being_stopped_is_recorded_once(world, state, 
     assert node.beat().acknowledged == [job]
     record = ended(world, operation, job)
     assert (record.state, record.exit_code) == (state, exit_code)
+    assert ("suspended with abort_running_jobs" in record.reason) == (state == "aborted")
     assert counts(world, operation) == expected
     assert world.states([operation]) == ("c" if state == "completed" else "r")
 
@@ -506,49 +420,37 @@ def test_a_lost_job_that_ends_already_when_its_node_comes_back_is_not_taken_over
 
 
 def test_1_9_a_job_that_its_node_ends_by_itself_is_active_until_its_end_is_told(world):
-    node = world.node("n1", cpu=1)
-    operation = run(world)
-    (job,) = node.jobs
+    node, operation, job = run_one(world, cpu=1)
     node.stopping[job] = StopOrder(job, 15.0, "resource_overdraft", "resource_overdraft: too much")
     world.settle_down()
     assert [(each.id, each.state) for each in world.jobs_of(operation)] == [(job, "running")]
     assert world.cores("p") == 1.0
     assert node.heard is not None
     assert (node.heard.start, node.heard.stop) == ([], [])
-    node.let_go(job)
+    node.let_go(job, exit_code=143)
     node.beat()
     assert counts(world, operation) == JobCounts(aborted=1)
-    assert ended(world, operation, job).reason == "resource_overdraft: too much"
+    record = ended(world, operation, job)
+    assert (record.reason, record.exit_code, record.preemption) == ("resource_overdraft: too much", 143, None)
     assert len(node.jobs) == 1
     assert job not in node.jobs
 
 
-@pytest.mark.parametrize(("job_preemption_timeout", "timeout_s"), [(None, 10.0), (2500, 2.5)])
-def test_6_7_a_job_that_nobody_claims_is_interrupted_before_it_is_killed(world, job_preemption_timeout, timeout_s):
-    if job_preemption_timeout is not None:
-        world.set_tree(job_preemption_timeout=job_preemption_timeout)
-    node = world.node("n1")
-    operation = run(world)
-    (job,) = node.jobs
+@pytest.mark.parametrize(
+    ("tree", "tags", "timeout_s"),
+    [({}, (), 10.0), ({"job_preemption_timeout": 2500}, (), 2.5), ({"job_preemption_timeout": 2500}, ("x",), 10.0)],
+    ids=["default", "of its tree", "without a tree"],
+)
+def test_6_7_a_job_that_nobody_claims_is_interrupted_before_it_is_killed(world, tree, tags, timeout_s):
+    world.set_tree(nodes_filter="!x", **tree)
+    node, operation, job = run_one(world)
     node.deaf = True
+    node.tags = tags
+    node.register()
+    assert (world.state.nodes["n1"].tree is None) == bool(tags)
     world.abort(operation)
     world.restart()
     (stop,) = node.beat().stop
     assert (stop.job_id, stop.timeout_s, stop.kind) == (job, timeout_s, "aborted")
     assert stop.why == "its operation is not known or has ended"
     assert world.state.nodes["n1"].foreign_usage == (1.0, 1.0, 0.0, 0.0, 0.0)
-
-
-def test_6_7_a_job_that_nobody_claims_is_interrupted_on_a_node_without_a_tree_too(world):
-    world.set_tree(nodes_filter="!x", job_preemption_timeout=2500)
-    node = world.node("n1")
-    operation = run(world)
-    (job,) = node.jobs
-    node.deaf = True
-    node.tags = ("x",)
-    node.register()
-    assert world.state.nodes["n1"].tree is None
-    world.abort(operation)
-    world.restart()
-    (stop,) = node.beat().stop
-    assert (stop.job_id, stop.timeout_s) == (job, 10.0)

@@ -108,20 +108,19 @@ def test_a_source_in_use(source: str, target: str) -> None:
         copy_store(source, target)
 
 
-def test_a_destination_that_holds_something(source: str, target: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "entries", "sentence"),
+    [([Change("k", "a", b"1")], [], "holds 1 record; only an empty store"), ([], ENTRIES[:1], "only an empty store")],
+    ids=["a record", "a log alone"],
+)
+def test_a_destination_that_holds(
+    source: str, target: str, changes: list[Change], entries: list[Entry], sentence: str
+) -> None:
     with contextlib.closing(open_sqlite_store(target)) as store:
-        store.write([Change("k", "a", b"1")])
-    with pytest.raises(RefusedError, match="holds 1 record; only an empty store"):
+        store.write(changes, entries)
+    with pytest.raises(RefusedError, match=sentence):
         copy_store(source, target)
-    assert read_all(target) == [Change("k", "a", b"1")]
-
-
-def test_a_destination_that_holds_a_log_alone(source: str, target: str) -> None:
-    with contextlib.closing(open_sqlite_store(target)) as store:
-        store.write([], ENTRIES[:1])
-    with pytest.raises(RefusedError, match="only an empty store"):
-        copy_store(source, target)
-    assert len(read_log(target)) == 1
+    assert (read_all(target), len(read_log(target))) == (changes, len(entries))
 
 
 def test_a_store_onto_itself(source: str) -> None:

@@ -394,23 +394,20 @@ def test_guarantees_beyond_the_cluster_come_with_a_note(service):
     assert service.plan(service.set("a", weight=2)).notes == []
 
 
+BURST = {"guarantee_type": "burst", "resource_flow": {"cpu": 2}, "burst_guarantee_resources": {"cpu": 4}}
+
+
 def test_integral_guarantees_come_with_a_note(service):
     service.node("n1", cpu=10.0)
     service.create_pool("a")
-    integral = {
-        "guarantee_type": "burst", "resource_flow": {"cpu": 1}, "burst_guarantee_resources": {"cpu": 2}
-    }  # fmt: skip
-    plan = service.plan(service.set("a", integral_guarantees=integral))
+    plan = service.plan(service.set("a", integral_guarantees=BURST))
     assert any("as volume is gathered" in note for note in plan.notes)
     assert service.plan(service.set("a", weight=2)).notes == []
 
 
 def test_volumes_of_integral_pools_are_kept_in_both_pictures(service):
-    integral = {
-        "guarantee_type": "burst", "resource_flow": {"cpu": 2}, "burst_guarantee_resources": {"cpu": 4}
-    }  # fmt: skip
     service.node("n1", cpu=8.0)
-    service.create_pool("a", integral_guarantees=integral)
+    service.create_pool("a", integral_guarantees=BURST)
     service.create_pool("b")
     pool = service.tree().pools["a"]
     pool.volume = (0.0, 5000.0, 0.0, 0.0, 0.0)

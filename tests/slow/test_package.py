@@ -12,13 +12,16 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from guest_host import HERE, REPOSITORY, Facts, assert_quiet, of, run_guest, skip_without_means
 from readme_lines import read_blocks, read_installation
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "machine"))
+from guest_host import HERE, REPOSITORY, Facts, assert_quiet, of, run_guest, skip_without_means
 
 from cpumond import __version__
 from cpumond.agent.config import load_config
