@@ -45,7 +45,7 @@ SLOW = float(os.environ.get("UNITS_SLOW", "1"))
 SHORT = bool(os.environ.get("MACHINE_STEPS"))
 """Whether time is short, so that not all steps are done."""
 CHECK_PERIOD_S = 0.1 * SLOW
-OVERRIDE_TTL_S = 2.0 if SLOW == 1.0 else 6.0 * SLOW
+OVERRIDE_TTL_S = 10.0 if SLOW == 1.0 else 6.0 * SLOW
 """Longer than ``cpumond status`` takes to start."""
 RELOAD_ATTEMPTS = 3
 PATIENCE_S = 20.0 * SLOW
@@ -396,9 +396,8 @@ def orders() -> dict[str, Any]:
         cursor = journal_cursor(AGENT)
         answer = systemctl("set-property", "--runtime", UNIT, f"CPUQuota={percent}%")
         seen_s = wait(lambda: job().get("override_by"), OVERRIDE_TTL_S)
-        held = job()
+        held, held_us = job(), quota_us()
         table = run("cpumond", "status")["output"]
-        held_us = quota_us()
         if name == "down" or SHORT:
             ask("DELETE", f"/v1/jobs/{UNIT}/pin")  # cpumond unpin: its time need not be waited for twice
         broken_s = wait(lambda wanted=wanted: quota_us() != wanted, OVERRIDE_TTL_S + 5)  # type: ignore[misc]
