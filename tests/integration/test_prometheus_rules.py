@@ -27,7 +27,7 @@ def promtool(*arguments: object) -> str:
     if program is None:
         pytest.skip("needs promtool (apt-get install --no-install-recommends prometheus)")
     done = subprocess.run(
-        [program, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+        [program, *map(str, arguments)], capture_output=True, text=True, timeout=250, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
