@@ -144,11 +144,16 @@ def print_csv(rows: Sequence[Any], names: Iterable[str] = (), with_header: bool 
     header = list(names) if names and not with_header else list(dict.fromkeys(name for row in flat for name in row))
     header = header or list(names)
     output = io.StringIO(newline="")
-    write = csv.writer(output, lineterminator="\n").writerow
+    write, write_quoted = (
+        csv.writer(output, lineterminator="\n", quoting=quoting).writerow
+        for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+    )
     if with_header and header:
         write(map(guard_cell, header))
     for row in flat:
-        write([row.get(name, "") for name in header])
+        cells = [row.get(name, "") for name in header]
+        # The module quotes no carriage return unless it ends its lines, and readers take one for the end of a row.
+        (write_quoted if any("\r" in cell for cell in cells) else write)(cells)
     click.echo(output.getvalue(), nl=False)
     return header
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+
 import pytest
 
 from cpumond.cli.output import print_csv
@@ -10,3 +13,11 @@ from cpumond.cli.output import print_csv
 def test_neither_a_value_nor_a_name_is_a_formula(capsys: pytest.CaptureFixture[str]) -> None:
     print_csv([{"=cmd|x": "+1", "name": "-2", "inner": {"@a": "\tb"}, "number": -3}])
     assert capsys.readouterr().out == "'=cmd|x,name,inner.@a,number\n'+1,'-2,'\tb,-3\n"
+
+
+@pytest.mark.parametrize("text", ["nightly\r=1+1", "nightly\n=1+1", "nightly\r\n=1+1", 'a "b", c\r'])
+def test_no_text_begins_a_row(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    print_csv([{"name": text, "state": "running"}])
+    printed = capsys.readouterr().out
+    assert list(csv.reader(io.StringIO(printed, newline=""))) == [["name", "state"], [text, "running"]]
+    assert '"' in printed
