@@ -144,16 +144,13 @@ def print_csv(rows: Sequence[Any], names: Iterable[str] = (), with_header: bool 
     header = list(names) if names and not with_header else list(dict.fromkeys(name for row in flat for name in row))
     header = header or list(names)
     output = io.StringIO(newline="")
-    write, write_quoted = (
-        csv.writer(output, lineterminator="\n", quoting=quoting).writerow
-        for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+    plain, quoted = (
+        csv.writer(output, lineterminator="\n", quoting=quoting) for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
     )
-    if with_header and header:
-        write(map(guard_cell, header))
-    for row in flat:
-        cells = [row.get(name, "") for name in header]
+    heading = [[guard_cell(name) for name in header]] if with_header and header else []
+    for cells in (*heading, *([row.get(name, "") for name in header] for row in flat)):
         # The module quotes no carriage return unless it ends its lines, and readers take one for the end of a row.
-        (write_quoted if any("\r" in cell for cell in cells) else write)(cells)
+        (quoted if any("\r" in cell for cell in cells) else plain).writerow(cells)
     click.echo(output.getvalue(), nl=False)
     return header
 

@@ -46,7 +46,7 @@ class FileOrSimulate(click.Command):
     "--format",
     "format_",
     type=ChoiceType(["json"], {"table": "JSON has the numbers, --explain ELEMENT the reasons in words"}),
-    help="An object per line; with --explain, too, which is in words by default.",
+    help="json: an object per line. Default: json, but words for --explain.",
 )
 @click.option("--explain", "element", metavar="ELEMENT", help="Only say why this pool or operation has its share.")
 @click.option("--time", "timed", is_flag=True, help="Seconds each update took, as JSON lines on standard error.")

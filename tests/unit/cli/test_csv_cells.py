@@ -17,7 +17,9 @@ def test_neither_a_value_nor_a_name_is_a_formula(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("text", ["nightly\r=1+1", "nightly\n=1+1", "nightly\r\n=1+1", 'a "b", c\r'])
 def test_no_text_begins_a_row(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    print_csv([{"name": text, "state": "running"}])
+    print_csv([{"name": text, "state": "running"}, {"name": "", text: "a name, too"}])
     printed = capsys.readouterr().out
-    assert list(csv.reader(io.StringIO(printed, newline=""))) == [["name", "state"], [text, "running"]]
-    assert '"' in printed
+    rows = [["name", "state", text], [text, "running", ""], ["", "", "a name, too"]]
+    assert list(csv.reader(io.StringIO(printed, newline=""))) == rows
+    cell = text.replace('"', '""')
+    assert printed.count(f'"{cell}"') == 2, "in quotes, for readers that end a row at any line break"
