@@ -35,6 +35,8 @@ EARLY_ABOVE: Final = 1.1
 """Use above so many times the limit shows, between two looks, that the limit is too low; less is rounding."""
 EARLY_GIVES: Final = 1.2
 """So many times its use is then given to a job with ``early_restore = "use"``."""
+EARLY_HOLD_S: Final = 1.0
+"""It keeps that for so long at least, else each check would cut what the next look raises."""
 RETRY_CUT_S: Final = 60.0
 """A cut that had no effect is decided again after this time: the threads that were in its way may have ended."""
 
@@ -149,26 +151,29 @@ def restore_early(state: JobState, reading: CpuReading, recent_cores: float, s: 
     """A look at the use since the look before, ``recent_cores``: where that is above the limit, which only a burst
     allows, the job gets more before the burst is spent. None where it is not.
 
-    Nothing was held back, but would have been soon: that is charged as long as a look takes.
+    Nothing was held back. A limit that is raised to a little above the use may soon fall again, and nothing is learned:
+    50 ms are not yet a peak. What is given back whole stays for ``restore_hold``, and is charged as long as a look.
     """
     limit, hard = state.limit_cores, state.hard_cores
     if limit >= hard or state.base is None or not s.looks_early or recent_cores <= EARLY_ABOVE * limit:
         return None
     recent = min(recent_cores, hard)
-    is_whole = s.early_restore == "ordered"
-    new_limit = hard if is_whole else min(hard, max(EARLY_GIVES * recent, limit))
+    if s.early_restore == "use":
+        new_limit = min(hard, max(EARLY_GIVES * recent, limit))
+        until_s = max(state.hold_until_s, reading.at_s + EARLY_HOLD_S)
+        after = msgspec.structs.replace(state, limit_cores=new_limit, hold_until_s=until_s, no_cut_until_s=-math.inf)
+        return after, Decision("grow", limit, new_limit, recent_cores, None, 0.0, 0.0, 0.0, by_look=True)
     peak = find_peak(state, s)
     after = msgspec.structs.replace(
         state,
-        limit_cores=new_limit,
+        limit_cores=hard,
         peak_cores=max(peak, recent),
         peak_at_s=reading.at_s if recent > peak else state.peak_at_s,
-        hold_until_s=max(state.hold_until_s, reading.at_s + (s.restore_hold_s if is_whole else 0.0)),
+        hold_until_s=max(state.hold_until_s, reading.at_s + s.restore_hold_s),
         caution=_adjust_caution(state.caution, EARLY_LOOK_S, 0.0, s),
         no_cut_until_s=-math.inf,
     )
-    kind: Kind = "restore" if is_whole else "grow"
-    return after, Decision(kind, limit, new_limit, recent_cores, None, 0.0, 0.0, 0.0, by_look=True)
+    return after, Decision("restore", limit, hard, recent_cores, None, 0.0, 0.0, 0.0, by_look=True)
 
 
 def put_off_cut(state: JobState, now_s: float) -> JobState:

@@ -9,6 +9,7 @@ from typing import Final
 from cpumond.core.measures import count_cores, format_cores, format_duration, format_span
 from cpumond.monitor.model import FIRST_CAUTION, JobState, MonitorSettings
 from cpumond.monitor.peak import (
+    EARLY_HOLD_S,
     FIRST_SECONDS,
     MAX_CAUTION,
     STEP,
@@ -172,7 +173,8 @@ def _why_not_lowered(state: JobState, s: MonitorSettings, now_s: float, notes: S
     left_s = find_not_lowered_until_s(state, s) - now_s
     if left_s > 0.0:
         if now_s < state.hold_until_s and state.hold_until_s >= now_s + left_s:
-            why = "restore_hold"
+            is_early = s.early_restore == "use" and left_s <= EARLY_HOLD_S
+            why = "early_restore" if is_early else "restore_hold"
         else:
             boosted = s.startup_boost_s > FIRST_SECONDS
             why = "startup_boost" if boosted else f"nothing is lowered in the first {FIRST_SECONDS:g} s"

@@ -128,8 +128,11 @@ def early(make_node: MakeNode, kind: str, *names: str) -> FakeNode:
     return lowered(make_node, *names, config=PEAK.replace('"off"', f'"{kind}"') + source())
 
 
-@pytest.mark.parametrize(("kind", "given", "told"), [("use", 2.4, "grow"), ("ordered", 4.0, "restore")])
-def test_use_above_a_lowered_limit_raises_it_before_the_burst_is_spent(make_node, kind, given, told):
+@pytest.mark.parametrize(
+    ("kind", "given", "told", "peak", "charged"),
+    [("use", 2.4, "grow", 1.0, 0.0), ("ordered", 4.0, "restore", 2.0, 0.05)],
+)
+def test_use_above_a_lowered_limit_raises_it_before_the_burst_is_spent(make_node, kind, given, told, peak, charged):
     node = early(make_node, kind, "a", "b")
     caution = node.job("a").state.caution
     look_at_use(node, a=1.1, b=1.0)
@@ -137,14 +140,19 @@ def test_use_above_a_lowered_limit_raises_it_before_the_burst_is_spent(make_node
     look_at_use(node, a=2.0, b=1.0)
     assert cores(node, "a", "b") == [given, 1.05]
     state = node.job("a").state
-    assert (state.limit_cores, state.peak_cores, state.held.count) == (pytest.approx(given), pytest.approx(2.0), 0)
-    assert state.caution == pytest.approx(caution + 0.05)
+    assert (state.limit_cores, state.peak_cores, state.held.count) == (pytest.approx(given), pytest.approx(peak), 0)
+    assert state.caution == pytest.approx(caution + charged)
     record = control.explain_job(node.agent, "a").decisions[-1]
     assert (record.kind, record.result, record.by_look) == (told, "applied", True)
     assert record.reason.startswith("use 2.0")
     look_at_use(node, a=4.0)
     node.tick(1.0, seconds=0.4)
     assert node.job("a").state.held.count == 0
+    if kind == "use":
+        assert node.cores("a") == 4.0, "no check cuts it within a second"
+        assert "0.6 s more (early_restore)" in str(control.explain_job(node.agent, "a"))
+    node.tick(1.0)
+    assert node.cores("a") < 4.0
 
 
 def test_use_is_looked_at_where_a_burst_lets_a_job_use_more_than_its_limit(make_node):
