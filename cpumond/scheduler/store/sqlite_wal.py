@@ -63,7 +63,7 @@ def tell_of_dropped_writes(path: str) -> None:
 
 def _count_dropped(file: BinaryIO, taken: int) -> tuple[int, bool]:
     """How many frames of a log come after the ``taken`` ones and are neither left from an older log nor of a write that
-    was not committed; and whether that is only the very last frame, as after a loss of power.
+    was not committed; and whether that is only the last one written, as after a kill or a loss of power.
 
     See "Database File Format" of SQLite, 4.
     """
@@ -77,11 +77,14 @@ def _count_dropped(file: BinaryIO, taken: int) -> tuple[int, bool]:
     frame_bytes = WAL_FRAME.size + page_bytes
     frames, rest = divmod(size - WAL_HEADER.size, frame_bytes)
     dropped = [frames] if rest else []
+    last = -1
     for number in range(taken, frames):
         file.seek(WAL_HEADER.size + number * frame_bytes)
         _, pages, *found = WAL_FRAME.unpack(file.read(WAL_FRAME.size))
         # A new log overwrites the old one from the start, with the first salt one higher; the old one's end is left.
         is_older = 0 < (salts[0] - found[0]) & 0xFFFFFFFF < MAX_LOGS and any(found)
-        if pages if found[:2] == salts else not is_older:
+        is_present = found[:2] == salts
+        if pages if is_present else not is_older:
             dropped.append(number)
-    return len(dropped), len(dropped) == 1 and dropped[0] >= frames - 1 and taken > 0
+        last = number if is_present else last
+    return len(dropped), len(dropped) == 1 and dropped[0] >= last and taken > 0

@@ -637,6 +637,28 @@ def test_a_sound_log_is_no_news(logged: str, capsys: pytest.CaptureFixture[str])
     assert "store_log" not in capsys.readouterr().out
 
 
+def test_a_write_that_was_cut_off_in_a_log_that_began_anew_is_no_damage(
+    logged: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The frames of the older log are behind it, not those of a later write."""
+    with contextlib.closing(sqlite3.connect(logged, isolation_level=None)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(RESTART)")
+        for key in ("05", "06"):
+            connection.execute("DELETE FROM records WHERE key = ?", (key,))
+        kept = {suffix: bytearray(Path(logged + suffix).read_bytes()) for suffix in ("", "-wal")}
+    wal = kept["-wal"]
+    salts, frame_bytes = bytes(wal[16:24]), 24 + int.from_bytes(wal[8:12], "big")
+    present = [at for at in range(32, len(wal), frame_bytes) if wal[at + 8 : at + 16] == salts]
+    assert len(wal) > present[-1] + frame_bytes, "older frames are left behind"
+    wal[present[-1] + 100 : present[-1] + 1100] = b"\xaa" * 1000
+    for suffix, content in kept.items():
+        Path(logged + suffix).write_bytes(content)
+    capsys.readouterr()
+    assert {f"{number:02}" for number in range(40)} - {change.key for change in read_all(logged)} == {"05"}
+    said = capsys.readouterr().out
+    assert ("store_log_cut" in said, "store_log_damaged" in said) == (True, False)
+
+
 def test_a_damaged_log_that_cannot_be_copied_keeps_nobody_from_starting(
     logged: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
