@@ -151,9 +151,8 @@ class EventLog:
         if event is None or number != command.number or event.kind not in AUDITED:
             raise CommandError(f"there is no change {command.number}; `cpumond events` lists them", RESOLVE)
         if not event.changes:
-            raise CommandError(
-                f"change {number} ({event.text}) changed no tree and no pool; only such changes can be taken back"
-            )
+            # Whoever asks was not asked for any right yet: what it was is not said.
+            raise CommandError(f"change {number} changed no tree and no pool; only such changes can be taken back")
         changes = (ConfigChange(each.tree, each.pool, each.attribute, each.old, each.new) for each in event.changes)
         return Undo(number, tuple(changes))
 
