@@ -14,7 +14,6 @@ from cpumond.core.measures import count_cores, format_span
 from cpumond.core.words import count, show_cores, show_left, show_measured, show_time, show_votes
 from cpumond.monitor.model import MonitorSettings
 
-ZONED: Final = "%Y-%m-%d %H:%M:%S %Z"
 KIND_REASONS: Final = {
     "foreign-raise": "somebody else raised it",
     "foreign-lower": "somebody else lowered it",
@@ -61,7 +60,7 @@ def _describe_why(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> str:
             f"`{unpin} {name}` gives it back to the monitor now."
         )
     if e.pinned_cpu_limit is not None:
-        until = f"until `{unpin} {name}`" if e.pinned_until is None else f"until {show_time(e.pinned_until, ZONED)}"
+        until = f"until `{unpin} {name}`" if e.pinned_until is None else f"until {show_time(e.pinned_until)}"
         return f"{stands}: an operator pinned it {until}."
     if e.mode == "off":
         return f"{stands}: its mode is off, it is neither measured nor changed."
@@ -108,7 +107,7 @@ def _last_step(e: ExplainAnswer, s: MonitorSettings) -> str:
         return ""
     lead = "." if e.current_cpu_limit >= e.bounds.cap else ""
     change = f"{show_cores(step.old_cores)} -> {show_cores(step.applied_cores)}"
-    return f"{lead} The last change, {change} at {show_time(step.at, ZONED)}: {_tell_reason(step, e, s)}."
+    return f"{lead} The last change, {change} at {show_time(step.at)}: {_tell_reason(step, e, s)}."
 
 
 def _tell_reason(step: DecisionAnswer, e: ExplainAnswer, s: MonitorSettings) -> str:

@@ -42,8 +42,8 @@ def show_left(seconds: float) -> str:
     return "".join(f"{number}{unit}" for number, unit in parts if number)
 
 
-def show_time(at: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """Local date and time of seconds since 1970."""
+def show_time(at: float, form: str = "%Y-%m-%d %H:%M:%S %Z") -> str:
+    """Local date, time and zone of seconds since 1970."""
     return datetime.fromtimestamp(min(at, LAST_DAY)).astimezone().strftime(form)
 
 

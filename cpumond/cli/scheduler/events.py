@@ -17,7 +17,7 @@ from cpumond.cli.render.grid import Cell, Column, column
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.cli.scheduler.plans import PlanRefusedError, describe_plan, show_plan
 from cpumond.core.errors import UsageError
-from cpumond.core.words import show_name, show_time, show_utc
+from cpumond.core.words import show_name, show_time
 from cpumond.scheduler.events import KINDS
 from cpumond.scheduler.why.plan import Plan
 
@@ -155,11 +155,9 @@ def _as_cell(value: Any) -> Any:
 
 def _row(event: EventView | AuditView) -> list[Cell]:
     text = show_name(event.text) + (f" ({event.count} times)" if event.count > 1 and event.kind == "refused" else "")
-    when = show_time(event.at)
     if isinstance(event, AuditView):
         text += f" [{show_name(event.origin)}]" if event.origin else ""
-        when = show_utc(event.at)
-    return [str(event.number), when, (event.kind.replace("_", " "), STYLES.get(event.kind, "")), text]
+    return [str(event.number), show_time(event.at), (event.kind.replace("_", " "), STYLES.get(event.kind, "")), text]
 
 
 @click.command("undo", epilog="Example: cpumond undo 4711 --plan")

@@ -327,7 +327,7 @@ def test_what_became_of_a_pin():
         "job steady-low is pinned at 3.2 cores until `cpumond unpin`"
     )
     assert re.fullmatch(
-        r"job steady-low is pinned at 3.2 cores until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d",
+        r"job steady-low is pinned at 3.2 cores until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+",
         tables.describe_pin(make_job(pinned_cpu_limit=3.2), 60.0),
     )
     assert "writes are paused" in tables.describe_pin(make_job(), None)
