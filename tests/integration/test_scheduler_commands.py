@@ -174,6 +174,9 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScheduler
         (("pool", "set", "a", "weight=-1"), 78, "weight: must be a number in"),
         (("pool", "set", "a"), 64, "nothing to change"),
         (("pool", "set", "a", "weight"), 64, "expected key=value"),
+        (("pool", "set", "a", "wieght=3"), 64, "'wieght' is no option of a pool: did you mean weight?"),
+        (("pool", "create", "b", "owner=me"), 64, "'owner' is no option of a pool: with --force it is kept"),
+        (("tree", "set", "default", "node-filter=gpu"), 64, "did you mean nodes_filter?"),
         (("pool", "create", "a"), 73, "already exists"),
         (("pool", "list", "--tree", "none"), 67, "does not exist"),
         (("pool", "move", "a"), 64, "--parent"),
@@ -397,3 +400,12 @@ def test_the_fleet_is_filtered_in_every_form(server, cpumond):
     assert [each["id"] for each in cpumond.json("fleet", "--tag", "rack-a")["agents"]] == ["n1"]
     assert cpumond("fleet", "--tag", "rack-a", "-o", "csv").count("\n") == 2
     assert cpumond.json("fleet", "--problems")["agents"] == []
+
+
+def test_an_attribute_that_is_no_option_is_kept_by_force(server, cpumond):
+    cpumond("pool", "create", "a", "owner=me", "Weight=2", "--force")
+    cpumond("pool", "set", "a", "max-share-ratio=0.5", "team/name=x", "--force")
+    attributes = cpumond.json("pool", "show", "a")["attributes"]
+    assert (attributes["owner"], attributes["team"], attributes["max_share_ratio"]) == ("me", {"name": "x"}, 0.5)
+    cpumond("pool", "set", "a", "owner=", "--unset", "team")
+    assert cpumond.json("pool", "show", "a")["attributes"].keys() == {"Weight", "max_share_ratio"}

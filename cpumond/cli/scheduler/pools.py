@@ -38,7 +38,7 @@ from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_cores, show_name
 from cpumond.fairshare.explain import show_percent
 from cpumond.scheduler.model import ROOT_POOL, IntegralGuarantees
-from cpumond.scheduler.settings.attributes import is_option
+from cpumond.scheduler.settings.attributes import Kind, find_mistyped, is_option
 from cpumond.scheduler.why.plan import Plan
 
 ASSIGNMENTS: Final = "[KEY=VALUE]..."
@@ -137,12 +137,28 @@ def _option_fields(attributes: dict[str, Any]) -> list[tuple[str, str]]:
     return [(show_name(key), show_name(show_value(value))) for key, value in attributes.items()]
 
 
+force_option = click.option("--force", is_flag=True, help="Keep attributes that are no options, too.")
+
+
+def check_names(kind: Kind, assignments: Sequence[str], force: bool) -> None:
+    """Refuse keys that are no options, which would only be kept. Raises UsageError."""
+    for assignment in () if force else assignments:
+        key, _, value = assignment.partition("=")
+        name = key.strip().partition("/")[0].partition(".")[0]
+        near = find_mistyped(kind, name)
+        if near is not None and value.strip():
+            hint = f"did you mean {near}? Or " if near else ""
+            raise UsageError(f"{name!r} is no option of a {kind}: {hint}with --force it is kept as it is")
+
+
 @tree_command.command("create", epilog="Example: cpumond tree create gpu nodes_filter=gpu")
 @click.argument("name")
 @click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
+@force_option
 @scheduler_options
-def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[str, ...]) -> None:
+def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[str, ...], force: bool) -> None:
     """Make a pool tree. Each node belongs to the one tree whose nodes_filter fits its tags."""
+    check_names("tree", assignments, force)
     body = {"name": name, "attributes": read_attributes(assignments)}
     client.change(f"tree {show_name(name)} is made", "POST", "/trees", body)
 
@@ -152,15 +168,18 @@ def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[s
 @click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
 @unset_option
 @click.option("--default", "is_default", is_flag=True, help="Make it the tree of operations that name none.")
+@force_option
 @scheduler_options
 def tree_set_command(
-    client: SchedulerClient, tree: str, assignments: tuple[str, ...], unset: tuple[str, ...], is_default: bool
-) -> None:
+    client: SchedulerClient, tree: str, assignments: tuple[str, ...], unset: tuple[str, ...], is_default: bool,
+    force: bool,
+) -> None:  # fmt: skip
     """Change options of a pool tree; all of them, or none when one is refused.
 
     Values are JSON or TOML, all else is text. KEY= removes. Keys may be paths: integral_guarantees/smooth_period=30000.
     Times are milliseconds.
     """
+    check_names("tree", assignments, force)
     content = b""
     if assignments or unset or not is_default:
         content = client.request("PATCH", f"/trees/{quote_name(tree)}", {"edits": read_edits(assignments, unset)})
@@ -298,12 +317,14 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
 @click.argument("name")
 @click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
 @click.option("--parent", metavar="POOL", type=POOL, default=ROOT_POOL, show_default=True)
+@force_option
 @tree_option
 @scheduler_options
 def pool_create_command(
-    client: SchedulerClient, name: str, assignments: tuple[str, ...], parent: str, tree: str | None
+    client: SchedulerClient, name: str, assignments: tuple[str, ...], parent: str, force: bool, tree: str | None
 ) -> None:
     """Make a pool; attributes as in `cpumond pool set`."""
+    check_names("pool", [expand_key(each) for each in assignments], force)
     attributes = read_attributes([expand_key(each) for each in assignments])
     body = {"name": name, "parent": parent, "attributes": attributes}
     client.change(f"pool {show_name(name)} is made", "POST", pool_path(client.find_tree(tree)), body)
@@ -315,17 +336,20 @@ def pool_create_command(
 @pool_argument
 @click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
 @unset_option
+@force_option
 @tree_option
 @scheduler_options
 def pool_set_command(
-    client: SchedulerClient, pool: str, assignments: tuple[str, ...], unset: tuple[str, ...], tree: str | None
-) -> None:
+    client: SchedulerClient, pool: str, assignments: tuple[str, ...], unset: tuple[str, ...], force: bool,
+    tree: str | None,
+) -> None:  # fmt: skip
     """Change attributes of a pool; all of them, or none when one is refused.
 
     Values are JSON or TOML, such as {cpu=100} or [\"weight\"], all else is text. KEY= removes. Keys may be paths:
     strong_guarantee_resources/cpu=100, or with dots. resource_flow, burst_guarantee_resources and the others of
     integral_guarantees need not name it. Times are milliseconds, memory bytes.
     """
+    check_names("pool", [expand_key(each) for each in assignments], force)
     body = {"edits": read_pool_edits(assignments, unset)}
     client.change(f"pool {show_name(pool)} is changed", "PATCH", pool_path(client.find_tree(tree), pool), body)
 

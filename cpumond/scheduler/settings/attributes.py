@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.model import RESOLVE, CommandError, PoolConfig, PoolSettings, TreeConfig, TreeSettings
 from cpumond.scheduler.settings.access_lists import edit_acl, read_acl
 from cpumond.scheduler.settings.values import (
@@ -134,6 +135,14 @@ def canonical_path(kind: Kind, path: Sequence[str]) -> tuple[str, ...]:
 def is_option(kind: Kind, name: str) -> bool:
     """Whether ``name``, in any spelling, is an option of pools or trees, not an attribute that is only kept."""
     return canonical_name(kind, name) in _FIELDS[kind]
+
+
+def find_mistyped(kind: Kind, name: str) -> str | None:
+    """The option that is most like ``name``, "" for none; None where ``name`` is one itself, in any spelling."""
+    known = canonical_name(kind, name)
+    if known in _FIELDS[kind] or known in RESERVED or (kind == "tree" and known == CONFIG):
+        return None
+    return nearest(name.replace("-", "_"), _FIELDS[kind])
 
 
 def read_pool(attributes: Mapping[str, Any]) -> PoolSettings:
