@@ -35,7 +35,7 @@ class ApiServer:
     def __init__(self) -> None:
         self.nodes: dict[str, dict[str, str]] = {}
         self.agents: dict[str, str] = {}
-        self.patches = 0
+        self.patches = self.looks = 0
         self.is_broken = False
         outer = self
 
@@ -72,6 +72,7 @@ class ApiServer:
             return 500 if self.is_broken else 401, {"kind": "Status"}
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         if url.path == "/api/v1/nodes":
+            self.looks += 1
             found: list[Any] = [
                 {"metadata": {"name": name}, "status": {"capacity": {"cpu": "2", **more}}}
                 for name, more in self.nodes.items()
@@ -95,7 +96,9 @@ class ApiServer:
         [change] = body
         assert (change["op"], change["path"]) == ("add", "/status/capacity/cpumond.io~1reclaimed-cpu")
         name = path.removeprefix("/api/v1/nodes/").removesuffix("/status")
-        self.nodes[name][RESOURCE] = change["value"]
+        value = int(change["value"])
+        # Quantities are kept in their canonical form.
+        self.nodes[name][RESOURCE] = f"{value // 1000}k" if value and value % 1000 == 0 else str(value)
         self.patches += 1
         return 200, {}
 
@@ -173,7 +176,7 @@ def test_an_agent_whose_last_check_is_old_offers_nothing(agent: AgentProcess, ap
         def do_GET(self) -> None:
             self.send_response(200 if self.path == "/metrics" or ready.is_set() else 503)
             self.end_headers()
-            self.wfile.write(b"cpumond_node_offered_cores 1.25\n")
+            self.wfile.write(b"cpumond_node_offered_cores 2.05\n")
 
         def log_message(self, *_: object) -> None:
             """Nothing."""
@@ -186,7 +189,10 @@ def test_an_agent_whose_last_check_is_old_offers_nothing(agent: AgentProcess, ap
         try:
             wait_until(lambda: api.nodes["old"][RESOURCE] == "0", "an old figure is taken back")
             ready.set()
-            wait_until(lambda: api.nodes["old"][RESOURCE] == "1200", "one of a moment ago is offered")
+            wait_until(lambda: api.nodes["old"][RESOURCE] == "2k", "one of a moment ago is offered")
+            looks = api.looks
+            wait_until(lambda: api.looks > looks + 2, "two rounds more")
+            assert api.patches == 2, "the same number is not written again"
         finally:
             process.terminate()
             process.wait()

@@ -21,6 +21,7 @@ import msgspec
 from cpumond.cli.options import DurationType
 from cpumond.core.decode import find_decoder
 from cpumond.core.errors import CpumondError, UnavailableError, UsageError, describe
+from cpumond.host.engine.kubernetes import parse_cores
 from cpumond.host.engine.token import read_token
 
 if TYPE_CHECKING:
@@ -90,6 +91,14 @@ def read_offer(metrics: bytes) -> int:
         return max(int(float(found[1]) * 1000.0) // STEP * STEP, 0) if found else 0
     except (ValueError, OverflowError) as error:
         raise UnavailableError(f"its metrics are not understood: {error}") from error
+
+
+def is_same(quantity: str | None, offer: int) -> bool:
+    """Whether a quantity, as the API server writes it ("2k"), is that number."""
+    try:
+        return quantity is not None and parse_cores(quantity) == offer
+    except ValueError:
+        return False
 
 
 class ApiServer:
@@ -177,7 +186,7 @@ class Publisher:
         for node in self._api.list_all("/api/v1/nodes"):
             name, before = node.metadata.name, node.status.capacity.get(RESOURCE)
             offer = offers.get(name, 0)
-            if before == str(offer) or (before is None and name not in offers):
+            if is_same(before, offer) or (before is None and name not in offers):
                 continue
             try:
                 self._api.write(name, offer)
