@@ -11,7 +11,7 @@ import structlog
 
 from cpumond.agent.config import parse_layer
 from cpumond.agent.discovery import FoundJob, describe_source
-from cpumond.agent.explanation import ZONED, add_sentences
+from cpumond.agent.explanation import add_sentences
 from cpumond.agent.service import Agent
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.state_file import Pin
@@ -113,7 +113,7 @@ def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) ->
 def _show_clock(at: float, wall_s: float) -> str:
     """Local time with its zone, since it is read elsewhere, too; with the date unless it is today."""
     is_today = show_time(at, "%Y-%m-%d") == show_time(wall_s, "%Y-%m-%d")
-    return show_time(at, "%H:%M:%S %Z" if is_today else ZONED)
+    return show_time(at, "%H:%M:%S %Z") if is_today else show_time(at)
 
 
 def describe_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:

@@ -345,7 +345,7 @@ def test_a_pin_holds_the_limit_and_unpin_gives_it_back(running, cgroups):
     agent = running("job-1")
     wait_for_reclaim(agent, "job-1")
     text = said(agent, "pin", "job-1", "--cpu-limit", "1.5", "--for", "1h")
-    assert re.fullmatch(r"job job-1 is pinned at 1\.5 cores until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\n", text)
+    assert re.fullmatch(r"job job-1 is pinned at 1\.5 cores until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+\n", text)
     assert cgroups.quota_cores("job-1") == 1.5
     assert "an operator pinned it until 2" in said(agent, "explain", "job-1").splitlines()[0]
     assert "pinned" in said(agent, "status")

@@ -127,7 +127,7 @@ def test_on_a_terminal_the_plan_is_shown_and_the_answer_counts(server, cpumond, 
 
 
 def test_warnings_go_to_standard_error_and_the_change_is_made(server, cpumond):
-    cpumond("pool", "create", "research", "wieght=2")
+    cpumond("pool", "create", "research", "wieght=2", "--force")
     assert cpumond.err.startswith("warning: ")
     assert 'did you mean "weight"' in cpumond.err
     operation = cpumond("operation", "start", "--pool", "reserch", "--", "true").strip()
@@ -175,7 +175,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScheduler
         (("pool", "set", "a"), 64, "nothing to change"),
         (("pool", "set", "a", "weight"), 64, "expected key=value"),
         (("pool", "set", "a", "wieght=3"), 64, "'wieght' is no option of a pool: did you mean weight?"),
-        (("pool", "create", "b", "owner=me"), 64, "'owner' is no option of a pool: with --force it is kept"),
+        (("pool", "create", "b", "team=x"), 64, "'team' is no option of a pool: with --force it is kept"),
         (("tree", "set", "default", "node-filter=gpu"), 64, "did you mean nodes_filter?"),
         (("pool", "create", "a"), 73, "already exists"),
         (("pool", "list", "--tree", "none"), 67, "does not exist"),
@@ -403,9 +403,9 @@ def test_the_fleet_is_filtered_in_every_form(server, cpumond):
 
 
 def test_an_attribute_that_is_no_option_is_kept_by_force(server, cpumond):
-    cpumond("pool", "create", "a", "owner=me", "Weight=2", "--force")
-    cpumond("pool", "set", "a", "max-share-ratio=0.5", "team/name=x", "--force")
+    cpumond("pool", "create", "a", "team=x", "Weight=2", "--force")
+    cpumond("pool", "set", "a", "max-share-ratio=0.5", 'site={name="y"}', "--force")
     attributes = cpumond.json("pool", "show", "a")["attributes"]
-    assert (attributes["owner"], attributes["team"], attributes["max_share_ratio"]) == ("me", {"name": "x"}, 0.5)
-    cpumond("pool", "set", "a", "owner=", "--unset", "team")
+    assert (attributes["team"], attributes["site"], attributes["max_share_ratio"]) == ("x", {"name": "y"}, 0.5)
+    cpumond("pool", "set", "a", "team=", "--unset", "site")
     assert cpumond.json("pool", "show", "a")["attributes"].keys() == {"Weight", "max_share_ratio"}
