@@ -45,7 +45,6 @@ class ExternalWrites:
         self.rewritten: set[str] = set()
         self.read_all = False
         self.strays_at_s = math.inf
-        self._doubt_at_s = -math.inf
         self._reloaded_at_s = -math.inf
         self._waits_until_s: dict[str, float] = {}
         """Cgroups whose limit was written, and whose engine was asked about that."""
@@ -272,9 +271,6 @@ class ExternalWrites:
         if self.writer.returning:
             self.writer.reap_acknowledged()
         self.writer.ask_again(now_s)
-        if now_s >= self._doubt_at_s:
-            self._doubt_at_s = now_s + ASK_AGAIN_S
-            self.units.doubt_absence()
 
     def _restore_strays(self, now_s: float) -> None:
         """Put back what was changed and has no job: its restore failed, or no source names its unit's new cgroup."""
@@ -360,7 +356,7 @@ class ExternalWrites:
         elif verdict is Verdict.UNKNOWN:
             job.hold = job.hold.ask(before, now_s)
             self.units.hold_back(job.unit)
-            if self.units.can_ask and not self.units.is_absent(job.unit):
+            if self.units.can_ask:
                 self.units.ask(job.unit)
             else:
                 self._resolve_unit_write(job, {}, now_s)

@@ -69,8 +69,6 @@ class UnitLimits:
         self._denied = False
         self._targets: dict[str, UnitTarget] = {}
         self._refusals: dict[str, str] = {}
-        self._absent: set[str] = set()
-        """Names of units that systemd does not know: cgroups that were made by hand have such names, too."""
 
     def name_unit(self, path: str) -> str:
         """The unit whose cgroup is at ``path``; "" where it is none, or systemd is not PID 1 here."""
@@ -88,15 +86,7 @@ class UnitLimits:
 
     def can_lower(self, unit: str) -> bool:
         """Whether a lower limit can be left to systemd: what it refused for a unit is written by the agent."""
-        return self.can_tell and unit not in self._refusals and unit not in self._absent
-
-    def is_absent(self, unit: str) -> bool:
-        """Whether systemd said that there is no such unit: its limit is set by file alone."""
-        return unit in self._absent
-
-    def doubt_absence(self, unit: str | None = None) -> None:
-        """Ask again with the next limit: such a unit (None: any) may be there now."""
-        self._absent = set() if unit is None else self._absent - {unit}
+        return self.can_tell and unit not in self._refusals
 
     def _open(self) -> UnitBus | None:
         if self._bus is None and self._booted and not self._missing:
@@ -128,9 +118,7 @@ class UnitLimits:
         return True
 
     def _tell(self, unit: str, record: UnitTarget, properties: UnitProperties, urgent: bool = True) -> None:
-        record.target, record.is_settled = properties, unit in self._absent
-        if record.is_settled:
-            return
+        record.target, record.is_settled = properties, False
         record.submitted |= not self._away
         bus = self._open()
         if bus is not None:
@@ -252,9 +240,6 @@ class UnitLimits:
             if event.kind == "done":
                 self._denied = False
                 self._clear_problem()
-            elif event.unit not in self._absent:
-                self._absent.add(event.unit)
-                log.info("unit_absent", unit=event.unit, effect="its limit is set by file alone")
         elif event.kind == "replaced":
             # The agent's earlier values were applied before: the other program's value replaced the last of them.
             rest = _leave_out(event.values, event.properties)
@@ -263,7 +248,6 @@ class UnitLimits:
             record.applied, record.older = merge(record.applied, _read_numbers(event.values)), ()
         elif event.kind == "connected":
             self._away = False
-            self.doubt_absence()
             for each in self._targets.values():
                 each.submitted = True
             if not self._denied:
