@@ -141,14 +141,14 @@ force_option = click.option("--force", is_flag=True, help="Keep attributes that 
 
 
 def check_names(kind: Kind, assignments: Sequence[str], force: bool) -> None:
-    """Refuse keys that are no options, which would only be kept. Raises UsageError."""
+    """Refuse keys that are no options, which would be kept without effect (2.5). Raises UsageError."""
     for assignment in () if force else assignments:
         key, _, value = assignment.partition("=")
         name = key.strip().partition("/")[0].partition(".")[0]
         near = find_mistyped(kind, name)
         if near is not None and value.strip():
-            hint = f"did you mean {near}? Or " if near else ""
-            raise UsageError(f"{name!r} is no option of a {kind}: {hint}with --force it is kept as it is")
+            hint = f"did you mean {near}? " if near else ""
+            raise UsageError(f'"{show_name(name)}" is no option of a {kind}; {hint}--force keeps it, without effect')
 
 
 @tree_command.command("create", epilog="Example: cpumond tree create gpu nodes_filter=gpu")

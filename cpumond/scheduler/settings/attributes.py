@@ -17,7 +17,6 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.model import RESOLVE, CommandError, PoolConfig, PoolSettings, TreeConfig, TreeSettings
 from cpumond.scheduler.settings.access_lists import edit_acl, read_acl
 from cpumond.scheduler.settings.values import (
@@ -138,11 +137,11 @@ def is_option(kind: Kind, name: str) -> bool:
 
 
 def find_mistyped(kind: Kind, name: str) -> str | None:
-    """The option that is most like ``name``, "" for none; None where ``name`` is one itself, in any spelling."""
+    """The option that is most like ``name``, quoted, "" for none; None where ``name`` is one, in any spelling."""
     known = canonical_name(kind, name)
     if known in _FIELDS[kind] or known in RESERVED or (kind == "tree" and known == CONFIG):
         return None
-    return nearest(name.replace("-", "_"), _FIELDS[kind])
+    return quote_near(name.replace("-", "_"), _FIELDS[kind])
 
 
 def read_pool(attributes: Mapping[str, Any]) -> PoolSettings:
