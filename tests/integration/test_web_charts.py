@@ -35,7 +35,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> 
     with run_site(tmp_path_factory.mktemp("site"), hierarchies, scheduler_config=config) as site:
         site.furnish()
         # Something to zoom into, well after the first events: also where it took long to come to them.
-        (event,) = site.cluster.get("/api/v1/events?pool=narrow&kind=preemption")["events"]
+        events = "/api/v1/events?pool=narrow&kind=preemption"
+        [event] = site.cluster.wait(lambda: site.cluster.get(events)["events"], "the preemption is an event", WAIT_S)
         site.cluster.wait(lambda: is_long_over(history(site)["times"], event["at"]), "the history has points", WAIT_S)
         yield site
 

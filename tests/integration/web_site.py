@@ -80,7 +80,8 @@ class Site:
         c.await_running(ids["cut"], 2)
         limits = {"edits": [{"path": ["resource_limits"], "value": {"cpu": 0.3}}]}
         self.ask("PATCH", "/api/v1/trees/default/pools/narrow", limits)
-        c.wait(lambda: c.get("/api/v1/preemptions")["preemptions"], "a job is preempted", WAIT_S)
+        preempted = "/api/v1/preemptions?operation=" + ids["cut"]
+        c.wait(lambda: c.get(preempted)["preemptions"], "a job is preempted", WAIT_S)
         [self.job] = c.await_running(ids["moving"])
         c.await_running(ids["first"])
 
