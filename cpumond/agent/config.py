@@ -196,8 +196,8 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def cgroup_roots(self) -> tuple[str, ...]:
-        """Cgroups below which its jobs are: of ordinary ones, then of those on reclaimed CPU."""
-        return (self.cgroup_root, *self.idle_roots)
+        """Cgroups below which its jobs are: of ordinary ones, then of those on reclaimed CPU; none without jobs."""
+        return () if self.kind == "none" else (self.cgroup_root, *self.idle_roots)
 
     @property
     def idle_roots(self) -> tuple[str, ...]:
@@ -276,16 +276,12 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def find_roots(self, is_engines: bool) -> list[str]:
         """The cgroups below which limits may be written, for jobs of an engine or others: ``managed_roots``.
 
-        Where they are not set, an engine's jobs are managed wherever it has them, others only in the executor's place.
-        The executor's jobs on reclaimed CPU are managed always.
+        Where they are not set, an engine's jobs are managed wherever it has them, others nowhere. The executor's jobs
+        are managed always: their place is made by this agent, and needs no entry there.
         """
         if is_engines:
             return self.managed_roots or [""]
-        if self.managed_roots:
-            # The executor's own place, made by this agent: it needs no entry there.
-            more = [] if "" in self.managed_roots else self.executor.idle_roots
-            return [*self.managed_roots, *more]
-        return [] if self.executor.kind == "none" else list(self.executor.cgroup_roots)
+        return [*self.managed_roots, *self.executor.cgroup_roots]
 
     def node_settings(self) -> MonitorSettings:
         return self.resolve_settings(None, "", {})
@@ -451,13 +447,6 @@ def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:
         )
     if options.user and not re.fullmatch(r"[A-Za-z_][-A-Za-z0-9_.]{0,63}[$]?|[0-9]{1,10}", options.user):
         raise ConfigError(f"{where}: executor.user: must be a name of a user, got {options.user!r}")
-    roots = config.managed_roots
-    is_below = any(each == "" or f"{root}/".startswith(each + "/") for each in roots)
-    if options.kind != "none" and roots and not is_below:
-        raise ConfigError(
-            f"{where}: executor.cgroup_root: {root!r} is not below managed_roots {roots}; "
-            "limits of its jobs could never move: add it there"
-        )
     jobs_dir = os.path.abspath(options.jobs_dir) if options.jobs_dir else f"{config.state_dir}-jobs"
     options = msgspec.structs.replace(options, cgroup_root=root, jobs_dir=jobs_dir)
     return msgspec.structs.replace(config, executor=options)

@@ -294,7 +294,7 @@ def _examine_systemd(
     if hierarchies is not None and booted:
         paths = sorted(job.path for job in jobs) or [root for root in config.managed_roots if root]
         root = hierarchies.cpu_root
-        own = config.executor.cgroup_roots if config.executor.kind != "none" else ()
+        own = config.executor.cgroup_roots
         expected = any(source.kind == "systemd" for source in config.source)
         findings.append(of_units.check_unit_rights(paths, host.see_bus(seen), expected))
         findings += of_units.check_owners(

@@ -302,7 +302,6 @@ WRONG_SOURCES = [
     ("kind = 'static'\npattern = 'a'\nlabels = ['User']", 'labels: is for kind = "systemd" only'),
 ]
 WRONG_NODES = [
-    ('managed_roots = ["a"]\n[executor]\nkind = "cgroup"\ncgroup_root = "ab"', "not below managed_roots"),
     ('[executor]\nkind = "cgroup"\ncgroup_root = "a/../b"', "executor.cgroup_root: 'a/../b' must not contain"),
     ('[executor]\nkind = "systemd"\ncgroup_root = "jobs"', "leave it out"),
     ('[executor]\nkind = "docker"', 'executor.kind: must be one of "cgroup", "none", "systemd"'),
@@ -600,9 +599,13 @@ def test_a_wrong_assignment_is_refused(assignment, message):
         (
             'managed_roots = ["a"]\n[executor]\nkind = "cgroup"\ncgroup_root = "a/b"',
             "a/b",
-            ["a", "cpumond-reclaimed-a-b"],
+            ["a", "a/b", "cpumond-reclaimed-a-b"],
         ),
-        ('managed_roots = ["/"]\n[executor]\nkind = "cgroup"', "cpumond-jobs", [""]),
+        (
+            'managed_roots = ["batch.slice"]\n[executor]\nkind = "systemd"',
+            "cpumond.slice/cpumond-jobs.slice",
+            ["batch.slice", "cpumond.slice/cpumond-jobs.slice", "cpumond_reclaimed.slice"],
+        ),
         (
             '[executor]\nkind = "systemd"',
             "cpumond.slice/cpumond-jobs.slice",
