@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from cpumond.agent.clock import Clock
-from cpumond.agent.config import AgentConfig
+from cpumond.agent.config import AgentConfig, Resources
 from cpumond.agent.engines import Engines
 from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.job import Usage
@@ -24,6 +26,7 @@ from cpumond.agent.table import JobTable
 from cpumond.agent.tracked import Tracked
 from cpumond.agent.watch import Watcher
 from cpumond.core.errors import CpumondError
+from cpumond.host.cgroup import read_host_cores
 from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
@@ -53,6 +56,8 @@ class AgentContext:
         self.link: SchedulerLink | None = None
         """Where the scheduler's heartbeats go; its answers come back through ``Agent.take_answer``."""
         self.assigned = assigned
+        self.on_offer: Callable[[], None] = lambda: None
+        """Called when the host offers something else than the scheduler was told."""
         self.clock = clock
         self.watcher = Watcher()
         self.units = units or UnitLimits(hierarchies.cpu_version)
@@ -67,7 +72,9 @@ class AgentContext:
             assigned.list_owners = lambda: [path for path in self.table.jobs if path not in self.followed]
         self.totals = Totals()
         self.incarnation = uuid.uuid4().hex
-        self.capacity_cores = config.resources.cpu or float(os.cpu_count() or 1)
+        self.capacity_cores = config.resources.cpu or read_host_cores(hierarchies)
+        self.read_resources: Callable[[], Resources] = lambda: self.config.resources
+        """What the host offers now."""
         self.period_s = config.node_settings().check_period_s
         self.last: TickEnd | None = None
         self.snapshot: TickSnapshot | None = None
@@ -89,6 +96,15 @@ class AgentContext:
         self.last_complaint = ""
         self.refused_config = ""
         """Why the last reload was refused; "" where the files are what is in force."""
+
+    def use_resources(self, resources: Resources) -> None:
+        """Offer something else from now on."""
+        self.config = self.table.config = self.writer.config = msgspec.structs.replace(self.config, resources=resources)
+        self.capacity_cores = resources.cpu or self.capacity_cores
+        self.report_due = True
+        if self.assigned is not None:
+            self.assigned.config = self.config
+        self.on_offer()
 
     def is_paused(self) -> bool:
         """Whether an operator's pause file stops all writes."""

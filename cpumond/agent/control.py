@@ -134,6 +134,7 @@ def describe_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:
         scheduler=snapshot.link,
         executor=snapshot.assigned,
         engines=list(snapshot.engines),
+        empty_cgroups=snapshot.empty_cgroups,
         jobs=[describe_job(job) for job in snapshot.jobs],
     )
 

@@ -157,8 +157,8 @@ def sum_offered(jobs: Iterable[JobView], capacity_cores: float) -> float:
     """What may be given to others on the node, in cores, >= 0: what its jobs ordered and may not use now, at most what
     their limits in force, and the use of those without, leave of the node. Jobs that run on it do not count."""
     own = [job for job in jobs if RECLAIMED_LABEL not in job.labels]
-    freed = sum(max(job.ordered_cores - job.current_cores, 0.0) for job in own if not job.unlimited)
-    held = sum(job.state.smoothed_cores or 0.0 if job.unlimited else job.current_cores for job in own)
+    freed = sum(max(job.ordered_cores - job.current_cores, 0.0) for job in own if not job.counts_use)
+    held = sum(job.state.smoothed_cores or 0.0 if job.counts_use else job.current_cores for job in own)
     return max(min(freed, capacity_cores - held), 0.0)
 
 
@@ -285,6 +285,8 @@ def _tick_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
         "cpumond_problems", "Sentences of `cpumond status` for an operator.", len(snapshot.problems)
     )
     yield GaugeMetricFamily("cpumond_writes_paused", "1 while the pause file is there.", float(snapshot.paused))
+    text = "Cgroups that a source names and that are no jobs, since no process is in them."
+    yield GaugeMetricFamily("cpumond_empty_cgroups", text, snapshot.empty_cgroups)
     yield GaugeMetricFamily("cpumond_empty_rescans", "Rescans in a row that found no job.", snapshot.empty_rescans)
     yield GaugeMetricFamily("cpumond_check_stride", "Every so many ticks a job is looked at.", snapshot.stride)
 

@@ -27,6 +27,7 @@ from cpumond.agent.state_file import identify, keep_node_key, make_directory, re
 from cpumond.core.errors import EXIT_UNAVAILABLE
 from cpumond.core.log import configure_logging
 from cpumond.core.wire import JobLog, LogRequest, NodeRegistration, NodeResources
+from cpumond.host.cgroup import read_host_cores
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.cgroup.mounts import Hierarchies, hold, open_hierarchies
 from cpumond.host.executor import EXECUTORS, Setting, find_idle_class
@@ -49,12 +50,13 @@ def run_agent(config_path: str | None) -> int:
         hierarchies = stack.enter_context(hold(open_hierarchies(config.mountinfo)))
         raise_descriptor_limit()
         notifier = Notifier(os.environ)
-        config = resolve_resources(config)
+        written, config = config, resolve_resources(config, hierarchies)
         assigned = _make_assigned(config, hierarchies)
         agent = Agent(config, hierarchies, REPORTERS[config.report.kind](config.report), notifier, assigned=assigned)
         _connect(agent)
         agent.places.lock = lock.look_after
-        agent.reload = lambda: resolve_resources(_read_config(config_path))
+        agent.reload = lambda: resolve_resources(_read_config(config_path), hierarchies)
+        agent.read_resources = lambda: resolve_resources(written, hierarchies).resources
         _handle_signals(agent)
         sockets = open_sockets(config)
         agent.metrics_address = describe_address(sockets.metrics) or ""
@@ -92,13 +94,16 @@ def run_agent(config_path: str | None) -> int:
     return EXIT_UNAVAILABLE if failures or agent.places.is_ousted else 0
 
 
-def resolve_resources(config: AgentConfig) -> AgentConfig:
-    """The configuration with what the host has where it does not say what is offered; no slots without an executor."""
+def resolve_resources(config: AgentConfig, hierarchies: Hierarchies) -> AgentConfig:
+    """The configuration with what the host has where it does not say what is offered; no slots without an executor.
+
+    Raises CgroupReadError.
+    """
     resources = config.resources
     slots = 0 if config.executor.kind == "none" else DEFAULT_USER_SLOTS
     resources = msgspec.structs.replace(
         resources,
-        cpu=float(os.cpu_count() or 1) if resources.cpu is None else resources.cpu,
+        cpu=read_host_cores(hierarchies) if resources.cpu is None else resources.cpu,
         memory=psutil.virtual_memory().total if resources.memory is None else resources.memory,
         user_slots=slots if resources.user_slots is None else resources.user_slots,
     )
@@ -137,8 +142,9 @@ def _connect(agent: Agent) -> None:
     agent.places.looks.append(lambda: keep_node_key(config.state_dir, key))
     link = SchedulerLink(config.scheduler, make_registration(agent, key), agent.take_answer, read_log, carry_out)
     agent.link = link
+    agent.on_offer = lambda: link.register(make_registration(agent, key))
     if assigned is not None:
-        assigned.on_offer = lambda: link.register(make_registration(agent, key))
+        assigned.on_offer = agent.on_offer
 
 
 def make_registration(agent: Agent, key: str) -> NodeRegistration:

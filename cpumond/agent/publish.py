@@ -168,6 +168,7 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
         totals.throttled_cpu_s,
         totals.late_cpu_s,
         context.engines.describe(),
+        len(context.table.empty),
     )
 
 

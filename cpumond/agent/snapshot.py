@@ -76,3 +76,5 @@ class TickSnapshot(msgspec.Struct, frozen=True):
     throttled_cpu_s: float = 0.0
     late_cpu_s: float = 0.0
     engines: tuple[EngineAnswer, ...] = ()
+    empty_cgroups: int = 0
+    """Cgroups that a source names and that are no jobs, since no process is in them."""

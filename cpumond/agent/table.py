@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import resource
@@ -34,7 +35,7 @@ from cpumond.agent.watch import Watcher
 from cpumond.core.errors import CgroupReadError, CpumondError
 from cpumond.core.measures import cores_to_quota_us
 from cpumond.host.cgroup import Cgroup, open_cgroup
-from cpumond.host.cgroup.files import read_mode_xattr
+from cpumond.host.cgroup.files import is_populated, read_mode_xattr
 from cpumond.host.cgroup.mounts import Hierarchies, read_identity
 from cpumond.host.cgroup.settings import EQUAL_CORES, AncestorCap, CpuSettings, is_raised_above
 from cpumond.host.service import find_room
@@ -44,6 +45,9 @@ from cpumond.monitor.protect import advise_without_pressure
 
 MANY_JOBS = 20
 """More new jobs than this at one rescan are one line in the log."""
+
+EMPTY_LOOKS, EMPTY_TICKS = 100, 60
+"""At so many cgroups without a process a tick looks at least, and at all of them within so many ticks."""
 
 HALF_LOOKS = 20
 """For so many rescans in a row a cgroup that is in one hierarchy only is looked for in the other."""
@@ -55,7 +59,8 @@ class JobTable:
     """Tracked jobs by cgroup path.
 
     ``problems`` are sentences about jobs that could not be opened or resolved; ``gone_total`` counts jobs whose cgroup
-    went away, ``closed_total`` all that are followed no more.
+    went away, ``closed_total`` all that are followed no more. ``empty``: the cgroups that a source names and that are
+    no jobs, since no process is in them.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class JobTable:
         self._room = math.inf
         self._half_made: dict[str, int] = {}
         self._doubted: dict[str, int] = {}
+        self.empty: dict[str, None] = {}
         self.by_unit: dict[str, Tracked] = {}
         self._said_no_pressure = False
 
@@ -93,8 +99,9 @@ class JobTable:
 
     def refresh(self, found: list[FoundJob], now_s: float) -> bool:
         """Open what is new, drop what is no longer named, look again at the rest; True when a job came or went."""
-        named = {job.path: job for job in found[: self.config.discovery.max_jobs]}
         self.problems = {}
+        found = self._leave_out_empty(found)
+        named = {job.path: job for job in found[: self.config.discovery.max_jobs]}
         if len(found) > len(named):
             self.problems[""] = f"more than discovery.max_jobs = {len(named)} jobs; the rest is left out"
         changed = False
@@ -122,6 +129,37 @@ class JobTable:
         if self._many:
             log.info("jobs_found", count=len(self.jobs) - before)
         return changed
+
+    def _leave_out_empty(self, found: list[FoundJob]) -> list[FoundJob]:
+        """The jobs that have a process: engines and batch systems leave thousands of cgroups behind that have none."""
+        filled, known, self.empty = [], self.empty if len(self.empty) > EMPTY_LOOKS else {}, {}
+        for job in found:
+            if job.is_assigned or not (job.path in known or self._is_empty(job.path)):
+                filled.append(job)
+            else:
+                self.empty[job.path] = None
+        return filled
+
+    def _is_empty(self, path: str) -> bool:
+        tracked = self.jobs.get(path)
+        try:
+            if tracked is not None and self._is_same(tracked):
+                return not tracked.has_process(self.hierarchies)
+            return not is_populated(self.hierarchies, path)
+        except CpumondError as error:
+            self.problems[path] = str(error)
+            return False
+
+    def has_filled(self) -> bool:
+        """Whether one of the cgroups without a process has one now; each is looked at in its turn."""
+        filled = False
+        for path in list(itertools.islice(self.empty, max(EMPTY_LOOKS, len(self.empty) // EMPTY_TICKS))):
+            del self.empty[path]
+            if self._is_empty(path):
+                self.empty[path] = None
+            else:
+                filled = True
+        return filled
 
     def add(self, found: FoundJob, now_s: float) -> None:
         """Follow one more job at once, without a look at the others; what fails is tried again at the next look."""

@@ -113,7 +113,7 @@ class TickLoop(AgentContext):
         self.writer.written.clear()
         self.external.read_all |= lost
         due = self.rescan_due or self.engines.take_news() or now_s >= self._rescan_at_s
-        if not (children or lost or due or self._gained_children()):
+        if not (children or lost or due or self.table.has_filled() or self._gained_children()):
             return
         self.rescan_due = False
         self._rescan_at_s = now_s + self.config.discovery.rescan_period_s
@@ -128,8 +128,10 @@ class TickLoop(AgentContext):
         self.rescan_due |= self.table.waits_for_half()
         self.discovery_problems = [*scan.problems, *self.engines.list_problems()]
         self._look_at_mounts()
+        self._look_at_host()
         self.writer.log.check()
-        self.empty_rescans = 0 if len(self.table) or not self.config.source else self.empty_rescans + 1
+        has_found = bool(self.table.jobs or self.table.empty)
+        self.empty_rescans = 0 if has_found or not self.config.source else self.empty_rescans + 1
         self._choose_period()
 
     def _look_at_mounts(self) -> None:
@@ -139,6 +141,14 @@ class TickLoop(AgentContext):
             say = log.error if covered else log.warning
             say("mounts_covered" if covered else "mounts_back", mounts=covered or self.covered)
             self.covered, self.report_due = covered, True
+
+    def _look_at_host(self) -> None:
+        """Take over CPUs and memory that came or went since the last rescan."""
+        before, now = self.config.resources, self.read_resources()
+        if now != before:
+            log.warning("host_changed", old_cores=before.cpu, new_cores=now.cpu,
+                        old_memory=before.memory, new_memory=now.memory)  # fmt: skip
+            self.use_resources(now)
 
     def _choose_period(self) -> None:
         """Tick at the shortest ``check_period`` of the node and its jobs."""

@@ -18,7 +18,7 @@ from cpumond.core.errors import ConfigError
 from cpumond.core.levels import Actuator, Level, is_above
 from cpumond.core.wire import MAX_NAME, JobReport, list_figures
 from cpumond.host.cgroup import Cgroup
-from cpumond.host.cgroup.files import find_vital, is_leaf, read_cpus, read_mode_xattr
+from cpumond.host.cgroup.files import find_vital, is_leaf, is_populated, read_cpus, read_mode_xattr
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.host.cgroup.settings import EQUAL_CORES, AncestorCap, CpuSettings
 from cpumond.monitor.model import (
@@ -85,6 +85,8 @@ class Tracked:
     ring: DecisionRing = field(default_factory=DecisionRing)
     samples: SampleRing | None = None
     """The points of its graphs; None where they cannot be looked at."""
+    looked_cpu_s: float = -1.0
+    """The CPU time used at the last look at whether there is a process in it."""
     kept_late_s: float = 0.0
     """The core-seconds of ``late_cpu_s`` up to when the agent ceased to write."""
 
@@ -132,7 +134,7 @@ class Tracked:
     def is_unlimited(self) -> bool:
         """Whether it is a job of an engine that ordered no limit, and is looked at only for that reason."""
         found = self.found
-        if found.engine is None or not found.engine.is_named:
+        if found.engine is None:
             return False
         if found.cpu_limit_cores is not None or self.original.quota_us is not None:
             return False
@@ -140,9 +142,8 @@ class Tracked:
 
     @property
     def ordered_cores(self) -> float:
-        """What the job ordered: its ``cpu_limit``, or the CPU that was found; less where its cgroup was set to less."""
-        limit = self.found.cpu_limit_cores
-        return self.state.hard_cores if limit is None else min(limit, self.original.cores)
+        """What the job ordered: its ``cpu_limit``, or the CPU that was found; never more than it can have."""
+        return self.state.hard_cores
 
     def usage(self) -> Usage:
         """What the scheduler is told about the job."""
@@ -177,7 +178,12 @@ class Tracked:
     @property
     def counted_cores(self) -> float:
         """What of the node counts as the job's: its limit, or its use where it ordered none."""
-        return (self.state.smoothed_cores or 0.0) if self.is_unlimited else self.current_cores
+        return (self.state.smoothed_cores or 0.0) if self.counts_use else self.current_cores
+
+    @property
+    def counts_use(self) -> bool:
+        """Whether only its use counts: it ordered no limit, or its engine has not named it, and so told no order."""
+        return self.is_unlimited or is_unnamed(self.found)
 
     def report(self) -> JobReport:
         """Its part of a heartbeat, for a job that is not the scheduler's."""
@@ -185,7 +191,7 @@ class Tracked:
         return JobReport(
             self.found.job_id,
             self.found.operation_id,
-            counted_cores if self.is_unlimited else self.ordered_cores,
+            counted_cores if self.counts_use else self.ordered_cores,
             counted_cores,
             usage.smoothed_cores,
             usage.mode,
@@ -225,6 +231,17 @@ class Tracked:
     def late_cpu_s(self) -> float:
         """``JobState.late_cpu_s`` of the time in which the agent wrote the limit, in core-seconds."""
         return self.state.late_cpu_s if self.writes else self.kept_late_s
+
+    def has_process(self, hierarchies: Hierarchies) -> bool:
+        """Whether a process is in its cgroup; it is looked for where no CPU was used since the last call.
+
+        Raises CgroupReadError.
+        """
+        base = self.state.base
+        if base is not None and base.total_cpu_s != self.looked_cpu_s:
+            self.looked_cpu_s = base.total_cpu_s
+            return True
+        return is_populated(hierarchies, self.found.path)
 
     def restart(self, limit_cores: float, now_s: float) -> None:
         """Go on anew from a given limit, with a base at the next tick: without one there are no looks either."""
@@ -323,6 +340,11 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
     is_control: bool = False
 
     @property
+    def counts_use(self) -> bool:
+        """As of ``Tracked``."""
+        return self.unlimited or is_unnamed(self.found)
+
+    @property
     def actuator(self) -> Actuator:
         """As of ``Tracked``."""
         return choose_actuator(self.settings, self.found)
@@ -346,6 +368,11 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
         if self.pinned_cores is not None:
             return "pinned"
         return "control" if self.is_control else self.mode
+
+
+def is_unnamed(found: FoundJob) -> bool:
+    """Whether it is a cgroup of an engine that has not said whose it is."""
+    return found.engine is not None and not found.engine.is_named
 
 
 SettingsCache = dict[tuple[int, str], MonitorSettings]
@@ -392,7 +419,7 @@ def _find_mode(settings: MonitorSettings, found: FoundJob, asked: tuple[str, boo
     if asked is not None and asked[0] in MODES:
         wanted = MODES[MODES.index(asked[0])]
         mode = wanted if asked[1] else least_active(mode, wanted)
-    if found.engine is not None and not found.engine.is_named:
+    if is_unnamed(found):
         mode = least_active(mode, "shadow")
     return mode
 
@@ -448,10 +475,15 @@ def is_order(job: Tracked, found: CpuSettings, is_up: bool = True) -> bool:
 
 
 def compute_hard(hierarchies: Hierarchies, found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:
-    """The CPU a job really has in cores: what it ordered, capped by the quota found and those above it."""
-    ordered = found.cpu_limit_cores
-    if ordered is None:
-        ordered = original.cores if original.quota_us is not None else float(read_cpus(hierarchies, found.path))
+    """The CPU a job can have in cores: what it ordered, at most the quotas and the CPUs that there are for it."""
+    full_cores = compute_full(found, original, ancestor)
+    # No cpuset is empty.
+    return full_cores if full_cores <= 1.0 else min(full_cores, float(read_cpus(hierarchies, found.path)))
+
+
+def compute_full(found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:
+    """The least of what a job ordered, the quota found and those above it, in cores; infinity where there is none."""
+    ordered = original.cores if found.cpu_limit_cores is None else found.cpu_limit_cores
     return min(ordered, original.cores, ancestor.cores)
 
 

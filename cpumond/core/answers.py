@@ -181,7 +181,8 @@ class EngineAnswer(msgspec.Struct, frozen=True):
 
 
 class StatusAnswer(msgspec.Struct, frozen=True):
-    """``/v1/status``: the agent after its newest check; ``last_tick_age_s`` seconds since that at ``now``."""
+    """``/v1/status``: the agent after its newest check; ``last_tick_age_s`` seconds since that at ``now``;
+    ``empty_cgroups``: how many cgroups a source names that are no jobs, since no process is in them."""
 
     node_id: str
     layout: str
@@ -198,6 +199,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     scheduler: LinkView | None = None
     executor: AssignedView | None = None
     engines: list[EngineAnswer] = []
+    empty_cgroups: int = 0
 
     @property
     def is_stuck(self) -> bool:

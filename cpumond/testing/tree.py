@@ -14,6 +14,7 @@ from typing import Any
 
 from cgroupspy.nodes import Node
 
+from cpumond.host.cgroup.files import is_leaf
 from cpumond.host.cgroup.mounts import Hierarchies
 
 Tree = Mapping[str, Any]
@@ -57,10 +58,15 @@ def write_mountinfo(path: str | os.PathLike[str], mounts: Mapping[str, str]) -> 
     return os.fspath(path)
 
 
+FAKE_CPUS = 128
+"""The CPUs of a fake host."""
+
+
 def make_v2_host(root: str | os.PathLike[str], tree: Tree) -> str:
-    """Make a fake unified hierarchy ``root``/cgroup with ``tree`` in it; the path of its mountinfo."""
+    """Make a fake unified hierarchy ``root``/cgroup, with FAKE_CPUS and ``tree`` in it; the path of its mountinfo."""
     place = os.path.join(os.fspath(root), "cgroup")
-    make_tree(place, {"cgroup.controllers": "cpuset cpu io memory\n", **tree})
+    files = {"cgroup.controllers": "cpuset cpu io memory\n", "cpuset.cpus.effective": f"0-{FAKE_CPUS - 1}\n"}
+    make_tree(place, {**files, **tree})
     return write_mountinfo(os.path.join(os.fspath(root), "mountinfo"), {place: "cgroup2"})
 
 
@@ -111,6 +117,9 @@ class CgroupTree:
         self.top = top
         self.roots = sorted({hierarchies.cpu_root, hierarchies.cpuacct_root})
         self._processes: list[LoadProcess] = []
+        self._keepers: dict[str, subprocess.Popen[bytes]] = {}
+        # Keepers end with this process.
+        self._pipe = [os.fdopen(fd, mode) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)]
         for root in self.roots:
             place = Node(root)
             for part in top.split("/"):
@@ -123,8 +132,14 @@ class CgroupTree:
             with open(os.path.join(directory, "cgroup.subtree_control"), "w", encoding="ascii") as file:
                 file.write("+cpu")
 
-    def make(self, name: str) -> str:
-        """Make the cgroup ``top``/``name``; its path relative to the hierarchy."""
+    def make(self, name: str, *, is_empty: bool = False) -> str:
+        """Make the cgroup ``top``/``name``, with a sleeping process in it unless it ``is_empty``; its path relative to
+        the hierarchy."""
+        above = name
+        while "/" in above:
+            # On v2 a process may be in leaves only.
+            above = above.rpartition("/")[0]
+            self.empty(above)
         for root in self.roots:
             place = os.path.join(root, self.top)
             for part in name.split("/"):
@@ -132,12 +147,27 @@ class CgroupTree:
                     self._enable(place)
                 place = os.path.join(place, part)
                 os.makedirs(place, exist_ok=True)
+        if not is_empty and name not in self._keepers and all(map(is_leaf, self._places(name))):
+            self._keepers[name] = keeper = subprocess.Popen(["/bin/cat"], stdin=self._pipe[0])
+            for place in self._places(name):
+                with open(os.path.join(place, "cgroup.procs"), "w", encoding="ascii") as file:
+                    file.write(str(keeper.pid))
         return f"{self.top}/{name}"
 
+    def _places(self, name: str) -> list[str]:
+        return [os.path.join(root, self.top, name) for root in self.roots]
+
+    def empty(self, name: str) -> None:
+        """End the process that ``make`` put into ``top``/``name``."""
+        if keeper := self._keepers.pop(name, None):
+            keeper.kill()
+            keeper.wait()
+
     def remove(self, name: str) -> None:
-        """Remove an empty cgroup ``top``/``name``."""
-        for root in self.roots:
-            os.rmdir(os.path.join(root, self.top, name))
+        """Remove the cgroup ``top``/``name``, in which no other process is than that of ``make``."""
+        self.empty(name)
+        for place in self._places(name):
+            _remove_when_empty(place)
 
     def path(self, name: str, file: str = "") -> str:
         """Absolute path of a file of ``top``/``name`` in the hierarchy of the cpu controller."""
@@ -201,6 +231,10 @@ class CgroupTree:
         """End the load and remove every cgroup below the top, and the top."""
         for process in self._processes:
             process.stop()
+        for name in list(self._keepers):
+            self.empty(name)
+        for end in self._pipe:
+            end.close()
         for root in self.roots:
             for directory, _, _ in os.walk(os.path.join(root, self.top), topdown=False):
                 _remove_when_empty(directory)

@@ -55,6 +55,21 @@ def test_a_cgroup_that_goes_is_dropped_and_one_made_again_is_another_job(cgroups
     assert (cgroups.quota_cores("a"), cgroups.quota_cores("b")) == (1.2, 1.2)
 
 
+def test_a_cgroup_is_a_job_from_its_first_process_to_its_last(cgroups, agent):
+    make(cgroups, "run")
+    cgroups.make("left", is_empty=True)
+    cgroups.write("left", "quota_us", 150_000)
+    agent.start(describe_agent(cgroups, more='[discovery]\nrescan_period = "1s"\n'))
+    wait_until(lambda: at_floor(cgroups, "run"), "the quota is down at the floor")
+    status = agent.get("/v1/status")
+    assert ([job["job_id"] for job in status["jobs"]], status["empty_cgroups"]) == (["run"], 1)
+    load = cgroups.start_load("left")
+    wait_until(lambda: at_floor(cgroups, "left"), "it is a job with its first process")
+    load.stop()
+    wait_until(lambda: cgroups.quota_cores("left") == 1.5, "what was found is back after its last one")
+    assert agent.get("/v1/status")["empty_cgroups"] == 1
+
+
 def test_a_limit_is_put_back_where_only_the_counters_of_its_cgroup_go(cgroups, agent):
     if len(cgroups.roots) == 1:
         pytest.skip("needs cpu and cpuacct mounted apart")
@@ -62,6 +77,7 @@ def test_a_limit_is_put_back_where_only_the_counters_of_its_cgroup_go(cgroups, a
     agent.start(describe_agent(cgroups))
     wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
     counters = os.path.join(cgroups.hierarchies.cpuacct_root, cgroups.top, "a")
+    Path(counters, "../cgroup.procs").write_text(Path(counters, "cgroup.procs").read_text())
     os.rmdir(counters)
     wait_until(lambda: cgroups.quota_cores("a") == 1.5, "the limit is back")
     os.mkdir(counters)

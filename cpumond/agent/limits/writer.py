@@ -29,7 +29,7 @@ from cpumond.agent.state_file import (
     read_boot_id,
     save,
 )
-from cpumond.agent.tracked import Tracked, find_refusal
+from cpumond.agent.tracked import Tracked, compute_full, find_refusal
 from cpumond.core.errors import (
     AccessError,
     CgroupReadError,
@@ -466,14 +466,17 @@ class LimitWriter:
             if cores < floor:
                 cores, notes = floor, (f"held to {count_cores(floor)}, a quota inside of it",)
         wanted = cores
+        full_cores = compute_full(job.found, job.original, job.ancestor)
+        if wanted >= job.state.hard_cores and full_cores < math.inf:
+            cores = full_cores  # an order larger than the CPUs there are is left as it is
         if job.unit:
             cores = min(round_up(cores), job.original.cores)
         # At its full limit a job has the burst that was found. A larger one would keep other programs from lowering
         # the quota, which the kernel refuses below the burst.
         burst_ratio = s.burst_ratio if wanted < job.state.hard_cores else None
         target = compute_quota_target(cores, job.original, job.ancestor, burst_ratio)
-        if job.unit and target.cores == cores:
-            # The monitor goes on from its own value: rounded up each time, a small limit would never go down.
+        if target.cores == cores:
+            # The monitor goes on from its own value: rounded up each time, a unit's small limit would never go down.
             target = msgspec.structs.replace(target, cores=wanted)
         weight = _compute_weight(job, wanted).settings.weight if "weight" in job.actuators else found.weight
         settings = msgspec.structs.replace(target.settings, weight=weight)

@@ -264,8 +264,9 @@ def _describe_node(scheduler: LinkView, executor: AssignedView | None) -> str:
 
 
 def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
+    jobs = count(len(answer.jobs), "job") + (f", {answer.empty_cgroups} empty" if answer.empty_cgroups else "")
     head = (
-        f"{show_name(answer.node_id)}: {count(len(answer.jobs), 'job')}, cgroups {answer.layout}, one check every "
+        f"{show_name(answer.node_id)}: {jobs}, cgroups {answer.layout}, one check every "
         f"{format_duration(answer.check_period_s)}, the last one took {answer.tick_duration_s * 1000:.1f} ms"
     )
     parts: list[str] = [fold(head, width)]

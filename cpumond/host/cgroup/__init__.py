@@ -6,7 +6,10 @@
 
 from __future__ import annotations
 
+import math
+
 from cpumond.host.cgroup.files import Cgroup as Cgroup
+from cpumond.host.cgroup.files import read_cpus
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.host.cgroup.v1 import V1Cgroup
 from cpumond.host.cgroup.v2 import V2Cgroup
@@ -14,4 +17,15 @@ from cpumond.host.cgroup.v2 import V2Cgroup
 
 def open_cgroup(hierarchies: Hierarchies, path: str) -> Cgroup | None:
     """The cgroup at ``path`` (relative), or None when there is none. Raises CgroupReadError."""
-    return (V1Cgroup if hierarchies.cpu_version == 1 else V2Cgroup).open(hierarchies, path)
+    return _choose_class(hierarchies).open(hierarchies, path)
+
+
+def read_host_cores(hierarchies: Hierarchies) -> float:
+    """The CPU that all cgroups have together, in cores: the CPUs that are online, less where the hierarchies' own roots
+    have a quota or a cpuset, as in a container. Raises CgroupReadError."""
+    quota_cores = _choose_class(hierarchies).read_quota(hierarchies.cpu_root)
+    return min(float(read_cpus(hierarchies, "")), math.inf if quota_cores is None else quota_cores)
+
+
+def _choose_class(hierarchies: Hierarchies) -> type[V1Cgroup | V2Cgroup]:
+    return V1Cgroup if hierarchies.cpu_version == 1 else V2Cgroup

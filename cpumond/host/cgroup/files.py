@@ -20,7 +20,7 @@ from cpumond.host.cgroup.parse import (
     parse_pressure_total,
     parse_throttled,
 )
-from cpumond.host.cgroup.settings import AncestorCap, CpuSettings, Step, plan_steps
+from cpumond.host.cgroup.settings import AncestorCap, CpuSettings, Step, least_cap, plan_steps
 from cpumond.monitor.model import CpuReading
 
 MODE_XATTR = "user.cpumond.mode"
@@ -121,9 +121,10 @@ class Cgroup:
             os.close(fd)
 
     def list_above(self) -> Iterator[tuple[str, str]]:
-        """(Name when it was opened, place) of each cgroup above it but the root, the nearest first."""
+        """(Name when it was opened, place) of each cgroup above it, the nearest first, the root ("") last: in a
+        container the root has limits, too."""
         place = self.place
-        for name in ancestors(self.path):
+        for name in (*ancestors(self.path), ""):
             place += "/.."
             yield name, place
 
@@ -192,9 +193,15 @@ class Cgroup:
         """The rule of the kernel behind a refused ``step``; "" where it is not known."""
         return ""
 
+    @staticmethod
+    def read_quota(directory: str) -> float | None:
+        """The quota of any cgroup in cores; None where there is none, or no cgroup. Raises CgroupReadError."""
+        raise NotImplementedError
+
     def read_ancestor_cap(self) -> AncestorCap:
         """The least quota above this cgroup, and where it is set. Raises CgroupReadError."""
-        raise NotImplementedError
+        found = ((name, self.read_quota(place)) for name, place in self.list_above())
+        return least_cap(AncestorCap(cores, name) for name, cores in found if cores is not None)
 
     def watch_paths(self, actuator: str) -> list[str]:
         """The files in which a foreign change of the limit that ``actuator`` moves shows."""
@@ -260,7 +267,7 @@ def read_mode_xattr(directory: str) -> tuple[str, bool] | None:
 
 
 def read_cpus(hierarchies: Hierarchies, path: str) -> int:
-    """How many CPUs the cgroup may use: its cpuset's, or the nearest ancestor's, or this process's."""
+    """How many CPUs the cgroup may use: its cpuset's, or the nearest ancestor's, or all that are online."""
     if hierarchies.cpuset_root:
         for place in [path, *ancestors(path), ""]:
             for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
@@ -270,7 +277,23 @@ def read_cpus(hierarchies: Hierarchies, path: str) -> int:
                         return parse_cpu_list(text)
                     except ValueError as error:
                         raise CgroupReadError(os.path.join(hierarchies.cpuset_root, place, name), error) from error
-    return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def is_populated(hierarchies: Hierarchies, path: str) -> bool:
+    """Whether a process is in a cgroup or below it; also one that this pid namespace does not see. Where no file says
+    so, there may be one. Raises CgroupReadError."""
+    # On v1 a process may be in one hierarchy alone: systemd moves those of its units in that of cpu.
+    roots = dict.fromkeys((hierarchies.cpu_root, hierarchies.cpuacct_root))
+    return any(_is_populated(os.path.join(root, path)) for root in roots)
+
+
+def _is_populated(directory: str) -> bool:
+    text = read_text(os.path.join(directory, "cgroup.events"))
+    if text is not None:
+        return "populated 0" not in text
+    lists = [read_text(os.path.join(place, "cgroup.procs")) for place in (directory, *list_below(directory))]
+    return None in lists or any(lists)
 
 
 def list_below(directory: str) -> list[str]:

@@ -20,7 +20,7 @@ from cpumond.host.cgroup.files import (
 )
 from cpumond.host.cgroup.mounts import Hierarchies, held_place
 from cpumond.host.cgroup.parse import STAT_BYTES, USAGE_BYTES, parse_flat_keyed
-from cpumond.host.cgroup.settings import V1_SHARES, AncestorCap, CpuSettings, Step, least_cap
+from cpumond.host.cgroup.settings import V1_SHARES, CpuSettings, Step
 from cpumond.monitor.model import CpuReading
 
 FILES = {
@@ -163,12 +163,19 @@ class V1Cgroup(Cgroup):
                 )
         return ""
 
-    def read_ancestor_cap(self) -> AncestorCap:
-        found = ((name, _read_quota(directory)) for name, directory in self.list_above())
-        return least_cap(AncestorCap(cores, name) for name, cores in found if cores is not None)
+    @staticmethod
+    def read_quota(directory: str) -> float | None:
+        quota = read_text(os.path.join(directory, FILES["quota"]))
+        period = read_text(os.path.join(directory, FILES["period"]))
+        try:
+            if quota is None or period is None or int(quota) < 0:
+                return None
+            return quota_to_cores(int(quota), int(period) or DEFAULT_PERIOD_US)
+        except ValueError as error:
+            raise CgroupReadError(directory, f"its quota is not a number: {error}") from error
 
     def read_quota_below(self) -> float:
-        return max((_read_quota(place) or 0.0 for place in list_below(self.place)), default=0.0)
+        return max((self.read_quota(place) or 0.0 for place in list_below(self.place)), default=0.0)
 
     def watch_paths(self, actuator: str) -> list[str]:
         steps = ["quota", "period", *(["weight"] if actuator == "weight" else [])]
@@ -180,15 +187,3 @@ class V1Cgroup(Cgroup):
     def close(self) -> None:
         os.close(self._usage_fd)
         super().close()
-
-
-def _read_quota(directory: str) -> float | None:
-    """A quota in cores; None where there is none, or no cgroup. Raises CgroupReadError."""
-    quota = read_text(os.path.join(directory, FILES["quota"]))
-    period = read_text(os.path.join(directory, FILES["period"]))
-    try:
-        if quota is None or period is None or int(quota) < 0:
-            return None
-        return quota_to_cores(int(quota), int(period) or DEFAULT_PERIOD_US)
-    except ValueError as error:
-        raise CgroupReadError(directory, f"its quota is not a number: {error}") from error

@@ -17,7 +17,7 @@ from cpumond.host.cgroup.files import (
 )
 from cpumond.host.cgroup.mounts import Hierarchies, held_place
 from cpumond.host.cgroup.parse import STAT_BYTES, parse_cpu_max, parse_flat_keyed
-from cpumond.host.cgroup.settings import V2_WEIGHT, AncestorCap, CpuSettings, Step, least_cap
+from cpumond.host.cgroup.settings import V2_WEIGHT, CpuSettings, Step
 from cpumond.host.cgroup.units import unit_of
 from cpumond.monitor.model import CpuReading
 
@@ -107,17 +107,14 @@ class V2Cgroup(Cgroup):
             return "cpu.max", f"{'max' if after.quota_us is None else after.quota_us} {after.period_us}"
         return {"burst": "cpu.max.burst", "weight": "cpu.weight"}[step.name], str(step.value)
 
-    def read_ancestor_cap(self) -> AncestorCap:
-        caps = []
-        for name, place in self.list_above():
-            text = read_text(os.path.join(place, "cpu.max"))
-            try:
-                quota_us, period_us = parse_cpu_max(text) if text else (None, 0)
-            except ValueError as error:
-                raise CgroupReadError(os.path.join(place, "cpu.max"), error) from error
-            if quota_us is not None:
-                caps.append(AncestorCap(quota_to_cores(quota_us, period_us), name))
-        return least_cap(caps)
+    @staticmethod
+    def read_quota(directory: str) -> float | None:
+        text = read_text(os.path.join(directory, "cpu.max"))
+        try:
+            quota_us, period_us = parse_cpu_max(text) if text else (None, 0)
+        except ValueError as error:
+            raise CgroupReadError(os.path.join(directory, "cpu.max"), error) from error
+        return None if quota_us is None else quota_to_cores(quota_us, period_us)
 
     def watch_paths(self, actuator: str) -> list[str]:
         names = ["cpu.max", *(["cpu.weight"] if actuator == "weight" else [])]

@@ -211,6 +211,16 @@ def test_a_job_that_orders_no_limit_any_more_has_none_and_counts_as_its_use(node
     assert node.read("web").split()[0] == "max"
 
 
+@pytest.mark.parametrize(("quota", "status"), [("200000", "shadow"), ("max", "no limit ordered")])
+def test_what_no_engine_has_named_counts_as_its_use(node, quota, status):
+    name = "5e" * 32
+    node.make(name, quota=f"{quota} 100000")
+    node.ticks(40, 0.25)
+    assert (node.job(name).status, node.job(name).counts_use) == (status, True)
+    report = node.agent.table.jobs[f"docker/{name}"].report()
+    assert (report.cpu_limit, report.current_cpu_limit) == (pytest.approx(0.25, abs=0.1),) * 2
+
+
 @pytest.mark.parametrize("tells", [True, False])
 @pytest.mark.parametrize("first", ["engine", "cgroup"])
 def test_one_that_orders_its_first_limit_is_managed_from_then_on(tmp_path, logs, tells, first):

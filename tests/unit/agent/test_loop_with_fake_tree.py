@@ -29,6 +29,7 @@ from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.host.cgroup.settings import CpuSettings
 from cpumond.testing import make_tree, v2_cgroup, write_mountinfo
+from cpumond.testing.tree import FAKE_CPUS
 
 FOUR = v2_cgroup(quota="400000 100000")
 
@@ -614,7 +615,7 @@ def test_a_restart_puts_back_what_it_would_not_move_itself(node, config):
 def test_a_restart_adopts_what_it_finds_and_never_takes_its_own_limit_for_the_jobs(make_node):
     jobs = {"quota": FOUR, "free": v2_cgroup()}
     node = make_node(jobs, config=QUICK + source(cpu_limit="from-cgroup")).start()
-    cpus = float(len(os.sched_getaffinity(0)))
+    cpus = float(FAKE_CPUS)
     node.ticks(10)
     for _ in range(3):
         node.kill_and_restart()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, save
 from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.host.systemd.properties import NO_LIMIT, UnitEvent
+from cpumond.testing.tree import FAKE_CPUS
 
 
 def test_systemd_lowers_a_limit_and_a_raise_holds_before_it_knows(node: UnitNode) -> None:
@@ -236,7 +236,7 @@ def test_a_unit_without_a_limit_file_is_lowered_through_systemd(tmp_path: Path) 
     node.start()
     node.ticks(3)
     told = dict(node.bus.told[UNIT])[QUOTA]
-    assert told < 1e6 * (os.cpu_count() or 1)
+    assert told < 1e6 * FAKE_CPUS
     assert node.status()["status"] == "reclaim"
     assert node.status()["write_errors"] == 0
     node.bus.obey()
@@ -440,14 +440,14 @@ def test_a_unit_that_systemd_does_not_know_has_no_limit_of_ours(bare: UnitNode) 
     bare.ticks(3)
     bare.bus.news.append(UnitEvent("no-unit", UNIT, bare.bus.told.pop(UNIT)))
     bare.ticks(2)
-    assert bare.status()["current_cpu_limit"] == float(os.cpu_count() or 1)
+    assert bare.status()["current_cpu_limit"] == FAKE_CPUS
 
 
 @pytest.mark.parametrize("kind", ["denied", "refused", "away"])
 def test_a_unit_without_a_limit_file_is_not_lowered_where_systemd_makes_none(
     bare: UnitNode, kind: str, logs: list[dict[str, Any]]
 ) -> None:
-    whole = float(os.cpu_count() or 1)
+    whole = FAKE_CPUS
     bare.ticks(3)
     assert dict(bare.bus.told[UNIT])[QUOTA] < 1e6 * whole
     bare.bus.news.append(UnitEvent(kind, "" if kind == "away" else UNIT, bare.bus.told[UNIT], text="no"))

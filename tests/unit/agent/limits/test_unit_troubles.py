@@ -345,7 +345,7 @@ def test_a_drop_in_that_outranks_ours_is_no_order_either_when_one_of_ours_is_on_
 
 
 def test_the_order_of_a_weight_is_respected_as_well(tmp_path: Path) -> None:
-    node = UnitNode(tmp_path, "max 100000")
+    node = UnitNode(tmp_path, "200000 100000")
     node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT), ("CPUWeight", NO_LIMIT))
     begin(node, WEIGHT_UNITS)
     node.ticks(12)
