@@ -274,7 +274,9 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
     settings = agent.config.resolve_settings(None, found.operation_id, found.layer)
     refusal = find_refusal(agent.config, found, settings, directory)
     if refusal:
-        raise RefusedError(f"cgroup {path!r}: {refusal}; add it to managed_roots or name a leaf below them")
+        leaf = "add it to managed_roots or name a leaf below them"
+        advice = "take it out of that class, or set another actuator" if "cpu.idle" in refusal else leaf
+        raise RefusedError(f"cgroup {path!r}: {refusal}; {advice}")
     agent.registered.add(job)
     agent.rescan_now()
     tracked = agent.table.find(job.job_id)

@@ -18,7 +18,14 @@ from cpumond.core.errors import ConfigError
 from cpumond.core.levels import Actuator, Level, is_above
 from cpumond.core.wire import MAX_NAME, JobReport, list_figures
 from cpumond.host.cgroup import Cgroup
-from cpumond.host.cgroup.files import find_vital, is_leaf, is_populated, read_cpus, read_mode_xattr
+from cpumond.host.cgroup.files import (
+    find_vital,
+    is_idle,
+    is_leaf,
+    is_populated,
+    read_cpus,
+    read_mode_xattr,
+)
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.host.cgroup.settings import EQUAL_CORES, AncestorCap, CpuSettings
 from cpumond.monitor.model import (
@@ -122,8 +129,7 @@ class Tracked:
     @property
     def actuators(self) -> tuple[str, ...]:
         """All settings of its cgroup that the agent writes: of our own jobs the weight follows with any actuator."""
-        actuator = self.actuator
-        return ("quota", "weight") if actuator == "quota" and self.found.is_assigned else (actuator,)
+        return list_actuators(self.settings, self.found)
 
     @property
     def writes(self) -> bool:
@@ -414,6 +420,12 @@ def choose_actuator(settings: MonitorSettings, found: FoundJob) -> Actuator:
     return "weight" if found.is_assigned and settings.actuator == "guarantee" else settings.actuator
 
 
+def list_actuators(settings: MonitorSettings, found: FoundJob) -> tuple[str, ...]:
+    """As ``Tracked.actuators`` says."""
+    actuator = choose_actuator(settings, found)
+    return ("quota", "weight") if actuator == "quota" and found.is_assigned else (actuator,)
+
+
 def _find_mode(settings: MonitorSettings, found: FoundJob, asked: tuple[str, bool] | None) -> Mode:
     mode = compute_mode(settings)
     if asked is not None and asked[0] in MODES:
@@ -435,8 +447,8 @@ def find_bound(config: AgentConfig, found: FoundJob, asked: tuple[str, bool] | N
 
 
 def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings, directory: str) -> str:
-    """Why a job's limit must not be moved, "" when it may be: its cgroup is outside ``managed_roots``, no leaf, or the
-    agent's own, which is no reason where nothing is written.
+    """Why a job's limit must not be moved, "" when it may be: its cgroup is outside ``managed_roots``, no leaf, the
+    agent's own, or one whose weight counts for nothing, which is no reason where nothing is written.
 
     A job that is whole has one limit, whatever is below its cgroup.
     """
@@ -455,6 +467,8 @@ def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings
         return engine.left_out
     if not found.is_whole and not is_leaf(directory):
         return "it has child cgroups; only leaf cgroups are changed"
+    if "weight" in list_actuators(settings, found) and is_idle(directory):
+        return "its cgroup is in the idle class (cpu.idle = 1), where a weight has no effect"
     return ""
 
 

@@ -44,6 +44,7 @@ from cpumond.core.errors import (
 )
 from cpumond.core.settings import is_drop_in
 from cpumond.host.cgroup import Cgroup, open_cgroup
+from cpumond.host.cgroup.files import is_idle
 from cpumond.host.cgroup.find import CgroupFinder
 from cpumond.host.cgroup.mounts import Hierarchies, hold, open_hierarchies, read_identity
 from cpumond.host.cgroup.settings import CpuSettings, Written, choose_restore, compute_quota_target
@@ -150,6 +151,8 @@ def restore_cgroup(
     if current is None:
         return None
     target = choose_restore(current, original.settings, original.actuators, None if original.unit else written)
+    if is_idle(cgroup.place):
+        target = msgspec.structs.replace(target, weight=current.weight)  # the kernel took the weight, and takes none
     try:
         return target if cgroup.write_settings(current, target) else None
     except CgroupWriteError:

@@ -161,6 +161,11 @@ class LimitWriter:
             actuators = known.actuators if known else ()
             if new := [name for name in job.actuators if name not in actuators]:
                 moved = (*actuators, *new)
+                if known is None and "weight" in new and (found := read_settings_or_none(job)) is not None:
+                    # One that has left the idle class has another weight than it was found with; no event tells of it.
+                    job.original, job.in_force = (
+                        msgspec.structs.replace(each, weight=found.weight) for each in (job.original, job.in_force)
+                    )
                 if known is not None or job.unit or job.cgroup.path not in self.originals:
                     added[job.cgroup.path] = Original(job.cgroup.inode, job.original, moved, job.unit)
         if added or self._stale:

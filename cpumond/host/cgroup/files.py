@@ -249,6 +249,16 @@ def is_leaf(directory: str) -> bool:
         return True
 
 
+def is_idle(directory: str) -> bool:
+    """Whether a cgroup itself is in the idle class: the kernel refuses each weight that is written to it (EINVAL)."""
+    try:
+        with open(os.path.join(directory, "cpu.idle"), "rb") as file:
+            return file.read(2).strip() == b"1"
+    except OSError:
+        # Gone, or a kernel without that class.
+        return False
+
+
 def ancestors(path: str) -> Iterator[str]:
     """The relative paths above ``path``, the nearest first, without the root."""
     while "/" in path:

@@ -71,6 +71,32 @@ def test_another_actuator_takes_the_guarantee_over_within_a_check(node):
         assert (node.cores("a"), int(node.read("a", "cpu.weight"))) == (quota, weight), actuator
 
 
+def test_a_cgroup_in_the_idle_class_has_no_weight_to_move(make_node, logs):
+    """The kernel refuses each weight there; on v2 it shows 0 meanwhile, and its default afterwards."""
+    idle = v2_cgroup(cpu_weight="0\n", cpu_idle="1\n")
+    node = make_node({"a": {**FOUR, "cpu.idle": "0\n"}, "b": idle}, config=config("weight")).start()
+    node.ticks(8)
+    assert (node.read("a", "cpu.weight"), node.read("b", "cpu.weight"), node.job("b").current_cores) == ("38", "0", 4.0)
+    assert "in the idle class (cpu.idle = 1)" in node.job("b").refused
+    assert "cpu.idle = 1" in control.explain_job(node.agent, "jobs/b").why
+    for name, (weight, flag) in {"a": ("0", "1"), "b": ("100", "0")}.items():
+        node.write(name, "cpu.weight", weight)
+        node.write(name, "cpu.idle", flag)
+    node.agent.rescan_now()
+    node.ticks(8)
+    assert (node.read("a", "cpu.weight"), node.read("b", "cpu.weight")) == ("0", "12")
+    node.write("a", "cpu.weight", "100")
+    node.write("a", "cpu.idle", "0")
+    node.agent.rescan_now()
+    node.ticks(8)
+    assert node.read("a", "cpu.weight") == "12"
+    node.write("a", "cpu.weight", "0")
+    node.write("a", "cpu.idle", "1")
+    node.agent.close()
+    assert (node.read("a", "cpu.weight"), node.read("b", "cpu.weight")) == ("0", "100")
+    assert not [each for each in logs if each["log_level"] == "error"]
+
+
 def test_what_another_program_orders_counts_at_once(node):
     node.ticks(8)
     node.write("a", "cpu.max", "200000 100000\n")
