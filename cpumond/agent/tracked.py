@@ -19,6 +19,8 @@ from cpumond.core.levels import Actuator, Level, is_above
 from cpumond.core.wire import MAX_NAME, JobReport, list_figures
 from cpumond.host.cgroup import Cgroup
 from cpumond.host.cgroup.files import (
+    NO_BANDWIDTH,
+    find_missing_quota,
     find_vital,
     is_idle,
     is_leaf,
@@ -467,6 +469,8 @@ def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings
         return engine.left_out
     if not found.is_whole and not is_leaf(directory):
         return "it has child cgroups; only leaf cgroups are changed"
+    if choose_actuator(settings, found) == "quota" and (missing := find_missing_quota(directory)):
+        return f"there is no {missing}: {NO_BANDWIDTH}"
     if "weight" in list_actuators(settings, found) and is_idle(directory):
         return "its cgroup is in the idle class (cpu.idle = 1), where a weight has no effect"
     return ""

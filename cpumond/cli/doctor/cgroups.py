@@ -15,6 +15,7 @@ from cpumond.cli.doctor.checks import Finding
 from cpumond.cli.doctor.host import may, read_line, show_user
 from cpumond.core.errors import UnavailableError, UnknownLimitsError, describe
 from cpumond.core.words import count
+from cpumond.host.cgroup.files import NO_BANDWIDTH, find_missing_quota
 
 if TYPE_CHECKING:
     from cpumond.agent.state_file import Originals
@@ -218,8 +219,8 @@ def check_limit_files(
         advice = (
             "the cpu controller is off there: `echo +cpu > cgroup.subtree_control` in its parent; for a systemd unit, "
             "set CPUWeight= on its slice"
-            if version == 2
-            else "the kernel needs CONFIG_CFS_BANDWIDTH"
+            if version == 2 and not any(map(find_missing_quota, without))
+            else NO_BANDWIDTH
         )
         shown = ", ".join(without[:SAMPLE])
         text = f"{len(without)} of {count(len(existing), 'cgroup')} without {needed[0]}: {shown}"

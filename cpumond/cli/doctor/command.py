@@ -217,6 +217,7 @@ def _examine_jobs(
     config: AgentConfig, hierarchies: Hierarchies, engines: list[EngineSeen], look: Look
 ) -> list[FoundJob]:
     from cpumond.agent.discovery import list_jobs
+    from cpumond.host.cgroup.files import find_missing_quota
     from cpumond.host.cgroup.units import unit_of
 
     registered: list[FoundJob] = []
@@ -246,10 +247,11 @@ def _examine_jobs(
     settings = _list_settings(config, jobs)
     wants_burst = any(each.limit_rule == "peak" and each.actuator == "quota" and each.burst_ratio for each in settings)
     others = host.list_children(hierarchies.cpu_root)
-    look(
-        "limit files",
-        lambda: cgroups.check_limit_files(hierarchies.cpu_version, directories, others, units, wants_burst),
-    )
+    if any(each.actuator == "quota" for each in settings) or not any(map(find_missing_quota, directories)):
+        look(
+            "limit files",
+            lambda: cgroups.check_limit_files(hierarchies.cpu_version, directories, others, units, wants_burst),
+        )
     look("limits above", lambda: of_units.check_caps(hierarchies, {job.path: job.cpu_limit_cores for job in jobs}))
     wanting = [each for each in _list_settings(config, jobs) if each.follows_pressure]
     look(

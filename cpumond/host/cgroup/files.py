@@ -249,6 +249,22 @@ def is_leaf(directory: str) -> bool:
         return True
 
 
+NO_BANDWIDTH = (
+    "this kernel has no CFS bandwidth control (CONFIG_CFS_BANDWIDTH), so no quota can be set; "
+    'use actuator = "guarantee" or "weight", or mode = "shadow"'
+)
+
+
+def find_missing_quota(directory: str) -> str:
+    """The file of the quota that a cgroup has not, though it has a weight: NO_BANDWIDTH. "" for all others."""
+    for quota, weight in (("cpu.max", "cpu.weight"), ("cpu.cfs_quota_us", "cpu.shares")):
+        if os.path.exists(f"{directory}/{quota}"):
+            return ""
+        if os.path.exists(f"{directory}/{weight}"):
+            return quota
+    return ""
+
+
 def is_idle(directory: str) -> bool:
     """Whether a cgroup itself is in the idle class: the kernel refuses each weight that is written to it (EINVAL)."""
     try:

@@ -11,6 +11,7 @@ from cpumond.core.errors import GONE_ERRNOS, CgroupReadError
 from cpumond.core.measures import DEFAULT_PERIOD_US, MIN_QUOTA_US, count_cores, quota_to_cores
 from cpumond.host.cgroup.files import (
     Cgroup,
+    find_missing_quota,
     list_below,
     open_counter,
     open_directory,
@@ -76,6 +77,8 @@ class V1Cgroup(Cgroup):
                 return None
             undone.callback(os.close, usage_fd)
             stat_fd = open_counter(os.path.join(held_place(fd), "cpu.stat"))
+            if stat_fd is None and find_missing_quota(held_place(fd)):
+                stat_fd = open_counter(os.devnull)  # such a kernel counts no throttling
             if stat_fd is None:
                 return None
             cgroup = cls(hierarchies, path, fd, usage_fd, stat_fd)
@@ -89,6 +92,9 @@ class V1Cgroup(Cgroup):
     def parse_usage_us(self, raw: bytes) -> float:
         # "cpuacct.usage" is one number in ns; the unified cpu.stat begins with "usage_usec N".
         return super().parse_usage_us(raw) if self._unified else int(raw) * 1e-3
+
+    def is_there(self) -> bool:
+        return super().is_there() or bool(find_missing_quota(self.place))
 
     def read(self, at_s: float) -> CpuReading | None:
         """At most two preads, and one more with pressure.
@@ -138,8 +144,10 @@ class V1Cgroup(Cgroup):
 
     def read_settings(self) -> CpuSettings | None:
         try:
-            quota_us = int(self.read_file(FILES["quota"]))
-            period_us = int(self.read_file(FILES["period"]))
+            quota_us, period_us = -1, DEFAULT_PERIOD_US
+            if not find_missing_quota(self.place):
+                quota_us = int(self.read_file(FILES["quota"]))
+                period_us = int(self.read_file(FILES["period"]))
             weight = int(self.read_file(FILES["weight"]))
             burst_us = self.read_number(FILES["burst"])  # None on kernels before 5.14
         except OSError as error:

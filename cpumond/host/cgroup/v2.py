@@ -9,6 +9,7 @@ from cpumond.core.errors import GONE_ERRNOS, CgroupReadError
 from cpumond.core.measures import DEFAULT_PERIOD_US, quota_to_cores
 from cpumond.host.cgroup.files import (
     Cgroup,
+    find_missing_quota,
     open_counter,
     open_directory,
     open_pressure,
@@ -83,7 +84,8 @@ class V2Cgroup(Cgroup):
 
     def read_settings(self) -> CpuSettings | None:
         try:
-            quota_us, period_us = parse_cpu_max(self.read_file("cpu.max"))
+            lacks_quota = bool(find_missing_quota(self.place))
+            quota_us, period_us = (None, DEFAULT_PERIOD_US) if lacks_quota else parse_cpu_max(self.read_file("cpu.max"))
             burst_us = self.read_number("cpu.max.burst")  # None on kernels before 5.14
             weight = self.read_number("cpu.weight")
         except OSError as error:

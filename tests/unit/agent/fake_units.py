@@ -124,6 +124,11 @@ class UnitNode(FakeNode):
     def file(self) -> Path:
         return self.root / PATH / "cpu.max"
 
+    def unmake_limit_files(self) -> None:
+        """The unit has no CPU setting yet: on v2 its slice does not give the controller on."""
+        self.file.unlink()
+        self.file.with_name("cpu.weight").unlink()
+
     def limit(self) -> float:
         return self.cores(UNIT)
 

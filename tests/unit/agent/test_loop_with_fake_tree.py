@@ -904,6 +904,34 @@ def test_a_cgroup_that_is_half_made_is_looked_for_again_at_the_next_tick(tmp_pat
     agent.close()
 
 
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("more", "given"), [("", 4.0), ('actuator = "guarantee"\n', 0.5), ('mode = "shadow"\n', 4.0)])
+def test_a_kernel_without_quotas_is_named_and_its_jobs_stay(tmp_path, make_node, version, more, given):
+    """CONFIG_CFS_BANDWIDTH off: v1 has no cpu.stat then, v2 one without throttling."""
+    text = (QUICK.replace('mode = "reclaim"\n', "") if "mode" in more else QUICK) + more + source()
+    if version == 2:
+        node = make_node({"a": {"cpu.stat": "usage_usec 0\n", "cpu.weight": "100\n"}}, config=text)
+        agent = node.agent
+    else:
+        make_tree(tmp_path / "cpu/jobs/a", {"cpu.shares": "1024\n"})
+        make_tree(tmp_path / "cpuacct/jobs/a", {"cpuacct.usage": "0\n"})
+        node = make_node({}, config=text)
+        write_mountinfo(node.mountinfo, {f"{tmp_path}/cpu": "cpu", f"{tmp_path}/cpuacct": "cpuacct"})
+        agent = node.agent = node.make_agent()
+    node.start()
+    opened = agent.table.find("a")
+    for _ in range(8):
+        node.clock.advance(1.0)
+        agent.rescan_now()
+        agent.tick(node.clock.monotonic_s(), 0.0)
+    job = node.job("a")
+    assert agent.table.find("a") is opened
+    assert (job.current_cores, agent.table.closed_total, agent.writer.writes_total) == (given, 0, 0)
+    missing = "cpu.max" if version == 2 else "cpu.cfs_quota_us"
+    assert (f"there is no {missing}: this kernel has no CFS bandwidth" in job.refused) is ("actuator" not in more)
+    agent.close()
+
+
 def test_under_a_covered_mount_limits_go_up_and_not_down(make_node, monkeypatch):
     node = lowered(make_node, QUICK + source() + RESCAN)
     monkeypatch.setattr("cpumond.host.cgroup.mounts.Hierarchies.list_covered", lambda _: ["/sys/fs/cgroup/cpu"])

@@ -232,7 +232,7 @@ def test_a_unit_without_a_limit_file_is_lowered_through_systemd(tmp_path: Path) 
     """As on v2 before its first CPU setting; then the file is there, and watched."""
     node = UnitNode(tmp_path, "max 100000")
     node.bus.stored[UNIT] = ((QUOTA, NO_LIMIT),)
-    node.file.unlink()
+    node.unmake_limit_files()
     node.start()
     node.ticks(3)
     told = dict(node.bus.told[UNIT])[QUOTA]
@@ -249,7 +249,7 @@ def test_a_unit_without_a_limit_file_is_lowered_through_systemd(tmp_path: Path) 
 
 def lose_limit_file(node: UnitNode) -> None:
     """No limit file, nor can one be made but by systemd, as in cgroupfs."""
-    node.file.unlink()
+    node.unmake_limit_files()
     node.file.symlink_to(node.directory / "not there" / "cpu.max")
 
 

@@ -132,6 +132,9 @@ def test_a_cgroup_without_a_limit_file_fails_with_what_to_do(tmp_path):
     assert finding.level == "fail"
     assert finding.text == f"1 of 1 cgroup without cpu.max: {root}/a"
     assert "cgroup.subtree_control" in finding.advice
+    make_tree(root, {"a": {"cpu.weight": "100"}})
+    (finding,) = doctor_cgroups.check_limit_files(2, [f"{root}/a"], [])
+    assert 'actuator = "guarantee"' in finding.advice
     (finding,) = doctor_cgroups.check_limit_files(1, [f"{root}/b"], [])
     assert finding.level == "fail"
     assert "CONFIG_CFS_BANDWIDTH" in finding.advice
