@@ -62,6 +62,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``pattern`` a cgroup path relative to the root of the hierarchy of the cpu controller; with ``kind = "glob"`` it
     may hold ``*``, ``?``, ``[...]`` and ``**``. ``id_regex`` is searched in that path, its groups ``id`` and
     ``operation`` name the job. ``cpu_limit`` cores, or "from-cgroup": the quota found before the first change.
+    ``whole``: each match is one job with all that is below it, as a container that makes cgroups of its own.
 
     With ``kind = "systemd"`` the jobs are services and scopes of ``slices``; there ``pattern`` (default "*") and
     ``id_regex`` are about the unit's name, and ``labels`` are properties of the unit to be shown.
@@ -84,6 +85,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     operation: str = ""
     id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)] | None = None
     id_regex: str | None = None
+    whole: bool = False
     mode: Mode | None = None
     job_cpu_monitor: Layer = {}
 
@@ -513,6 +515,8 @@ def _check_source(source: Source, where: str) -> None:
 
 
 def _check_engine(source: Source, where: str) -> None:
+    if source.whole:
+        raise ConfigError(f'{where}: whole: not with kind = "{source.kind}", whose jobs always are; leave it out')
     for key in ("slices", "labels", "id", "id_regex"):
         if getattr(source, key):
             raise ConfigError(

@@ -61,6 +61,21 @@ def test_a_quota_follows_a_light_load_down_and_nothing_else_changes(cgroups, age
     assert totals["reclaimed"] == pytest.approx(totals["cpu_limit"] - totals["current_cpu_limit"])
 
 
+def test_a_container_is_one_job_as_a_whole_down_to_a_quota_inside(cgroups, agent):
+    for name in ("lxc", "lxc/init", "lxc/db"):
+        cgroups.make(name)
+    set_limit(cgroups, "lxc", 150_000)
+    set_limit(cgroups, "lxc/db", 40_000)
+    source = describe_source(f"{cgroups.top}/*", more="whole = true") + describe_source(f"{cgroups.top}/**")
+    agent.start(describe_agent(cgroups, sources=source))
+    # Version 1 takes no quota of a parent below that of a child.
+    floor = 0.4 if cgroups.hierarchies.cpu_version == 1 else 0.1
+    wait_until(lambda: cgroups.quota_cores("lxc") == pytest.approx(floor, abs=0.001), "the container is down")
+    jobs = {job["cgroup"]: job["refused"] for job in agent.get("/v1/status")["jobs"] if job["cgroup"] != cgroups.top}
+    assert jobs == {f"{cgroups.top}/lxc": ""}
+    assert cgroups.quota_cores("lxc/db") == 0.4
+
+
 def test_a_load_that_wakes_up_has_its_limit_back_in_two_checks_and_loses_little(cgroups, agent):
     cgroups.make("sleeper")
     set_limit(cgroups, "sleeper", 200_000)

@@ -92,7 +92,8 @@ def describe_source(source: Source) -> str:
 def list_jobs(sources: list[Source], registered: list[FoundJob], root: str, views: Views | None = None) -> Scan:
     """All jobs: those registered at run time, then each source in turn; the first one that names a cgroup keeps it.
 
-    ``views``: what the engines said last. What lies in the cgroup of an engine's job is a part of that job.
+    ``views``: what the engines said last. What lies in the cgroup of an engine's job, or in one that is whole, is a
+    part of that job.
     """
     scan = Scan(jobs=[], watched=set(), problems=[], unnamed=set())
     taken: set[str] = set()
@@ -100,15 +101,18 @@ def list_jobs(sources: list[Source], registered: list[FoundJob], root: str, view
     for job in registered:
         _take(scan, taken, ids, job)
     engines = _list_engine_jobs(scan, sources, root, views or {})
-    for source in sources:
+    found = [([], []) if source.is_engine else find_cgroups(root, source) for source in sources]
+    whole = _find_whole(sources, [paths for paths, _ in found], engines)
+    if whole:
+        engines = {path: job for path, job in engines.items() if whole.isdisjoint(list_above(path))}
+    for source, (paths, watched) in zip(sources, found, strict=True):
         if source.is_engine:
             _take_engine_jobs(scan, taken, ids, source, engines, views or {})
             continue
-        paths, watched = find_cgroups(root, source)
         scan.watched.update(watched)
         inside = 0
         for path in paths:
-            if engines and not engines.keys().isdisjoint(list_above(path)):
+            if (engines or whole) and any(above in engines or above in whole for above in list_above(path)):
                 inside += 1
                 continue
             if not path.isprintable():
@@ -121,10 +125,22 @@ def list_jobs(sources: list[Source], registered: list[FoundJob], root: str, view
                 _take(scan, taken, ids, named)
         if inside:
             scan.problems.append(
-                f"{describe_source(source)}: {inside} of its cgroups lie in jobs of engines, which have a limit as a "
-                "whole; they are left out"
+                f"{describe_source(source)}: {inside} of its cgroups lie in jobs of engines, or of sources with "
+                "whole = true, which have a limit as a whole; they are left out"
             )
     return scan
+
+
+def _find_whole(sources: list[Source], found: list[list[str]], engines: Mapping[str, EngineJob]) -> set[str]:
+    """The cgroups that are jobs as a whole, by the first source that names each; none is inside of an engine's job."""
+    taken: set[str] = set()
+    whole: set[str] = set()
+    for source, paths in zip(sources, found, strict=True) if any(source.whole for source in sources) else ():
+        if source.whole:
+            new = (path for path in paths if path not in taken and engines.keys().isdisjoint(list_above(path)))
+            whole.update(path for path in new if name_job(source, path) is not None)
+        taken.update(paths)
+    return whole
 
 
 def _list_engine_jobs(scan: Scan, sources: list[Source], root: str, views: Views) -> Mapping[str, EngineJob]:
@@ -197,4 +213,4 @@ def name_job(source: Source, path: str) -> FoundJob | None:
     if not job_id:
         return None
     limit = None if source.cpu_limit == "from-cgroup" else float(source.cpu_limit)
-    return FoundJob(job_id, operation_id, path, limit, source)
+    return FoundJob(job_id, operation_id, path, limit, source, is_whole=source.whole)

@@ -378,11 +378,14 @@ def _render_options(assignments: tuple[str, ...]) -> Iterator[str]:
 
 def _render_source(sketch: SourceSketch, leaves: Callable[[str], list[str]]) -> Iterator[str]:
     yield f"# {count(len(sketch.paths), 'cgroup')} of kind {sketch.kind}, such as {show_name(sketch.paths[0])}"
-    if any(leaves(path) != [path] for path in sketch.paths):
+    is_whole = sketch.kind in ("lxc", "machine")
+    if not is_whole and any(leaves(path) != [path] for path in sketch.paths):
         yield "# Some of them have child cgroups: these can be watched, but only leaf cgroups are ever changed."
     yield "[[source]]"
     for key, value in sketch.keys.items():
         yield f"{key} = {to_toml(value)}"
+    if is_whole:
+        yield "whole = true"
     if sketch.keep_shadow:
         yield "# What keeps the system running is better never lowered without a thought."
         yield 'mode = "shadow"'

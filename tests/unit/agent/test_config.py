@@ -272,6 +272,7 @@ WRONG_SOURCES = [
         "kind = 'docker'\nslices = ['a.slice']",
         'source 1: slices: not with kind = "docker", the engine names its jobs',
     ),
+    ("kind = 'docker'\nwhole = true", 'source 1: whole: not with kind = "docker", whose jobs always are'),
     ("kind = 'podman'\nid_regex = 'a'", 'source 1: id_regex: not with kind = "podman"'),
     ("kind = 'slurm'\nsocket = '/a'", 'source 1: socket: not with kind = "slurm", which is asked by `squeue`'),
     ("kind = 'docker'\nsocket = 'docker.sock'", "source 1: socket: must be an absolute path, got 'docker.sock'"),

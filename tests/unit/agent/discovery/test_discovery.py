@@ -28,6 +28,22 @@ def glob(pattern: str, **more: object) -> Source:
     return Source(kind="glob", pattern=pattern, **more)
 
 
+# ---- jobs that are whole
+
+
+def test_a_match_can_be_one_job_as_a_whole(root):
+    """What is below it is no job of another source, in whatever order; the first source that names it decides."""
+    inner, whole = glob("jobs/*/*"), glob("jobs/*", whole=True)
+    for sources in ([inner, whole], [whole, inner], [whole, glob("jobs/a/**", whole=True), inner]):
+        scan = list_jobs(sources, [], root)
+        found = {job.path: job.is_whole for job in scan.jobs}
+        assert found == {"jobs/a": True, "jobs/b": True, "jobs/c.scope": True}
+        assert any("jobs/*/*: 1 of its cgroups lie in jobs" in each for each in scan.problems)
+    scan = list_jobs([glob("jobs/*"), whole, inner], [], root)
+    assert {job.path: job.is_whole for job in scan.jobs}["jobs/a"] is False
+    assert "jobs/a/inner" in [job.path for job in scan.jobs]
+
+
 # ---- patterns
 
 

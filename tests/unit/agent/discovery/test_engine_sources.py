@@ -128,6 +128,12 @@ def test_what_lies_in_a_job_of_an_engine_is_a_part_of_it(root, tmp_path):
     assert "lie in jobs of engines" in scan.problems[0]
 
 
+def test_what_an_engine_runs_in_a_job_that_is_whole_is_a_part_of_it(root):
+    outer = Source(kind="static", pattern="docker", whole=True)
+    scan = list_jobs([source("docker"), outer], [], root, view(job("docker", "inner", f"docker/{A}")))
+    assert [(each.path, each.is_whole) for each in scan.jobs] == [("docker", True)]
+
+
 def test_two_with_one_name_are_told_apart(root):
     views = view(job("docker", "web", f"docker/{A}")) | view(job("podman", "web", f"pods/{A}"))
     found = named(root, [source("docker"), source("podman")], views)
