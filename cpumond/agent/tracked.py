@@ -459,7 +459,7 @@ def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings
         return "the root cgroup is never changed"
     if choose_actuator(settings, found) == "guarantee":
         return "" if engine is None else engine.left_out
-    for vital, why in find_vital().items():
+    for vital, why in find_vital(directory + "/.." * len(path.split("/"))).items():
         if vital == path or (found.is_whole and vital.startswith(f"{path}/")):
             return why
     roots = config.find_roots(is_engines=engine is not None)

@@ -61,6 +61,21 @@ def test_a_quota_follows_a_light_load_down_and_nothing_else_changes(cgroups, age
     assert totals["reclaimed"] == pytest.approx(totals["cpu_limit"] - totals["current_cpu_limit"])
 
 
+@pytest.mark.parametrize("namespace", [["-C"], ["-C", "-p", "-f", "--mount-proc"]])
+def test_the_agents_own_cgroup_is_known_in_a_cgroup_namespace(cgroups, agent, namespace):
+    """With the host's mounts, as in a privileged container: what the kernel tells it of its cgroup is "/"."""
+    for name in ("own", "other"):
+        cgroups.make(name)
+        set_limit(cgroups, name, 150_000)
+    procs = [os.path.join(root, cgroups.top, "own", "cgroup.procs") for root in cgroups.roots]
+    enter = "".join(f"echo $$ > {file} && " for file in procs)
+    agent.prefix = ["sh", "-c", f'{enter} exec unshare {" ".join(namespace)} "$@"', "sh"]
+    agent.start(describe_agent(cgroups))
+    wait_until(lambda: at_floor(cgroups, "other"), "the other cgroup is down")
+    assert agent.job("own")["refused"] == "this program itself runs in it"
+    assert cgroups.quota_cores("own") == 1.5
+
+
 def test_a_container_is_one_job_as_a_whole_down_to_a_quota_inside(cgroups, agent):
     for name in ("lxc", "lxc/init", "lxc/db"):
         cgroups.make(name)

@@ -283,8 +283,9 @@ class HostWatch:
                 "counted, but there is no limit to lower; mount cpu and cpuacct together, or use cgroup v2"
             )
         named_notes = [f"left out {show_name(path)}: {why}" for path, why in sorted(self.problems.items())]
-        vital = sorted(filter(self._is_below_root, find_vital()))
-        named_notes += [f"left out {show_name(path)}: {find_vital()[path]}" for path in vital]
+        vital = find_vital(self.hierarchies.cpu_root)
+        left_out = sorted(filter(self._is_below_root, vital))
+        named_notes += [f"left out {show_name(path)}: {vital[path]}" for path in left_out]
         return Findings(
             "cgroups", place, length_s, self.duration_s, self.tick_s, self.host_cores, list(rows.values()),
             self.timeline, [*self._list_notes(length_s), *notes], named_notes,
@@ -351,7 +352,9 @@ def find_workloads(roots: Sequence[str], top: str) -> list[Workload]:
     """The workloads below ``top`` in the hierarchies mounted at ``roots``, sorted by path."""
     paths = [path for root in roots for path in list_cgroups(root, top)]
     return pick_workloads(
-        paths, lambda path: any(count_threads(os.path.join(root, path)) > 0 for root in roots), find_vital()
+        paths,
+        lambda path: any(count_threads(os.path.join(root, path)) > 0 for root in roots),
+        [path for root in roots[:1] for path in find_vital(root)],
     )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, CgroupWriteError, describe
-from cpumond.host.cgroup.mounts import Hierarchies, held_place
+from cpumond.host.cgroup.mounts import Hierarchies, held_place, read_identity
 from cpumond.host.cgroup.parse import (
     STAT_BYTES,
     Pressure,
@@ -218,22 +217,52 @@ def open_directory(path: str) -> int | None:
     return open_counter(path, os.O_PATH | os.O_DIRECTORY)
 
 
-@functools.cache
-def find_vital(proc: str = "/proc") -> dict[str, str]:
+_VITAL: dict[tuple[tuple[int, int], str], dict[str, str]] = {}
+
+
+def find_vital(root: str, proc: str = "/proc") -> dict[str, str]:
     """Cgroups that must never be lowered, and why: those of PID 1 and of this process, relative in the hierarchy with
-    the cpu controller. The root is left out, and a process whose cgroup is not known."""
-    found = {}
-    for process, why in (("self", "this program itself runs in it"), ("1", "PID 1 runs in it")):
-        by_controller = {}
-        with contextlib.suppress(OSError):
-            text = Path(proc, process, "cgroup").read_text(encoding="utf-8", errors="surrogateescape")
-            for line in text.splitlines():
-                _, controllers, path = line.split(":", 2)
-                by_controller.update(dict.fromkeys(controllers.split(","), path.strip("/")))
-        path = by_controller.get("cpu", by_controller.get("", ""))
-        if path:
-            found[path] = why
-    return found
+    the cpu controller, at ``root``; found once. The root is left out, and a process whose cgroup is not known.
+
+    In a cgroup namespace of its own a process is told a path that is none of a hierarchy that the host has mounted:
+    then it is looked for by its PID.
+    """
+    key = (read_identity(root), proc)
+    if key not in _VITAL:
+        found: dict[str, str] = {}
+        _VITAL[key] = found
+        for process, pid, why in (
+            ("self", os.getpid(), "this program itself runs in it"),
+            ("1", 1, "PID 1 runs in it"),
+        ):
+            path = _read_cgroup(os.path.join(proc, process, "cgroup"))
+            if path is None or not _holds(os.path.join(root, path), pid):
+                place = next((place for place, _, _ in os.walk(root) if _holds(place, pid)), None)
+                path = path if place is None else place[len(root) :].strip("/")
+            if path and ".." not in path.split("/"):
+                found.setdefault(path, why)
+    return _VITAL[key]
+
+
+def _read_cgroup(file: str) -> str | None:
+    """What a process is told of its cgroup with the cpu controller; None where it is told nothing."""
+    by_controller = {}
+    with contextlib.suppress(OSError):
+        text = Path(file).read_text(encoding="utf-8", errors="surrogateescape")
+        for line in text.splitlines():
+            _, controllers, path = line.split(":", 2)
+            by_controller.update(dict.fromkeys(controllers.split(","), path.strip("/")))
+    return by_controller.get("cpu", by_controller.get(""))
+
+
+def _holds(directory: str, pid: int) -> bool:
+    """Whether a process is in a cgroup, by its PID in this PID namespace; those of others are 0 there."""
+    try:
+        with open(os.path.join(directory, "cgroup.procs"), "rb") as file:
+            return any(int(line) == pid for line in file)
+    except (OSError, ValueError):
+        # Gone, threaded, or a tree of plain files.
+        return False
 
 
 def is_leaf(directory: str) -> bool:

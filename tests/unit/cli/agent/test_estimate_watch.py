@@ -24,7 +24,7 @@ from cpumond.testing import make_tree, make_v2_host, v2_cgroup
 SETTINGS = {rule: MonitorSettings(limit_rule=rule) for rule in RULES}
 ID = "3f9ab1c2d4e5" + "0" * 52
 POD = "kubepods.slice/kubepods-pod8f0d1234_0a1b_4c2d_9e3f_123456789abc.slice"
-NO_FILE = {"cpu.stat": "usage_usec 0\n", "cgroup.procs": "1\n"}
+NO_FILE = {"cpu.stat": "usage_usec 0\n", "cgroup.procs": "7\n"}
 
 
 def watch_tree(tmp_path: Path, tree: dict[str, object], root: str = "") -> HostWatch:
@@ -149,9 +149,9 @@ def watch_twice(watch: HostWatch) -> dict[str, Row]:
 
 
 def test_a_quota_that_several_share_is_no_order_of_each(tmp_path: Path) -> None:
-    job = {**v2_cgroup(), "cgroup.procs": "1\n"}
+    job = {**v2_cgroup(), "cgroup.procs": "7\n"}
     jobs = {f"j{number}.service": job for number in range(10)}
-    one = {**v2_cgroup(quota="50000 100000"), "cgroup.procs": "1\n"}
+    one = {**v2_cgroup(quota="50000 100000"), "cgroup.procs": "7\n"}
     tree = {"batch.slice": {**v2_cgroup(quota="1000 100000"), **jobs}, "other.slice": {**v2_cgroup(), "a.service": one}}
     watch = watch_tree(tmp_path, tree)
     rows = watch_twice(watch)
@@ -230,10 +230,10 @@ def test_what_could_not_be_opened_is_tried_again(tmp_path: Path, monkeypatch: py
 def test_what_ended_is_kept_in_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row for each path, and from a number on one for all of them; the sums stay."""
     monkeypatch.setattr("cpumond.cli.agent.estimate_watch.MAX_ENDED", 2)
-    watch = watch_tree(tmp_path, {"jobs": {**v2_cgroup(), "stays": {**v2_cgroup(), "cgroup.procs": "1\n"}}})
+    watch = watch_tree(tmp_path, {"jobs": {**v2_cgroup(), "stays": {**v2_cgroup(), "cgroup.procs": "7\n"}}})
     mount = find_mount(watch)
     for name in ("a", "b", "a", "c", "d", "b"):
-        make_tree(mount / "jobs" / name, {**v2_cgroup(), "cgroup.procs": "1\n"})
+        make_tree(mount / "jobs" / name, {**v2_cgroup(), "cgroup.procs": "7\n"})
         watch.rescan()
         watch.sample()
         use(watch, f"jobs/{name}", 1_000_000)
