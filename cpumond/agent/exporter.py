@@ -162,6 +162,13 @@ def sum_offered(jobs: Iterable[JobView], capacity_cores: float) -> float:
     return max(min(freed, capacity_cores - held), 0.0)
 
 
+def sum_unused(jobs: Iterable[JobView], capacity_cores: float) -> float:
+    """What the node's jobs did not use in their last checks, in cores, >= 0. Jobs that run on reclaimed CPU do not
+    count, nor does a job that was not measured yet."""
+    used = (job.decision and job.decision.usage_cores for job in jobs if RECLAIMED_LABEL not in job.labels)
+    return max(capacity_cores - sum(cores or 0.0 for cores in used), 0.0)
+
+
 def choose_jobs(jobs: Sequence[JobView], settings: Metrics) -> list[JobView]:
     """The jobs that get series of their own: none, the first ``max_jobs``, or those with most CPU reclaimed."""
     if settings.job_series == "off":
@@ -210,6 +217,8 @@ class AgentCollector:
         yield GaugeMetricFamily("cpumond_node_capacity_cores", "CPU of the node.", capacity_cores)
         text = "Reclaimed CPU that others may run on, those that do included."
         yield GaugeMetricFamily("cpumond_node_offered_cores", text, sum_offered(self.snapshot.jobs, capacity_cores))
+        text = "CPU that jobs did not use in their last checks, but those on reclaimed CPU."
+        yield GaugeMetricFamily("cpumond_node_unused_cores", text, sum_unused(self.snapshot.jobs, capacity_cores))
         for name, text, seconds in (
             ("throttled", "Time that jobs were held back by a quota, summed over CPUs.", self.snapshot.throttled_cpu_s),
             ("late", "The part of it while cpumond held the limit down.", self.snapshot.late_cpu_s),

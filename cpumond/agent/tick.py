@@ -270,8 +270,11 @@ class TickLoop(AgentContext):
                 if reading is None:
                     gone.append(job)
                     continue
-                before = job.state
-                job.state, decision = check(before, reading, at_s, job.settings)
+                before, settings = job.state, job.settings
+                if before.smoothed_cores is None and job.is_unlimited:
+                    # It counts as what it uses, and never had all CPUs of the host.
+                    settings = msgspec.structs.replace(settings, smoothing_seed="first_value")
+                job.state, decision = check(before, reading, at_s, settings)
             except CpumondError as error:
                 self.complain(job, error)
                 continue

@@ -35,7 +35,9 @@ DEADLINE_S: Final = 20.0
 MAX_BYTES: Final = 64 << 20
 PAGE: Final = 200
 AT_ONCE: Final = 16
-_OFFER: Final = re.compile(rb"^cpumond_node_offered_cores (\S+)$", re.MULTILINE)
+HELD_ROUNDS: Final = 2
+"""A pod that starts is counted with its whole limit until it is measured, and a kubelet that restarts ends pods that
+asked for more than the figure then is. So a figure falls at once only as far as CPU is really used."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -83,14 +85,38 @@ def ask(client: httpx2.Client, method: str, url: str, **more: Any) -> bytes:
     return bytes(body)
 
 
-def read_offer(metrics: bytes) -> int:
-    """What a node offers by its agent's metrics, in thousandths of a core; 0 where they do not tell. Raises
-    UnavailableError for what is no number."""
-    found = _OFFER.search(metrics)
+class Offer(msgspec.Struct, frozen=True):
+    """What a node offers by its agent's metrics, and what of it is not used, in thousandths of a core, >= 0."""
+
+    offered: int = 0
+    unused: int = 0
+
+
+def read_offer(metrics: bytes) -> Offer:
+    """0 where the metrics do not tell. Raises UnavailableError for what is no number."""
+    return Offer(
+        _read_figure(metrics, b"cpumond_node_offered_cores"), _read_figure(metrics, b"cpumond_node_unused_cores")
+    )
+
+
+def _read_figure(metrics: bytes, name: bytes) -> int:
+    found = re.search(rb"^%b (\S+)$" % name, metrics, re.MULTILINE)
     try:
         return max(int(float(found[1]) * 1000.0) // STEP * STEP, 0) if found else 0
     except (ValueError, OverflowError) as error:
         raise UnavailableError(f"its metrics are not understood: {error}") from error
+
+
+def choose_figure(before: str | None, offer: Offer, rounds: int) -> tuple[int, int]:
+    """The figure of a node after ``before`` (as the API server has it), and for how many rounds it has been offered
+    less; ``rounds``: for how many it had been."""
+    try:
+        written = int(parse_cores(before or "0"))
+    except ValueError:
+        written = 0
+    if offer.offered >= written or rounds >= HELD_ROUNDS:
+        return offer.offered, 0
+    return max(min(written, offer.unused), offer.offered), rounds + 1
 
 
 def is_same(quantity: str | None, offer: int) -> bool:
@@ -153,12 +179,14 @@ class Publisher:
         self._api, self._selector, self._port = api, selector, port
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._client = httpx2.Client(verify=False, timeout=TIMEOUT_S, trust_env=False)
+        self._lower_rounds: dict[str, int] = {}
+        """By node, for how many rounds its agent has offered less than its figure."""
 
     def publish(self) -> list[str]:
         """Ask all agents and write what has changed."""
         pods = self._api.list_all(self._pods, labelSelector=self._selector)
         agents = {each.spec.node: each.status.address for each in pods if each.status.address}
-        offers: dict[str, int] = {}
+        offers: dict[str, Offer] = {}
         said: list[str] = []
 
         def ask_one(node: str) -> None:
@@ -175,17 +203,20 @@ class Publisher:
         """Have no node offer anything."""
         return self._write({})
 
-    def _ask_agent(self, address: str) -> int:
-        """What an agent offers, in thousandths of a core. It is ready when its last check was a moment ago."""
+    def _ask_agent(self, address: str) -> Offer:
+        """What an agent offers. It is ready when its last check was a moment ago."""
         url = f"http://[{address}]:{self._port}" if ":" in address else f"http://{address}:{self._port}"
         ask(self._client, "GET", f"{url}/readyz")
         return read_offer(ask(self._client, "GET", f"{url}/metrics"))
 
-    def _write(self, offers: dict[str, int]) -> list[str]:
+    def _write(self, offers: dict[str, Offer]) -> list[str]:
         said = []
+        known, self._lower_rounds = self._lower_rounds, {}
         for node in self._api.list_all("/api/v1/nodes"):
             name, before = node.metadata.name, node.status.capacity.get(RESOURCE)
-            offer = offers.get(name, 0)
+            offer = 0
+            if name in offers:
+                offer, self._lower_rounds[name] = choose_figure(before, offers[name], known.get(name, 0))
             if is_same(before, offer) or (before is None and name not in offers):
                 continue
             try:

@@ -221,6 +221,15 @@ def test_what_no_engine_has_named_counts_as_its_use(node, quota, status):
     assert (report.cpu_limit, report.current_cpu_limit) == (pytest.approx(0.25, abs=0.1),) * 2
 
 
+def test_one_without_a_limit_counts_as_its_use_from_its_first_check_on(tmp_path, logs):
+    config = SOURCE.replace('smoothing_seed = "first_value"\n', "")
+    node = Node(tmp_path, {"web": v2_cgroup(quota="max 100000")}, config=config)
+    node.say(order(None))
+    node.start()
+    node.ticks(1, 0.25)
+    assert node.agent.table.find("web").report().current_cpu_limit == pytest.approx(0.25, abs=0.01)
+
+
 @pytest.mark.parametrize("tells", [True, False])
 @pytest.mark.parametrize("first", ["engine", "cgroup"])
 def test_one_that_orders_its_first_limit_is_managed_from_then_on(tmp_path, logs, tells, first):

@@ -143,6 +143,12 @@ def labels_of(text: str, name: str, label: str) -> list[str]:
     return [s.labels[label] for f in text_string_to_metric_families(text) for s in f.samples if s.name == name]
 
 
+def test_what_is_not_used_is_by_what_was_measured():
+    """Each job has 1.5 cores and used 0.5 in its last check."""
+    jobs = make_job("a"), make_job("guest", labels={"reclaimed_cpu": "500"}), make_job("new", decision=None)
+    assert value(encode(make_snapshot(*jobs, capacity_cores=2.0)), "cpumond_node_unused_cores") == 1.5
+
+
 def test_what_a_node_offers_is_what_its_own_jobs_leave():
     """Each job ordered 4 cores, has 1.5 and uses 0.75 on average."""
 

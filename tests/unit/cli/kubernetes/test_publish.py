@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from cpumond.cli.kubernetes import publish
-from cpumond.cli.kubernetes.publish import ApiServer, ask, read_offer
+from cpumond.cli.kubernetes.publish import ApiServer, Offer, ask, choose_figure, read_offer
 from cpumond.core.errors import AccessError, UnavailableError
 
 
@@ -25,7 +25,37 @@ from cpumond.core.errors import AccessError, UnavailableError
     ],
 )
 def test_what_a_node_offers(metrics, offer):
-    assert read_offer(metrics) == offer
+    assert read_offer(metrics) == Offer(offer, 0)
+
+
+def test_what_of_a_node_is_not_used():
+    metrics = b"cpumond_node_offered_cores 1.1\ncpumond_node_unused_cores 1.79\n"
+    assert read_offer(metrics) == Offer(1100, 1700)
+
+
+@pytest.mark.parametrize(
+    ("offers", "figures"),
+    [
+        ([(0, 1900), (0, 1900), (1100, 1900)], [1100, 1100, 1100]),  # a pod that starts is counted, then measured
+        ([(0, 1900)] * 3, [1100, 1100, 0]),
+        ([(0, 600), (0, 600), (0, 600)], [600, 600, 0]),  # what is used is gone at once
+        ([(0, 600), (600, 600), (200, 900), (200, 900), (200, 900)], [600, 600, 600, 600, 200]),
+        ([(0, 0)], [0]),  # an agent that does not tell what is used
+        ([(1900, 1900)], [1900]),
+    ],
+)
+def test_a_figure_falls_at_once_as_far_as_cpu_is_used_and_else_after_two_rounds(offers, figures):
+    found, figure, rounds = [], "1100", 0
+    for offer in offers:
+        number, rounds = choose_figure(figure, Offer(*offer), rounds)
+        found.append(number)
+        figure = str(number)
+    assert found == figures
+
+
+def test_a_figure_that_is_none_is_written_anew():
+    assert choose_figure("many", Offer(300, 900), 0) == choose_figure(None, Offer(300, 900), 0) == (300, 0)
+    assert choose_figure("2k", Offer(300, 2500), 0) == (2000, 1)
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"+Inf", b"x"])
