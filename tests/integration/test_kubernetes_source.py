@@ -112,6 +112,31 @@ def test_burstable_pods_are_lowered_and_guaranteed_ones_never(
     assert kubepods.read(app, "quota_us") == "150000"
 
 
+@pytest.mark.parametrize("inside", [150_000, -1])
+def test_a_pod_with_a_limit_as_a_whole_is_one_job(
+    agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path, inside: int
+):
+    """Version 1 takes no quota below that of a child: with the kubelet's own there the pod's stays where it is."""
+    web = make_pod("web-1", "Burstable", {"app": None, "proxy": None})
+    web["spec"]["resources"] = {"limits": {"cpu": "1500m"}}
+    kubelet.pods = [web]
+    pod = run(kubepods, web).rpartition("/")[0]
+    kubepods.write(pod, "quota_us", 150_000)
+    for number in (0, 1):
+        run(kubepods, web, inside, number)
+    agent.start(describe(tmp_path, kubelet.url))
+    if inside < 0:
+        wait_until(lambda: at_floor(kubepods, pod), "the pod is down at the floor")
+    else:
+        wait_until(lambda: "a quota inside of it" in agent.run("explain", "shop/web-1").stdout, "it is said why not")
+        assert kubepods.read(pod, "quota_us") == "150000"
+        assert agent.job("shop/web-1")["current_cpu_limit"] == 1.5, "nothing is promised that is not given"
+    assert names(agent, kubepods) == {"shop/web-1"}
+    assert agent.get("/v1/status")["totals"]["cpu_limit"] == 1.5
+    assert agent.stop() == 0
+    assert kubepods.read(pod, "quota_us") == "150000"
+
+
 def test_a_resize_in_place_is_the_order_up_and_down(
     agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
 ):

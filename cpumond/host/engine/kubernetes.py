@@ -58,7 +58,9 @@ FindCgroups = Callable[[], Iterable[str]]
 class RunningContainer(msgspec.Struct, frozen=True):
     """A container that runs, as its node tells; ``ordered_cores`` and ``tells_order`` as in ``EngineJob``.
 
-    ``qos``: "Guaranteed", "Burstable", "BestEffort", "" = not told; ``reclaimed``: as RECLAIMED_LABEL.
+    ``qos``: "Guaranteed", "Burstable", "BestEffort", "" = not told; ``reclaimed``: as RECLAIMED_LABEL. ``pod_cores``:
+    the limit of its pod as a whole, None = it has none. It is one order for all of the pod's containers: the kubelet
+    sets it on the pod's cgroup, and once more on each container that has no limit of its own.
     """
 
     container_id: str
@@ -71,6 +73,7 @@ class RunningContainer(msgspec.Struct, frozen=True):
     ordered_cores: float | None = None
     tells_order: bool = True
     reclaimed: str = ""
+    pod_cores: float | None = None
 
     @property
     def name(self) -> str:
@@ -106,12 +109,14 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    resources: _Resources | None = None
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     ephemeral_containers: list[_Container] | None = None
 
 
 class _Status(msgspec.Struct, frozen=True, rename="camel"):
+    resources: _Resources | None = None
     qos_class: str = ""
     container_statuses: list[_ContainerStatus] | None = None
     init_container_statuses: list[_ContainerStatus] | None = None
@@ -169,9 +174,9 @@ def _read_container(
 ) -> RunningContainer:
     asked = (given.resources if given is not None else None) or _Resources()
     # What is in force: after a resize in place the specification is ahead of it.
-    limits = (status.resources or asked).limits or {}
+    in_force = status.resources or asked
+    of_pod = pod.status.resources or pod.spec.resources or _Resources()
     reclaimed = (asked.limits or {}).get(RECLAIMED_RESOURCE, "")
-    cores = parse_cores(limits["cpu"]) if "cpu" in limits and enforces_limits else 0.0
     container_id = status.container_id.rpartition("://")[2]
     if not CONTAINER_ID.fullmatch(container_id):
         raise ValueError(f"its id {clean(status.container_id)!r} is none of a container")
@@ -183,9 +188,16 @@ def _read_container(
         status.name,
         status.image or (given.image if given is not None else ""),
         pod.status.qos_class,
-        max(cores, MIN_CORES) if cores > 0.0 else None,
+        _read_limit(in_force) if enforces_limits else None,
         reclaimed=str(reclaimed),
+        pod_cores=_read_limit(of_pod) if enforces_limits else None,
     )
+
+
+def _read_limit(given: _Resources) -> float | None:
+    """A limit of CPU in cores, None where there is none. Raises ValueError."""
+    cores = parse_cores((given.limits or {}).get("cpu", 0.0))
+    return max(cores, MIN_CORES) if cores > 0.0 else None
 
 
 def parse_cores(quantity: str | float) -> float:
@@ -202,21 +214,29 @@ def describe_running(
     running: Iterable[RunningContainer], cgroups: Iterable[str], title: str = "", notes: Iterable[str] = ()
 ) -> Answer:
     """Those containers that have a cgroup, as jobs, and what is left of each pod when all of its containers have one:
-    the cgroup of its sandbox, which nothing but holds the pod's namespaces open."""
+    the cgroup of its sandbox, which nothing but holds the pod's namespaces open. A pod with a limit as a whole is one
+    job, whatever is in it."""
     places: dict[str, dict[str, str]] = {}
     for path in cgroups:
         found = find_ids(path)
         if found is not None:
             places.setdefault(found[0], {})[found[1]] = path
     jobs: list[EngineJob] = []
-    known, waited_for = set(), set()
+    known, waited_for, whole = set(), set(), set()
     for each in running:
         known.add(each.pod_uid)
         path = places.get(each.pod_uid, {}).pop(each.container_id, "")
+        if each.pod_uid in whole:
+            continue
         if not path:
             waited_for.add(each.pod_uid)
+        elif each.pod_cores is not None:
+            whole.add(each.pod_uid)
+            jobs.append(_describe(each, path.removesuffix(f"/{CRUN_CHILD}").rpartition("/")[0]))
         else:
             jobs.append(_describe(each, path))
+    for uid in whole:
+        places.pop(uid)
     for uid, left in places.items():
         if uid in known and uid not in waited_for and len(left) == 1:
             [(sandbox, path)] = left.items()
@@ -239,25 +259,28 @@ def find_qos(path: str) -> str:
 
 
 def _describe(each: RunningContainer, path: str) -> EngineJob:
+    """A container as a job, or its pod where that has a limit as a whole."""
     qos = find_qos(path)
+    pod = f"{each.namespace}/{each.pod}"
+    is_whole = each.pod_cores is not None
     labels = clean_labels(
         (
             ("namespace", each.namespace),
             ("pod", each.pod),
-            ("container", each.container),
-            ("image", each.image),
+            ("container", "" if is_whole else each.container),
+            ("image", "" if is_whole else each.image),
             ("qos", each.qos or qos),
             (RECLAIMED_LABEL, each.reclaimed),
         )
     )
     return EngineJob(
         KIND,
-        each.container_id,
-        clean(each.name),
+        each.pod_uid if is_whole else each.container_id,
+        clean(pod if is_whole else each.name),
         path,
         labels,
-        clean(f"{each.namespace}/{each.pod}"),
-        each.ordered_cores,
+        clean(pod),
+        each.pod_cores if is_whole else each.ordered_cores,
         tells_order=each.tells_order,
         left_out=GUARANTEED if "Guaranteed" in (each.qos, qos) else "",
     )

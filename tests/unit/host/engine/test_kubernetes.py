@@ -73,6 +73,30 @@ def test_what_is_in_force_counts_before_what_was_asked_for():
     assert order_of(limits(cpu="2"), {}, enforces_limits=False) is None
 
 
+def test_the_limit_of_a_pod_as_a_whole_is_one_order():
+    """The kubelet gives it to each container without a limit of its own, too."""
+    pod = {
+        "spec": {"containers": [{"name": "app"}, {"name": "proxy", **limits(cpu="500m")}], **limits(cpu="2")},
+        "status": {
+            "qosClass": "Burstable",
+            "containerStatuses": [
+                status(**limits(cpu="2")), {**status("proxy", **limits(cpu="500m")), "containerID": f"x://{TWO}"},
+            ],
+        },
+    }  # fmt: skip
+    running, _ = read(pod)
+    paths = [f"{SLICE}/cri-containerd-{each}.scope" for each in (ONE, TWO, SANDBOX)]
+    [job] = describe_running(running, paths).jobs
+    assert (job.job_id, job.name, job.path, job.group) == (UID, "shop/web-1", SLICE, "shop/web-1")
+    assert (job.ordered_cores, job.labels) == (2.0, {"namespace": "shop", "pod": "web-1", "qos": "Burstable"})
+    [early] = describe_running(running, paths[1:]).jobs
+    assert early == job, "also while one of them has no cgroup yet"
+    pod["status"]["resources"] = limits(cpu="1500m")["resources"]
+    [resized] = describe_running(read(pod)[0], paths).jobs
+    assert resized.ordered_cores == 1.5
+    assert {each.pod_cores for each in read(pod, enforces_limits=False)[0]} == {None}
+
+
 def test_containers_of_all_kinds_that_run_and_no_others():
     pod = {
         "spec": {
