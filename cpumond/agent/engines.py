@@ -118,7 +118,9 @@ class Engines:
         return tuple(
             EngineAnswer(*key, problem="no answer yet")
             if view is None
-            else EngineAnswer(*key, view.title, len(view.jobs), "" if view.is_up else view.problem or "no answer yet")
+            else EngineAnswer(
+                *key, view.title, view.count_jobs(), "" if view.is_up else view.problem or "no answer yet"
+            )
             for key, view in found
         )
 

@@ -18,6 +18,7 @@ from cpumond.agent.config import AgentConfig, Source
 from cpumond.agent.discovery import FoundJob, list_jobs
 from cpumond.agent.discovery.engines import list_engine_jobs, list_engines
 from cpumond.agent.engines import ENGINES, ask_once
+from cpumond.cli.render.grid import LONGEST_NAME, shorten_name
 from cpumond.core.errors import CpumondError
 from cpumond.core.words import count, show_name
 from cpumond.host.engine.model import EngineView, Key
@@ -96,7 +97,9 @@ class EngineSeen(msgspec.Struct, frozen=True):
     def describe(self) -> str:
         """It in a few words: "dockerd 20.10.24 with 14 containers"."""
         titles = [view.title for view in self.views.values() if view.title]
-        shown = f"{DAEMONS[self.kind]} {titles[0].partition(' ')[2] if titles else ''}".strip()
+        asked, _, version = titles[0].partition(" ") if titles else (self.kind, "", "")
+        # A CRI socket is the runtime's, which tells its own version, not that of the kubelet.
+        shown = f"{DAEMONS[self.kind] if asked == self.kind else asked} {version}".strip()
         number = len(self.found) + len(self.jobs.lost)
         pods = len({job.engine.group for job in self.found if job.engine is not None and job.engine.group})
         of_pods = f" in {count(pods, 'pod')}" if self.kind == "kubernetes" and pods else ""
@@ -176,7 +179,7 @@ def sort_jobs(
         job.name
         for view in views.values()
         for path, job in view.jobs.items()
-        if not os.path.isdir(os.path.join(hierarchies.cpu_root, path))
+        if job.is_job and not os.path.isdir(os.path.join(hierarchies.cpu_root, path))
     ]
     return JobsSeen(
         tuple(fates["managed"]),
@@ -231,7 +234,7 @@ def describe_fates(kind: str, jobs: JobsSeen, is_shadow: bool = True) -> list[st
 
 def show_some(names: Iterable[str]) -> str:
     """The first of some names, in brackets."""
-    shown = [show_name(name) for name in names]
+    shown = [shorten_name(show_name(name), LONGEST_NAME) for name in names]
     more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
     return f" ({', '.join(shown[:SHOWN])}{more})"
 

@@ -21,6 +21,8 @@ TEXTS: Final = frozenset({"groups", "labels", "note", "tags", "title"})
 """Headings of columns that hold text, which may be shortened."""
 SENTENCES: Final = frozenset({"", "change", "reason", "text", "what", "why"})
 """Those that hold sentences, which are folded where they stand last."""
+LONGEST_NAME: Final = 64
+"""Columns of a terminal that a name takes at most: an id of a container is that long, a pod's name may be longer."""
 COLOURS: Final = {"red", "yellow", "cyan", "green"}
 
 
@@ -75,6 +77,16 @@ def shorten(text: str, width: int) -> str:
     from rich.cells import set_cell_size
 
     return f"{set_cell_size(text, max(width - 1, 0)).rstrip()}…"
+
+
+def shorten_name(name: str, width: int) -> str:
+    """A name, cut to ``width`` columns in its middle: names of containers differ at both ends."""
+    if width_of(name) <= width:
+        return name
+    from rich.cells import set_cell_size
+
+    end = set_cell_size(name[::-1], width // 2).strip()[::-1]
+    return f"{set_cell_size(name, width - 1 - width // 2).rstrip()}…{end}"
 
 
 def paint(text: str, style: str, colour: bool) -> str:

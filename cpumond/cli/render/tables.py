@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cpumond.cli.output import tell_left_out
 from cpumond.cli.output import warn as warn
-from cpumond.cli.render.grid import LEAST_TEXT, Column, column, draw_grid, fold, paint
+from cpumond.cli.render.grid import LEAST_TEXT, LONGEST_NAME, Column, column, draw_grid, fold, paint, shorten_name
 from cpumond.cli.render.grid import Cell as Cell
 from cpumond.core.answers import AssignedView, EngineAnswer, JobAnswer, LinkView, RegisteredJob, StatusAnswer
 from cpumond.core.measures import count_cores, format_duration, format_span
@@ -66,7 +66,8 @@ DROP_ORDER: Final = (
     "labels", "operation", "ceiling", "throttled", "half-life", "votes", "smoothed", "peak", "result", "monitor",
     "usage", "status",
 )  # fmt: skip
-"""Columns that a narrow terminal does without, the first one first; a job's id is always there in full."""
+"""Columns that a narrow terminal does without, the first one first; a job's id is always there, in full up
+to LONGEST_NAME."""
 
 STYLES: Final = {
     "refused": "yellow",
@@ -181,6 +182,8 @@ def draw_jobs(
 
     def make_cell(name: str, job: JobAnswer) -> Cell:
         text = COLUMNS[name][1](job)
+        if name == "job" and width is not None:
+            return shorten_name(text, LONGEST_NAME)
         return (text, STYLES.get(text, "")) if name in ("status", "result") else text
 
     text, left_out = draw_grid(headings, [[make_cell(name, job) for name in shown] for job in jobs], width, colour)

@@ -96,7 +96,7 @@ class EngineThread:
         before = self.views[key]
         view = make_view(key, answer, asked_at_s)
         if before.problem:
-            log.info("engine_back", engine=key[0], socket=key[1] or None, title=view.title, jobs=len(view.jobs))
+            log.info("engine_back", engine=key[0], socket=key[1] or None, title=view.title, jobs=view.count_jobs())
         is_first = before.asked_at_s is None
         self._put(key, view, is_first or msgspec.structs.replace(view, asked_at_s=before.asked_at_s) != before)
 

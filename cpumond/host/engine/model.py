@@ -66,6 +66,10 @@ class EngineView(msgspec.Struct, frozen=True):
     def is_up(self) -> bool:
         return self.asked_at_s is not None and not self.problem
 
+    def count_jobs(self) -> int:
+        """How many jobs it has named; the cgroups that hold pods together are none."""
+        return sum(job.is_job for job in self.jobs.values())
+
 
 class Answer(msgspec.Struct, frozen=True):
     """All jobs of an engine after one look; ``notes`` and ``title`` as in ``EngineView``."""

@@ -18,7 +18,7 @@ from cpumond.agent.discovery import FoundJob
 from cpumond.agent.engines import SERVICE_ACCOUNT, EngineContext, Engines, make_engine
 from cpumond.host.engine.cri import CriEngine
 from cpumond.host.engine.kubernetes import KubeletEngine
-from cpumond.host.engine.model import Answer, EngineJob, Publish
+from cpumond.host.engine.model import Answer, EngineJob, EngineView, Publish
 
 KUBELET = ("kubernetes", "https://127.0.0.1:10250")
 WAIT_S = 30.0
@@ -56,6 +56,11 @@ def asked() -> Iterator[Engines]:
 
 JOB = EngineJob("kubernetes", "a" * 64, "web", "kubepods/web", ordered_cores=1.5, tells_order=True)
 FOUND = FoundJob("web", "", JOB.path, 1.5, engine=JOB, is_whole=True)
+
+
+def test_the_cgroup_that_holds_a_pod_together_is_none_of_its_jobs():
+    sandbox = msgspec.structs.replace(JOB, path="kubepods/sandbox", is_job=False)
+    assert EngineView("kubernetes", {each.path: each for each in (JOB, sandbox)}).count_jobs() == 1
 
 
 class Telling(Counted):

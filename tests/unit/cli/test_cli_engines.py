@@ -83,7 +83,13 @@ def test_what_becomes_of_jobs(tmp_path):
         job("strange", "docker/x", is_named=False),
     ]
     found = [FoundJob(each.name, "", each.path, each.ordered_cores, source, engine=each) for each in jobs]
-    views = {"": EngineView("docker", {"gone/e": job("lost", "gone/e"), "docker/a": jobs[0]}, 1.0)}
+    views = {
+        "": EngineView(
+            "docker",
+            {"gone/e": job("lost", "gone/e"), "gone/p": job("", "gone/p", is_job=False), "docker/a": jobs[0]},
+            1.0,
+        )
+    }
     sorted_jobs = engines.sort_jobs(found, views, AgentConfig(), unified(root))
     assert sorted_jobs == JobsSeen(
         ("limited", "by-cgroup"), ("free",), ("docker/x",), {"its CPUs are its own": ("reserved",)}, ("lost",)
@@ -108,6 +114,7 @@ def test_what_becomes_of_jobs(tmp_path):
 def test_few_names_are_shown():
     assert engines.show_some(["a", "b", "c", "d", "e"]) == " (a, b, c and 2 more)"
     assert engines.show_some(["a\x1b[2J"]) == " (a\\x1b[2J)"
+    assert engines.show_some(["a" * 100 + "b"]) == f" ({'a' * 31}…{'a' * 31}b)"
 
 
 @pytest.mark.parametrize(
@@ -116,6 +123,7 @@ def test_few_names_are_shown():
         ("docker", "docker 20.10.24", "", "dockerd 20.10.24 with 1 container"),
         ("slurm", "slurmd 22.05.8", "", "slurmd 22.05.8 with 1 job"),
         ("kubernetes", "kubernetes v1.29.3", "pod-1", "kubelet v1.29.3 with 1 container in 1 pod"),
+        ("kubernetes", "containerd v2.1.9", "pod-1", "containerd v2.1.9 with 1 container in 1 pod"),
         ("podman", "", "", "podman with 1 container"),
     ],
 )

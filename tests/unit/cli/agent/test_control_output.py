@@ -61,6 +61,14 @@ def words(line: str) -> str:
 # status
 
 
+def test_a_name_longer_than_any_id_is_cut_in_its_middle_on_a_terminal():
+    name = f"shop/{'web-' * 30}1/application"
+    text = tables.draw_status(make_status({"job_id": name}), 100, False)
+    assert any(re.match(r"shop/web-[web-]*…[web-]*-1/application {2}", line) for line in text.split("\n"))
+    assert all(len(line) <= 100 for line in text.split("\n"))
+    assert name in tables.draw_status(make_status({"job_id": name}), None, False)
+
+
 def test_status_into_a_pipe_is_one_plain_line_for_each_job_with_its_whole_id():
     jobs = [{"job_id": LONG_ID}, {"job_id": "x", "operation_id": "an operation with a long name " * 5}]
     text = tables.draw_status(make_status(*jobs), None, False)

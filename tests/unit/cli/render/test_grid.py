@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpumond.cli.render.grid import column, draw_fields, draw_grid, fold, shorten, width_of
+from cpumond.cli.render.grid import column, draw_fields, draw_grid, fold, shorten, shorten_name, width_of
 
 ID = "c67fb814-fa548091-3697671f-4fac3001"
 HEADINGS = (column("operation"), column("state"), column("user", 3), column(">used", 1), column("title", 2))
@@ -55,6 +55,20 @@ def test_sentences_go_on_below():
 )
 def test_wide_characters_take_two_columns(text, width, shown):
     assert shorten(text, width) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "shown"),
+    [
+        ("a/b", 3, "a/b"),
+        ("shop/web-1/app", 9, "shop…/app"),
+        ("shop/web-1/app", 8, "sho…/app"),
+        ("訓練/訓練", 6, "訓…練"),
+    ],
+)
+def test_a_name_is_shortened_in_its_middle(name, width, shown):
+    assert shorten_name(name, width) == shown
+    assert width_of(shown) <= width
 
 
 def test_no_word_is_broken():
