@@ -43,9 +43,16 @@ STARTS: Final = {
     "docker": "systemctl enable --now docker",
     "podman": "systemctl enable --now podman.socket",
     "slurm": "install Slurm's client commands, or see whether slurmctld answers: `squeue`",
-    "kubernetes": "see whether kubelet runs; its source names a `token_file` that lets cpumond read its pods",
+    "kubernetes": "see whether kubelet runs; the runtime's CRI socket as `socket` of its source needs no token and no "
+    "API server (`pip install cpumond[kubernetes]`); the kubelet asks the API server about each token, and on a host "
+    "`token_file` is one that lasts: a Secret of type kubernetes.io/service-account-token, whose account may get "
+    "nodes/pods and nodes/configz (docs/engines.md has the lines)",
 }
 """What to do where an engine does not answer."""
+CRI_SOCKETS: Final = (
+    "/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock",
+)  # fmt: skip
+"""Where the runtimes of a kubelet listen, which can be asked in its place."""
 
 Fate = Literal["managed", "unlimited", "unnamed", "refused"]
 
@@ -90,6 +97,16 @@ class EngineSeen(msgspec.Struct, frozen=True):
         )
 
     @property
+    def can_be_followed(self) -> bool:
+        """Whether a source for it could work now or later as it is: a kubelet asks for what only its cluster gives."""
+        return self.is_here and (self.kind != "kubernetes" or any(view.is_up for view in self.views.values()))
+
+    @property
+    def own_socket(self) -> str:
+        """``socket`` of a source for it: "" where it listens at its own place."""
+        return next(iter(self.sockets), "") if self.kind == "kubernetes" else ""
+
+    @property
     def sockets(self) -> list[str]:
         """The files that have to be reached."""
         return [socket for socket in self.views if socket.startswith("/")]
@@ -122,7 +139,9 @@ def see_engines(
     for kind in ENGINES:
         source = msgspec.convert({"kind": kind}, Source)
         if kind not in named and _may_be_here(source, hierarchies.cpu_root, running):
-            looked_at.append(source)
+            looked_at.append(
+                msgspec.structs.replace(source, socket=_find_runtime()) if kind == "kubernetes" else source
+            )
     views = ask_once(looked_at, hierarchies, config.node_id, ASK_S)
     found = list_jobs(looked_at, [], hierarchies.cpu_root, views).jobs
     seen = []
@@ -143,6 +162,11 @@ def see_engines(
 def collect_views(seen: Iterable[EngineSeen]) -> dict[Key, EngineView]:
     """What each engine said, as ``list_jobs`` wants it."""
     return {(each.kind, socket): view for each in seen for socket, view in each.views.items()}
+
+
+def _find_runtime() -> str:
+    """The socket that names a node's containers without a token; "" where there is none, and its kubelet is asked."""
+    return next((socket for socket in CRI_SOCKETS if os.path.exists(socket)), "")
 
 
 def _may_be_here(source: Source, cpu_root: str, running: set[str]) -> bool:

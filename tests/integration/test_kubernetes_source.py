@@ -248,6 +248,7 @@ def test_the_token_is_read_anew_and_shown_to_nobody_else(
     wait_until(lambda: BURSTABLE in names(agent, kubepods), "the right one is read when it is there")
     kubelet.token = OTHER_TOKEN
     wait_until(lambda: "status 401" in " ".join(agent.get("/v1/status")["problems"]), "it is told")
+    assert "Either the API server is away, which it asks about each token" in agent.get("/v1/status")["problems"][0]
     write_token(tmp_path / "token", [OTHER_TOKEN])
     wait_until(lambda: not agent.get("/v1/status")["problems"], "the new token is shown")
     assert kubelet.tokens_seen == {f"Bearer {TOKEN}", f"Bearer {OTHER_TOKEN}"}

@@ -141,6 +141,11 @@ def make_plan(config_path: str, more: list[Source], unit_dir: str | None) -> Pla
         files.append(init_files.plan_file(place, drop_in))
     elif drop_in:
         notes.append("systemd does not run this machine: nothing hides sockets from the agent, so no drop-in is needed")
+    notes += [
+        f"{DAEMONS[each.kind]}: no source is written for it, since it does not answer: see above"
+        for each in shown
+        if not (each.is_configured or each.can_be_followed)
+    ]
     return Plan(shown, list_others(hierarchies, seen), files, notes)
 
 
@@ -149,14 +154,14 @@ def choose_sources(
 ) -> list[Source]:
     """The sources of our file: those that are in it, and one for each engine that no source names so far.
 
-    An engine that is away just now stays in it.
+    An engine that is away just now stays in it; a kubelet that gives no answer is not written.
     """
     # What other files say about an engine stands there.
     others = list((Counter(map(_key, config.source)) - Counter(map(_key, own))).elements())
     sources = [*own, *(source for source in more if _key(source) not in {*others, *map(_key, own)})]
     named = {kind for kind, _ in others} | {source.kind for source in sources}
-    found = [each.kind for each in seen if each.is_here and each.kind not in named]
-    return sources + [msgspec.convert(init_files.make_source(kind), Source) for kind in found]
+    found = [each for each in seen if each.can_be_followed and each.kind not in named]
+    return sources + [msgspec.convert(init_files.make_source(each.kind, each.own_socket), Source) for each in found]
 
 
 def _key(source: Source) -> tuple[str, str]:

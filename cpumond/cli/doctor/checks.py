@@ -18,6 +18,7 @@ from cpumond import __version__
 from cpumond.agent.config import AgentConfig, load_config
 from cpumond.cli.agent.client import AgentClient
 from cpumond.cli.doctor.host import AgentSeen, may, read_line, show_user, suggest_root
+from cpumond.cli.engines import PROGRAMS
 from cpumond.core.answers import StatusAnswer
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import ConfigError, CpumondError, UnavailableError
@@ -103,14 +104,16 @@ def check_inotify(limits: Mapping[str, int], watches: int) -> list[Finding]:
     return [Finding("inotify", "ok", text)]
 
 
-def advise_source(kind: str) -> str:
-    """Which lines of the configuration name an engine."""
-    return f'write this source, as `cpumond init` does: [[source]] kind = "{kind}"'
+def advise_source(kind: str, socket: str = "") -> str:
+    """Which lines of the configuration name an engine, at ``socket`` unless that is its own."""
+    where = f' socket = "{socket}"' if socket else ""
+    return f'write this source, as `cpumond init` does: [[source]] kind = "{kind}"{where}'
 
 
 def check_writers(names: Iterable[str], kinds: Collection[str] = ()) -> list[Finding]:
     """Programs that change quotas; what one orders whose kind is among the ``kinds`` of sources is followed."""
-    present = set(names) & set(WRITERS)
+    running = set(names)
+    present = running & set(WRITERS)
     found = sorted(name for name in present if not set(WRITERS_ENGINES.get(name, ())).intersection(kinds))
     if not found:
         text = "no program that is known to change quotas runs here"
@@ -123,10 +126,16 @@ def check_writers(names: Iterable[str], kinds: Collection[str] = ()) -> list[Fin
             "other writers",
             "warn",
             f"{name} runs: {WRITERS[name]}",
-            advise_source(WRITERS_ENGINES[name][0]) if name in WRITERS_ENGINES else otherwise,
+            advise_source(_choose_kind(name, running)) if name in WRITERS_ENGINES else otherwise,
         )
         for name in found
     ]
+
+
+def _choose_kind(writer: str, running: Collection[str]) -> str:
+    """The kind of a source for what a program runs: that of an engine of which a service runs, too, before others."""
+    kinds = WRITERS_ENGINES[writer]
+    return next((kind for kind in kinds if not set(PROGRAMS[kind]).isdisjoint(running)), kinds[0])
 
 
 def check_systemd(booted: bool, version: str) -> Finding:

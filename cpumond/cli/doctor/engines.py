@@ -36,7 +36,8 @@ def check_engine(seen: EngineSeen, find_reach: Callable[[str], Reach]) -> list[F
     if not seen.is_configured:
         what = seen.describe() if up or seen.found else DAEMONS[seen.kind]
         text = f"{what}: on this host, and no source names it"
-        findings.append(Finding(check, "warn", text, advise_source(seen.kind)))
+        advice = advise_source(seen.kind, seen.own_socket) if seen.can_be_followed else "see why it gives no answer"
+        findings.append(Finding(check, "warn", text, advice))
     elif up:
         findings.append(Finding(check, "ok", f"{seen.describe()}{_show_places(up)}: it answers"))
     for socket, view in seen.views.items():

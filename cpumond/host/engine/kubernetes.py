@@ -385,7 +385,9 @@ class KubeletEngine:
 
 
 _ADVICE: Final = {
-    401: ": it does not take this token; is token_file that of a service account of its cluster?",
+    401: ": it does not take this token. Either the API server is away, which it asks about each token (a CRI socket "
+    "needs neither), or token_file is not that of a service account of its cluster",
     403: ": this token may not read that; grant its service account get on nodes/pods (before Kubernetes 1.33, on "
     "nodes/proxy)",
+    500: ": perhaps the API server is away, which it asks what a token may read; a CRI socket needs neither",
 }

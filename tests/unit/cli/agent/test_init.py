@@ -10,7 +10,7 @@ import pytest
 
 from cpumond.agent.config import AgentConfig, Source
 from cpumond.agent.discovery import engines as places
-from cpumond.cli import run
+from cpumond.cli import engines, run
 from cpumond.cli.agent import init
 from cpumond.cli.doctor import host as doctor_host
 from cpumond.cli.engines import EngineSeen
@@ -125,6 +125,30 @@ def test_a_wrong_configuration_is_said_before_anything_is_written(config, progra
 
 def seen(kind: str, is_here: bool = True) -> EngineSeen:
     return EngineSeen(kind, False, {"": EngineView(kind, {}, 1.0 if is_here else None)})
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_on_a_node_of_kubernetes_the_runtime_is_asked_and_what_cannot_work_is_not_written(
+    config, programs, capsys, monkeypatch, answers
+):
+    runtime = config.parent / "containerd.sock"
+    programs += ["kubelet", "containerd"]
+    monkeypatch.setattr(engines, "CRI_SOCKETS", ("/nonexistent", str(runtime)))
+    if answers:
+        runtime.touch()
+        view = EngineView("kubernetes", {}, 1.0, "", "containerd v2.1.9")
+        monkeypatch.setattr(engines, "ask_once", lambda *_: {("kubernetes", str(runtime)): view})
+    assert run([*options(config), "--yes"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    sources = config.parent / "conf.d" / "engines.toml"
+    assert sources.exists() == answers
+    if answers:
+        assert f'kind = "kubernetes"\nsocket = "{runtime}"\n' in sources.read_text()
+        assert f"containerd v2.1.9 with 0 containers ({runtime})" in text
+        assert str(runtime) in (config.parent / "units" / "cpumond.service.d" / "engines.conf").read_text()
+    else:
+        assert "no source is written for it, since it does not answer" in text
+        assert "a Secret of type kubernetes.io/service-account-token" in text
 
 
 def test_sources_of_other_files_are_not_written_again():

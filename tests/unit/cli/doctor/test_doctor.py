@@ -340,6 +340,15 @@ def test_programs_that_change_quotas_are_named():
 
 
 @pytest.mark.parametrize(
+    ("beside", "kind"), [("kubelet", "kubernetes"), ("k3s-agent", "kubernetes"), ("dockerd", "docker")]
+)
+def test_whose_runtime_containerd_is_decides_about_the_source(beside, kind):
+    found = doctor_checks.check_writers(["containerd", beside])
+    assert found[0].text.startswith("containerd")
+    assert found[0].advice.endswith(f'kind = "{kind}"')
+
+
+@pytest.mark.parametrize(
     ("booted", "version", "level", "text"),
     [
         (True, "systemd 252 (252.39-1~deb12u2)", "ok", "systemd 252 (252.39-1~deb12u2)"),

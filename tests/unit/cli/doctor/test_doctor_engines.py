@@ -53,6 +53,16 @@ def test_an_engine_without_a_source_says_which_lines_to_write():
     assert finding.advice == 'write this source, as `cpumond init` does: [[source]] kind = "docker"'
 
 
+@pytest.mark.parametrize("is_up", [True, False])
+def test_a_node_of_kubernetes_without_a_source_is_told_of_one_that_can_work(is_up):
+    place = "/run/containerd/containerd.sock" if is_up else "https://127.0.0.1:10250"
+    view = EngineView("kubernetes", {}, 1.0) if is_up else EngineView("kubernetes", problem="kubernetes: status 401")
+    node = EngineSeen("kubernetes", False, {place: view}, ("kubelet",))
+    first, *more = doctor_engines.check_engine(node, lambda _: "")
+    assert (f'[[source]] kind = "kubernetes" socket = "{place}"' in first.advice) == is_up
+    assert ["kubernetes.io/service-account-token" in each.advice for each in more] == ([] if is_up else [True])
+
+
 def test_an_engine_that_is_nowhere_is_a_finding_with_a_source_only():
     assert doctor_engines.check_engine(seen(AWAY, configured=False), lambda _: "") == []
     (finding,) = doctor_engines.check_engine(seen(AWAY), lambda _: "")
