@@ -16,6 +16,13 @@ from cpumond.scheduler.listen import Certificate
 log = structlog.get_logger("cpumond.scheduler")
 
 
+def check_files(config: SchedulerConfig) -> None:
+    """Read what the configuration names, as a start does, and keep nothing. Raises ConfigError or AccessError."""
+    load_identities(config)
+    if config.api.certificate:
+        Certificate(config.api.certificate, config.api.key)
+
+
 class Reload:
     """All of what is read anew, or nothing: a file that is wrong leaves everything as it was, and a line in the log.
 

@@ -157,7 +157,6 @@ AGENT_SAYS = {
     "Type": "notify",
     "NotifyAccess": "main",
     "ExecStart": f"{PROGRAM} agent --config {DEFAULT_CONFIG_PATH}",
-    "ExecReload": "/bin/kill -HUP $MAINPID",
     "Restart": "on-failure",
     "User": "cpumond",
     "Group": "cpumond",
@@ -196,6 +195,16 @@ def test_units_say_once_each_on_what_the_design_depends(
         assert len(service[name]) == 1
     assert "AmbientCapabilities" not in scheduler
     assert "OOMScoreAdjust" not in scheduler, "anybody who can connect makes it work; other services go on"
+
+
+def test_a_reload_checks_the_files_of_the_start_first(
+    service: dict[str, list[str]], scheduler: dict[str, list[str]]
+) -> None:
+    """Where the check fails systemd goes no further, and `systemctl reload` fails."""
+    check = f"{PROGRAM} check-config --quiet --config {DEFAULT_CONFIG_PATH}"
+    assert service["ExecReload"] == [check, "/bin/kill -HUP $MAINPID"]
+    check = scheduler["ExecStart"][0].replace(" scheduler ", " scheduler --check ")
+    assert scheduler["ExecReload"] == [check, "/bin/kill -HUP $MAINPID"]
 
 
 def test_the_bus_outlives_the_agent(service: dict[str, list[str]]) -> None:
@@ -247,7 +256,7 @@ def test_the_schedulers_watchdog_leaves_room_for_late_updates(scheduler: dict[st
 
 
 def test_commands_exist(service: dict[str, list[str]], scheduler: dict[str, list[str]]) -> None:
-    for line in service["ExecStart"] + service["ExecStopPost"] + scheduler["ExecStart"]:
+    for line in service["ExecStart"] + service["ExecStopPost"] + service["ExecReload"][:1] + scheduler["ExecStart"]:
         assert line.split()[1] in COMMANDS
 
 

@@ -80,11 +80,13 @@ class CheckedConfig(AgentConfig, frozen=True, kw_only=True):
 @click.command("check-config", epilog="Example: cpumond check-config --config /etc/cpumond/cpumond.toml --json")
 @click.argument("file", required=False)
 @config_option
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing when it is good; warnings still are.")
 @output_options("Print the resulting values as JSON.")
-def check_config_command(file: str | None, config_path: str, as_json: bool) -> None:
+def check_config_command(file: str | None, config_path: str, quiet: bool, as_json: bool) -> None:
     """Check a configuration and print the resulting values; exit code 78 and one sentence when it is wrong.
 
-    Options without effect, such as those of another limit_rule, are warned of on standard error.
+    Options without effect, such as those of another limit_rule, are warned of on standard error. The scheduler's
+    files: `cpumond scheduler --check`.
     """
     from cpumond.agent.control import describe_settings
     from cpumond.cli.render.tables import warn
@@ -92,6 +94,10 @@ def check_config_command(file: str | None, config_path: str, as_json: bool) -> N
 
     config = load_config(file or config_path)
     warnings = find_idle_options(config)
+    if quiet:
+        for warning in warnings:
+            warn(warning)
+        return
     settings = config.node_settings()
     resulting = describe_settings(settings, compute_mode(settings))
     if config.scheduler.token:

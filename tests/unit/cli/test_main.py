@@ -143,6 +143,20 @@ def test_check_config_warns_of_options_without_effect_and_is_content(tmp_path, c
     assert err == ("" if as_json else f"warning: {sentence}\n")
     if as_json:
         assert json.loads(out)["warnings"] == [sentence]
+    assert run(["check-config", "--quiet", str(path)]) == 0
+    assert capsys.readouterr() == ("", f"warning: {sentence}\n")
     path.write_text('[monitor]\nlimit_rule = "peak"\n')
     assert run(["check-config", str(path)]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_scheduler_check_reads_what_the_configuration_names(tmp_path, capsys):
+    """Nothing is opened or made; a file of tokens that is missing fails as at a start."""
+    path = tmp_path / "scheduler.toml"
+    path.write_text(f'state_dir = "{tmp_path}/state"\n')
+    assert run(["scheduler", "--check", "--config", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}: good.\n"
+    path.write_text(f'[api]\ntokens_file = "{tmp_path}/tokens"\n')
+    assert run(["scheduler", "--check", "--config", str(path)]) == 78
+    assert f"{tmp_path}/tokens: cannot be read" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path]
