@@ -336,10 +336,7 @@ def parse_config_text(text: str, path: str) -> dict[str, Any]:
             f'{path}: executor.kind: "slurm" is gone; use "systemd" or "cgroup", whose jobs run beside those of Slurm, '
             "and leave out partition and node_name"
         )
-    table = normalise_table(raw, AgentConfig, path, "", hidden=frozenset({"path", "ceiling"}))
-    if "monitor" in table:
-        table["monitor"] = normalise_table(raw["monitor"], MonitorSettings, path, "monitor")
-    return table
+    return normalise_table(raw, AgentConfig, path, "", hidden=frozenset({"path", "ceiling"}))
 
 
 def parse_layer(raw: object, where: str, key: str = "job-cpu-monitor") -> Layer:
@@ -481,13 +478,26 @@ def _check_loopback(listen: str, where: str) -> None:
 
 def normalise_root(root: str, where: str, key: str = "managed_roots") -> str:
     """A managed root as a relative path without slashes at its ends ("" = the whole hierarchy). Raises ConfigError."""
+    refuse_mounted(root, f"{where}: {key}")
     parts = [part for part in root.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in root:
         raise ConfigError(f"{where}: {key}: {root!r} must not contain '..'")
     return "/".join(parts)
 
 
+def refuse_mounted(cgroup: str, where: str) -> None:
+    """A cgroup is named by its path below the hierarchy's root, not by that of the mounted file system: ConfigError."""
+    found = re.match(r"/*sys/fs/cgroup(?:/unified|/(?:cpu|cpuacct)(?:,cpu|,cpuacct)?(?![^/]))?(?:/+|$)", cgroup)
+    if found:
+        rest = cgroup[found.end() :]
+        raise ConfigError(
+            f"{where}: {cgroup!r}: a cgroup is named by its path below the root of the hierarchy; write "
+            + (f'"{rest}"' if rest else '"/" for all of it')
+        )
+
+
 def _check_source(source: Source, where: str) -> None:
+    refuse_mounted(source.pattern, f"{where}: pattern")
     if source.is_engine:
         _check_engine(source, where)
         return

@@ -62,6 +62,10 @@ def decode_toml(text: str) -> dict[str, Any]:
 
     try:
         return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        from cpumond.core.toml_text import explain_toml
+
+        raise ContentError(explain_toml(text, str(error))) from None
     except Exception as error:  # whatever the decoder raises is about the content, and its kinds are not documented
         raise _explain(error) from None
 

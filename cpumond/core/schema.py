@@ -17,17 +17,27 @@ from cpumond.core.measures import DURATION, format_duration, parse_duration_s
 SPELLINGS: Final = {"votes_decision_threshold": "vote_decision_threshold", "job_cpu_monitor": "job_cpu_monitor"}
 """Other accepted names of options -> the name used here; hyphens have become underscores before."""
 
+ABOVE: Final = "above the first [table]"
+"""Where keys belong that are in no table."""
+
 MAX_QUOTED: Final = 200
 """Characters of a value that a sentence shows."""
 
 
 def normalise_table(
-    raw: object, struct: type[msgspec.Struct], file: str, path: str, hidden: frozenset[str] = frozenset()
+    raw: object,
+    struct: type[msgspec.Struct],
+    file: str,
+    path: str,
+    hidden: frozenset[str] = frozenset(),
+    whole: type[msgspec.Struct] | None = None,
 ) -> dict[str, Any]:
     """``raw`` with normalised keys and durations in seconds, each value checked against ``struct``'s field.
 
-    Unknown keys are errors with the nearest known name; a wrong value names file, key and allowed range.
+    Unknown keys are errors with the table of ``whole``, what the file is read as (default: ``struct``), that they
+    belong into, or the nearest known name; a wrong value names file, key and allowed range.
     """
+    whole = whole or struct
     prefix = f"{file}: {path}." if path else f"{file}: "
     if not isinstance(raw, dict):
         raise ConfigError(f"{prefix.rstrip('.: ')}: must be a table, got {_kind_of(raw)}")
@@ -38,17 +48,44 @@ def normalise_table(
         name = str(key).replace("-", "_")
         name = SPELLINGS.get(name, name)
         if name not in fields:
+            homes = [] if name in hidden else _find_homes(whole, name)
+            if homes:
+                where = ABOVE if homes == [ABOVE] else f"into {' or '.join(homes)}"
+                raise ConfigError(f"{prefix}{key}: unknown here; {key} belongs {where}")
             near = difflib.get_close_matches(name[:MAX_QUOTED], fields, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(fields))}"
             raise ConfigError(f"{prefix}{key}: unknown key; {hint}")
         if name in table:
             raise ConfigError(f"{prefix}{key}: given twice, also as {spelled[name]!r}; keep one of them")
         spelled[name] = key
-        table[name] = _normalise_value(value, fields[name], file, f"{path}.{key}" if path else str(key))
+        table[name] = _normalise_value(value, fields[name], file, f"{path}.{key}" if path else str(key), whole)
     missing = [name for name, field in fields.items() if field.is_required and name not in table]
     if missing:
         raise ConfigError(f"{prefix.rstrip('. ')}: {missing[0]!r} is missing; it has no default")
     return table
+
+
+@functools.cache
+def _find_homes(struct: type[msgspec.Struct], name: str, path: str = "") -> list[str]:
+    """Where a key belongs in a file that is read as ``struct``: of the tables that have it, those least deep."""
+    fields = _list_fields(struct)
+    if name in fields:
+        return [path or ABOVE]
+    deeper: list[str] = []
+    for key, field in fields.items():
+        kind = field.kind
+        inner = kind.type if isinstance(kind, inspect.Metadata) else kind
+        place = f"{path.strip('[]')}.{key}" if path else key
+        if isinstance(inner, inspect.StructType):
+            deeper += _find_homes(inner.cls, name, f"[{place}]")
+        elif isinstance(inner, inspect.ListType) and isinstance(inner.item_type, inspect.StructType):
+            deeper += _find_homes(inner.item_type.cls, name, f"[[{place}]]")
+        elif isinstance(inner, inspect.DictType) and isinstance(inner.value_type, inspect.StructType):
+            deeper += _find_homes(inner.value_type.cls, name, f"[{place}.NAME]")
+        elif isinstance(kind, inspect.Metadata) and (kind.extra or {}).get("table"):
+            deeper += _find_homes(kind.extra["table"], name, f"[{place}]")  # type: ignore[index]  # is there
+    least = min((home.replace(".NAME", "").count(".") for home in deeper), default=0)
+    return [home for home in deeper if home.replace(".NAME", "").count(".") == least]
 
 
 class _Field(NamedTuple):
@@ -66,19 +103,21 @@ def _list_fields(struct: type[msgspec.Struct]) -> dict[str, _Field]:
     }
 
 
-def _normalise_value(value: Any, field: _Field, file: str, path: str) -> Any:
+def _normalise_value(value: Any, field: _Field, file: str, path: str, whole: type[msgspec.Struct]) -> Any:
     kind = field.kind
     inner = kind.type if isinstance(kind, inspect.Metadata) else kind
     if isinstance(inner, inspect.StructType):
-        return normalise_table(value, inner.cls, file, path)
+        return normalise_table(value, inner.cls, file, path, whole=whole)
     if isinstance(inner, inspect.ListType) and isinstance(inner.item_type, inspect.StructType):
         if not isinstance(value, list):
             raise ConfigError(f"{file}: {path}: must be a list of tables ([[{path}]]), got {_kind_of(value)}")
         cls = inner.item_type.cls
-        return [normalise_table(item, cls, file, f"{path} {number}") for number, item in enumerate(value, 1)]
+        return [
+            normalise_table(item, cls, file, f"{path} {number}", whole=whole) for number, item in enumerate(value, 1)
+        ]
     if isinstance(inner, inspect.DictType):
         shape = (kind.extra or {}).get("table") if isinstance(kind, inspect.Metadata) else None
-        return _normalise_dict(value, inner, shape, file, path)
+        return _normalise_dict(value, inner, shape, file, path, whole)
     texts = value if isinstance(value, list) else [value]
     if any(isinstance(text, str) and not text.isprintable() for text in texts):
         raise ConfigError(f"{file}: {path}: must be printable text without control characters, got {value!r}")
@@ -102,14 +141,19 @@ def _normalise_value(value: Any, field: _Field, file: str, path: str) -> Any:
 
 
 def _normalise_dict(
-    value: Any, kind: inspect.DictType, shape: type[msgspec.Struct] | None, file: str, path: str
+    value: Any,
+    kind: inspect.DictType,
+    shape: type[msgspec.Struct] | None,
+    file: str,
+    path: str,
+    whole: type[msgspec.Struct],
 ) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{file}: {path}: must be a table, got {_kind_of(value)}")
     if isinstance(kind.value_type, inspect.StructType):
         cls = kind.value_type.cls
-        return {key: normalise_table(item, cls, file, f"{path}.{key}") for key, item in value.items()}
-    return value if shape is None else normalise_table(value, shape, file, path)
+        return {key: normalise_table(item, cls, file, f"{path}.{key}", whole=whole) for key, item in value.items()}
+    return value if shape is None else normalise_table(value, shape, file, path, whole=whole)
 
 
 def _literals(kind: inspect.Type) -> tuple[str, ...]:

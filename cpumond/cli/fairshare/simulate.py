@@ -22,6 +22,7 @@ from cpumond.cli.replacement import Replacement
 from cpumond.core.errors import FairShareInputError
 from cpumond.core.measures import parse_duration_s
 from cpumond.core.schema import normalise_table
+from cpumond.core.toml_text import explain_toml
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.simulate import MAX_S, Action, Event, Scenario, SimulationRow, check_script, simulate
 from cpumond.fairshare.update import fair_share_update
@@ -201,7 +202,9 @@ def _parse_table(data: bytes) -> dict[str, Any]:
             f"not valid JSON: {error.msg} (at line {error.lineno}, column {error.colno})"
         ) from None
     except tomllib.TOMLDecodeError as error:
-        raise FairShareInputError(f"not valid TOML, and JSON begins with {{: {error}") from None
+        raise FairShareInputError(
+            f"not valid TOML, and JSON begins with {{: {explain_toml(text, str(error))}"
+        ) from None
     except ValueError:  # the only one left: Python converts 4300 digits at most
         raise FairShareInputError("holds a number of thousands of digits; expected a pool tree and a script") from None
     if not value:

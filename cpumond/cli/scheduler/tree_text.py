@@ -13,6 +13,7 @@ import msgspec
 
 from cpumond.core.decode import ContentError, decode_json, decode_toml
 from cpumond.core.errors import ConfigError, UsageError
+from cpumond.core.toml_text import Path, list_lines
 from cpumond.fairshare.validate import nearest, quoted
 from cpumond.scheduler.model import ROOT_POOL, CommandError
 from cpumond.scheduler.settings.attributes import CONFIG, Kind, is_option
@@ -35,8 +36,6 @@ MAP: Final = "tag:yaml.org,2002:map"
 
 MAX_VALUES: Final = 500_000
 """In one YAML file, those counted again that are repeated by an alias: a few lines may stand for very many."""
-
-Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,29 +210,8 @@ def read_tree_text(text: str, name: str, form: Form) -> TreeText:
 
 def _read_toml(text: str, lines: dict[Path, int]) -> Any:
     content = decode_toml(text)
-    place: Path = ()
-    for number, line in enumerate(text.splitlines(), 1):
-        header = re.match(r"\s*\[\[?([^\[\]]+)\]", line)
-        key = re.match(r"""\s*((?:"[^"]*"|'[^']*'|[\w.-])+)\s*=""", line)
-        if header is not None:
-            place = _toml_path(header[1])
-        named = place if header is not None or key is None else (*place, *_toml_path(key[1]))
-        for depth in range(1, len(named) + 1):
-            lines.setdefault(named[:depth], number)
+    lines.update(list_lines(text))
     return content
-
-
-def _toml_path(text: str) -> Path:
-    """The names of a key with dots; () for what is none."""
-    try:
-        table: Any = decode_toml(f"{text} = 0")
-    except ContentError:
-        return ()
-    path = []
-    while isinstance(table, dict) and table:
-        name, table = next(iter(table.items()))
-        path.append(name)
-    return tuple(path)
 
 
 def read_yaml(text: str, lines: dict[Path, int]) -> Any:

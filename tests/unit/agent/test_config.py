@@ -324,7 +324,30 @@ WRONG_NODES = [
     ("[resources]\nmemory = -1", "resources.memory"),
     ("[resources]\nuser_slots = 1.5", "resources.user_slots"),
     ('path = "x"', f"{FILE}: path: unknown key; "),  # the internal field is no key
-    ("a = ", f"{FILE}: not valid TOML: "),
+    ("a = ", f"{FILE}: not valid TOML: line 1: `a =`: a has no value"),
+    # At the wrong level: the tables that have it, not what merely sounds like it.
+    (
+        "[monitor]\nmanaged_roots = []",
+        "monitor.managed_roots: unknown here; managed_roots belongs above the first [table]",
+    ),
+    ('mode = "shadow"', "mode belongs into [monitor] or [[source]] or [operation.NAME]"),
+    ("[web]\ncheck-period = '1s'", "web.check-period: unknown here; check-period belongs into [monitor]"),
+    ("[[source]]\nkind = 'glob'\nslots = 1\nuser_slots = 1", "source 1.slots: unknown key"),
+    ("[operation.o]\nlisten = ''", "operation.o.listen: unknown here; listen belongs into [metrics] or [web]"),
+    *(
+        (
+            text,
+            f"{key}: '/sys/fs/cgroup{place}/a/b': a cgroup is named by its path below the root of the hierarchy; "
+            'write "a/b"',
+        )
+        for place in ("", "/cpu,cpuacct", "/cpu", "/unified")
+        for key, text in {
+            "managed_roots": f'managed_roots = ["/sys/fs/cgroup{place}/a/b"]',
+            "source 1: pattern": f'[[source]]\nkind = "glob"\npattern = "/sys/fs/cgroup{place}/a/b"',
+            "executor.cgroup_root": f'[executor]\nkind = "cgroup"\ncgroup_root = "/sys/fs/cgroup{place}/a/b"',
+        }.items()
+    ),
+    ('managed_roots = ["/sys/fs/cgroup/"]', 'write "/" for all of it'),
     (f'node_id = "{"x" * 4097}"', f"{FILE}: node_id: must be a text of at most 4096 characters"),
     *((f'managed_roots = ["{root}"]', f"{FILE}: managed_roots: ") for root in ("..", "a/../b")),
     *((f'{key} = "a\\u0000"', f"{key}: must be printable text") for key in ("state_dir", "mountinfo", "node_id")),

@@ -314,7 +314,7 @@ def test_an_endless_file_is_78(monkeypatch, capsys):
         (b"", "is empty; see 'cpumond fair-share simulate --help' for what it holds"),
         (b"# only a comment\n", "is empty; "),
         (b"\xff", "byte 0 is not UTF-8; expected TOML or JSON"),
-        (b"x = ", "not valid TOML, and JSON begins with {: Invalid value (at end of document)"),
+        (b"x = ", "not valid TOML, and JSON begins with {: line 1: `x =`: x has no value: write one"),
         (b'{"pools": ]', "not valid JSON: Expecting value (at line 1, column 11)"),
         (b"x = " + b"[" * 5000, "is nested too deeply; "),
         (b'{"x": ' + b"[" * 100_000, "is nested too deeply; "),

@@ -1,0 +1,158 @@
+"""TOML that people wrote: where each key stands, and what is wrong with a line that is no TOML, with what to write."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Final
+
+MAX_LINE: Final = 120
+"""Characters of a line that a sentence shows."""
+
+Path = tuple[str, ...]
+
+BARE_PATH: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+SECRET: Final = re.compile(r"token|passw|secret|conninfo", re.IGNORECASE)
+"""Keys whose values are in no sentence, which may end in a log."""
+
+CURLY: Final = dict.fromkeys(map(ord, "“”„‟‘’‚«»"), '"')  # noqa: RUF001 - they are what people paste
+UNIT: Final = r"[-+]?[0-9._]+ ?([mun]?s|min|[mhdw]|[kKMGT]i?B?|%)"
+
+
+def list_lines(text: str) -> dict[Path, int]:
+    """The line on which each key and table is first named; of ``[[source]]`` also as sentences call it ("source 2")."""
+    lines: dict[Path, int] = {}
+    place: Path = ()
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        header = re.match(r"\s*(\[\[?)([^\[\]]+)\]", line)
+        key = re.match(r"""\s*((?:"[^"]*"|'[^']*'|[\w.-])+)\s*=""", line)
+        if header is not None:
+            place = named = _split_path(header[2])
+            if header[1] == "[[" and len(place) == 1:
+                counts[place[0]] = counts.get(place[0], 0) + 1
+        else:
+            named = () if key is None else (*place, *_split_path(key[1]))
+        counted = (f"{named[0]} {counts[named[0]]}", *named[1:]) if named and named[0] in counts else named
+        for path in (named, counted):
+            for depth in range(1, len(path) + 1):
+                lines.setdefault(path[:depth], number)
+    return lines
+
+
+def _split_path(text: str) -> Path:
+    """The names of a key with dots; () for what is none."""
+    if BARE_PATH.fullmatch(text.strip()):
+        return tuple(text.strip().split("."))
+    try:
+        table = tomllib.loads(f"{text} = 0")
+    except (ValueError, RecursionError):
+        return ()
+    path = []
+    while isinstance(table, dict) and table:
+        name, table = next(iter(table.items()))
+        path.append(name)
+    return tuple(path)
+
+
+def explain_toml(text: str, said: str) -> str:
+    """What the parser ``said`` about ``text``, for people: the line, its text, and what to write instead."""
+    what, _, at = said.rpartition(" (at ")
+    found = re.match(r"line (\d+), column (\d+)\)", at)
+    lines = text.split("\n")
+    if found is None and "end of document" not in at:
+        return said
+    number = int(found[1]) if found else len(text.rstrip().split("\n"))
+    line = lines[number - 1].strip()
+    remedy = _find_unclosed(lines[:number], what) or _find_double(lines, number, what)
+    if not remedy and len(line) <= 10 * MAX_LINE:
+        remedy = _find_remedy(line, what)
+    place = "" if remedy or not found else f" (column {found[2]})"
+    key = re.match(r"[^=:]*", line)[0]  # type: ignore[index]  # matches always
+    shown = f"{key.strip()} ..." if SECRET.search(key) else line
+    shown = "".join(sign if sign.isprintable() else "?" for sign in shown)
+    return f"line {number}: `{shown[:MAX_LINE]}{'...' * (len(shown) > MAX_LINE)}`: {remedy or what}{place}"
+
+
+def _find_unclosed(lines: list[str], what: str) -> str:
+    """What is open above the place where the parser gave up."""
+    sign = "]" if "array" in what else "}" if "inline table" in what else ""
+    if not what.startswith("Unclosed") or not sign:
+        return ""
+    opening = "[" if sign == "]" else "{"
+    for number in range(len(lines), 0, -1):
+        _, equals, value = lines[number - 1].partition("=")
+        if equals and value.count(opening) > value.count(sign):
+            kind = "list" if sign == "]" else "table"
+            return f"the {kind} that begins in line {number} is not closed, or a comma is missing; end it with {sign}"
+    return ""
+
+
+def _find_double(lines: list[str], number: int, what: str) -> str:
+    """The first place of what is there twice."""
+    line = lines[number - 1].strip()
+    if "twice" in what or "Cannot mutate" in what:
+        name = re.match(r"\[+\s*([^\]]*?)\s*\]", line)
+        if name is None:
+            return ""
+        pattern = rf"\s*\[+\s*{re.escape(name[1])}\s*\]"
+        first = next((place for place in range(1, number) if re.match(pattern, lines[place - 1])), 0)
+        where = f", first in line {first}" if first else ""
+        return f"the table [{name[1]}] is there twice{where}; let its keys stand together below one of them"
+    if "overwrite" not in what:
+        return ""
+    key = line.partition("=")[0].strip()
+    for place in range(number - 1, 0, -1):
+        if lines[place - 1].partition("=")[0].strip() == key:
+            return f"{key} is there twice, first in line {place}; keep one of them"
+        if lines[place - 1].lstrip().startswith("["):
+            break
+    return f"{key} is there twice; keep one of them"
+
+
+def _find_remedy(line: str, what: str) -> str:
+    """What is wrong with a line by itself and what to write; "" where that cannot be said."""
+    if any(ord(sign) in CURLY for sign in line) and "overwrite" not in what:
+        return _advise("quotes must be straight", line.translate(CURLY))
+    key, equals, value = (part.strip() for part in line.partition("="))
+    if not equals or ":" in key:
+        pair = re.match(r"""(["']?[\w.-]+["']?)\s*:\s*(.*)""", line)
+        return _advise("between key and value stands =", _pair(pair[1], pair[2])) if pair else ""
+    if not value:
+        return f"{key} has no value: write one, or leave the line out"
+    if value[0] in "\"'":
+        if value.count(value[0]) == 1:
+            return _advise("the quote is not closed", f"{key} = {value}{value[0]}")
+        if value[0] == '"' and "\\" in value:
+            return _advise('a backslash in "..." needs a second one, or single quotes', f"{key} = '{value[1:-1]}'")
+        return ""
+    if value[0] not in "[{":
+        value = re.sub(r"\s+#.*", "", value)
+    if re.fullmatch(r"[-+]?[0-9]+,[0-9]+", value):
+        return _advise("a number has a point, no comma", f"{key} = {value.replace(',', '.')}")
+    if value.lower() in ("yes", "no", "on", "off", "true", "false"):
+        right = "true" if value.lower() in ("yes", "on", "true") else "false"
+        return _advise("yes and no are true and false, in small letters", f"{key} = {right}")
+    if re.fullmatch(UNIT, value):
+        return _advise("a value with a unit stands in quotes", f'{key} = "{value}"')
+    is_text = re.fullmatch(r"""[^]["'{}=,]+""", value)
+    return _advise("a text stands in quotes", _pair(key, value)) if is_text else ""
+
+
+def _pair(key: str, value: str) -> str:
+    """``key = value``, the value in quotes where it is none without."""
+    line = f"{key} = {value}"
+    return line if _is_toml(line) else f'{key} = "{value}"'
+
+
+def _advise(what: str, line: str) -> str:
+    """A remedy with the line to write, where that is one and holds no secret."""
+    is_good = len(line) <= MAX_LINE and not SECRET.search(line.partition("=")[0]) and _is_toml(line)
+    return f"{what}; write {line}" if is_good else what
+
+
+def _is_toml(line: str) -> bool:
+    try:
+        return bool(tomllib.loads(line))
+    except (ValueError, RecursionError):
+        return False

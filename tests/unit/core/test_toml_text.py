@@ -1,0 +1,69 @@
+"""The usual mistakes in TOML: the line's number and text, and what to write."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpumond.core.decode import ContentError, decode_toml
+from cpumond.core.toml_text import list_lines
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("a = 1,5  # cores", "a number has a point, no comma; write a = 1.5"),
+        ("a = yes", "yes and no are true and false, in small letters; write a = true"),
+        ("a = False", "yes and no are true and false, in small letters; write a = false"),
+        ("a = 1s", 'a value with a unit stands in quotes; write a = "1s"'),
+        ("a = 50%", 'a value with a unit stands in quotes; write a = "50%"'),
+        ("a = “b”", 'quotes must be straight; write a = "b"'),
+        ("a = «b»", 'quotes must be straight; write a = "b"'),
+        ("a = 1\na = 2", "a is there twice, first in line 2; keep one of them"),
+        (
+            "[t]\nb = 1\n[t]",
+            "the table [t] is there twice, first in line 2; let its keys stand together below one of them",
+        ),
+        (r'a = "C:\Users\x"', r"""a backslash in "..." needs a second one, or single quotes; write a = 'C:\Users\x'"""),
+        (r'a = "job_\d+"', r"""a backslash in "..." needs a second one, or single quotes; write a = 'job_\d+'"""),
+        ("a = shadow", 'a text stands in quotes; write a = "shadow"'),
+        ("a = 10.0.0.1:9757", 'a text stands in quotes; write a = "10.0.0.1:9757"'),
+        ("a: b", 'between key and value stands =; write a = "b"'),
+        ("a: 1.5", "between key and value stands =; write a = 1.5"),
+        ('a = "b', 'the quote is not closed; write a = "b"'),
+        ("a = 'b", "the quote is not closed; write a = 'b'"),
+        ("a =", "a has no value: write one, or leave the line out"),
+        ('a = ["b"\nc = 1', "the list that begins in line 2 is not closed, or a comma is missing; end it with ]"),
+        ("a = [1, 2", "the list that begins in line 2 is not closed, or a comma is missing; end it with ]"),
+    ],
+)
+def test_a_usual_mistake_has_its_line_and_a_remedy(line: str, remedy: str) -> None:
+    """What is to be written is TOML; a line with nothing wrong is above it."""
+    with pytest.raises(ContentError) as told:
+        decode_toml(f"first = 1\n{line}\n")
+    last = line.rpartition("\n")[2]
+    number = 2 + line.count("\n")
+    assert str(told.value) == f"line {number}: `{last}`: {remedy}"
+    assert "; write " not in remedy or decode_toml(remedy.partition("; write ")[2])
+
+
+def test_what_has_no_remedy_keeps_the_parsers_words_and_a_long_line_its_beginning() -> None:
+    with pytest.raises(ContentError, match=r"^line 1: `a = 1 \]`: Expected newline .* \(column 7\)$"):
+        decode_toml("a = 1 ]\n")
+    with pytest.raises(ContentError, match=r"^line 1: `a = 1x{115}\.\.\.`: Expected newline"):
+        decode_toml(f"a = 1{'x' * 100_000}")
+
+
+@pytest.mark.parametrize("line", ["token = s3cr3t", "DB_PASSWORD: s3cr3t", "conninfo = “s3cr3t”", 'token = "s3cr3t'])
+def test_secrets_are_not_quoted(line: str) -> None:
+    """A sentence may end in a log."""
+    with pytest.raises(ContentError) as told:
+        decode_toml(line)
+    assert "s3cr3t" not in str(told.value)
+    assert str(told.value).startswith("line 1: `")
+
+
+def test_lines_of_keys() -> None:
+    lines = list_lines("a = 1\n[t.'x.y']\nb.c = 1\n\n[[source]]\n[[source]]\nkind = 'glob'\n[source.more]\nd = 1\n")
+    assert lines[("t", "x.y", "b", "c")] == 3
+    assert (lines[("source",)], lines[("source 1",)], lines[("source 2", "kind")]) == (5, 5, 7)
+    assert lines[("source 2", "more", "d")] == 9
