@@ -68,13 +68,15 @@ OF_TREE_ADMINISTRATORS: Final = frozenset({"acl", "inherit_acl", "owner", "acl_r
 @dataclass(frozen=True, slots=True)
 class Need:
     """A permission that a command needs: on an operation, on a pool (``<Root>``: its tree), or, without a tree, the
-    rank of an administrator. ``aim``: what for, where that is not plain."""
+    rank of an administrator. ``aim``: what for, where that is not plain. ``was_open``: version 0.1 gave it to every
+    user with a token, and so does a store in which nothing decides about rights."""
 
     permission: Permission
     tree: str = ""
     pool: str = ROOT_POOL
     operation: OperationRecord | None = None
     aim: str = ""
+    was_open: bool = False
 
     def verdict(self, rights: Rights) -> Verdict:
         if self.operation is not None:
@@ -84,7 +86,7 @@ class Need:
         user = rights.user
         if user.admin:
             return Verdict(True, f"{user.name} is an administrator")
-        if rights.is_open and not user.needs_entry:
+        if self.was_open and not user.needs_entry and rights.is_open:
             return Verdict(True, "there is no access list on any tree, and none says acl_required")
         return Verdict(False, "that is for administrators of the scheduler")
 
@@ -145,6 +147,10 @@ def _of_administrators(_: State, __: Command, ___: Rights) -> Iterator[Need]:
     yield Need("administer")
 
 
+def _change_trees(_: State, __: Command, ___: Rights) -> Iterator[Need]:
+    yield Need("administer", was_open=True)
+
+
 def _change_tree(state: State, command: commands.ChangeTree, _: Rights) -> Iterator[Need]:
     tree = state.config.trees.get(command.tree)
     if tree is None:
@@ -175,7 +181,13 @@ def canonical_names(kind: Any, given: object) -> Iterator[str]:
         yield from canonical_path(kind, (str(name),))
 
 
-def _create_pool(state: State, command: commands.CreatePool, _: Rights) -> Iterator[Need]:
+def _administer_option(rights: Rights, tree: str, pool: str, name: str, aim: str) -> Need:
+    """``administer``, or for what an open pool allowed in version 0.1, too, ``write``."""
+    is_old = name not in OF_TREE_ADMINISTRATORS and rights.access_to(tree, pool).is_open
+    return Need("write" if is_old else "administer", tree, pool, aim=aim)
+
+
+def _create_pool(state: State, command: commands.CreatePool, rights: Rights) -> Iterator[Need]:
     tree = state.config.trees.get(command.tree)
     if tree is None or not _is_pool(tree, command.parent):
         return
@@ -185,10 +197,10 @@ def _create_pool(state: State, command: commands.CreatePool, _: Rights) -> Itera
         if name in GUARANTEES:
             yield Need("write", tree.name, command.parent, aim=f"to give a pool {name}")
         elif name not in OF_OWNERS:
-            yield Need("administer", tree.name, command.parent, aim=f"to give a pool {name}")
+            yield _administer_option(rights, tree.name, command.parent, name, f"to give a pool {name}")
 
 
-def _change_pool(state: State, command: commands.ChangePool, _: Rights) -> Iterator[Need]:
+def _change_pool(state: State, command: commands.ChangePool, rights: Rights) -> Iterator[Need]:
     tree = state.config.trees.get(command.tree)
     pool = None if tree is None else tree.pools.get(command.pool)
     if tree is None or pool is None:
@@ -203,7 +215,7 @@ def _change_pool(state: State, command: commands.ChangePool, _: Rights) -> Itera
     yield Need("write", tree.name, pool.name)
     names = {name for change in edits for name in canonical_path("pool", change.path[:1])}
     for name in sorted(names - GUARANTEES - OF_OWNERS):
-        yield Need("administer", tree.name, pool.name, aim=f"({name})")
+        yield _administer_option(rights, tree.name, pool.name, name, f"({name})")
     for name in _raised(pool, edits) if names & GUARANTEES else ():
         yield Need("write", tree.name, pool.parent, aim=f"to give {quoted(pool.name)} more ({name})")
     yield from _move(state, tree, pool, place["parent_name"], place["name"])
@@ -426,10 +438,10 @@ def _counting(rights: Rights, tree: str, pool: str) -> Any:
 
 
 _NEEDS: Final[Mapping[type, Callable[[State, Any, Rights], Iterator[Need]]]] = {
-    commands.CreateTree: _of_administrators,
+    commands.CreateTree: _change_trees,
     commands.ChangeTree: _change_tree,
-    commands.RemoveTree: _of_administrators,
-    commands.SetDefaultTree: _of_administrators,
+    commands.RemoveTree: _change_trees,
+    commands.SetDefaultTree: _change_trees,
     commands.CreatePool: _create_pool,
     commands.ChangePool: _change_pool,
     commands.RemovePool: _remove_pool,

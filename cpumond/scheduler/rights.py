@@ -37,6 +37,9 @@ DENIED_BY: Final[Mapping[Permission, tuple[Permission, ...]]] = {
 }
 """Permission -> those of which each takes it away, where an entry denies them: nobody acts on what it may not see."""
 
+NEVER_OPEN: Final[frozenset[Permission]] = frozenset({"administer"})
+"""What the absence of access lists gives nobody: what it allows is younger than stores without lists."""
+
 EVERYONE: Final = "everyone"
 OWNER: Final = "owner"
 
@@ -74,7 +77,8 @@ class Access:
     """All that decides about one tree, pool or operation.
 
     ``is_open``: it has no access list, own or inherited, and its tree does not say ``acl_required``: what no entry
-    decides is allowed, as it was before there were access lists. ``owner`` may do ``owned`` without an entry.
+    decides is allowed, as it was before there were access lists, but for NEVER_OPEN. ``owner`` may do ``owned`` without
+    an entry.
     """
 
     what: str
@@ -105,9 +109,11 @@ def judge(user: User, permission: Permission, access: Access) -> Verdict:
         return Verdict(True, _say(allowing, permission, user, access))
     if permission == "read":
         return Verdict(True, "every user may read what no access list denies")
-    if access.is_open and not user.needs_entry:
+    is_given = access.is_open and not user.needs_entry
+    if is_given and permission not in NEVER_OPEN:
         return Verdict(True, "there is no access list on the way to the tree, and the tree does not say acl_required")
-    closed = access.closed_by or f"{user.name} may do only what an access list allows"
+    alone = "without one only administrators may" if is_given else f"{user.name} may do only what an access list allows"
+    closed = access.closed_by or alone
     return Verdict(False, f"no access list allows {permission} to {user.name}, and {closed}")
 
 

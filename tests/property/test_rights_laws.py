@@ -103,7 +103,8 @@ def by_the_text(world: World, user: User, pool: str, permission: Permission) -> 
         return False
     if {permission, "administer"} & given["allow"] or permission == "read":
         return True
-    return not has_list and not tree.settings.acl_required and not user.needs_entry
+    is_open = not has_list and not tree.settings.acl_required
+    return is_open and permission != "administer" and not user.needs_entry
 
 
 @examples(300)

@@ -21,7 +21,7 @@ from cpumond.scheduler.operations import (
     UpdateOperation,
 )
 from cpumond.scheduler.required import GUARANTEES, OF_OWNERS, check, decide, list_needs
-from cpumond.scheduler.rollout import RolloutCommand
+from cpumond.scheduler.rollout import AdvanceStage, RemoveStage, RolloutCommand, SetStage, StopStage
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.changes import describe_change
 from cpumond.scheduler.settings.commands import (
@@ -123,6 +123,35 @@ def test_12_3_trees_are_everybodys_while_nothing_decides_who_may_do_what():
         teams.set_pool("c", **dict.fromkeys(attributes))
     teams.set_tree(acl=[])
     assert not may(ANN)
+
+
+STAGE: dict[str, Any] = {"nodes_filter": "%true"}
+YOUNG: list[Any] = [
+    SetStage(**STAGE, level="weight"), AdvanceStage(**STAGE), StopStage(**STAGE), RemoveStage(**STAGE),
+    CordonNode("n1"), UncordonNode("n1"), DrainNode("n1"), CordonNode("n2"),
+    ChangeTree(TREE, put(acl_required=True)), ChangeTree(TREE, put(acl=[])), ChangePool(TREE, "c", put(owner="ann")),
+    ChangePool(TREE, "c", put(inherit_acl=False)), CreatePool(TREE, "n", "b", {"acl": []}),
+]  # fmt: skip
+"""What version 0.1 had not."""
+
+
+@pytest.mark.parametrize("command", YOUNG, ids=str)
+def test_the_absence_of_lists_gives_no_power_that_is_younger(command: Any) -> None:
+    teams = Teams(acl_required=False)
+    teams.node("n1")
+    with pytest.raises(CommandError, match=r"only administrators may|for administrators of the scheduler") as caught:
+        check(teams.state, command, ANN)
+    assert caught.value.code == ACCESS_DENIED
+    assert check(teams.state, command, User("root", admin=True)) == "root is an administrator"
+
+
+def test_the_absence_of_lists_gives_what_version_0_1_gave() -> None:
+    teams = Teams(acl_required=False)
+    for command in (
+        ChangePool(TREE, "c", put(color="blue", fair_share_starvation_timeout=5)), RemovePool(TREE, "c"),
+        CreatePool(TREE, "n", "b", {"color": "blue"}), ChangeTree(TREE, put(max_share_ratio=0.5)),
+    ):  # fmt: skip
+        check(teams.state, command, ANN)
 
 
 def tree(*edits: Edit, **values: Any) -> ChangeTree:
