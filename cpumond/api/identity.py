@@ -22,6 +22,7 @@ from cpumond.scheduler.identities import Identities
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
 from cpumond.scheduler.peer import LOCAL_USERS, Accounts
 from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.token_records import TokenRecord
 from cpumond.scheduler.tokens import User, hash_token
 from cpumond.scheduler.users import find_wrong_name
 
@@ -79,7 +80,8 @@ class Gate:
                 "token for everything else",
                 ACCESS_DENIED,
             )
-        user = replace(user, groups=user.groups | self.identities.groups_of(user.name))
+        configured = self.identities.groups_of(user.name)
+        user = replace(user, groups=user.groups | configured, configured_groups=configured)
         if not other or other == user.name:
             return user
         if not user.admin:
@@ -89,15 +91,16 @@ class Gate:
             other,
             admin=self.is_open and not user.token_id,
             groups=self.identities.groups_of(other),
+            configured_groups=self.identities.groups_of(other),
             origin=user.origin,
             acting=user.name,
         )
 
     def find_known(self, name: str) -> User:
         """What is known of a user who sends no request: whether a token makes it an administrator, and its groups."""
-        now = self._scheduler.clock.now()
+        table = self._scheduler.state.tokens
         of_file = [user for _, user in self.identities.tokens or ()]
-        made = [each.make_user() for each in self._scheduler.state.tokens if not each.find_end(now)]
+        made = [table.user_of(each) for each in table if each.user == name and not self._find_end(each)]
         users = [user for user in (*of_file, *made) if user.name == name and not (user.node or user.proxy)]
         return User(
             name,
@@ -155,13 +158,17 @@ class Gate:
         if found is None:
             return None
         record, user = found
-        end = record.find_end(self._scheduler.clock.now())
-        if not end and record.made_with and not self._is_valid(record.made_with):
-            end = f"was made with the token {record.made_with}, which is not valid any more"
-        if end:
+        if end := self._find_end(record):
             text = f"Authentication failed: the token {record.id} {end}; use another one"
             raise CommandError(text, AUTHENTICATION, {"user": record.user})
         return user
+
+    def _find_end(self, record: TokenRecord) -> str:
+        """Why a token of the store is not valid, as the end of a sentence; "" while it is."""
+        end = record.find_end(self._scheduler.clock.now())
+        if not end and record.made_with and not self._is_valid(record.made_with):
+            end = f"was made with the token {record.made_with}, which is not valid any more"
+        return end
 
     def _is_valid(self, token_id: str) -> bool:
         tokens = self.identities.tokens

@@ -73,9 +73,10 @@ def _show(record: TokenRecord, table: TokenTable, in_file: dict[str, User], now:
     elif record.made_with and record.made_with not in in_file:
         maker = table.find_id(record.made_with)
         state = "orphaned" if maker is None or maker.find_end(now) else "valid"
+    groups = sorted(table.user_of(record).groups)
     return TokenView(
-        record.id, record.user, record.role, state, "store", record.pattern, list(record.groups), record.note,
-        record.created_at, record.created_by, record.made_with, record.expires_at, record.revoked_at, record.revoked_by,
+        record.id, record.user, record.role, state, "store", record.pattern, groups, record.note,
+        record.created_at, record.created_by, record.made_with, record.ends_at, record.revoked_at, record.revoked_by,
     )  # fmt: skip
 
 

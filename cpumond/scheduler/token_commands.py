@@ -92,7 +92,7 @@ def prepare_token(tokens: TokenTable, command: TokenCommand, user: User, now: fl
         user=command.user,
         role=command.role,
         pattern=command.pattern,
-        groups=tuple(sorted(set(command.groups))),
+        groups=tuple(sorted(set(command.groups) - (frozenset() if user.admin else user.configured_groups))),
         needs_entry=user.needs_entry,
         note=command.note,
         created_at=now,
@@ -117,7 +117,7 @@ def _prepare_revocation(tokens: TokenTable, command: RevokeToken, user: User, no
 def _find_end(life_s: float | None, maker: TokenRecord | None, now: float) -> float | None:
     """When a token expires: not after the one with which it is made."""
     asked = None if life_s is None else now + life_s
-    bound = None if maker is None else maker.expires_at
+    bound = None if maker is None else maker.ends_at
     return asked if bound is None else bound if asked is None else min(asked, bound)
 
 

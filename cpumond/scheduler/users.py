@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 Role = Literal["admin", "user", "node", "proxy"]
@@ -44,6 +44,8 @@ class User:
     pattern: str = ""
     proxy: bool = False
     groups: frozenset[str] = frozenset()
+    configured_groups: frozenset[str] = field(default=frozenset(), compare=False)
+    """Those of ``groups`` that the scheduler's [groups] put it in, whatever it is known by."""
     token_id: str = ""
     """The first digits of the hash of its token, by which lists and the audit log name the token; "" without one."""
     origin: str = ""

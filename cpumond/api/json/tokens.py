@@ -10,6 +10,7 @@ from cpumond.api.views import Done
 from cpumond.scheduler.model import ACCESS_DENIED, CommandError
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.token_commands import CreateToken, RevokeToken
+from cpumond.scheduler.token_records import GROUPS_LIFE_S
 from cpumond.scheduler.tokens import hash_token, make_token
 from cpumond.scheduler.users import User
 
@@ -47,9 +48,15 @@ class TokenApi:
         record = self._scheduler.state.tokens.find_id(reply.id)
         assert record is not None
         warnings = list(reply.warnings)
-        if record.expires_at is not None and body.expires_s is None:
-            warnings.append(f"it expires with the token {record.made_with}, with which it was made")
-        return NewToken(record.id, token, record.user, record.role, record.expires_at, warnings)
+        end, asked = record.ends_at, None if body.expires_s is None else record.created_at + body.expires_s
+        if end is not None and end != asked:
+            warnings.append(
+                f"it expires with the token {record.made_with}, with which it was made" if record.made_with
+                else f"it expires after {GROUPS_LIFE_S / 86_400:g} days, since you may have left its groups by then"
+            )  # fmt: skip
+        if strange := ", ".join(sorted(set(body.groups) - set(record.groups))):
+            warnings.append(f"in groups that the scheduler's [groups] name it is while they have {name}: {strange}")
+        return NewToken(record.id, token, record.user, record.role, end, warnings)
 
     async def revoke(self, user: User, token_id: str) -> Done:
         """Refuse a token from now on. Raises CommandError."""

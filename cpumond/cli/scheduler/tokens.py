@@ -47,7 +47,11 @@ def token_create_command(
     pattern: str,
     note: str,
 ) -> None:
-    """Make a token of USER (default: of yourself) and print it. It is shown this once."""
+    """Make a token of USER (default: of yourself) and print it. It is shown this once.
+
+    Groups that you give a token of your own hold while you have them: while the scheduler's [groups] or the token that
+    you make it with do. Of an account or a user of a proxy that cannot be asked later: such a token ends after 30 days.
+    """
     body = {"user": user, "role": role, "groups": groups, "expires_s": expires_s, "pattern": pattern, "note": note}
     content = client.request("POST", "/tokens", body)
     made = client.decode(content, NewToken)

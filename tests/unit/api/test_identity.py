@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.requests import Request
 
@@ -14,6 +15,7 @@ from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError,
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import SqliteStore
 from cpumond.scheduler.token_commands import CreateToken, RevokeToken
+from cpumond.scheduler.token_records import GROUPS_LIFE_S
 from cpumond.scheduler.tokens import hash_token, parse_tokens
 from cpumond.scheduler.users import User
 
@@ -106,6 +108,32 @@ async def test_a_token_ends_with_the_one_it_was_made_with(scheduler: Scheduler) 
     assert f"was made with the token {first.id}, which is not valid any more" in refuse(gate, make_request("second"))
     gate.identities.take_over(Identities(parse_tokens("", "tokens")))
     assert "which is not valid any more" in refuse(gate, make_request("third")), "its line is gone from the file"
+
+
+@pytest.mark.parametrize("maker", ["alices", "boss", "account"])
+async def test_an_own_token_has_groups_while_its_user_has_them(scheduler: Scheduler, maker: str) -> None:
+    """By [groups], by the token it was made with, which also an older store has in full, by an account's word."""
+    gate = make_gate(scheduler, FILE, {"ml": ("alice",)}, socket="/s")
+    await scheduler.execute(CreateToken(hash_token("boss"), "alice", groups=("web",)), ADMIN)
+    by_account = make_request(place="unix", account=ALICE)
+    user = gate.find_user(by_account if maker == "account" else make_request(maker))
+    brought = {"alices": set(), "boss": {"web"}, "account": {"staff"}}[maker]
+    assert user.groups == brought | {"ml"}
+
+    made = await scheduler.execute(CreateToken(hash_token("own"), "alice", groups=tuple(user.groups)), user)
+    record = scheduler.state.tokens.find_id(made.id)
+    scheduler.state.tokens.put(
+        msgspec.structs.replace(record, groups=("ml", *record.groups)) if maker == "boss" else record
+    )
+    assert gate.find_user(make_request("own")).groups == brought | {"ml"}
+    gate.identities.take_over(Identities(gate.identities.tokens, {}))
+    assert gate.find_user(make_request("own")).groups == brought
+    assert gate.find_known("alice").groups == brought | {"web"}
+    scheduler.clock.now = lambda: record.created_at + GROUPS_LIFE_S + 1  # type: ignore[method-assign]
+    if maker == "account":
+        assert "expired on 20" in refuse(gate, make_request("own")), "nobody tells what groups an account has later"
+    else:
+        assert gate.find_user(make_request("own")).groups == brought
 
 
 def test_roles(scheduler: Scheduler) -> None:
