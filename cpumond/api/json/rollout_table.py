@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -12,6 +12,10 @@ from cpumond.scheduler.rollout import Budget, CanaryPeriod, NodesFilterText, Rat
 
 PREFIX: Final = "/api/v1"
 _ROLLOUT: Final = PREFIX + "/rollout"
+
+
+MAX_FILTER_CHARS: Final = 2000
+"""Of a formula that anybody may ask about: it is read in the event loop. Stages of longer ones may be there already."""
 
 
 class StageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,6 +29,7 @@ class SetStageBody(StageBody, frozen=True, kw_only=True):
     """What the nodes may do at most, see ``SetStage``. ``canary_ratio``: the share that goes first, 1 for all at once;
     ``canary_period_s``: after so long within the budget all others follow by themselves, null for by hand alone."""
 
+    nodes_filter: Annotated[str, msgspec.Meta(max_length=MAX_FILTER_CHARS)]
     level: StageLevel
     canary_ratio: Ratio = 0.1
     canary_period_s: CanaryPeriod | None = None

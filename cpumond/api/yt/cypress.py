@@ -27,7 +27,7 @@ from cpumond.scheduler.elements import Node
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.node_commands import DrainNode, NodeCommand, UncordonNode
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.settings.attributes import Edit, canonical_name, is_option, read_attribute
+from cpumond.scheduler.settings.attributes import CONFIG, Edit, canonical_name, is_option, read_attribute
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand, SetDefaultTree
 from cpumond.scheduler.settings.values import REMOVE
 from cpumond.scheduler.users import User
@@ -104,13 +104,18 @@ class CypressNode:
     def with_attributes(self, value: Any, attributes: Sequence[str]) -> Any:
         """``value`` with those of the attributes that the node has."""
         found = {}
-        for name in attributes:
+        for name in self.known(attributes):
             try:
                 found[name] = self.attribute((name,))
             except CommandError as error:
                 if error.code != RESOLVE:
                     raise
         return Attributed(value, found) if found else value
+
+    def known(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that may be attributes: the error for each other one would cost more than those."""
+        given = {*self.system(), *self.stored()}
+        return [name for name in names if name in given or name.replace("-", "_") in given]
 
     def system(self) -> dict[str, Callable[[], Any]]:
         """Attributes that every node answers by itself."""
@@ -258,6 +263,11 @@ class PoolParent(CypressNode):
 
     def read_stored(self, keys: Sequence[str]) -> Any:
         return _read_option(self.item, keys)
+
+    def known(self, names: Iterable[str]) -> list[str]:
+        kind: Any = "pool" if isinstance(self.item, PoolConfig) else "tree"
+        given = {*self.system(), *self.stored(), *self.stored().get(CONFIG, ())}
+        return [name for name in names if name.replace("-", "_") in given or canonical_name(kind, name) in given]
 
     def system(self) -> dict[str, Callable[[], Any]]:
         settings = self.item.settings

@@ -19,6 +19,8 @@ from cpumond.api.yt.yson import read_yson
 from cpumond.scheduler.tokens import User
 
 MAX_QUERY_FIELDS = 100
+MAX_NAMES = 256
+"""Of attributes that are asked for, of each of very many objects."""
 _PIECE = re.compile(r"x-yt-parameters-?(\d{1,4})")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 
@@ -142,7 +144,13 @@ def get_names(request: YtRequest, name: str) -> list[str] | None:
         return None
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise YtError(f'{request.command}: parameter "{name}" must be a list of names')
-    return value
+    names = list(dict.fromkeys(value))
+    if len(names) > MAX_NAMES:
+        raise YtError(
+            f'{request.command}: parameter "{name}" has {len(names)} names, more than the limit of {MAX_NAMES}; ask '
+            "for some at a time"
+        )
+    return names
 
 
 def get_number(request: YtRequest, name: str, otherwise: int, most: int) -> int:

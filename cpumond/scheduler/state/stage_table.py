@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import compress
 
 from cpumond.core.levels import Level
 from cpumond.scheduler.rollout import Stage, find_least, find_level
@@ -38,11 +39,17 @@ class StageTable:
         """What a node is told."""
         return find_level(self._list_levels(node_id, tags))
 
-    def find_others(self, name: str, node_id: str, tags: Collection[str]) -> Level | None:
-        """What a node is told by other stages than the one of that filter; None without one."""
-        return find_least(self._list_levels(node_id, tags, name))
+    def find_others(self, name: str, nodes: Sequence[tuple[str, frozenset[str]]]) -> Sequence[Level | None]:
+        """What each node, an id and its tags, is told by other stages than the one of that filter; None without one."""
+        told: list[list[Level | None]] = [[] for _ in nodes]
+        for each, (stage, nodes_filter) in self._stages.items():
+            if each != name:
+                fits = nodes_filter.select([tags for _, tags in nodes])
+                for (node_id, _), levels in compress(zip(nodes, told, strict=True), fits):
+                    levels.append(stage.find_level(node_id))
+        return [find_least(levels) for levels in told]
 
-    def _list_levels(self, node_id: str, tags: Collection[str], without: str = "") -> Iterator[Level | None]:
-        for name, (stage, nodes_filter) in self._stages.items():
-            if name != without and nodes_filter.matches(tags):
+    def _list_levels(self, node_id: str, tags: Collection[str]) -> Iterator[Level | None]:
+        for stage, nodes_filter in self._stages.values():
+            if nodes_filter.matches(tags):
                 yield stage.find_level(node_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import compress
+
 import msgspec
 
 from cpumond.core.errors import ConfigError
@@ -33,18 +35,19 @@ MAX_STAGES = 1000
 def list_nodes(state: Tables, nodes_filter: str) -> list[Node]:
     """The nodes that a filter fits. Raises CommandError for one that is no formula."""
     try:
-        matches = parse_nodes_filter(nodes_filter).matches
+        parsed = parse_nodes_filter(nodes_filter)
     except ConfigError as error:
         raise CommandError(str(error)) from None
-    return [node for node in state.nodes.values() if matches(node.tags)]
+    nodes = list(state.nodes.values())
+    return list(compress(nodes, parsed.select([node.tags for node in nodes])))
 
 
 def list_hosts(state: Tables, nodes_filter: str) -> list[Host]:
     """The nodes that a filter fits, with what they are told. Raises CommandError."""
-    others = state.stages.find_others
+    nodes = list_nodes(state, nodes_filter)
+    others = state.stages.find_others(nodes_filter, [(node.id, node.tags) for node in nodes])
     return [
-        Host(node.id, node.about, node.is_online, node.level, others(nodes_filter, node.id, node.tags))
-        for node in list_nodes(state, nodes_filter)
+        Host(node.id, node.about, node.is_online, node.level, other) for node, other in zip(nodes, others, strict=True)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from scheduler_world import ServedNode, StillClock
 from cpumond.api.yt.commands import LISTED_ATTRIBUTES, YtBackend
 from cpumond.api.yt.cypress import show_in_pieces
 from cpumond.api.yt.orchid import scheduler_orchid
-from cpumond.api.yt.parameters import YtRequest
+from cpumond.api.yt.parameters import MAX_NAMES, YtRequest
 from cpumond.api.yt.transport import COMMANDS
 from cpumond.api.yt.values import Attributed, Uint, YtError
 from cpumond.api.yt.yson import write_yson
@@ -135,6 +136,55 @@ async def test_children_come_with_the_attributes_that_they_have(yt):
     )
     assert await yt.list("//sys/pools", attributes=["weight"]) == [Attributed("a", {"weight": 2.5})]
     assert await yt.list("//sys/pools/a", attributes=["weight"]) == ["b"]
+
+
+def count_steps(work):
+    """Calls of functions, Python's own included, until ``work`` is done: its cost, whatever else the machine does."""
+    steps = 0
+
+    def count(frame, event, argument):
+        nonlocal steps
+        steps += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        asyncio.new_event_loop().run_until_complete(work)
+    finally:
+        sys.setprofile(None)
+    return steps
+
+
+@pytest.mark.parametrize(
+    "names", [[f"a{i}" for i in range(MAX_NAMES)], ["weight"] * 9000, ["type", "weigth", "burst-ram", "nested"] * 2000]
+)
+@pytest.mark.parametrize("path", ["//sys/pool_trees/default", "//sys/cluster_nodes", f"{DEFAULT}/pools"])
+@pytest.mark.parametrize("command", ["list", "get"])
+def test_what_attributes_cost_is_no_product(store, names, path, command):
+    """The names that a node has not are left out before anything is done for each of them."""
+    yt, pools = Client(Scheduler(Rules(), store, StillClock(1e9)), None), 50
+
+    async def ask(*attributes):
+        return await yt.backend(
+            YtRequest(command, {"path": path, "attributes": list(attributes)}, None, User("a", admin=True), "1-2-3-4")
+        )
+
+    async def fill():
+        for number in range(pools):
+            await yt.create_pool(f"p{number}", weight=2.0)
+            await ServedNode(yt.scheduler, 1.0, f"n{number}").register()
+        await yt.scheduler.update_all()
+
+    asyncio.run(fill())
+    plain = count_steps(ask("type"))
+    assert count_steps(ask(*names)) < plain + 20 * len(names) + pools * (10 * len(set(names)) + 200)
+
+
+async def test_only_some_attributes_are_asked_for_at_a_time(yt):
+    names = [f"a{i}" for i in range(MAX_NAMES + 1)]
+    for command, more in (("list", {}), ("get", {}), ("list_operations", {})):
+        asked = yt(command, path="//sys/pools", attributes=names, **more)
+        await error_of(asked, said=f'"attributes" has {MAX_NAMES + 1} names, more than the limit of {MAX_NAMES}')
+    assert await yt.list("//sys/pools", attributes=["a"] * 9000) == []
 
 
 async def test_a_list_is_cut_at_max_size(yt):
