@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -12,7 +13,7 @@ from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.state import State
-from cpumond.scheduler.why.causes import Cause, Causes
+from cpumond.scheduler.why.causes import Cause, Causes, find_shown_state
 
 
 class PoolTrends(View, frozen=True):
@@ -44,9 +45,11 @@ class OperationGroup(msgspec.Struct):
 
 
 class OperationGroups(View, frozen=True):
-    """The groups: who wants most first, then those that want nothing. An operation of several trees counts in each."""
+    """The groups: who wants most first, then those that want nothing. An operation of several trees counts in each.
+    ``states``: live operations by their ``shown_state``, each once."""
 
     groups: list[OperationGroup]
+    states: dict[str, int]
 
 
 class PreemptionGroup(View, frozen=True):
@@ -85,6 +88,7 @@ class OperationCounts:
         self._state = state
         self._causes = causes
         self._groups: dict[tuple[Cause | str, str], OperationGroup] = {}
+        self._states: Counter[str] = Counter()
 
     def add(self, records: Iterable[OperationRecord]) -> None:
         """Count some operations."""
@@ -94,10 +98,11 @@ class OperationCounts:
                 if record.is_finished:
                     self._ended(record.state).operations += 1
                 continue
+            self._states[find_shown_state(record, live)] += 1
             for name, element in live.elements.items():
                 if name not in self._causes:
                     continue
-                cause, wanted_cores = self._causes[name].of(element)
+                cause, wanted_cores, _ = self._causes[name].of(element)
                 group = self._groups.get((cause, name)) or self._group(cause, name)
                 group.operations += 1
                 group.limit_cores += element.usage[CPU]
@@ -108,7 +113,7 @@ class OperationCounts:
     def finish(self) -> OperationGroups:
         """What was counted."""
         groups = sorted(self._groups.values(), key=lambda each: (-each.wanted_cores, each.tree == "", -each.operations))
-        return OperationGroups(groups)
+        return OperationGroups(groups, dict(self._states))
 
     def _group(self, cause: Cause, tree: str) -> OperationGroup:
         made = OperationGroup(cause.key, cause.kind, tree, cause.pool, cause.text)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 from cpumond.api.figures import View
 from cpumond.api.tables import CoreSums
 from cpumond.core.words import count
-from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, greatest, subtract
+from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, greatest, subtract
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.placement import find_stuck_tasks
 from cpumond.scheduler.elements import Tree
@@ -17,6 +18,7 @@ from cpumond.scheduler.history.model import HistoryStatus
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.settings.validation import find_overcommit, find_warnings
 from cpumond.scheduler.state import State
+from cpumond.scheduler.why.causes import find_shown_state
 from cpumond.scheduler.why.idle import IdleParts, IdleReport
 
 
@@ -94,9 +96,8 @@ def _node_alerts(state: State, now: float) -> Iterator[Alert]:
 
 
 def _operation_alerts(state: State, rights: Rights | None) -> Iterator[Alert]:
-    nodes: dict[tuple[str, ...], frozenset[Vector]] = {}
     live = (each for each in state.operations.values() if rights is None or rights.may_read(each.record))
-    stuck = ((each.id, sentences) for each in live if (sentences := find_stuck_tasks(each, nodes)))
+    stuck = ((each.id, sentences) for each in live if (sentences := find_stuck_tasks(each)))
     for operation_id, sentences in itertools.islice(stuck, MOST_OPERATION_ALERTS):
         message = f"operation {operation_id}: {'; '.join(sentences)}"
         yield Alert("job_fits_no_node", "warning", operation_id, message)
@@ -123,10 +124,13 @@ class Counts(View, frozen=True):
     online_nodes: int
     pending_operations: int
     running_operations: int
+    """That hold a place to run, with jobs or without."""
     finished_operations: int
     active_jobs: int
     stopping_jobs: int
     preemptions: dict[str, int]
+    shown_states: dict[str, int]
+    """Live operations by their ``shown_state``."""
 
 
 class RequestTiming(View, frozen=True):
@@ -226,6 +230,7 @@ def count_all(state: State) -> Counts:
         active_jobs=sum(len(node.jobs) for node in state.nodes.values()),
         stopping_jobs=sum(len(node.stopping) for node in state.nodes.values()),
         preemptions=preemptions,
+        shown_states=Counter(find_shown_state(each.record, each) for each in state.operations.values()),
     )
 
 

@@ -49,7 +49,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.rights import AccessEntry
 from cpumond.scheduler.state import State
-from cpumond.scheduler.why.causes import Causes
+from cpumond.scheduler.why.causes import Causes, ShownState, find_shown_state
 
 V = TypeVar("V", bound="OperationView")
 
@@ -118,6 +118,8 @@ class OperationView(View, frozen=True):
     title: str
     alias: str
     state: OperationState
+    shown_state: ShownState
+    """``state`` as it is shown: one that runs without a job waits, and one that no node can hold cannot start."""
     suspended: bool
     start_time: float
     finish_time: float | None
@@ -126,7 +128,7 @@ class OperationView(View, frozen=True):
     jobs: JobTotals
     trees: dict[str, OperationInTree]
     forecast: Outlook | None
-    """When it will start and end, as last foretold; null for one that has ended, and before it is foretold."""
+    """When it will start and end, as last foretold; null for one that has ended or cannot start, and before that."""
 
 
 class OperationDetails(OperationView, frozen=True):
@@ -268,13 +270,15 @@ def _show_record(
     live = state.operations.get(record.id)
     looks = {} if looks is None else looks
     trees = {} if live is None else {name: _in_tree(each, now, places, looks) for name, each in live.elements.items()}
+    shown_state = find_shown_state(record, live)
     return make_view(
         kind,
         record,
+        shown_state=shown_state,
         pools={name: options.pool for name, options in record.trees.items()},
         jobs=count_jobs(record, live),
         trees=trees,
-        forecast=show_outlook(state, record.id),
+        forecast=None if shown_state == "cannot start" else show_outlook(state, record.id),
         **more,
     )
 
@@ -307,7 +311,7 @@ def _in_tree(element: OperationElement, now: float, places: Places, looks: dict[
     look = looks.get(element.tree)
     if look is None:
         look = looks[element.tree] = Causes(element.tree)
-    cause = look.of(element).cause
+    waiting = look.of(element)
     return make_view(
         OperationInTree,
         element,
@@ -317,8 +321,8 @@ def _in_tree(element: OperationElement, now: float, places: Places, looks: dict[
         job_count=len(element.jobs),
         satisfaction_ratio=satisfied if math.isfinite(satisfied) else None,
         deactivations=dict(element.deactivations),
-        cause=cause.key,
-        why=cause.text,
+        cause=waiting.cause.key,
+        why=waiting.text,
         **show_shares(element, now),
     )
 

@@ -7,6 +7,7 @@ and to its node at once (semantics.md 8).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,6 +31,7 @@ from cpumond.scheduler.model import (
     TreeConfig,
     to_vector,
 )
+from cpumond.scheduler.node_sizes import NodeSizes
 from cpumond.scheduler.settings.preemption_rules import PreemptionRules
 
 SchedulingStatus = Literal["normal", "below_min_share", "below_fair_share"]
@@ -192,6 +194,10 @@ class OperationElement(Element):
         self.entry: fairshare.Operation | None = None
         """As a pool's; None when the next snapshot needs a new one."""
 
+    def tell_unplaceable(self) -> str:
+        """Why no node of the tree can hold any of its jobs still to be started, of a gang all; "" where one can."""
+        return self.tree.sizes.tell_unplaceable(self.operation.needed_orders, self.operation.record.is_gang)
+
 
 class Operation:
     """An operation: its record, what it still needs, its elements by tree."""
@@ -219,6 +225,11 @@ class Operation:
     def needed_job_count(self) -> int:
         """Jobs still to be started: FIFO's ``pending_job_count`` (4)."""
         return sum(self.needed.values())
+
+    @property
+    def needed_orders(self) -> list[tuple[Vector, int]]:
+        """What jobs still to be started order, and how many of each task there are."""
+        return [(task.resources, self.needed[task.name]) for task in self.next_tasks()]
 
     def next_tasks(self) -> Iterator[Task]:
         """Tasks that need a job, in the order of the specification."""
@@ -418,7 +429,7 @@ class Tree:
 
     __slots__ = (
         "config", "root", "pools", "operations", "nodes", "total", "queue", "changed", "errors", "update_count",
-        "updated_at", "point_began_at", "trial",
+        "updated_at", "point_began_at", "trial", "_sizes",
     )  # fmt: skip
 
     def __init__(self, config: TreeConfig) -> None:
@@ -442,6 +453,7 @@ class Tree:
         """When the point of the history began that is being gathered; 0 without a history."""
         self.trial: dict[Arm, TrialArm] = {}
         """Empty where no host has a control group."""
+        self._sizes: NodeSizes | None = None
 
     @property
     def name(self) -> str:
@@ -452,6 +464,14 @@ class Tree:
         total = sum_vectors([node.counted_capacity for node in self.nodes.values()])
         if total != self.total:
             self.total = total
+        self._sizes = None
+
+    @property
+    def sizes(self) -> NodeSizes:
+        """What jobs may order at most, by the nodes of the last ``sum_total``."""
+        if self._sizes is None:
+            self._sizes = NodeSizes(Counter(node.capacity for node in self.nodes.values()))
+        return self._sizes
 
 
 def start_job(job: Job) -> None:

@@ -90,14 +90,11 @@ def test_what_is_odd_about_a_specification_is_told_at_the_start(scheduler, node)
             'pool "resaerch" did not exist in pool tree "default": an ephemeral one was made under <Root>; did you '
             'mean "research"?'
         ),
-        (
-            'task "t": none of its jobs can start, no node can hold one: it orders 64 cpu (the most that a node has: '
-            "8 cpu)"
-        ),
+        'no job of task "t" can start: 64 cores, largest node 8',
     ]
     operation = answer["id"]
     assert attribute(scheduler, operation, "unrecognized_spec") == {"wieght": 2, "tasks": {"t": {"job_timelimit": 5}}}
-    assert "64 cpu" in attribute(scheduler, operation, "alerts")["job_fits_no_node"]["message"]
+    assert "64 cores" in attribute(scheduler, operation, "alerts")["job_fits_no_node"]["message"]
     assert ("job_fits_no_node", operation) in alerts(scheduler)
     assert "64 cpu" in scheduler.get(f"operations/{operation}")["alerts"][0]
     larger = PlayedNode(scheduler, "n2", cpu=100.0)

@@ -20,7 +20,7 @@ PURE = (
         f"scheduler.{name}"
         for name in (
             "model", "users", "rights", "access", "required", "token_records", "token_commands", "node_commands",
-            "events", "elements", "operations", "resulting", "settings", "decide", "state", "why", "lead",
+            "events", "elements", "node_sizes", "operations", "resulting", "settings", "decide", "state", "why", "lead",
             "rollout", "history.model", "history.collector", "history.series", "history.spread", "history.report",
             "history.chunks", "history.extras", "history.savings",
             "forecast.model", "forecast.forward", "forecast.load", "forecast.calibration",

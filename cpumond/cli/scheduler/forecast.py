@@ -43,7 +43,8 @@ def when_command(client: SchedulerClient, operation: str) -> None:
     now = time.time()
     for line in tell_forecast(found, now):
         print_text(line)
-    print_text(f"as of {format_span(max(now - found.as_of, 0.0))} ago, from {count(found.runs, 'run')} ahead")
+    if found.runs:
+        print_text(f"as of {format_span(max(now - found.as_of, 0.0))} ago, from {count(found.runs, 'run')} ahead")
 
 
 def tell_forecast(found: Forecast, now: float) -> list[str]:

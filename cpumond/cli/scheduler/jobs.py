@@ -25,7 +25,10 @@ from cpumond.core.wire import MAX_LOG_BYTES, LogStream
 from cpumond.core.words import show_cores, show_name, show_number, show_time
 
 JOB_STATES: Final = ("starting", "running", "stopping", "completed", "failed", "aborted", "lost")
-STYLES: Final = {"failed": "red", "aborted": "yellow", "lost": "red", "pending": "yellow", "completed": "dim"}
+STYLES: Final = {
+    "failed": "red", "aborted": "yellow", "lost": "red", "pending": "yellow", "completed": "dim", "waiting": "yellow",
+    "cannot start": "red",
+}  # fmt: skip
 
 
 @click.command("jobs", epilog="Example: cpumond operation jobs 1a-2b-3c-4d --state failed")

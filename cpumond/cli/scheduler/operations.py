@@ -78,7 +78,7 @@ def operation_list_command(
 
 def _operation_rows(operation: OperationView, now: float) -> list[list[Cell]]:
     jobs = operation.jobs
-    state = operation.state + (", suspended" if operation.suspended else "")
+    state = operation.shown_state + (", suspended" if operation.suspended else "")
     rows: list[list[Cell]] = []
     for tree, pool in operation.pools.items():
         part = operation.trees.get(tree)
@@ -87,7 +87,7 @@ def _operation_rows(operation: OperationView, now: float) -> list[list[Cell]]:
         rows.append(
             [
                 show_name(operation.id),
-                (state, STYLES.get(operation.state, "")),
+                (state, STYLES.get(operation.shown_state, "")),
                 show_name(operation.user),
                 show_name(where),
                 str(jobs.active if part is None else part.job_count),
@@ -106,12 +106,16 @@ def _operation_rows(operation: OperationView, now: float) -> list[list[Cell]]:
 
 def _show_start(operation: OperationView, now: float) -> str:
     told = operation.forecast
+    if operation.shown_state == "cannot start":
+        return "never"
     return "" if told is None else show_start(told.start_p10, told.start_p50, told.start_p90, now)
 
 
 def _describe_part(part: OperationInTree | None) -> Cell:
     if part is None:
         return ""
+    if part.cause == "cannot_start":
+        return (show_name(part.why), "red")
     if part.queue_place is not None:
         return (f"number {part.queue_place} in the queue", "yellow")
     return show_state(part.starvation_status, part.starves_in_s)
@@ -142,7 +146,7 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
         ("title", show_name(answer.title)),
         ("alias", show_name(answer.alias)),
         ("user", show_name(answer.user)),
-        ("state", answer.state + (", suspended" if answer.suspended else "")),
+        ("state", answer.shown_state + (", suspended" if answer.suspended else "")),
         ("error", show_name(answer.error)),
         ("time limit", "" if answer.time_limit is None else format_span(answer.time_limit / 1e3)),
         ("started", show_time(answer.start_time)),

@@ -8,13 +8,14 @@ from heapq import heapify, heappop, heapreplace
 from typing import Final, NamedTuple
 
 from cpumond.fairshare.resources import ZERO, Vector, add, dominates, subtract, sum_vectors
-from cpumond.scheduler.decide.placement import fits, fits_orders, has_spare, may_start_within
+from cpumond.scheduler.decide.placement import fits_orders, has_spare, may_start_within
 from cpumond.scheduler.decide.preemption import tell_victims
 from cpumond.scheduler.decide.snapshot import element_name, room_left
 from cpumond.scheduler.decide.swap import Candidate, Losses, Stage, Swap, TargetPriority
 from cpumond.scheduler.decide.victims import ROUNDING, as_vector, room_below_limits
 from cpumond.scheduler.elements import Job, Node, OperationElement
 from cpumond.scheduler.model import Task
+from cpumond.scheduler.node_sizes import fits
 
 MOST_STEPS: Final = 2000
 """How many ways to place a gang of several tasks are tried beyond the simple ones."""

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
-from cpumond.fairshare.explain import show_amount
-from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates, share, subtract
+from cpumond.fairshare.resources import CPU, ZERO, Vector, share, subtract
 from cpumond.scheduler.decide.snapshot import element_name, fifo_order, room_left
 from cpumond.scheduler.elements import OUTSIDE, Element, Job, Node, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import OperationRecord, Task
+from cpumond.scheduler.node_sizes import ROUNDING, fits
 
 SHARE_EPS = 1e-9
 """Shares that differ by less count as equal: sums of floats are inexact."""
-ROUNDING = 1e-9
 NEVER = float("inf")
 MAX_TOLD = 10
 """How many tasks of one operation are named in warnings."""
@@ -226,53 +225,30 @@ class ServiceOrder:
             child, pool = pool, pool.parent
 
 
-def fits(room: Vector, wanted: Vector) -> bool:
-    """Whether ``wanted`` fits into ``room``, up to the rounding of sums of floats."""
-    return dominates(room, wanted) or all(w <= r + ROUNDING * max(w, 1.0) for r, w in zip(room, wanted, strict=True))
+def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Collection[Tree]) -> list[str]:
+    """Sentences about tasks of which no node of these trees could hold a job even if it were empty, or about a gang
+    that no tree could hold at once; ``jobs``: how many of each task. Empty where a tree has no node at all."""
+
+    def tell(told: list[str]) -> str:
+        return told[0] if told and all(told) else ""
+
+    needed, found = list(jobs), list[str]()
+    for task, _ in needed:
+        excess = tell([tree.sizes.tell_excess(task.resources) for tree in trees])
+        if excess and len(found) == MAX_TOLD:
+            return [*found, "and others"]
+        found += [f'no job of task "{task.name}" can start: {excess}'] if excess else []
+    if is_gang and not found:
+        orders = [(task.resources, number) for task, number in needed]
+        excess = tell([tree.sizes.tell_gang_excess(orders) for tree in trees])
+        found += [f"the gang cannot start: {excess}"] if excess else []
+    return found
 
 
-def node_capacities(trees: Iterable[Tree]) -> frozenset[Vector]:
-    """The capacities of the nodes of these trees, each once."""
-    return frozenset(node.capacity for tree in trees for node in tree.nodes.values())
-
-
-def find_too_large(tasks: Iterable[Task], nodes: Collection[Vector]) -> list[str]:
-    """Sentences about tasks of which no node could hold a job even if it were empty; ``nodes``: ``node_capacities``.
-
-    Empty where there is no node at all.
-    """
-    told: list[str] = []
-    for task in tasks:
-        if not nodes or any(fits(node, task.resources) for node in nodes):
-            continue
-        if len(told) == MAX_TOLD:
-            return [*told, "and others"]
-        most = tuple(max(amounts) for amounts in zip(*nodes, strict=True))
-        over = [r for r, wanted in enumerate(task.resources) if wanted > most[r]]
-        if over:
-            what = ", ".join(f"{_tell(task.resources, r)} (the most that a node has: {_tell(most, r)})" for r in over)
-        else:
-            what = ", ".join(_tell(task.resources, r) for r, x in enumerate(task.resources) if x) + " together"
-        told.append(f'task "{task.name}": none of its jobs can start, no node can hold one: it orders {what}')
-    return told
-
-
-def find_stuck_tasks(live: Operation, nodes: dict[tuple[str, ...], frozenset[Vector]] | None = None) -> list[str]:
-    """``find_too_large`` for a live operation: of its tasks that have jobs to start and none that lives.
-
-    ``nodes`` caches the capacities of the trees' nodes from one call to the next.
-    """
-    tasks = [task for task in live.next_tasks() if not live.active.get(task.name)]
-    if not tasks:
-        return []
-    trees, known = tuple(live.elements), {} if nodes is None else nodes
-    if trees not in known:
-        known[trees] = node_capacities(element.tree for element in live.elements.values())
-    return find_too_large(tasks, known[trees])
-
-
-def _tell(amounts: Sequence[float], resource: int) -> str:
-    return f"{show_amount(resource, amounts[resource])} {RESOURCES[resource]}"
+def find_stuck_tasks(live: Operation) -> list[str]:
+    """``find_unplaceable`` for a live operation: of its tasks that have jobs to start and none that lives."""
+    jobs = [(task, live.needed[task.name]) for task in live.next_tasks() if not live.active.get(task.name)]
+    return find_unplaceable(jobs, live.record.is_gang, [each.tree for each in live.elements.values()])
 
 
 def fits_orders(unordered_cores: float, cores: float) -> bool:

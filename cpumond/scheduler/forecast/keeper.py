@@ -31,6 +31,7 @@ from cpumond.scheduler.required import check
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.users import User
+from cpumond.scheduler.why.causes import find_excess, tell_cannot_start
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -137,6 +138,10 @@ class Forecasts:
         """The forecast of an operation. Raises CommandError: it has ended; nothing is foretold of it yet."""
         if record.is_finished:
             raise CommandError(f"operation {record.id} has ended: it is {record.state}")
+        now = self._now()
+        if excess := find_excess(self._state.operations.get(record.id)):
+            line = f"never, as things are: it {tell_cannot_start(excess)}"
+            return Forecast(operation_id=record.id, as_of=now, horizon=now, runs=0, lines=[line])
         found = self.read(record.id)
         if found is None:
             raise CommandError(

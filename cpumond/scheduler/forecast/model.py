@@ -26,7 +26,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     horizon: float
     """Until when was looked."""
     runs: int
-    """How often the state was run ahead."""
+    """How often the state was run ahead; 0 for one that can never start as things are."""
     lines: list[str] = []
 
 

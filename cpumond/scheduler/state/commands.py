@@ -233,7 +233,8 @@ def _prepare_start(
         acl=asked.acl,
     )
     told += find_idle_monitor_options(asked.job_cpu_monitor)
-    told += placement.find_too_large(asked.tasks, placement.node_capacities(state.trees[name] for name in chosen))
+    jobs = [(task, task.job_count) for task in asked.tasks]
+    told += placement.find_unplaceable(jobs, asked.is_gang, [state.trees[name] for name in chosen])
     warnings = (*operations.unrecognized_warnings(command.spec), *map(str, refused), *told)
     return Transaction(operations=(record,), id=record.id, warnings=warnings)
 

@@ -11,15 +11,18 @@ from typing import Final, Literal, NamedTuple
 from cpumond.fairshare.resources import CPU, UNLIMITED, Vector
 from cpumond.scheduler.decide.admission import find_full
 from cpumond.scheduler.decide.placement import ONLY_RECLAIMED
-from cpumond.scheduler.elements import OperationElement, PoolElement, Tree, usage_share
+from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, Tree, usage_share
+from cpumond.scheduler.model import OperationRecord, OperationState
 
 CauseKind = Literal[
-    "working", "suspended", "pool_full", "queue", "no_nodes", "gang", "limit", "reclaimed", "share", "room"
+    "cannot_start", "working", "suspended", "pool_full", "queue", "no_nodes", "gang", "limit", "reclaimed", "share",
+    "room",
 ]  # fmt: skip
 
 SAME: Final = 1e-6
 
 _TEXTS: Final[dict[CauseKind, str]] = {
+    "cannot_start": "cannot start: no node of the tree is large enough, or a gang is too large for all of them",
     "working": "all jobs are started",
     "suspended": "suspended: no job is started until that is taken back",
     "pool_full": "pool {pool} is full: as many operations run in it as may (max_running_operation_count)",
@@ -56,9 +59,41 @@ class Waiting(NamedTuple):
 
     cause: Cause
     wanted_cores: float = 0.0
+    detail: str = ""
+    """What is too large, where it cannot start."""
+
+    @property
+    def text(self) -> str:
+        """It as a sentence, of this operation."""
+        return tell_cannot_start(self.detail) if self.detail else self.cause.text
+
+
+def tell_cannot_start(excess: str) -> str:
+    """The sentence, in all places the same, for what no node can hold."""
+    return f"cannot start: {excess}"
 
 
 _FIXED: Final = {kind: Waiting(Cause(kind)) for kind in _TEXTS}
+
+
+ShownState = Literal[OperationState, "waiting", "cannot start"]
+
+
+def find_excess(live: Operation | None) -> str:
+    """What no tree of an operation without a job can hold, as ``tell_cannot_start`` takes it; "" where one can."""
+    if live is None or not live.needed or live.active_job_count:
+        return ""
+    told = [each.tell_unplaceable() for each in live.elements.values()]
+    return told[0] if told and all(told) else ""
+
+
+def find_shown_state(record: OperationRecord, live: Operation | None) -> ShownState:
+    """The state of an operation in words: as recorded, but where it holds a place to run and has no job."""
+    if live is None or live.active_job_count:
+        return record.state
+    if find_excess(live):
+        return "cannot start"
+    return "waiting" if record.state == "running" else record.state
 
 
 class Causes:
@@ -94,6 +129,8 @@ class Causes:
                 wanted += task.resources[CPU] * count
         if first is None:
             return _FIXED["working"]
+        if excess := element.tell_unplaceable():
+            return Waiting(_FIXED["cannot_start"].cause, wanted, excess)
         return Waiting(self._find_cause(element, first.resources), wanted)
 
     def _find_cause(self, element: OperationElement, wanted: Vector) -> Cause:

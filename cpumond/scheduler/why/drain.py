@@ -7,9 +7,10 @@ import msgspec
 from cpumond.fairshare.resources import CPU, Vector, subtract
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.cost import lost_core_seconds
-from cpumond.scheduler.decide.placement import fits, fits_orders, has_spare, may_start_within
+from cpumond.scheduler.decide.placement import fits_orders, has_spare, may_start_within
 from cpumond.scheduler.decide.victims import start_order
 from cpumond.scheduler.elements import Job, Node
+from cpumond.scheduler.node_sizes import fits
 
 
 class DrainedJob(msgspec.Struct, frozen=True):

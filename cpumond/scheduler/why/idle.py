@@ -17,6 +17,7 @@ from cpumond.core.measures import count_cores
 from cpumond.core.words import count, show_cores
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.state import State
+from cpumond.scheduler.why.causes import tell_cannot_start
 from cpumond.scheduler.why.foretell import foretell
 from cpumond.scheduler.why.idle_material import Material, take_material
 from cpumond.scheduler.why.idle_search import Found, Search, search
@@ -93,6 +94,9 @@ class IdleReport(msgspec.Struct, frozen=True):
     outside_cores: float
     causes: list[IdleCause]
     held_by_pool: dict[str, float]
+    too_large_operations: int = 0
+    """That no node of the tree can hold; ``too_large``: what is, of one of them."""
+    too_large: str = ""
 
 
 def find_idle(state: State, tree: Tree, now: float) -> IdleReport:
@@ -127,7 +131,7 @@ def make_report(material: Material, unmet: Sequence[Remedy] = (), known: Known |
     causes += _make_refusal_causes(material, parts.without_work)
     report = IdleReport(
         material.tree, "", "", material.at, parts, found.waiting, len(base.left), found.outside, causes,
-        _held_by_pool(found),
+        _held_by_pool(found), len(material.too_large), next(iter(material.too_large), ""),
     )  # fmt: skip
     return msgspec.structs.replace(report, sentence=tell(report))
 
@@ -242,7 +246,14 @@ def idle_reasons(report: IdleReport) -> dict[str, float]:
 
 
 def tell(report: IdleReport) -> str:
-    """The report in one sentence: how much is idle, what is most in the way, what to do."""
+    """The report in one sentence: what can never start, how much is idle, what is most in the way, what to do."""
+    told, number = _tell_idle(report), report.too_large_operations
+    if not number:
+        return told
+    return f"{count(number, 'operation')} {tell_cannot_start(report.too_large)}{', and more' * (number > 1)}; {told}"
+
+
+def _tell_idle(report: IdleReport) -> str:
     parts, waiting = report.parts, count(report.waiting_operations, "operation")
     wait = "waits" if report.waiting_operations == 1 else "wait"
     if report.causes:

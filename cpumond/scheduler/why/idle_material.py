@@ -144,6 +144,8 @@ class Material:
     outside: list[NodeRoom] = field(default_factory=list)
     """Nodes of no tree, of several, and those of trees where nothing waits."""
     split: Split = field(default_factory=Split)
+    too_large: list[str] = field(default_factory=list)
+    """Of each operation that no node can hold, what is too large."""
 
     @property
     def operations(self) -> Iterator[WaitingOperation]:
@@ -163,6 +165,7 @@ def take_material(state: State, tree: Tree, now: float) -> Iterator[Material]:
         for start in range(0, len(elements), TAKEN_AT_ONCE):
             some = elements[start : start + TAKEN_AT_ONCE]
             target.extend(_take_operations(some, places, target is taken.queue))
+            taken.too_large += filter(None, (each.tell_unplaceable() for each in some))
             yield taken
     nodes = list(state.nodes.values())
     quiet = {name for name, each in state.trees.items() if each is not tree and not _has_waiting(each)}

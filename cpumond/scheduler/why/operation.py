@@ -23,9 +23,10 @@ from cpumond.scheduler.decide.placement import ONLY_RECLAIMED, wants_jobs
 from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand
 from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
-from cpumond.scheduler.elements import Element, OperationElement, PoolElement, usage_share
+from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement, usage_share
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.state import State
+from cpumond.scheduler.why.causes import find_shown_state, tell_cannot_start
 
 Amounts = dict[str, float]
 
@@ -82,7 +83,7 @@ def explain_operation(
         of_it = [each for each in records if record.id in (each.operation_id, each.preemptor_operation_id)]
         records = [seen for each in of_it if (seen := rights.see_preemption(each)) is not None]
     taken, given = _find_preemptions(records, record.id)
-    lines = [_tell_state(record, now)]
+    lines = [_tell_state(record, live, now)]
     if live is None:
         lines += _tell_counts(record)
     elif live.record.suspended:
@@ -104,10 +105,12 @@ def name_operations(state: State, lines: Iterable[str]) -> list[str]:
     return [re.sub(rf"{OPERATION_PREFIX}+([0-9A-Za-z-]+)(, fair_share pool:)?", show, line) for line in lines]
 
 
-def _tell_state(record: OperationRecord, now: float) -> str:
+def _tell_state(record: OperationRecord, live: Operation | None, now: float) -> str:
     subject = f"operation {record.id}"
     if not record.is_finished:
-        return f"{subject} is {record.state}, {format_span(now - record.start_time)} after its start"
+        state = find_shown_state(record, live)
+        is_state = state if state == "cannot start" else f"is {state}"
+        return f"{subject} {is_state}, {format_span(now - record.start_time)} after its start"
     ended = record.finish_time or record.start_time
     text = f"{subject} is {record.state}: it ended {format_span(now - ended)} ago, "
     text += f"{format_span(ended - record.start_time)} after its start"
@@ -132,6 +135,12 @@ def _explain_in_tree(
     pool = element.parent
     assert pool is not None
     rule, told = shares or ("", ())
+    if excess := element.tell_unplaceable():
+        what, remedy = "what is left of it" if element.jobs else "it", "smaller jobs, or add a node that holds them"
+        if element.operation.record.is_gang:
+            remedy = "fewer or smaller jobs, or add nodes"
+        cannot = f"{what} {tell_cannot_start(excess)}; start it again with {remedy}"
+        return TreeAnswer(element.tree.name, pool.name, element.is_running, rule, [cannot, *_tell_share(element)])
     if not element.is_running:
         return TreeAnswer(element.tree.name, pool.name, False, "", [*_tell_queue(element), *_tell_path(element)])
     lines = [*_tell_share(element), *told, *_tell_limits(element), *_tell_starvation(element, now, preemptions_left)]

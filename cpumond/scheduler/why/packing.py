@@ -27,7 +27,8 @@ from cpumond.fairshare.resources import (
     subtract,
     sum_vectors,
 )  # fmt: skip
-from cpumond.scheduler.decide.placement import ROUNDING, fits, satisfaction_of
+from cpumond.scheduler.decide.placement import satisfaction_of
+from cpumond.scheduler.node_sizes import ROUNDING, fits
 from cpumond.scheduler.why.idle_material import Material, NodeRoom, PoolRoom, WaitingOperation, is_subpool
 
 SCARCE: Final = ("user_slots", "gpu", "memory", "network")

@@ -17,21 +17,22 @@ export const mine = {
   async load(_, { signal }) {
     const me = await get("/me", { signal });
     const asked = (more) => get(`/operations${query({ user: me.user, ...more })}`, { signal });
-    const [live, running, groups, rights, ...ended] = await Promise.all([
-      asked({ state: "live", limit: LIVE }), asked({ state: "running", limit: 1 }), get(`/operation_groups${query({ user: me.user })}`, { signal }), readRights(),
+    const [live, groups, rights, ...ended] = await Promise.all([
+      asked({ state: "live", limit: LIVE }), get(`/operation_groups${query({ user: me.user })}`, { signal }), readRights(),
       ...["completed", "failed", "aborted"].map((state) => asked({ state, limit: ENDED })),
     ]);
     const last = ended.flatMap(({ operations }) => operations).sort((a, b) => b.finish_time - a.finish_time).slice(0, ENDED);
-    return { me, live, running: running.total, groups: groups.groups.filter(({ tree }) => tree), rights, last };
+    return { me, live, states: groups.states, groups: groups.groups.filter(({ tree }) => tree), rights, last };
   },
-  view({ me, live, running, groups, rights, last }, _, app) {
+  view({ me, live, states, groups, rights, last }, _, app) {
     const sum = (name) => groups.reduce((all, group) => all + group[name], 0);
     const figure = (name, text) => h("div.card", { key: name }, h("div.figure-number", text), h("div.figure-name", name));
     return [
       h("div.heading", h("h1", "My work"), h("span.muted", `of ${me.user}`), h("div.actions", operationsActions(app, rights))),
       live.total + last.length === 0
         ? h("p.note", `No operation of ${me.user} is known. Start one here, or with `, h("code", "cpumond run COMMAND"), ".")
-        : h("div.cards.figures", figure("running", number(running, 6)), figure("waiting to run", number(Math.max(live.total - running, 0), 6)),
+        : h("div.cards.figures", figure("running", number(states.running ?? 0, 6)), figure("waiting to run", number((states.pending ?? 0) + (states.waiting ?? 0), 6)),
+          states["cannot start"] ? figure("cannot start", number(states["cannot start"], 6)) : null,
           figure("cores in use", cores(sum("limit_cores"))), figure("cores wanted besides", cores(sum("wanted_cores")))),
       h("section.part", { "aria-labelledby": "live-title" }, h("h2", { id: "live-title" }, "Running and waiting"),
         table({ caption: "Your operations that run or wait", columns: COLUMNS, rows: live.operations, rowKey: (o) => o.id, stacked: true, empty: "None." }),
@@ -62,7 +63,7 @@ const COLUMNS = [
   { title: "Pool", cell: poolLinks },
   { title: "What holds it", cell: (o) => h("a.sentence", { href: to("operations", o.id, { tab: "why" }) }, whys(o)) },
   { title: "Jobs", align: "right", help: "Active, and to start", cell: (o) => `${number(o.jobs.active, 6)} + ${number(o.jobs.pending, 6)}` },
-  { title: "Starts", align: "right", help: "As last foretold, by the middle one of many runs ahead", cell: (o) => (o.state === "running" ? h("span.muted", "runs") : foretold(o.forecast, "start")) },
+  { title: "Starts", align: "right", help: "As last foretold, by the middle one of many runs ahead", cell: (o) => (["running", "cannot start"].includes(o.shown_state) ? h("span.muted", o.shown_state === "running" ? "runs" : "never, as things are") : foretold(o.forecast, "start")) },
   { title: "Ends", align: "right", help: "As last foretold, by the middle one of many runs ahead", cell: (o) => foretold(o.forecast, "end") },
 ];
 

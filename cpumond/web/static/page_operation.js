@@ -21,7 +21,7 @@ const PAGE = 50;
 const PATIENCE_MS = 500;
 const WHY_MS = 4000;
 // Sentences of /why that say what keeps an operation from its demand; the first that matches is shown.
-const HINDRANCES = [/^no node that is online can hold/, /has no node that is online/, / is full: /, /it is suspended/, /limits leave no room/,
+const HINDRANCES = [/ cannot start: /, /^no node that is online can hold/, /has no node that is online/, / is full: /, /it is suspended/, /limits leave no room/,
   /are protected by their number/, /^no node has room/, / and starves/];
 
 export const operation = {
@@ -129,7 +129,7 @@ function treeCard(o, tree, pool) {
     ["Demand", amounts(part.demand)],
     ["Satisfaction", part.satisfaction_ratio === null ? "–" : h("span",
       { title: "How much of its fair share it uses; 100 % is exactly the fair share" }, percent(part.satisfaction_ratio))],
-    ["Status", state ? badge(state, part.queue_place === null ? "bad" : "warn") : starves ? badge(starves, "warn")
+    ["Status", state ? badge(state, part.queue_place === null || part.cause === "cannot_start" ? "bad" : "warn") : starves ? badge(starves, "warn")
       : part.usage_ratio === 0 && part.fair_share_ratio === 0 ? badge(asksForNothing(part) ? "asks for nothing here" : "has no share here")
       : part.scheduling_status === "normal" ? badge("has its share", "good") : badge(part.scheduling_status.replaceAll("_", " "), "warn")],
     ["Jobs here", count(part.job_count, "job")],

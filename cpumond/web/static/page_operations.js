@@ -11,7 +11,7 @@ import { currentQuery, setQuery, to } from "./route.js";
 import { badge, bar, operationLink, table } from "./table.js";
 
 export const STATES = ["pending", "running", "completed", "failed", "aborted"];
-const TONES = { running: "good", pending: "warn", failed: "bad", aborted: "warn" };
+const TONES = { running: "good", pending: "warn", waiting: "warn", "cannot start": "bad", failed: "bad", aborted: "warn" };
 const PAGE = 50;
 const FILTERS = ["search", "tree", "pool", "user"]; // of the groups, too
 const NAMES = [...FILTERS, "state", "cause", "sort", "descending"];
@@ -171,19 +171,20 @@ function share(operation, name, color) {
 }
 
 export function stateBadge(operation) {
-  return [badge(operation.state, TONES[operation.state] ?? ""), operation.suspended ? [" ", badge("suspended", "warn")] : null];
+  return [badge(operation.shown_state, TONES[operation.shown_state] ?? ""), operation.suspended ? [" ", badge("suspended", "warn")] : null];
 }
 
 function partState(operation) {
   return parts(operation).map((part) => {
     const text = describePart(part);
     return text ? [" ", h("a", { href: to("operations", operation.id, { tab: "why" }), title: "Why?" },
-      badge(text, part.queue_place === null ? "bad" : "warn"))] : null;
+      badge(text.replace(/^cannot start: /, ""), part.queue_place === null || part.cause === "cannot_start" ? "bad" : "warn"))] : null;
   });
 }
 
-// Its place in the queue, or that it starves; "" for neither.
+// Why it can never start, its place in the queue, or that it starves; "" for none of these.
 export function describePart(part) {
+  if (part.cause === "cannot_start") return part.why;
   if (part.queue_place !== null) return `number ${part.queue_place} in the queue`;
   return starvation(part);
 }

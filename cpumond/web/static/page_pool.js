@@ -10,6 +10,7 @@ import { amount, amounts, cores, duration, NONE, number, percent, time } from ".
 import { idleSection } from "./idle.js";
 import { axis, column, line, rangeButtons, readHistory, remember } from "./history.js";
 import { CHANGES, OF_NODES, readMarks } from "./marks.js";
+import { stateBadge } from "./page_operations.js";
 import { EPHEMERAL, loadPoolTable, poolRows, poolTable, starvationBadge } from "./page_pools.js";
 import { readRights, ROOT } from "./rights.js";
 import { currentQuery, setQuery, to } from "./route.js";
@@ -20,7 +21,6 @@ const MAX_PREEMPTIONS = 20;
 const SEEN_PART = 0.05;
 const TABLE_PERIOD_MS = 4000; // the table of all pools is large where there are many
 const LIVE = ["running", "pending"];
-const STATE_TONES = { running: "good", failed: "bad", aborted: "bad" };
 
 // option -> [unit, where its value in force is in the answer of /orchid]
 const OPTIONS = {
@@ -228,7 +228,7 @@ function childrenSection(data, rows, totalCores, app) {
 
 const OPERATION_COLUMNS = [
   { title: "Operation", cell: ({ operation }) => operationLink(operation.id, operation.title || operation.alias) },
-  { title: "State", cell: ({ operation }) => h("span", badge(operation.state, STATE_TONES[operation.state]), operation.suspended ? [" ", badge("suspended", "warn")] : null) },
+  { title: "State", cell: ({ operation }) => stateBadge(operation) },
   { title: "User", cell: ({ operation }) => h("span.long", { title: operation.user }, operation.user) },
   { title: "Started", cell: ({ operation }) => time(operation.start_time) },
   { title: "Jobs", help: "active jobs, and those still to be started", align: "right", cell: ({ operation }) =>

@@ -116,12 +116,9 @@ def test_a_job_that_no_node_can_hold_is_told_of():
     world.node("large", cpu=16, memory=10)
     world.node("elsewhere", cpu=99, tags=("x",))
     assert started(world, cpu=16.0, memory=10) == ()
-    orders = "it orders 17 cpu (the most that a node has: 16 cpu)"
-    assert started(world, cpu=17.0) == (f'task "t": none of its jobs can start, no node can hold one: {orders}',)
+    assert started(world, cpu=17.0) == ('no job of task "t" can start: 17 cores, largest node 16',)
     together = started(world, cpu=16.0, memory=100)
-    assert len(together) == 1
-    assert "no node can hold one: it orders 1 user_slots, 16 cpu, " in together[0]
-    assert together[0].endswith(" together")
+    assert together == ('no job of task "t" can start: 16 cores and 0 GiB memory on one node, no node has all of it',)
     assert started(world, cpu=17.0, pool_trees=["default", "other"]) == ()
     stuck = [live for live in world.state.operations.values() if find_stuck_tasks(live)]
     assert len(stuck) == 3

@@ -7,9 +7,14 @@ from scheduler_world import TREE, World
 
 from cpumond.api import views
 from cpumond.api.glance_views import OperationCounts, group_preemptions
+from cpumond.api.overview import count_all
+from cpumond.cli.scheduler.forecast import tell_forecast
+from cpumond.cli.scheduler.operations import _operation_rows
 from cpumond.scheduler.elements import Tree
+from cpumond.scheduler.forecast.forward import Pace
+from cpumond.scheduler.forecast.keeper import Forecasts
 from cpumond.scheduler.model import PreemptionRecord
-from cpumond.scheduler.why.causes import Causes
+from cpumond.scheduler.why.causes import Cause, Causes
 
 
 @pytest.fixture
@@ -32,7 +37,7 @@ def test_each_cause_and_its_way_to_the_next(world):
     many = world.start("wide", jobs=9)
     limited = world.start("tight", jobs=2)
     own = world.start("wide", jobs=3, resource_limits={"cpu": 1.0})
-    gang = world.start("wide", jobs=9, is_gang=True)
+    gang = world.start("wide", jobs=4, is_gang=True)
     world.settle_down()
     found = {name: cause(world, name) for name in (first, many, limited, own, gang)}
     assert found == {first: "working", many: "share", limited: "limit:tight", own: "limit", gang: "gang"}
@@ -52,6 +57,48 @@ def test_who_has_less_than_the_fair_share_waits_for_room(world):
     late = world.start("b", jobs=8)
     world.update()
     assert (cause(world, greedy), cause(world, late)) == ("share", "room")
+
+
+def test_what_no_node_can_hold_comes_before_all_other_causes(world):
+    world.create_pool("p", max_running_operation_count=2)
+    for number in range(3):
+        world.node(f"n{number}", cpu=4.0)
+    large = world.start("p", cpu=5.0)
+    gang = world.start("p", jobs=20, is_gang=True)
+    pending, fits = world.start("p", cpu=6.0), world.start("p", cpu=1.0)
+    world.settle_down()
+    world.suspend(large)
+    listed = {each.id: each for each in views.show_operations(world.state, world.now, limit=9).operations}
+    assert {name: (each.state, each.shown_state, each.trees[TREE].why) for name, each in listed.items()} == {
+        large: ("running", "cannot start", "cannot start: 5 cores, largest node 4"),
+        gang: ("running", "cannot start", "cannot start: 20 jobs of 1 core at once, all nodes together hold 12"),
+        pending: ("pending", "cannot start", "cannot start: 6 cores, largest node 4"),
+        fits: ("pending", "pending", Cause("pool_full", "p").text),
+    }
+    counts = OperationCounts(world.state, {TREE: Causes(world.tree())})
+    counts.add(views.list_records(world.state))
+    groups = counts.finish()
+    assert groups.states == count_all(world.state).shown_states == {"cannot start": 3, "pending": 1}
+    assert (groups.groups[0].cause, groups.groups[0].operations) == ("cannot_start", 3)
+    rows = _operation_rows(listed[large], world.now)[0]
+    shown = ("cannot start, suspended", "red"), "never", ("cannot start: 5 cores, largest node 4", "red")
+    assert (rows[1], rows[10], rows[-1]) == shown
+    forecasts = Forecasts(world.state, lambda: world.now, lambda: Pace(1.0, 1.0, 0.0, {}), 60.0, 0.1, 100.0)
+    foretold = forecasts.when(world.record(large))
+    assert tell_forecast(foretold, world.now) == ["never, as things are: it cannot start: 5 cores, largest node 4"]
+    world.node("n9", cpu=5.0)
+    assert (cause(world, large), cause(world, pending)) == ("suspended", "cannot_start")
+
+
+def test_running_without_a_job_is_shown_as_waiting(world):
+    world.create_pool("p")
+    world.node("n1", cpu=1.0)
+    first, second = world.start("p"), world.start("p")
+    world.settle_down()
+    listed = views.show_operations(world.state, world.now, limit=9).operations
+    assert {each.id: (each.state, each.shown_state) for each in listed} == {
+        first: ("running", "running"), second: ("running", "waiting"),
+    }  # fmt: skip
 
 
 def test_groups_count_each_operation_once_in_each_tree(world):

@@ -310,6 +310,7 @@ def test_a_gang_whose_jobs_fit_no_node_is_told_what_would_start_and_that_starts(
     world.settle_down()
     report = look(world)
     assert report.sentence == (
+        "1 operation cannot start: 5 cores, largest node 2; "
         "6 cores stand idle while 1 operation waits: a gang needs room for all of its 3 jobs at once, and CPU is free "
         f"in pieces of at most 2 cores, less than they order; start operation {gang} with at most 3 jobs of at most 2 "
         "cores each and 6 cores start work"
@@ -339,6 +340,7 @@ def test_a_job_that_no_node_could_hold_is_in_the_way_of_itself():
     world.settle_down()
     report = look(world)
     assert report.sentence == (
+        "1 operation cannot start: 9 cores, largest node 4; "
         "4 cores stand idle while 1 operation waits: they are in pieces of at most 4 cores, and each waiting job "
         "orders 9 cores; order at most 4 cores for a job and 4 cores start work"
     )

@@ -122,7 +122,8 @@ def test_a_job_that_no_node_can_hold(service):
     operation_id = service.begin("a", cpu=3.0)
     service.update()
     text = service.lines(operation_id)
-    assert 'no node that is online can hold a job of task "t", which orders 1 user_slots, 3 cpu' in text
+    assert service.why(operation_id).trees[0].lines[0].startswith("it cannot start: 3 cores, largest node 2; start it")
+    assert f"operation {operation_id} cannot start, 0 s after its start" in text
 
 
 @pytest.mark.parametrize(("jobs", "fits"), [(30, False), (4, False), (3, True)])
@@ -136,7 +137,7 @@ def test_a_gang_that_not_even_empty_nodes_would_hold_says_so(service, jobs, fits
     service.settle_down()
     assert not service.jobs_of(gang)
     # Four jobs of two cores are less than the nine that there are, but one node holds one of them.
-    sentence = f"it is a gang, and no place for all {jobs} jobs at once is found even if all nodes were empty"
+    sentence = f"it cannot start: {jobs} jobs of 2 cores at once, all nodes together hold 3"
     assert (sentence in service.lines(gang)) is not fits
 
 

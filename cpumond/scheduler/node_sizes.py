@@ -1,0 +1,115 @@
+"""What a job may order at most, so that a node of a tree could hold it at all: by resource, and of all together. Pure.
+
+Amounts are absolute, in the order of RESOURCES. All nodes of the tree count, cordoned and silent ones, too: what they
+lack now they have again. Where there is no node nothing is known, and any job may be held (semantics.md 5.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from cpumond.core.measures import count_cores, format_cores
+from cpumond.core.words import count
+from cpumond.fairshare.explain import show_amount
+from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates, sum_vectors
+
+ROUNDING: Final = 1e-9
+MOST_KEPT: Final = 10_000
+"""Different orders whose answers are kept."""
+
+
+def fits(room: Vector, wanted: Vector) -> bool:
+    """Whether ``wanted`` fits into ``room``, up to the rounding of sums of floats."""
+    return dominates(room, wanted) or all(w <= r + ROUNDING * max(w, 1.0) for r, w in zip(room, wanted, strict=True))
+
+
+class NodeSizes:
+    """The nodes' capacities, each with how many have it. Made once for all operations of an update or a look."""
+
+    __slots__ = ("counts", "total", "_largest", "_known")
+
+    def __init__(self, counts: Mapping[Vector, int]) -> None:
+        self.counts = counts
+        self.total = sum_vectors([_times(each, number) for each, number in counts.items()]) if counts else ZERO
+        self._largest: list[Vector] = []
+        """Capacities of which no other has as much of everything: few, however many nodes there are."""
+        for each in sorted(counts, reverse=True):
+            if not any(dominates(other, each) for other in self._largest):
+                self._largest.append(each)
+        self._known: dict[tuple[Vector, int], str] = {}
+
+    def tell_excess(self, order: Vector) -> str:
+        """Why no node could hold a job of this order: ``5 cores, largest node 4``; "" where one could."""
+        return self._tell(order, 1)
+
+    def tell_gang_excess(self, orders: Collection[tuple[Vector, int]]) -> str:
+        """Why the nodes could not hold all of these jobs at once, orders and numbers; "" where nothing forbids it."""
+        for order, number in orders:
+            if told := self._tell(order, number):
+                return told
+        wanted = sum_vectors([_times(order, number) for order, number in orders]) if orders else ZERO
+        over = [] if not self.counts or fits(self.total, wanted) else self._find_over(self.total, wanted)
+        return "; ".join(_compare(r, wanted, "at once, all nodes", self.total) for r in over)
+
+    def tell_unplaceable(self, jobs: Collection[tuple[Vector, int]], is_gang: bool) -> str:
+        """Why an operation that needs these jobs can start none of them; "" where it can, or needs none."""
+        if is_gang:
+            return self.tell_gang_excess(jobs)
+        told = [self.tell_excess(order) for order, _ in jobs]
+        return told[0] if told and all(told) else ""
+
+    def _tell(self, order: Vector, number: int) -> str:
+        told = self._known.get((order, number))
+        if told is None:
+            if len(self._known) >= MOST_KEPT:
+                self._known.clear()
+            told = self._known[order, number] = self._find(order, number)
+        return told
+
+    def _find(self, order: Vector, number: int) -> str:
+        if not any(fits(each, order) for each in self._largest):
+            if not self._largest:
+                return ""
+            a, b, c, d, e = (max(amounts) for amounts in zip(*self._largest, strict=True))
+            most = (a, b, c, d, e)
+            if over := self._find_over(most, order):
+                return "; ".join(_compare(r, order, "largest node", most) for r in over)
+            lacking = {r for each in self._largest for r in self._find_over(each, order)}
+            return f"{' and '.join(_tell(r, order) for r in sorted(lacking))} on one node, no node has all of it"
+        if number == 1:
+            return ""
+        room = sum(times * _count_jobs(each, order, number) for each, times in self.counts.items())
+        if room >= number:
+            return ""
+        what = " and ".join(_tell(r, order) for r, x in enumerate(order) if x and (r > 0 or x != 1.0))
+        return f"{count(number, 'job')} of {what} at once, all nodes together hold {room}"
+
+    @staticmethod
+    def _find_over(room: Vector, order: Vector) -> list[int]:
+        return [r for r, x in enumerate(order) if x > room[r] + ROUNDING * max(x, 1.0)]
+
+
+def _count_jobs(capacity: Vector, order: Vector, most: int) -> int:
+    """How many jobs of an order an empty node holds."""
+    room = (int(c / x * (1.0 + ROUNDING) + ROUNDING) for c, x in zip(capacity, order, strict=True) if x)
+    return min(room, default=most)
+
+
+def _times(amounts: Vector, number: int) -> Vector:
+    a, b, c, d, e = (amount * number for amount in amounts)
+    return (a, b, c, d, e)
+
+
+def _tell(r: int, amounts: Vector) -> str:
+    return count_cores(amounts[r]) if r == CPU else f"{_bare(r, amounts)} {RESOURCES[r].replace('_', ' ')}"
+
+
+def _bare(r: int, amounts: Vector) -> str:
+    return format_cores(amounts[r]) if r == CPU else show_amount(r, amounts[r])
+
+
+def _compare(r: int, order: Vector, words: str, most: Vector) -> str:
+    if _bare(r, order) == _bare(r, most):  # they differ by less than is shown
+        return f"{order[r]:.15g} {RESOURCES[r].replace('_', ' ')}, {words} {most[r]:.15g}"
+    return f"{_tell(r, order)}{' ' if words.startswith('at') else ', '}{words} {_bare(r, most)}"
