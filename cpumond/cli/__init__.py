@@ -6,8 +6,10 @@ Errors that a user can cause become one sentence on stderr and an exit code of `
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -164,7 +166,7 @@ def run(arguments: list[str] | None = None) -> int:
             if instead := REMOVED_OPTIONS.get(f"{command} {error.option_name}"):
                 return _fail(f"{_sentence(error.message)} {instead}", EXIT_USAGE)
         hint = f" See '{error.ctx.command_path} --help'." if error.ctx is not None else ""
-        return _fail(_sentence(error.format_message()) + hint, EXIT_USAGE)
+        return _fail(_sentence(error.format_message()) + _suggest(error) + hint, EXIT_USAGE)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -186,6 +188,15 @@ def run(arguments: list[str] | None = None) -> int:
         text = f"internal error: {type(error).__name__}: {error}; run with CPUMOND_DEBUG=1 for the traceback"
         return _fail(text, EXIT_UNAVAILABLE)
     return result if isinstance(result, int) else 0
+
+
+def _suggest(error: click.UsageError) -> str:
+    """The commands that a mistyped one is like; "" where there is none, or click, from 8.2 on, has named them."""
+    group, match = error.ctx and error.ctx.command, re.match(r"No such command '(.*)'", error.message)
+    if error.ctx is None or not isinstance(group, click.Group) or match is None or "ean" in error.format_message():
+        return ""
+    near = difflib.get_close_matches(match[1], group.list_commands(error.ctx), n=2)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def _sentence(text: str) -> str:

@@ -64,6 +64,28 @@ def test_output_and_exit_code_are_those_of_the_command(environment):
     assert run(environment, "exit 0").returncode == 0
 
 
+def test_what_no_node_can_hold_ends_at_once_unless_it_shall_wait(environment):
+    words = ["run", "--pool", "p", "--cpu-limit", "5", "--title", "large"]
+    done = cpumond(environment, *words, "--", "true")
+    assert done.returncode == 69, done.stderr
+    told = " ".join(done.stderr.split())
+    assert "cannot start: 5 cores, largest node 1; it is aborted. Order less, or give --wait" in told
+    state = cpumond(environment, "operation", "show", told.partition("operation ")[2].split()[0]).stdout
+    assert "aborted" in state
+    process = subprocess.Popen(
+        [*COMMAND, *words, "--wait", "--", "true"], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    lines = iter(process.stderr.readline, "")
+    assert any("waits: cannot start: 5 cores, largest node 1" in line for line in lines)
+    listed = cpumond(environment, "operation", "list").stdout
+    assert "cannot start" in listed
+    assert "never" in listed
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 128 + signal.SIGINT
+    process.stderr.close()
+
+
 def test_not_a_byte_of_much_output_is_lost(environment):
     done = run(environment, "seq 1 100000; sleep 0.5; seq 100001 100010")
     assert done.returncode == 0, done.stderr

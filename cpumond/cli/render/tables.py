@@ -227,6 +227,9 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
         notices.append((f"{text}, which is respected for {show_left(job.override_left_s or 0.0)} more", "yellow"))
     if len(ordered) > MAX_ORDERED:
         notices.append((f"... and {len(ordered) - MAX_ORDERED} jobs more with such orders", "yellow"))
+    for why in dict.fromkeys(job.refused for job in answer.jobs if job.refused):
+        names = [show_name(job.job_id) for job in answer.jobs if job.refused == why]
+        notices.append((f"{count(len(names), 'job')} refused, such as {names[0]}: {show_name(why)}", "yellow"))
     if stuck := [job for job in answer.jobs if (job.min_cpu_limit or 0.0) >= job.cpu_limit and not job.unlimited]:
         first = stuck[0]
         text = (

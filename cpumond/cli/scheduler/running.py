@@ -31,24 +31,29 @@ EXIT_OF_STATE: Final = {"completed": 0, "failed": EXIT_FAILED, "aborted": EXIT_A
 POLL_S: Final = 1.0
 STOP_S: Final = 60.0
 """How long jobs are given to end after Ctrl-C."""
+TOLD_AFTER_S: Final = 5.0
+"""What is waited for for less is not told."""
 
 
 @click.command("run", epilog="Example: cpumond run --pool research --cpu-limit 4 -- python train.py")
 @connection_options
 @spec_options
-def run_command(client: SchedulerClient, spec: dict[str, Any]) -> None:
+@click.option("--wait", "waits", is_flag=True, help="Also where no node is large enough now: one may come.")
+def run_command(client: SchedulerClient, spec: dict[str, Any], waits: bool) -> None:
     """Run COMMAND as an operation: its output here, its exit code, Ctrl-C aborts it.
 
     The options are those of `cpumond operation start`; the first job that fails ends it unless --set
     max_failed_job_count=N allows more. Of several jobs each line begins with the job's id. A job that is preempted or
-    lost is started anew. A second Ctrl-C ends this command at once and leaves the rest to the scheduler.
+    lost is started anew. While no job runs, what it waits for is told after 5 s, and again when that changes. A second
+    Ctrl-C ends this command at once and leaves the rest to the scheduler.
 
     Exit code: 0 completed, that of the first failed job, 1 failed without one, 2 aborted by somebody else, 128 and the
     number of the signal that ended it here: 141, and the operation is aborted, when nobody reads its output any more.
+    69, and it is aborted, where no node could hold a job of it even if it was empty, unless --wait is given.
     """
     spec = {"max_failed_job_count": 1, **spec}
     with ended_by([signal.SIGINT, signal.SIGTERM], leave_at_second=True) as ending:
-        run = _Run(client, ending)
+        run = _Run(client, ending, waits)
         try:
             code = run.start(spec)
         except KeyboardInterrupt:
@@ -57,11 +62,34 @@ def run_command(client: SchedulerClient, spec: dict[str, Any]) -> None:
     click.get_current_context().exit(code)
 
 
-class _Run:
-    """One operation from its start to its end."""
+class WaitTold:
+    """What an operation without a job waits for, to be told once it has been the same for TOLD_AFTER_S."""
 
-    def __init__(self, client: SchedulerClient, ending: Ending) -> None:
+    def __init__(self) -> None:
+        self._why = self._told = ""
+        self._since_s = 0.0
+
+    def note(self, details: OperationDetails, now_s: float) -> str:
+        """What is to be told now, "" for nothing; ``now_s``: seconds of any steady clock."""
+        is_idle = not details.jobs.active and details.state not in FINAL
+        whys = dict.fromkeys(part.why for part in details.trees.values()) if is_idle else ()
+        why = "; ".join(whys)
+        if why != self._why:
+            self._why, self._since_s = why, now_s
+        if not is_idle:
+            self._told = ""
+        if why in ("", self._told) or now_s - self._since_s < TOLD_AFTER_S:
+            return ""
+        self._told = why
+        return why
+
+
+class _Run:
+    """One operation from its start to its end. ``waits``: also where no node could hold a job of it."""
+
+    def __init__(self, client: SchedulerClient, ending: Ending, waits: bool) -> None:
         self._client = client
+        self._waits = waits
         self._ending = ending
         self._operation = ""
         self._is_aborted = False
@@ -75,10 +103,17 @@ class _Run:
                 warn(warning)
         _tell(f"operation {answer.id} is started; Ctrl-C aborts it")
         follower = Follower(self._client, answer.id, ("stdout", "stderr"), _write_raw, _tell)
+        told, seen = WaitTold(), None
         try:
             while not follower.step():
                 if self._ending.wait(0.05):
                     return self._stop(follower)
+                if seen is not follower.details and follower.details is not None:
+                    if seen is None and not self._waits:
+                        self._refuse_too_large(follower.details)
+                    seen = follower.details
+                    if why := told.note(seen, time.monotonic()):
+                        _tell(f"operation {answer.id} waits: {why}")
         except OSError as error:
             # Nobody takes its output any more: as the command itself would, it ends.
             self._ending.number = self._ending.number or signal.SIGPIPE
@@ -88,18 +123,27 @@ class _Run:
             raise
         return tell_end(follower)
 
+    def _refuse_too_large(self, details: OperationDetails) -> None:
+        """Abort at once what no node could hold, so that nobody waits for it. Raises UnavailableError."""
+        if details.shown_state != "cannot start":
+            return
+        whys = "; ".join(dict.fromkeys(part.why for part in details.trees.values()))
+        self._abort(f"{whys}: ended by `cpumond run`")
+        raise UnavailableError(
+            f"operation {details.id} {whys}; it is aborted. Order less, or give --wait to wait for a larger node"
+        )
+
     def _stop(self, follower: Follower) -> int:
         """After the first signal. What is over already only has an end of its output that nobody waits for."""
         end_s = time.monotonic() + STOP_S
         if not follower.is_final:
             _tell(f"operation {self._operation} is aborted; Ctrl-C again ends this command at once")
-            self._abort()
+            self._abort(f"ended by {signal.Signals(self._ending.number).name} of `cpumond run`")
             while not follower.step() and time.monotonic() < end_s:
                 time.sleep(0.05)
         return 128 + self._ending.number
 
-    def _abort(self) -> None:
-        message = f"ended by {signal.Signals(self._ending.number).name} of `cpumond run`"
+    def _abort(self, message: str) -> None:
         try:
             self._client.request("POST", operation_path(self._operation, "abort"), {"message": message})
             self._is_aborted = True

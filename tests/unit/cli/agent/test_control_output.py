@@ -98,6 +98,13 @@ def test_jobs_that_can_give_nothing_are_named():
     ]
 
 
+def test_why_a_job_is_refused_is_said_once_for_all_that_are_alike():
+    answer = make_status({"refused": "outside of managed_roots"}, {"refused": "outside of managed_roots"}, {})
+    assert [text for text, _ in tables.list_notices(answer) if "refused" in text] == [
+        "2 jobs refused, such as steady-low: outside of managed_roots"
+    ]
+
+
 def test_columns_of_a_rule_are_there_where_a_job_is_under_it():
     def heading(*jobs: dict[str, object]) -> str:
         return words(tables.draw_status(make_status(*jobs), None, False).split("\n")[1])
