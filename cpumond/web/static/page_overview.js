@@ -65,10 +65,11 @@ function figures({ trees, status }) {
     figure("CPU limits", coresText(limit), part(limit), { help: "cores of the limits in force: what jobs may use now" }),
     figure("CPU used", coresText(used), part(used), { help: "cores that the jobs use" }),
     figure("Reclaimed now", coresText(reclaimed), ordered > 0 ? `${percent(reclaimed / ordered)} of what is ordered` : "", { help: "ordered less limits: what idle jobs give to others now" }),
-    figure("Operations", h("span", number(counts.running_operations, 6), h("small", " running")), `${number(counts.pending_operations, 6)} pending`, { href: to("operations") }),
+    figure("Operations", h("span", number(counts.shown_states.running ?? 0, 6), h("small", " running")), tellOthers(counts.shown_states), { href: to("operations") }),
     figure("Jobs", number(counts.active_jobs, 6), counts.stopping_jobs ? `and ${number(counts.stopping_jobs, 6)} that stop` : "active"));
 }
 
+const tellOthers = ({ pending = 0, waiting = 0, "cannot start": never = 0 }) => `${number(pending + waiting, 6)} waiting${never ? `, ${number(never, 6)} cannot start` : ""}`;
 const most = (value, all) => h("span", number(value, 6), h("small", ` of ${number(all, 6)}`));
 const coresText = (value) => h("span", cores(value), h("small", value === 1 ? " core" : " cores"));
 
