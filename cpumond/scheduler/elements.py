@@ -399,8 +399,9 @@ class Node:
 
     @property
     def counted_capacity(self) -> Vector:
-        """What it adds to the tree's total: of a cordoned node what its jobs ordered, as far as it has that (2.11)."""
-        if not self.cordoned:
+        """What it adds to the tree's total: where no job may start, as its tags fit several trees (2.2) or it is
+        cordoned (2.11), what its jobs ordered, as far as it has that."""
+        if not self.cordoned and not self.matched_trees:
             return self.capacity
         return least(self.capacity, sum_vectors([job.limits for job in self.jobs.values()]))
 

@@ -231,7 +231,7 @@ class State(Dispatch):
 
     def make_snapshot(self, tree: Tree) -> Snapshot:
         """The tree as a fair-share update reads it."""
-        if any(node.cordoned for node in tree.nodes.values()):
+        if any(node.cordoned or node.matched_trees for node in tree.nodes.values()):
             tree.sum_total()  # jobs that were there have ended
         return self._makers[tree.name].make(tree)
 

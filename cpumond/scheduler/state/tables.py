@@ -442,6 +442,7 @@ class Tables:
     def _install_node(self, record: NodeRecord, now: float) -> None:
         """Install one node; the caller calls ``_sum_totals`` after the last one."""
         node = self.nodes.get(record.id)
+        is_new = node is None
         if node is None:
             node = self.nodes[record.id] = Node(record.id)
             node.tree = record.tree if record.tree in self.trees else None
@@ -459,8 +460,10 @@ class Tables:
         node.capacity = to_vector(record.capacity, 0.0)
         node.level = self.stages.find_level(node.id, node.tags)
         node.cordon = record.cordon
-        node.last_seen, node.is_online, node.lost_since = now, True, None
         self._assign(node, now)
+        # A registration that is refused is no sign of life: its agent may ask again for ever, and run no job.
+        if is_new or not node.matched_trees:
+            node.last_seen, node.is_online, node.lost_since = now, True, None
 
     def _sum_totals(self) -> None:
         for tree in self.trees.values():

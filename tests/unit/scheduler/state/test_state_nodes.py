@@ -12,6 +12,7 @@ import pytest
 from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
 
 from cpumond.api import overview
+from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.model import UNTOLD_STARTS, CommandError, JobCounts, Rules
 from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import RemoveTree
@@ -275,6 +276,22 @@ def test_2_2_a_new_run_of_an_agent_whose_tags_fit_two_trees_keeps_its_jobs(world
         world.step(SILENCE_S)
     assert (len(node.jobs), len(world.jobs_of(operation))) == (3, 3)
     assert counts(world, operation) == JobCounts()
+
+
+def test_2_2_a_node_of_two_trees_counts_what_its_jobs_ordered_and_is_given_up_though_its_agent_asks_again(world):
+    world.create_tree("other", nodes_filter="x")
+    node, operation = busy_node(world, cpu=1.0)
+    other = world.node("n2", cpu=2.0)
+    fit_two_trees(node, node.restart_agent)
+    assert world.tree().total[CPU] == 3.0 + 2.0
+    del world.nodes["n1"]
+    for _ in range(30):
+        world.step(SILENCE_S / 2)
+        if "n1" in world.state.nodes:
+            fit_two_trees(node, node.register)
+    assert (list(world.state.nodes), world.tree().total[CPU]) == (["n2"], 2.0)
+    assert counts(world, operation).lost == 3
+    assert other.heard is not None
 
 
 def test_2_2_a_filter_that_mends_a_node_of_two_trees_is_taken_and_any_other_one_too(world):
