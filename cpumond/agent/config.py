@@ -167,12 +167,14 @@ class SchedulerLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[resources]``: what this host offers to jobs; None: what it has.
 
-    The rest: how long the sum of the jobs' limits may be above that before jobs are aborted (semantics.md 1.9).
+    The rest: how long the sum of the jobs' limits may be above that before jobs are aborted, and by which part of the
+    CPU for ever (semantics.md 1.9).
     """
 
     cpu: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] | None = None
     memory: Annotated[int, msgspec.Meta(ge=0, le=2**60)] | None = None
     user_slots: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    allowed_cpu_overdraft_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.05
     cpu_overdraft_timeout_s: Duration = msgspec.field(name="cpu_overdraft_timeout", default=600.0)
     memory_overdraft_timeout_s: Duration = msgspec.field(name="memory_overdraft_timeout", default=300.0)
     resource_adjustment_period_s: PositiveDuration = msgspec.field(name="resource_adjustment_period", default=5.0)

@@ -163,6 +163,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     additional_reclaimed_overcommit_duration_s: Wait = msgspec.field(
         name="additional_reclaimed_overcommit_duration", default=0.0
     )
+    allowed_node_cpu_overcommit_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.05
     min_spare_job_resources_on_node: MinSpareJobResources = MinSpareJobResources()
     api: Api = Api()
     store: StoreSettings = StoreSettings()

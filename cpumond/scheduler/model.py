@@ -270,6 +270,7 @@ class Rules:
     waiting_job_timeout_s: float = 30.0
     overcommit_duration_s: float = 15.0
     additional_reclaimed_overcommit_duration_s: float = 0.0
+    allowed_node_cpu_overcommit_ratio: float = 0.05
     spare: Vector = (1.0, 0.05, 0.0, 268_435_456.0, 0.0)
     finished_operation_retention_count: int = 1000
     max_specification_memory: int = 67_108_864

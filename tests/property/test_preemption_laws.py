@@ -381,12 +381,10 @@ def test_limits_take_away_no_more_than_they_must(seed):
 
 
 def list_beyond(node: Node) -> list[Job]:
-    """1.9 from its text: the jobs on reclaimed CPU whose end, after those of all that started later, leaves neither
-    their operation nor a pool above it below its guarantee."""
+    """1.9 from its text: the jobs whose end, after those of all that are less protected, leaves neither their
+    operation nor a pool above it below its guarantee."""
     found: list[Job] = []
-    for job in sorted(node.jobs.values(), key=lambda job: -job.sequence):
-        if not job.reclaimed:
-            continue
+    for job in sorted(node.jobs.values(), key=protection, reverse=True):
         is_beyond = True
         for element in path(job.element)[:-1]:
             left = [other.usage for other in jobs_below(element) if other not in found]
@@ -396,6 +394,13 @@ def list_beyond(node: Node) -> list[Job]:
         if is_beyond:
             found.append(job)
     return found
+
+
+def protection(job: Job) -> tuple[int, bool, int]:
+    """Greater is less protected, among jobs within their guarantees, or beyond them."""
+    has_gap = job.element.tree.config.settings.preempt_cpu_gap_first and job.has_cpu_gap
+    level = 3 if job.reclaimed else job.preemptibility
+    return (level, has_gap and job.preemptibility < 2 and not job.reclaimed, job.sequence)
 
 
 def jobs_below(element: Element) -> list[Job]:
@@ -421,10 +426,8 @@ def test_an_overcommitted_node_fits_afterwards(seed):
         assert all(u <= c * (1 + 1e-8) for u, c in zip(used, node.capacity, strict=True))
         beyond = list_beyond(node)
 
-        def place(job: Job, beyond: list[Job] = beyond) -> tuple[int, int]:
-            if job.reclaimed:
-                return (3 + (job in beyond), job.sequence)
-            return (job.preemptibility, job.sequence)
+        def place(job: Job, beyond: list[Job] = beyond) -> tuple[Any, ...]:
+            return (job in beyond, *protection(job))
 
         for job in victims:
             before = [each for each in staying if place(each) < place(job)]

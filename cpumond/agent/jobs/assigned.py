@@ -120,8 +120,9 @@ class AssignedJobs:
         self._adjust_at_s = -math.inf
         self._said_memory = ""
         self._room, self._room_until_s = 0.0, -math.inf
-        self._cpu_timer = Timer(config.resources.cpu_overdraft_timeout_s)
-        self._memory_timer = Timer(config.resources.memory_overdraft_timeout_s)
+        resources = config.resources
+        self._cpu_timer = Timer(resources.cpu_overdraft_timeout_s, resources.allowed_cpu_overdraft_ratio)
+        self._memory_timer = Timer(resources.memory_overdraft_timeout_s)
         self._readers = ThreadPoolExecutor(2, "logs")
         self._recovery: Future[dict[str, Started]] | None = None
 

@@ -19,20 +19,22 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Timer:
-    """Since when a resource is overdrawn; None while it is not. Seconds of the monotonic clock."""
+    """Since when a resource is overdrawn, by more than the part ``allowed`` of it; None while it is not. Seconds of the
+    monotonic clock."""
 
-    __slots__ = ("since_s", "timeout_s")
+    __slots__ = ("allowed", "since_s", "timeout_s")
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, allowed: float = 0.0) -> None:
         self.timeout_s = timeout_s
+        self.allowed = allowed
         self.since_s: float | None = None
 
     def note(self, now_s: float, used: float, capacity: float) -> bool:
-        """Take in the use of this moment; True when it has been above the capacity for longer than the time-out.
+        """Take in the use of this moment; True when it has been above what is allowed for longer than the time-out.
 
-        Then the timer starts anew. A moment within the capacity resets it.
+        Then the timer starts anew. A moment within it resets it.
         """
-        if used <= capacity * (1.0 + TOLERANCE):
+        if used <= capacity * (1.0 + self.allowed + TOLERANCE):
             self.since_s = None
         elif self.since_s is None:
             self.since_s = now_s

@@ -304,23 +304,24 @@ def find_graceful(node: Node, now: float) -> list[tuple[Job, str]]:
 
 
 def find_overcommit_victims(
-    node: Node, now: float, allowed_s: float, additional_s: float = 0.0
+    node: Node, now: float, allowed_s: float, additional_s: float = 0.0, cpu_ratio: float = 0.0
 ) -> list[tuple[Job, str]]:
     """Jobs that must end because the node has been above its capacity for longer than ``allowed_s`` (1.9 point 2), and
-    for ``additional_s`` more while jobs on reclaimed CPU alone wait for CPU.
+    for ``additional_s`` more while jobs on reclaimed CPU alone wait for CPU. Nobody goes for less than ``cpu_ratio`` of
+    its CPU; above that all that is too much is repaired.
 
     The most protected jobs, and of those the ones started first, stay as long as they fit one after another; the
-    others are returned, latest start first; where one of a gang is, all of its jobs here are. Jobs on reclaimed CPU are
-    less protected than ordinary ones, and least what is beyond the guarantee of their pools; their lists (6.4) do not
-    count. With ``preempt_cpu_gap_first`` ordinary jobs with a lowered limit are less protected than others of the two
-    protected lists (1.9 point 3). The usage of foreign jobs is taken off first.
+    others are returned, latest start first; where one of a gang is, all of its jobs here are. Least protected is what
+    is beyond the guarantee of its pools; in both parts jobs on reclaimed CPU are less protected than ordinary ones, and
+    their lists (6.4) do not count. With ``preempt_cpu_gap_first`` ordinary jobs with a lowered limit are less protected
+    than others of the two protected lists (1.9 point 3). The usage of foreign jobs is taken off first.
     """
     since = node.overcommitted_since
     if since is None or now - since <= allowed_s:
         return []
-    room = subtract(add(node.capacity, as_vector(c * ROUNDING for c in node.capacity)), node.foreign_usage)
-    if dominates(room, node.used):
+    if not is_overcommitted(node, cpu_ratio):
         return []
+    room = subtract(add(node.capacity, as_vector(c * ROUNDING for c in node.capacity)), node.foreign_usage)
     jobs = [job for job in node.jobs.values() if job.is_active]
     limit = f"allowed_node_resources_overcommit_duration is {allowed_s:g} s"
     if additional_s > 0.0 and _only_reclaimed_wait(node, jobs, room):
@@ -345,6 +346,14 @@ def find_overcommit_victims(
     return found
 
 
+def is_overcommitted(node: Node, cpu_ratio: float) -> bool:
+    """Whether the node's jobs may use more than it has, of CPU by more than ``cpu_ratio`` of it (1.9)."""
+    return any(
+        free < -(cpu_ratio * has if r == CPU else 0.0) - ROUNDING * max(has, 1.0)
+        for r, (free, has) in enumerate(zip(node.free, node.capacity, strict=True))
+    )
+
+
 def _only_reclaimed_wait(node: Node, jobs: Iterable[Job], room: Vector) -> bool:
     """Whether jobs in the idle class alone have less CPU than they are counted with, and nothing else is short."""
     if node.about is not None and not node.about.idle_class:
@@ -355,11 +364,11 @@ def _only_reclaimed_wait(node: Node, jobs: Iterable[Job], room: Vector) -> bool:
 
 
 def _find_beyond_guarantee(jobs: Iterable[Job]) -> set[Job]:
-    """The jobs on reclaimed CPU, latest start first, that are beyond the guarantees of their operation and all pools
-    above it once those before have gone: none of these uses as much as it is guaranteed or less."""
+    """The jobs that are beyond the guarantees of their operation and all pools above it once those before, less
+    protected, have gone: none of these uses as much as it is guaranteed or less."""
     beyond: set[Job] = set()
     lost: dict[Element, Vector] = {}
-    for job in sorted((job for job in jobs if job.reclaimed), key=start_order, reverse=True):
+    for job in sorted(jobs, key=lambda job: _protection_order(job, False), reverse=True):
         path = list(path_of(job.element))
         if all(is_beyond_guarantee(above, lost.get(above, ZERO)) for above in path):
             beyond.add(job)
@@ -393,11 +402,11 @@ def _has_place(job: Job, room: Vector) -> bool:
     return not any(u > 0.0 and x < 0.0 for u, x in zip(job.usage, subtract(room, job.usage), strict=True))
 
 
-def _protection_order(job: Job, is_beyond: bool) -> tuple[int, int, float, int]:
+def _protection_order(job: Job, is_beyond: bool) -> tuple[bool, int, int, float, int]:
     if job.reclaimed:
-        return (PREEMPTIBLE + 1 + is_beyond, 0, job.start_time, job.sequence)
+        return (is_beyond, PREEMPTIBLE + 1, 0, job.start_time, job.sequence)
     gap_first = job.element.tree.config.settings.preempt_cpu_gap_first and job.preemptibility != PREEMPTIBLE
-    return (job.preemptibility, int(gap_first and job.has_cpu_gap), job.start_time, job.sequence)
+    return (is_beyond, job.preemptibility, int(gap_first and job.has_cpu_gap), job.start_time, job.sequence)
 
 
 def _tell_class(job: Job, is_beyond: bool) -> str:

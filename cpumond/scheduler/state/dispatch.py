@@ -24,7 +24,12 @@ from cpumond.scheduler.decide import preemption, preemption_record, starvation
 from cpumond.scheduler.decide.cost import next_unspared
 from cpumond.scheduler.decide.placement import ServiceOrder, has_spare, place_jobs, wants_jobs
 from cpumond.scheduler.decide.swap import TargetPriority
-from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators, find_overcommit_victims
+from cpumond.scheduler.decide.victims import (
+    find_graceful,
+    find_limit_violators,
+    find_overcommit_victims,
+    is_overcommitted,
+)
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree, end_job
 from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, OperationRecord, StartRecord, Task
@@ -118,7 +123,7 @@ class Dispatch(Gangs):
             if is_over(job.task, job.began_at, now):
                 self._stop(job, "aborted", tell_too_long(job.task), now, fails=True)
         ended, acknowledged = self._find_ended(node, heartbeat, reported, now)
-        _note_overcommit(node, now)
+        _note_overcommit(node, now, self.rules.allowed_node_cpu_overcommit_ratio)
         transaction = NOTHING
         if ended:
             transaction = Transaction(operations=self._count(ended, now), jobs=tuple(ended))
@@ -395,9 +400,10 @@ class Dispatch(Gangs):
             self._start_jobs(node, tree, now, new_id)
         rules = self.rules
         waits_s = (rules.overcommit_duration_s, rules.additional_reclaimed_overcommit_duration_s)
-        for job, why in find_overcommit_victims(node, now, *waits_s):
+        ratio = rules.allowed_node_cpu_overcommit_ratio
+        for job, why in find_overcommit_victims(node, now, *waits_s, ratio):
             self._stop(job, "overcommit", why, now)
-        _note_overcommit(node, now)
+        _note_overcommit(node, now, ratio)
 
     def is_at_rest(self, node: Node, is_barren: bool) -> bool:
         """Whether a heartbeat of the node that tells nothing new would start and stop nothing, by what was left since
@@ -616,9 +622,9 @@ def _merge(node: Node, heartbeat: Heartbeat) -> tuple[list[JobReport], set[str]]
     return ([*reports, *strangers], reported) if len(reported) == heartbeat.job_count else None
 
 
-def _note_overcommit(node: Node, now: float) -> None:
+def _note_overcommit(node: Node, now: float, cpu_ratio: float) -> None:
     """Note since when the node's jobs may use more than it has (1.9)."""
-    if not any(free < -1e-9 * max(all_, 1.0) for free, all_ in zip(node.free, node.capacity, strict=True)):
+    if not is_overcommitted(node, cpu_ratio):
         node.overcommitted_since = None
     elif node.overcommitted_since is None:
         node.overcommitted_since = now

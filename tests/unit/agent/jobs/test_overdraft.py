@@ -23,6 +23,12 @@ def test_an_overdraft_counts_only_when_it_lasts(looks: list[tuple[float, float]]
     assert [timer.note(now, used, 2.0) for now, used in looks] == struck
 
 
+def test_an_overdraft_of_what_is_allowed_never_strikes() -> None:
+    timer = Timer(10.0, 0.05)
+    assert [timer.note(now, 2.1, 2.0) for now in (0.0, 11.0)] == [False, False]
+    assert [timer.note(now, 2.2, 2.0) for now in (20.0, 31.0)] == [False, True]
+
+
 def test_sums_of_floats_that_are_the_capacity_are_no_overdraft() -> None:
     timer = Timer(0.0)
     assert not timer.note(0.0, 0.1 + 0.2, 0.3)
