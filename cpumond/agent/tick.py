@@ -271,7 +271,7 @@ class TickLoop(AgentContext):
                     gone.append(job)
                     continue
                 before, settings = job.state, job.settings
-                if before.smoothed_cores is None and job.is_unlimited:
+                if before.smoothed_cores is None and job.counts_use:
                     # It counts as what it uses, and never had all CPUs of the host.
                     settings = msgspec.structs.replace(settings, smoothing_seed="first_value")
                 job.state, decision = check(before, reading, at_s, settings)

@@ -337,8 +337,10 @@ WRONG_NODES = [
     *(
         (
             text,
-            f"{key}: '/sys/fs/cgroup{place}/a/b': a cgroup is named by its path below the root of the hierarchy; "
-            'write "a/b"',
+            (
+                f"{key}: '/sys/fs/cgroup{place}/a/b': a cgroup is named by its path below the root of the hierarchy; "
+                'write "a/b"'
+            ),
         )
         for place in ("", "/cpu,cpuacct", "/cpu", "/unified")
         for key, text in {
