@@ -55,7 +55,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "test_cordon.py": [
         ("if not node.cordoned:\n            self._place_kept(", "if True:\n            self._place_kept("),
         ("budget = 0.0 if node.cordoned else ", "budget = "),
-        ("if not self.cordoned:\n            return self.capacity", "if True:\n            return self.capacity"),
+        ("if not self.cordoned and not self.matched_trees:", "if not self.matched_trees:"),
         ("return least(self.capacity, sum_vectors([job.limits", "return least(self.capacity, sum_vectors([job.usage"),
         (
             "            if old.cordon is None:\n                self._forget_lost",
@@ -207,7 +207,8 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ),
         ("lost.update({above: add(lost.get(above, ZERO), job.usage) for above in path})", "pass"),
         ("guarantee += element.last_integral_ratio", "pass"),
-        ("return (PREEMPTIBLE + 1 + is_beyond, 0,", "return (PREEMPTIBLE + 1, 0,"),
+        ("return (True, is_beyond,", "return (True, False,"),
+        ("return (False, is_beyond,", "return (False, False,"),
         (" and target.operation.record.allow_reclaimed:", ":"),
         ("self.unordered[job.node] += job.ordinary_cores", "pass"),
     ],

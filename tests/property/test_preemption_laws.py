@@ -427,7 +427,7 @@ def test_an_overcommitted_node_fits_afterwards(seed):
         beyond = list_beyond(node)
 
         def place(job: Job, beyond: list[Job] = beyond) -> tuple[Any, ...]:
-            return (job in beyond, *protection(job))
+            return (job.reclaimed, job in beyond, *protection(job))
 
         for job in victims:
             before = [each for each in staying if place(each) < place(job)]

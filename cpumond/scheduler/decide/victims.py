@@ -402,11 +402,11 @@ def _has_place(job: Job, room: Vector) -> bool:
     return not any(u > 0.0 and x < 0.0 for u, x in zip(job.usage, subtract(room, job.usage), strict=True))
 
 
-def _protection_order(job: Job, is_beyond: bool) -> tuple[bool, int, int, float, int]:
+def _protection_order(job: Job, is_beyond: bool) -> tuple[bool, bool, int, int, float, int]:
     if job.reclaimed:
-        return (is_beyond, PREEMPTIBLE + 1, 0, job.start_time, job.sequence)
+        return (True, is_beyond, 0, 0, job.start_time, job.sequence)
     gap_first = job.element.tree.config.settings.preempt_cpu_gap_first and job.preemptibility != PREEMPTIBLE
-    return (is_beyond, job.preemptibility, int(gap_first and job.has_cpu_gap), job.start_time, job.sequence)
+    return (False, is_beyond, job.preemptibility, int(gap_first and job.has_cpu_gap), job.start_time, job.sequence)
 
 
 def _tell_class(job: Job, is_beyond: bool) -> str:

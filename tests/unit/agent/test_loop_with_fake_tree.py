@@ -913,10 +913,11 @@ def test_a_kernel_without_quotas_is_named_and_its_jobs_stay(tmp_path, make_node,
         node = make_node({"a": {"cpu.stat": "usage_usec 0\n", "cpu.weight": "100\n"}}, config=text)
         agent = node.agent
     else:
+        make_tree(tmp_path / "cpuset", {"cpuset.effective_cpus": "0-7\n"})
         make_tree(tmp_path / "cpu/jobs/a", {"cpu.shares": "1024\n"})
         make_tree(tmp_path / "cpuacct/jobs/a", {"cpuacct.usage": "0\n"})
         node = make_node({}, config=text)
-        write_mountinfo(node.mountinfo, {f"{tmp_path}/cpu": "cpu", f"{tmp_path}/cpuacct": "cpuacct"})
+        write_mountinfo(node.mountinfo, {f"{tmp_path}/{name}": name for name in ("cpu", "cpuacct", "cpuset")})
         agent = node.agent = node.make_agent()
     node.start()
     opened = agent.table.find("a")

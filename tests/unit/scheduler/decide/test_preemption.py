@@ -656,34 +656,30 @@ def reclaimed_rivals() -> tuple[World, Node, dict[str, list[Job]]]:
     return world, node, jobs
 
 
-def test_1_9_jobs_beyond_the_guarantee_of_their_pool_go_first_of_both_parts_those_on_reclaimed_cpu():
+def test_1_9_jobs_on_reclaimed_cpu_go_first_of_both_parts_those_beyond_the_guarantee_of_their_pool():
     _, node, jobs = reclaimed_rivals()
     beyond, within, (ordinary,) = jobs["beyond"], jobs["within"], jobs["ordinary"]
     assert chosen(node) == [beyond[2], beyond[1]]
     node.foreign_usage = amount(1.0)
-    assert set(chosen(node)) == {beyond[2], beyond[1], ordinary}  # the third one of "beyond" is what is guaranteed
-    node.foreign_usage = amount(2.0)
-    assert set(chosen(node)) == {beyond[2], beyond[1], ordinary, within[3]}
+    assert set(chosen(node)) == {beyond[2], beyond[1], within[3]}  # the third one of "beyond" is what is guaranteed
+    node.foreign_usage = amount(5.0)
+    assert set(chosen(node)) == {*beyond, *within}
     node.foreign_usage = amount(6.0)
     told = {job: why.partition("; it ran")[2] for job, why in find_overcommit_victims(node, 20.0, 15.0)}
     assert told.keys() == {*beyond, *within, ordinary}
     assert told[beyond[2]] == " on reclaimed CPU, beyond the guarantee of its pool"
     assert told[beyond[0]] == told[within[0]] == " on reclaimed CPU"
     assert told[ordinary] == ""
-    for job in (beyond[0], within[0]):
-        job.element.parent.strong_guarantee_share = ZERO
-    node.foreign_usage = amount(5.0)
-    assert set(chosen(node)) == {*beyond, *within}, "without guarantees the class alone counts"
 
 
 def test_1_9_a_guarantee_is_the_operations_or_of_any_pool_above_and_what_it_was_granted_of_its_flow():
     world, node, jobs = reclaimed_rivals()
     beyond = world.tree.pools["beyond"]
     beyond.last_integral_ratio = 2 / 6
-    assert set(chosen(node)) == {jobs["ordinary"][0], jobs["within"][3]}
+    assert set(chosen(node)) == {jobs["within"][3], jobs["within"][2]}
     beyond.last_integral_ratio = 0.0
     world.tree.operations["beyond-o"].strong_guarantee_share = amount(3 / 6)
-    assert set(chosen(node)) == {jobs["ordinary"][0], jobs["within"][3]}
+    assert set(chosen(node)) == {jobs["within"][3], jobs["within"][2]}
 
 
 def test_1_9_nobody_goes_for_less_cpu_than_is_allowed_but_for_any_memory():
