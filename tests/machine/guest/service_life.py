@@ -607,10 +607,11 @@ def pause() -> dict[str, Any]:
 
 def stop() -> dict[str, Any]:
     """An orderly end, with many jobs: every setting as it was, nothing left behind."""
-    many = [f"{CPU}-{number}" for number in range(MANY)]
-    for path in many:
+    many = {f"{CPU}-{number}": subprocess.Popen(["sleep", "infinity"]) for number in range(MANY)}
+    for path, process in many.items():
         for directory in (path, path.replace(str(CPU), str(CPUACCT))):
             os.mkdir(directory)
+            Path(directory, "cgroup.procs").write_text(str(process.pid))
         Path(path, "cpu.cfs_quota_us").write_text(str(QUOTA_US))
     systemctl("restart", UNIT)
 
@@ -621,7 +622,9 @@ def stop() -> dict[str, Any]:
     begin_s = time.monotonic()
     heard = listen_to_manager(lambda: {"answer": systemctl("stop", UNIT), "took_s": time.monotonic() - begin_s})
     quotas = read_quotas()
-    for path in many:
+    for path, process in many.items():
+        process.kill()
+        process.wait()
         for directory in (path, path.replace(str(CPU), str(CPUACCT))):
             os.rmdir(directory)
     return {
