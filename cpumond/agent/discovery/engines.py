@@ -14,7 +14,7 @@ from typing import Final
 from cpumond.agent.config import Source
 from cpumond.agent.discovery.glob import list_glob, may_match
 from cpumond.agent.discovery.workloads import classify, list_above
-from cpumond.host.engine.model import SHORT_ID, EngineJob, EngineView, Key
+from cpumond.host.engine.model import SHORT_ID, SLUID, EngineJob, EngineView, Key
 from cpumond.host.engine.processes import CRUN_CHILD
 
 SOCKETS: Final[dict[str, str]] = {
@@ -34,7 +34,7 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
         "machine.slice/libpod-*.scope",
         "user.slice/user-*.slice/user@*.service/user.slice/libpod-*.scope",
     ),
-    "slurm": ("slurm*/uid_*/job_*", "system.slice/*slurmstepd.scope/job_*"),
+    "slurm": ("slurm*/uid_*/job_*", "*.slice/*slurmstepd.scope/job_*", f"*.slice/*slurmstepd.scope/{SLUID}"),
     "kubernetes": (
         "kubepods*/pod*/*",
         "kubepods*/*/pod*/*",

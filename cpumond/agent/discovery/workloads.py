@@ -14,7 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from cpumond.agent.discovery.units import slice_path
-from cpumond.host.engine.model import SHORT_ID
+from cpumond.host.engine.model import SHORT_ID, SLUID
 
 Kind = Literal[
     "docker", "podman", "containerd", "cri-o", "container", "kubernetes", "slurm", "lxc", "machine", "unit", "cgroup"
@@ -61,7 +61,7 @@ _MONITORS: Final = re.compile(
 """Cgroups of processes that look after a workload, and of PID 1: no workloads."""
 _POD: Final = re.compile(r"(?:.*-)?pod([0-9a-f]{8}[0-9a-f_-]*)(?:\.slice)?(?::[\w-]+:([0-9a-f]+))?")
 _QOS: Final = re.compile(r"besteffort|burstable")
-_JOB: Final = re.compile(r"job_([0-9]+)")
+_SLURM_JOB: Final = re.compile(rf"job_([0-9]+)|({SLUID})")
 _SLURM: Final = re.compile(r"slurm|slurm_.+|(?:.+_)?slurmstepd\.scope")
 _UID: Final = re.compile(r"uid_([0-9]+)")
 _USER_SLICE: Final = re.compile(r"user-([0-9]+)\.slice")
@@ -111,11 +111,13 @@ def _find_kubernetes(parents: list[str], parent: str, last: str) -> _Found | Non
 
 
 def _find_slurm(parents: list[str], parent: str, last: str) -> _Found | None:
-    job = _JOB.fullmatch(last)
+    job = _SLURM_JOB.fullmatch(last)
     uid = _UID.fullmatch(parent)
     if job is None or not (uid or any(_SLURM.fullmatch(each) for each in parents)):
         return None
-    return "slurm", f"job {job[1]}", f"uid {uid[1]}" if uid else "", _FULL
+    if job[2] and not _SLURM.fullmatch(parent):
+        return None
+    return "slurm", f"job {job[1] or job[2]}", f"uid {uid[1]}" if uid else "", _FULL
 
 
 def _find_container(parents: list[str], parent: str, last: str) -> _Found | None:
@@ -207,6 +209,7 @@ _VARIABLE: Final = (
     (re.compile(r"(?<=pod)[0-9a-f][0-9a-f_-]{7,}"), "*"),
     (re.compile(r"[0-9a-f]{8}[-_](?:[0-9a-f]{4}[-_]){3}[0-9a-f]{12}|[0-9a-f]{12,64}"), _ANY_HEX),
     (re.compile(r"^(uid_|job_|task_|user-|user@|session-)[0-9]+(?=$|\.)"), r"\1*"),
+    (re.compile(f"^{SLUID}$"), SLUID),
     (re.compile(r"^(step_|lxc\.payload\.|systemd-nspawn@).+?(\.service)?$"), r"\1*\2"),
     (re.compile(r"^machine-.+\.scope$"), "machine-*.scope"),
 )
@@ -214,7 +217,7 @@ _VARIABLE: Final = (
 _NO_GLOB: Final = re.compile(r"[*?\[\]]")
 _IDS: Final[dict[str, str]] = {
     "kubernetes": rf"pod(?P<operation>[0-9a-f_-]+).*[/:-](?P<id>[0-9a-f]{{{SHORT_ID}}})[0-9a-f]*(\.scope)?$",
-    "slurm": r"(?P<id>job_(?P<operation>[0-9]+).*)",
+    "slurm": rf"(?P<id>(?:job_)?(?P<operation>(?<=job_)[0-9]+|{SLUID}).*)",
     **dict.fromkeys(
         ("docker", "podman", "containerd", "cri-o", "container"),
         rf"(?P<id>[0-9a-f]{{{SHORT_ID}}})[0-9a-f]*(\.scope)?(/container)?$",

@@ -76,6 +76,8 @@ def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], s
             return [Finding(check, "warn", text, "correct its pattern, or leave it out")]
         return [Finding(check, "ok", f"{shown}: no {NOUNS[seen.kind]} runs now")]
     text = f"{shown} finds {count(len(own), NOUNS[seen.kind])}{show_some(job.job_id for job in own)}"
+    if seen.kind == "slurm":
+        text += _describe_slurm([job.path for job in own])
     fates = "; ".join(describe_fates(seen.kind, seen.jobs, is_shadow=False))
     findings = [Finding(check, "ok", f"{text}; of all it has: {fates}" if fates else text)]
     outside = next((names for why, names in seen.jobs.refused.items() if "managed_roots" in why), ())
@@ -86,6 +88,14 @@ def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], s
         advice = "add what is above them to managed_roots, or leave managed_roots out where all sources are engines"
         findings.append(Finding(check, "warn", text, advice))
     return findings
+
+
+def _describe_slurm(paths: list[str]) -> str:
+    """Where Slurm has the cgroups of its jobs, and by what they are named: its CgroupSlice, its CgroupJobIdPaths."""
+    places = sorted({os.path.dirname(path) for path in paths})
+    by_number = sum(os.path.basename(path).startswith("job_") for path in paths)
+    names = "job_N" if by_number == len(paths) else "job_N and SLUID" if by_number else "SLUID"
+    return f", below {places[0]}{f' and {len(places) - 1} more' if places[1:] else ''}, named by {names}"
 
 
 def find_agent_reach(socket: str, pid: int | None) -> Reach | None:

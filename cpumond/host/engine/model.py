@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str]
 """The kind of an engine and its socket."""
+SLUID: Final = "s" + "[0-9A-HJKMNP-TV-Z]" * 13
+"""What Slurm names a job by besides its number, for its whole life; a glob as well as a regular expression."""
 SHORT_ID: Final = 12
 MAX_LABEL: Final = 128
 """Characters of a label, and of a job's name: image names with digests are longer."""

@@ -1,6 +1,7 @@
 """Slurm: the jobs of this host's slurmd, by what ``squeue`` says of them.
 
-Which jobs there are is seen in cgroupfs. ``squeue`` is asked once about each, and again when it has another cgroup
+Which jobs there are is seen in cgroupfs, where Slurm names them by their numbers, or from 26.05 on by their SLUIDs
+(``CgroupJobIdPaths``); shown are numbers. ``squeue`` is asked once about each, and again when it has another cgroup
 (``scontrol requeue``): with ``--json`` it answers with all jobs of the cluster, whatever is asked for, which a thousand
 nodes must not do to the controller.
 """
@@ -18,7 +19,7 @@ import msgspec
 
 from cpumond.host.cgroup.files import read_cpus
 from cpumond.host.cgroup.mounts import Hierarchies, read_identity
-from cpumond.host.engine.model import Answer, EngineError, EngineJob, Publish, clean, clean_labels
+from cpumond.host.engine.model import SLUID, Answer, EngineError, EngineJob, Publish, clean, clean_labels
 from cpumond.host.engine.nudge import wait_nudged
 
 LOOK_S: Final = 10.0
@@ -31,7 +32,8 @@ MAX_ASKED: Final = 100
 MAX_ANSWER_BYTES: Final = 1 << 20
 FORMAT: Final = "%A|%D|%C|%u|%a|%P|%j"
 """Job, nodes, CPUs, user, account, partition, and last, since it may hold anything, the name."""
-_JOB: Final = re.compile(r"job_([0-9]+)")
+FORMAT_BY_SLUID: Final = f"%s|{FORMAT}"
+_JOB: Final = re.compile(rf"job_([0-9]+)|({SLUID})")
 _UNKNOWN: Final = "Invalid job id"
 
 
@@ -48,9 +50,9 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
 
 class Place(NamedTuple):
-    """The cgroup of a job, its path below a hierarchy and its inode."""
+    """The cgroup of a job, its path below a hierarchy and its inode; ``key``: the job's number, or its SLUID."""
 
-    number: str
+    key: str
     path: str
     inode: int
 
@@ -64,7 +66,7 @@ class SlurmEngine:
         self._hierarchies = hierarchies
         self._places = places
         self._known: dict[tuple[str, int], SlurmJob] = {}
-        """By number and inode."""
+        """By key and inode of their places."""
         self._unknown: dict[tuple[str, int], float] = {}
         """What the controller did not know, and when to ask it again, on the clock of the event loop."""
         self._title = ""
@@ -76,23 +78,24 @@ class SlurmEngine:
             self._title = f"slurmd {clean(version)}"
         while True:
             nudged.clear()
-            places = {each.number: each for each in find_jobs(self._hierarchies.cpu_root, self._places)}
+            places = {each.key: each for each in find_jobs(self._hierarchies.cpu_root, self._places)}
             apart = find_jobs(self._hierarchies.cpuacct_root, self._places)
-            apart = [each for each in apart if each.number not in places]
-            found = {(each.number, each.inode) for each in (*places.values(), *apart)}
+            apart = [each for each in apart if each.key not in places]
+            found = {(each.key, each.inode) for each in (*places.values(), *apart)}
             self._known = {key: job for key, job in self._known.items() if key in found}
             now_s = asyncio.get_running_loop().time()
             self._unknown = {key: at_s for key, at_s in self._unknown.items() if key in found and at_s > now_s}
-            wanted = sorted(found - self._known.keys() - self._unknown.keys(), key=lambda key: int(key[0]))
+            wanted = sorted(found - self._known.keys() - self._unknown.keys(), key=lambda key: (len(key[0]), key))
             for key in wanted[:MAX_ASKED]:
-                job = parse_job(await run_squeue("--noheader", f"--jobs={key[0]}", f"--format={FORMAT}"), key[0])
+                columns = FORMAT if key[0].isdecimal() else FORMAT_BY_SLUID
+                job = parse_job(await run_squeue("--noheader", f"--jobs={key[0]}", f"--format={columns}"), key[0])
                 if job is None:
                     self._unknown[key] = now_s + ASK_AGAIN_S
                 else:
                     self._known[key] = job
                 if asyncio.get_running_loop().time() - now_s > LOOK_S:
                     break  # the controller is slow: the others are asked about in the next look
-            named = ((each, self._known.get((each.number, each.inode))) for each in places.values())
+            named = ((each, self._known.get((each.key, each.inode))) for each in places.values())
             jobs = [self._describe(place, job) for place, job in named if job is not None]
             publish(Answer(tuple(jobs), self._title, tuple(self._note(each) for each in apart)))
             await wait_nudged(nudged, LOOK_S)
@@ -110,8 +113,8 @@ class SlurmEngine:
         cpus = job.cpus if job.nodes == 1 else read_cpus(self._hierarchies, place.path)
         return EngineJob(
             "slurm",
-            place.number,
-            f"job_{place.number}",
+            job.number,
+            f"job_{job.number}",
             place.path,
             labels,
             ordered_cores=float(cpus),
@@ -121,11 +124,11 @@ class SlurmEngine:
 
     def _note(self, place: Place) -> str:
         """A sentence about a job that has no cgroup of the cpu controller."""
-        job = self._known.get((place.number, place.inode))
+        job = self._known.get((place.key, place.inode))
         who = "" if job is None else f" ({clean(job.name)!r} of {clean(job.user)}, account {clean(job.account) or '-'})"
         return (
-            f"slurm: job_{place.number}{who} has a cgroup in cpuacct alone, as Slurm makes them where cpu and cpuacct "
-            "are mounted apart: its limit cannot be moved; mount both together, or use cgroup v2"
+            f"slurm: {os.path.basename(place.path)}{who} has a cgroup in cpuacct alone, as Slurm makes them where cpu "
+            "and cpuacct are mounted apart: its limit cannot be moved; mount both together, or use cgroup v2"
         )
 
 
@@ -133,17 +136,19 @@ def find_jobs(root: str, places: tuple[str, ...]) -> list[Place]:
     """The jobs below ``root``, at glob patterns ``places``."""
     paths = sorted(os.path.relpath(each, root) for place in places for each in glob.glob(os.path.join(root, place)))
     named = ((_JOB.fullmatch(path.rpartition("/")[2]), path) for path in paths)
-    return [Place(match[1], path, read_identity(os.path.join(root, path))[1]) for match, path in named if match]
+    return [
+        Place(match[1] or match[2], path, read_identity(os.path.join(root, path))[1]) for match, path in named if match
+    ]
 
 
-def parse_job(text: str, number: str) -> SlurmJob | None:
-    """The line in FORMAT about a job, besides which there may be others of its array or heterogeneous job; None where
-    there is none, or it is not understood."""
-    line = next((each for each in text.split("\n") if each.startswith(f"{number}|")), "")
-    fields = line.split("|", 6)[1:]
-    if len(fields) < 6 or not all(each.isascii() and each.isdecimal() and int(each) for each in fields[:2]):
+def parse_job(text: str, key: str) -> SlurmJob | None:
+    """The line in FORMAT about the job of this number, or in FORMAT_BY_SLUID, besides which there may be others of its
+    array or heterogeneous job; None where there is none, or it is not understood."""
+    line = next((each for each in text.split("\n") if each.startswith(f"{key}|")), "")
+    fields = (line if key.isdecimal() else line[len(key) + 1 :]).split("|", 6)
+    if len(fields) < 7 or not all(each.isascii() and each.isdecimal() and int(each) for each in fields[:3]):
         return None
-    nodes, cpus, *texts = fields
+    number, nodes, cpus, *texts = fields
     user, account, partition, name = ("" if each == "(null)" else each for each in texts)
     return SlurmJob(number, int(nodes), int(cpus), user, account, partition, name)
 

@@ -162,6 +162,8 @@ def test_a_job_of_slurm_is_one_whatever_steps_it_has(tmp_path):
         ("docker", "system.slice/ssh.service", False),
         ("podman", f"machine.slice/libpod-{A}.scope", True),
         ("slurm", "system.slice/n1_slurmstepd.scope/job_1", True),
+        ("slurm", "hpc.slice/slurmstepd.scope/sEKNKTV3WPV500", True),
+        ("slurm", "system.slice/slurmstepd.scope/system", False),
         ("slurm", "slurm_n1/uid_0", True),
         ("kubernetes", "kubepods/burstable/pod1/c", True),
         ("kubernetes", "user.slice", False),

@@ -71,6 +71,7 @@ def populated(_: str) -> bool:
         ("slurm_node7/uid_0/job_2", "slurm", "job 2", "uid 0"),
         ("system.slice/slurmstepd.scope/job_3", "slurm", "job 3", ""),
         ("system.slice/node7_slurmstepd.scope/job_3", "slurm", "job 3", ""),
+        ("hpc.slice/slurmstepd.scope/sEKNKTV3WPV500", "slurm", "job sEKNKTV3WPV500", ""),
         ("lxc/web", "lxc", "web", ""),
         ("lxc.payload.web", "lxc", "web", ""),
         ("lxc.payload/web", "lxc", "web", ""),
@@ -93,7 +94,7 @@ def test_what_a_path_tells(path: str, kind: str, name: str, detail: str) -> None
     "path",
     [
         "", "docker", "system.slice", "init.scope", "kubepods", "kubepods.slice/kubepods-burstable.slice", "slurm",
-        "slurm/uid_0", "slurm/uid_0/job_7/step_0", "slurm/uid_0/job_x", "jobs/job_7", "jobs/a",
+        "slurm/uid_0", "slurm/uid_0/job_7/step_0", "slurm/uid_0/job_x", "a/sEKNKTV3WPV500", "jobs/job_7", "jobs/a",
         f"machine.slice/libpod-conmon-{ID}.scope", f"{POD}/crio-conmon-{ID}.scope", "lxc.monitor.web",
         "user.slice/user-1000.slice/user@1000.service", "user.slice/user-1000.slice/user@1000.service/init.scope",
         "batch/x.service", "docker/buildkit", "libpod_parent/conmon",
@@ -174,7 +175,9 @@ def test_a_glob_for_a_path_and_its_like(path: str, pattern: str) -> None:
 def test_sources_find_what_they_are_made_of(tmp_path) -> None:
     paths = [
         f"docker/{ID}", f"docker/{OTHER}", "slurm/uid_0/job_7/step_0/task_0", "slurm/uid_0/job_7/step_0/task_1",
-        "slurm/uid_5/job_8/step_batch/task_0", f"{POD}/cri-containerd-{'a' * 64}.scope", "system.slice/a.service",
+        "slurm/uid_5/job_8/step_batch/task_0",
+        "hpc.slice/slurmstepd.scope/sEKNKTV3WPV500/step_0/user/task_0",
+        f"{POD}/cri-containerd-{'a' * 64}.scope", "system.slice/a.service",
         "system.slice/b.service", "batch.slice/batch-night.slice/run-1.scope", "jobs/a", "jobs/b", "alone",
         "user.slice/user-1000.slice/user@1000.service/app.slice/c.service", f"system.slice/docker-{'b' * 64}.scope",
     ]  # fmt: skip
@@ -200,11 +203,14 @@ def test_sources_find_what_they_are_made_of(tmp_path) -> None:
     named = {job.path: (job.job_id, job.operation_id) for job in scan.jobs}
     assert named[f"docker/{ID}"] == (SHORT, "")
     assert named["slurm/uid_0/job_7/step_0/task_1"] == ("job_7/step_0/task_1", "7")
+    sluid = "sEKNKTV3WPV500"
+    assert named[f"hpc.slice/slurmstepd.scope/{sluid}/step_0/user/task_0"] == (f"{sluid}/step_0/user/task_0", sluid)
     assert named[f"{POD}/cri-containerd-{'a' * 64}.scope"] == ("a" * 12, LOW)
     kept = [sketch.keys.get("slices") or sketch.keys["pattern"] for sketch in sketches if sketch.keep_shadow]
     assert kept == ["user.slice/user-*.slice/user@*.service/app.slice/c.service", ["system.slice"]]
     assert find_roots(sketches) == [
-        "alone", "batch.slice/batch-night.slice", "docker", "jobs", "kubepods.slice/kubepods-burstable.slice",
+        "alone", "batch.slice/batch-night.slice", "docker", "hpc.slice/slurmstepd.scope", "jobs",
+        "kubepods.slice/kubepods-burstable.slice",
         "machine.slice", "slurm", "system.slice", "user.slice",
     ]  # fmt: skip
 

@@ -108,6 +108,23 @@ def test_what_a_source_finds():
     )
 
 
+@pytest.mark.parametrize(
+    ("paths", "text"),
+    [
+        (["system.slice/slurmstepd.scope/job_7"], ", below system.slice/slurmstepd.scope, named by job_N"),
+        (["hpc.slice/slurmstepd.scope/sEKNKTV3WPV500"], ", below hpc.slice/slurmstepd.scope, named by SLUID"),
+        (["a.slice/slurmstepd.scope/job_7", "b.slice/slurmstepd.scope/sEKNKTV3WPV500"],
+         ", below a.slice/slurmstepd.scope and 1 more, named by job_N and SLUID"),
+    ],
+)  # fmt: skip
+def test_how_slurm_names_its_cgroups(paths, text):
+    source = Source(kind="slurm")
+    jobs = [FoundJob(path, "", path, 1.0, source, engine=EngineJob("slurm", "7", path, path)) for path in paths]
+    engine = EngineSeen("slurm", True, {"": UP}, ("slurmd",), tuple(jobs), JobsSeen())
+    (finding,) = doctor_engines.check_engine_source(1, source, jobs, engine)
+    assert finding.text.endswith(text)
+
+
 def test_a_source_that_finds_nothing():
     other = Source(kind="docker", pattern="x*")
     (idle,) = doctor_engines.check_engine_source(1, SOURCE, [], seen(UP))

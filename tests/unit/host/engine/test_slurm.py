@@ -8,9 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from cpumond.agent.discovery.engines import PLACES
 from cpumond.host.engine import slurm
 from cpumond.host.engine.model import Answer, EngineError
 from cpumond.host.engine.slurm import SlurmEngine, SlurmJob, find_jobs, parse_job, run_squeue
+
+SLUID = "sEKNKTV3WPV500"
 
 
 @pytest.mark.parametrize(
@@ -34,11 +37,25 @@ def test_one_job(text, job):
     assert parse_job(text, "7") == job
 
 
+@pytest.mark.parametrize(
+    ("text", "job"),
+    [
+        (f"{SLUID}|7|1|2|u|a|p|b|c\n", SlurmJob("7", 1, 2, "u", "a", "p", "b|c")),
+        (f"s0000000000000|8|1|2|u|a|p|x\n{SLUID}|7|1|2|u|a|p|y\n", SlurmJob("7", 1, 2, "u", "a", "p", "y")),
+        (f"{SLUID}|x|1|2|u|a|p|name\n", None),
+        ("7|1|2|u|a|p|name\n", None),
+        (f"squeue: error: Invalid job id: {SLUID}\n", None),
+    ],
+)
+def test_one_job_by_its_sluid(text, job):
+    assert parse_job(text, SLUID) == job
+
+
 def test_jobs_are_found_at_their_places_only(tmp_path):
     for path in ("slurm_n1/uid_0/job_12/step_batch", "slurm_n1/uid_0/job_3", "slurm_n1/uid_0/job_x", "a/b/job_4"):
         (tmp_path / path).mkdir(parents=True)
     found = find_jobs(str(tmp_path), ("slurm*/uid_*/job_*",))
-    assert [(place.number, place.path) for place in found] == [
+    assert [(place.key, place.path) for place in found] == [
         ("12", "slurm_n1/uid_0/job_12"),
         ("3", "slurm_n1/uid_0/job_3"),
     ]
@@ -51,6 +68,34 @@ def write_squeue(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) 
     program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(directory), prepend=":")
+
+
+def test_a_job_whose_cgroup_is_named_by_sluid_is_shown_by_its_number(tmp_path, monkeypatch):
+    """As Slurm 26.05 has it, with a CgroupSlice of its own, beside one from before the upgrade."""
+    for name in (SLUID, "job_3", "system", "s7"):
+        (tmp_path / f"tree/hpc.slice/n1_slurmstepd.scope/{name}/step_0").mkdir(parents=True)
+    answers = f'*--jobs={SLUID}*%s*) echo "{SLUID}|7|1|2|u|a|p|x";; *--jobs=3*) echo "3|1|1|u|a|p|y";;'
+    write_squeue(tmp_path, monkeypatch, f'case "$*" in --version) echo slurm 26.05.2;; {answers} *) exit 9;; esac')
+    root = str(tmp_path / "tree")
+    engine = SlurmEngine(SimpleNamespace(cpu_root=root, cpuacct_root=root), PLACES["slurm"])  # type: ignore[arg-type]
+    told: list[Answer] = []
+
+    async def watch() -> None:
+        enough = asyncio.Event()
+
+        def publish(answer: Answer) -> None:
+            told.append(answer)
+            enough.set()
+
+        task = asyncio.create_task(engine.watch(publish, asyncio.Event()))
+        await asyncio.wait({task, asyncio.create_task(enough.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        task.cancel()
+
+    asyncio.run(watch())
+    assert {(job.job_id, job.name, job.path.rpartition("/")[2], job.ordered_cores) for job in told[0].jobs} == {
+        ("7", "job_7", SLUID, 2.0),
+        ("3", "job_3", "job_3", 1.0),
+    }
 
 
 def test_a_slow_controller_does_not_keep_what_is_known_from_being_told(tmp_path, monkeypatch):
