@@ -72,11 +72,10 @@ def _describe_why(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> str:
     if e.engine and not e.labels and e.mode == "shadow":
         return f"{stands}: {e.engine} has not named it, so nothing is written; see the problems of `cpumond status`."
     if e.mode == "shadow":
-        because = f": {e.peak.because}" if e.peak else f"{_because(e)}."
         why = "it is in the control group (control_group_ratio)" if e.status == "control" else "its mode is shadow"
         return (
             f"{stands}: {why}, so nothing is written. In mode reclaim it would be "
-            f"{show_cores(e.monitor_cpu_limit)} now{because}"
+            f"{show_cores(e.monitor_cpu_limit)} now{_describe_shadow(e, s)}"
         )
     paused = " Writes are paused, so it stays there." if e.paused else ""
     if e.peak is not None and e.bounds.floor < e.bounds.cap:
@@ -98,6 +97,16 @@ def _because(e: ExplainAnswer) -> str:
     if e.smoothed_cpu_usage is None:
         return ""
     return f", because it lately used about {show_cores(e.smoothed_cpu_usage)} (smoothed)"
+
+
+def _describe_shadow(e: ExplainAnswer, s: MonitorSettings) -> str:
+    """Why the monitor would have the limit where it is, as the end of a sentence; and its floor, if it is that."""
+    if e.bounds.floor >= e.bounds.cap:
+        return f" and never less: its floor is as high ({_floor_reason(e, s)})."
+    if e.peak is not None:
+        return f": {e.peak.because}"
+    floor = f" This is its floor ({_floor_reason(e, s)})." if e.monitor_cpu_limit <= e.bounds.floor else ""
+    return f"{_because(e)}.{floor}"
 
 
 def _last_step(e: ExplainAnswer, s: MonitorSettings) -> str:

@@ -68,6 +68,7 @@ NEVER_BELOW = "all it may have, and never goes below: its floor is as high (min_
 GIVEN_BACK = (
     f"The last change, 3.2 -> 10 at {when(1795223773.1)}: 80% of the periods throttled, so all was given back at once."
 )
+SHADOW = "3.2 of 10 ordered cores: its mode is shadow, so nothing is written. In mode reclaim it would be"
 NOT_LOWERED = "all it may have: it was not lowered so far."
 WHY: dict[str, tuple[dict[str, object], dict[str, object], str]] = {
     "lowered": ({}, {}, LOWERED),
@@ -75,6 +76,16 @@ WHY: dict[str, tuple[dict[str, object], dict[str, object], str]] = {
         {"floor": 3.2},
         {"section": {"min_cpu_limit": 3.2}, "decisions": [], "paused": True},
         f"3.2 of 10 ordered cores, because it lately used about 1.8 (smoothed). {FLOOR}",
+    ),
+    "in shadow, at its floor": (
+        {"floor": 2.5},
+        {"section": {"min_cpu_limit": 2.5}, "mode": "shadow", "status": "shadow", "monitor_cpu_limit": 2.5},
+        f"{SHADOW} 2.5 now, because it lately used about 1.8 (smoothed). This is its floor (min_cpu_limit = 2.5).",
+    ),
+    "in shadow, with a floor as high as its order": (
+        {"floor": 10.0},
+        {"section": {"min_cpu_limit": 10.0}, "mode": "shadow", "status": "shadow", "monitor_cpu_limit": 10.0},
+        f"{SHADOW} 10 now and never less: its floor is as high (min_cpu_limit = 10).",
     ),
     "never lowered": ({}, {"current_cpu_limit": 10.0, "decisions": []}, f"10 of 10 ordered cores, {NOT_LOWERED}"),
     "given back": (
