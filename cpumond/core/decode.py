@@ -7,12 +7,15 @@ may be damaged calls these two functions.
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 Kind = TypeVar("Kind")
+
+LONE_SURROGATE: Final = "half a character (one of U+D800 to U+DFFF); write the whole one, or leave it out"
 
 _DECODERS: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
 _LOCK: Final = threading.Lock()
@@ -48,6 +51,8 @@ def decode_text(data: bytes) -> str:
     try:
         text = data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError:
+        if re.search(rb"\xed[\xa0-\xbf][\x80-\xbf]", data):
+            raise ContentError(f"it is not UTF-8: {LONE_SURROGATE}") from None
         kind = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "perhaps Latin-1"
         raise ContentError(f"it is not UTF-8 but {kind}; save it as UTF-8") from None
     if "\0" in text:
@@ -60,11 +65,13 @@ def decode_toml(text: str) -> dict[str, Any]:
     """The table that TOML stands for. Raises ContentError."""
     import tomllib  # not every program reads TOML
 
+    from cpumond.core.toml_text import explain_toml, find_excess
+
+    if excess := find_excess(text):
+        raise ContentError(excess)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        from cpumond.core.toml_text import explain_toml
-
         raise ContentError(explain_toml(text, str(error))) from None
     except Exception as error:  # whatever the decoder raises is about the content, and its kinds are not documented
         raise _explain(error) from None
@@ -75,4 +82,6 @@ def _explain(error: Exception) -> ContentError:
         return ContentError("a text in it is not UTF-8")
     if isinstance(error, RecursionError):
         return ContentError("it is nested too deep")
+    if "set_int_max_str_digits" in str(error):
+        return ContentError("a number in it has thousands of digits")
     return ContentError(str(error) or type(error).__name__)

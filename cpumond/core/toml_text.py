@@ -9,7 +9,33 @@ from typing import Final
 MAX_LINE: Final = 120
 """Characters of a line that a sentence shows."""
 
+MAX_CHARACTERS: Final = 8 * 1024 * 1024
+"""Of one file: ten thousand pools, each with a score of options, are a fourth of it."""
+
+MAX_KEYS: Final = 500_000
+MAX_NAMES: Final = 200
+"""In one key with dots: a pool a hundred levels deep."""
+
+MAX_STEPS: Final = 20_000_000
+"""Of the parser for keys with dots: the squares of their numbers of names."""
+
 Path = tuple[str, ...]
+
+NO_KEYS: Final = re.compile(
+    "|".join(
+        (
+            r'"{3}(?:[^"\\]++|\\.|"(?!""))*+"{0,5}',
+            r"'{3}.*?(?:'{3,5}|\Z)",
+            r'"(?:[^"\\\n]++|\\.)*+"?',
+            r"'[^'\n]*+'?",
+            r"#[^\n]*+",
+        )
+    ),
+    re.DOTALL,
+)
+"""Texts and comments of TOML."""
+
+DOTTED: Final = re.compile(r"(?<![\w-])[\w-]++(?:[ \t]*+\.[ \t]*+[\w-]++)++")
 
 BARE_PATH: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 SECRET: Final = re.compile(r"token|passw|secret|conninfo", re.IGNORECASE)
@@ -35,8 +61,10 @@ def list_lines(text: str) -> dict[Path, int]:
             named = () if key is None else (*place, *_split_path(key[1]))
         counted = (f"{named[0]} {counts[named[0]]}", *named[1:]) if named and named[0] in counts else named
         for path in (named, counted):
-            for depth in range(1, len(path) + 1):
-                lines.setdefault(path[:depth], number)
+            # Where a path is known, those above it are: a key costs what is new in it.
+            for depth in range(len(path), 0, -1):
+                if lines.setdefault(path[:depth], number) != number:
+                    break
     return lines
 
 
@@ -53,6 +81,24 @@ def _split_path(text: str) -> Path:
         name, table = next(iter(table.items()))
         path.append(name)
     return tuple(path)
+
+
+def find_excess(text: str) -> str:
+    """Why a text is not given to the parser, which would take too long for it; "" where it may be."""
+    if len(text) > MAX_CHARACTERS:
+        return f"it is longer than {MAX_CHARACTERS // 2**20} MiB; split it"
+    rest = NO_KEYS.sub(lambda found: "" if found[0][0] == "#" else "_", text)
+    if rest.count("=") > MAX_KEYS:
+        return f"it has more than {MAX_KEYS} keys; split it"
+    steps = 0
+    for found in DOTTED.finditer(rest):
+        names = found[0].count(".") + 1
+        steps += names * names
+        if names > MAX_NAMES:
+            return f"a key in it has {names} names with dots between them, and at most {MAX_NAMES} are read"
+        if steps > MAX_STEPS:
+            return "its keys with dots have too many names; put keys of one table below its [table]"
+    return ""
 
 
 def explain_toml(text: str, said: str) -> str:
@@ -123,7 +169,7 @@ def _find_remedy(line: str, what: str) -> str:
     if value[0] in "\"'":
         if value.count(value[0]) == 1:
             return _advise("the quote is not closed", f"{key} = {value}{value[0]}")
-        if value[0] == '"' and "\\" in value:
+        if value[0] == '"' and "\\" in value and "scalar" not in what:
             return _advise('a backslash in "..." needs a second one, or single quotes', f"{key} = '{value[1:-1]}'")
         return ""
     if value[0] not in "[{":

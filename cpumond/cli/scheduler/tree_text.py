@@ -11,9 +11,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from cpumond.core.decode import ContentError, decode_json, decode_toml
+from cpumond.core.decode import LONE_SURROGATE, ContentError, decode_json, decode_toml
 from cpumond.core.errors import ConfigError, UsageError
-from cpumond.core.toml_text import Path, list_lines
+from cpumond.core.toml_text import MAX_CHARACTERS, Path, list_lines
 from cpumond.fairshare.validate import nearest, quoted
 from cpumond.scheduler.model import ROOT_POOL, CommandError
 from cpumond.scheduler.settings.attributes import CONFIG, Kind, is_option
@@ -33,6 +33,11 @@ stay as they are, with --prune they are removed. `cpumond tree plan FILE` shows 
 """
 
 MAP: Final = "tag:yaml.org,2002:map"
+
+LONE: Final = re.compile("[\ud800-\udfff]")
+LONE_ESCAPE: Final = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+)
 
 MAX_VALUES: Final = 500_000
 """In one YAML file, those counted again that are repeated by an alias: a few lines may stand for very many."""
@@ -201,6 +206,8 @@ def form_of(name: str) -> Form:
 def read_tree_text(text: str, name: str, form: Form) -> TreeText:
     """What a file says; ``name`` is told in messages, with the line. Raises ConfigError, UsageError."""
     lines: dict[Path, int] = {}
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"{name}: it is longer than {MAX_CHARACTERS // 2**20} MiB; split it")
     try:
         content = _READERS[form](text, lines)
     except ContentError as error:
@@ -236,14 +243,18 @@ def read_yaml(text: str, lines: dict[Path, int]) -> Any:
 def _make_loader(yaml: Any) -> Any:
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # the module is imported where it is needed
         def construct_object(self, node: Any, deep: bool = False) -> Any:
+            line = node.start_mark.line + 1
+            if node.tag.rpartition(":")[2] in ("int", "float") and ":" in node.value:
+                text = f"{shown(node.value)} is a number with the base 60 in YAML"
+                raise ContentError(f"line {line}: {text}; put a text in quotes, write a number without colons")
             try:
                 return super().construct_object(node, deep)
-            except (ValueError, LookupError, AttributeError) as error:
+            except (ValueError, ArithmeticError, LookupError, AttributeError) as error:
                 # PyYAML lets through what goes wrong with a value of its tag, as with the date 2001-99-99.
                 if isinstance(error, ContentError):
                     raise
                 kind = node.tag.rpartition(":")[2]
-                text = f"line {node.start_mark.line + 1}: {shown(node.value)} is no {kind}; put a text in quotes"
+                text = f"line {line}: {shown(node.value)} is no {kind}; put a text in quotes"
                 raise ContentError(text) from None
 
     return Loader
@@ -257,6 +268,8 @@ def _find_lines(yaml: Any, node: Any, path: Path, lines: dict[Path, int], above:
         raise ContentError(f"line {number}: a value cannot be inside of itself")
     if len(lines) > MAX_VALUES:
         raise ContentError(f"it has more than {MAX_VALUES} values, with what *aliases repeat")
+    if isinstance(node, yaml.ScalarNode) and LONE.search(node.value):
+        raise ContentError(f"line {number}: {LONE_SURROGATE}")
     within = (*above, id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
@@ -268,6 +281,8 @@ def _find_lines(yaml: Any, node: Any, path: Path, lines: dict[Path, int], above:
         number = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
             raise ContentError(f"line {number}: a key must be a text, not a list or a table")
+        if LONE.search(key.value):
+            raise ContentError(f"line {number}: {LONE_SURROGATE}")
         if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
             raise ContentError(f"line {number}: {shown(key.value)} is there twice; keep one of them")
         seen.add(key.value)
@@ -277,7 +292,14 @@ def _find_lines(yaml: Any, node: Any, path: Path, lines: dict[Path, int], above:
 
 
 def _read_json(text: str, _: dict[Path, int]) -> Any:
-    return decode_json(text, dict[str, Any])
+    try:
+        return decode_json(text, dict[str, Any])
+    except ContentError:
+        # Its decoder says of one that the text is cut off.
+        found = LONE_ESCAPE.search(text)
+        if found is None:
+            raise
+        raise ContentError(f"line {text.count(chr(10), 0, found.start()) + 1}: {LONE_SURROGATE}") from None
 
 
 _READERS: Final[Mapping[Form, Callable[[str, dict[Path, int]], Any]]] = {

@@ -151,6 +151,16 @@ YAML = "pools:\n  a:\n    weight: 1\n    pools:\n      b:\n"
         ("options: {acl: [{action: allow, action: deny}]}\n", "yaml", 'f: line 1: "action" is there twice'),
         ("[" * 100_000, "yaml", "f: "),
         ("x", "json", "f: "),
+        # Numbers of YAML with the base 60, which nobody means, and which overflow.
+        ("pools:\n  a: {weight: 1:59}\n", "yaml", 'f: line 2: "1:59" is a number with the base 60 in YAML; put'),
+        (f"pools: {{a: {{weight: 1{':59' * 500}.5}}}}\n", "yaml", "is a number with the base 60 in YAML"),
+        (f"[pools.a]\nweight = {'9' * 5000}\n", "toml", "f: a number in it has thousands of digits"),
+        # Halves of characters, in values and in keys.
+        ('pools:\n  a: {attributes: {x: "\\ud800"}}\n', "yaml", "f: line 2: half a character (one of U+D800"),
+        ('pools:\n  "\\udc00": {}\n', "yaml", "f: line 2: half a character (one of U+D800"),
+        ('{"pools": {"a": {"attributes": {\n"x": "\\ud800"}}}}', "json", "f: line 2: half a character (one of U+D800"),
+        ('{"pools": {"a": {"attributes": {\n"x": "\\udc00"}}}}', "json", "f: line 2: half a character (one of U+D800"),
+        ('[pools.a]\nattributes.x = "\\ud800"\n', "toml", "Escaped character is not a Unicode scalar value"),
     ],
 )
 def test_a_mistake_is_told_with_its_line(text: str, form: Form, told: str) -> None:
@@ -195,3 +205,18 @@ def test_the_form_is_that_of_the_name() -> None:
     assert not is_tree_file("research")
     with pytest.raises(UsageError, match=r"a.txt: expected the name of a file that ends with .toml"):
         form_of("a.txt")
+
+
+def test_surrogate_pairs_of_json_are_one_character() -> None:
+    found = read_tree_text('{"pools": {"a": {"attributes": {"x": "\\ud83d\\ude00"}}}}', "f", "json").tables
+    assert found.pools is not None
+    assert found.pools[0].attributes == {"x": "\U0001f600"}
+
+
+@pytest.mark.parametrize("form", ["toml", "yaml", "json"])
+def test_what_would_take_its_reader_minutes_is_not_read(form: Form) -> None:
+    with pytest.raises(ConfigError, match=r"^f: it is longer than 8 MiB; split it$"):
+        read_tree_text("a" * (8 * 2**20 + 1), "f", form)
+    keys = "".join(f"b{number} = 1\n" for number in range(3000))
+    with pytest.raises(ConfigError, match="f: a key in it has 3001 names with dots between them, and at most 200"):
+        read_tree_text(f"[a{'.a' * 3000}]\n{keys}", "f", "toml")

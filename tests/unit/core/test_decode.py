@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpumond.agent.jobs.files import JobFile
-from cpumond.core.decode import ContentError, decode_json, decode_toml
+from cpumond.core.decode import ContentError, decode_json, decode_text, decode_toml
 
 DAMAGED = (
     b"", b"{", b"\xff", b'{"a\xff": 1}', b'{"a": "\xed\xa0\x80"}', b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000,
@@ -33,6 +33,11 @@ def test_damaged_json_is_one_exception_with_a_sentence(data: bytes) -> None:
 def test_damaged_toml_is_one_exception_with_a_sentence(text: str) -> None:
     with pytest.raises(ContentError, match=r"\w"):
         decode_toml(text)
+
+
+def test_half_a_character_is_called_that() -> None:
+    with pytest.raises(ContentError, match="it is not UTF-8: half a character"):
+        decode_text("a = '\ud800'".encode("utf-8", "surrogatepass"))
 
 
 @given(st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")))
