@@ -323,7 +323,7 @@ def load_config(path: str | None) -> AgentConfig:
     if path is None:
         return finish_config({}, "")
     folder = os.path.join(os.path.dirname(os.path.abspath(path)), "conf.d")
-    return finish_config(read_layers(path, folder, parse_config_text), path)
+    return read_layers(path, folder, parse_config_text, finish_config)
 
 
 def parse_config_text(text: str, path: str) -> dict[str, Any]:

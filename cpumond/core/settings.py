@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import re
 import stat
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from cpumond.core.decode import ContentError, decode_text
 from cpumond.core.errors import AccessError, ConfigError, describe
+
+Kind = TypeVar("Kind")
 
 
 class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,24 +25,73 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     format: Literal["auto", "json", "console", "journald"] = "auto"
 
 
-def read_layers(path: str, folder: str, parse: Callable[[str, str], dict[str, Any]]) -> dict[str, Any]:
-    """``path`` and the ``*.toml`` in ``folder``, if there is one, in the order of their names, parsed and merged.
+def read_layers(
+    path: str, folder: str, parse: Callable[[str, str], dict[str, Any]], finish: Callable[[dict[str, Any], str], Kind]
+) -> Kind:
+    """``path`` and the ``*.toml`` in ``folder``, if there is one, in order of names, parsed, merged, finished.
 
-    ``parse`` takes a file's text and name. Raises ConfigError or AccessError.
+    ``parse`` takes a file's text and name, ``finish`` what is merged and ``path``. Raises ConfigError, with file and
+    line of the setting, or AccessError.
     """
+    texts: dict[str, str] = {}
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     drop_ins = [name for name in names if is_drop_in(folder, name)]
     merged: dict[str, Any] = {}
     for name in [path, *(os.path.join(folder, drop_in) for drop_in in drop_ins)]:
         text, status = _read_text(name)
-        table = parse(text, name)
+        with _naming_lines(name, {name: text}):
+            table = parse(text, name)
+        texts[name] = text
         problem = find_rights_of_others(name, status) if table.get("scheduler", {}).get("token") else ""
         if problem:
             raise ConfigError(
                 f"{name}: scheduler.token: {problem}, or put the token into a file of its own (token_file)"
             )
         merged = _merge(merged, table)
-    return merged
+    with _naming_lines(path, texts):
+        return finish(merged, path)
+
+
+@contextlib.contextmanager
+def _naming_lines(path: str, texts: Mapping[str, str]) -> Iterator[None]:
+    """Name file and line in a ConfigError about ``path``; ``texts``: file -> text, the one that wins last."""
+    try:
+        yield
+    except ConfigError as error:
+        sentence = str(error)
+        if not sentence.startswith(f"{path}: "):
+            raise
+        told = sentence.removeprefix(f"{path}: ")
+        raise ConfigError(f"{_find_place(told, texts) or path}: {told}") from None
+
+
+def _find_place(told: str, texts: Mapping[str, str]) -> str:
+    """``file:line`` of the key that a sentence begins with, or of the table it is in; "" for none."""
+    from cpumond.core.toml_text import list_lines  # only where something is wrong
+
+    found = re.match(r"(source \d+)(?: \([^)]*\))?(?:: |\.)(?:([\w-]+)[:.])?", told)
+    key = ".".join(filter(None, found.groups())) if found else told.partition(": ")[0]
+    keys = tuple(key.replace("-", "_").split("."))
+    places: dict[tuple[str, ...], str] = {}
+    before = 0
+    for name, text in texts.items():
+        sources = 0
+        for path, line in list_lines(text).items():
+            parts = [part.replace("-", "_") for part in path]
+            if number := re.fullmatch(r"source (\d+)", parts[0]):
+                sources = max(sources, int(number[1]))
+                parts[0] = f"source {before + int(number[1])}"
+            places[tuple(parts)] = f"{name}:{line}"
+        before += sources
+    return next((places[keys[:depth]] for depth in range(len(keys), 0, -1) if keys[:depth] in places), "")
+
+
+def find_ignored(folder: str) -> list[str]:
+    """Files in ``conf.d`` whose names end with what no file that counts does, and with no sign of a copy."""
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    copies = re.compile(r"[.].*|.*~|README.*|.*[.](bak|orig|old|disabled|example|dpkg-\w+|rpm\w+)")
+    places = [os.path.join(folder, name) for name in names if not name.endswith(".toml") and not copies.fullmatch(name)]
+    return [place for place in places if os.path.isfile(place)]
 
 
 def is_drop_in(folder: str, name: str) -> bool:

@@ -190,7 +190,7 @@ def load_scheduler_config(path: str | None) -> SchedulerConfig:
     if path is None:
         return finish_scheduler_config({}, "")
     folder = f"{os.path.splitext(os.path.abspath(path))[0]}.conf.d"
-    return finish_scheduler_config(read_layers(path, folder, parse_scheduler_config_text), path)
+    return read_layers(path, folder, parse_scheduler_config_text, finish_scheduler_config)
 
 
 def parse_scheduler_config_text(text: str, path: str) -> dict[str, Any]:

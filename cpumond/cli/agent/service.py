@@ -85,15 +85,16 @@ class CheckedConfig(AgentConfig, frozen=True, kw_only=True):
 def check_config_command(file: str | None, config_path: str, quiet: bool, as_json: bool) -> None:
     """Check a configuration and print the resulting values; exit code 78 and one sentence when it is wrong.
 
-    Options without effect, such as those of another limit_rule, are warned of on standard error. The scheduler's
-    files: `cpumond scheduler --check`.
+    Standard error warns of options without effect, such as those of another limit_rule, of files in conf.d that are not
+    read and of sources whose limits cannot move. The scheduler's files: `cpumond scheduler --check`.
     """
     from cpumond.agent.control import describe_settings
+    from cpumond.agent.dead_ends import find_dead_ends
     from cpumond.cli.render.tables import warn
     from cpumond.monitor.model import compute_mode
 
     config = load_config(file or config_path)
-    warnings = find_idle_options(config)
+    warnings = find_idle_options(config) + find_dead_ends(config)
     if quiet:
         for warning in warnings:
             warn(warning)

@@ -460,9 +460,31 @@ def test_a_message_names_the_drop_in_that_is_wrong(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert str(caught.value) == (
-        f"{tmp_path / 'conf.d' / 'bad.toml'}: log.level: "
+        f"{tmp_path / 'conf.d' / 'bad.toml'}:2: log.level: "
         'must be one of "debug", "error", "info", "warning", got \'loud\''
     )
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        # What only the whole shows is wrong names the file that said it last, and its table where the key is missing.
+        ({"main": "[report]\nkind = 'log'\n", "b": "\n[report]\nkind = 'http'\n"}, "b.toml:2: report.url: must be"),
+        ({"main": "[web]\nlisten = '127.0.0.1:1'\n", "b": "[web]\nlisten = '*:1'\n"}, "b.toml:2: web.listen: must be"),
+        ({"main": "managed-roots = ['..']\n", "b": ""}, "cpumond.toml:1: managed_roots: '..' must not"),
+        # Sources are counted over all files.
+        ({"main": SOURCE, "b": f"{SOURCE}{SOURCE}slices = ['a']\n"}, "b.toml:7: source 3: slices: is for"),
+        (
+            {"main": SOURCE, "b": "[[source]]\nkind = 'glob'\npattern = 'a/..'\n"},
+            "b.toml:1: source 2 ('a/..'): ",
+        ),
+        ({"main": SOURCE, "b": "[[source]]\nkind = 'globe'\n"}, "b.toml:2: source 1.kind: must be one of"),
+    ],
+)
+def test_a_mistake_has_the_file_and_line_of_its_setting(tmp_path, files, told):
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, **files))
+    assert told in str(caught.value)
 
 
 def test_a_missing_file_is_a_config_error(tmp_path):

@@ -187,7 +187,7 @@ def test_a_message_names_the_drop_in(tmp_path: Path) -> None:
     (tmp_path / "scheduler.conf.d").mkdir()
     drop_in = tmp_path / "scheduler.conf.d" / "a.toml"
     drop_in.write_text("max_operation_count = -1")
-    with pytest.raises(ConfigError, match=re.escape(f"{drop_in}: max_operation_count: must be")):
+    with pytest.raises(ConfigError, match=re.escape(f"{drop_in}:1: max_operation_count: must be")):
         load_scheduler_config(str(main))
 
 

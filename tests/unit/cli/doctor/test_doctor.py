@@ -677,7 +677,7 @@ def test_a_wrong_configuration_is_78_and_the_rest_is_looked_at_all_the_same(tmp_
     path.write_text("nonsense = 1\n")
     assert run(["doctor", "--config", str(path)]) == 78
     out = capsys.readouterr().out
-    assert f"fail  configuration  {path}: nonsense: unknown key" in re.sub(" +", lambda m: m[0][:2], out)
+    assert f"fail  configuration  {path}:1: nonsense: unknown key" in re.sub(" +", lambda m: m[0][:2], out)
     assert "agent" in out
     assert run(["doctor", "--config", str(tmp_path / "missing.toml")]) == 78
 
