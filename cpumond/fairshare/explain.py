@@ -20,13 +20,13 @@ Rule = Literal["demand", "limit", "gang", "fifo", "weight", "strong_guarantee", 
 
 demand: it has all it asks for; limit: limits of its own or of a pool above; gang: a whole demand at once does not fit;
 fifo: those served before; weight: its part among siblings that want more; strong_guarantee, burst, relaxed: it has its
-guarantee and nothing is shared out by weight; cluster: a resource is used up, and none of these decides.
+guarantee and nothing is shared out by weight; cluster: all of a resource is shared out, and none of these decides.
 """
 
 TOLERANCE: Final = 1e-8
 """Shares that differ by less are the same: above the rounding of an update (1e-9), below any real difference."""
 
-NO_STEP: Final = "nothing is used up, but the next step up, a gang or several resources at once, does not fit"
+NO_STEP: Final = "no resource is all shared out, but the next step, a gang or several resources at once, does not fit"
 """Why a pool stops before any limit: its shares jump where a gang begins (9.1, 12.1)."""
 
 SHOWN_NAMES: Final = 3
@@ -308,7 +308,7 @@ def _tell_guarantee(tree: _Tree, name: str, binding: _Binding) -> str:
 
 def _tell_cluster(tree: _Tree, name: str, binding: _Binding) -> str:
     if binding.resource is not None:
-        return f"it has all that the cluster has left, {RESOURCES[binding.resource]} is used up"
+        return f"it has all that the cluster has left, all {RESOURCES[binding.resource]} is shared out"
     who = "it has" if binding.at == name else f"{printable(binding.at)} above it has"
     return f"{who} no guarantee, and those of others leave nothing{_tell_scarce(tree, binding.at)}"
 
@@ -466,7 +466,7 @@ def _describe_limits(tree: _Tree, name: str) -> list[str]:
     shares = tree.shares(name)
     in_force = tree.limit_in_force(name)
     if name == ROOT:
-        return ["nothing is used up" if in_force is None else f"{RESOURCES[in_force]} is used up"]
+        return ["no resource is all shared out" if in_force is None else f"all {RESOURCES[in_force]} is shared out"]
     texts = [
         f"{_limit_text(tree, name, r)} by {_limit_word(tree, name, r)}{', in force' if r == in_force else ''}"
         for r, limit in enumerate(shares.limits_share)

@@ -209,6 +209,8 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     max_preemptions_per_minute: _Count | None = None
     """For the whole tree; None for no bound."""
     fifo_pool_scheduling_order: Literal["fifo", "satisfaction"] = "fifo"
+    count_unplaceable_jobs_in_demand: bool = False
+    """Whether jobs that no node of the tree could hold demand as others do, as in YTsaurus (5.2)."""
     acl: AccessList = None
     inherit_acl: bool = True
     """Without an effect: there is nothing above a tree."""

@@ -59,6 +59,12 @@ class NodeSizes:
         told = [self.tell_excess(order) for order, _ in jobs]
         return told[0] if told and all(told) else ""
 
+    def leave_out_unplaceable(self, jobs: list[tuple[Vector, int]], is_gang: bool) -> list[tuple[Vector, int]]:
+        """Those of these jobs that can start on these nodes; of a gang all or none."""
+        if is_gang:
+            return [] if self.tell_gang_excess(jobs) else jobs
+        return [each for each in jobs if not self.tell_excess(each[0])]
+
     def _tell(self, order: Vector, number: int) -> str:
         told = self._known.get((order, number))
         if told is None:
@@ -68,7 +74,12 @@ class NodeSizes:
         return told
 
     def _find(self, order: Vector, number: int) -> str:
-        if not any(fits(each, order) for each in self._largest):
+        # There may be very many orders: a plain loop over what is less by the rounding than they are.
+        v, w, x, y, z = (amount - ROUNDING * max(amount, 1.0) for amount in order)
+        for a, b, c, d, e in self._largest:
+            if a >= v and b >= w and c >= x and d >= y and e >= z:
+                break
+        else:
             if not self._largest:
                 return ""
             a, b, c, d, e = (max(amounts) for amounts in zip(*self._largest, strict=True))
@@ -79,9 +90,11 @@ class NodeSizes:
             return f"{' and '.join(_tell(r, order) for r in sorted(lacking))} on one node, no node has all of it"
         if number == 1:
             return ""
-        room = sum(times * _count_jobs(each, order, number) for each, times in self.counts.items())
-        if room >= number:
-            return ""
+        room = 0
+        for each, times in self.counts.items():
+            room += times * _count_jobs(each, order, number)
+            if room >= number:
+                return ""
         what = " and ".join(_tell(r, order) for r, x in enumerate(order) if x and (r > 0 or x != 1.0))
         return f"{count(number, 'job')} of {what} at once, all nodes together hold {room}"
 

@@ -96,7 +96,7 @@ def test_what_is_odd_about_a_specification_is_told_at_the_start(scheduler, node)
     assert attribute(scheduler, operation, "unrecognized_spec") == {"wieght": 2, "tasks": {"t": {"job_timelimit": 5}}}
     assert "64 cores" in attribute(scheduler, operation, "alerts")["job_fits_no_node"]["message"]
     assert ("job_fits_no_node", operation) in alerts(scheduler)
-    assert "64 cpu" in scheduler.get(f"operations/{operation}")["alerts"][0]
+    assert "64 cores" in scheduler.get(f"operations/{operation}")["alerts"][0]
     larger = PlayedNode(scheduler, "n2", cpu=100.0)
     larger.register()
     assert alerts(scheduler) == []

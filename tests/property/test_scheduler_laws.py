@@ -58,6 +58,7 @@ TREE_ATTRIBUTES = st.fixed_dictionaries(
         "preemptive_scheduling_backoff": st.sampled_from([0, 5000]),
         "node_reconnection_timeout": st.sampled_from([0, 300_000]),
         "fifo_pool_scheduling_order": st.sampled_from(["fifo", "satisfaction"]),
+        "count_unplaceable_jobs_in_demand": st.booleans(),
     },
 )
 OPTIONS = st.fixed_dictionaries(

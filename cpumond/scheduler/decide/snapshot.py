@@ -53,7 +53,7 @@ class SnapshotMaker:
 
     def make(self, tree: Tree) -> fairshare.Snapshot:
         """The tree as it is now; sets ``limits`` and ``demand`` of its elements and sums the pools' usage anew."""
-        basis = (tree.total, tree.config.settings)
+        basis = (tree.total, tree.config.settings, tree.sizes.counts)
         if basis != self._basis:
             self._basis = basis
             _forget(tree)
@@ -315,11 +315,16 @@ def operation_demand(element: OperationElement) -> Vector:
 
 
 def _wanted(element: OperationElement) -> Vector:
-    """What its jobs still to be started order; nothing while it is suspended."""
-    wanted, operation = ZERO, element.operation
-    if not operation.record.suspended:
-        for task in operation.next_tasks():
-            wanted = add(wanted, scale(task.resources, float(operation.needed[task.name])))
+    """What its jobs still to be started order; nothing while it is suspended, nor, but for a tree's option, for jobs
+    that no node could hold (5.2)."""
+    wanted, operation, tree = ZERO, element.operation, element.tree
+    if operation.record.suspended:
+        return wanted
+    orders = operation.needed_orders
+    if not tree.config.settings.count_unplaceable_jobs_in_demand:
+        orders = tree.sizes.leave_out_unplaceable(orders, operation.record.is_gang)
+    for order, number in orders:
+        wanted = add(wanted, scale(order, float(number)))
     return wanted
 
 

@@ -67,7 +67,7 @@ def test_an_element_that_has_all_it_asks_for():
             "o gets 23.0 % of the cluster (46 of 200 cpu): all it asks for.",
             "from the root down, in percent of the cluster:",
             "  <root>, fair_share pool: 23.0 of 23.0 cpu demanded = 0.0 strong + 0.0 integral + 23.0 by weight",
-            "    nothing is used up",
+            "    no resource is all shared out",
             "  q, fair_share pool: 23.0 of 23.0 cpu demanded = 0.0 strong + 0.0 integral + 23.0 by weight",
             "    no siblings to share with",
             "  o, operation: 23.0 of 23.0 cpu demanded",
@@ -94,7 +94,7 @@ def test_weight_among_the_siblings_that_want_more():
         "a gets 24.9 % of the cluster (49.75 of 200 cpu): limited by its weight, 1 of 4 among the siblings that still "
         "want more; cpu is the scarce resource."
     )
-    assert "    cpu is used up" in found.lines
+    assert "    all cpu is shared out" in found.lines
     assert found.lines[-1] == "    weight 1 of 5 among all siblings, 1 of 4 with those that want more"
 
 
@@ -107,6 +107,7 @@ GREEDY = [operation("o", "q", 300.0), operation("p", "r", 300.0)]
 RICH = Pool("r", strong_guarantee_resources=strong(200.0))
 BIG_GANG = operation("g", "q", 120.0, gang=True, resource_limits=limit(100.0))
 WANT_MORE = "among the siblings that still want more; cpu is the scarce resource."
+ALL_CPU = "all cpu is shared out"
 NOTHING_LEFT = "has no guarantee, and those of others leave nothing; cpu is the scarce resource."
 AT_ONCE = "it is a gang, which gets its whole demand at once or nothing, and 60.0 % of cpu"
 
@@ -162,7 +163,7 @@ def closed(mode: str) -> list[Pool]:
         ("p", closed("fifo"), RIVALS, {}, "limit", "the resource_limits of team above it, 0.0 % of cpu (0)."),
         (
             "o", [Pool("q")], GREEDY[:1], {}, "cluster",
-            "o gets 100.0 % of the cluster (200 of 200 cpu): it has all that the cluster has left, cpu is used up.",
+            f"o gets 100.0 % of the cluster (200 of 200 cpu): it has all that the cluster has left, {ALL_CPU}.",
         ),
         ("q", [RICH, Pool("q")], GREEDY, {}, "cluster", f"q gets nothing: it {NOTHING_LEFT}"),
         ("o", [RICH, Pool("q")], GREEDY, {}, "cluster", f"o gets nothing: q above it {NOTHING_LEFT}"),
@@ -384,11 +385,11 @@ def test_many_before_it_in_a_fifo_pool_are_shown_in_part():
 def test_gangs_that_stop_everybody_before_anything_is_used_up():
     gangs = [operation("a", "p", 120.0, gang=True), operation("b", "q", 120.0, gang=True)]
     found = why("p", [Pool("p"), Pool("q")], gangs, GANGS)
-    step = "nothing is used up, but the next step up, a gang or several resources at once, does not fit"
+    step = "no resource is all shared out, but the next step, a gang or several resources at once, does not fit"
     assert found.lines[0].endswith(step + ".")
     found = why(ROOT, [Pool("p"), Pool("q")], gangs, GANGS)
     assert (found.rule, found.lines[0]) == ("gang", f"<root> gets nothing: {step}.")
-    assert "    nothing is used up" in found.lines
+    assert "    no resource is all shared out" in found.lines
 
 
 # ---- size and numbers

@@ -175,6 +175,26 @@ def test_an_option_of_an_operation_shows_or_is_told_of(option):
 # --- options of a tree that nothing else tests
 
 
+@pytest.mark.parametrize("counts", [None, True])
+@pytest.mark.parametrize("spec", [{"cpu": 5.0}, {"jobs": 40, "is_gang": True}])
+def test_jobs_that_no_node_could_hold_demand_only_if_the_tree_says_so(spec, counts):
+    """5.2: else others starve beside free nodes."""
+    world = World() if counts is None else World(count_unplaceable_jobs_in_demand=counts)
+    for name in ("large", "small"):
+        world.create_pool(name)
+    for number in range(2):
+        world.node(f"n{number}", cpu=4.0)
+    large = world.start("large", **{"jobs": 40, **spec})
+    world.start("small", jobs=40)
+    world.settle_down()
+    demands, shares = [world.pool(name).demand[1] for name in ("large", "small")], world.pool("small").fair_share
+    assert demands == ([40.0 * spec.get("cpu", 1.0), 40.0] if counts else [0.0, 40.0])
+    assert max(shares) == pytest.approx(0.5 if counts and "cpu" in spec else 1.0)
+    world.node("big", cpu=64.0)
+    world.update()
+    assert world.element(large).demand[1] == 40.0 * spec.get("cpu", 1.0), "one that could hold it has come"
+
+
 def test_the_trees_counts_hold_for_pools_that_have_none():
     world = World(max_operation_count_per_pool=2)
     world.create_pool("p")
