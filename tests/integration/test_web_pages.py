@@ -143,7 +143,7 @@ def test_the_overview_shows_nodes_trees_and_the_scheduler(page, site):
     figures = {each.split("\n")[0]: each.split("\n")[1] for each in page.locator(".figures .card").all_inner_texts()}
     assert figures["Nodes online"] == "2 of 2"
     assert figures["CPU capacity"] == "4 cores"
-    assert figures["Operations"] == f"{answer['status']['counts']['running_operations']} running"
+    assert figures["Operations"] == f"{answer['status']['counts']['shown_states']['running']} running"
     tree = next(tree for tree in answer["trees"] if tree["is_default"])
     expect(main.get_by_role("link", name=f"{tree['pool_count']} pools", exact=True)).to_have_attribute(
         "href", "#/pools/default"

@@ -290,6 +290,15 @@ def test_an_operation_of_two_trees_and_one_that_fits_nowhere(page, scheduler, no
     expect(page.get_by_text(re.compile("Percentages are of all that the tree empty has: 0 cores"))).to_be_visible()
     show(page, scheduler, f"#/operations/{huge}?tab=jobs")
     expect(page.get_by_text("No job yet; the tab “Why” has the reason")).to_be_visible()
+    too_large = scheduler.get(f"operations/{huge}")["trees"]["default"]["why"]
+    assert re.fullmatch(r"cannot start: 100 cores, largest node \S+", too_large)
+    show(page, scheduler, f"#/operations/{huge}")
+    expect(page.locator("main")).to_contain_text(f"It {too_large}; start it again with smaller jobs")
+    show(page, scheduler, "#/mine")
+    row = page.get_by_role("row").filter(has_text="too large")
+    for text in ("cannot start", too_large, "never, as things are"):
+        expect(row).to_contain_text(text)
+    expect(page.locator(".figures .card").filter(has_text="cannot start")).to_contain_text("1")
     for operation in (two, huge):
         scheduler.post(f"operations/{operation}/abort", {})
 
