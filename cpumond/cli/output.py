@@ -21,7 +21,7 @@ import msgspec
 
 from cpumond.cli.render.grid import Cell, Heading, draw_fields, draw_grid, fold, paint
 from cpumond.core.errors import UnavailableError, UsageError
-from cpumond.core.words import show_name
+from cpumond.core.words import show_json, show_name
 
 Output = Literal["text", "json", "csv"]
 OUTPUTS: Final[tuple[Output, ...]] = ("text", "json", "csv")
@@ -119,7 +119,7 @@ def print_json(content: bytes, kind: Any = None, rows: str | None = None) -> Non
     """
     try:
         if chosen_output() != "csv":
-            click.echo(msgspec.json.format(content, indent=2).decode())
+            click.echo(show_json(msgspec.json.format(content, indent=2)))
             return
         value = msgspec.json.decode(content)
     except (ValueError, RecursionError) as error:
@@ -159,7 +159,7 @@ def print_line(value: dict[str, Any], header: list[str] | None = None) -> list[s
     """Print a value as a line of JSON, or of CSV: with a header unless ``header`` was printed before. Returns it."""
     if chosen_output() == "csv":
         return print_csv([value], header or (), with_header=not header)
-    click.echo(msgspec.json.encode(value))
+    click.echo(show_json(msgspec.json.encode(value)))
     return []
 
 

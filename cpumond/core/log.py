@@ -14,6 +14,8 @@ from typing import Any, TextIO
 import msgspec
 import structlog
 
+from cpumond.core.words import show_json, show_name
+
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
@@ -52,7 +54,7 @@ def configure_logging(level: str = "info", wanted: str = "auto", stream: TextIO 
     if style == "console":
         # Not the default traceback: it shows the values of all variables.
         plain = structlog.dev.plain_traceback
-        processors += [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
+        processors += [_show_fields, structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
     else:
         processors += [structlog.processors.format_exc_info]
         if style == "journald":
@@ -108,9 +110,14 @@ def _drop_empty(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapp
     return {key: value for key, value in event.items() if value is not None}
 
 
+def _show_fields(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Names and texts in which nothing moves the cursor, ends the line or turns the direction of text."""
+    return {show_name(key): show_name(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
 def _encode(event: Any, **_: Any) -> str:
     try:
-        return msgspec.json.encode(event, enc_hook=str).decode()
+        return show_json(msgspec.json.encode(event, enc_hook=str))
     except (ValueError, TypeError):
         # A text that is no valid Unicode (a path, for example), or a key that is no text.
         return json.dumps({str(key): value for key, value in event.items()}, default=str)

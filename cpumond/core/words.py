@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from typing import Final
 
 from cpumond.core.measures import format_cores
 
@@ -10,9 +12,19 @@ LAST_DAY = 253_402_128_000.0
 """Of the year 9999: a time that stands for "for ever" may be later, where ``datetime`` has no date."""
 
 
+_UNSEEN: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
 def show_name(name: str) -> str:
     """A name that moves no cursor: what cannot be printed is escaped, and only that."""
     return name if name.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
+
+
+def show_json(text: str | bytes) -> str:
+    """JSON that moves no cursor and turns no text: C1 controls and marks of direction, which only texts in it hold, are
+    escaped as JSON has it."""
+    text = text.decode() if isinstance(text, bytes) else text
+    return _UNSEEN.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)
 
 
 def show_measured(cores: float | None) -> str:

@@ -52,7 +52,7 @@ from cpumond.core.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredL
 from cpumond.core.decode import decode_json
 from cpumond.core.errors import AccessError, CpumondError, UsageError
 from cpumond.core.measures import count_cores
-from cpumond.core.words import show_cores, show_name
+from cpumond.core.words import show_cores, show_json, show_name
 from cpumond.monitor.model import MODES
 
 CLUSTER_SORTS = tuple(CLUSTER_SORT_KEYS.values())
@@ -306,7 +306,7 @@ def read_line(client: AgentClient, sort: Sort) -> str:
     try:
         content = client.status()
         client.decode(content, StatusAnswer)
-        return msgspec.json.encode(sort_answer(content, sort)).decode()
+        return show_json(msgspec.json.encode(sort_answer(content, sort)))
     except AccessError:
         raise
     except CpumondError as error:

@@ -344,7 +344,8 @@ def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) 
             Finding("executor", "warn", "an agent that is not root runs jobs as its own account only", advice)
         )
     if options.user or options.allow_root:
-        who = f"all jobs run as {options.user}" if options.user else "jobs of root run as root"
+        secrets = "each can read environment, files and logs of the others, whatever read_secrets says"
+        who = f"all jobs run as {options.user}: {secrets}" if options.user else "jobs of root run as root"
         findings.append(Finding("executor", "ok", who))
     return [*findings, check_directory("executor.jobs_dir", options.jobs_dir)]
 

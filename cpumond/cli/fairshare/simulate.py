@@ -23,6 +23,7 @@ from cpumond.core.errors import FairShareInputError
 from cpumond.core.measures import parse_duration_s
 from cpumond.core.schema import normalise_table
 from cpumond.core.toml_text import explain_toml
+from cpumond.core.words import show_json
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.simulate import MAX_S, Action, Event, Scenario, SimulationRow, check_script, simulate
 from cpumond.fairshare.update import fair_share_update
@@ -269,7 +270,7 @@ def print_rows(rows: Iterable[SimulationRow], every_s: float) -> Iterator[Simula
                 # 1e-6: multiples of a step such as 0.1 have rounding errors.
                 next_s = every_s * (math.floor(printed_s / every_s + 1e-6) + 1 - 1e-6)
         if row.time_s == printed_s:
-            click.echo(msgspec.json.encode(row).decode())
+            click.echo(show_json(msgspec.json.encode(row)))
         yield row
 
 

@@ -17,7 +17,7 @@ from cpumond.cli.render.grid import Cell, Column, column
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.cli.scheduler.plans import PlanRefusedError, describe_plan, show_plan
 from cpumond.core.errors import UsageError
-from cpumond.core.words import show_name, show_time
+from cpumond.core.words import show_json, show_name, show_time
 from cpumond.scheduler.events import KINDS
 from cpumond.scheduler.why.plan import Plan
 
@@ -146,7 +146,7 @@ def _print_for_programs(events: list[Any], is_first: bool) -> None:
         print_csv(rows, names, with_header=is_first)
         return
     for event in events:
-        click.echo(msgspec.json.encode(event).decode())
+        click.echo(show_json(msgspec.json.encode(event)))
 
 
 def _as_cell(value: Any) -> Any:

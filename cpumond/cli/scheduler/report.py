@@ -38,7 +38,7 @@ from cpumond.cli.scheduler.report_rows import (
 from cpumond.cli.scheduler.savings import render_savings, render_savings_csv
 from cpumond.core.errors import NoSuchError, UnavailableError, UsageError
 from cpumond.core.measures import format_span
-from cpumond.core.words import show_cores, show_name
+from cpumond.core.words import show_cores, show_json, show_name
 from cpumond.fairshare.explain import show_percent
 from cpumond.fairshare.validate import did_you_mean, quoted
 from cpumond.scheduler.history.model import ReportTree, ReportView
@@ -131,7 +131,7 @@ def report_command(
         if chosen == "csv":
             text = render_csv(report)
         elif chosen == "json":
-            text = msgspec.json.format(content, indent=2).decode() + "\n"
+            text = show_json(msgspec.json.format(content, indent=2)) + "\n"
         else:
             shown_here = page is None
             width = terminal_width() if shown_here else None
@@ -155,7 +155,7 @@ def _show_savings(
         raise UnavailableError(str(error)) if error.status == 404 else error from None
     view = view if price is None else at_price(view, price)
     if chosen == "json":
-        text = msgspec.json.format(msgspec.json.encode(view), indent=2).decode() + "\n"
+        text = show_json(msgspec.json.format(msgspec.json.encode(view), indent=2)) + "\n"
     elif chosen == "csv":
         text = render_savings_csv(view)
     else:

@@ -14,6 +14,7 @@ import msgspec
 from cpumond.core.decode import LONE_SURROGATE, ContentError, decode_json, decode_toml
 from cpumond.core.errors import ConfigError, UsageError
 from cpumond.core.toml_text import MAX_CHARACTERS, Path, list_lines
+from cpumond.core.words import show_json
 from cpumond.fairshare.validate import nearest, quoted
 from cpumond.scheduler.model import ROOT_POOL, CommandError
 from cpumond.scheduler.settings.attributes import CONFIG, Kind, is_option
@@ -59,7 +60,7 @@ def write_tree(tree: str, tables: TreeTables, form: Form) -> str:
     head = "".join(f"# {line}\n" for line in HEAD.format(tree=quoted(tree)).splitlines())
     document = _nest(tree, tables)
     if form == "json":
-        return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+        return show_json(msgspec.json.format(msgspec.json.encode(document), indent=2)) + "\n"
     return f"{head}\n" + (_write_toml(document) if form == "toml" else _write_yaml(document))
 
 

@@ -156,6 +156,15 @@ def test_a_console_line_is_readable_and_shows_no_variables(stream: io.StringIO):
     assert "not for the log" not in stream.getvalue()
 
 
+@pytest.mark.parametrize("wanted", ["json", "console"])
+def test_no_text_of_others_moves_the_cursor_or_begins_a_line(stream: io.StringIO, wanted: str):
+    configure_logging("info", wanted, stream)
+    odd = "a\x1b[31m\u202eabc\r\n2026-11-28 [info] fake=line \x9b31m\u2028\u0085end\x0b"
+    structlog.get_logger("x").info("event", value=odd, **{"na\x9bme": odd}, several=(odd, {odd: odd}))
+    assert stream.getvalue()[-1] == "\n"
+    assert stream.getvalue()[:-1].isprintable()
+
+
 @pytest.mark.parametrize(
     "odd",
     [

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
+import msgspec
 import pytest
 
-from cpumond.core.words import show_name
+from cpumond.core.words import show_json, show_name
 
 
 @pytest.mark.parametrize(
@@ -20,3 +23,14 @@ from cpumond.core.words import show_name
 def test_only_what_cannot_be_printed_is_escaped(name, shown):
     assert show_name(name) == shown
     assert show_name(name).isprintable()
+
+
+def test_json_moves_no_cursor_and_stays_what_it_is():
+    unseen = ["\x1b\x07\n", *map(chr, (*range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F)))]
+    unseen += map(chr, range(0x2066, 0x206A))
+    value = {"é 訓練": unseen, "".join(unseen): "שלום 👩"}
+    for text in (msgspec.json.encode(value), msgspec.json.format(msgspec.json.encode(value)).decode()):
+        shown = show_json(text)
+        assert json.loads(shown) == value
+        assert shown.replace("\n", "").isprintable()
+        assert show_json(shown) == shown

@@ -830,7 +830,7 @@ NODE = '[scheduler]\nurl = "http://h"\n'
         ('[executor]\nkind = "cgroup"', False, True, ["ok", "warn", "ok"], "no scheduler to get jobs from"),
         (f'{NODE}[executor]\nkind = "cgroup"', True, True, ["ok", "warn", "ok"], "systemd runs"),
         (f'{NODE}[executor]\nkind = "systemd"', False, False, ["ok", "fail", "fail", "ok"], "pip"),
-        (f'{NODE}[executor]\nkind = "systemd"\nuser = "u"', True, True, ["ok"] * 3, "run as u"),
+        (f'{NODE}[executor]\nkind = "systemd"\nuser = "u"', True, True, ["ok"] * 3, "run as u: each can read"),
     ],
 )
 def test_whether_jobs_can_be_run(tmp_path, monkeypatch, text, is_booted, has_library, levels, words):
