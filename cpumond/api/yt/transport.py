@@ -335,10 +335,18 @@ class _Transport:
                 results.append({"error": error_value(error)})
                 continue
             results.append(await self._execute_item(request, item, index))
-            total_bytes += weigh_value(results[-1])
+            total_bytes += await self._weigh(results[-1])
             # Other clients get their turn between two requests that did not wait for anything.
             await asyncio.sleep(0)
         return {"results": results}
+
+    async def _weigh(self, result: dict[str, Any]) -> int:
+        """Bytes that a result takes; of one that may be large in a thread, since each of its values is looked at."""
+        output = result.get("output")
+        value = output.get("value") if isinstance(output, dict) and len(output) == 1 else output
+        if value and isinstance(value, Attributed | list | tuple | dict):
+            return await self._bodies.run_in_thread(weigh_value, result)
+        return weigh_value(result)
 
     async def _execute_item(self, batch: YtRequest, item: Any, index: int) -> dict[str, Any]:
         try:
