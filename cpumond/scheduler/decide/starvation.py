@@ -6,10 +6,11 @@ Pure: the time is an argument. Only ``scheduling_status``, ``starvation_status``
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
-from cpumond.scheduler.decide.placement import wants_jobs
+from cpumond.fairshare.resources import UNLIMITED, Vector, subtract, sum_vectors
+from cpumond.scheduler.decide.placement import fits, wants_jobs
 from cpumond.scheduler.elements import Element, OperationElement, PoolElement, SchedulingStatus, Tree, usage_share
 
 Priority = Literal["none", "normal", "aggressive"]
@@ -29,10 +30,53 @@ def update_starvation(tree: Tree, now: float) -> None:
     tree.updated_at = now
     pools_starve = tree.config.settings.enable_pool_starvation
     for pool in tree.pools.values():
-        _move(pool, _find_status(pool) if pools_starve else "normal", now)
+        _move(pool, _find_status_now(pool) if pools_starve else "normal", now)
     for operation in tree.operations.values():
         operation.lists_are_old = True
-        _move(operation, _find_status(operation) if wants_jobs(operation) else "normal", now)
+        _move(operation, _find_status_now(operation) if wants_jobs(operation) else "normal", now)
+
+
+def find_limit(element: Element) -> Element | None:
+    """The element, or the nearest pool above it, whose limits leave no room for another job of the element, even if
+    nobody else had a job below that; None where there is room, or it wants no job (6.2)."""
+    path: list[Element] = [element, *element.ancestors()]
+    limited = [
+        above
+        for above in path
+        if above.limits is not UNLIMITED
+        and not (isinstance(above, PoolElement) and above.settings.resource_limits_overcommit_tolerance)
+    ]
+    found: Element | None = None
+    for order in _orders_below(element) if limited else ():
+        found = next((each for each in limited if not fits(subtract(each.limits, element.usage), order)), None)
+        if found is None:
+            return None
+    return found
+
+
+def list_wanting(element: Element) -> Iterator[OperationElement]:
+    """The operations that want jobs: itself, of a pool those below it."""
+    if isinstance(element, PoolElement):
+        for below in (*element.children.values(), *element.operations.values()):
+            yield from list_wanting(below)
+    elif isinstance(element, OperationElement) and wants_jobs(element):
+        yield element
+
+
+def _orders_below(element: Element) -> Iterator[Vector]:
+    """What jobs order that could start next: one of each task, of a gang all together."""
+    for each in list_wanting(element):
+        tasks, needed = list(each.operation.next_tasks()), each.operation.needed
+        if each.operation.record.is_gang:
+            yield sum_vectors([task.resources for task in tasks for _ in range(needed[task.name])])
+        else:
+            yield from (task.resources for task in tasks)
+
+
+def _find_status_now(element: Element) -> SchedulingStatus:
+    """With what the limits say: no job that others lost would let one more start."""
+    status = _find_status(element)
+    return "normal" if status != "normal" and find_limit(element) is not None else status
 
 
 def _find_status(element: Element) -> SchedulingStatus:

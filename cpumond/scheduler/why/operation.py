@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -23,10 +23,11 @@ from cpumond.scheduler.decide.placement import ONLY_RECLAIMED, wants_jobs
 from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand
 from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
-from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement, usage_share
+from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.state import State
-from cpumond.scheduler.why.causes import find_shown_state, tell_cannot_start
+from cpumond.scheduler.why.causes import Causes, find_shown_state, tell_cannot_start
+from cpumond.scheduler.why.standing import find_standing
 
 Amounts = dict[str, float]
 
@@ -84,6 +85,8 @@ def explain_operation(
         records = [seen for each in of_it if (seen := rights.see_preemption(each)) is not None]
     taken, given = _find_preemptions(records, record.id)
     lines = [_tell_state(record, live, now)]
+    if live is not None and not live.record.suspended:
+        lines[0] += _tell_causes(live.elements.values())
     if live is None:
         lines += _tell_counts(record)
     elif live.record.suspended:
@@ -115,6 +118,17 @@ def _tell_state(record: OperationRecord, live: Operation | None, now: float) -> 
     text = f"{subject} is {record.state}: it ended {format_span(now - ended)} ago, "
     text += f"{format_span(ended - record.start_time)} after its start"
     return f"{text}: {record.error}" if record.error else text
+
+
+def _tell_causes(elements: Collection[OperationElement]) -> str:
+    """What it waits for, so that nobody has to read on; each tree's where they are several."""
+    found = [(each.tree, Causes(each.tree).of(each).cause) for each in elements]
+    texts = [
+        f"{cause.text} (tree {tree.name})" if len(found) > 1 else cause.text
+        for tree, cause in found
+        if cause.kind not in ("working", "suspended", "cannot_start")
+    ]
+    return f"; it waits: {'; '.join(texts)}" if texts else ""
 
 
 def _tell_counts(record: OperationRecord) -> Iterator[str]:
@@ -214,11 +228,11 @@ def _tell_starvation(element: OperationElement, now: float, preemptions_left: fl
     above: list[PoolElement | OperationElement] = [element, *element.ancestors()]
     for each in above:
         name = "it" if each is element else element_name(each)
-        told = _starvation_of(each, now) or _tell_tolerance(each)
+        told = _starvation_of(each, now)
         if told:
             yield f"{name} {told}"
-        elif each is element:
-            yield "it has its fair share, or wants no more: it does not starve"
+        elif each is element or (each.parent is not None and find_standing(each).kind in ("tolerance", "limit")):
+            yield f"{name} {find_standing(each).text}: it does not starve"
     priority = priority_of(element)
     if priority == "none" or not wants_jobs(element):
         return
@@ -230,19 +244,6 @@ def _tell_starvation(element: OperationElement, now: float, preemptions_left: fl
             f"{settings.max_preemptions_per_minute}, and so many were; raise it"
         )
     yield from tell_protections(element, priority, now)
-
-
-def _tell_tolerance(element: PoolElement | OperationElement) -> str:
-    """Why an element with less than its fair share does not starve: its tolerance (6.2); "" where that is not so."""
-    usage, fair_share = max(usage_share(element)), max(element.fair_share)
-    if element.rules is None or element.parent is None or usage > fair_share - SAME_SHARE:
-        return ""
-    if usage > max(element.demand_share) - SAME_SHARE or element.scheduling_status != "normal":
-        return ""
-    return (
-        f"has {usage / fair_share:.0%} of its fair share and does not starve: that begins below "
-        f"fair_share_starvation_tolerance, {element.rules.tolerance:g} for it"
-    )
 
 
 def _starvation_of(element: Element, now: float) -> str:

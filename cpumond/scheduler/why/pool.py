@@ -11,6 +11,7 @@ from cpumond.scheduler.decide.admission import find_full
 from cpumond.scheduler.decide.snapshot import element_name
 from cpumond.scheduler.decide.starvation import starves_in_s
 from cpumond.scheduler.elements import OperationElement, PoolElement
+from cpumond.scheduler.why.standing import find_standing
 
 LEAST: Final = 0.005
 
@@ -28,7 +29,7 @@ def tell_pool(pool: PoolElement, now: float) -> str:
     due = min(guarantee, pool.demand[CPU] + pool.waiting[CPU])
     used = pool.usage[CPU]
     if pool.waiting[CPU] <= LEAST:
-        return "not starving: it has its fair share, or wants no more"
+        return f"not starving: it {find_standing(pool).text}"
     waiting = f"operations that do not run want {count_cores(pool.waiting[CPU])}{_why_pending(pool)}"
     if used >= due - LEAST:
         return f"not starving, but {waiting}"

@@ -11,6 +11,7 @@ from scheduler_world import TREE, World
 
 from cpumond.core.measures import format_span
 from cpumond.fairshare.explain import explain
+from cpumond.fairshare.resources import CPU
 from cpumond.scheduler import operations
 from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.settings import commands
@@ -18,6 +19,8 @@ from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
 from cpumond.scheduler.why.plan import Plan, collect, make_plan, rebuild, try_command
+from cpumond.scheduler.why.pool import tell_pool
+from cpumond.scheduler.why.standing import find_standing
 
 
 class Service(World):
@@ -187,6 +190,55 @@ def test_6_2_an_operation_below_its_share_says_when_it_starves(service):
     text = service.lines(late)
     assert "it is below its fair share for 31 s and starves" in text
     assert "it may take jobs from others, with normal priority" in text
+
+
+def test_6_2_who_is_at_a_limit_does_not_starve_and_the_first_sentence_names_it(service):
+    service.node("n1", cpu=8.0)
+    service.create_pool("a", resource_limits={"cpu": 3})
+    held = service.begin("a", 2, cpu=2.0)
+    for _ in range(3):
+        service.step(60.0)
+    element = service.element(held)
+    assert (element.usage[CPU], element.starvation_status, element.below_since) == (2.0, "non_starving", None)
+    assert service.pool("a").starvation_status == "non_starving"
+    answer = service.why(held)
+    assert answer.lines[0].endswith("; it waits: resource limits of pool a leave no room for another job")
+    assert 'it is at the limit of pool "a": another job does not fit below it: it does not starve' in service.lines(
+        held
+    )
+    assert tell_pool(service.pool("a"), service.now) == (
+        "not starving: it is at its limit: another job does not fit below it"
+    )
+    rival = service.begin("a", 1, cpu=2.0)
+    for _ in range(3):
+        service.step(60.0)
+    assert service.element(rival).starvation_status != "non_starving", "another one in its pool has the room"
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "spec", "kind", "text"),
+    [
+        (0, {"jobs": 1, "cpu": 2.0}, "covered", "has all that it demands, 2 cores"),
+        (8, {"jobs": 1, "cpu": 2.0}, "covered", "has all that it demands, 2 cores; of its guarantee, 8 cores, "),
+        (0, {"jobs": 9, "cpu": 1.0}, "share", "has its fair share, 5 cores, and demands 9 cores"),
+        (0, {"jobs": 9, "cpu": 1.0, "is_gang": True}, "gang", "gets nothing of the 9 cores it demands: "),
+        (9, {"jobs": 4, "cpu": 2.5}, "tolerance", "has 83% of its guarantee, and starving begins below "),
+    ],
+)  # fmt: skip
+def test_6_2_what_an_element_has_that_does_not_starve(service, guarantee, spec, kind, text):
+    service.node("n1", cpu=10.0)
+    service.create_pool("p", strong_guarantee_resources={"cpu": guarantee})
+    service.create_pool("q", strong_guarantee_resources={"cpu": 10 - guarantee if guarantee else 0})
+    operation_id = service.begin("p", **spec)
+    service.begin("q", 20, cpu=0.5)
+    service.settle_down()
+    for element in (service.pool("p"), service.element(operation_id)):
+        standing = find_standing(element)
+        if element is service.pool("p"):
+            assert (standing.kind, standing.text[: len(text)]) == (kind, text)
+        else:
+            assert standing.kind == kind
+    assert standing.text in service.lines(operation_id)
 
 
 def test_preemptions_are_told_to_both_sides(service):
