@@ -179,7 +179,7 @@ def show_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> Po
         strong_guarantee=to_amounts(absolute(pool.strong_guarantee_share, pool.tree.total)),
         volume=to_amounts(pool.volume),
         waiting=to_amounts(pool.waiting),
-        state_text="" if rights is None else tell_pool(pool, now),
+        state_text="" if rights is None else rights.hide_operations(tell_pool(pool, now)),
         may={} if rights is None else show_may_of_pool(rights, pool),
         inherited_acl=[] if rights is None else show_inherited(rights, pool),
         **show_shares(pool, now),

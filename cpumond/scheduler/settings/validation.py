@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from cpumond.core.errors import ConfigError
-from cpumond.fairshare.resources import RESOURCES, Vector, add, greatest, sum_vectors
+from cpumond.fairshare.resources import CPU, RESOURCES, Vector, add, greatest, sum_vectors
 from cpumond.fairshare.validate import did_you_mean, named, number, quoted
 from cpumond.scheduler.model import (
     GENERIC,
@@ -121,6 +121,33 @@ def find_overcommit(tree: TreeConfig, total: Vector) -> str | None:
     return (
         f"{named('pool tree', tree.name)}: the pools are guaranteed more than the nodes have ({', '.join(over)}); "
         "all guarantees are scaled down by one factor; lower them, or add nodes"
+    )
+
+
+def find_late_guarantees(tree: TreeConfig, total: Vector) -> str | None:
+    """The sentence about guarantees for which no room can be made while one small operation of others holds it: the
+    jobs that the count rule protects, of one core each, are more than the rest of ``total`` (6.4). None if none is."""
+    limit = tree.settings.max_unpreemptible_running_job_count
+    if limit is None:
+        return None
+    jobs = limit - tree.settings.strict_unpreemptible_running_job_count
+    late = [
+        (name, cores)
+        for name, pool in tree.pools.items()
+        if (cores := to_vector(pool.settings.strong_guarantee_resources, 0.0)[CPU]) > 0.0
+        and cores <= total[CPU] * (1.0 + TOLERANCE)
+        and jobs > total[CPU] - cores
+    ]
+    if not late:
+        return None
+    name, cores = late[0]
+    more = f" and of {len(late) - 1} more" if len(late) > 1 else ""
+    few = f"at most {jobs} jobs" if jobs != 1 else "one job"
+    rest = f"{number(total[CPU] - cores)} of {number(total[CPU])} cores"
+    return (
+        f"{named('pool tree', tree.name)}: the guarantee of pool {quoted(name)}{more} may have to wait until jobs of "
+        f"others end: an operation of {few} loses none (max_unpreemptible_running_job_count), and that many of one "
+        f"core take more than the {rest} beside it; lower that option, 0 protects nobody"
     )
 
 

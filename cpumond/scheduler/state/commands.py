@@ -36,7 +36,7 @@ from cpumond.scheduler.settings.changes import find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.idle_options import find_idle_monitor_options, find_idle_options
 from cpumond.scheduler.settings.tree_file import ApplyTree
-from cpumond.scheduler.settings.validation import find_overcommit
+from cpumond.scheduler.settings.validation import find_late_guarantees, find_overcommit
 from cpumond.scheduler.settings.values import FIELD, name_field
 from cpumond.scheduler.state.maintenance import prepare_node
 from cpumond.scheduler.state.spec_room import check_config
@@ -106,14 +106,15 @@ def _prepare_config(state: State, command: ConfigChanging, new_id: Callable[[], 
 
 
 def _find_overcommits(state: State, config: Config) -> Iterator[str]:
-    """Sentences about guarantees that a change makes exceed what the nodes have (2.6.8)."""
+    """Sentences about guarantees that a change makes exceed what the nodes have (2.6.8), or what can be freed (6.4)."""
     for name, tree in config.trees.items():
         living = state.trees.get(name)
         if living is None or tree is living.config or not any(living.total):
             continue
-        text = find_overcommit(tree, living.total)
-        if text is not None and find_overcommit(living.config, living.total) is None:
-            yield text
+        for find in (find_overcommit, find_late_guarantees):
+            text = find(tree, living.total)
+            if text is not None and find(living.config, living.total) is None:
+                yield text
 
 
 def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:

@@ -16,6 +16,7 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.update import fair_share_update
 from cpumond.fairshare.validate import quoted
 from cpumond.scheduler import operations
+from cpumond.scheduler.decide.admission import operation_limits_of
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX
 from cpumond.scheduler.elements import OperationElement, PoolElement, is_integral
 from cpumond.scheduler.model import (
@@ -190,6 +191,7 @@ def make_plan(
             *_note_left_operations(old_state, new),
             *_note_overcommit(old_state, new_state),
             *_note_integral(material.config, new),
+            *_note_inner_pools(old_state, new_state),
         ],
         changes=describe_change(material.config, new),
         effects=effects,
@@ -364,6 +366,30 @@ def _note_overcommit(old: State, new: State) -> Iterator[str]:
         sentence = find_overcommit(tree.config, tree.total)
         if sentence is not None and (before is None or find_overcommit(before.config, before.total) != sentence):
             yield sentence
+
+
+def _note_inner_pools(old: State, new: State) -> Iterator[str]:
+    """What inner pools without counts of their own may run from now on, where the tree's option changes it (2.4)."""
+    option = "per_pool_counts_for_leaves_only"
+    for name, tree in new.trees.items():
+        before = old.trees.get(name)
+        is_on = tree.config.settings.per_pool_counts_for_leaves_only
+        if before is None or before.config.settings.per_pool_counts_for_leaves_only == is_on:
+            continue
+        told = [
+            f"{quoted(pool.name)} {pool.max_running_operation_count} ({was.max_running_operation_count} before), and "
+            f"hold {pool.max_operation_count} ({was.max_operation_count})"
+            for pool in tree.pools.values()
+            if (was := before.pools.get(pool.name)) is not None
+            and operation_limits_of(pool) != operation_limits_of(was)
+        ]
+        if told:
+            more = f", and so on for {len(told) - SHOWN_RECORDS} more" if len(told) > SHOWN_RECORDS else ""
+            yield (
+                f"pool tree {quoted(name)}: {option} becomes {str(is_on).lower()}, so that of all operations below "
+                f"them inner pools let run: {'; '.join(told[:SHOWN_RECORDS])}{more}; a file of the tree without the "
+                "option sets it to false"
+            )
 
 
 def _note_integral(old: Config, new: Config) -> Iterator[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 from cpumond.core.measures import count_cores, format_span
 from cpumond.core.words import count, show_cores
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.decide.admission import find_full
+from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import element_name
-from cpumond.scheduler.decide.starvation import starves_in_s
+from cpumond.scheduler.decide.starvation import list_wanting, priority_of, starves_in_s
 from cpumond.scheduler.elements import OperationElement, PoolElement
 from cpumond.scheduler.why.standing import find_standing
 
@@ -21,7 +23,7 @@ def tell_pool(pool: PoolElement, now: float) -> str:
     if pool.parent is None:
         return ""
     if pool.starvation_status != "non_starving":
-        return f"{pool.starvation_status.replace('_', ' ')}, {_since(pool, now)}"
+        return f"{pool.starvation_status.replace('_', ' ')}, {_since(pool, now)}{_why_starving(pool, now)}"
     left_s = starves_in_s(pool, now)
     if left_s is not None:
         return f"starves in {format_span(left_s)}, {_since(pool, now)}"
@@ -39,6 +41,15 @@ def tell_pool(pool: PoolElement, now: float) -> str:
 def _since(pool: PoolElement, now: float) -> str:
     what = "guarantee" if pool.scheduling_status == "below_min_share" else "fair share"
     return f"below its {what} for {format_span(now - (pool.below_since or now))}"
+
+
+def _why_starving(pool: PoolElement, now: float) -> str:
+    """What protects most of the jobs that it could have the room of."""
+    for element in list_wanting(pool):
+        priority = priority_of(element)
+        if priority != "none":
+            return "".join(f": {text}" for text in itertools.islice(tell_protections(element, priority, now), 1))
+    return ""
 
 
 def _why_pending(pool: PoolElement) -> str:

@@ -261,13 +261,18 @@ def test_a_pool_that_starves_says_since_when():
     world.create_pool("prod", strong_guarantee_resources={"cpu": 8.0})
     world.create_pool("dev")
     world.node("n0", 8.0)
-    world.start("dev", jobs=4, cpu=2.0)
+    other = world.start("dev", jobs=4, cpu=2.0)
     world.settle_down()
     world.start("prod", jobs=4, cpu=2.0)
     world.step()
     assert tell_pool(world.pool("prod"), world.now).startswith("starves in 30 s, below its guarantee")
     world.step(40.0)
-    assert tell_pool(world.pool("prod"), world.now) == "starving, below its guarantee for 40 s"
+    assert tell_pool(world.pool("prod"), world.now) == (
+        "starving, below its guarantee for 40 s: 4 jobs of others are protected by their number "
+        f"(operation {other}: 4): an operation with fewer than 10 jobs loses none, "
+        "max_unpreemptible_running_job_count of "
+        'tree "default" is 10; lower it, 0 protects nobody'
+    )
 
 
 # --- beside the service

@@ -438,6 +438,33 @@ def test_a_tree_that_goes_takes_operations_along(service):
     assert any("1 node fits the nodes_filter of no tree" in note for note in plan.notes)
 
 
+def test_what_becomes_of_inner_pools_without_counts_of_their_own_is_a_note(service):
+    service.set_tree(per_pool_counts_for_leaves_only=True, max_running_operation_count=100, max_operation_count=200)
+    service.create_pool("top")
+    service.create_pool("low", "top")
+    off = commands.ChangeTree(TREE, (Edit(("per_pool_counts_for_leaves_only",), False),))
+    (note,) = service.plan(off).notes
+    assert "per_pool_counts_for_leaves_only becomes false" in note
+    assert '"top" 8 (100 before), and hold 50 (200);' in note
+    assert '"low"' not in note
+    assert service.plan(service.set("top", weight=2)).notes == []
+
+
+def test_a_guarantee_that_one_small_operation_can_hold_up_comes_with_a_warning(service):
+    service.node("n1", cpu=10.0)
+    service.create_pool("a")
+    small, large = (service.set("a", strong_guarantee_resources={"cpu": cores}) for cores in (1, 2))
+    assert service.plan(small).warnings == []
+    (warning,) = service.plan(large).warnings
+    assert (
+        'the guarantee of pool "a" may have to wait until jobs of others end: an operation of at most 9 jobs' in warning
+    )
+    service.do(large)
+    assert service.plan(service.set("a", weight=2)).warnings == []
+    service.set_tree(max_unpreemptible_running_job_count=8)
+    assert service.plan(service.set("a", strong_guarantee_resources={"cpu": 3})).warnings == []
+
+
 def test_guarantees_beyond_the_cluster_come_with_a_note(service):
     service.node("n1", cpu=4.0)
     service.create_pool("a")
