@@ -53,7 +53,11 @@ def tell_forecast(found: Forecast, now: float) -> list[str]:
     if found.started_at is not None:
         told.append(f"started {format_span(max(now - found.started_at, 0.0))} ago")
     elif found.start_p10 is not None or found.start_p50 is not None:
-        told.append(f"starts {_tell_times(found.start_p10, found.start_p50, found.start_p90, now)}")
+        if found.start_p90 is not None and found.start_p90 < now:
+            late = format_span(now - found.start_p90)
+            told.append(f"should have started {late} ago in nine of ten runs ahead, and has not: see `operation why`")
+        else:
+            told.append(f"starts {_tell_times(found.start_p10, found.start_p50, found.start_p90, now)}")
     if found.end_p50 is not None:
         told.append(f"ends {_tell_times(found.end_p10, found.end_p50, found.end_p90, now)}")
     return [*told, *found.lines]
@@ -69,9 +73,12 @@ def _tell_times(first: float | None, middle: float | None, last: float | None, n
 
 
 def show_start(first: float | None, middle: float | None, last: float | None, now: float) -> str:
-    """When something starts as a cell of a table: from when to when; "" where nothing is known."""
+    """When something starts as a cell of a table: from when to when; "" where nothing is known, "late" if it should
+    have."""
     if first is None and middle is None:
         return ""
+    if last is not None and last < now:
+        return "late"
     texts = ["?" if at is None else format_span(round(max(at - now, 0.0))) for at in (first, last)]
     return texts[0] if texts[0] == texts[1] else f"{texts[0]}..{texts[1]}"
 

@@ -251,6 +251,8 @@ def _run(
     def work(send: Send) -> None:
         forward = Forward(state, now, pace, Expected(experience), lambda part: send(msgspec.msgpack.encode(part)))
         asked, over = forward.course.ids, time.monotonic() + COMPARED_S
+        # That a job of them is started again, as after a drain, is no start.
+        begun = {each.id for each in state.operations.values() if any(part.jobs for part in each.elements.values())}
         is_cut, quiet_since = False, math.inf
 
         def is_enough() -> bool:
@@ -275,7 +277,10 @@ def _run(
         send(
             msgspec.msgpack.encode(
                 Told(
-                    moments_of(course, watched),
+                    {
+                        each: (None if each in begun else start, end)
+                        for each, (start, end) in moments_of(course, watched).items()
+                    },
                     [_stop_of(each) for each in course.stops],
                     [(*key, *sums) for key, sums in course.core_seconds.items()],
                     now,

@@ -35,6 +35,10 @@ COUNT: Final = "max_running_operation_count"
 MOST: Final = "max_operation_count"
 SUBPOOL: Final = "ephemeral_subpool_config"
 
+LEAST_ORDER: Final = 0.1
+"""Cores; nobody is advised to order less for a job."""
+WAIT: Final = "wait until jobs end, or add a node"
+
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
@@ -333,7 +337,7 @@ def _order_less_cpu(result: Search, found: Found) -> Step:
         f"they are in pieces of at most {count_cores(largest)}, and each waiting job orders {count_cores(smallest)}"
         f"{' or more' if any(order[CPU] > smallest for order in orders) else ''}"
     )
-    return Step(why, f"order at most {count_cores(size)} for a job")
+    return Step(why, WAIT if size < LEAST_ORDER else f"order at most {count_cores(size)} for a job")
 
 
 def _smaller(result: Search, found: Found, r: int) -> tuple[float, float]:
@@ -382,11 +386,12 @@ def _fit_gang(result: Search, found: Found) -> Step:
     needed = sum(jobs for _, jobs in operation.tasks)
     if FRAGMENTATION in found.hindrances:
         room, size = _gang_pieces(result, found)
+        pieces = f"{count(room, 'job')} of at most {count_cores(size)}"
         largest = max((node.free[CPU] for node in result.base.free), default=0.0)
         return Step(
             f"a gang needs room for all of its {needed} jobs at once, and CPU is free in pieces of at most "
             f"{count_cores(largest)}, less than they order",
-            f"start operation {operation.id} with at most {count(room, 'job')} of at most {count_cores(size)} each",
+            WAIT if size < LEAST_ORDER else f"start operation {operation.id} with at most {pieces} each",
             operations=(operation.id,),
         )
     room = round(found.placed[number] / (operation.waiting_cores / needed))

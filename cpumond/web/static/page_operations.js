@@ -109,6 +109,9 @@ function withChosen(causes) {
 // Buttons for the previous and the next part of a long list; the URL has the place as `offset`.
 export function startsIn(told) {
   if (!told || told.start_p50 === null) return null;
+  if (told.start_p90 !== null && told.start_p90 < serverNow()) {
+    return h("span.muted", { title: "By the last forecast it should have started" }, " late");
+  }
   const [first, last] = [told.start_p10, told.start_p90].map((at) => (at === null ? "?" : duration(Math.max(at - serverNow(), 0))));
   return h("span.muted", { title: "Eight of ten runs ahead" }, ` starts in ${first === last ? first : `${first}–${last}`}`);
 }

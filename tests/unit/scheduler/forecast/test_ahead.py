@@ -19,6 +19,7 @@ from cpumond.scheduler.forecast.ahead import (
 )
 from cpumond.scheduler.forecast.calibration import quantile
 from cpumond.scheduler.forecast.forward import Pace
+from cpumond.scheduler.node_commands import DrainNode
 from cpumond.scheduler.operations import StartOperation
 
 
@@ -88,6 +89,20 @@ def test_run_times_of_which_nothing_is_known_are_told_as_guesses() -> None:
         node.finish(job)
     world.settle_down()
     assert find_guesses() == []
+
+
+def test_a_job_that_a_drain_stops_starts_no_sooner() -> None:
+    world = World()
+    world.create_pool("p")
+    world.node("n1", 2.0)
+    world.start("p", jobs=1, cpu=2.0)
+    world.settle_down()
+    world.node("n2", 2.0)
+    pace = Pace(1.0, 1.0, world.now, {})
+    found = compare(world.state, world.now, pace, 3600.0, (DrainNode("n1"),), "ann", lambda _: None)
+    assert len(found.stops) == 1
+    assert not any("start sooner" in line for line in found.lines)
+    assert all(each.start_before is each.start_after is None for each in found.starts)
 
 
 @pytest.mark.parametrize(

@@ -328,6 +328,20 @@ def test_a_gang_whose_jobs_fit_no_node_is_told_what_would_start_and_that_starts(
     assert world.cores("lab") == 6.0
 
 
+@pytest.mark.parametrize("is_gang", [True, False])
+def test_nobody_is_advised_to_order_less_than_a_tenth_of_a_core(is_gang):
+    world = World()
+    world.create_pool("lab")
+    for n in range(4):
+        world.node(f"n{n}", 0.08, 64 * GIB)
+    world.start("lab", jobs=3, cpu=1.0, is_gang=is_gang)
+    world.settle_down()
+    report = look(world)
+    assert "wait until jobs end, or add a node" in report.sentence
+    assert "order at most" not in report.sentence
+    assert "jobs of at most" not in report.sentence
+
+
 def test_of_a_gang_there_is_room_for_one_job():
     world = World()
     world.create_pool("lab")
