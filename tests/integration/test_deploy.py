@@ -271,11 +271,11 @@ def rights_of(manifests: list[Manifest], owner: Manifest) -> set[tuple[str, str]
 
 @pytest.mark.parametrize("version", ["1.29", "1.33", "1.36"])
 def test_the_manifests_are_as_kubernetes_published_schemas_say(manifests: list[Manifest], version: str):
-    for manifest in manifests:
-        kubernetes_validate.validate(manifest, version, strict=True)
-    [resources] = re.findall(
+    token, resources = re.findall(
         r"^```yaml\n(.*?)^```", OF_THE_SOURCE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
+    for manifest in [*manifests, *yaml.safe_load_all(token)]:
+        kubernetes_validate.validate(manifest, version, strict=True)
     container = {"name": "work", "image": "work", **yaml.safe_load(resources)}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "work"}, "spec": {"containers": [container]}}
     kubernetes_validate.validate(pod, version, strict=True)
