@@ -213,9 +213,9 @@ def parse_cores(quantity: str | float) -> float:
 def describe_running(
     running: Iterable[RunningContainer], cgroups: Iterable[str], title: str = "", notes: Iterable[str] = ()
 ) -> Answer:
-    """Those containers that have a cgroup, as jobs, and what is left of each pod when all of its containers have one:
-    the cgroup of its sandbox, which nothing but holds the pod's namespaces open. A pod with a limit as a whole is one
-    job, whatever is in it."""
+    """Those containers that have a cgroup, as jobs, and what is left of each pod when all of its containers that run
+    have one: the cgroup of its sandbox, which nothing but holds the pod's namespaces open. A pod with a limit as a
+    whole is one job, whatever is in it."""
     places: dict[str, dict[str, str]] = {}
     for path in cgroups:
         found = find_ids(path)
@@ -238,8 +238,11 @@ def describe_running(
     for uid in whole:
         places.pop(uid)
     for uid, left in places.items():
-        if uid in known and uid not in waited_for and len(left) == 1:
-            [(sandbox, path)] = left.items()
+        if uid in waited_for or len(left) != 1:
+            continue
+        [(sandbox, path)] = left.items()
+        # Also where nothing of the pod runs just now: it comes first and goes last. CRI-O makes none for most pods.
+        if uid in known or "/crio-" not in path:
             jobs.append(EngineJob(KIND, sandbox, f"{uid}/sandbox", path, is_job=False))
     return Answer(tuple(jobs), title, tuple(sorted(set(notes))))
 

@@ -208,7 +208,7 @@ def test_guaranteed_by_either_is_left_out(qos, path):
 
 def test_a_container_is_not_named_by_another_pod_and_not_before_it_has_a_cgroup():
     path = f"{SLICE}/{ONE}"
-    assert describe_running([container(pod_uid="f" * 32)], [path]).jobs == ()
+    assert describe_running([container(pod_uid="f" * 32)], [path, f"{SLICE}/{TWO}"]).jobs == ()
     assert describe_running([container(TWO)], [path]).jobs == ()
 
 
@@ -221,6 +221,13 @@ def test_the_sandbox_is_what_is_left_when_all_others_have_a_name():
     more = describe_running([container()], [*paths, f"{SLICE}/{TWO}"]).jobs
     assert [each.job_id for each in more] == [ONE], "one of the two is a container that nobody told of"
     assert describe_running([], paths).jobs == (), "a pod that nobody told of"
+
+
+@pytest.mark.parametrize(("name", "is_found"), [(SANDBOX, True), (f"crio-{SANDBOX}", False)])
+def test_the_sandbox_of_a_pod_of_which_nothing_runs_is_none_of_its_jobs(name, is_found):
+    """It waits for an image or to be started again. CRI-O makes no sandbox for most pods: what is there may be new."""
+    jobs = describe_running([], [f"{SLICE}/{name}"]).jobs
+    assert [(each.job_id, each.is_job) for each in jobs] == [(SANDBOX, False)] * is_found
 
 
 def test_texts_of_users_are_printable_and_short():
