@@ -411,7 +411,7 @@ class World:
 
     def start(self, pool: str = "", user: str = "u", jobs: int = 1, cpu: float = 1.0, **spec: Any) -> str:
         """Start an operation with one task "t" (``memory`` its memory_limit) and give its id. Raises CommandError."""
-        task = {"job_count": jobs, "cpu_limit": cpu, "memory_limit": spec.pop("memory", 0)}
+        task = {"command": "true", "job_count": jobs, "cpu_limit": cpu, "memory_limit": spec.pop("memory", 0)}
         table = {"tasks": {"t": task}, **({"pool": pool} if pool else {}), **spec}
         return self.do(StartOperation(table), user).id
 

@@ -348,6 +348,8 @@ def _read_task(name: str, given: object) -> Task:
     _check_size(arguments, environment, directory, where)
     if "job_count" not in task:
         raise _refuse(f"{where}/job_count", "is missing; how many jobs shall run?")
+    if not (arguments if isinstance(arguments, str) else "".join(arguments[:1])).strip():
+        raise _refuse(f"{where}/command", "is missing or blank; what shall each job run?")
     ceiling = task.get("set_container_cpu_limit")
     rest = set(task) - TASK_OPTIONS
     return Task(

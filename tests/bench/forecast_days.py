@@ -129,7 +129,7 @@ class Day(Forward):
         rng = self.rng
         user = rng.choices(list(USERS), [part for *_, part in USERS.values()])[0]
         pool, _, (low, high), cores, _ = USERS[user]
-        task = {"job_count": rng.randint(low, high), "cpu_limit": cores}
+        task = {"command": "true", "job_count": rng.randint(low, high), "cpu_limit": cores}
         spec = {"pool": pool, "title": f"{user}'s {rng.randint(1, 10_000)}", "tasks": {"main": task}}
         change = prepare(self.state, StartOperation(spec), user, self.now, self._new_id)
         self._apply(change)

@@ -246,10 +246,16 @@ def test_an_operation_is_started_suspended_resumed_and_aborted(signed, site, mak
     press(page, "Start an operation")
     dialog(page).get_by_label("Pool", exact=True).fill(pool)
     dialog(page).get_by_label("Title", exact=True).fill("Started here")
-    dialog(page).get_by_label("Command", exact=True).fill("sleep 1000\n")
+    command = dialog(page).get_by_label("Command", exact=True)
     cores = dialog(page).get_by_label("Cores of each job", exact=True)
-    cores.fill("-2")
+    assert [field.get_attribute("aria-required") for field in (command, cores)] == ["true", None]
     count = site.cluster.get("/api/v1/operations")["total"]
+    press(page, "Start")
+    expect(page.locator("#field-command-error")).to_contain_text(
+        "command: is missing or blank; what shall each job run?"
+    )
+    command.fill("sleep 1000\n")
+    cores.fill("-2")
     press(page, "Start")
     expect(cores).to_have_attribute("aria-invalid", "true")
     expect(page.locator("#field-cpu_limit-error")).to_contain_text("cpu_limit")

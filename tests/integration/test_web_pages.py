@@ -65,7 +65,13 @@ def furnish_hostile(site: Site) -> None:
         c.create_pool(name)
     c.post("/api/v1/trees", {"name": TREE, "attributes": {"nodes_filter": "nowhere"}})
     shout = f"echo {shlex.quote(HOSTILE)}; echo {LONG}; echo {shlex.quote(HOSTILE)} >&2; sleep 1000"
-    task = {"job_count": 1, "cpu_limit": 0.1, "memory_limit": 16 * 2**20, "environment": {"A": HOSTILE}}
+    task = {
+        "command": "true",
+        "job_count": 1,
+        "cpu_limit": 0.1,
+        "memory_limit": 16 * 2**20,
+        "environment": {"A": HOSTILE},
+    }
     ids["hostile"] = c.post(
         "/api/v1/operations",
         {

@@ -62,7 +62,7 @@ class Cluster:
     async def start(
         self, pool: str = "", jobs: int = 1, cpu: float = 1.0, user: str = "ann", task: Any = None, **spec: Any
     ) -> str:
-        table = {"job_count": jobs, "cpu_limit": cpu, **(task or {})}
+        table = {"command": "true", "job_count": jobs, "cpu_limit": cpu, **(task or {})}
         return await self.do(StartOperation({"tasks": {"t": table}, **({"pool": pool} if pool else {}), **spec}), user)
 
     async def start_some(self, count: int, pool: str = "", user: str = "ann") -> None:

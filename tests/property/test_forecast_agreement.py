@@ -84,7 +84,7 @@ class Cluster:
         self.run_s[title] = rng.uniform(2.0, 60.0)
         tasks = {
             f"t{number}": {
-                "job_count": rng.randint(1, 6), "cpu_limit": float(rng.choice((0.5, 1, 2, 3))),
+                "command": "true", "job_count": rng.randint(1, 6), "cpu_limit": float(rng.choice((0.5, 1, 2, 3))),
                 "memory_limit": rng.choice((0, 2**30, 3 * 2**30)),
             }
             for number in range(rng.choice((1, 1, 2)))

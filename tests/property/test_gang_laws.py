@@ -53,7 +53,7 @@ class Cluster(World):
         rng = self.random
         tasks = {
             f"t{i}": {
-                "job_count": rng.randint(1, 4), "cpu_limit": rng.choice([0.5, 1, 2, 3]),
+                "command": "true", "job_count": rng.randint(1, 4), "cpu_limit": rng.choice([0.5, 1, 2, 3]),
                 "memory_limit": rng.choice([0, 1, 2]),
             }
             for i in range(rng.choice([1, 1, 2]))

@@ -185,7 +185,10 @@ class Life(RuleBasedStateMachine):
             **options,
             **classes,
             "pool": pool,
-            "tasks": {"t": {"job_count": jobs, "cpu_limit": cpu}, "s": {"job_count": 1, "cpu_limit": 0.5}},
+            "tasks": {
+                "t": {"command": "true", "job_count": jobs, "cpu_limit": cpu},
+                "s": {"command": "true", "job_count": 1, "cpu_limit": 0.5},
+            },
             "preemption_mode": "graceful" if gentle else "normal",
             "max_failed_job_count": failures,
         }

@@ -62,7 +62,7 @@ export function openPoolForm(tree, pool, parent, app) {
   const attributes = pool?.attributes ?? {};
   const before = new Map(POOL_FIELDS.map(([where,, , kind]) => [keyOf(where), at(attributes, where) ?? (kind === "flag" ? false : null)]));
   const names = isNew
-    ? [["name", "Name", "letters, digits, - _ :", "text", ""], ["parent", "Parent", "the pool above; <Root> is the top", `pool:${tree}`, parent]]
+    ? [["name", "Name", "letters, digits, - _ :", "text", "", true], ["parent", "Parent", "the pool above; <Root> is the top", `pool:${tree}`, parent]]
     : [];
   const fields = [...names, ...POOL_FIELDS.map(([where, label, hint, kind]) => [keyOf(where), label, hint, kind, before.get(keyOf(where))])];
   let planned = null;
@@ -238,8 +238,8 @@ function openStart(app, pool) {
   const form = new Form([
     ["pool", "Pool", "empty: a pool of your name", "pool:", pool],
     ["title", "Title", "to find it again", "text", ""],
-    ["command", "Command", "for a shell, run by each job", "lines", ""],
-    ["job_count", "Jobs", "how many are to be completed", "number", 1],
+    ["command", "Command", "for a shell, run by each job", "lines", "", true],
+    ["job_count", "Jobs", "how many are to be completed", "number", 1, true],
     ["cpu_limit", "Cores of each job", "what it orders", "number", 1],
     ["memory_limit", "Memory of each job, bytes", "empty: 0", "number", ""],
     ["enable_cpu_reclaim", "Give away what it does not use", "enable_cpu_reclaim of job-cpu-monitor; back at once when it wakes up", "flag", true],

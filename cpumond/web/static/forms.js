@@ -8,22 +8,22 @@ import { completion } from "./names.js";
 export const FORM = "action"; // the id of the form in a dialog, of which there is one at a time
 
 export class Form {
-  // fields: [key, label, hint, kind, value]; the key is the option's path with slashes. kind: number, text, lines, names
+  // fields: [key, label, hint, kind, value, isRequired]; the key is the option's path with slashes. kind: number, text, lines, names
   // (a list, with commas), select:a,b, checks:a,b (some of them), flag; pool:tree and node, names that are completed.
   constructor(fields, onchange) {
     this.inputs = new Map();
     this.errors = new Map();
     this.general = h("p.error", { role: "alert" });
-    this.element = h("div.fields", fields.map(([key, label, hint, kind, value]) => {
+    this.element = h("div.fields", fields.map(([key, label, hint, kind, value, isRequired]) => {
       const id = `field-${key.replaceAll("/", "-")}`;
-      const shared = { id, name: key, "aria-describedby": `${id}-hint ${id}-error`, oninput: onchange };
+      const shared = { id, name: key, "aria-describedby": `${id}-hint ${id}-error`, oninput: onchange, "aria-required": isRequired ? "true" : null };
       const input = makeInput(kind, value, shared);
       const names = kind === "node" || kind.startsWith("pool:") ? completion(input, kind.split(":")[0], () => kind.slice(5)) : null;
       const error = h("span.error", { id: `${id}-error`, role: "alert" });
       this.inputs.set(key, [input, kind]);
       this.errors.set(key, error);
       return h("div.field", { class: kind === "lines" || kind.startsWith("checks:") ? "wide" : "" }, h("label", { for: id, id: `${id}-label` }, label), input, names,
-        h("span.hint", { id: `${id}-hint` }, hint), error);
+        h("span.hint", { id: `${id}-hint` }, isRequired ? `required; ${hint}` : hint), error);
     }));
   }
 

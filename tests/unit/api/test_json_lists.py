@@ -27,7 +27,7 @@ def make_api(store: SqliteStore) -> JsonApi:
 
 async def start(api: JsonApi, title: str) -> str:
     reply = await api.scheduler.execute(
-        StartOperation({"pool": "p", "title": title, "tasks": {"t": {"job_count": 1}}}), "me"
+        StartOperation({"pool": "p", "title": title, "tasks": {"t": {"command": "true", "job_count": 1}}}), "me"
     )
     return reply.id
 

@@ -190,7 +190,7 @@ def test_the_specification_has_what_was_given_and_all_that_holds(living):
     living.create_pool("a")
     operation = living.begin("a", title="x", weight=2)
     shown = plain(views.show_specification(living.state, living.state.find_record(operation)))
-    task = {"job_count": 1, "cpu_limit": 1.0, "memory_limit": 0}
+    task = {"command": "true", "job_count": 1, "cpu_limit": 1.0, "memory_limit": 0}
     assert shown["provided"] == {"pool": "a", "tasks": {"t": task}, "title": "x", "weight": 2}
     assert shown["resulting"]["scheduling_options_per_pool_tree"][TREE]["weight"] == 2.0
     monitor = shown["resulting"]["job_cpu_monitor"]

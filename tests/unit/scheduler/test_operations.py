@@ -25,7 +25,7 @@ from cpumond.scheduler.operations import (
 )
 from cpumond.scheduler.rights import AccessEntry
 
-ONE = {"t": {"job_count": 1}}
+ONE = {"t": {"command": "true", "job_count": 1}}
 
 
 def wish(**spec: Any):
@@ -33,7 +33,7 @@ def wish(**spec: Any):
 
 
 def task(**given: Any) -> Task:
-    return read_spec({"tasks": {"t": {"job_count": 1, **given}}}, dict).tasks[0]
+    return read_spec({"tasks": {"t": {"command": "true", "job_count": 1, **given}}}, dict).tasks[0]
 
 
 def refusal(**spec: Any) -> str:
@@ -46,7 +46,7 @@ def refusal(**spec: Any) -> str:
 
 
 def test_a_task_has_defaults():
-    assert task() == Task("t", 1, cpu_limit=1.0, memory_limit=0, user_slots=1)
+    assert task() == Task("t", 1, cpu_limit=1.0, memory_limit=0, user_slots=1, command="true")
     assert task().resources == (1.0, 1.0, 0.0, 0.0, 0.0)
 
 
@@ -92,8 +92,8 @@ def test_12_2_the_access_list_of_an_operation_is_read():
 def test_unknown_keys_are_told_of_and_kept():
     world = World()
     tasks = {
-        "t": {"job_count": 1, "cpu-limit": 2, "memory": 5, "comand": "true"},
-        "u": {"job_count": 1, "x/y": {"z": 1}},
+        "t": {"command": "true", "job_count": 1, "cpu-limit": 2, "memory": 5, "comand": "true"},
+        "u": {"command": "true", "job_count": 1, "x/y": {"z": 1}},
     }
     change = world.do(StartOperation({"tasks": tasks, "secure_vault": {"a": 1}, "wieght": 5}))
     assert change.warnings == (
@@ -132,7 +132,12 @@ def started(world: World, **task_and_spec: Any) -> tuple[str, ...]:
         world.create_pool("p")
         if "other" in world.state.trees:
             world.create_pool("p", tree="other")
-    task = {"job_count": 1, "cpu_limit": task_and_spec.pop("cpu", 1.0), "memory_limit": task_and_spec.pop("memory", 0)}
+    task = {
+        "command": "true",
+        "job_count": 1,
+        "cpu_limit": task_and_spec.pop("cpu", 1.0),
+        "memory_limit": task_and_spec.pop("memory", 0),
+    }
     return world.do(StartOperation({"pool": "p", "tasks": {"t": task}, **task_and_spec})).warnings
 
 
@@ -187,8 +192,8 @@ def test_what_no_process_can_be_given_is_refused(given, sentence):
     [
         ({"command": ["x" * 65_536] * 4 + ["y"]}, 262_145),
         ({"command": "\u20ac" * 65_536, "environment": {"A": "\u20ac" * 21_846}}, 262_147),
-        ({"environment": {f"{n:04}": "x" * 252 for n in range(1024)}, "working_directory": "/d"}, 262_146),
-        ({"environment": {f"V{n:063}": "" for n in range(4097)}}, 262_208),
+        ({"environment": {f"{n:04}": "x" * 252 for n in range(1024)}, "working_directory": "/d"}, 262_150),
+        ({"environment": {f"V{n:063}": "" for n in range(4097)}}, 262_212),
     ],
 )
 def test_what_a_task_sends_with_each_job_is_bounded_in_bytes(given, size):
@@ -227,21 +232,25 @@ def test_0_2_two_spellings_of_one_option_are_refused():
         ({"tasks": []}, "spec/tasks"),
         ({"tasks": {"t": 1}}, "spec/tasks/t"),
         ({"tasks": {"t": {}}}, "spec/tasks/t/job_count"),
-        ({"tasks": {"t": {"job_count": 0}}}, "spec/tasks/t/job_count"),
-        ({"tasks": {"t": {"job_count": 1.5}}}, "spec/tasks/t/job_count"),
-        ({"tasks": {"t": {"job_count": True}}}, "spec/tasks/t/job_count"),
-        ({"tasks": {"t": {"job_count": 100_001}}}, "spec/tasks/t/job_count"),
-        ({"tasks": {name: {"job_count": 60_000} for name in "ab"}}, "spec/tasks"),
-        ({"tasks": {str(n): {"job_count": 1} for n in range(1001)}}, "spec/tasks"),
-        ({"tasks": {"t": {"job_count": 1, "cpu_limit": -1}}}, "spec/tasks/t/cpu_limit"),
-        ({"tasks": {"t": {"job_count": 1, "cpu_limit": math.nan}}}, "spec/tasks/t/cpu_limit"),
-        ({"tasks": {"t": {"job_count": 1, "cpu_limit": math.inf}}}, "spec/tasks/t/cpu_limit"),
-        ({"tasks": {"t": {"job_count": 1, "cpu_limit": "1"}}}, "spec/tasks/t/cpu_limit"),
-        ({"tasks": {"t": {"job_count": 1, "memory_limit": 2**61}}}, "spec/tasks/t/memory_limit"),
+        ({"tasks": {"t": {"command": "true", "job_count": 0}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1.5}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {"t": {"command": "true", "job_count": True}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {"t": {"command": "true", "job_count": 100_001}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {name: {"command": "true", "job_count": 60_000} for name in "ab"}}, "spec/tasks"),
+        ({"tasks": {str(n): {"command": "true", "job_count": 1} for n in range(1001)}}, "spec/tasks"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "cpu_limit": -1}}}, "spec/tasks/t/cpu_limit"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "cpu_limit": math.nan}}}, "spec/tasks/t/cpu_limit"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "cpu_limit": math.inf}}}, "spec/tasks/t/cpu_limit"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "cpu_limit": "1"}}}, "spec/tasks/t/cpu_limit"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "memory_limit": 2**61}}}, "spec/tasks/t/memory_limit"),
+        ({"tasks": {"t": {"job_count": 1}}}, "spec/tasks/t/command"),
+        ({"tasks": {"t": {"job_count": 1, "command": " \n"}}}, "spec/tasks/t/command"),
+        ({"tasks": {"t": {"job_count": 1, "command": []}}}, "spec/tasks/t/command"),
+        ({"tasks": {"t": {"job_count": 1, "command": ["", "x"]}}}, "spec/tasks/t/command"),
         ({"tasks": {"t": {"job_count": 1, "command": 5}}}, "spec/tasks/t/command"),
         ({"tasks": {"t": {"job_count": 1, "command": [5]}}}, "spec/tasks/t/command"),
-        ({"tasks": {"t": {"job_count": 1, "environment": {"A": 1}}}}, "spec/tasks/t/environment/A"),
-        ({"tasks": {"t": {"job_count": 1, "interruptible": 1}}}, "spec/tasks/t/interruptible"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "environment": {"A": 1}}}}, "spec/tasks/t/environment/A"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "interruptible": 1}}}, "spec/tasks/t/interruptible"),
         ({"pool": 5}, "spec/pool"),
         ({"pool_trees": "default"}, "spec/pool_trees"),
         ({"pool_trees": []}, "spec/pool_trees"),

@@ -42,7 +42,7 @@ from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.users import User
 
 ANN = User("ann")
-TASKS = {"t": {"job_count": 1}}
+TASKS = {"t": {"command": "true", "job_count": 1}}
 
 
 def entry(subject: str, *permissions: str, action: str = "allow", **more: str) -> dict[str, Any]:

@@ -486,7 +486,9 @@ def test_3_1_an_erased_tree_is_a_warning():
     world.create_tree("other", nodes_filter="x")
     world.create_pool("p", max_operation_count=0, max_running_operation_count=0)
     change = world.do(
-        StartOperation({"tasks": {"t": {"job_count": 1}}, "pool": "p", "pool_trees": ["other", "default"]})
+        StartOperation(
+            {"tasks": {"t": {"command": "true", "job_count": 1}}, "pool": "p", "pool_trees": ["other", "default"]}
+        )
     )
     assert list(world.record(change.id).trees) == ["other"]
     assert 'for pool "p" in tree "default" has been reached' in change.warnings[0]

@@ -120,7 +120,9 @@ def test_6_4_a_pools_min_run_time_holds_for_operations_without_their_own_and_the
     world.create_pool("top", min_run_time=20_000)
     world.create_pool("p", "top")
     plain, own = world.start("p"), world.start("p", min_run_time=5000)
-    done = world.do(StartOperation({"tasks": {"t": {"job_count": 1}}, "pool": "p", "min_run_time": 3_600_000}))
+    done = world.do(
+        StartOperation({"tasks": {"t": {"command": "true", "job_count": 1}}, "pool": "p", "min_run_time": 3_600_000})
+    )
     assert [world.element(each).rules.min_run_time_s for each in (plain, own, done.id)] == [20.0, 5.0, 60.0]  # type: ignore[union-attr]
     assert done.warnings == ("min_run_time 3600000 is cut to 60000 by max_min_run_time of the tree",)
     changed = world.do(ChangePool("default", "top", (Edit(("min_run_time",), 70_000),)))
@@ -133,7 +135,9 @@ def test_6_4_a_tasks_own_min_run_time_wins_within_the_trees_bound():
     world = World(max_min_run_time=60_000)
     world.node("n1", cpu=4)
     tasks = {
-        name: {"job_count": 1, "min_run_time": own} if own is not None else {"job_count": 1}
+        name: {"command": "true", "job_count": 1, "min_run_time": own}
+        if own is not None
+        else {"command": "true", "job_count": 1}
         for name, own in (("a", 90_000), ("b", 0), ("c", None))
     }
     operation = world.do(StartOperation({"tasks": tasks, "min_run_time": 20_000})).id

@@ -42,7 +42,7 @@ class Farm(World):
 
     def want(self, pool: str, cores: float) -> str:
         """An operation whose jobs take no slots."""
-        tasks = {"t": {"job_count": max(int(cores), 1), "cpu_limit": 1.0, "user_slots": 0}}
+        tasks = {"t": {"command": "true", "job_count": max(int(cores), 1), "cpu_limit": 1.0, "user_slots": 0}}
         return self.do(StartOperation({"pool": pool, "tasks": tasks})).id
 
     def volume(self, name: str) -> float:

@@ -107,9 +107,9 @@ def test_6_6_it_preempts_for_its_min_share_while_its_pool_has_its_share(world):
 
 
 def warnings(world: World, pool: str, **options: Any) -> list[str]:
-    spec = {"pool": pool, "tasks": {"t": {"job_count": 1}}, **options}
+    spec = {"pool": pool, "tasks": {"t": {"command": "true", "job_count": 1}}, **options}
     started = world.do(StartOperation(spec))
-    moved = world.do(StartOperation({"pool": pool, "tasks": {"t": {"job_count": 1}}}))
+    moved = world.do(StartOperation({"pool": pool, "tasks": {"t": {"command": "true", "job_count": 1}}}))
     changed = world.do(UpdateOperation(moved.id, options))
     world.abort(started.id)
     world.abort(moved.id)
@@ -217,7 +217,7 @@ MONITOR: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize(("given", "told"), MONITOR.values(), ids=MONITOR)
 def test_an_option_of_the_job_cpu_monitor_without_effect_is_told_at_the_start(world, given, told):
-    tasks = {"t": {"job_count": 1}}
+    tasks = {"t": {"command": "true", "job_count": 1}}
     started = world.do(StartOperation({"pool": "p", "tasks": tasks, "job_cpu_monitor": given}))
     world.abort(started.id)
     assert list(started.warnings) == told

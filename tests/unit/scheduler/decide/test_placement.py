@@ -143,8 +143,17 @@ def test_7_1_a_pool_above_its_share_waits_for_one_below_it_whose_operations_all_
 @pytest.mark.parametrize(
     ("tasks", "expected"),
     [
-        ({"z": {"job_count": 2}, "a": {"job_count": 2, "cpu_limit": 2}}, {"z": 2, "a": 1}),
-        ({"large": {"job_count": 1, "cpu_limit": 9}, "small": {"job_count": 3}}, {"small": 3}),
+        (
+            {"z": {"command": "true", "job_count": 2}, "a": {"command": "true", "job_count": 2, "cpu_limit": 2}},
+            {"z": 2, "a": 1},
+        ),
+        (
+            {
+                "large": {"command": "true", "job_count": 1, "cpu_limit": 9},
+                "small": {"command": "true", "job_count": 3},
+            },
+            {"small": 3},
+        ),
     ],
     ids=["all may start", "one does not fit and does not hold back the next"],
 )

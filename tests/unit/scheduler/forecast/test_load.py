@@ -23,7 +23,7 @@ def make_world() -> World:
 
 
 def arrive(world: World, *moments: float) -> None:
-    spec = {"pool": "p", "tasks": {"main": {"job_count": 1}}}
+    spec = {"pool": "p", "tasks": {"main": {"command": "true", "job_count": 1}}}
     ids = (f"started-{number}" for number in itertools.count())
     for at in moments:
         world.state.apply(prepare(world.state, StartOperation(spec), "u", at, lambda: next(ids)), at)

@@ -80,7 +80,7 @@ class World:
     async def run_a_job(self, used_s: float) -> str:
         node = ServedNode(self.scheduler, 8.0)
         await node.register()
-        spec = {"pool": "p", "title": "<b>", "tasks": {"t": {"job_count": 1, "cpu_limit": 2.0}}}
+        spec = {"pool": "p", "title": "<b>", "tasks": {"t": {"command": "true", "job_count": 1, "cpu_limit": 2.0}}}
         operation = (await self.scheduler.execute(StartOperation(spec), "ann")).id
         await self.scheduler.update_all()
         await node.beat()

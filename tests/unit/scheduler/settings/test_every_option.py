@@ -159,7 +159,7 @@ def test_an_option_of_an_operation_shows_or_is_told_of(option):
     seen = []
     for options in ({}, {option: OPERATION[option]}):
         world = make_world()
-        table = {"tasks": {"t": {"job_count": 30}}, "pool": "p", **options}
+        table = {"tasks": {"t": {"command": "true", "job_count": 30}}, "pool": "p", **options}
         started = world.do(StartOperation(table))
         changed = world.do(UpdateOperation(started.id, options))
         assert started.warnings == changed.warnings

@@ -114,7 +114,8 @@ def test_options_of_a_tree(world):
     [
         ({"tasks": {}}, "tasks"),
         ({"tasks": {"t": {}}}, "tasks/t/job_count"),
-        ({"tasks": {"t": {"job_count": 1, "cpu": -1}}}, "tasks/t/cpu_limit"),
+        ({"tasks": {"t": {"job_count": 1}}}, "tasks/t/command"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "cpu": -1}}}, "tasks/t/cpu_limit"),
         ({"weight": -1}, "weight"),
         ({"max_share_ratio": 2}, "max_share_ratio"),
         ({"resource-limits": {"cpu": "x"}}, "resource_limits/cpu"),
@@ -130,13 +131,13 @@ def test_options_of_a_tree(world):
 )
 def test_options_of_a_specification(spec, field):
     with pytest.raises(CommandError) as caught:
-        read_spec({"tasks": {"t": {"job_count": 1}}, **spec}, read_monitor)
+        read_spec({"tasks": {"t": {"command": "true", "job_count": 1}}, **spec}, read_monitor)
     assert caught.value.attributes == {"field": field}, str(caught.value)
 
 
 def test_what_an_operation_names_that_is_not_there(world):
     def start(**spec: Any) -> StartOperation:
-        return StartOperation({"pool": "b", "tasks": {"t": {"job_count": 1}}, **spec})
+        return StartOperation({"pool": "b", "tasks": {"t": {"command": "true", "job_count": 1}}, **spec})
 
     assert field_of(world, start(pool_trees=["other"])) == "pool_trees"
     assert field_of(world, start(pool="a/b")) == "pool"

@@ -114,7 +114,7 @@ def test_a_drained_nodes_jobs_end_and_start_elsewhere_also_over_a_restart(world,
 
 def test_a_drain_takes_interruptible_jobs_first_and_the_others_when_those_have_ended(world):
     hard = world.start(jobs=1)
-    soft = world.start(tasks={"t": {"job_count": 2, "interruptible": True}})
+    soft = world.start(tasks={"t": {"command": "true", "job_count": 2, "interruptible": True}})
     world.step(1.0, world.nodes["n1"])
     world.nodes["n1"].keeps_stopping = True
     world.do(DrainNode("n1"))

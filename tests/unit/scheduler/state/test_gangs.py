@@ -130,7 +130,7 @@ def test_a_node_that_does_not_start_its_job_in_time_takes_the_others_back():
 
 def test_a_job_beyond_its_time_limit_ends_its_gang():
     world = make_world()
-    task = {"job_count": 3, "cpu_limit": 2.0, "job_time_limit": 10_000}
+    task = {"command": "true", "job_count": 3, "cpu_limit": 2.0, "job_time_limit": 10_000}
     gang = world.do(StartOperation({"tasks": {"t": task}, "is_gang": True, "max_failed_job_count": 100})).id
     world.settle_down()
     for _ in range(9):
@@ -163,7 +163,7 @@ def make_overdue(**more: Any) -> tuple[World, str]:
     for number in range(4):
         world.node(f"n{number}", cpu=2)
     world.step()
-    task = {"job_count": 3, "cpu_limit": 2.0, "job_time_limit": 10_000}
+    task = {"command": "true", "job_count": 3, "cpu_limit": 2.0, "job_time_limit": 10_000}
     spec = {"tasks": {"t": task}, "is_gang": True, "max_failed_job_count": 100, **more}
     gang = world.do(StartOperation(spec)).id
     world.settle_down(10)
@@ -333,7 +333,10 @@ def test_a_graceful_gang_ends_when_the_time_of_each_job_is_over():
     world = make_world()
     world.create_pool("big")
     world.create_pool("small", weight=4)
-    tasks = {name: {"job_count": 2, "cpu_limit": 1.0, "min_run_time": ms} for name, ms in (("a", 0), ("b", 60_000))}
+    tasks = {
+        name: {"command": "true", "job_count": 2, "cpu_limit": 1.0, "min_run_time": ms}
+        for name, ms in (("a", 0), ("b", 60_000))
+    }
     spec = {"tasks": tasks, "is_gang": True, "pool": "big", "preemption_mode": "graceful"}
     gang = world.do(StartOperation(spec)).id
     world.settle_down()

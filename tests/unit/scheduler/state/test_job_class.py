@@ -197,13 +197,13 @@ def test_both_options_at_once_are_refused_in_words():
 @pytest.mark.parametrize(("given", "known"), [({}, None), ({"set-container-cpu-limit": True}, True)])
 def test_a_task_says_whether_its_limit_is_a_ceiling(given: dict[str, Any], known: bool | None):
     world, node = make_world()
-    tasks = {"t": {"job_count": 1, **given}}
+    tasks = {"t": {"command": "true", "job_count": 1, **given}}
     operation = world.start("batch", tasks=tasks)
     world.settle_down()
     order = node.jobs[one(world, operation).id].order
     assert (order.set_container_cpu_limit, order.has_ceiling) == (known, bool(known))
     with pytest.raises(CommandError, match="set_container_cpu_limit: expected true or false, got a number"):
-        world.start(tasks={"t": {"job_count": 1, "set_container_cpu_limit": 1}})
+        world.start(tasks={"t": {"command": "true", "job_count": 1, "set_container_cpu_limit": 1}})
 
 
 # --- gangs

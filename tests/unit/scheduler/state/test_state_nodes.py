@@ -57,7 +57,7 @@ def alerts(world: World) -> list[tuple[str, str]]:
 
 
 def with_limits(world: World, job_ms: float | None = None, jobs: int = 2, **spec: object) -> str:
-    task = {"job_count": jobs, "cpu_limit": 1, "memory_limit": 0, "job_time_limit": job_ms}
+    task = {"command": "true", "job_count": jobs, "cpu_limit": 1, "memory_limit": 0, "job_time_limit": job_ms}
     return world.do(StartOperation({"pool": "p", "tasks": {"t": task}, **spec})).id
 
 
@@ -92,10 +92,14 @@ def test_an_operation_fails_when_its_time_limit_is_over(world):
 
 def test_the_time_limit_counts_while_an_operation_waits_and_is_suspended(world):
     world.create_pool("full", max_running_operation_count=0)
-    waiting = world.do(StartOperation({"pool": "full", "time_limit": 5000, "tasks": {"t": {"job_count": 1}}})).id
+    waiting = world.do(
+        StartOperation({"pool": "full", "time_limit": 5000, "tasks": {"t": {"command": "true", "job_count": 1}}})
+    ).id
     suspended = with_limits(world, time_limit=5000)
     world.suspend(suspended)
-    ended = world.do(StartOperation({"pool": "p", "time_limit": 5000, "tasks": {"t": {"job_count": 1}}})).id
+    ended = world.do(
+        StartOperation({"pool": "p", "time_limit": 5000, "tasks": {"t": {"command": "true", "job_count": 1}}})
+    ).id
     world.complete(ended)
     for _ in range(5):
         world.step(1.0)
@@ -648,7 +652,7 @@ def test_only_completed_jobs_are_not_wanted_again(world, state):
 @pytest.mark.parametrize("state", ["completed", "failed"])
 def test_jobs_that_are_stopped_with_the_end_of_their_operation_are_counted(world, state):
     node = world.node("n1", cpu=4)
-    tasks = {"a": {"job_count": 1}, "b": {"job_count": 2}}
+    tasks = {"a": {"command": "true", "job_count": 1}, "b": {"command": "true", "job_count": 2}}
     operation = world.do(StartOperation({"pool": "p", "tasks": tasks, "max_failed_job_count": 1})).id
     world.settle_down()
     assert len(node.jobs) == 3

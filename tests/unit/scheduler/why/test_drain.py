@@ -25,7 +25,7 @@ def world() -> World:
     world = World()
     world.node("n1", cpu=4.0)
     world.start(jobs=2, cpu=1.5, title="hard")
-    world.start(tasks={"t": {"job_count": 1, "cpu_limit": 1.0, "interruptible": True}})
+    world.start(tasks={"t": {"command": "true", "job_count": 1, "cpu_limit": 1.0, "interruptible": True}})
     world.settle_down()
     world.node("n2", cpu=3.0)
     return world

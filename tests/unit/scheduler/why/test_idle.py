@@ -69,7 +69,9 @@ def test_a_pool_s_part_has_limits_above_and_below_it_and_no_others(full):
 
 def refuse(world: World, pool: str, cores: float, times: int = 1) -> None:
     for _ in range(times):
-        command = StartOperation({"pool": pool, "tasks": {"t": {"job_count": 1, "cpu_limit": cores}}})
+        command = StartOperation(
+            {"pool": pool, "tasks": {"t": {"command": "true", "job_count": 1, "cpu_limit": cores}}}
+        )
         with pytest.raises(CommandError) as refused:
             prepare(world.state, command, "ann", world.now, lambda: "none")
         note_refused(world.state, command, refused.value, world.now)
@@ -302,7 +304,7 @@ def test_reports_are_made_beside_the_service_and_kept_until_something_changes(tm
 
 
 def _start(pool: str) -> StartOperation:
-    task: dict[str, Any] = {"job_count": 1, "cpu_limit": 2.0}
+    task: dict[str, Any] = {"command": "true", "job_count": 1, "cpu_limit": 2.0}
     return StartOperation({"pool": pool, "tasks": {"t": task}})
 
 
