@@ -39,9 +39,13 @@ echo "Installing $content in .venv, from pip's index ..."
 {
   .venv/bin/python -m pip install --disable-pip-version-check --no-input --progress-bar off --editable "$extras" 2>&1 &&
     seq 0 $level | sed "s/\$/ $mark/" >.venv/cpumond.new
-} | sed -nu '/\.metadata/d; s/ (from .*//; s/^ *error:/ERROR:/Ip; /^WARNING: Retrying/p
+} | tee .venv/pip.log | sed -nu '/\.metadata/d; s/ (from .*//; s/^ *error:/ERROR:/Ip; /^WARNING: Retrying/p
   s/^ *\(Downloading\|Using cached\|Processing\) \([^ ]*\/\)\{0,1\}\([^- ]*-[^- ]*\)[^ ]*/  \3/p'
-mv .venv/cpumond.new .venv/cpumond.made 2>/dev/null || stop "pip could not install it; why is said above.
+mv .venv/cpumond.new .venv/cpumond.made 2>/dev/null || {
+  echo "The last lines of pip, all of them are in .venv/pip.log:" >&2
+  tail -n 25 .venv/pip.log >&2
+  stop "pip could not install it; why is said above.
 It needs the network, behind a proxy HTTPS_PROXY, or what PIP_INDEX_URL or
 PIP_FIND_LINKS name. Run it again: it goes on from here"
+}
 echo "Done: $(du -sm .venv | cut -f 1) MB."

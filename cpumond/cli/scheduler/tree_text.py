@@ -185,7 +185,7 @@ def _import_yaml() -> Any:
     try:
         return importlib.import_module("yaml")
     except ImportError:
-        raise UsageError("YAML needs PyYAML: pip install 'cpumond[yaml]'; or use TOML") from None
+        raise UsageError("YAML needs PyYAML: pip install pyyaml; or use TOML") from None
 
 
 # --- read

@@ -145,7 +145,7 @@ class CriEngine:
             import grpc.aio
         except ImportError as error:
             raise EngineError(
-                f"{self._where}: a CRI socket needs grpcio: `pip install cpumond[kubernetes]`, or leave `socket` "
+                f"{self._where}: a CRI socket needs grpcio: `pip install grpcio`, or leave `socket` "
                 "out to ask the kubelet"
             ) from error
         options = [

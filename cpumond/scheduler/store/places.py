@@ -75,6 +75,6 @@ def _import_postgresql() -> ModuleType:
         from cpumond.scheduler.store import postgresql
     except ImportError as error:
         raise ConfigError(
-            f"a store in PostgreSQL needs psycopg 3.1.13 or later ({error}): pip install 'cpumond[postgresql]'"
+            f"a store in PostgreSQL needs psycopg 3.1.13 or later ({error}): pip install 'psycopg[binary]'"
         ) from None
     return postgresql

@@ -195,7 +195,7 @@ def test_without_pyyaml_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> N
     modules: dict[str, Any] = sys.modules
     monkeypatch.setitem(modules, "yaml", None)
     for work in (lambda: write_tree("t", TREE, "yaml"), lambda: read_tree_text("a: 1", "f", "yaml")):
-        with pytest.raises(UsageError, match=r"YAML needs PyYAML: pip install 'cpumond\[yaml\]'; or use TOML"):
+        with pytest.raises(UsageError, match=r"YAML needs PyYAML: pip install pyyaml; or use TOML"):
             work()
     assert read_tree_text(write_tree("t", TREE, "toml"), "f", "toml").tables == TREE
 

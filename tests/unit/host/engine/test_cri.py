@@ -110,5 +110,5 @@ def test_without_grpcio_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "grpc", None)
     monkeypatch.setitem(sys.modules, "grpc.aio", None)
     engine = CriEngine("/run/containerd/containerd.sock", list)
-    with pytest.raises(EngineError, match=r"pip install cpumond\[kubernetes\]"):
+    with pytest.raises(EngineError, match=r"pip install grpcio"):
         asyncio.run(engine.watch(print, asyncio.Event()))

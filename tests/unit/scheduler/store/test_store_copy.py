@@ -176,7 +176,7 @@ def test_without_psycopg_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     # Another test may have imported it.
     monkeypatch.setitem(sys.modules, "cpumond.scheduler.store.postgresql", None)
     monkeypatch.delattr(cpumond.scheduler.store, "postgresql", raising=False)
-    with pytest.raises(ConfigError, match=r"needs psycopg 3.1.13 or later .*cpumond\[postgresql\]"):
+    with pytest.raises(ConfigError, match=r"needs psycopg 3.1.13 or later .*pip install 'psycopg\[binary\]'"):
         open_place("dbname=x")
 
 
