@@ -97,8 +97,6 @@ def test_what_the_node_refuses_is_told_and_changes_nothing(loop, job):
     assert refusal["error"] == (
         f"node {loop.nodes[0].node_id}: job '{job['id']}': a pinned limit must be in [0.001, 1] cores, got 1.5"
     )
-    assert call(loop, "POST", job, "pin", {"cpu_limit": 0}, 422)["error"].startswith("body: cpu_limit: ")
-    assert call(loop, "POST", job, "pin", {"ttl_s": -1}, 422)["error"].startswith("body: ttl_s: ")
     assert "did you mean 'cpu_limit'" in call(loop, "POST", job, "pin", {"cpulimit": 1}, 422)["error"]
     assert explain(loop, job)["pinned_cpu_limit"] is None
     failed = loop.run("operation", "pin", job["operation"], job["id"], "--cpu-limit", "2")
