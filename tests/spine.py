@@ -41,10 +41,7 @@ SPINE: Final[dict[str, tuple[str, ...]]] = {
         "test_the_keeper_is_killed_while_jobs_run",
     ),
     "test_closed_loop.py": ("test_freed_cpu_runs_another_job_and_comes_back_when_it_is_wanted",),
-    "test_scheduler_life.py": (
-        "test_an_operation_from_its_start_to_its_end",
-        "test_a_restart_keeps_everything_and_the_jobs_run_on",
-    ),
+    "test_scheduler_life.py": ("test_a_restart_keeps_everything_and_the_jobs_run_on",),
     "test_postgresql_store.py": (
         "test_a_batch_is_stored_with_its_entries_or_nothing_of_it",
         "test_changes_are_there_at_once_and_after_opening_again",
