@@ -9,7 +9,6 @@ import pytest
 
 from cpumond.fairshare import Operation, Options, Pool, Snapshot, UpdateResult, Vector
 from cpumond.fairshare import fair_share_update as update
-from cpumond.fairshare.distribution import detail
 
 TOTAL: Vector = (100.0, 100.0, 0.0, 1000.0, 0.0)
 
@@ -64,11 +63,3 @@ def test_promised_shares_are_read_from_the_same_functions_as_the_others(improved
     assert promised_cpu(result, *names[1::2]) == [0.0] * 4
     assert promised_cpu(result, *names[0::2]) == [weight * 0.125 / 16 for weight in (1, 3, 5, 7)]
     assert cpu(result, "a", *names) == [0.68, *(0.05 + n / 100 for n in range(8))]
-
-
-def test_a_share_is_strong_then_integral_then_by_weight():
-    """12: strong part = min(total, strong), integral part = min(rest, proposed), and the rest."""
-    share = detail(vec(0.5, 0.15, 0.05), vec(0.1, 0.1, 0.1), vec(0.2, 0.2, 0.2))
-    assert share.strong_guarantee == vec(0.1, 0.1, 0.05)
-    assert share.integral_guarantee == pytest.approx(vec(0.2, 0.05, 0.0))
-    assert share.weight_proportional == pytest.approx(vec(0.2, 0.0, 0.0))

@@ -113,12 +113,6 @@ def strong(name: str, parent: str = ROOT, /, cpu: float | None = None, **more: A
     return Pool(name, parent, strong_guarantee_resources=(None, cpu, None, None, None), **more)
 
 
-def test_unset_resources_follow_the_main_one():
-    """4: the part of the main resource, of everything; an integer is truncated, here 8 * 0.35 gpus."""
-    element = run(strong("a", cpu=35.0)).elements["a"]
-    assert element.inferred_strong_guarantee_resources == (35.0, 35.0, 2.0, 350.0, 0.0)
-
-
 @pytest.mark.parametrize(("gpus", "errors"), [(2.0, []), (3.0, [29000])])
 def test_flows_are_counted_in_whole_units(gpus, errors):
     """17: a flow of 0.4 is 1 of 3 gpus, so 2 more can be guaranteed although 2/3 + 0.4 is more than 1."""
@@ -135,19 +129,6 @@ def test_exactly_the_cluster_is_no_error():
     assert codes(run(*pools)) == []
     tenths = [strong(f"p{n}", cpu=cpu) for n, cpu in enumerate([0.1, 0.2, 0.7])]
     assert codes(run(*tenths, total=(0.0, 1.0, 0.0, 0.0, 0.0))) == []
-
-
-def test_priority_guarantees_are_kept_first():
-    """6.1, 6.2: of 40 the priority pool keeps its 30, the two regular ones share 10 in proportion to 30 and 20."""
-    result = run(
-        strong("donor", cpu=80.0, resource_limits=(INF, 40.0, INF, INF, INF), **DONOR),
-        strong("first", "donor", cpu=30.0, **PRIORITY),
-        strong("b", "donor", cpu=30.0),
-        strong("c", "donor", cpu=20.0),
-    )
-    assert codes(result) == []
-    shares = [result.elements[name].strong_guarantee_share[1] for name in ("donor", "first", "b", "c")]
-    assert shares == pytest.approx([0.4, 0.3, 0.06, 0.04], abs=1e-12)
 
 
 # ---- extremes
