@@ -156,12 +156,6 @@ def test_a_change_is_one_coefficient_wide_at_most(trace, s):
 
 
 @some
-@given(traces(), any_settings())
-def test_the_same_trace_gives_the_same_decisions(trace, s):
-    assert replay(trace, s) == replay(trace, s)
-
-
-@some
 @given(traces(), any_settings(), st.data())
 def test_what_comes_later_does_not_change_what_was_decided(trace, s, data):
     length = data.draw(st.integers(1, len(trace.rows)))
@@ -255,15 +249,6 @@ def walk_throttled(
 THROTTLED = st.lists(st.integers(0, 1000), min_size=1, max_size=30).flatmap(
     lambda counts: st.sampled_from([counts, sorted(counts)])
 )
-
-
-@many
-@given(traces(), any_settings(), THROTTLED)
-def test_what_came_late_is_a_part_of_what_was_throttled_and_neither_falls(trace, s, throttled):
-    for before, _, _, after in walk_throttled(trace, s, throttled):
-        assert 0.0 <= after.late_cpu_s <= after.throttled_cpu_s
-        assert after.throttled_cpu_s >= before.throttled_cpu_s
-        assert after.late_cpu_s >= before.late_cpu_s
 
 
 @many
