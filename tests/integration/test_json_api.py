@@ -247,6 +247,7 @@ def test_a_log_that_cannot_be_given_is_an_error_in_json(server):
 
 
 def test_a_job_is_explained_by_its_node(server):
+    """Why it may not be is in ``tests/unit/scheduler/test_questions.py``, and above with the statuses of HTTP."""
     node, operation, job = run_one(server)
     node.replies["explain"] = {"value": {"job_id": job, "bounds": {"floor": 0.1}}}
     path = f"/operations/{operation}/jobs/{job}/explain"
@@ -255,15 +256,6 @@ def test_a_job_is_explained_by_its_node(server):
     assert len(node.beat_until_done(lambda: server.get(path))["text"]) == 2**20 - 100
     node.replies["explain"] = {"error": "it is ending"}
     assert node.beat_until_done(lambda: server.get(path, 503))["error"] == "node n1: it is ending"
-    assert server.get(f"/operations/{operation}/jobs/1-2-3-4/explain", 404)["code"] == 203
-    server.call(lambda scheduler: setattr(scheduler.requests, "timeout_s", 0.05))
-    assert "did not send the answer within 0.05 s: is its agent running?" in server.get(path, 504)["error"]
-    server.call(lambda scheduler: setattr(scheduler.state.nodes["n1"], "is_online", False))
-    assert "was last heard of" in server.get(path, 503)["error"]
-    server.call(lambda scheduler: setattr(scheduler.state.nodes["n1"], "is_online", True))
-    node.end(job)
-    node.beat()
-    assert "has ended" in server.get(path, 404)["error"]
 
 
 @pytest.mark.parametrize(

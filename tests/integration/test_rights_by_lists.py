@@ -7,7 +7,7 @@ log with who tried it. Then come the answers that depend on who asks.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -233,20 +233,6 @@ def test_who_is_allowed_a_command_and_why_is_in_the_log(site: Site) -> None:
     assert (found["user"], found["allowed_by"]) == ("ann", because)
 
 
-def test_each_team_does_with_its_own_what_it_likes(site: Site) -> None:
-    changes: dict[str, Callable[[], Any]] = {
-        "mode": lambda: site.must("ben", "PATCH", "trees/default/pools/blue-a", _edit("mode", "fifo")),
-        "guarantee below its own": lambda: site.must(
-            "ben", "PATCH", "trees/default/pools/blue-a", _edit("strong_guarantee_resources", {"cpu": 2})
-        ),
-        "a pool": lambda: site.must("ben", "POST", "trees/default/pools", {"name": "blue-b", "parent": "blue"}),
-        "an operation": lambda: site.must("ben", "POST", "operations", {"spec": {"pool": "blue", "tasks": TASKS}}),
-        "its pool gone": lambda: site.must("ben", "DELETE", "trees/default/pools/blue-b"),
-    }
-    for change in changes.values():
-        change()
-
-
 def test_an_operation_that_may_not_be_read_is_not_there(site: Site) -> None:
     acl = [
         {"action": "allow", "subjects": ["ann"], "permissions": ALL},
@@ -267,16 +253,6 @@ def test_an_operation_that_may_not_be_read_is_not_there(site: Site) -> None:
         assert (made in site.ask(user, Act("GET", "operations?limit=1000")).text) is is_shown
         assert (job in site.ask(user, Act("GET", "nodes/n1")).text) is is_shown
     site.must("ann", "POST", f"{operation}/abort")
-
-
-def test_a_page_is_given_the_rights_of_its_user(site: Site) -> None:
-    me = site.must("ann", "GET", "me")
-    assert (me["user"], me["groups"], me["is_admin"]) == ("ann", ["team-red"], False)
-    own, every = site.must("ann", "GET", "trees/default/rights"), site.must("root", "GET", "trees/default/rights")
-    assert [own["pools"][name] for name in ("<Root>", "blue", "red")] == [[], [], ["use", "modify_children", "write"]]
-    assert every["pools"]["<Root>"] == ["use", "modify_children", "write", "administer"]
-    may = site.must("ann", "GET", "trees/default/pools/blue")["may"]
-    assert may["use"] == 'no access list allows use to ann, and pool "blue" has one'
 
 
 @pytest.mark.parametrize(
