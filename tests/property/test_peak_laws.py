@@ -192,14 +192,6 @@ def test_no_decision_is_a_write_of_the_same_value_or_a_small_cut(course, s):
 
 
 @many
-@given(courses(), peak_settings(), st.integers(1, 200))
-def test_what_comes_later_does_not_change_what_was_decided(course, s, length):
-    beginning = Course(course.hard_cores, course.events[:length])
-    whole = list(walk(course, s))
-    assert list(walk(beginning, s)) == whole[: len(beginning.events)]
-
-
-@many
 @given(courses(), peak_settings())
 def test_what_was_held_back_beyond_the_budget_is_in_the_caution(course, s):
     """It is a bounded sum: what the budget did not cover shows in it, except for what the bound of 7 cut off."""
