@@ -41,8 +41,6 @@ from cpumond.scheduler.model import (
 from cpumond.scheduler.settings.preemption_rules import operation_rules, pool_rules, root_rules
 from cpumond.scheduler.settings.records import SYSTEM, RecordKey, changed_records
 
-NOTHING: Vector = (0.0, 0.0, 0.0, 0.0, 0.0)
-
 
 def amount(cpu: float = 0.0, memory: float = 0.0) -> Vector:
     return (0.0, cpu, 0.0, memory, 0.0)

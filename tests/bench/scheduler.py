@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -48,7 +48,6 @@ app = Starlette(routes=[Route("/{rest:path}", read, methods=["GET", "POST"])])
 server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, timeout_keep_alive=600))
 server.run([socket.socket(fileno=int(sys.argv[1]))])
 """
-Post = Callable[[str, bytes], Awaitable[bytes]]
 
 
 class Connection:

@@ -33,11 +33,6 @@ def node(scheduler: SchedulerProcess) -> PlayedNode:
     return node
 
 
-def restart(scheduler: SchedulerProcess) -> None:
-    scheduler.kill()
-    scheduler.start()
-
-
 def vanilla(scheduler: SchedulerProcess, task: str, spec: str) -> str:
     """Start an operation with ``yt``; its id."""
     done = scheduler.yt("vanilla", "--async", "--tasks", f"{{t={{{task}}}}}", "--spec", f"{{{spec}}}", bindings=False)

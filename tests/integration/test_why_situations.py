@@ -94,9 +94,6 @@ class Cluster:
                 await self.do(UpdateOperation(words[3], {outer: {inner: edit["value"]}}))
 
 
-Situation = Callable[[Cluster], Awaitable["Expected"]]
-
-
 class Expected:
     """``words`` of the first sentence; how what it advises is done where that is no command."""
 

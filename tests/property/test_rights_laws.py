@@ -119,11 +119,6 @@ def test_a_verdict_is_that_of_the_text(world):
                 assert found[user.name, pool, permission] == expected, (user.name, pool, permission)
 
 
-def access_list(world: World, pool: str) -> Any:
-    tree = world.state.config.trees[TREE]
-    return (tree if pool == ROOT_POOL else tree.pools[pool]).attributes.get("acl", ())
-
-
 def set_list(world: World, pool: str, acl: list[dict[str, Any]]) -> None:
     if pool == ROOT_POOL:
         world.set_tree(acl=acl)

@@ -25,7 +25,6 @@ from cpumond.fairshare.resources import ONE, ZERO
 from cpumond.fairshare.result import NO_SHARE
 
 TOTAL: Vector = (100.0, 100.0, 8.0, 1000.0, 0.0)
-INF = float("inf")
 
 
 def cpu(cores: float) -> Vector:
