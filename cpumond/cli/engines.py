@@ -44,7 +44,7 @@ STARTS: Final = {
     "podman": "systemctl enable --now podman.socket",
     "slurm": "install Slurm's client commands, or see whether slurmctld answers: `squeue`",
     "kubernetes": "see whether kubelet runs; the runtime's CRI socket as `socket` of its source needs no token and no "
-    "API server (`pip install cpumond[kubernetes]`); the kubelet asks the API server about each token, and on a host "
+    "API server (`pip install grpcio`); the kubelet asks the API server about each token, and on a host "
     "`token_file` is one that lasts: a Secret of type kubernetes.io/service-account-token, whose account may get "
     "nodes/pods and nodes/configz (docs/engines.md has the lines)",
 }

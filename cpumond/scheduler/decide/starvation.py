@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
 from cpumond.fairshare.resources import UNLIMITED, Vector, subtract, sum_vectors
-from cpumond.scheduler.decide.placement import fits, wants_jobs
+from cpumond.scheduler.decide.placement import wants_jobs
 from cpumond.scheduler.elements import Element, OperationElement, PoolElement, SchedulingStatus, Tree, usage_share
+from cpumond.scheduler.node_sizes import fits
 
 Priority = Literal["none", "normal", "aggressive"]
 
