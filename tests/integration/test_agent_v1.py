@@ -154,6 +154,27 @@ def test_the_weight_actuator_moves_shares_and_never_the_quota(cgroups, agent):
     assert {name: cgroups.read_all(name) for name in found} == found
 
 
+def test_a_cgroup_that_enters_the_idle_class_has_no_weight_any_more(cgroups, agent):
+    """The kernel takes its weight, and each one that is written is an error, also one that is put back."""
+    cgroups.make("idle")
+    if not os.path.exists(cgroups.path("idle", "cpu.idle")):
+        pytest.skip("this kernel has no cpu.idle (Linux 5.15 has it)")
+    agent.start(
+        describe_agent(cgroups, monitor={"actuator": '"weight"'}, sources=describe_source(f"{cgroups.top}/*", 2))
+    )
+    wait_until(lambda: agent.job("idle")["current_cpu_limit"] == 0.1, "its weight is down")
+    cgroups.write("idle", "cpu.idle", 1)
+    refused = wait_until(lambda: agent.job("idle")["refused"], "it is refused")
+    assert refused == "its cgroup is in the idle class (cpu.idle = 1), where a weight has no effect"
+    assert agent.job("idle")["current_cpu_limit"] == 2.0
+    cgroups.write("idle", "cpu.idle", 0)
+    wait_until(lambda: agent.job("idle")["current_cpu_limit"] == 0.1, "its weight goes down from what it is now")
+    cgroups.write("idle", "cpu.idle", 1)
+    assert agent.stop() == 0
+    assert cgroups.read("idle", "cpu.idle") == "1"
+    assert not [line for line in agent.log().splitlines() if "error" in line.lower()]
+
+
 # ---- the end
 
 

@@ -17,6 +17,7 @@ from cpumond.agent.limits.units import PROPERTIES, read_labels
 from cpumond.agent.limits.writer import ASK_AGAIN_S, GONE_S, read_limit_cores, read_settings_or_none
 from cpumond.agent.tracked import Tracked, is_order, record
 from cpumond.core.errors import CpumondError
+from cpumond.host.cgroup.files import is_idle
 from cpumond.host.cgroup.find import CgroupFinder
 from cpumond.host.cgroup.settings import CpuSettings, adopt_limit, classify_change, is_raised_above
 from cpumond.host.systemd.properties import QUOTA, UnitEvent
@@ -108,6 +109,9 @@ class ExternalWrites:
     def handle_write(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
         """Take over what is ``found`` in force now."""
         actuator = job.actuator
+        if found.weight != job.in_force.weight and is_idle(job.cgroup.place):
+            # It is the kernel's in the idle class, nobody's order; the next look refuses the job.
+            found = msgspec.structs.replace(found, weight=job.in_force.weight)
         change = classify_change(job.in_force, found, actuator, exact=not job.unit)
         before = job.in_force
         job.in_force = found
