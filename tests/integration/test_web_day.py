@@ -190,3 +190,12 @@ def test_paper_has_all_rows_in_light_colours_and_forced_colours_keep_the_bars(ne
     assert page.locator("main .table-scroll").evaluate("each => each.scrollHeight - each.clientHeight") == 0
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_a_page_without_a_script_is_dark_on_the_screen_and_light_on_paper(new_page, scheduler):
+    page = new_page(color_scheme="dark")
+    page.goto(f"{scheduler.url}/web/runbook.html")
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    assert page.evaluate(ground) == "rgb(15, 20, 26)"
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate(ground) == "rgb(246, 248, 250)"
