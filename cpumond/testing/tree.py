@@ -119,7 +119,7 @@ class CgroupTree:
         self._processes: list[LoadProcess] = []
         self._keepers: dict[str, subprocess.Popen[bytes]] = {}
         # Keepers end with this process.
-        self._pipe = [os.fdopen(fd, mode) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)]
+        self._pipe = list(os.pipe())
         for root in self.roots:
             place = Node(root)
             for part in top.split("/"):
@@ -233,8 +233,8 @@ class CgroupTree:
             process.stop()
         for name in list(self._keepers):
             self.empty(name)
-        for end in self._pipe:
-            end.close()
+        while self._pipe:
+            os.close(self._pipe.pop())
         for root in self.roots:
             for directory, _, _ in os.walk(os.path.join(root, self.top), topdown=False):
                 _remove_when_empty(directory)

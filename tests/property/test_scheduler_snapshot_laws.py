@@ -139,7 +139,7 @@ def add_operation(rng: random.Random, plan: Plan) -> None:
 
 
 def play(plan: Plan) -> tuple[World, list[str]]:
-    world = World(**plan.options)
+    world = World(count_unplaceable_jobs_in_demand=True, **plan.options)
     world.node("n", cpu=TOTAL["cpu"], memory=int(TOTAL["memory"]), user_slots=int(TOTAL["user_slots"]))
     for name, (parent, given) in plan.pools.items():
         world.create_pool(name, parent, **given)

@@ -146,11 +146,12 @@ def count_steps(work):
         nonlocal steps
         steps += event in ("call", "c_call")
 
-    sys.setprofile(count)
-    try:
-        asyncio.new_event_loop().run_until_complete(work)
-    finally:
-        sys.setprofile(None)
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        sys.setprofile(count)
+        try:
+            loop.run_until_complete(work)
+        finally:
+            sys.setprofile(None)
     return steps
 
 
