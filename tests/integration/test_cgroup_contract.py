@@ -378,7 +378,7 @@ def test_pressure_of_a_real_cgroup_is_read_with_a_held_descriptor(cgroups: Cgrou
     if unified is None or read_pressure_s(os.path.join(unified, "cpu.pressure")) is None:
         pytest.skip("needs cgroup2 and a kernel with PSI")
     before = count_descriptors()
-    path = cgroups.make("pressed")
+    path = cgroups.make("pressed", is_empty=True)
     own = os.path.join(unified, path)
     os.makedirs(own, exist_ok=True)
     cgroup = open_cgroup(cgroups.hierarchies, path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,9 +206,11 @@ def test_the_controller_away_names_are_kept_and_new_jobs_stay_in_shadow_mode(slu
     agent.start(config)
     wait_until(lambda: 0 < read(place) <= 20_000, "the idle job has little")
     slurm.terminate("slurmctld")
+    sleeper = subprocess.Popen(["sleep", "infinity"])
     try:
         for controller in CONTROLLERS if IS_APART else (CPU,):
             (controller / second.relative_to(CPU)).mkdir(parents=True)
+            (controller / second.relative_to(CPU) / "cgroup.procs").write_text(str(sleeper.pid))
         job = wait_until(lambda: jobs(agent).get("job_4000000"), "the new one is seen")
         assert (job["mode"], job["labels"]) == ("shadow", {})
         wait_until(lambda: any("slurm: squeue" in text for text in problems(agent)), "status says so")
@@ -220,6 +223,8 @@ def test_the_controller_away_names_are_kept_and_new_jobs_stay_in_shadow_mode(slu
     assert agent.job("job_4000000")["mode"] == "shadow", "the controller does not know it"
     assert agent.stop() == 0
     assert (read(place), read(second)) == (-1, -1)
+    sleeper.kill()
+    sleeper.wait()
     second.rmdir()
 
 

@@ -332,7 +332,7 @@ def test_only_trees_of_dead_demos_are_removed_with_what_lives_in_them(cgroups: C
 @pytest.mark.cgroup
 def test_a_load_ends_with_whoever_started_it(cgroups: CgroupTree) -> None:
     threads = 2
-    cgroups.make("job")
+    cgroups.make("job", is_empty=True)
     program = (
         "import sys\nfrom cpumond.testing import LoadProcess\n"
         "load = LoadProcess(sys.argv[2:], int(sys.argv[1]))\nload.burn(0.3)\nprint(load.pid, flush=True)\ninput()\n"

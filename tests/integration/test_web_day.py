@@ -164,7 +164,7 @@ def test_the_own_work_counts_all_of_it(page, scheduler, start):
         start(f"many {number}")
     scheduler.wait_updates()
     show(page, scheduler, "#/mine")
-    expect(page.locator(".figures .card")).to_contain_text(["1running", "204waiting to run", "", ""])
+    expect(page.locator(".figures .card")).to_contain_text(["0running", "205waiting to run", "", ""])
 
 
 def test_paper_has_all_rows_in_light_colours_and_forced_colours_keep_the_bars(new_page, scheduler):

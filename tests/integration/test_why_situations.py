@@ -283,6 +283,7 @@ async def cordoned_nodes(c: Cluster) -> Expected:
 
 async def graceful(c: Cluster) -> Expected:
     """What a large job of another operation cannot use, a graceful one does not take beyond its share."""
+    await c.set_tree(count_unplaceable_jobs_in_demand=True)
     await c.pool("research")
     await c.add_nodes(16.0, "n0", "n1")
     mild = await c.start("research", jobs=40, preemption_mode="graceful")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ from cpumond.monitor.model import CpuReading
 MODE_XATTR = "user.cpumond.mode"
 SETTING_BYTES = 128
 PRESSURE_BYTES = 256
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""Its inode: PROC_PID_INIT_INO of the kernel."""
 HOST_PRESSURE = "/proc/pressure/cpu"
 
 
@@ -338,9 +341,20 @@ def read_cpus(hierarchies: Hierarchies, path: str) -> int:
 def is_populated(hierarchies: Hierarchies, path: str) -> bool:
     """Whether a process is in a cgroup or below it; also one that this pid namespace does not see. Where no file says
     so, there may be one. Raises CgroupReadError."""
+    if hierarchies.cpu_version == 1 and not sees_all_processes():
+        return True
     # On v1 a process may be in one hierarchy alone: systemd moves those of its units in that of cpu.
     roots = dict.fromkeys((hierarchies.cpu_root, hierarchies.cpuacct_root))
     return any(_is_populated(os.path.join(root, path)) for root in roots)
+
+
+@functools.cache
+def sees_all_processes() -> bool:
+    """Whether this process is in the host's first PID namespace. In another one, as in a container, v1 leaves out of
+    ``cgroup.procs`` the processes that are not in it."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid") == f"pid:[{INITIAL_PID_NAMESPACE}]"
+    return False
 
 
 def _is_populated(directory: str) -> bool:

@@ -69,11 +69,14 @@ def test_what_uses_cpu_is_not_looked_into(make_node, monkeypatch):
     ],
     ids=["v2", "v2 empty", "v1 empty", "v1 of another pid namespace", "v1 below", "v1 empty below", "nothing says so"],
 )
-def test_a_process_is_seen_in_a_cgroup_or_below(tmp_path, tree, populated):
+def test_a_process_is_seen_in_a_cgroup_or_below(tmp_path, tree, populated, monkeypatch):
     root = make_tree(tmp_path / "cpu", {"job": tree})
     assert is_populated(Hierarchies(2, root, root), "job") is populated
     other = make_tree(tmp_path / "cpuacct", {"job": {"cgroup.procs": "7\n"}})
-    assert is_populated(Hierarchies(1, root, other), "job")
+    for sees, found in ((True, populated), (False, True)):
+        monkeypatch.setattr("cpumond.host.cgroup.files.sees_all_processes", lambda sees=sees: sees)
+        assert is_populated(Hierarchies(1, root, root), "job") is found
+        assert is_populated(Hierarchies(1, root, other), "job")
 
 
 def test_an_order_counts_as_the_cpus_there_are_and_is_left_as_it_is(make_node):
