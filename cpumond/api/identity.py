@@ -16,6 +16,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cpumond.api.session import SESSION_KEY, find_session_token
 from cpumond.core.settings import is_loopback, parse_listen
 from cpumond.scheduler.config import PROXY_AT_SOCKET, Api
 from cpumond.scheduler.identities import Identities
@@ -64,16 +65,17 @@ class Gate:
         client = scope.get("client")
         return self.settings.asks_kernel and client is not None and is_loopback(client[0])
 
-    def find_user(self, request: Request) -> User:
+    def find_user(self, request: Request, *, takes_session: bool = False) -> User:
         """The user of a request: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``, or as above.
 
-        An administrator may act for another user (``X-YT-User-Name``). Raises CommandError.
+        ``takes_session``: a browser's session counts where there is no Authorization header. An administrator may act
+        for another user (``X-YT-User-Name``). Raises CommandError.
         """
         other = request.headers.get("x-yt-user-name", "")
         if other and not USER_NAME.fullmatch(other):
             raise CommandError("X-YT-User-Name: expected a name of letters, digits and -_.@", AUTHENTICATION)
         # The audit log names the user of a request that is refused, too.
-        request.state.user = user = self._identify(request)
+        request.state.user = user = self._identify(request, takes_session)
         if user.node:
             raise CommandError(
                 f"the token of {user.name} is a node's: it registers nodes and sends their heartbeats; use a user's "
@@ -125,7 +127,7 @@ class Gate:
             )
         return user
 
-    def _identify(self, request: Request) -> User:
+    def _identify(self, request: Request, takes_session: bool = False) -> User:
         if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             # Browsers send this header with what a page of another site asks for.
             raise CommandError("pages of other sites may not ask for this", ACCESS_DENIED)
@@ -134,6 +136,11 @@ class Gate:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token.strip()
         user = self._user_of(token) if scheme.lower() in ("oauth", "bearer") else None
+        if takes_session and "authorization" not in request.headers and SESSION_KEY in request.headers:
+            user = self._user_of(find_session_token(request))
+            if user is None:
+                # Never as who is known in another way: whom a session made less would be more at its end.
+                raise CommandError("Authentication failed: the session is over; sign in again", AUTHENTICATION)
         if user is not None:
             if user.proxy:
                 raise CommandError(

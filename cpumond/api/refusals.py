@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from cpumond.api.identity import PROXY_TOKEN
+from cpumond.api.session import SESSION_KEY
 from cpumond.core.errors import CpumondError
 from cpumond.scheduler.event_log import is_denied
 from cpumond.scheduler.events import Subjects
@@ -40,7 +41,7 @@ async def tell_refused_request(scheduler: Scheduler, request: Request, error: Ex
     """
     user = getattr(request.state, "user", None)
     if user is None:
-        shows_token = "authorization" in request.headers or PROXY_TOKEN in request.headers
+        shows_token = any(name in request.headers for name in ("authorization", PROXY_TOKEN, SESSION_KEY))
         if request.method in ("GET", "HEAD") and not shows_token:
             return
         # A token that has ended tells whose it was.

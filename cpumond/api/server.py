@@ -49,7 +49,7 @@ def make_app(
             make_metrics_route(metrics),
             *make_json_routes(
                 scheduler,
-                gate.find_user,
+                partial(gate.find_user, takes_session=True),
                 settings.max_body,
                 settings.max_depth,
                 Rates(limits).take,

@@ -249,6 +249,8 @@ CASES: dict[str, Make] = {
     "GET /api/v1/history": lambda *_: _api("GET", "history", kind="pool", name=POOL),
     "GET /api/v1/can": lambda *_: _api("GET", "can", action="use", object=POOL),
     "POST /api/v1/tokens": lambda *_: _api("POST", "tokens", {}),
+    "POST /api/v1/session": lambda *_: _api("POST", "session"),
+    "DELETE /api/v1/session": lambda *_: _api("DELETE", "session"),
     "DELETE /api/v1/tokens/{token}": lambda site, role: _api("DELETE", f"tokens/{site.make_token(role)}"),
     "POST /api/v1/events/{number}/undo": lambda site, _: _api("POST", f"events/{site.change()}/undo"),
     "POST /api/v1/nodes": lambda *_: _api(

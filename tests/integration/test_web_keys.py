@@ -44,19 +44,28 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerPro
         process.close()
 
 
+def agree(page: Page, user: str) -> None:
+    """Sign in with the token of the link, which is asked."""
+    expect(dialog(page)).to_contain_text(f"Sign in as {user} with the token of this link?")
+    dialog(page).get_by_role("button", name="Sign in", exact=True).click()
+    await_page(page)
+
+
 @pytest.fixture
 def signed(page: Page, scheduler: SchedulerProcess) -> Page:
     """A page that was opened by the address with the token."""
+    page.allow("status: 401 ")
     page.goto(f"{scheduler.url}/#token={TOKEN.replace('/', '%2F')}")
-    await_page(page)
+    agree(page, "anna")
     return page
 
 
 def test_the_address_with_a_token_signs_in_and_keeps_nothing_of_it(page, scheduler):
     asked: list[str] = []
+    page.allow("status: 401 ")
     page.on("request", lambda request: asked.append(request.url))
     page.goto(f"{scheduler.url}/#token={TOKEN.replace('/', '%2F')}")
-    await_page(page)
+    agree(page, "anna")
     expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
     expect(page.get_by_role("link", name="anna")).to_be_visible()
     assert page.url == f"{scheduler.url}/"
@@ -67,14 +76,41 @@ def test_the_address_with_a_token_signs_in_and_keeps_nothing_of_it(page, schedul
     await_page(page, "#/pools")
     assert "token" not in page.evaluate("JSON.stringify([localStorage, history.state, location.href])")
     # In a page that is open already, and with one that is refused.
-    page.get_by_role("button", name="Forget token", exact=True).click()
-    page.allow("status: 401 ")
+    page.get_by_role("button", name="Sign out", exact=True).click()
     expect(dialog(page)).to_contain_text("show a token")
     page.evaluate("location.hash = '#token=wrong'")
     expect(dialog(page)).to_contain_text("show a token")
     page.evaluate(f"location.hash = '#token={TOKEN}'")
+    agree(page, "anna")
     expect(dialog(page)).to_have_count(0)
     expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+
+
+def test_a_session_is_of_all_tabs_and_ends_with_its_token(signed, scheduler):
+    made = scheduler.post("tokens", {"user": "carl"})
+    other = signed.context.new_page()
+    other.goto(f"{scheduler.url}/#/pools")
+    await_page(other, "#/pools")
+    expect(other.get_by_role("link", name="anna")).to_be_visible()
+    assert TOKEN not in other.evaluate("JSON.stringify([localStorage, sessionStorage]) + document.cookie")
+    # Whoever sends a link does not choose as whom one acts.
+    other.evaluate(f"location.hash = '#token={made['token']}'")
+    expect(dialog(other)).to_contain_text("Sign in as carl with the token of this link?")
+    dialog(other).get_by_role("button", name="Cancel", exact=True).click()
+    expect(other.get_by_role("link", name="anna")).to_be_visible()
+    other.evaluate(f"location.hash = '#token={made['token']}'")
+    agree(other, "carl")
+    for page in (other, signed):
+        expect(page.get_by_role("link", name="carl")).to_be_visible()
+    assert scheduler.request("DELETE", f"tokens/{made['id']}").is_success
+    expect(dialog(signed)).to_contain_text("show a token")
+    dialog(signed).get_by_label("Token", exact=True).fill(TOKEN)
+    dialog(signed).get_by_role("button", name="Sign in", exact=True).click()
+    expect(signed.get_by_role("link", name="anna")).to_be_visible()
+    signed.get_by_role("button", name="Sign out", exact=True).click()
+    expect(dialog(signed)).to_contain_text("show a token")
+    assert not [cookie for cookie in signed.context.cookies() if cookie["name"].startswith("cpumond")]
+    other.close()
 
 
 def test_the_link_that_yt_prints_opens_the_operation(signed, scheduler):
@@ -132,8 +168,9 @@ def test_keys_go_to_the_search_to_help_and_anywhere(signed, scheduler):
 
 
 def test_who_may_not_administer_a_node_sees_why(page, scheduler):
+    page.allow("status: 401 ")
     page.goto(f"{scheduler.url}/#token=of-ben")
-    await_page(page)
+    agree(page, "ben")
     page.evaluate("location.hash = '#/nodes/host-17'")
     for name in ("Cordon", "Drain"):
         button = page.get_by_role("button", name=name, exact=True)

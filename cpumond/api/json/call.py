@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.requests import Request
+
 from cpumond.scheduler.users import User
 
 
@@ -21,3 +23,5 @@ class Call:
     """The user of a node's request, where the endpoint is for nodes."""
     plan: str = ""
     """What the user was shown before, as the client tells it in the header X-Cpumond-Plan."""
+    request: Request = dataclasses.field(default_factory=lambda: Request({"type": "http"}))
+    """For what is neither of its values nor of its user: the cookie of a session."""

@@ -27,6 +27,7 @@ from cpumond.api.json.glance import GlanceHandlers, Looks
 from cpumond.api.json.rollouts import RolloutHandlers
 from cpumond.api.json.tokens import FileTokens, TokenApi
 from cpumond.api.permissions import PoolRights
+from cpumond.api.session import begin_session, end_session
 from cpumond.api.token_views import NewToken
 from cpumond.api.updated_tree import UpdatedTree
 from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attributes
@@ -579,6 +580,8 @@ _SHOWN: Final[dict[str, Callable[[JsonApi, Call], Any]]] = {
         node_views.find_living_node(api.state, c.path["node"]), api.rights(c), api.now()
     ),
     "can": lambda api, c: rights.judge_question(api.rights(c), c.query, api.find_known),
+    "sign_in": lambda _, c: begin_session(c.request, c.user),
+    "sign_out": lambda _, c: end_session(c.request),
     "list_tokens": lambda api, c: api.tokens.list(c.user),
     "take_job_log": lambda api, c: views.Taken(api.scheduler.logs.take(c.body)),
     "take_job_reply": lambda api, c: views.Taken(api.scheduler.requests.take(c.body)),

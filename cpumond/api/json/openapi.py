@@ -47,6 +47,7 @@ from cpumond.api.json.requests import (
     WhyBody,
 )
 from cpumond.api.json.rollout_table import ROWS
+from cpumond.api.session import Session
 from cpumond.api.token_views import NewToken, TokenList
 from cpumond.core.wire import (
     HeartbeatAnswer,
@@ -291,6 +292,14 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "DELETE", PREFIX + "/tokens/{token}", "revoke_token", "Refuse a token from now on, by its id", views.Done,
+    ),
+    Endpoint(
+        "POST", PREFIX + "/session", "sign_in", "Begin a browser's session with the token that is shown", Session,
+        refusals=(422,),
+    ),
+    Endpoint(
+        "DELETE", PREFIX + "/session", "sign_out", "Have the browser forget its session", views.Done, is_public=True,
+        refusals=(403,),
     ),
     Endpoint("GET", PREFIX + "/me", "get_me", "Who asks, and which scheduler", overview.Me),
     Endpoint(

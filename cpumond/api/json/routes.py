@@ -167,9 +167,9 @@ class _Served:
     async def _answer(self, request: Request) -> Response:
         endpoint = self.endpoint
         user, node = NOBODY, None
+        if endpoint.is_change:
+            _check_origin(request)
         if not endpoint.is_public:
-            if endpoint.is_change:
-                _check_origin(request)
             if endpoint.is_of_nodes:
                 request.state.user = node = self.authenticate_node(request)
             else:
@@ -178,7 +178,7 @@ class _Served:
         query = _read_query(request, endpoint)
         names = {key: str(name).replace(SLASH, "/") for key, name in request.path_params.items()}
         if self.decoder is None:
-            return await self._act(request, Call(names, user, None, query, node, read_plan(request.headers)))
+            return await self._act(request, Call(names, user, None, query, node, read_plan(request.headers), request))
         with self.bodies.hold(user.name, endpoint.is_of_nodes) as held:
             data = await held.read(request, self.max_body)
             await held.work_on(data)
@@ -188,7 +188,7 @@ class _Served:
             elif not node.may_be(body.node_id):
                 raise _not_its_node(node, body.node_id)
             plan = read_plan(request.headers) if node is None else ""
-            return await self._act(request, Call(names, user, body, query, node, plan))
+            return await self._act(request, Call(names, user, body, query, node, plan, request))
 
     async def _act(self, request: Request, call: Call) -> Response:
         endpoint = self.endpoint

@@ -1,6 +1,6 @@
 // Requests to the server that the page came from, and whether it answers.
 
-const TOKEN = "cpumond-token";
+const SESSION = "cpumond-session";
 
 export class Refusal extends Error {
   // The server's refusal: its sentence, the HTTP status (0: no answer), attributes (field: the option it is about).
@@ -21,26 +21,41 @@ const MAX_PLAN = 500; // characters of a header
 // Seconds since 1970 by the server's clock, which all times of its answers are of.
 export const serverNow = () => (Date.now() + link.offsetMs) / 1000;
 
-const cache = new Map(); // path -> {etag, value}
+const cache = new Map(); // path -> {etag, value, of: the session}
 const MAX_CACHED = 20;
 
-export function token() {
-  return sessionStorage.getItem(TOKEN) ?? "";
-}
+// This page's half of the session, the same in all tabs; "" without one. The other half is a cookie that no script can read,
+// and only both together are the token, which is kept nowhere.
+export const session = () => localStorage.getItem(SESSION) ?? "";
 
-export function setToken(text) {
-  if (text) sessionStorage.setItem(TOKEN, text);
-  else sessionStorage.removeItem(TOKEN);
+function keepSession(key) {
+  if (key) localStorage.setItem(SESSION, key);
+  else localStorage.removeItem(SESSION);
   cache.clear();
 }
 
+let ending = null; // the request that has the browser forget its cookie, which must not be the next one's
+
+export async function signIn(token) {
+  await ending;
+  const { key } = await request("POST", "/api/v1/session", undefined, { token });
+  keepSession(key);
+}
+
+// In all tabs, and also where the server does not answer: without this half the cookie is nothing.
+export function signOut() {
+  keepSession("");
+  ending = request("DELETE", "/api/v1/session").catch(() => null);
+}
+
 // `isText`: a successful answer is text and not JSON, returned as {text, headers}. `plan`: the answer of /plan that the user
-// saw before.
-export async function request(method, path, body, { signal, timeout = 20000, isText = false, plan = null } = {}) {
-  const headers = authorization();
+// saw before. `token`: asks as who has it, and not as who is signed in.
+export async function request(method, path, body, { signal, timeout = 20000, isText = false, plan = null, token = "" } = {}) {
+  const of = session();
+  const headers = token ? { Authorization: `Bearer ${token}` } : authorization();
   if (plan) headers["X-Cpumond-Plan"] = tellPlan(plan);
   const kept = method === "GET" ? cache.get(path) : undefined;
-  if (kept) headers["If-None-Match"] = kept.etag;
+  if (kept?.of === of) headers["If-None-Match"] = kept.etag;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
@@ -49,7 +64,7 @@ export async function request(method, path, body, { signal, timeout = 20000, isT
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),
       cache: "no-store",
-      credentials: "omit",
+      credentials: "same-origin",
       signal: signal ? AbortSignal.any([signal, AbortSignal.timeout(timeout)]) : AbortSignal.timeout(timeout),
     });
   } catch (error) {
@@ -74,11 +89,13 @@ export async function request(method, path, body, { signal, timeout = 20000, isT
     link.failingSince ??= Date.now();
     link.problem = value?.error ?? `the server answered ${response.status}`;
   } else answered();
+  // It is over, unless another tab has begun a new one.
+  if (response.status === 401 && !token && of === session()) keepSession("");
   if (!response.ok || value === null) throw new Refusal(response.status, value);
   const etag = response.headers.get("ETag");
   if (method === "GET" && etag) {
     cache.delete(path);
-    cache.set(path, { etag, value });
+    cache.set(path, { etag, value, of });
     if (cache.size > MAX_CACHED) cache.delete(cache.keys().next().value);
   }
   return value;
@@ -90,7 +107,7 @@ function fail(problem) {
   throw new Refusal(0, { error: `${problem}; this page tries again by itself` });
 }
 
-const authorization = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
+const authorization = () => (session() ? { "X-Cpumond-Session": session() } : {});
 
 // A question whose answer comes in lines of JSON: `take` has each as it comes. It is given up with `signal`.
 export async function stream(where, body, take, signal) {
@@ -98,7 +115,7 @@ export async function stream(where, body, take, signal) {
   try {
     response = await fetch(`/api/v1${where}`, {
       method: "POST", headers: { ...authorization(), "Content-Type": "application/json" }, body: JSON.stringify(body),
-      cache: "no-store", credentials: "omit", signal,
+      cache: "no-store", credentials: "same-origin", signal,
     });
     if (response.ok) await readLines(response.body, take);
   } catch (error) {

@@ -1,7 +1,7 @@
 // The frame around the pages: shows the page of the URL, polls the server, and says when it does not answer.
 
 import { watchTips } from "./tips.js";
-import { link, request, Refusal, setToken, token } from "./api.js";
+import { link, request, Refusal, session, signIn, signOut } from "./api.js";
 import { h, morph, openDialog, release, settle, skeleton } from "./dom.js";
 import { duration, time } from "./format.js";
 import { parse, takeToken } from "./route.js";
@@ -34,7 +34,8 @@ class App {
     this.asking = null;
     this.health = null;
     this.me = null;
-    this.meAsked = { at: -Infinity, token: null };
+    this.meAsked = { at: -Infinity, of: null };
+    this.offered = "";
     this.local = {};
   }
 
@@ -52,7 +53,8 @@ class App {
     document.addEventListener("visibilitychange", () => { if (!document.hidden) this.reload(); });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => window.dispatchEvent(new Event("themechange")));
     // What was chosen in another tab.
-    window.addEventListener("storage", () => {
+    window.addEventListener("storage", ({ key }) => {
+      if (key === "cpumond-session") this.beSomebodyElse();
       applyTheme(localStorage.getItem("cpumond-theme") ?? "auto");
       window.dispatchEvent(new Event("lineschange"));
       this.redraw();
@@ -68,11 +70,10 @@ class App {
   // The part of the URL after the # has changed.
   go() {
     const given = takeToken();
-    if (given) setToken(given);
+    if (given) this.offer(given);
     const { parts } = parse();
     const where = JSON.stringify(parts);
     if (where === this.where) {
-      if (given) closeDialogs();
       this.redraw();
       this.reload();
       return;
@@ -217,11 +218,11 @@ class App {
     this.local.announced = asked;
   }
 
-  // Who the server takes the user for: seldom, and anew with another token.
+  // Who the server takes the user for: seldom, and anew in another session.
   async askWho() {
-    const { at, token: shown } = this.meAsked;
-    if (shown === token() && Date.now() - at < ME_MS) return;
-    this.meAsked = { at: Date.now(), token: token() };
+    const { at, of } = this.meAsked;
+    if (of === session() && Date.now() - at < ME_MS) return;
+    this.meAsked = { at: Date.now(), of: session() };
     this.me = await this.options.me().catch(() => null);
   }
 
@@ -247,33 +248,68 @@ class App {
         failing ? "stale" : stuck ? "stuck" : standby ? "standby" : "live"),
       this.me?.user && this.error?.status !== 401 ? drawWho(this.me, first) : null,
       this.options.find ? h("button.plain", { type: "button", title: "Ctrl-K", "aria-keyshortcuts": "Control+K Meta+K", onclick: this.options.find }, "Find") : null,
-      token() ? h("button.plain", { type: "button", onclick: () => { setToken(""); this.reload(); } }, "Forget token") : null,
+      session() ? h("button.plain", { type: "button", onclick: () => { signOut(); this.beSomebodyElse(); } }, "Sign out") : null,
       drawTheme(() => { nextTheme(); this.drawFrame(); }),
       h("div.stale-wrap", { role: "status" }, text ? h("p.stale", text) : standby ? h("p.stale", tellStandby(standby, leader)) : null)));
   }
 
-  askToken() {
-    if (document.querySelector("dialog[open]")) return;
-    const input = h("input", { type: "password", id: "token", autocomplete: "off", required: true });
+  // Somebody signed in or out, here or in another tab.
+  beSomebodyElse() {
+    closeDialogs();
+    this.data = undefined;
+    this.isAsked = false;
+    this.redraw();
+    return this.reload();
+  }
+
+  // A link may be somebody else's, who would see what is done with its token: it signs nobody in without a question.
+  async offer(token) {
+    this.offered = token;
+    let user;
+    let refusal = "";
+    try {
+      ({ user } = await request("GET", "/api/v1/me", undefined, { token }));
+    } catch (error) {
+      refusal = error.message;
+    }
+    if (this.offered !== token) return;
+    closeDialogs();
+    this.offered = "";
+    if (refusal) {
+      this.askToken(refusal);
+      return;
+    }
     const told = h("p.error", { role: "alert" });
+    const take = async () => {
+      try {
+        await signIn(token);
+        this.beSomebodyElse();
+      } catch (error) {
+        told.textContent = error.message;
+      }
+    };
+    const dialog = openDialog("Sign in",
+      [h("p", "Sign in as ", h("strong", user), " with the token of this link?"),
+        h("p.muted", "Only if the link is your own: who gave it to you can use the token, too."), told],
+      [h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), h("button.primary", { type: "button", onclick: take }, "Sign in")]);
+  }
+
+  askToken(refusal = "") {
+    if (this.offered || document.querySelector("dialog[open]")) return;
+    const input = h("input", { type: "password", id: "token", autocomplete: "off", required: true });
+    const told = h("p.error", { role: "alert" }, refusal);
     const form = h("form", { onsubmit: async (event) => {
       event.preventDefault();
-      setToken(input.value.trim());
       try {
-        await request("GET", "/api/v1/me");
+        await signIn(input.value.trim());
+        this.beSomebodyElse();
       } catch (error) {
-        if (error.status === 401 || error.status === 403) {
-          setToken("");
-          told.textContent = error.message;
-          input.focus();
-          return;
-        }
+        told.textContent = error.message;
+        input.focus();
       }
-      dialog.close();
-      this.reload();
-    } }, h("p", "This scheduler answers only those who show a token. It is kept until this tab is closed."),
-      h("label", { for: "token" }, "Token"), input, told, h("button.primary", { type: "submit" }, "Use it"));
-    const dialog = openDialog("Token", form, []);
+    } }, h("p", "This scheduler answers only those who show a token. It signs you in, in all tabs, until you sign out or end the browser."),
+      h("label", { for: "token" }, "Token"), input, told, h("button.primary", { type: "submit" }, "Sign in"));
+    openDialog("Token", form, []);
     input.focus();
   }
 }

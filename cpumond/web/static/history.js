@@ -1,6 +1,6 @@
 // The scheduler's history, for graphs; and answers that may arrive after their page is drawn.
 
-import { get, query, Refusal, serverNow, token } from "./api.js";
+import { get, query, Refusal, serverNow, session } from "./api.js";
 import { withGaps } from "./chart.js";
 import { chosenSpan, go, showAll, showSpan, work } from "./chart_work.js";
 import { h } from "./dom.js";
@@ -37,13 +37,13 @@ export async function historyIsOff() {
   return isOff();
 }
 
-const kept = new Map(); // token and name -> {value, error, at, askedAt, asking}
+const kept = new Map(); // session and name -> {value, error, at, askedAt, asking}
 
 // The newest answer of `ask`, which is asked again at most every `periodMs`: {value, error, at}. `value` stays what it
 // was when a later answer is a refusal; `at` is when it came. Waits at most `patienceMs` for the first answer, and not long
 // for a newer one.
 export async function remember(name, periodMs, ask, patienceMs = 20000) {
-  const key = `${token()} ${name}`; // whoever shows another token is answered anew
+  const key = `${session()} ${name}`; // whoever signs in anew is answered anew
   let entry = kept.get(key);
   if (!entry) {
     entry = { value: null, error: null, at: null, askedAt: -Infinity, asking: null };

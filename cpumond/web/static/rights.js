@@ -1,7 +1,7 @@
 // What the asker may do, as the scheduler says it. It checks each request itself, too: a button that it would refuse says
 // why, and cannot be used.
 
-import { get, path, token } from "./api.js";
+import { get, path, session } from "./api.js";
 import { h } from "./dom.js";
 import { remember } from "./history.js";
 
@@ -13,8 +13,8 @@ const RIGHTS_MS = 10000;
 let trees = { at: 0, of: null, value: null };
 
 export async function loadTrees(options) {
-  if (trees.of !== token() || Date.now() - trees.at > TREES_KEPT_MS) {
-    const of = token();
+  if (trees.of !== session() || Date.now() - trees.at > TREES_KEPT_MS) {
+    const of = session();
     const value = await get("/trees", options);
     trees = { at: Date.now(), of, value };
   }

@@ -1,15 +1,15 @@
 // Runs ahead: what a change would do, with the progress and a button that ends it.
 
-import { Refusal, stream, token } from "./api.js";
+import { Refusal, stream, session } from "./api.js";
 import { h, morph } from "./dom.js";
 import { cores, duration, number, time } from "./format.js";
 import { to } from "./route.js";
 import { table } from "./table.js";
 
 const SHOWN = 100; // rows of a table
-let last = null; // {text: what was asked, answer, of: the token}
-// The last answer in this tab to who shows the present token, for the page that has it whole; null for none.
-export const lastAnswer = () => (last?.of === token() ? last : null);
+let last = null; // {text: what was asked, answer, of: the session}
+// The last answer in this tab to who is signed in, for the page that has it whole; null for none.
+export const lastAnswer = () => (last?.of === session() ? last : null);
 
 // A button that asks what `read` returns, {text, question: a body of /simulate}, and the place of the answer. `stop` ends a
 // run and empties the place: what it is about has changed. `read` may throw a Refusal; it is shown in `form`. `ondone` shows
@@ -46,7 +46,7 @@ export function simulator(form, read, { tone = "", ondone = null } = {}) {
       }, mine.signal);
       if (running !== mine) return;
       if (!answer) throw new Refusal(500, { error: `The simulation failed: ${wrong || "it ended without an answer; see the scheduler's log"}` });
-      last = { text, answer, of: token() };
+      last = { text, answer, of: session() };
       if (ondone) {
         show();
         ondone();

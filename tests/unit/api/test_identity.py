@@ -216,6 +216,13 @@ def test_an_address_that_is_open(scheduler: Scheduler) -> None:
         assert "cannot be told" in refuse(closed, make_request(place="127.0.0.1"), ACCESS_DENIED)
 
 
+def test_who_claims_a_session_is_no_local_user(scheduler: Scheduler) -> None:
+    gate = make_gate(scheduler, None, socket="/run/s")
+    claim = make_request(place="unix", account=User("root", admin=True), x_cpumond_session="00")
+    with pytest.raises(CommandError, match="the session is over; sign in again"):
+        gate.find_user(claim, takes_session=True)
+
+
 # ---- a proxy
 
 

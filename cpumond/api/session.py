@@ -1,0 +1,80 @@
+"""A browser's session: a user's token in two halves of random bytes, and only both together are the token.
+
+One is a cookie that no script can read. But browsers show a cookie to every port of a host, so the other stays with
+the page's scripts, whose storage is of one port, and comes as a header. Neither says anything of the token but its
+length, and no page of another origin can send the header. The server keeps nothing: a session is its token with each
+request, so it ends with that, and every scheduler on the same store knows it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cpumond.api.figures import View
+from cpumond.api.views import Done
+from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.users import User
+
+SESSION_KEY: Final = "x-cpumond-session"
+"""The header with the page's half."""
+
+MAX_TOKEN: Final = 1024
+"""Bytes of a token that signs in: browsers drop cookies of more than 4096."""
+
+_PORT: Final = re.compile(r":([0-9]{1,5})\Z")
+
+
+class Session(View, frozen=True):
+    """``key``: the page's half, for the header X-Cpumond-Session; the other is in the answer's cookie."""
+
+    user: str
+    key: str
+
+
+def begin_session(request: Request, user: User) -> Response:
+    """The session of the token in the Authorization header, which is ``user``'s. Raises CommandError without one."""
+    token = request.headers.get("authorization", "").partition(" ")[2].strip().encode("latin-1")
+    if not user.token_id or not 0 < len(token) <= MAX_TOKEN:
+        raise CommandError(f"what signs in is a token of at most {MAX_TOKEN} bytes, as Authorization: Bearer TOKEN")
+    pad = secrets.token_bytes(len(token))
+    answer = Response(msgspec.json.encode(Session(user.name, pad.hex())), media_type="application/json")
+    _set_cookie(request, answer, _mix(token, pad).hex())
+    return answer
+
+
+def end_session(request: Request) -> Response:
+    """Have the browser forget its half, whether or not the token is valid."""
+    answer = Response(msgspec.json.encode(Done("", [])), media_type="application/json")
+    _set_cookie(request, answer, "", 0)
+    return answer
+
+
+def find_session_token(request: Request) -> str:
+    """The token of a request with both halves; "", or what is no token, where they are not of one session."""
+    halves = (request.cookies.get(_name_cookie(request), ""), request.headers.get(SESSION_KEY, ""))
+    try:
+        return _mix(*map(bytes.fromhex, halves)).decode("latin-1")
+    except ValueError:
+        return ""
+
+
+def _mix(one: bytes, other: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, other, strict=True))
+
+
+def _name_cookie(request: Request) -> str:
+    """With the port: schedulers on one host would overwrite each other's."""
+    port = _PORT.search(request.headers.get("host", ""))
+    return f"cpumond-session-{port[1] if port else ''}"
+
+
+def _set_cookie(request: Request, answer: Response, value: str, max_age_s: int | None = None) -> None:
+    # Where TLS ends at a proxy, the browser tells.
+    is_tls = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https:")
+    answer.set_cookie(_name_cookie(request), value, max_age_s, secure=is_tls, httponly=True, samesite="strict")
