@@ -2,42 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
+from cpumond.api.yt.formats import to_json_tree
+from cpumond.api.yt.values import YtError
+from cpumond.api.yt.yson import read_yson
 from cpumond.core.decode import ContentError, decode_json, decode_toml
 from cpumond.core.errors import UsageError
+from cpumond.core.words import show_name
+from cpumond.scheduler.settings.attributes import Kind, find_shape
+
+EXAMPLES: Final = {"a dictionary": '{cpu=2} or {"cpu": 2}', "a list": '[weight; start_time] or ["weight"]'}
+"""What an option takes -> an example in YSON and one in JSON."""
+_COMMA: Final = re.compile(r'("(?:[^"\\]|\\.)*")|,')
 
 
 def read_value(text: str) -> Any:
-    """A value of the command line: JSON, else a value of TOML such as {cpu = 1}, else text; "" is None."""
+    """A value of the command line: JSON, else TOML such as {cpu = 1}, else a dictionary or list in YSON, else text.
+
+    "" is None. In YSON commas may stand for semicolons.
+    """
     stripped = text.strip()
     if not stripped:
         return None
-    try:
-        return decode_json(stripped, object)
-    except ContentError:
-        pass
-    if "\n" in stripped:
-        return stripped
-    try:
-        return decode_toml(f"value = {stripped}")["value"]
-    except ContentError:
-        return stripped
+    for read in _READERS:
+        try:
+            value = read(stripped)
+            # In JSON, as the API has it, a number that is none would be sent as null, which removes.
+            json.dumps(value, allow_nan=False, default=str)
+        except (ContentError, YtError, ValueError):
+            continue
+        return value
+    return stripped
 
 
-def read_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """``key=value`` arguments as edits of the API, and removals. Raises UsageError."""
+def _read_toml(text: str) -> Any:
+    if "\n" in text:
+        raise ContentError("one value has one line")
+    return decode_toml(f"value = {text}")["value"]
+
+
+def _read_nested_yson(text: str) -> Any:
+    if text[0] not in "{[":
+        raise ContentError("no dictionary, no list")
+    with_semicolons = _COMMA.sub(lambda found: found[1] or ";", text)
+    return to_json_tree(read_yson(with_semicolons.encode("utf-8", "surrogateescape")), encode_utf8=False)
+
+
+_READERS: Final[tuple[Callable[[str], Any], ...]] = (
+    lambda text: decode_json(text, object),
+    _read_toml,
+    _read_nested_yson,
+)
+
+
+def read_edits(assignments: Sequence[str], unset: Sequence[str] = (), kind: Kind | None = None) -> list[dict[str, Any]]:
+    """``key=value`` arguments as edits of the API, and removals; ``kind``: of what. Raises UsageError."""
     edits = []
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"expected key=value, for example weight=2, got {assignment!r}")
         edits.append(_edit(key, read_value(text)))
+        _check_shape(kind, **edits[-1])
     edits += [_edit(key, None) for key in unset]
     if not edits:
         raise UsageError("nothing to change; give key=value, or --unset KEY")
     return edits
+
+
+def _check_shape(kind: Kind | None, path: Sequence[str], value: Any) -> None:
+    """Refuse a text where an option takes a dictionary or list."""
+    shape = find_shape(kind, path) if kind is not None and isinstance(value, str) else None
+    if shape is not None:
+        where = show_name("/".join(path))
+        expected = f"expected {shape} in YSON or JSON, such as {EXAMPLES[shape]}"
+        raise UsageError(f'{where}: {expected}, got "{show_name(value)}"; put it in single quotes for the shell')
 
 
 def _edit(key: str, value: Any) -> dict[str, Any]:
@@ -50,10 +93,10 @@ def _edit(key: str, value: Any) -> dict[str, Any]:
     return {"path": path, "value": value}
 
 
-def read_attributes(assignments: Sequence[str]) -> dict[str, Any]:
+def read_attributes(assignments: Sequence[str], kind: Kind | None = None) -> dict[str, Any]:
     """``key=value`` arguments as attributes of something new, nested by their paths. Raises UsageError."""
     attributes: dict[str, Any] = {}
-    for edit in read_edits(assignments) if assignments else ():
+    for edit in read_edits(assignments, kind=kind) if assignments else ():
         target, path = attributes, edit["path"]
         for step in path[:-1]:
             target = target.setdefault(step, {})

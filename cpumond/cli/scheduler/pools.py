@@ -159,7 +159,7 @@ def check_names(kind: Kind, assignments: Sequence[str], force: bool) -> None:
 def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[str, ...], force: bool) -> None:
     """Make a pool tree. Each node belongs to the one tree whose nodes_filter fits its tags."""
     check_names("tree", assignments, force)
-    body = {"name": name, "attributes": read_attributes(assignments)}
+    body = {"name": name, "attributes": read_attributes(assignments, "tree")}
     client.change(f"tree {show_name(name)} is made", "POST", "/trees", body)
 
 
@@ -176,13 +176,15 @@ def tree_set_command(
 ) -> None:  # fmt: skip
     """Change options of a pool tree; all of them, or none when one is refused.
 
-    Values are JSON or TOML, all else is text. KEY= removes. Keys may be paths: integral_guarantees/smooth_period=30000.
-    Times are milliseconds.
+    Values are JSON, TOML or YSON, all else is text. KEY= removes. Keys may be paths:
+    integral_guarantees/smooth_period=30000. Times are milliseconds.
     """
     check_names("tree", assignments, force)
     content = b""
     if assignments or unset or not is_default:
-        content = client.request("PATCH", f"/trees/{quote_name(tree)}", {"edits": read_edits(assignments, unset)})
+        content = client.request(
+            "PATCH", f"/trees/{quote_name(tree)}", {"edits": read_edits(assignments, unset, "tree")}
+        )
     if is_default:
         chosen = client.request("PUT", "/default_tree", {"tree": tree})
         content = content or chosen
@@ -325,7 +327,7 @@ def pool_create_command(
 ) -> None:
     """Make a pool; attributes as in `cpumond pool set`."""
     check_names("pool", [expand_key(each) for each in assignments], force)
-    attributes = read_attributes([expand_key(each) for each in assignments])
+    attributes = read_attributes([expand_key(each) for each in assignments], "pool")
     body = {"name": name, "parent": parent, "attributes": attributes}
     client.change(f"pool {show_name(name)} is made", "POST", pool_path(client.find_tree(tree)), body)
 
@@ -345,7 +347,7 @@ def pool_set_command(
 ) -> None:  # fmt: skip
     """Change attributes of a pool; all of them, or none when one is refused.
 
-    Values are JSON or TOML, such as {cpu=100} or [\"weight\"], all else is text. KEY= removes. Keys may be paths:
+    Values are JSON, TOML or YSON, such as {cpu=100} or [weight], all else is text. KEY= removes. Keys may be paths:
     strong_guarantee_resources/cpu=100, or with dots. resource_flow, burst_guarantee_resources and the others of
     integral_guarantees need not name it. Times are milliseconds, memory bytes.
     """
@@ -356,7 +358,7 @@ def pool_set_command(
 
 def read_pool_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Edits of a pool; keys that only ``integral_guarantees`` has are looked for there."""
-    return read_edits([expand_key(each) for each in assignments], [expand_key(each) for each in unset])
+    return read_edits([expand_key(each) for each in assignments], [expand_key(each) for each in unset], "pool")
 
 
 def expand_key(assignment: str) -> str:
@@ -480,7 +482,7 @@ def pool_plan_command(
             raise UsageError("--remove: nothing else can be changed with it")
         told: dict[str, Any] = {"type": "RemovePool", "pool": pool, "recursive": recursive}
     elif is_new:
-        attributes = read_attributes([expand_key(each) for each in assignments])
+        attributes = read_attributes([expand_key(each) for each in assignments], "pool")
         told = {"type": "CreatePool", "name": pool, "parent": parent or ROOT_POOL, "attributes": attributes}
     else:
         told = {"pool": pool, **_read_change(pool, assignments, unset, parent)}

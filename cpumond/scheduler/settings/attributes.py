@@ -29,6 +29,7 @@ from cpumond.scheduler.settings.values import (
     copy_plain,
     cut,
     fields_of,
+    is_list,
     items_of,
     known_key,
     members_of,
@@ -129,6 +130,19 @@ def canonical_path(kind: Kind, path: Sequence[str]) -> tuple[str, ...]:
         result.append(folded if is_known else key)
         inside = members_of(inside[folded]) if is_known and inside is not None else None
     return tuple(result)
+
+
+def find_shape(kind: Kind, path: Sequence[str]) -> str | None:
+    """ "a dictionary" or "a list" where the option of this path, in any spelling, takes one; None for all else."""
+    names = [name for name in canonical_path(kind, path) if name != CONFIG]
+    inside: Mapping[str, Type] | None = _FIELDS[kind]
+    found: Type | None = None
+    for name in names:
+        found = inside.get(name) if inside is not None else None
+        inside = members_of(found) if found is not None else None
+    if inside is not None and names:
+        return "a dictionary"
+    return "a list" if found is not None and is_list(found) else None
 
 
 def is_option(kind: Kind, name: str) -> bool:

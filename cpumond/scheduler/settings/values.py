@@ -201,6 +201,10 @@ def members_of(kind: Type) -> Mapping[str, Type] | None:
     return None
 
 
+def is_list(kind: Type) -> bool:
+    return isinstance(_without_none(kind), inspect.VarTupleType)
+
+
 def allowed_words(kind: Type) -> str:
     """What a type accepts, in words with its range."""
     kind = _without_none(kind)
