@@ -23,10 +23,10 @@ from cpumond.scheduler.model import ROOT_POOL, CommandError, OperationRecord
 from cpumond.scheduler.node_commands import DrainNode, NodeCommand, say_node
 from cpumond.scheduler.rollout import RolloutCommand, say_rollout
 from cpumond.scheduler.settings import commands
-from cpumond.scheduler.settings.changes import ConfigChange, describe_change
+from cpumond.scheduler.settings.changes import ConfigChange, describe_change, unfold
 from cpumond.scheduler.settings.tree_file import ApplyTree, say_applied
 from cpumond.scheduler.settings.undo import Undo, UndoChange
-from cpumond.scheduler.settings.values import shown
+from cpumond.scheduler.settings.values import tell_value
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.state.transaction import Transaction
@@ -249,10 +249,15 @@ def _say(command: Any, changes: list[ConfigChange]) -> str:
 
 
 def _say_changes(changes: list[ConfigChange]) -> str:
-    told = [_say_change(each) for each in changes[:MAX_TOLD]]
-    if len(changes) > MAX_TOLD:
-        told.append(f"{len(changes) - MAX_TOLD} more")
-    return ", ".join(told) or "nothing"
+    return _list_changes(changes, _say_change) or "nothing"
+
+
+def _list_changes(changes: list[ConfigChange], say: Callable[[ConfigChange], str]) -> str:
+    unfolded = [inner for each in changes for inner in unfold(each)]
+    sentences = [say(each) for each in unfolded[:MAX_TOLD]]
+    if len(unfolded) > MAX_TOLD:
+        sentences.append(f"{len(unfolded) - MAX_TOLD} more")
+    return ", ".join(sentences)
 
 
 def _say_change(change: ConfigChange) -> str:
@@ -264,15 +269,12 @@ def _say_change(change: ConfigChange) -> str:
 
 
 def _say_value(change: ConfigChange) -> str:
-    old, new = ("unset" if value is None else shown(value) for value in (change.old, change.new))
-    return f"{change.attribute} {old} -> {new}"
+    return f"{change.attribute} {tell_value(change.old)} -> {tell_value(change.new)}"
 
 
 def _say_attributes(changes: list[ConfigChange]) -> str:
-    told = [_say_value(each) for each in changes[:MAX_TOLD]]
-    if len(changes) > MAX_TOLD:
-        told.append(f"{len(changes) - MAX_TOLD} more")
-    return f": {', '.join(told)}" if told else ""
+    sentences = _list_changes(changes, _say_value)
+    return f": {sentences}" if sentences else ""
 
 
 def _say_move(command: commands.MovePool, changes: list[ConfigChange]) -> str:

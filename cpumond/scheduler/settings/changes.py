@@ -60,6 +60,15 @@ def describe_change(old: Config, new: Config, *, exact: bool = False) -> list[Co
     return changes
 
 
+def unfold(change: ConfigChange) -> Iterator[ConfigChange]:
+    """The differences inside of a dictionary that comes, goes or changes as a whole; of all else the change itself."""
+    old, new = change.old, change.new
+    if change.attribute and _is_dictionary(old) and _is_dictionary(new) and (old or new):
+        yield from _attribute_changes(change.tree, change.pool, old or {}, new or {}, f"{change.attribute}/")
+    else:
+        yield change
+
+
 _Compare = Callable[[str, str, Mapping[str, Any], Mapping[str, Any]], Iterator[ConfigChange]]
 
 

@@ -19,7 +19,7 @@ from cpumond.scheduler.settings.attributes import Edit, is_same, read_pool, read
 from cpumond.scheduler.settings.changes import ConfigChange, split_path, with_parent
 from cpumond.scheduler.settings.commands import ConfigCommand, Outcome, with_pools
 from cpumond.scheduler.settings.validation import DEFAULT_NAME_PATTERN
-from cpumond.scheduler.settings.values import shown
+from cpumond.scheduler.settings.values import tell_value
 
 
 class UndoChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -122,7 +122,7 @@ def reverse(config: Config, changes: Iterable[ConfigChange], new_id: Callable[[]
         by_tree.setdefault(change.tree, []).append(change)
     for change in by_tree.pop("", ()):
         if (default or None) != change.new:
-            raise ChangedSinceError("", "", f"is {shown(default or None)} now, not {shown(change.new)}")
+            raise ChangedSinceError("", "", f"is {tell_value(default or None)} now, not {tell_value(change.new)}")
         default = change.old or ""
     for name, own in by_tree.items():
         tree = _reverse_tree(config.trees.get(name), name, own, new_id)
@@ -187,7 +187,7 @@ def _reverse_attributes(attributes: Mapping[str, Any], changes: Iterable[ConfigC
 
 
 def _changed(change: ConfigChange, now: Any) -> ChangedSinceError:
-    text = f"{change.attribute} is {shown(now)} now, not {shown(change.new)} as that change left it"
+    text = f"{change.attribute} is {tell_value(now)} now, not {tell_value(change.new)} as that change left it"
     return ChangedSinceError(change.tree, change.pool, text)
 
 

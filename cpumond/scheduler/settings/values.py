@@ -263,6 +263,15 @@ def shown(value: object) -> str:
     return cut(repr(value))
 
 
+def tell_value(value: object) -> str:
+    """As ``shown``, but the beginning of a nested value in JSON, and "unset" for None."""
+    if value is None:
+        return "unset"
+    if isinstance(value, Mapping) or (isinstance(value, (list, tuple)) and shown(value) == "a list"):
+        return cut(msgspec.json.encode(value).decode())
+    return shown(value)
+
+
 def cut(text: str) -> str:
     """A text for messages: unprintable characters are escaped, more than SHOWN characters are cut."""
     cut = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

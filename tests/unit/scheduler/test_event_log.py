@@ -79,6 +79,31 @@ async def test_a_command_and_its_event_are_one_write(scheduler: Scheduler, store
     assert len(await find(scheduler, "audit")) == 2
 
 
+async def test_what_is_said_of_dictionaries_and_lists(scheduler: Scheduler) -> None:
+    """What differs inside of them, where they come and go as a whole, too."""
+    flow = {"guarantee_type": "relaxed", "resource_flow": {"cpu": 2}}
+    entry = {"action": "allow", "subjects": ["bob"], "permissions": ["use"]}
+    await scheduler.execute(CreatePool("default", "a"), ROOT)
+    said = []
+    for key, value in (
+        ("integral_guarantees", flow),
+        ("integral_guarantees", {**flow, "resource_flow": {"cpu": 3}}),
+        ("integral_guarantees", None),
+        ("resource_limits", {}),
+        ("acl", [entry]),
+    ):
+        await scheduler.execute(ChangePool("default", "a", (Edit((key,), value),)), ROOT)
+        said.append((await find(scheduler, "audit"))[-1].text.removeprefix('root changed pool "a": '))
+    flow_path, type_path = "integral_guarantees/resource_flow/cpu", "integral_guarantees/guarantee_type"
+    assert said == [
+        f'{type_path} unset -> "relaxed", {flow_path} unset -> 2.0',
+        f"{flow_path} 2.0 -> 3.0",
+        f'{type_path} "relaxed" -> unset, {flow_path} 3.0 -> unset',
+        "resource_limits unset -> {}",
+        'acl unset -> [{"action":"allow","subjects":["bob"],"permissions":["use"]}]',
+    ]
+
+
 async def test_what_is_said_of_each_command(scheduler: Scheduler) -> None:
     said = []
     for command in (
