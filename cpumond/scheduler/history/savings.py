@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -62,8 +62,8 @@ class SavingsWeek(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A ratio in both arms, over the whole time. ``low`` to ``high`` is the 95 % interval of others less control, the
-    mean of all days; null: too few to tell."""
+    """A ratio in both arms, over the whole time. ``low`` to ``high`` is the 95 % interval of others less control, by
+    how much days differ; null: too few to tell."""
 
     control: float
     others: float
@@ -254,19 +254,47 @@ def _compare_arms(tree: str, days: Sequence[Mapping[Key, Sums]]) -> Comparison |
 
 
 def compare(days: Sequence[DaySums]) -> Difference:
-    """The ratios of both arms, and the 95 % interval of the mean of their differences day by day."""
-    control, control_ordered, others, others_ordered = (math.fsum(column) for column in zip(*days, strict=True))
-    ratios = control / control_ordered, others / others_ordered
-    differences = [
-        day.others / day.others_ordered - day.control / day.control_ordered
-        for day in days
-        if day.control_ordered > 0.0 and day.others_ordered > 0.0
-    ]
-    if len(differences) < LEAST_DAYS:
-        return Difference(*ratios)
-    middle = statistics.fmean(differences)
-    reach = student_95(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
-    return Difference(*ratios, middle - reach, middle + reach)
+    """The ratios of both arms, and the 95 % interval of others less control.
+
+    Each arm has an interval of its own, by how its ratio moves as each day in turn is left out (jackknife), cut at 0
+    and at all that was ordered: no ratio can be outside. That of the difference is made of the ends of both, by how far
+    they move from day to day together (Zou and Donner's MOVER): the difference is in it, and nothing that cannot be.
+    """
+    control = _Arm([(day.control, day.control_ordered) for day in days])
+    others = _Arm([(day.others, day.others_ordered) for day in days])
+    both = sum(day.control_ordered > 0.0 and day.others_ordered > 0.0 for day in days)
+    if both < LEAST_DAYS:
+        return Difference(control.ratio, others.ratio)
+    (control_below, control_above), (others_below, others_above) = control.reach(both), others.reach(both)
+    size = math.hypot(*control.moves) * math.hypot(*others.moves)
+    together = math.fsum(map(operator.mul, control.moves, others.moves)) / size if size else 0.0
+    middle = others.ratio - control.ratio
+    return Difference(
+        control.ratio,
+        others.ratio,
+        middle - _reach_of_both(others_below, control_above, together),
+        middle + _reach_of_both(others_above, control_below, together),
+    )
+
+
+class _Arm:
+    """Of what was ``ordered``, by day: the part of the whole time, how it moves without each day, the most of a day."""
+
+    def __init__(self, days: Sequence[tuple[float, float]]) -> None:
+        ordered = math.fsum(day[1] for day in days)
+        self.ratio = math.fsum(day[0] for day in days) / ordered
+        self.moves = [(part - self.ratio * its) / (ordered - its) if its < ordered else 0.0 for part, its in days]
+        self.most = max(part / its for part, its in days if its)
+
+    def reach(self, days: int) -> tuple[float, float]:
+        """How far below and above the ratio its interval ends. More is held back or used than ordered by some jobs."""
+        reach = student_95(days - 1) * math.sqrt((days - 1) / days) * math.hypot(*self.moves)
+        return min(reach, self.ratio), min(reach, max(1.0, self.most) - self.ratio)
+
+
+def _reach_of_both(one: float, other: float, together: float) -> float:
+    """``together``: the correlation, -1 to 1."""
+    return math.sqrt(max(one * one + other * other - 2.0 * together * one * other, 0.0))
 
 
 def student_95(freedom: int) -> float:

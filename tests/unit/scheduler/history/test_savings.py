@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,15 +95,26 @@ def test_the_interval_covers_the_truth(effect: float) -> None:
     assert sum(covers(seed, effect) for seed in range(20)) >= 18
 
 
-def test_the_interval_is_of_the_mean_of_the_days_on_which_both_ran() -> None:
-    alone = [DaySums(0.0, 0.0, 1.0, 20.0), DaySums(0.5, 20.0, 0.0, 0.0)]
-    found = compare([DaySums(0.1, 10.0, 0.2, 10.0), *alone, DaySums(0.1, 10.0, 0.8, 20.0)])
-    assert (found.control, found.others) == pytest.approx((0.7 / 40.0, 2.0 / 50.0))
-    # Differences of 1 and 3 points: 2, and the spread of two over the root of two is 1.
-    assert (found.low, found.high) == pytest.approx((0.02 - 0.12706, 0.02 + 0.12706))
-    found = compare([DaySums(0.1, 10.0, 0.2, 10.0), *alone])
+def test_the_interval_is_around_the_difference_of_all_days() -> None:
+    days = [DaySums(3.0, 10.0, 5.0, 10.0), DaySums(3.2, 10.0, 5.4, 10.0), DaySums(2.8, 10.0, 4.6, 10.0)]
+    found = compare(days)
+    # Nothing is cut off: Student's interval of the mean of the differences 0.2, 0.22 and 0.18.
+    reach = 4.303 * 0.02 / math.sqrt(3.0)
+    assert (found.low, found.high) == pytest.approx((0.2 - reach, 0.2 + reach))
+    alone = DaySums(0.0, 0.0, 90.0, 100.0)
+    found = compare([*days, alone])
+    assert (found.control, found.others) == pytest.approx((0.3, 105.0 / 130.0))
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= found.others - found.control <= found.high
+    found = compare([days[0], alone])
     assert (found.low, found.high) == (None, None)
-    assert found.control == pytest.approx(0.02)
+
+
+def test_with_two_days_the_interval_is_no_wider_than_what_is_possible() -> None:
+    found = compare([DaySums(0.0, 10.0, 0.1, 10.0), DaySums(0.0, 10.0, 0.9, 10.0)])
+    assert found.control == 0.0
+    assert (found.low, found.high) == pytest.approx((0.0, 0.05 + 12.706 * 0.04))
 
 
 class Site:
