@@ -231,6 +231,28 @@ def test_a_browser_whose_clock_is_wrong_shows_the_times_of_the_server(page, sche
     scheduler.post(f"operations/{operation}/abort", {})
 
 
+IN_SENTENCES = """async () => (await import('/web/format.js')).localTimes(
+  'at 2026-01-31 23:30:05 UTC: until 2026-02-01 10:00:00 CET')"""
+
+
+def test_all_times_are_of_the_zone_of_the_browser_which_is_shown(new_page, scheduler):
+    scheduler.create_pool("zones")
+    [event] = scheduler.get("events?kind=command&limit=1")["events"]
+    page = new_page(timezone_id="Asia/Kolkata")
+    show(page, scheduler, "#/audit")
+    expect(page.locator("header .zone")).to_have_text(re.compile(r"GMT\+5:30$"))
+    cell = page.get_by_role("row").filter(has_text="zones").get_by_role("cell").first
+    here = time.strftime("%H:%M:%S", time.gmtime(event["at"] + 5.5 * 3600))
+    expect(cell).to_have_text(here)
+    expect(cell.locator("span")).to_have_attribute("title", re.compile(f"{here} GMT\\+5:30$"))
+    # Sentences of the scheduler and of agents have the zone of where they were made.
+    assert page.evaluate(IN_SENTENCES) == "at 2026-02-01 05:00:05 GMT+5:30: until 2026-02-01 10:00:00 CET"
+    show(page, scheduler, "#/savings")
+    expect(
+        page.get_by_role("heading", name=re.compile(r"By week, from Monday,? (at )?05:30 GMT\+5:30"))
+    ).to_be_visible()
+
+
 def test_a_history_that_is_turned_off_is_said_and_not_asked_for(own, page):  # it is closed before the server
     own.write_config('[history]\nlength = "0s"\n')
     own.start()

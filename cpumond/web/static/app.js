@@ -3,7 +3,7 @@
 import { watchTips } from "./tips.js";
 import { link, request, Refusal, session, signIn, signOut } from "./api.js";
 import { h, morph, openDialog, release, settle, skeleton } from "./dom.js";
-import { duration, time } from "./format.js";
+import { duration, localTimes, time, zone } from "./format.js";
 import { parse, takeToken } from "./route.js";
 
 export const PERIOD_MS = 2000;
@@ -246,6 +246,7 @@ class App {
         h("a", { href: hash, "aria-current": [].concat(part).includes(first) ? "page" : null }, name))),
       h("span.live", { class: failing || stuck || standby ? "bad" : "good" },
         failing ? "stale" : stuck ? "stuck" : standby ? "standby" : "live"),
+      h("span.muted.zone", { title: "The zone of all times on these pages, that of this browser" }, h("span.hidden-text", "Times: "), zone()),
       this.me?.user && this.error?.status !== 401 ? drawWho(this.me, first) : null,
       this.options.find ? h("button.plain", { type: "button", title: "Ctrl-K", "aria-keyshortcuts": "Control+K Meta+K", onclick: this.options.find }, "Find") : null,
       session() ? h("button.plain", { type: "button", onclick: () => { signOut(); this.beSomebodyElse(); } }, "Sign out") : null,
@@ -339,7 +340,7 @@ function tellStandby(standby, leader) {
 }
 
 function complain(error) {
-  return h("p.error", { role: "alert" }, error.message || "This page failed; the console says more.");
+  return h("p.error", { role: "alert" }, localTimes(error.message) || "This page failed; the console says more.");
 }
 
 function applyTheme(theme) {

@@ -4,7 +4,7 @@ import { openUndo } from "./actions.js";
 import { get, query } from "./api.js";
 import { h, skeleton } from "./dom.js";
 import { ask, selectFilter } from "./filters.js";
-import { time } from "./format.js";
+import { time, zone } from "./format.js";
 import { remember } from "./history.js";
 import { mayOn, ROOT } from "./rights.js";
 import { currentQuery, to } from "./route.js";
@@ -70,7 +70,7 @@ function kindBadge({ kind, count }) {
   return [badge(words, tone), count > 1 ? ` × ${count}` : null];
 }
 
-export const when = (event) => h("span", { title: new Date(1000 * event.at).toISOString() }, time(event.at));
+export const when = (event) => h("span", { title: `${time(event.at)} ${zone(event.at)}` }, time(event.at));
 
 export function who({ user, acting }) {
   return acting ? `${acting} as ${user}` : user || "–";
@@ -116,7 +116,7 @@ function show(value) {
 
 export const FIRST_COLUMNS = [
   { title: "Number", align: "right", cell: (event) => String(event.number) },
-  { title: "When", help: "The time in UTC is shown at the mouse", cell: when },
+  { title: "When", cell: when },
   { title: "Kind", cell: kindBadge },
 ];
 const COLUMNS = (titles) => [

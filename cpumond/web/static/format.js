@@ -64,6 +64,18 @@ export function time(at) {
   return date.toDateString() === new Date().toDateString() ? clock : `${DAY.format(date)} ${clock}`;
 }
 
+// The zone of all times that are shown: UTC, CET, GMT+5:30.
+export function zone(at = Date.now() / 1000) {
+  return new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(new Date(1000 * at)).find(({ type }) => type === "timeZoneName").value;
+}
+
+// A sentence of a program, its times in UTC (a clock alone is of today) as all others here.
+export function localTimes(text) {
+  const today = new Date().toISOString().slice(0, 10);
+  return String(text ?? "").replace(/(?:\b(\d{4}-\d\d-\d\d) )?\b(\d\d:\d\d:\d\d) UTC\b/g,
+    (all, day, clock) => { const at = Date.parse(`${day ?? today}T${clock}Z`) / 1000; return Number.isNaN(at) ? all : `${time(at)} ${zone(at)}`; });
+}
+
 // Core-hours: a thousandth is as fine as they are shown.
 export function hours(value, digits = 3) {
   const size = Math.abs(value ?? 0);

@@ -3,10 +3,11 @@
 
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
+import { localTimes, time } from "./format.js";
 import { badge, bar, facts, table } from "./table.js";
 import { working } from "./history.js";
 import { markDecisions } from "./marks.js";
-import { measured, plain, showCores, showOption, showRatio, showTime, showVotes } from "./job_words.js";
+import { measured, plain, showCores, showOption, showRatio, showVotes } from "./job_words.js";
 
 const SHOWN_DECISIONS = 20;
 const MAX_OPTION = 200;
@@ -16,12 +17,12 @@ const OLD = "The agent of this node is an older cpumond, which gives figures wit
 // All of an explain answer `e`; `key` tells the job from others; `marks` are further events of its graphs.
 export function jobView(e, key, app, marks = []) {
   return [
-    h("p.why-limit", { key: "why" }, e.why || OLD),
+    h("p.why-limit", { key: "why" }, localTimes(e.why) || OLD),
     jobGraphs(e, key, marks),
     e.peak ? peakCard(e) : votesCard(e),
     decisionsCard(e, app),
     h("section.card", { key: "facts", "aria-labelledby": "behind" }, h("h2", { id: "behind" }, "What the limit follows from"),
-      facts(Object.entries(e.facts ?? {}).map(([name, text]) => [capital(name), text]))),
+      facts(Object.entries(e.facts ?? {}).map(([name, text]) => [capital(name), localTimes(text)]))),
     optionsCard(e),
   ];
 }
@@ -152,7 +153,7 @@ function decisionsCard(e, app) {
       caption: "Decisions about the limit, the newest first", rows: shown, rowKey: (d) => `${d.at}-${d.kind}-${d.new_cores}-${d.result}`,
       empty: "No decision yet: the limit was not changed since the agent follows this job.",
       columns: [
-        { title: "When", cell: (d) => showTime(d.at) },
+        { title: "When", cell: (d) => time(d.at) },
         { title: "Kind", cell: (d) => badge(d.kind, { grow: "warn", restore: "bad", shrink: "good" }[d.kind] ?? "") },
         { title: "Limit, cores", align: "right", cell: change },
         { title: "Used", align: "right", cell: (d) => measured(d.usage_cores) },

@@ -30,14 +30,6 @@ export function showRatio(ratio, digits = 0) {
   return `${(100 * (ratio ?? 0)).toFixed(digits)} %`;
 }
 
-// Local date and time.
-export function showTime(at) {
-  const date = new Date(1000 * at);
-  const two = (value) => String(value).padStart(2, "0");
-  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} `
-    + `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
-}
-
 // A remaining time without fractions: 9m30s.
 export function showLeft(seconds) {
   const whole = Math.max(Math.round(seconds), 1);

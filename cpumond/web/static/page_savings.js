@@ -55,7 +55,7 @@ function showTree(tree, found, isNamed, app) {
     h("section", { "aria-label": `Control group${of}` }, h("h2", "Control group"), showComparison(tree.comparison, of)),
     h("section", { "aria-label": `By pool${of}` }, h("h2", "By pool"),
       poolTable(`Savings by pool${of}`, isNamed ? `${tree.tree}-` : "", tree.total, tree.tree, found, app)),
-    h("section", { "aria-label": `By week${of}` }, h("h2", "By week, from Monday 0:00 UTC"), tree.weeks.map((week) => showWeek(week, tree.tree, found, of, app))));
+    h("section", { "aria-label": `By week${of}` }, h("h2", `By week, from ${clockOfWeeks(found)}`), tree.weeks.map((week) => showWeek(week, tree.tree, found, of, app))));
 }
 
 const hours = (value) => coreHours(value, 4);
@@ -73,10 +73,17 @@ function balance(root, found) {
   return figures.map(([name, value, title]) => h("div", { key: name, title }, h("div.figure-number", value), h("div.figure-name", name)));
 }
 
+// Weeks are of UTC: their Monday begins at this time here, or on another day.
+function clockOfWeeks({ until }) {
+  const monday = 1000 * (Math.floor((until + THURSDAY_S) / WEEK_S) * WEEK_S - THURSDAY_S);
+  const parts = { weekday: "long", hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZoneName: "short" };
+  return new Intl.DateTimeFormat("en-GB", parts).format(new Date(monday));
+}
+
 // The pools of a week are in the page while it is unfolded.
 function showWeek(week, tree, found, of, app) {
   const [root] = week.pools;
-  const monday = new Date(1000 * week.since).toISOString().slice(0, 10);
+  const monday = time(week.since);
   const open = app.local.openWeeks ??= new Set();
   // The first one begins later with each answer.
   const name = `${tree}-${Math.floor((week.since + THURSDAY_S) / WEEK_S)}`;
