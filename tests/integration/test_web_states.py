@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -407,6 +409,36 @@ def test_the_runbook_is_a_page_with_its_sections(page, scheduler):
     expect(page.get_by_role("heading", name="CpumondPoolStarving", exact=True)).to_be_in_viewport()
     page.get_by_role("link", name="CpumondGuaranteeUnmet").first.click()
     expect(page.get_by_role("heading", name="CpumondGuaranteeUnmet", exact=True)).to_be_in_viewport()
+
+
+def test_a_scheduler_that_hangs_is_shown_as_stale_before_its_requests_time_out(page, scheduler):
+    page.clock.install()
+    show(page, scheduler, "#/pools")
+    mark, banner = page.locator("header .live"), page.locator("header .stale")
+    expect(mark).to_have_text("live")
+    os.kill(scheduler.process.pid, signal.SIGSTOP)
+    try:
+        page.clock.run_for(9_000)  # that of the requests' time-out, 20 s, goes on as ever
+        expect(mark).to_have_text("stale")
+        expect(banner).to_have_text(re.compile(r"No answer since \d\d:\d\d:\d\d .*the server does not answer\."))
+    finally:
+        os.kill(scheduler.process.pid, signal.SIGCONT)
+    page.clock.run_for(2_000)
+    expect(mark).to_have_text("live")
+
+
+def test_a_question_that_takes_long_is_no_scheduler_that_hangs(page, scheduler):
+    page.clock.install()
+    show(page, scheduler, "#/pools")
+    with page.expect_request("**/api/v1/trees*"):
+        page.route("**/api/v1/**", lambda _: None)  # it is never answered
+        page.clock.run_for(2_500)
+    for _ in range(4):
+        with page.expect_response("**/healthz"):
+            page.clock.run_for(2_500)
+        page.evaluate("0")
+        expect(page.locator("header .live")).to_have_text("live")
+    page.unroute_all()
 
 
 # ---- several schedulers

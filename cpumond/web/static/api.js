@@ -12,8 +12,9 @@ export class Refusal extends Error {
 }
 
 // `offsetMs`: how far the server's clock is ahead of the browser's. `standby`: another scheduler leads, {leader: its
-// host:port or "", since}; null where this one does.
-export const link = { lastAt: 0, failingSince: null, problem: "", offsetMs: 0, standby: null };
+// host:port or "", since}; null where this one does. `waitingSince`: so long requests wait and nothing was answered.
+export const link = { lastAt: 0, failingSince: null, problem: "", offsetMs: 0, standby: null, waitingSince: null };
+let waiting = 0;
 
 const SAME_CLOCK_MS = 2000;
 const MAX_PLAN = 500; // characters of a header
@@ -50,7 +51,18 @@ export function signOut() {
 
 // `isText`: a successful answer is text and not JSON, returned as {text, headers}. `plan`: the answer of /plan that the user
 // saw before. `token`: asks as who has it, and not as who is signed in.
-export async function request(method, path, body, { signal, timeout = 20000, isText = false, plan = null, token = "" } = {}) {
+export async function request(...asked) {
+  waiting += 1;
+  link.waitingSince ??= Date.now();
+  try {
+    return await exchange(...asked);
+  } finally {
+    waiting -= 1;
+    if (!waiting) link.waitingSince = null;
+  }
+}
+
+async function exchange(method, path, body, { signal, timeout = 20000, isText = false, plan = null, token = "" } = {}) {
   const of = session();
   const headers = token ? { Authorization: `Bearer ${token}` } : authorization();
   if (plan) headers["X-Cpumond-Plan"] = tellPlan(plan);
@@ -160,6 +172,7 @@ function readRole(path, response, error) {
 
 function answered() {
   link.lastAt = Date.now();
+  link.waitingSince = link.lastAt;
   link.failingSince = null;
   link.problem = "";
 }

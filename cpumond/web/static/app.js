@@ -62,7 +62,7 @@ class App {
     window.addEventListener("beforeprint", () => applyTheme("light"));
     window.addEventListener("afterprint", () => applyTheme(localStorage.getItem("cpumond-theme") ?? "auto"));
     watchTips();
-    setInterval(() => this.drawFrame(), 1000);
+    setInterval(() => { this.probe(); this.drawFrame(); }, 1000);
     this.drawFrame();
     this.go();
   }
@@ -226,15 +226,25 @@ class App {
     this.me = await this.options.me().catch(() => null);
   }
 
+  // A server that hangs is told from a question that takes long: it does not answer this one either.
+  async probe() {
+    if (this.isProbing || !this.options.health || !link.waitingSince || Date.now() - link.waitingSince < PERIOD_MS) return;
+    this.isProbing = true;
+    this.health = await this.options.health().catch(() => this.health);
+    this.isProbing = false;
+  }
+
   drawFrame() {
     const first = parse().parts[0] ?? "";
-    const failing = link.failingSince !== null && Date.now() - (link.lastAt || link.failingSince) > STALE_MS;
+    const old = (from) => Date.now() - from > STALE_MS;
+    const hangs = link.waitingSince !== null && old(link.waitingSince);
+    const failing = hangs || (link.failingSince !== null && old(link.lastAt || link.failingSince));
     const stuck = !failing && this.health?.status === "stuck";
     // Hidden from screen readers, which would say it each second.
     const silent = (text) => h("span", { "aria-hidden": "true" }, text);
-    const since = link.lastAt || link.failingSince;
+    const since = link.lastAt || link.failingSince || link.waitingSince;
     const text = failing ? [`No answer since ${time((since + link.offsetMs) / 1000)}`, silent(` (${duration((Date.now() - since) / 1000)})`),
-      `: what you see is old. ${link.problem}.`]
+      `: what you see is old. ${link.problem || "the server does not answer"}.`]
       : stuck ? ["The scheduler answers, but computes nothing any more", silent(` (since ${duration(this.health.last_update_age_s)})`), ": shares are old."] : null;
     const standby = !failing && link.standby;
     const leader = standby ? addressOf(standby.leader) : null;
