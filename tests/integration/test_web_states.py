@@ -327,6 +327,29 @@ def test_an_operation_of_two_trees_and_one_that_fits_nowhere(page, scheduler, no
         scheduler.post(f"operations/{operation}/abort", {})
 
 
+def test_an_operation_that_should_have_started_is_late(page, scheduler):
+    operation = scheduler.start_operation("p", title="tardy")
+    past = dict.fromkeys(("start_p10", "start_p50", "start_p90"), time.time() - 60.0)
+
+    def foretell(route):
+        answer = route.fetch()
+        if answer.status != 200:  # it is as before
+            return route.fulfill(response=answer)
+        body = answer.json()
+        for each in body.get("operations", [body]):
+            ends = dict.fromkeys(("end_p10", "end_p50", "end_p90"))
+            each["forecast"] = {"as_of": time.time() - 90.0, "started_at": None, **past, **ends}
+        return route.fulfill(response=answer, json=body)
+
+    page.route(re.compile(r"/api/v1/operations(\?|/[^/?]+$)"), foretell)
+    for where, text in (("#/operations", "late"), ("#/mine", "late"), (f"#/operations/{operation}", "late, see why")):
+        show(page, scheduler, where)
+        expect(page.get_by_text(text).first).to_be_visible()
+        expect(page.get_by_text(re.compile("starts in|^soon$"))).to_have_count(0)
+    page.unroute_all()
+    scheduler.post(f"operations/{operation}/abort", {})
+
+
 def test_a_cordoned_node_says_by_whom_and_why(page, scheduler, node):
     path = f"nodes/{node.id}"
     scheduler.post(f"{path}/cordon", {"why": "bad fan"})

@@ -4,7 +4,7 @@ import { operationsActions } from "./actions.js";
 import { get, query, serverNow } from "./api.js";
 import { h } from "./dom.js";
 import { cores, count, duration, number, time } from "./format.js";
-import { poolLinks, stateBadge, titleLink } from "./page_operations.js";
+import { isLate, poolLinks, stateBadge, titleLink } from "./page_operations.js";
 import { readRights } from "./rights.js";
 import { to } from "./route.js";
 import { table } from "./table.js";
@@ -44,13 +44,14 @@ export const mine = {
   },
 };
 
-// "in 5 min" with the range at the mouse; of a time that is past "soon".
+// "in 5 min" with the range at the mouse; of a time that is past "soon", of a start that should have been "late".
 function foretold(forecast, name) {
   const middle = forecast?.[`${name}_p50`] ?? null;
   if (middle === null) return h("span.muted", { title: forecast ? "not within the time that is looked ahead" : "not foretold yet" }, "–");
   const [first, last] = ["p10", "p90"].map((part) => forecast[`${name}_${part}`]);
   const range = `eight of ten runs ahead: ${time(first)} to ${last === null ? "later than is looked ahead" : time(last)}`;
   const left = middle - serverNow();
+  if (name === "start" && isLate(forecast)) return h("span", { title: `By the last forecast it should have started; ${range}` }, "late");
   return h("span", { title: range }, left > 1 ? `in ${duration(left)}` : "soon");
 }
 

@@ -9,7 +9,7 @@ import { amount, amounts, count, duration, number, percent, time } from "./forma
 import { axis, chosenTab, line, rangeButtons, readHistory, readLife, remember, tabs } from "./history.js";
 import { showCores, showOption, showSpan } from "./job_words.js";
 import { readMarks } from "./marks.js";
-import { describePart, pager, stateBadge } from "./page_operations.js";
+import { describePart, isLate, pager, stateBadge } from "./page_operations.js";
 import { readRights } from "./rights.js";
 import { currentQuery, setQuery, to } from "./route.js";
 import { badge, bar, facts, operationLink, table } from "./table.js";
@@ -103,7 +103,8 @@ function overview({ operation: o, history, hindered, marks }, app) {
 /** When it starts and ends in eight of ten runs ahead, and in the middle; nothing where that is not known. */
 function foretold(told) {
   const line = (word, [first, middle, last]) => middle === null ? [] : [[word,
-    `${time(first)} to ${last === null ? "later than was looked at" : time(last)}, about ${time(middle)} (as of ${duration(serverNow() - told.as_of)} ago)`]];
+    `${time(first)} to ${last === null ? "later than was looked at" : time(last)}, about ${time(middle)} (as of ${duration(serverNow() - told.as_of)} ago)`
+      + (word === "Starts" && isLate(told) ? ": late, see why it waits" : "")]];
   return !told ? [] : [...line("Starts", [told.start_p10, told.start_p50, told.start_p90]),
     ...line("Ends", [told.end_p10, told.end_p50, told.end_p90])];
 }

@@ -106,16 +106,19 @@ function withChosen(causes) {
   return !chosen || causes.some(([cause]) => cause === chosen) ? causes : [...causes, [chosen, chosen]];
 }
 
-// Buttons for the previous and the next part of a long list; the URL has the place as `offset`.
+// Whether, by its last forecast, it should have started in nine of ten runs ahead.
+export const isLate = (told) => told.start_p90 !== null && told.start_p90 < serverNow();
+
 export function startsIn(told) {
   if (!told || told.start_p50 === null) return null;
-  if (told.start_p90 !== null && told.start_p90 < serverNow()) {
+  if (isLate(told)) {
     return h("span.muted", { title: "By the last forecast it should have started" }, " late");
   }
   const [first, last] = [told.start_p10, told.start_p90].map((at) => (at === null ? "?" : duration(Math.max(at - serverNow(), 0))));
   return h("span.muted", { title: "Eight of ten runs ahead" }, ` starts in ${first === last ? first : `${first}–${last}`}`);
 }
 
+// Buttons for the previous and the next part of a long list; the URL has the place as `offset`.
 export function pager(total, offset, shown, size, app) {
   if (total <= size && !offset) return null;
   const go = (place) => {
