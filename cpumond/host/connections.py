@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import h11
 import structlog
@@ -25,42 +25,54 @@ PIECE_BYTES: Final = 65_536
 LOG_PERIOD_S: Final = 60.0
 
 
+class Member(Protocol):
+    """What a door sees of a connection. ``held`` is the door's to write."""
+
+    held: int
+
+    @property
+    def is_at_work(self) -> bool: ...
+
+    def end(self) -> None: ...
+
+
 class Door:
     """The connections of one server, in the order of their last answers.
 
     ``max_connections`` and ``max_bytes``: of unfinished requests and unread answers together. ``exchange_s``: seconds
-    from the connection, or the answer before, to the end of the next answer.
+    from the connection, or the answer before, to the end of the next answer. ``counted``: what the log calls them.
     """
 
-    def __init__(self, max_connections: int, max_bytes: int, exchange_s: float) -> None:
+    def __init__(self, max_connections: int, max_bytes: int, exchange_s: float, counted: str = "connections") -> None:
+        self.counted = counted
         self.max_connections = max_connections
         self.max_bytes = max_bytes
         self.exchange_s = exchange_s
         self.held_bytes = 0
-        self._connections: OrderedDict[Bounded, None] = OrderedDict()
+        self._connections: OrderedDict[Member, None] = OrderedDict()
         self._ended = 0
         self._told_at_s = -LOG_PERIOD_S
 
-    def enter(self, connection: Bounded) -> None:
+    def enter(self, connection: Member) -> None:
         """A new connection; an old one may have to go for it."""
         self._connections[connection] = None
         if len(self._connections) > self.max_connections:
-            self._end_oldest("connections", lambda each: not each.is_at_work)
+            self._end_oldest(self.counted, lambda each: not each.is_at_work)
 
-    def leave(self, connection: Bounded) -> None:
+    def leave(self, connection: Member) -> None:
         if connection in self._connections:
             del self._connections[connection]
             self.held_bytes -= connection.held
             connection.held = 0
 
-    def renew(self, connection: Bounded) -> bool:
+    def renew(self, connection: Member) -> bool:
         """A connection got an answer; False when it is over already."""
         if connection not in self._connections:
             return False
         self._connections.move_to_end(connection)
         return True
 
-    def hold(self, connection: Bounded, held: int) -> None:
+    def hold(self, connection: Member, held: int) -> None:
         """Note the bytes that a connection holds from now on; ignored once it is over."""
         if connection not in self._connections:
             return  # a request that came before the end may still be answered
@@ -73,7 +85,7 @@ class Door:
     def _end_holder(self, least: float) -> bool:
         return self._end_oldest("bytes", lambda each: each.held >= least and not each.is_at_work)
 
-    def _end_oldest(self, bound: str, may_end: Callable[[Bounded], bool]) -> bool:
+    def _end_oldest(self, bound: str, may_end: Callable[[Member], bool]) -> bool:
         oldest = next((each for each in self._connections if may_end(each)), None)
         if oldest is None:
             return False
@@ -83,7 +95,7 @@ class Door:
         now_s = time.monotonic()
         if now_s - self._told_at_s >= LOG_PERIOD_S:
             self._told_at_s = now_s
-            most = self.max_connections if bound == "connections" else self.max_bytes
+            most = self.max_bytes if bound == "bytes" else self.max_connections
             log.warning(
                 "connections_ended", ended=self._ended, bound=bound, limit=most,
                 advice="clients keep connections, send requests that they do not finish, or read no answers",

@@ -61,6 +61,10 @@ class Connection(Bounded, HttpToolsProtocol):
     _refusal = ""
     made: Callable[[], object] = staticmethod(lambda: None)
     """Called when the connection is made: with TLS, after the handshake."""
+    handshakes: Door | None = None
+    """With TLS, the server's connections that are not made yet."""
+    tls_buffer = bytearray()
+    """With TLS, what is read at a time, of all connections of the server."""
     _is_at_socket = False
     _peer_uid: int | None = None
     _has_peer_uid = False

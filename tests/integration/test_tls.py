@@ -239,3 +239,30 @@ def test_a_connection_that_does_not_shake_hands_is_ended(tls: TlsScheduler) -> N
     with socket.create_connection((host, int(port)), 60.0) as silent:
         assert tls.get("me")["user"] == "root"
         assert silent.recv(1) == b""
+
+
+LONG_HELLO = (
+    b"\x16\x03\x01\x40\x00\x01\x01\xff\x00\x03\x03" + b"h" * (16_384 - 6) + b"\x16\x03\x01\x40\x00" + b"h" * 16_384
+)
+"""The first records of a hello that says that it is longer."""
+
+
+@pytest.mark.parametrize(("count", "sent"), [(6000, b""), (900, LONG_HELLO)])
+def test_connections_that_do_not_shake_hands_are_bounded(tls: TlsScheduler, count: int, sent: bytes) -> None:
+    """Whoever does shake hands is answered all the time; the oldest of the others is ended for a new one."""
+    tls.start()
+    process = psutil.Process(tls.pid)
+    before = process.memory_info().rss
+    host, _, port = tls.address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        for number in range(count):
+            silent = stack.enter_context(socket.create_connection((host, int(port)), 60.0))
+            with contextlib.suppress(OSError):
+                silent.sendall(sent)
+            if number % 500 == 0:
+                assert tls.subject() == "first"
+        assert tls.subject() == "first"
+        tls.wait_updates(3)
+        assert process.memory_info().rss - before < 110 * 2**20
+    if not sent:
+        assert {each["bound"] for each in tls.events("connections_ended")} == {"handshakes"}
