@@ -41,6 +41,9 @@ log = structlog.get_logger("cpumond.agent")
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_CONNECTIONS = 64
+"""Beyond it one from the address that has most of them goes: a flood leaves those of Prometheus alone."""
+ACCEPTED_AT_ONCE = 16
+BACKLOG = 1024
 MAX_HELD_BYTES = 32 * 2**20
 """Bytes of unread answers, of all connections of one application."""
 KEEP_ALIVE_S = 20
@@ -289,10 +292,12 @@ class _Server(uvicorn.Server):
     """A server that waits for ``stopping``; the library's own polls ten times a second, 0.2 % of a core when idle."""
 
     def __init__(self, app: ASGIApp, stopping: asyncio.Event) -> None:
+        door = Door(MAX_CONNECTIONS, MAX_HELD_BYTES, EXCHANGE_S, by_source=True)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=type("Connection", (BoundedH11,), {"door": Door(MAX_CONNECTIONS, MAX_HELD_BYTES, EXCHANGE_S)}),
+                http=type("Connection", (BoundedH11,), {"door": door}),
+                backlog=ACCEPTED_AT_ONCE,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -307,6 +312,12 @@ class _Server(uvicorn.Server):
             )
         )
         self._stopping = stopping
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or ():
+            # The event loop has set this to ACCEPTED_AT_ONCE, what it accepts in one turn.
+            sock.listen(BACKLOG)
 
     async def main_loop(self) -> None:
         await self._stopping.wait()

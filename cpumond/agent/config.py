@@ -232,7 +232,7 @@ class Web(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[cost]``: the share of one core the agent may use; above it, jobs are checked in turns (0 = never)."""
+    """``[cost]``: the share of one core that checks may take; above it, jobs are checked in turns (0 = never)."""
 
     cpu_budget_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 0.25
 

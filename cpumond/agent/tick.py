@@ -70,7 +70,7 @@ class TickLoop(AgentContext):
         self.stopping = False
         self._rescan_at_s = 0.0
         self._boot_offset_s = clock.boottime_s() - clock.monotonic_s()
-        self._cost_mark = (clock.monotonic_s(), time.process_time())
+        self._cost_mark = (clock.monotonic_s(), time.thread_time())
 
     def tick(self, now_s: float, late_s: float = 0.0) -> None:
         """One check period. Never raises for what a single job or file does."""
@@ -303,13 +303,16 @@ class TickLoop(AgentContext):
         self.last = TickEnd(self.totals.ticks, self.clock.wall_s(), now_s, duration_s, self.period_s)
 
     def _adjust_check_stride(self) -> None:
-        """Over the budget of ``[cost]``, check each job less often; more often again when there is room."""
+        """Over the budget of ``[cost]``, check each job less often; more often again when there is room.
+
+        What others cost that ask for metrics is no reason to look at jobs less often: only this thread's time counts.
+        """
         now_s, budget = self.clock.monotonic_s(), self.config.cost.cpu_budget_ratio
         since_s, cpu_s = self._cost_mark
         if budget <= 0 or now_s - since_s < 10 * self.period_s:
             return
-        used = (time.process_time() - cpu_s) / (now_s - since_s)
-        self._cost_mark = (now_s, time.process_time())
+        used = (time.thread_time() - cpu_s) / (now_s - since_s)
+        self._cost_mark = (now_s, time.thread_time())
         stride, self.stride = self.stride, choose_stride(self.stride, used, budget)
         if stride != self.stride:
             log.warning("checks_shed", every=self.stride, used_cores=used, budget_cores=budget)

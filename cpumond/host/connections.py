@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -26,9 +26,10 @@ LOG_PERIOD_S: Final = 60.0
 
 
 class Member(Protocol):
-    """What a door sees of a connection. ``held`` is the door's to write."""
+    """What a door sees of a connection. ``held`` is the door's to write; ``source`` is the address of the client."""
 
     held: int
+    source: str
 
     @property
     def is_at_work(self) -> bool: ...
@@ -41,10 +42,19 @@ class Door:
 
     ``max_connections`` and ``max_bytes``: of unfinished requests and unread answers together. ``exchange_s``: seconds
     from the connection, or the answer before, to the end of the next answer. ``counted``: what the log calls them.
+    ``by_source``: of too many connections one from the address that has most of them goes.
     """
 
-    def __init__(self, max_connections: int, max_bytes: int, exchange_s: float, counted: str = "connections") -> None:
+    def __init__(
+        self,
+        max_connections: int,
+        max_bytes: int,
+        exchange_s: float,
+        counted: str = "connections",
+        by_source: bool = False,
+    ) -> None:
         self.counted = counted
+        self._sources: Counter[str] | None = Counter() if by_source else None
         self.max_connections = max_connections
         self.max_bytes = max_bytes
         self.exchange_s = exchange_s
@@ -56,12 +66,22 @@ class Door:
     def enter(self, connection: Member) -> None:
         """A new connection; an old one may have to go for it."""
         self._connections[connection] = None
+        if self._sources is not None:
+            self._sources[connection.source] += 1
         if len(self._connections) > self.max_connections:
-            self._end_oldest(self.counted, lambda each: not each.is_at_work)
+            most = max(self._sources, key=self._sources.__getitem__) if self._sources else None
+            if most is None or not self._end_oldest(
+                self.counted, lambda each: each.source == most and not each.is_at_work
+            ):
+                self._end_oldest(self.counted, lambda each: not each.is_at_work)
 
     def leave(self, connection: Member) -> None:
         if connection in self._connections:
             del self._connections[connection]
+            if self._sources is not None:
+                self._sources[connection.source] -= 1
+                if not self._sources[connection.source]:
+                    del self._sources[connection.source]
             self.held_bytes -= connection.held
             connection.held = 0
 
@@ -132,6 +152,7 @@ class Bounded(asyncio.Protocol):
 
     door: Door
     held = 0
+    source = ""
     unfinished = 0
     """Bytes of requests that are not whole, or wait for their turn."""
 
@@ -151,6 +172,8 @@ class Bounded(asyncio.Protocol):
         # So that all bytes that the client has not read yet are counted.
         transport.set_write_buffer_limits(high=0)
         self._unsent = 0
+        peer = transport.get_extra_info("peername")
+        self.source = str(peer[0]) if isinstance(peer, tuple) else ""
         self._deadline = Deadline(self.door.exchange_s)
         self._deadline.restart(self.loop, transport)
         self.door.enter(self)

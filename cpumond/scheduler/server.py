@@ -50,6 +50,7 @@ class BoundedTls(sslproto.SSLProtocol):
 
     max_size = 0  # of the buffer that the library makes
     held = 0
+    source = ""
     is_at_work = False
     _handshakes: Door | None = None
     _has_begun = False

@@ -6,6 +6,7 @@ import contextlib
 import select
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -255,3 +256,44 @@ def test_an_idle_api_does_not_run(running: AgentProcess):
         return switches_of(api) == before
 
     wait_until(rests, "ten ticks in which the other thread is not woken")
+
+
+def test_a_scrape_gets_through_beside_a_flood_from_another_address(shared: AgentProcess):
+    """Of idle connections, one after the other, and of busy ones."""
+    over = threading.Event()
+    idle: list[socket.socket] = []
+    answers: list[bytes] = []
+
+    def connect() -> None:
+        while not over.is_set():
+            idle.append(socket.create_connection(("127.0.0.1", shared.port), 60.0))
+            if len(idle) > 200:
+                # Not faster than the agent ends them: else the kernel would take in nobody's.
+                with idle.pop(0) as oldest:
+                    read_answer(oldest)
+
+    def ask() -> None:
+        with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
+            while not over.is_set():
+                with contextlib.suppress(httpx2.HTTPError):
+                    client.get(f"http://127.0.0.1:{shared.port}/metrics")
+
+    flood = [threading.Thread(target=each) for each in (connect, ask, ask)]
+    for each in flood:
+        each.start()
+    try:
+        answers += [scrape_from("127.0.0.2", shared.port) for _ in range(40)]
+    finally:
+        over.set()
+        for each in flood:
+            each.join()
+        for client in idle:
+            client.close()
+    assert {answer[:12] for answer in answers} == {b"HTTP/1.1 200"}
+
+
+def scrape_from(source: str, port: int) -> bytes:
+    """The whole answer to a scrape from this address of the host."""
+    with socket.create_connection(("127.0.0.1", port), 60.0, (source, 0)) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        return read_answer(client)

@@ -6,6 +6,8 @@ import errno
 import math
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,6 +163,20 @@ def test_over_its_budget_the_agent_looks_at_each_job_less_often_and_back(make_no
     node.ticks(60, 2.0)
     assert node.snapshot().stride == 1
     assert [record["every"] for record in logs if record["event"] == "checks_shed"] == [2, 4, 8, 16, 8, 4, 2, 1]
+
+
+def test_what_other_threads_cost_sheds_no_checks(make_node, logs):
+    node = make_node({"a": FOUR}, config=QUICK + source() + "[cost]\ncpu_budget_ratio = 0.02\n").start()
+
+    def burn() -> None:
+        while time.thread_time() < 1.0:
+            pass
+
+    answering = threading.Thread(target=burn)
+    answering.start()
+    answering.join()
+    node.ticks(25, 2.0)
+    assert [record for record in logs if record["event"] == "checks_shed"] == []
 
 
 def test_the_root_of_the_hierarchy_and_what_is_outside_managed_roots_is_watched_and_never_written(make_node):

@@ -12,8 +12,9 @@ from cpumond.host.connections import Door
 class Connection:
     """What the door sees of one."""
 
-    def __init__(self, at_work: bool = False) -> None:
+    def __init__(self, at_work: bool = False, source: str = "") -> None:
         self.held = 0
+        self.source = source
         self.is_at_work = at_work
         self.is_ended = False
 
@@ -41,6 +42,20 @@ def test_the_one_without_an_answer_for_longest_goes_for_a_new_one():
     assert ended(connections) == [1]
     connections += make(door, 2)
     assert ended(connections) == [0, 1, 2]
+
+
+def test_the_oldest_of_the_address_with_most_goes_for_a_new_one():
+    door = Door(4, 100, 1.0, by_source=True)
+    connections: list[Any] = [Connection(source=source) for source in "abbbbcc"]
+    for each in connections[:5]:
+        door.enter(each)
+    assert ended(connections) == [1]
+    connections[2].is_at_work = True
+    door.enter(connections[5])
+    assert ended(connections) == [1, 3]
+    door.leave(connections[4])
+    door.enter(connections[6])
+    assert ended(connections) == [1, 3]
 
 
 def test_one_that_is_being_answered_stays():
