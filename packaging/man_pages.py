@@ -23,7 +23,7 @@ from typing import Any, Final
 import click
 
 from cpumond.agent.config import DEFAULT_CONFIG_PATH, AgentConfig
-from cpumond.cli import COMMANDS, cli
+from cpumond.cli import COMMAND_GROUPS, COMMANDS, cli
 from cpumond.core import errors
 from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH, SchedulerConfig
 
@@ -254,6 +254,13 @@ def describe_variables(variables: dict[str, str]) -> Iterator[str]:
         yield from term(literal(variable), f"Stands for `{option}` where that is not given.")
 
 
+def describe_command_groups() -> Iterator[str]:
+    for title, group in COMMAND_GROUPS.items():
+        yield f'.SS "{escape(title)}"'
+        for name, (_, text) in group.items():
+            yield from term(f"\\fBcpumond\\-{escape(name)}\\fR({section_of(name)})", text)
+
+
 def describe_exit_codes() -> Iterator[str]:
     """From the exceptions that end the program."""
     kinds: tuple[type[errors.CpumondError], ...] = (
@@ -282,11 +289,7 @@ def make_main_page(pages: list[Page]) -> Page:
     page.add("SYNOPSIS", own.usage())
     page.add("DESCRIPTION", paragraphs(cli.help or ""))
     page.add("OPTIONS", (line for option in own.options() for line in describe_option(option)))
-    page.add(
-        "COMMANDS",
-        (line for name, (_, text) in COMMANDS.items() for line in term(f"\\fBcpumond\\-{escape(name)}\\fR"
-         f"({section_of(name)})", text)),
-    )  # fmt: skip
+    page.add("COMMANDS", describe_command_groups())
     agent, scheduler = AgentConfig(), SchedulerConfig()
     files = {
         DEFAULT_CONFIG_PATH: "Configuration of the agent, see cpumond.toml(5); conf.d/*.toml beside it is read too.",

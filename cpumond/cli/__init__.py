@@ -22,60 +22,83 @@ from cpumond.cli.help import Formatter
 from cpumond.cli.render.grid import fold
 from cpumond.core.errors import EXIT_UNAVAILABLE, EXIT_USAGE, AccessError, CpumondError, describe
 
-COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "agent": ("agent.service", "Run the agent: measure, decide, write, report, once per check_period."),
-    "restore": ("agent.service", "Put the original limits back when the agent is dead (ExecStopPost)."),
-    "check-config": ("agent.service", "Check a configuration and print the resulting values."),
-    "status": ("agent.control", "One line per job of the running agent."),
-    "top": ("agent.control", "Live table of the running agent."),
-    "explain": ("agent.control", "Why a job's limit is what it is."),
-    "job": ("agent.control", "Add, remove and list jobs of the running agent."),
-    "pin": ("agent.control", "Hold a job's limit until unpin."),
-    "unpin": ("agent.control", "Give a pinned or contested job back to the monitor."),
-    "dry-run": ("agent.watch", "Watch one real cgroup and say what would be reclaimed; never writes."),
-    "estimate": ("agent.estimate", "What would be reclaimed on this host, or by a Prometheus; never writes."),
-    "record": ("agent.watch", "Write a trace of a live cgroup for replay."),
-    "replay": ("agent.trace", "Run the monitor over a recorded trace."),
-    "simulate": ("agent.simulate", "What a rule would free of a load, and how often it would hold the job back."),
-    "fair-share": ("fairshare.command", "Shares of a pool tree: compute, explain, simulate."),
-    "scheduler": ("scheduler.service", "Run the scheduler: pools, fair share, preemption, the `yt` protocol."),
-    "store": ("scheduler.store", "The scheduler's state while no scheduler runs: copy between SQLite and PostgreSQL."),
-    "tree": (
-        "scheduler.pools",
-        "Pool trees of the scheduler: list, show, create, set, remove, export, plan, apply.",
-    ),
-    "pool": ("scheduler.pools", "Pools of the running scheduler: list, show, create, set, move, remove, plan."),
-    "operation": (
-        "scheduler.operations",
-        "Operations: start, wait, list, show, why, jobs, log, set, abort, suspend, resume, complete.",
-    ),
-    "run": ("scheduler.running", "Run a command as an operation: its output here, its exit code, Ctrl-C aborts it."),
-    "why": ("scheduler.why", "Why CPU stands idle while operations wait, and what to change."),
-    "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show, cordon, uncordon, drain."),
-    "can": ("scheduler.rights", "Whether a user may do something on the running scheduler, and by what."),
-    "token": ("scheduler.tokens", "Tokens of users, nodes and proxies: create, list, revoke."),
-    "events": ("scheduler.events", "What happened to pools, nodes and operations; --follow prints what comes."),
-    "audit": ("scheduler.events", "Who did what, and what was refused: a table, or lines of JSON."),
-    "undo": ("scheduler.events", "Take back a change of pools or trees."),
-    "report": (
-        "scheduler.report",
-        "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON.",
-    ),
-    "fleet": ("scheduler.rollout", "The agents of all nodes: version, what they do to limits, problems."),
-    "rollout": (
-        "scheduler.rollout",
-        "What groups of nodes may do to limits, a canary first.",
-    ),
-    "kubernetes": ("kubernetes.publish", "Offer reclaimed CPU to pods as a resource of their node: publish."),
-    "demo": ("demo.command", "A scheduler, an agent and real jobs on this machine, live."),
-    "cluster": ("scheduler.cluster", "A scheduler and some agents with real jobs on this machine, to try things out."),
-    "init": ("agent.init", "Find Docker, Podman, Slurm, Kubernetes here, and follow their jobs in shadow mode."),
-    "doctor": ("doctor.command", "What this host offers and what to do about what is missing."),
-    "completion": ("completion", "Print what makes a shell complete commands and names: bash, zsh, fish."),
-    "schema": ("schema", "Print the JSON Schema of a message, or of what a command prints with --json."),
-    "stub-scheduler": ("agent.receiver", "A small receiver of heartbeats, to try reports out."),
+COMMAND_GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "The agent of this host": {
+        "init": ("agent.init", "Find Docker, Podman, Slurm, Kubernetes here, and follow their jobs in shadow mode."),
+        "doctor": ("doctor.command", "What this host offers and what to do about what is missing."),
+        "agent": ("agent.service", "Run the agent: measure, decide, write, report, once per check_period."),
+        "check-config": ("agent.service", "Check a configuration and print the resulting values."),
+        "status": ("agent.control", "One line per job of the running agent."),
+        "top": ("agent.control", "Live table of the running agent."),
+        "explain": ("agent.control", "Why a job's limit is what it is."),
+        "job": ("agent.control", "Add, remove and list jobs of the running agent."),
+        "pin": ("agent.control", "Hold a job's limit until unpin."),
+        "unpin": ("agent.control", "Give a pinned or contested job back to the monitor."),
+        "restore": ("agent.service", "Put the original limits back when the agent is dead (ExecStopPost)."),
+    },
+    "Jobs and operations": {
+        "run": (
+            "scheduler.running",
+            "Run a command as an operation: its output here, its exit code, Ctrl-C aborts it.",
+        ),
+        "operation": (
+            "scheduler.operations",
+            "Operations: start, wait, list, show, why, jobs, log, set, abort, suspend, resume, complete.",
+        ),
+        "why": ("scheduler.why", "Why CPU stands idle while operations wait, and what to change."),
+    },
+    "Pools and trees": {
+        "pool": ("scheduler.pools", "Pools of the running scheduler: list, show, create, set, move, remove, plan."),
+        "tree": (
+            "scheduler.pools",
+            "Pool trees of the scheduler: list, show, create, set, remove, export, plan, apply.",
+        ),
+        "undo": ("scheduler.events", "Take back a change of pools or trees."),
+    },
+    "Nodes and roll-out": {
+        "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show, cordon, uncordon, drain."),
+        "fleet": ("scheduler.rollout", "The agents of all nodes: version, what they do to limits, problems."),
+        "rollout": ("scheduler.rollout", "What groups of nodes may do to limits, a canary first."),
+        "kubernetes": ("kubernetes.publish", "Offer reclaimed CPU to pods as a resource of their node: publish."),
+    },
+    "The scheduler": {
+        "scheduler": ("scheduler.service", "Run the scheduler: pools, fair share, preemption, the `yt` protocol."),
+        "store": (
+            "scheduler.store",
+            "The scheduler's state while no scheduler runs: copy between SQLite and PostgreSQL.",
+        ),
+        "token": ("scheduler.tokens", "Tokens of users, nodes and proxies: create, list, revoke."),
+        "can": ("scheduler.rights", "Whether a user may do something on the running scheduler, and by what."),
+        "events": ("scheduler.events", "What happened to pools, nodes and operations; --follow prints what comes."),
+        "audit": ("scheduler.events", "Who did what, and what was refused: a table, or lines of JSON."),
+    },
+    "Reports and trials": {
+        "report": (
+            "scheduler.report",
+            "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON.",
+        ),
+        "estimate": ("agent.estimate", "What would be reclaimed on this host, or by a Prometheus; never writes."),
+        "dry-run": ("agent.watch", "Watch one real cgroup and say what would be reclaimed; never writes."),
+        "record": ("agent.watch", "Write a trace of a live cgroup for replay."),
+        "replay": ("agent.trace", "Run the monitor over a recorded trace."),
+        "simulate": ("agent.simulate", "What a rule would free of a load, and how often it would hold the job back."),
+        "fair-share": ("fairshare.command", "Shares of a pool tree: compute, explain, simulate."),
+        "demo": ("demo.command", "A scheduler, an agent and real jobs on this machine, live."),
+        "cluster": (
+            "scheduler.cluster",
+            "A scheduler and some agents with real jobs on this machine, to try things out.",
+        ),
+        "stub-scheduler": ("agent.receiver", "A small receiver of heartbeats, to try reports out."),
+    },
+    "Shells and programs": {
+        "completion": ("completion", "Print what makes a shell complete commands and names: bash, zsh, fish."),
+        "schema": ("schema", "Print the JSON Schema of a message, or of what a command prints with --json."),
+    },
 }
-"""Command -> (module of this package, line of help). In a module the command's function is ``<name>_command``."""
+"""By who uses them: command -> (module of this package, line of help). In a module the command's function is
+``<name>_command``."""
+
+COMMANDS: Final = {name: entry for group in COMMAND_GROUPS.values() for name, entry in group.items()}
 
 
 REMOVED_OPTIONS: Final[dict[str, str]] = {
@@ -132,8 +155,10 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        column = max(map(len, COMMANDS))
+        for title, group in COMMAND_GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(column), text) for name, (_, text) in group.items()])
 
 
 @click.group(

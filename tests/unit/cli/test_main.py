@@ -10,7 +10,7 @@ import click
 import pytest
 
 from cpumond import __version__
-from cpumond.cli import COMMANDS, cli, main, run
+from cpumond.cli import COMMAND_GROUPS, COMMANDS, cli, main, run
 from cpumond.core.errors import CpumondError, CreateError, RefusedError
 
 SUBCOMMANDS = [*COMMANDS, "job add", "job remove", "job list", "fair-share simulate"]
@@ -25,11 +25,18 @@ def test_every_command_has_help_with_an_example(capsys, command):
     assert all(len(line) <= 100 for line in text.splitlines())
 
 
-def test_help_lists_every_command_with_its_line(capsys):
+def test_help_lists_every_command_once_with_its_line_below_its_group(capsys):
     assert run(["--help"]) == 0
     out = capsys.readouterr().out
-    for name, (_, text) in COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(text[:40])}", out, re.MULTILINE), name
+    sections = dict(re.findall(r"^(\S.*):\n((?:  .*\n)+)", out, re.MULTILINE))
+    assert list(sections) == ["Options", *COMMAND_GROUPS]
+    for title, group in COMMAND_GROUPS.items():
+        # In one column in all groups; what is folded stands further to the right.
+        assert re.findall(r"^  (\S+)", sections[title], re.MULTILINE) == list(group)
+        for name, (_, text) in group.items():
+            assert re.search(rf"^  {name:<14}  {re.escape(text[:40])}", sections[title], re.MULTILINE), name
+    assert len(COMMANDS) == sum(map(len, COMMAND_GROUPS.values()))
+    assert all(len(line) <= 100 for line in out.splitlines())
     assert "Try it: cpumond demo" in out
 
 
