@@ -1,4 +1,4 @@
-"""Names of the cgroups that executors put jobs into, relative to the hierarchy's root."""
+"""Names of the cgroups that executors put jobs into, relative to the hierarchy's root; where drop-ins of units are."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ JOBS_SLICE_CGROUP: Final = f"cpumond.slice/{JOBS_SLICE}"
 IDLE_NAME: Final = "cpumond-reclaimed"
 IDLE_SLICE: Final = "cpumond_reclaimed.slice"
 """Jobs on reclaimed CPU. A dash in a slice's name would be a level, and this one no child of the root."""
+
+INSTALLED_DROP_INS: Final = "/usr/share/cpumond/systemd"
+"""Where the Debian package has executor.conf and cpumond.service.d; in a checkout that is systemd/."""
 
 
 def name_idle_parent(root: str) -> str:

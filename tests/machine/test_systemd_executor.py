@@ -185,7 +185,7 @@ def test_many_jobs(facts: Facts) -> None:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("rights", "run the agent as root: see systemd/executor.conf"),
+        ("rights", "run the agent as root: see /usr/share/cpumond/systemd/executor.conf"),
         ("bus", "the system bus cannot be reached"),
         ("library", "pip install dbus-fast"),
     ],

@@ -12,8 +12,10 @@ import pytest
 
 from cpumond.agent.config import DEFAULT_CONFIG_PATH, AgentConfig
 from cpumond.cli import COMMANDS
+from cpumond.cli.doctor.engines import DROP_IN_ADVICE
 from cpumond.core.errors import EXIT_CONFIG, EXIT_USAGE
 from cpumond.core.job_cgroups import IDLE_SLICE, JOBS_SLICE
+from cpumond.host.executor.systemd.idle import ADVICE, SEE
 from cpumond.host.service import OTHER_DESCRIPTORS
 from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH, SchedulerConfig
 
@@ -286,6 +288,26 @@ def test_restart_stops_at_errors_that_stay(path: Path) -> None:
     burst = int(unit["StartLimitBurst"][0])
     assert burst == 10
     assert burst * (seconds(unit["RestartSec"][0]) + 1.0) < seconds(unit["StartLimitIntervalSec"][0])
+
+
+def test_drop_ins_that_texts_name_are_installed_outside_of_documentation() -> None:
+    """Minimal images leave /usr/share/doc out; a bare systemd/executor.conf is a path of a checkout alone."""
+    root = FOLDER.parent
+    rules = (root / "packaging/debian/rules").read_text(encoding="utf-8")
+    installed = {
+        f"{place}/{path.name}"
+        for place, pattern in re.findall(r"install -Dm644 -t \$\(ROOT\)(/\S+) (systemd/\S+)", rules)
+        for path in root.glob(pattern)
+    }
+    places = [root / "README.md", *root.glob("docs/*.md"), *root.glob("config/*.toml"), *root.glob("cpumond/**/*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in places]
+    texts += [ADVICE, SEE, *(DROP_IN_ADVICE.format(kind=path.stem) for path in ENGINES)]
+    named = set(re.findall(r"/usr/share/cpumond/systemd/[\w./-]*\.conf", "\n".join(texts)))
+    assert named == {path for path in installed if not path.startswith("/usr/share/doc")}
+    bare = re.compile(r"(?<!/usr/share/cpumond/)systemd/(?:executor|cpumond\.service\.d)")
+    for text in texts:
+        for found in bare.finditer(text):
+            assert re.search(r"in\s(#\s)?a\scheckout:\s(#\s)?`?$", text[: found.start()]), found
 
 
 def test_descriptors_suffice(service: dict[str, list[str]]) -> None:

@@ -167,7 +167,7 @@ def check_clock(directory: str) -> list[Finding]:
 def check_config(path: str, explicit: bool) -> tuple[AgentConfig, list[Finding]]:
     """The configuration to examine, and findings about it; a wrong one is replaced by the built-in defaults."""
     if not explicit and not os.path.exists(path):
-        advice = "copy config/cpumond.toml there, or name one with --config"
+        advice = "write one there, which may be empty (its keys: cpumond.toml(5)), or name one with --config"
         text = f"there is none at {path}; the built-in defaults are looked at"
         return load_config(None), [Finding("configuration", "warn", text, advice)]
     try:

@@ -10,10 +10,11 @@ from cpumond.agent.config import Source
 from cpumond.agent.discovery import FoundJob, describe_source
 from cpumond.cli.doctor.checks import Finding, advise_source
 from cpumond.cli.engines import DAEMONS, NOUNS, EngineSeen, describe_fates, explain_silence, show_some
+from cpumond.core.job_cgroups import INSTALLED_DROP_INS
 from cpumond.core.words import count
 
 DROP_IN_ADVICE: Final = (
-    "`cpumond init` writes a drop-in that opens it (with the sources: systemd/cpumond.service.d/{kind}.conf); then "
+    f"`cpumond init` writes a drop-in that opens it (also {INSTALLED_DROP_INS}/cpumond.service.d/{{kind}}.conf); then "
     "systemctl daemon-reload && systemctl restart cpumond"
 )
 RESTART_ADVICE: Final = "systemctl restart cpumond: the service still has the socket that was there at its start"

@@ -39,7 +39,7 @@ from cpumond.host.executor.systemd.bus import (
     Refused,
     SystemdBus,
 )
-from cpumond.host.executor.systemd.idle import IdleSlice
+from cpumond.host.executor.systemd.idle import SEE, IdleSlice
 from cpumond.host.executor.systemd.journal import JOURNAL_SOCKET, has_spawn_failure, open_journal, read_log
 from cpumond.host.executor.systemd.unit import (
     GONE,
@@ -316,8 +316,7 @@ class SystemdExecutor(Executor):
         except Refused as refused:
             if refused.name in ("AccessDenied", "InteractiveAuthorizationRequired", "AuthFailed"):
                 raise ExecutorError(
-                    f"systemd does not let this user start units ({refused.text}); "
-                    "run the agent as root: see systemd/executor.conf"
+                    f"systemd does not let this user start units ({refused.text}); run the agent as root: {SEE}"
                 ) from refused
 
     def _add(self, job_id: str) -> _Job:

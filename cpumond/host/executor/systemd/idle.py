@@ -11,7 +11,7 @@ import asyncio
 from typing import Final
 
 from cpumond.core.errors import CreateError
-from cpumond.core.job_cgroups import IDLE_SLICE
+from cpumond.core.job_cgroups import IDLE_SLICE, INSTALLED_DROP_INS
 from cpumond.host.cgroup.idle import IdleParent
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.host.executor.systemd.bus import Refused, SystemdBus
@@ -21,7 +21,8 @@ IDLE_VERSION: Final = 252
 MAKE_S: Final = 5.0
 """How long systemd may take to make the slice's cgroup."""
 LOOK_S: Final = 0.01
-ADVICE: Final = "run the agent as root, with the hierarchy of cpu writable: see systemd/executor.conf"
+SEE: Final = f"see {INSTALLED_DROP_INS}/executor.conf (in a checkout: systemd/executor.conf)"
+ADVICE: Final = f"run the agent as root, with the hierarchy of cpu writable: {SEE}"
 
 
 class IdleSlice:
