@@ -7,6 +7,7 @@ underscores; two spellings of one key in one table are an error.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cpumond.core.decode import ContentError, decode_toml
-from cpumond.core.errors import ConfigError
+from cpumond.core.errors import ConfigError, Mistakes
 from cpumond.core.job_cgroups import (
     DEFAULT_ROOT,
     IDLE_NAME,
@@ -382,23 +383,29 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
         runtime_dir=os.path.abspath(config.runtime_dir),
         ceiling=SAFE if config.scheduler.may_set_mode else None,
     )
-    config = _finish_executor(config, where)
-    _check_scheduler(config.scheduler, where)
-    for number, source in enumerate(config.source, 1):
-        _check_source(source, f"{where}: source {number}")
-        for operation_id in ["", *config.operation]:
-            config.resolve_settings(source, operation_id, {})
-    for operation_id in ["", *config.operation]:
-        config.resolve_settings(None, operation_id, {})
-    if config.report.kind == "http" and not re.match(r"https?://[^/\s]+", config.report.url):
-        raise ConfigError(
-            f'{where}: report.url: must be an http:// or https:// address when report.kind is "http", '
-            f"got {config.report.url!r}"
-        )
-    if config.metrics.listen:
-        parse_listen(config.metrics.listen, f"{where}: metrics.listen")
-    if config.web.listen:
-        _check_loopback(config.web.listen, f"{where}: web.listen")
+    with Mistakes() as mistakes:
+        with mistakes.apart():
+            config = _finish_executor(config, where)
+        with mistakes.apart():
+            _check_scheduler(config.scheduler, where)
+        for number, source in enumerate(config.source, 1):
+            with mistakes.apart():
+                _check_source(source, f"{where}: source {number}")
+        for each, operation_id in itertools.product((None, *config.source), ("", *config.operation)):
+            with mistakes.apart():
+                config.resolve_settings(each, operation_id, {})
+        with mistakes.apart():
+            if config.report.kind == "http" and not re.match(r"https?://[^/\s]+", config.report.url):
+                raise ConfigError(
+                    f'{where}: report.url: must be an http:// or https:// address when report.kind is "http", '
+                    f"got {config.report.url!r}"
+                )
+        with mistakes.apart():
+            if config.metrics.listen:
+                parse_listen(config.metrics.listen, f"{where}: metrics.listen")
+        with mistakes.apart():
+            if config.web.listen:
+                _check_loopback(config.web.listen, f"{where}: web.listen")
     return config
 
 

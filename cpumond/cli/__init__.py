@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import click
@@ -197,7 +197,7 @@ def run(arguments: list[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     except CpumondError as error:
-        return _fail(str(error), error.exit_code, getattr(error, "details", ""))
+        return _fail(str(error), error.exit_code, getattr(error, "details", ""), getattr(error, "others", ()))
     except (OutputClosed, BrokenPipeError):
         # Standard output becomes /dev/null: the flush at exit must not fail on the broken pipe as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -229,14 +229,15 @@ def _sentence(text: str) -> str:
     return text.rstrip() + ("" if text.rstrip().endswith((".", "?", "!", ")")) else ".")
 
 
-def _fail(message: str, code: int, details: str = "") -> int:
+def _fail(message: str, code: int, details: str = "", others: Iterable[str] = ()) -> int:
     from cpumond.cli.output import error_width
     from cpumond.core.words import show_name
 
-    # What another user or a node wrote may be in it.
-    sentence = show_name(" ".join(message.split()))
+    # What another user or a node wrote may be in them.
+    sentences = [show_name(" ".join(each.split())) for each in (message, *others)]
     with contextlib.suppress(OSError):  # the terminal may be gone
-        click.echo(fold(f"cpumond: {sentence}", error_width()), err=True)
+        for sentence in sentences:
+            click.echo(fold(f"cpumond: {sentence}", error_width()), err=True)
         if details:
             click.echo(details, err=True)
     return code

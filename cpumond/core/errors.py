@@ -25,9 +25,12 @@ A cgroup that vanished is not an error, since jobs end at any moment: readers re
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
+from collections.abc import Iterator
+from typing import Self
 
 EXIT_OK = 0
 EXIT_USAGE = 64
@@ -79,9 +82,48 @@ class NotYetError(CpumondError):
 
 
 class ConfigError(CpumondError):
-    """A configuration or input file is wrong; the message names file, key and allowed range."""
+    """A configuration or input file is wrong; the message names file, key and allowed range. ``others``: sentences
+    about more mistakes, which do not depend on this one."""
 
     exit_code = EXIT_CONFIG
+    others: tuple[str, ...] = ()
+
+
+class Mistakes:
+    """Gathers mistakes that do not depend on each other, so that all are told at once: a block in ``apart()`` ends at
+    its first ConfigError, the whole then raises one with all of them."""
+
+    MOST = 20
+    """Further ones are not looked for: a file of rubbish is told of soon enough."""
+
+    def __init__(self) -> None:
+        self._sentences: dict[str, None] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ConfigError):
+            self._add(error)
+        elif error is not None:
+            return
+        if self._sentences:
+            first, *others = self._sentences
+            told = ConfigError(first)
+            told.others = tuple(others)
+            raise told from None
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        try:
+            yield
+        except ConfigError as error:
+            self._add(error)
+            if len(self._sentences) >= self.MOST:
+                raise
+
+    def _add(self, error: ConfigError) -> None:
+        self._sentences.update(dict.fromkeys((str(error), *error.others)))
 
 
 class UnavailableError(CpumondError):

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import inspect
 
-from cpumond.core.errors import ConfigError
+from cpumond.core.errors import ConfigError, Mistakes
 from cpumond.core.measures import DURATION, format_duration, parse_duration_s
 
 SPELLINGS: Final = {"votes_decision_threshold": "vote_decision_threshold", "job_cpu_monitor": "job_cpu_monitor"}
@@ -35,7 +35,8 @@ def normalise_table(
     """``raw`` with normalised keys and durations in seconds, each value checked against ``struct``'s field.
 
     Unknown keys are errors with the table of ``whole``, what the file is read as (default: ``struct``), that they
-    belong into, or the nearest known name; a wrong value names file, key and allowed range.
+    belong into, or the nearest known name; a wrong value names file, key and allowed range. Raises ConfigError, with a
+    sentence for each key that is wrong.
     """
     whole = whole or struct
     prefix = f"{file}: {path}." if path else f"{file}: "
@@ -44,24 +45,26 @@ def normalise_table(
     fields = {name: field for name, field in _list_fields(struct).items() if name not in hidden}
     table: dict[str, Any] = {}
     spelled: dict[str, str] = {}
-    for key, value in raw.items():
-        name = str(key).replace("-", "_")
-        name = SPELLINGS.get(name, name)
-        if name not in fields:
-            homes = [] if name in hidden else _find_homes(whole, name)
-            if homes:
-                where = ABOVE if homes == [ABOVE] else f"into {' or '.join(homes)}"
-                raise ConfigError(f"{prefix}{key}: unknown here; {key} belongs {where}")
-            near = difflib.get_close_matches(name[:MAX_QUOTED], fields, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(fields))}"
-            raise ConfigError(f"{prefix}{key}: unknown key; {hint}")
-        if name in table:
-            raise ConfigError(f"{prefix}{key}: given twice, also as {spelled[name]!r}; keep one of them")
-        spelled[name] = key
-        table[name] = _normalise_value(value, fields[name], file, f"{path}.{key}" if path else str(key), whole)
-    missing = [name for name, field in fields.items() if field.is_required and name not in table]
-    if missing:
-        raise ConfigError(f"{prefix.rstrip('. ')}: {missing[0]!r} is missing; it has no default")
+    with Mistakes() as mistakes:
+        for key, value in raw.items():
+            name = str(key).replace("-", "_")
+            name = SPELLINGS.get(name, name)
+            with mistakes.apart():
+                if name not in fields:
+                    homes = [] if name in hidden else _find_homes(whole, name)
+                    if homes:
+                        where = ABOVE if homes == [ABOVE] else f"into {' or '.join(homes)}"
+                        raise ConfigError(f"{prefix}{key}: unknown here; {key} belongs {where}")
+                    near = difflib.get_close_matches(name[:MAX_QUOTED], fields, n=1, cutoff=0.5)
+                    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(fields))}"
+                    raise ConfigError(f"{prefix}{key}: unknown key; {hint}")
+                if name in spelled:
+                    raise ConfigError(f"{prefix}{key}: given twice, also as {spelled[name]!r}; keep one of them")
+                spelled[name] = key
+                table[name] = _normalise_value(value, fields[name], file, f"{path}.{key}" if path else str(key), whole)
+        missing = [name for name, field in fields.items() if field.is_required and name not in spelled]
+        if missing:
+            raise ConfigError(f"{prefix.rstrip('. ')}: {missing[0]!r} is missing; it has no default")
     return table
 
 
@@ -112,9 +115,12 @@ def _normalise_value(value: Any, field: _Field, file: str, path: str, whole: typ
         if not isinstance(value, list):
             raise ConfigError(f"{file}: {path}: must be a list of tables ([[{path}]]), got {_kind_of(value)}")
         cls = inner.item_type.cls
-        return [
-            normalise_table(item, cls, file, f"{path} {number}", whole=whole) for number, item in enumerate(value, 1)
-        ]
+        with Mistakes() as mistakes:
+            items = []
+            for number, item in enumerate(value, 1):
+                with mistakes.apart():
+                    items.append(normalise_table(item, cls, file, f"{path} {number}", whole=whole))
+        return items
     if isinstance(inner, inspect.DictType):
         shape = (kind.extra or {}).get("table") if isinstance(kind, inspect.Metadata) else None
         return _normalise_dict(value, inner, shape, file, path, whole)
@@ -152,7 +158,12 @@ def _normalise_dict(
         raise ConfigError(f"{file}: {path}: must be a table, got {_kind_of(value)}")
     if isinstance(kind.value_type, inspect.StructType):
         cls = kind.value_type.cls
-        return {key: normalise_table(item, cls, file, f"{path}.{key}", whole=whole) for key, item in value.items()}
+        with Mistakes() as mistakes:
+            table = {}
+            for key, item in value.items():
+                with mistakes.apart():
+                    table[key] = normalise_table(item, cls, file, f"{path}.{key}", whole=whole)
+        return table
     return value if shape is None else normalise_table(value, shape, file, path, whole=whole)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from cpumond.core.decode import ContentError, decode_text
-from cpumond.core.errors import AccessError, ConfigError, describe
+from cpumond.core.errors import AccessError, ConfigError, Mistakes, describe
 
 Kind = TypeVar("Kind")
 
@@ -37,17 +37,19 @@ def read_layers(
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     drop_ins = [name for name in names if is_drop_in(folder, name)]
     merged: dict[str, Any] = {}
-    for name in [path, *(os.path.join(folder, drop_in) for drop_in in drop_ins)]:
-        text, status = _read_text(name)
-        with _naming_lines(name, {name: text}):
-            table = parse(text, name)
-        texts[name] = text
-        problem = find_rights_of_others(name, status) if table.get("scheduler", {}).get("token") else ""
-        if problem:
-            raise ConfigError(
-                f"{name}: scheduler.token: {problem}, or put the token into a file of its own (token_file)"
-            )
-        merged = _merge(merged, table)
+    with Mistakes() as mistakes:
+        for name in [path, *(os.path.join(folder, drop_in) for drop_in in drop_ins)]:
+            with mistakes.apart():
+                text, status = _read_text(name)
+                with _naming_lines(name, {name: text}):
+                    table = parse(text, name)
+                texts[name] = text
+                problem = find_rights_of_others(name, status) if table.get("scheduler", {}).get("token") else ""
+                if problem:
+                    raise ConfigError(
+                        f"{name}: scheduler.token: {problem}, or put the token into a file of its own (token_file)"
+                    )
+                merged = _merge(merged, table)
     with _naming_lines(path, texts):
         return finish(merged, path)
 
@@ -58,11 +60,14 @@ def _naming_lines(path: str, texts: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        sentence = str(error)
-        if not sentence.startswith(f"{path}: "):
-            raise
-        told = sentence.removeprefix(f"{path}: ")
-        raise ConfigError(f"{_find_place(told, texts) or path}: {told}") from None
+        named = ConfigError(_name_place(str(error), path, texts))
+        named.others = tuple(_name_place(sentence, path, texts) for sentence in error.others)
+        raise named from None
+
+
+def _name_place(sentence: str, path: str, texts: Mapping[str, str]) -> str:
+    told = sentence.removeprefix(f"{path}: ")
+    return sentence if told == sentence else f"{_find_place(told, texts) or path}: {told}"
 
 
 def _find_place(told: str, texts: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from cpumond.core.decode import ContentError, decode_toml
-from cpumond.core.errors import ConfigError
+from cpumond.core.errors import ConfigError, Mistakes
 from cpumond.core.measures import DURATION
 from cpumond.core.schema import normalise_table
 from cpumond.core.settings import Log, is_loopback, parse_listen, read_layers
@@ -227,11 +227,22 @@ def finish_scheduler_config(merged: dict[str, Any], path: str) -> SchedulerConfi
 
 def check(config: SchedulerConfig) -> None:
     """Check rules between keys, regular expressions and the address. Raises ConfigError: file, key and what to do."""
+    rules = (_check_regexes, _check_listen, _check_tls, _check_proxies, _check_advertised, _check_store)
+    with Mistakes() as mistakes:
+        for rule in rules:
+            with mistakes.apart():
+                rule(config)
+
+
+def _check_regexes(config: SchedulerConfig) -> None:
     for key in ("pool_name_regex", "ephemeral_pool_name_regex"):
         try:
             re.compile(getattr(config, key))
         except (re.error, OverflowError, RecursionError) as error:
             raise ConfigError(f"{config.where}: {key}: is not a regular expression: {error}") from None
+
+
+def _check_listen(config: SchedulerConfig) -> None:
     host, _ = parse_listen(config.api.address, f"{config.where}: api.listen")
     if not (config.api.tokens_file or config.api.socket) and not is_loopback(host):
         raise ConfigError(
@@ -240,9 +251,15 @@ def check(config: SchedulerConfig) -> None:
             'lines "user:sha256-hex", or api.socket, where root makes tokens with `cpumond token create`, or listen '
             "on 127.0.0.1"
         )
+
+
+def _check_tls(config: SchedulerConfig) -> None:
     if bool(config.api.certificate) != bool(config.api.key):
         missing = "key" if config.api.certificate else "certificate"
         raise ConfigError(f"{config.where}: api.{missing}: is missing; TLS needs both api.certificate and api.key")
+
+
+def _check_proxies(config: SchedulerConfig) -> None:
     for address in config.api.trusted_proxy:
         if address == PROXY_AT_SOCKET:
             continue
@@ -253,6 +270,9 @@ def check(config: SchedulerConfig) -> None:
                 f"{config.where}: api.trusted_proxy: {address!r} is no address: {error}; expected such as "
                 f'"127.0.0.1", "10.1.2.0/24" or "{PROXY_AT_SOCKET}"'
             ) from None
+
+
+def _check_advertised(config: SchedulerConfig) -> None:
     if config.api.advertise:
         where = f"{config.where}: api.advertise"
         advertised, port = parse_listen(config.api.advertise, where)
@@ -260,6 +280,9 @@ def check(config: SchedulerConfig) -> None:
             raise ConfigError(
                 f"{where}: {config.api.advertise!r} is no address that a client could ask: name this host"
             )
+
+
+def _check_store(config: SchedulerConfig) -> None:
     store = config.store
     if store.kind == "postgresql" and not store.conninfo:
         raise ConfigError(

@@ -83,7 +83,7 @@ class CheckedConfig(AgentConfig, frozen=True, kw_only=True):
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing when it is good; warnings still are.")
 @output_options("Print the resulting values as JSON.")
 def check_config_command(file: str | None, config_path: str, quiet: bool, as_json: bool) -> None:
-    """Check a configuration and print the resulting values; exit code 78 and one sentence when it is wrong.
+    """Check a configuration and print the resulting values; exit code 78 and a sentence for each mistake.
 
     Standard error warns of options without effect, such as those of another limit_rule, of files in conf.d that are not
     read and of sources whose limits cannot move. The scheduler's files: `cpumond scheduler --check`.

@@ -174,7 +174,8 @@ def check_config(path: str, explicit: bool) -> tuple[AgentConfig, list[Finding]]
         config = load_config(path)
     except ConfigError as error:
         advice = "correct it; the other findings are about the built-in defaults"
-        return load_config(None), [Finding("configuration", "fail", str(error), advice)]
+        more = f" ({len(error.others)} more: `cpumond check-config`)" if error.others else ""
+        return load_config(None), [Finding("configuration", "fail", f"{error}{more}", advice)]
     except CpumondError as error:
         text = f"{error}; the built-in defaults are looked at"
         return load_config(None), [Finding("configuration", "warn", text, suggest_root())]

@@ -20,6 +20,7 @@ from cpumond.agent.config import (
     parse_config_text,
     parse_layer,
 )
+from cpumond.cli import run
 from cpumond.core.errors import ConfigError
 from cpumond.core.schema import describe_type
 from cpumond.monitor.model import MonitorSettings, compute_mode
@@ -453,6 +454,43 @@ def test_operations_of_several_files_are_merged_by_name_even_one_named_source(tm
     settings = config.resolve_settings(None, "a", {})
     assert (settings.mode, settings.min_cpu_limit, settings.smoothing_factor) == ("shadow", 2.0, 0.5)
     assert config.resolve_settings(None, "source", {}).mode == "off"
+
+
+WRONG_KEYS = (
+    (
+        "b = 1\n[monitor]\nmode = 'x'\ncheck_period = '1y'\n"
+        "[[source]]\npatern = 'x'\n[[source]]\nkind = 5\n[operation.b]\nmode = 1\n"
+    ),
+    "[log]\nlevel = yes\n",
+    (
+        "toml:1: b:|toml:3: monitor.mode|toml:4: monitor.check_period|toml:6: source 1.patern|toml:5: source 1: 'kind'|"
+        "toml:8: source 2.kind|toml:10: operation.b.mode|more.toml: not valid"
+    ),
+)
+WRONG_TOGETHER = (
+    "[web]\nlisten = '0.0.0.0:1'\n[report]\nkind = 'http'\n[metrics]\nlisten = 'x'\n[[source]]\nkind = 'glob'\n",
+    "[scheduler]\nurl = 'x'\n[executor]\nuser = '??'\n[[source]]\nkind = 'systemd'\n",
+    (
+        "more.toml:4: executor.user|more.toml:2: scheduler.url|toml:7: source 1|more.toml:5: source 2|"
+        "toml:3: report.url|toml:6: metrics.listen|toml:2: web.listen"
+    ),
+)
+
+
+@pytest.mark.parametrize(("main", "more", "told"), [WRONG_KEYS, WRONG_TOGETHER])
+def test_mistakes_that_do_not_depend_on_each_other_are_told_at_once(tmp_path, capsys, main, more, told):
+    assert run(["check-config", write(tmp_path, main=main, more=more)]) == 78
+    for line, place in zip(capsys.readouterr().err.splitlines(), told.split("|"), strict=True):
+        assert line.startswith(f"cpumond: {tmp_path}/"), line
+        assert place in line
+
+
+def test_a_file_of_rubbish_is_told_of_in_twenty_sentences(tmp_path, capsys):
+    main = "".join(f'"k{number}\\u001b[2J" = 1\n' for number in range(99))
+    assert run(["check-config", write(tmp_path, main=main)]) == 78
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 20
+    assert "\x1b" not in err
 
 
 def test_a_message_names_the_drop_in_that_is_wrong(tmp_path):

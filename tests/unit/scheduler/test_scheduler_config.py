@@ -143,6 +143,15 @@ def test_an_address_that_is_none(listen: str) -> None:
     assert 'api.listen: must be "host:port" with a port in [0, 65535]' in refused(f'[api]\nlisten = "{listen}"')
 
 
+def test_mistakes_that_do_not_depend_on_each_other_are_told_at_once() -> None:
+    api = 'listen = "0.0.0.0:1"\nkey = "k"\ntrusted_proxy = ["x"]\n'
+    with pytest.raises(ConfigError) as caught:
+        load(f'pool_name_regex = "("\n[api]\n{api}[store]\nconninfo = "x"')
+    told = [str(caught.value), *caught.value.others]
+    keys = ["pool_name_regex", "api.listen", "api.certificate", "api.trusted_proxy", "store.conninfo"]
+    assert [sentence.split(": ")[1] for sentence in told] == keys
+
+
 def test_check_takes_a_configuration_that_was_put_together() -> None:
     config = msgspec.structs.replace(SchedulerConfig(), api=Api(listen="0.0.0.0:1"))
     with pytest.raises(ConfigError, match=r"built-in defaults: api\.listen: '0\.0\.0\.0:1' can be reached"):
