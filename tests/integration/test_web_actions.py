@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,11 @@ def test_a_pool_is_made_after_its_plan_was_shown(signed, site):
     expect(create).to_be_disabled()
     press(page, "Show what it changes")
     expect(dialog(page).get_by_role("heading", name="What it changes")).to_be_visible()
+    plan = dialog(page)
+    expect(plan.get_by_role("listitem").filter(has_text="made-here is new")).to_contain_text("2.5")
+    expect(plan.get_by_role("row").filter(has_text="made-here")).to_contain_text(
+        re.compile("new; guarantee . → .*0.5 cores")
+    )
     assert pools(site) == before
     # A plan of something else is none.
     dialog(page).get_by_label("Weight", exact=True).fill("3")
@@ -198,6 +204,22 @@ def test_a_pool_is_removed_but_not_with_pools_below_unless_that_is_said(signed, 
     expect(page.get_by_role("heading", level=1)).to_have_text("Pools")
     expect(page.get_by_role("link", name=name, exact=True)).to_have_count(0, timeout=SLOW_MS)
     assert not {name, f"{name}-child"} & set(pools(site))
+
+
+def test_the_plan_of_a_change_has_all_that_the_command_prints(signed, site, make_pool):
+    name, page = make_pool("planned", weight=2.0, max_running_operation_count=3), signed
+    site.open(page, f"#/pools/default/{name}")
+    press(page, "Change")
+    fields = {"Weight": "4", "Guaranteed cores": "0.25", "Limit, cores": "0.75", "Running operations at most": "5"}
+    for label, value in fields.items():
+        dialog(page).get_by_label(label, exact=True).fill(value)
+    press(page, "Show what it changes")
+    changes = dialog(page).get_by_role("listitem")
+    expect(changes.filter(has_text=f"weight of {name}: 2 → 4")).to_have_count(1)
+    expect(changes.filter(has_text=f"max_running_operation_count of {name}: 3 → 5")).to_have_count(1)
+    row = dialog(page).get_by_role("row").filter(has_text=name)
+    for told in ("guarantee . → .*0.25 cores", "limit . → .*0.75 cores", "running 0 of at most 3 → 0 of at most 5"):
+        expect(row).to_contain_text(re.compile(told), timeout=SLOW_MS)
 
 
 def test_what_the_removal_of_a_pool_changes_is_shown_before(signed, site, make_pool):

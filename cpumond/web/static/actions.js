@@ -2,7 +2,8 @@
 
 import { path, query, Refusal, send } from "./api.js";
 import { h, morph, openDialog } from "./dom.js";
-import { cores } from "./format.js";
+import { changeText } from "./events.js";
+import { amount, cores, NONE } from "./format.js";
 import { during, Form, FORM, readJson, tell } from "./forms.js";
 import { firstWith, guarded, mayOn, ROOT } from "./rights.js";
 import { table } from "./table.js";
@@ -201,27 +202,52 @@ function openPlanned(title, text, label, form, { command, carryOut, done }) {
   }
 }
 
+const SHOWN = 100;
+
 // What a change does, for whom (an answer of /plan).
 export function drawPlan(plan) {
   const moved = plan.effects.filter((effect) => effect.changed.length);
   return [
     h("h3", "What it changes"),
     [...plan.warnings, ...plan.notes].map((sentence) => h("p.note", sentence)),
-    plan.changes.length ? null : h("p.muted", "No option gets another value."),
+    plan.changes.length
+      ? h("ul.changes", plan.changes.slice(0, SHOWN).map((change, index) => h("li", { key: index }, changeText(change))))
+      : h("p.muted", "No option gets another value."),
+    plan.changes.length > SHOWN ? h("p.muted", `and ${plan.changes.length - SHOWN} more`) : null,
     moved.length ? table({
       caption: "Shares before and after",
-      rows: moved.slice(0, 100),
+      rows: moved.slice(0, SHOWN),
       rowKey: (effect) => `${effect.kind}/${effect.name}`,
       columns: [
         { title: "who", cell: (effect) => h("span", effect.kind === "operation" ? `operation ${effect.title || effect.name}` : effect.name) },
         { title: "cores before", align: "right", cell: (effect) => share(effect.before) },
         { title: "cores after", align: "right", cell: (effect) => share(effect.after) },
-        { title: "what changes", cell: (effect) => (effect.changed.includes("exists") ? (effect.before ? "gone" : "new") : effect.changed.join(", ").replaceAll("_", " ")) },
+        { title: "what changes", cell: (effect) => h("span", tellEffect(effect)) },
       ],
     }) : h("p.muted", "Nobody's share changes now."),
-    moved.length > 100 ? h("p.muted", `and ${moved.length - 100} more`) : null,
+    moved.length > SHOWN ? h("p.muted", `and ${moved.length - SHOWN} more`) : null,
   ];
 }
+
+// All but the cores, as `cpumond pool plan` has it.
+function tellEffect({ kind, before, after, changed }) {
+  const told = changed.includes("exists") ? [before ? "gone" : "new"] : [];
+  const add = (name, show, ...fields) => {
+    const [old, now] = [before, after].map((outlook) => (outlook && show(outlook)) || NONE);
+    if (fields.some((field) => changed.includes(field)) && (old !== NONE || now !== NONE)) told.push(`${name} ${old === now ? now : `${old} → ${now}`}`);
+  };
+  if (before && after && before.pool !== after.pool) told.push(`pool ${before.pool} → ${after.pool}`);
+  if (before && after && before.is_running !== after.is_running) told.push(after.is_running ? "would run" : "would wait");
+  add("guarantee", (outlook) => list(Object.entries(outlook.strong_guarantee).filter(([, value]) => value)), "strong_guarantee", "exists");
+  add("limit", (outlook) => list(Object.entries(outlook.limits)), "limits", "exists");
+  if (kind === "pool") {
+    add("running", (outlook) => `${outlook.running_operation_count} of at most ${outlook.max_running_operation_count}`, "running_operation_count", "max_running_operation_count");
+    add("with those that wait", (outlook) => `${outlook.operation_count} of at most ${outlook.max_operation_count}`, "operation_count", "max_operation_count");
+  }
+  return told.join("; ") || "fair share";
+}
+
+const list = (resources) => resources.map(([name, value]) => amount(name, value)).join(", "); // a limit of 0 is one
 
 const share = (outlook) => (outlook ? cores(outlook.fair_share.cpu) : "–");
 

@@ -102,7 +102,7 @@ export function what(event, titles = {}) {
     event.plan ? h("div.muted", `Shown before: ${event.plan}`) : null);
 }
 
-function changeText({ pool, attribute, old, new: now }) {
+export function changeText({ pool, attribute, old, new: now }) {
   const name = pool || "the tree";
   if (attribute) return [h("code", attribute), ` of ${name}: ${show(old)} → ${show(now)}`];
   return old === undefined || old === null ? `${name} is new: ${show(now)}` : `${name} is removed: it had ${show(old)}`;
