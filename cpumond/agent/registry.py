@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import msgspec
@@ -21,6 +22,7 @@ class RegisteredJobs:
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, REGISTRY_FILE)
         self.content = Registry()
+        self._ends_s: dict[str, tuple[Pin, float]] = {}
         self._saved: Identity | None = None
 
     def load(self) -> None:
@@ -38,8 +40,20 @@ class RegisteredJobs:
             for job in self.content.jobs.values()
         ]
 
-    def current_pins(self, wall_s: float) -> dict[str, Pin]:
-        return {name: pin for name, pin in self.content.pins.items() if pin.until is None or pin.until > wall_s}
+    def current_pins(self, wall_s: float, boottime_s: float) -> dict[str, Pin]:
+        """Those that are not over. When one is over is told by the wall clock where it is first asked about, which may
+        be after a reboot, and from then on by time since boot: whoever sets the clock makes no pin longer or shorter.
+        """
+        current = {}
+        for name, pin in self.content.pins.items():
+            left_s = math.inf if pin.until is None else pin.until - wall_s
+            known, end_s = self._ends_s.get(name, (None, 0.0))
+            if known is not pin:
+                end_s = boottime_s + left_s
+                self._ends_s[name] = (pin, end_s)
+            if end_s > boottime_s:
+                current[name] = pin
+        return current
 
     def add(self, job: RegisteredJob) -> None:
         """Register a job, or replace the one with its id. Raises CreateError or AccessError."""

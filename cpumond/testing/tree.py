@@ -71,11 +71,12 @@ def make_v2_host(root: str | os.PathLike[str], tree: Tree) -> str:
 
 
 class FakeClock:
-    """A clock that moves when told to: ``advance`` all, ``suspend`` only boot time and wall time."""
+    """A clock that moves when told to: ``advance`` all, ``suspend`` only boot time and wall time, ``set_wall`` that."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         self._monotonic_s = start_s
         self._asleep_s = 0.0
+        self._set_s = 0.0
 
     def monotonic_s(self) -> float:
         return self._monotonic_s
@@ -84,7 +85,7 @@ class FakeClock:
         return self._monotonic_s + self._asleep_s
 
     def wall_s(self) -> float:
-        return 1.7e9 + self.boottime_s()
+        return 1.7e9 + self.boottime_s() + self._set_s
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
@@ -93,6 +94,10 @@ class FakeClock:
     def suspend(self, seconds: float) -> None:
         """Let the machine sleep."""
         self._asleep_s += seconds
+
+    def set_wall(self, seconds: float) -> None:
+        """Somebody sets the time of day ahead, or back."""
+        self._set_s += seconds
 
 
 V1_FILES = {

@@ -194,7 +194,7 @@ class Applier:
         """Put limits that an operator pinned in force, end the pins that are over."""
         if not (self.context.registered.content.pins or self._pinned):
             return
-        pins = self.context.registered.current_pins(self.clock.wall_s())
+        pins = self.context.registered.current_pins(self.clock.wall_s(), self.clock.boottime_s())
         self._pinned = bool(pins)
         for job in self.table:
             pin = pins.get(job.found.job_id) if job.moves else None

@@ -6,11 +6,14 @@ import os
 
 import pytest
 import structlog
+from fake_node import FakeNode
 
+from cpumond.agent import control
 from cpumond.agent.registry import RegisteredJobs
 from cpumond.agent.state_file import Pin
 from cpumond.core.answers import RegisteredJob
 from cpumond.core.errors import CreateError
+from cpumond.testing import v2_cgroup
 
 JOB = RegisteredJob("a", "jobs/a", "op", 2.0, {"mode": "shadow"})
 
@@ -49,11 +52,11 @@ def test_a_pin_is_replaced_ended_and_over_in_time(directory):
     registered.pin("a", Pin(1.0, 100.0))
     registered.pin("a", Pin(2.0, 200.0))
     registered.pin("b", Pin(3.0))
-    assert registered.current_pins(199.0) == {"a": Pin(2.0, 200.0), "b": Pin(3.0)}
-    assert registered.current_pins(200.0) == {"b": Pin(3.0)}
+    assert registered.current_pins(199.0, 99.0) == {"a": Pin(2.0, 200.0), "b": Pin(3.0)}
+    assert registered.current_pins(200.0, 100.0) == {"b": Pin(3.0)}
     registered.pin("b", None)
     registered.pin("nobody", None)
-    assert reopen(directory).current_pins(0.0) == {"a": Pin(2.0, 200.0)}
+    assert reopen(directory).current_pins(0.0, 0.0) == {"a": Pin(2.0, 200.0)}
 
 
 def test_what_cannot_be_saved_is_not_acknowledged_and_not_done(directory):
@@ -84,3 +87,19 @@ def test_a_damaged_registry_is_kept_aside_and_said(directory):
     assert os.path.exists(record["kept_as"])
     again.add(JOB)
     assert reopen(directory).content.jobs == {"a": JOB}
+
+
+@pytest.mark.parametrize("by_s", [-2 * 86400.0, 2 * 86400.0])
+def test_a_clock_that_is_set_delays_no_answer_and_moves_the_end_of_no_pin(tmp_path, by_s):
+    node = FakeNode(tmp_path, {"a": v2_cgroup()}).start()
+    node.ticks(3, 0.5)
+    pinned = control.pin_job(node.agent, "a", {"cpu_limit": 2.0, "ttl_s": 60.0})
+    node.clock.set_wall(by_s)
+    assert node.tick(0.5).jobs[0].current_cores == pinned.current_cpu_limit == 2.0
+    assert control.explain_job(node.agent, "a").pinned_cpu_limit == 2.0
+    node.clock.advance(60.0)
+    node.agent.rescan_now()
+    assert control.explain_job(node.agent, "a").pinned_cpu_limit is None
+    node.clock.set_wall(-by_s)  # and it is not back when the clock is right again
+    node.agent.rescan_now()
+    assert control.explain_job(node.agent, "a").pinned_cpu_limit is None
