@@ -107,7 +107,7 @@ def terminal(url: str) -> Iterator[Terminal]:
 
 
 def test_each_key_shows_another_table_or_order(terminal):
-    first = terminal.wait("pools by used.")
+    first = terminal.wait("pools by allotted.")
     assert first.index("big") < first.index("small")
     assert terminal.settings() != terminal.before
     for key, title in (("d", "pools by demand."), ("o", "operations by demand."), ("n", "nodes by demand.")):
@@ -118,12 +118,12 @@ def test_each_key_shows_another_table_or_order(terminal):
     assert "host-1" in shown
     terminal.press("o")
     assert "of small" in terminal.wait("operations by demand.")
-    for key, title in (("s", "operations by share."), ("a", "operations by name."), ("u", "operations by used.")):
+    for key, title in (("s", "operations by share."), ("a", "operations by name."), ("u", "operations by allotted.")):
         terminal.press(key)
         terminal.wait(title)
     terminal.press("\x1b[Ax?")  # an arrow and what has no meaning
     terminal.press("p")
-    terminal.wait("pools by used.")
+    terminal.wait("pools by allotted.")
     terminal.press("q")
     assert terminal.wait_end() == 0
     assert MAIN in terminal.text
@@ -132,7 +132,7 @@ def test_each_key_shows_another_table_or_order(terminal):
 
 @pytest.mark.parametrize("key", ["\x03", "\x04"], ids=["ctrl-c", "ctrl-d"])
 def test_other_ends_leave_the_terminal_as_it_was(terminal, key):
-    terminal.wait("pools by used.")
+    terminal.wait("pools by allotted.")
     terminal.press(key)
     assert terminal.wait_end() == 0
     assert MAIN in terminal.text
@@ -141,11 +141,11 @@ def test_other_ends_leave_the_terminal_as_it_was(terminal, key):
 
 
 def test_a_narrower_terminal_is_filled_anew(terminal):
-    terminal.wait("pools by used.")
+    terminal.wait("pools by allotted.")
     terminal.resize(40)
     terminal.press("n")
-    terminal.wait("nodes by used.")
+    terminal.wait("nodes by allotted.")
     terminal.press("p")  # what it had drawn before, and was not read yet, is behind it now
-    terminal.wait("pools by used.")
+    terminal.wait("pools by allotted.")
     lines = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", terminal.text).replace("\r", "").split("\n")
     assert max(map(len, lines)) <= 40

@@ -87,7 +87,7 @@ def status_command(client: AgentClient) -> None:
 @click.option(
     "--sort",
     type=click.Choice(list(dict.fromkeys([*SORTS, *CLUSTER_SORTS]))),
-    help="First line: most; of jobs, or with --cluster.  [default: reclaimed, used]",
+    help="First line: most; of jobs, or with --cluster (used: allotted).  [default: reclaimed, used]",
 )
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @json_option

@@ -93,7 +93,7 @@ KEYS_OF_ACTION: Final[dict[str, frozenset[str]]] = {
     help="Write the two graphs of each pool with an integral guarantee, a file that needs no network.",
 )
 def simulate_command(file: str, until_s: float, step_s: float, every_s: float, html_path: str | None) -> None:
-    """Run a pool tree over time with scripted demand: usage against the guarantee, volume against the capacity.
+    """Run a pool tree over time with scripted demand: allotted against the guarantee, volume against the capacity.
 
     FILE, or - for standard input, is TOML, or JSON when it begins with {. It holds a tree as for 'cpumond fair-share'
     (total_resources, options, root, pools, operations) and [[script]] entries, which change what an operation asks
@@ -102,7 +102,7 @@ def simulate_command(file: str, until_s: float, step_s: float, every_s: float, h
     config/examples of the source holds commented files.
 
     Printed is a line of JSON per step and pool, but for a terminal where --html is given: amounts of the main resource
-    as they are in force (cores for cpu), volumes in amount*seconds. What is granted is used at once, and is charged to
+    as they are in force (cores for cpu), volumes in amount*seconds. What is granted is allotted at once, and charged to
     the volume until the next step.
 
     \b

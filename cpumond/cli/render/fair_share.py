@@ -1,6 +1,6 @@
 """The page of ``cpumond fair-share simulate --html``: rows to the text of one file that needs no other.
 
-Pure. Each pool with an integral guarantee has the two graphs of the documents over one time axis: usage and demand
+Pure. Each pool with an integral guarantee has the two graphs of the documents over one time axis: allotted and demand
 against the guarantee, accumulated volume against the capacity. Rows are thinned as they arrive: memory grows with the
 number of pools that are drawn, not with the length of the simulation.
 """
@@ -117,8 +117,8 @@ def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -
     area: dict[str, Any] = {"step": "after", "stack": True, "fill": True, "width": 0}
     strong = [line("strong", "strong guarantee", "--c5", **area)] if row.strong_guarantee else []
     page.add_chart(
-        f"Usage and demand against the guarantee, {unit}s",
-        f"Demand of at most {format_amount(pool.greatest_demand)} {unit}s, usage of at most "
+        f"Allotted and demand against the guarantee, {unit}s",
+        f"Demand of at most {format_amount(pool.greatest_demand)} {unit}s, allotted at most "
         f"{format_amount(pool.greatest_usage)}, at the end {format_amount(last.usage)}.",
         times,
         [
@@ -126,7 +126,7 @@ def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -
             line("integral", "integral guarantee", "--c3", **area),
             line("weight", "weight-proportional share", "--c7", **area),
             line("demand", "demand (beyond the graph)" if is_cut else "demand", "--c2", step="after", width=3),
-            line("usage", "usage", "--c1", step="after"),
+            line("usage", "allotted", "--c1", step="after"),
             *levels,
         ],
         height=260, elapsed=True, sync=f"pool {number}", until=end_s, **({"cut": fitting * 1.15} if is_cut else {}),

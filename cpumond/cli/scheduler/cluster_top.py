@@ -33,12 +33,13 @@ from cpumond.fairshare.explain import show_percent
 MAX_ROWS: Final = 1000
 INTERVAL_S: Final = 2.0
 VIEWS: Final = {"p": "pools", "o": "operations", "n": "nodes"}
+# What is sorted by "used" is the allotted CPU: the word of the option is older than the heading.
 SORTS: Final = {"u": "used", "d": "demand", "s": "share", "a": "name"}
-KEYS: Final = "p pools, o operations, n nodes; sort: u used, d demand, s share, a name; q ends"
+KEYS: Final = "p pools, o operations, n nodes; sort: u allotted, d demand, s share, a name; q ends"
 
 
 class ClusterPicture(msgspec.Struct, frozen=True):
-    """What ``top --cluster --json`` prints: a tree with its pools, the operations that use most, and the nodes."""
+    """What ``top --cluster --json`` prints: a tree with its pools, the operations that hold most, and the nodes."""
 
     tree: TreeView
     pools: list[PoolView]
@@ -83,7 +84,7 @@ def draw_head(picture: ClusterPicture, width: int | None, colour: bool) -> str:
     tree = picture.tree
     cores = [show_cores(each["cpu"]) for each in (tree.resource_usage, tree.total_resources, tree.resource_demand)]
     text = (
-        f"{show_name(tree.name)} {show_time(time.time(), '%H:%M:%S')}: {cores[0]} of {cores[1]} cores used, demand "
+        f"{show_name(tree.name)} {show_time(time.time(), '%H:%M:%S')}: {cores[0]} of {cores[1]} cores allotted, demand "
         f"{cores[2]}; {tree.running_operation_count} operations running, {tree.pending_operation_count} pending; "
         f"{tree.online_node_count} of {tree.node_count} nodes online"
     )
@@ -128,7 +129,7 @@ def _pools(picture: ClusterPicture, sort: str) -> Table:
         for pool in _order(pools, sort, lambda pool: pool.name, numbers)
     ]  # fmt: skip
     headings = (
-        column("pool"), column(">used"), column(">demand", 1), column(">share", 2), column(">running", 3),
+        column("pool"), column(">allotted"), column(">demand", 1), column(">share", 2), column(">running", 3),
         column(">all", 5), column("state", 4),
     )  # fmt: skip
     return headings, rows
@@ -152,7 +153,7 @@ def _operations(picture: ClusterPicture, sort: str) -> Table:
         for each in _order(shown, sort, lambda each: each.title or each.id, numbers)
     ]  # fmt: skip
     headings = (
-        column("operation"), column("state", 4), column("user", 7), column("pool", 2), column(">used"),
+        column("operation"), column("state", 4), column("user", 7), column("pool", 2), column(">allotted"),
         column(">demand", 3), column(">share", 6), column(">jobs", 5), column(">age", 8), column("title", 1),
     )  # fmt: skip
     return headings, rows
@@ -168,7 +169,7 @@ def _nodes(picture: ClusterPicture, sort: str) -> Table:
         for node in _order(picture.nodes, sort, lambda node: node.id, numbers)
     ]  # fmt: skip
     headings = (
-        column("node"), column("state", 1), column(">used"), column(">cores", 2), column(">free", 3),
+        column("node"), column("state", 1), column(">allotted"), column(">cores", 2), column(">free", 3),
         column(">jobs", 4),
     )  # fmt: skip
     return headings, rows
@@ -210,7 +211,8 @@ def _show_live(client: SchedulerClient, tree: str, interval_s: float, sort: str)
 def _draw_frame(picture: ClusterPicture, view: str, sort: str, width: int, height: int) -> str:
     colour = use_colour()
     head = draw_head(picture, width, colour)
-    keys = "\n".join(paint(line, "dim", colour) for line in fold(f"{view} by {sort}. {KEYS}", width).split("\n"))
+    by = "allotted" if sort == "used" else sort
+    keys = "\n".join(paint(line, "dim", colour) for line in fold(f"{view} by {by}. {KEYS}", width).split("\n"))
     room = height - len(head.split("\n")) - len(keys.split("\n"))
     return "\n".join([head, draw_view(picture, view, sort, width, colour, max(room, 2)), keys])
 

@@ -187,6 +187,6 @@ def _print_shares(found: Simulation) -> None:
     if rows:
         click.echo()
         headings = (
-            column("pool"), column(">share", 1), column(">would be"), column(">used", 3), column(">would use", 2),
+            column("pool"), column(">share", 1), column(">would be"), column(">allotted", 3), column(">would hold", 2),
         )  # fmt: skip
         print_table(headings, rows)

@@ -45,7 +45,7 @@ def jobs_command(client: SchedulerClient, operation: str, state: str | None, lim
         return
     headings = (
         column("job"), column("task", 6), column("node", 1), column("state"), column("class", 9), column(">ordered", 7),
-        column(">limit", 5), column(">usage", 4), column(">time", 2), column(">exit code", 8), column("", 3),
+        column(">limit", 5), column(">used", 4), column(">time", 2), column(">exit code", 8), column("", 3),
     )  # fmt: skip
     print_table(headings, [_job_row(job, time.time()) for job in answer.jobs])
     if answer.total > len(answer.jobs):

@@ -45,7 +45,7 @@ def node_list_command(
         print_text("no node fits; nodes register themselves when their agent runs")
         return
     headings = (
-        column("node"), column("tree", 5), column("state", 1), column(">cores", 3), column(">used", 2),
+        column("node"), column("tree", 5), column("state", 1), column(">cores", 3), column(">allotted", 2),
         column(">others", 8), column(">free", 4), column(">memory free", 7), column(">jobs", 6), column("tags", 9),
     )  # fmt: skip
     print_table(headings, [_node_row(node) for node in answer.nodes])
@@ -123,9 +123,10 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
             ("cordon", _tell_cordon(answer)),
             ("last heard of", f"{format_span(answer.silent_s)} ago"),
             ("capacity", show_amounts(answer.capacity)),
-            ("used", show_amounts(answer.usage)),
+            ("allotted", show_amounts(answer.usage)),
+            ("used", f"{show_cores(answer.used_cores)} cores of CPU"),
             ("reclaimed", _tell_reclaimed(answer)),
-            ("used by others", show_amounts(answer.foreign_usage, "")),
+            ("allotted to others", show_amounts(answer.foreign_usage, "")),
             ("free", show_amounts(answer.free)),
             ("overcommitted", f"{answer.overcommit_count} times" if answer.overcommit_count else ""),
         ]
@@ -150,6 +151,6 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
     ]
     headings = (
         column("job"), column("operation", 1), column("state", 2), column("class", 9), column(">ordered", 6),
-        column(">limit", 5), column(">usage", 4), column(">time", 3), column("preemptibility", 8), column("", 7),
+        column(">limit", 5), column(">used", 4), column(">time", 3), column("preemptibility", 8), column("", 7),
     )  # fmt: skip
     print_table(headings, rows)

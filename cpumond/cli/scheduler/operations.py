@@ -66,7 +66,7 @@ def operation_list_command(
         return
     headings = (
         column("operation"), column("state"), column("user", 7), column("pool", 1), column(">jobs", 4),
-        column(">done", 3), column(">share", 8), column(">used", 5), column(">demand", 9), column(">age", 6),
+        column(">done", 3), column(">share", 8), column(">allotted", 5), column(">demand", 9), column(">age", 6),
         column(">starts in", 4),
         column("title", 2), column("", 3),
     )  # fmt: skip
@@ -180,7 +180,7 @@ def _part_fields(part: OperationInTree) -> list[tuple[str, str]]:
     share = f"{show_percent(part.fair_share_ratio)} % of the cluster: {show_amounts(part.fair_share)}"
     fields = [
         ("fair share", share),
-        ("used", show_amounts(part.usage)),
+        ("allotted", show_amounts(part.usage)),
         ("demand", show_amounts(part.demand)),
         ("limits", show_limits(part.limits) if part.limits else ""),
         ("weight", f"{part.weight:g}"),

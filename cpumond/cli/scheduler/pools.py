@@ -82,7 +82,7 @@ def tree_list_command(client: SchedulerClient) -> None:
         print_text("there is no pool tree; make one with `cpumond tree create NAME`")
         return
     headings = (
-        column("tree"), column(">nodes", 6), column(">online", 5), column(">cores", 1), column(">used", 2),
+        column("tree"), column(">nodes", 6), column(">online", 5), column(">cores", 1), column(">allotted", 2),
         column(">demand", 7), column(">pools", 8), column(">running", 3), column(">pending", 4),
     )  # fmt: skip
     print_table(headings, [_tree_row(tree) for tree in answer.trees])
@@ -248,8 +248,8 @@ def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
     pools = client.show(pool_path(client.find_tree(tree)), PoolList).pools
     headings = (
         column("pool"), column("mode", 10), column(">weight", 8), column(">share", 4), column(">cores", 5),
-        column(">used", 1), column(">demand", 2), column(">waiting", 6), column(">guarantee", 6), column(">limit", 9),
-        column(">running", 7), column(">all", 11), column("state", 3),
+        column(">allotted", 1), column(">demand", 2), column(">waiting", 6), column(">guarantee", 6),
+        column(">limit", 9), column(">running", 7), column(">all", 11), column("state", 3),
     )  # fmt: skip
     depths: dict[str, int] = {}
     rows = []
@@ -301,7 +301,7 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
             ("sub-pools", show_name(", ".join(answer.children))),
             ("mode", answer.mode),
             ("fair share", share),
-            ("used", show_amounts(answer.usage)),
+            ("allotted", show_amounts(answer.usage)),
             ("demand", show_amounts(answer.demand)),
             ("waiting", show_amounts(answer.waiting, "")),
             ("guarantee", show_amounts(answer.strong_guarantee, "")),
