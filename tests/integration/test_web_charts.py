@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
 
 POOL = "#/pools/default/narrow"
-SHARES = "Usage and demand against the guarantee, percent of the tree"
+SHARES = "Allotted and demand against the guarantee, percent of the tree"
 CPU = "CPU of its jobs, cores"
 PLOT = "[...document.querySelectorAll('.chart')].find((each) => each.props.title === title).plot"
 TIMES = f"title => {PLOT}.data[0]"

@@ -338,9 +338,9 @@ def test_the_job_s_graph_follows_its_limit(page, site):
 
 def test_the_integral_pool_has_both_graphs_and_its_volume_moves(page, site):
     site.open(page, "#/pools/default/bursts")
-    share = page.get_by_role("region", name="Usage, demand and guarantee")
+    share = page.get_by_role("region", name="Allotted, demand and guarantee")
     volume = page.get_by_role("region", name="Accumulated volume")
-    for line in ("usage", "demand", "guarantee", "fair share"):
+    for line in ("allotted", "demand", "guarantee", "fair share"):
         expect(share.get_by_role("rowheader", name=line, exact=True)).to_be_visible()
     now = volume.get_by_role("row").filter(has=page.get_by_role("rowheader", name="volume", exact=True))
     number = now.get_by_role("cell").first

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.browser
 
 HOUR_MS = 3_600_000
 FAIR_SHARE = "What a pool or an operation may have now"
-DEMAND = "What running operations would use"
+DEMAND = "What running operations want"
 LISTEN = """() => {
   window.said = [];
   new MutationObserver((changes) => {

@@ -1,4 +1,4 @@
-// The CPU of a pool as one bar: used, what its jobs may use, demanded, waiting; reclaimed from it; two marks.
+// The CPU of a pool as one bar: used, allotted, demanded, waiting; reclaimed from it; two marks.
 
 import { h } from "./dom.js";
 import { cores, percent } from "./format.js";
@@ -25,8 +25,9 @@ const reclaimed = (row) => Math.max(row.ordered_cores - row.limit_cores, 0);
 const wanted = (row) => row.demand_cores + row.waiting_cores;
 
 export const GLANCE_KEYS = [
-  ["used", "used", "what its jobs use"], ["has", "has", "what they may use besides"], ["wants", "demands", "what jobs that are still to be started would use"],
-  ["waits", "waiting", "what operations that do not run would use"], ["reclaimed", "reclaimed", "what its jobs ordered and gave up for now"],
+  ["used", "used", "what its jobs use"], ["has", "allotted", "what is allotted to its jobs above their use"],
+  ["wants", "demands", "what jobs that are still to be started order"],
+  ["waits", "waiting", "what operations that do not run would want"], ["reclaimed", "reclaimed", "what its jobs ordered and gave up for now"],
   ["guarantee", "guarantee", "what it is guaranteed"], ["fair", "fair share", "what it may have now"],
 ];
 
@@ -40,7 +41,7 @@ function tell(row, unit, totalCores) {
   const amount = amountOf(unit, totalCores);
   const of = unit === "percent" ? " of the tree's CPU" : " cores";
   const parts = [
-    `used ${amount(row.used_cores)}`, `has ${amount(row.limit_cores)}`, `demands ${amount(row.demand_cores)}`, `waiting ${amount(row.waiting_cores)}`,
+    `used ${amount(row.used_cores)}`, `allotted ${amount(row.limit_cores)}`, `demands ${amount(row.demand_cores)}`, `waiting ${amount(row.waiting_cores)}`,
     `reclaimed ${amount(reclaimed(row))}`, `guarantee ${amount(row.guarantee_cores)}`, `fair share ${amount(row.fair_share_cores)}`,
   ];
   return `${parts.join(", ")}${of}`;

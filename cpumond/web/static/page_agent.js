@@ -105,7 +105,7 @@ function columns(jobs) {
       (j) => (isOnlyWatched(j) ? fixed(j.monitor_cpu_limit) : ""), "The limit it would have in mode reclaim") : null,
     right("reclaimed", "Reclaimed", (j) => Math.max(j.cpu_limit - j.current_cpu_limit, 0),
       (j) => fixed(Math.max(j.cpu_limit - j.current_cpu_limit, 0)), "Cores that it ordered and may not use now"),
-    right("usage", "Usage", (j) => j.usage, (j) => (j.usage === null ? "–" : bar(j.usage / j.cpu_limit, fixed(j.usage))),
+    right("usage", "Used", (j) => j.usage, (j) => (j.usage === null ? "–" : bar(j.usage / j.cpu_limit, fixed(j.usage))),
       "Cores in the last check; the bar: of what it ordered"),
     right("smoothed", "Smoothed", (j) => j.smoothed_cpu_usage, (j) => fixed(j.smoothed_cpu_usage), "Cores"),
     jobs.some((job) => job.peak) ? right("peak", "Peak", (j) => j.peak?.peak_cores ?? null, (j) => tellPeak(j.peak),

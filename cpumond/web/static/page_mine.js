@@ -33,7 +33,7 @@ export const mine = {
         ? h("p.note", `No operation of ${me.user} is known. Start one here, or with `, h("code", "cpumond run COMMAND"), ".")
         : h("div.cards.figures", figure("running", number(states.running ?? 0, 6)), figure("waiting to run", number((states.pending ?? 0) + (states.waiting ?? 0), 6)),
           states["cannot start"] ? figure("cannot start", number(states["cannot start"], 6)) : null,
-          figure("cores in use", cores(sum("limit_cores"))), figure("cores wanted besides", cores(sum("wanted_cores")))),
+          figure("cores allotted", cores(sum("limit_cores"))), figure("cores wanted besides", cores(sum("wanted_cores")))),
       h("section.part", { "aria-labelledby": "live-title" }, h("h2", { id: "live-title" }, "Running and waiting"),
         table({ caption: "Your operations that run or wait", columns: COLUMNS, rows: live.operations, rowKey: (o) => o.id, stacked: true, empty: "None." }),
         live.total > live.operations.length ? h("p.muted.flat", `The newest ${count(live.operations.length, "operation")} of ${number(live.total, 6)}; `,

@@ -71,10 +71,10 @@ function ledger(n) {
       { title: "Resource", cell: (name) => NAMES[name] ?? name },
       right("Capacity", "What the node has", (name) => n.capacity[name] ?? 0),
       right("Ordered", "What the scheduler's jobs ordered", (name) => sum(name, (job) => job.cpu_limit)),
-      right("Limits", "What the scheduler's jobs may use now", (name) => n.usage[name] ?? 0),
+      right("Limits", "What is allotted to the scheduler's jobs: what they may use now", (name) => n.usage[name] ?? 0),
       right("Used", "What they used lately", (name) => sum(name, (job) => job.cpu_usage ?? job.smoothed_cpu_usage)),
-      right("Foreign", "What jobs take that are not this scheduler's", (name) => n.foreign_usage[name] ?? 0),
-      { title: "Free", align: "right", help: "Capacity less limits and foreign usage; negative: overcommitted",
+      right("Foreign", "What is allotted to jobs that are not this scheduler's", (name) => n.foreign_usage[name] ?? 0),
+      { title: "Free", align: "right", help: "Capacity less limits and what is foreign; negative: overcommitted",
         cell: (name) => ((n.free[name] ?? 0) < 0 ? badge(`${show(name, n.free[name])}: overcommitted`, "warn") : show(name, n.free[name] ?? 0)) },
     ],
   }));

@@ -77,7 +77,7 @@ const COLUMNS = [
     cell: (n) => h("span", { title: nodeState(n)[0] }, badge(...nodeState(n))) },
   { key: "used", shown: "always", width: 100, narrow: 102, title: "Used", help: "Cores that its jobs use; the bar: of what the node has", align: "right", value: used,
     cell: (n) => coresBar(used(n), n, "--c1") },
-  { key: "limits", shown: "wide", width: 100, narrow: 102, title: "Limits", help: "Cores that its jobs may use now; the bar: of what the node has", align: "right", value: taken,
+  { key: "limits", shown: "wide", width: 100, narrow: 102, title: "Limits", help: "Cores that are allotted to its jobs; the bar: of what the node has", align: "right", value: taken,
     cell: (n) => coresBar(taken(n), n, "--c2") },
   { key: "ordered", shown: "wide", width: 100, narrow: 102, title: "Ordered", help: "Cores that its jobs ordered; the bar: of what the node has", align: "right", value: ordered,
     cell: (n) => coresBar(ordered(n), n, "--c7") },

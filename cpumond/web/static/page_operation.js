@@ -126,10 +126,10 @@ function treeCard(o, tree, pool) {
   const starves = part.starves_in_s !== null && part.starvation_status === "non_starving" ? `starves in ${showSpan(part.starves_in_s)}` : "";
   return h("section.card", { key: id, "aria-labelledby": id }, heading, facts([
     ["Fair share", [bar(part.fair_share_ratio, percent(part.fair_share_ratio), { color: "--c2" }), h("div", amounts(part.fair_share))]],
-    ["Usage", [bar(part.usage_ratio, percent(part.usage_ratio)), h("div", amounts(part.usage))]],
+    ["Allotted", [bar(part.usage_ratio, percent(part.usage_ratio)), h("div", amounts(part.usage))]],
     ["Demand", amounts(part.demand)],
     ["Satisfaction", part.satisfaction_ratio === null ? "–" : h("span",
-      { title: "How much of its fair share it uses; 100 % is exactly the fair share" }, percent(part.satisfaction_ratio))],
+      { title: "How much of its fair share is allotted to it; 100 % is exactly the fair share" }, percent(part.satisfaction_ratio))],
     ["Status", state ? badge(state, part.queue_place === null || part.cause === "cannot_start" ? "bad" : "warn") : starves ? badge(starves, "warn")
       : part.usage_ratio === 0 && part.fair_share_ratio === 0 ? badge(asksForNothing(part) ? "asks for nothing here" : "has no share here")
       : part.scheduling_status === "normal" ? badge("has its share", "good") : badge(part.scheduling_status.replaceAll("_", " "), "warn")],
@@ -147,8 +147,8 @@ const limits = (values) => Object.entries(values).map(([name, value]) => amount(
 function graphs(o, history, marks) {
   const shared = { ...axis(history, marks), height: 220 };
   return h("div.grid2", { key: "graphs" },
-    h("section.card", chart(`shares-${o.id}`, { ...shared, title: "Usage, demand and fair share", format: percent, series: [
-      line(history, "usage_ratio", "usage", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
+    h("section.card", chart(`shares-${o.id}`, { ...shared, title: "Allotted, demand and fair share", format: percent, series: [
+      line(history, "usage_ratio", "allotted", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
       line(history, "fair_share_ratio", "fair share", "--c2", { step: true })] })),
     h("section.card", chart(`cores-${o.id}`, { ...shared, title: "CPU in cores", format: showCores, series: [
       line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limit", "--c2", { step: true }),
@@ -223,8 +223,8 @@ export function jobsTable(rows, { caption, empty, titles = null }) {
     { title: "State", cell: (j) => badge(j.state, JOB_TONES[j.state]) },
     { title: "Class", cell: (j) => j.class },
     { title: "Limit of ordered, cores", align: "right",
-      help: "The bar: the limit in force of what it ordered; the line in it: smoothed usage", cell: limitBar },
-    { title: "Smoothed usage", align: "right", help: "Cores", cell: (j) => (j.smoothed_cpu_usage === null ? "–" : j.smoothed_cpu_usage.toFixed(2)) },
+      help: "The bar: the limit in force of what it ordered; the line in it: what it used, smoothed", cell: limitBar },
+    { title: "Smoothed use", align: "right", help: "Cores", cell: (j) => (j.smoothed_cpu_usage === null ? "–" : j.smoothed_cpu_usage.toFixed(2)) },
     { title: "Time", align: "right", cell: (j) => duration((j.finish_time ?? now) - j.start_time) },
     { title: "Started", align: "right", cell: (j) => time(j.start_time) },
     titles ? { title: "Preemptibility", cell: (j) => j.preemptibility.replaceAll("_", " ") || "–" }

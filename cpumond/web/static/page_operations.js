@@ -69,7 +69,7 @@ function groupsSection({ groups, inside, open, trees }, app) {
     folds("Operations by what they wait for", groups.map((group) => ({
       key: keyOf(group), count: group.operations,
       words: `${group.why}${trees.length > 1 && group.tree ? `, in ${group.tree}` : ""}`,
-      amounts: [group.jobs ? `${count(group.jobs, "job")} to start, ${amount("cpu", group.wanted_cores)}` : null, group.limit_cores ? `${amount("cpu", group.limit_cores)} in use` : null],
+      amounts: [group.jobs ? `${count(group.jobs, "job")} to start, ${amount("cpu", group.wanted_cores)}` : null, group.limit_cores ? `${amount("cpu", group.limit_cores)} allotted` : null],
       body: () => (open === keyOf(group) && inside ? groupBody(group, inside, app) : null),
     })), app));
 }
@@ -160,7 +160,7 @@ function columns(app) {
     { title: "Done", align: "right", help: "Completed jobs of all", cell: (o) => `${number(o.jobs.completed, 6)} / ${number(o.jobs.total, 6)}` },
     { ...sorting("fair_share", "Fair share"), align: "right", help: "The greatest of its trees, of the dominant resource",
       cell: (o) => share(o, "fair_share_ratio", "--c2") },
-    { ...sorting("usage", "Usage"), align: "right", help: "The greatest of its trees, of the dominant resource",
+    { ...sorting("usage", "Allotted"), align: "right", help: "The greatest of its trees, of the dominant resource",
       cell: (o) => share(o, "usage_ratio", "--c1") },
     { ...sorting("start_time", "Started"), align: "right", cell: (o) => time(o.start_time) },
   ];

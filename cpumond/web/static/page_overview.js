@@ -133,7 +133,7 @@ function ledger(tree) {
         row("ordered", "ordered by jobs", ordered, "sum of the cpu_limit that the jobs ordered"),
         row("limit", "limits in force", limit, "what the jobs may use now"),
         row("used", "used", used, "what the jobs use, as their nodes said last", "used"),
-        row("idle", "in limits, not used", idle, "kept for the jobs that have it, above their use", "idle"),
+        row("idle", "allotted, not used", idle, "kept for the jobs that have it, above their use", "idle"),
         row("reclaimed", "reclaimed", reclaimed, "ordered, not needed, and given to others now", "reclaimed"),
         row("demand", "demand", tree.demand_cores, "what all operations that run would use if they could"),
         row("waiting", "waiting", tree.waiting_cores, "what operations want besides that do not run"),

@@ -117,7 +117,7 @@ function glance(data, orchid, row) {
   const reclaimed = data.reclaimed_cpu_seconds ? `, ${cores(data.reclaimed_cpu_seconds / 3600)} reclaimed` : "";
   return facts([
     ["Fair share", share(data.fair_share_ratio, amounts(data.fair_share))],
-    ["Usage", share(data.usage_ratio, amounts(data.usage))],
+    ["Allotted", share(data.usage_ratio, amounts(data.usage))],
     ["Demand", share(orchid.demand_ratio ?? row?.demand_ratio, amounts(data.demand))],
     data.waiting && hasAny(data.waiting) ? ["Waiting", `${amounts(data.waiting)}, wanted by operations that do not run`] : null,
     data.state_text ? ["Starving", data.state_text] : null,
@@ -127,7 +127,7 @@ function glance(data, orchid, row) {
     ["Limits", hasAny(data.limits) ? amounts(data.limits) : "none of its own"],
     ["Operations running", `${number(data.running_operation_count, 9)} of at most ${number(data.max_running_operation_count, 9)}`],
     ["Operations in all", `${number(data.operation_count, 9)} of at most ${number(data.max_operation_count, 9)}`],
-    row ? ["CPU of its jobs", `${cores(row.ordered_cores)} cores ordered, ${cores(row.limit_cores)} in limits, ${cores(row.used_cores)} used`] : null,
+    row ? ["CPU of its jobs", `${cores(row.ordered_cores)} cores ordered, ${cores(row.limit_cores)} allotted, ${cores(row.used_cores)} used`] : null,
     ["CPU time since the start of the scheduler", used + reclaimed],
     data.is_ephemeral && data.owner ? ["Made for", data.owner] : null,
   ]);
@@ -151,11 +151,11 @@ function graphs(shared, history, type, orchid, row, app) {
 }
 
 function shareGraph(shared, history) {
-  return h("section.card", { key: "graph-share", "aria-label": "Usage, demand and guarantee" }, chart("share", {
-    title: "Usage and demand against the guarantee, percent of the tree",
+  return h("section.card", { key: "graph-share", "aria-label": "Allotted, demand and guarantee" }, chart("share", {
+    title: "Allotted and demand against the guarantee, percent of the tree",
     ...shared, format: percent,
     series: [
-      line(history, "usage_ratio", "usage", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
+      line(history, "usage_ratio", "allotted", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
       line(history, "fair_share_ratio", "fair share", "--c2", { step: true }), line(history, "guarantee_ratio", "guarantee", "--c4", { dash: true }),
     ],
   }));
@@ -234,7 +234,7 @@ const OPERATION_COLUMNS = [
   { title: "Jobs", help: "active jobs, and those still to be started", align: "right", cell: ({ operation }) =>
     `${number(operation.jobs.active, 9)}${operation.jobs.pending ? ` + ${number(operation.jobs.pending, 9)} wait` : ""}` },
   { title: "Fair share", align: "right", help: "percent of the tree", cell: ({ here }) => percent(here?.fair_share_ratio) },
-  { title: "Usage", align: "right", help: "percent of the tree", cell: ({ here }) => percent(here?.usage_ratio) },
+  { title: "Allotted", align: "right", help: "percent of the tree", cell: ({ here }) => percent(here?.usage_ratio) },
   { title: "Starving", cell: ({ operation, here }) => [
     starvationBadge(here?.starvation_status) ?? h("span.muted", here?.queue_place ? `waits, place ${number(here.queue_place, 9)}` : "no"), " ",
     h("a", { href: to("operations", operation.id), "aria-label": `Why: ${operation.title || operation.id}` }, "why")] },

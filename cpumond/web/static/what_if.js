@@ -95,7 +95,7 @@ export function drawSimulation(found) {
     ]),
     part("Pools: mean over the time that was looked at, cores", found.shares, (each) => `${each.tree}/${each.pool}`, [
       { title: "Pool", cell: pool }, right("Fair share", (each) => cores(each.fair_share_before)), right("Would be", (each) => cores(each.fair_share_after)),
-      right("Used", (each) => cores(each.used_before)), right("Would use", (each) => cores(each.used_after)),
+      right("Allotted", (each) => cores(each.used_before)), right("Would be", (each) => cores(each.used_after)),
     ]),
     found.left_out ? h("p.muted.flat", { key: "left out" }, `${found.left_out} more would start or end at another time.`) : null,
     h("p.muted.flat", { key: "as of" }, `As of ${time(found.as_of)}, looked at until ${time(found.horizon)}. Nothing was changed.`));

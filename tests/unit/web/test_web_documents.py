@@ -73,8 +73,8 @@ def test_markup_in_a_document_is_text(script: ModuleType) -> None:
 
 
 WORDS = (
-    "fair share", "demand", "usage", "guarantee", "integral guarantee", "volume", "starving", "reclaimed", "late",
-    "throttled", "held back", "gang", "shadow", "reclaim", "weight", "quota", "waiting", "ordered", "limit",
+    "fair share", "demand", "allotted", "used", "guarantee", "integral guarantee", "volume", "starving", "reclaimed",
+    "late", "throttled", "held back", "gang", "shadow", "reclaim", "weight", "quota", "waiting", "ordered", "limit",
 )  # fmt: skip
 
 
