@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cpumond.fairshare.resources import ONE, RESOURCES, Vector, least, ratio, share, sum_in_order
+from cpumond.fairshare.resources import CPU, ONE, RESOURCES, Vector, least, ratio, share, sum_in_order
 from cpumond.fairshare.result import ElementShares, UpdateResult
 from cpumond.fairshare.tree import ROOT, Operation, Pool, Snapshot
 from cpumond.fairshare.validate import printable
@@ -479,6 +479,14 @@ def show_percent(fraction: float) -> str:
     """A fraction in percent with one digit after the point, more where only zeros would be seen."""
     percent = fraction * 100.0
     return f"{percent:.1f}" if percent >= 0.05 or percent < 1e-7 else f"{percent:.1g}"
+
+
+def show_dominant(shares: Vector) -> str:
+    """The largest share in percent, with its resource where that is not CPU: "3.3% (by job slots)"."""
+    largest = max(shares)
+    if shares[CPU] == largest:
+        return f"{largest:.1%}"
+    return f"{largest:.1%} (by {RESOURCES[shares.index(largest)].replace('user_slots', 'job slots')})"
 
 
 def show_amount(resource: int, value: float) -> str:

@@ -298,7 +298,7 @@ def test_an_operation_from_start_to_end(server, cpumond):
     jobs = cpumond("operation", "jobs", operation_id)
     assert jobs.count("running") == 2
     told = cpumond("operation", "why", operation_id)
-    assert "its fair share is 3 cores, it uses 3 cores in 2 jobs and demands 3 cores" in told
+    assert "its fair share is 3 cores; 3 cores allotted to 2 jobs, and it demands 3 cores" in told
     assert "all its jobs are started" in told
     listed = cpumond("node", "list", "--tag", "fast")
     assert listed.splitlines()[1].split()[:5] == ["n1", "default", "online", "4", "3"]

@@ -311,8 +311,8 @@ async def count_rule(c: Cluster) -> Expected:
     await leave_a_guarantee_unmet(c, 8)
     await c.settle(steps=10, seconds=5.0)
     return Expected(
-        "max_unpreemptible_running_job_count", "prod", "pool prod has 0 of 12 guaranteed cores", "tree default is 10",
-        watched="prod",
+        "max_unpreemptible_running_job_count", "prod", "pool prod is allotted 0 of 12 guaranteed cores",
+        "tree default is 10", watched="prod",
     )  # fmt: skip
 
 

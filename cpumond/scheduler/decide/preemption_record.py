@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from cpumond.fairshare.explain import GIB
+from cpumond.fairshare.explain import GIB, show_dominant
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.validate import named, printable
 from cpumond.scheduler.decide.cost import lost_core_seconds
@@ -67,18 +67,18 @@ _HEADS: Final[dict[Kind, str]] = {
 
 def tell_starvation(target: OperationElement, now: float) -> str:
     element: OperationElement | PoolElement = starving_element(target) or target
-    usage, fair_share = max(usage_share(element)), max(element.fair_share)
     how = "aggressively starving" if element.starvation_status == "aggressively_starving" else "starving"
     below_s = max(0.0, now - element.below_since) if element.below_since is not None else 0.0
     return (
         f"{tell_name(element)} is {how}, it has been below its share for {below_s:.0f} s: "
-        f"it uses {usage:.1%}, its fair share is {fair_share:.1%} of the cluster"
+        f"{show_dominant(usage_share(element))} of the cluster is allotted to it, "
+        f"its fair share is {show_dominant(element.fair_share)}"
     )
 
 
 def tell_shares(element: Element) -> str:
-    usage, fair_share = max(usage_share(element)), max(element.fair_share)
-    return f"{tell_name(element)} uses {usage:.1%}, its fair share is {fair_share:.1%}"
+    usage, fair_share = show_dominant(usage_share(element)), show_dominant(element.fair_share)
+    return f"{usage} is allotted to {tell_name(element)}, its fair share is {fair_share}"
 
 
 def tell_name(element: Element) -> str:

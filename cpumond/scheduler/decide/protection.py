@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
 from cpumond.core.measures import format_span
-from cpumond.fairshare.explain import show_amount
+from cpumond.fairshare.explain import show_amount, show_dominant
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.snapshot import element_name
@@ -211,8 +211,8 @@ def _tell(each: Protection, target: OperationElement) -> str:
         return f"{_tell_forbidding(element)}: it keeps {jobs} within its fair share; allow it to have them taken"
     if each.cause == "share":
         return (
-            f"{name} uses {max(usage_share(element)):.1%} of the cluster, its fair share is "
-            f"{max(element.fair_share):.1%}: it has no more than its share and keeps its {jobs} "
+            f"{show_dominant(usage_share(element))} of the cluster is allotted to {name}, its fair share is "
+            f"{show_dominant(element.fair_share)}: it has no more than its share and keeps its {jobs} "
             f"(preemption_satisfaction_threshold of {tree} is {settings.preemption_satisfaction_threshold:g})"
             f"{_tell_aggression(target, element)}"
         )

@@ -31,8 +31,8 @@ _TEXTS: Final[dict[CauseKind, str]] = {
     "gang": "a gang: waits for room for all of its jobs at once",
     "limit": "resource limits of {pool} leave no room for another job",
     "reclaimed": "refuses reclaimed CPU (allow_reclaimed = false): waits for CPU that no ordinary job has ordered",
-    "share": "has its fair share: more jobs start where others leave room",
-    "room": "has less than its fair share and waits for room on a node",
+    "share": "is allotted its fair share: more jobs start where others leave room",
+    "room": "is allotted less than its fair share and waits for room on a node",
 }
 
 

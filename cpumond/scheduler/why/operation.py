@@ -197,8 +197,8 @@ def _tell_share(element: OperationElement) -> Iterator[str]:
         yield f"tree {element.tree.name!r} has no nodes, or they offer nothing: nobody has a share until one registers"
     cores = [element.fair_share[CPU] * total[CPU], operation_demand(element)[CPU]]
     yield (
-        f"its fair share is {count_cores(cores[0])}, it uses {count_cores(max(element.usage[CPU], 0.0))} in "
-        f"{count(len(element.jobs), 'job')} and demands {count_cores(cores[1])}"
+        f"its fair share is {count_cores(cores[0])}; {count_cores(max(element.usage[CPU], 0.0))} allotted to "
+        f"{count(len(element.jobs), 'job')}, and it demands {count_cores(cores[1])}"
     )
     demand = element.demand_share
     r = demand.index(max(demand))
@@ -207,8 +207,8 @@ def _tell_share(element: OperationElement) -> Iterator[str]:
             show_amount(r, x) for x in (element.fair_share[r] * total[r], element.usage[r], demand[r] * total[r])
         ]
         yield (
-            f"most of what it demands is {RESOURCES[r]}: its fair share of that is {amounts[0]}, it uses {amounts[1]} "
-            f"and demands {amounts[2]}"
+            f"most of what it demands is {RESOURCES[r]}: its fair share of that is {amounts[0]}; {amounts[1]} "
+            f"allotted, and it demands {amounts[2]}"
         )
 
 
@@ -216,8 +216,8 @@ def _tell_limits(element: OperationElement) -> Iterator[str]:
     above: list[PoolElement | OperationElement] = [element, *element.ancestors()]
     for each in above:
         texts = [
-            f"{show_amount(r, limit)} {RESOURCES[r]}, {show_amount(r, max(used, 0.0))} used"
-            for r, (limit, used) in enumerate(zip(each.limits, each.usage, strict=True))
+            f"{show_amount(r, limit)} {RESOURCES[r]}, {show_amount(r, max(allotted, 0.0))} allotted"
+            for r, (limit, allotted) in enumerate(zip(each.limits, each.usage, strict=True))
             if math.isfinite(limit)
         ]
         if texts:
@@ -262,7 +262,7 @@ def _starvation_of(element: Element, now: float) -> str:
 REASONS: Final = {
     "node_resources": "a node that asked for work had too little room for its jobs",
     "no_needed_jobs": "it needed no more jobs",
-    "graceful_over_fair_share": "its preemption_mode is graceful and it has its fair share",
+    "graceful_over_fair_share": "its preemption_mode is graceful and it is allotted its fair share",
     ONLY_RECLAIMED: "on a node that asked for work other jobs ordered the CPU that is free, and its allow_reclaimed is "
     "false; wait until jobs end there, or start it again with allow_reclaimed = true",
     "gang_room": "it is a gang, and the free room of all nodes together does not hold all jobs that it needs",

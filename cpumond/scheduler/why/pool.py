@@ -29,13 +29,14 @@ def tell_pool(pool: PoolElement, now: float) -> str:
         return f"starves in {format_span(left_s)}, {_since(pool, now)}"
     guarantee = pool.strong_guarantee_share[CPU] * pool.tree.total[CPU]
     due = min(guarantee, pool.demand[CPU] + pool.waiting[CPU])
-    used = pool.usage[CPU]
+    allotted = pool.usage[CPU]
     if pool.waiting[CPU] <= LEAST:
         return f"not starving: it {find_standing(pool).text}"
     waiting = f"operations that do not run want {count_cores(pool.waiting[CPU])}{_why_pending(pool)}"
-    if used >= due - LEAST:
+    if allotted >= due - LEAST:
         return f"not starving, but {waiting}"
-    return f"not starving, but it uses {show_cores(used)} of {show_cores(guarantee)} guaranteed cores: {waiting}"
+    amounts = f"{show_cores(allotted)} of {show_cores(guarantee)} guaranteed cores"
+    return f"not starving, but it is allotted {amounts}: {waiting}"
 
 
 def _since(pool: PoolElement, now: float) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from cpumond.core.measures import count_cores
-from cpumond.fairshare.resources import CPU
+from cpumond.fairshare.explain import show_dominant
+from cpumond.fairshare.resources import CPU, Vector
 from cpumond.scheduler.decide.snapshot import element_name
 from cpumond.scheduler.decide.starvation import EPSILON, find_limit, list_wanting
 from cpumond.scheduler.elements import Element, OperationElement, PoolElement, usage_share
@@ -16,7 +17,7 @@ has no share otherwise; is at a limit; has less than its share, but not by more 
 
 
 class Standing(NamedTuple):
-    """``text`` completes a sentence that begins with the element: "has all that it demands"."""
+    """``text`` completes a sentence that begins with the element: "is allotted all that it demands"."""
 
     kind: StandingKind
     text: str
@@ -26,25 +27,26 @@ def find_standing(element: OperationElement | PoolElement) -> Standing:
     """What the element has, of what it could have, as of the last update."""
     usage, fair, demand = max(usage_share(element)), max(element.fair_share), max(element.demand_share)
     limit = find_limit(element)
+    demanded = _cores(element, element.demand_share)
     if demand <= EPSILON:
         return Standing("idle", "wants nothing" + _tell_unused(element))
     if usage > demand - EPSILON:
-        return Standing("covered", f"has all that it demands, {_cores(element, demand)}" + _tell_unused(element))
+        return Standing("covered", f"is allotted all that it demands, {demanded}" + _tell_unused(element))
     if limit is not None:
         assert isinstance(limit, OperationElement | PoolElement)
         name = "its limit" if limit is element else f"the limit of {element_name(limit)}"
         return Standing("limit", f"is at {name}: another job does not fit below it")
     if fair <= EPSILON:
-        text = f"gets nothing of the {_cores(element, demand)} it demands"
+        text = f"gets nothing of the {demanded} it demands"
         if all(each.operation.record.is_gang for each in list_wanting(element)):
             who = "it is a gang" if isinstance(element, OperationElement) else "only gangs want jobs"
             return Standing("gang", f"{text}: {who}, and what others leave is too little for all jobs of one at once")
         return Standing("nothing", f"{text}: others are entitled to all")
     guaranteed = "guarantee" if fair < max(element.strong_guarantee_share) + EPSILON else "fair share"
     if usage > fair - EPSILON:
-        text = f"has its fair share, {_cores(element, fair)}, and demands {_cores(element, demand)}"
+        text = f"is allotted its fair share, {_cores(element, element.fair_share)}, and demands {demanded}"
         return Standing("share", text + _tell_unused(element))
-    text = f"has {usage / fair:.0%} of its {guaranteed}"
+    text = f"is allotted {usage / fair:.0%} of its {guaranteed}"
     if element.scheduling_status == "normal" and element.rules is not None:
         tolerance = f"fair_share_starvation_tolerance, {element.rules.tolerance:g} for it"
         return Standing("tolerance", f"{text}, and starving begins below {tolerance}")
@@ -57,14 +59,13 @@ def _tell_unused(element: Element) -> str:
     if demand > guarantee - EPSILON:
         return ""
     return (
-        f"; of its guarantee, {_cores(element, guarantee)}, others use what it does not demand: running jobs demand "
-        "what they may use now, those to be started what they order"
+        f"; of its guarantee, {_cores(element, element.strong_guarantee_share)}, others have what it does not demand: "
+        "running jobs demand what they may use now, those to be started what they order"
     )
 
 
-def _cores(element: Element, ratio: float) -> str:
+def _cores(element: Element, shares: Vector) -> str:
     """A share of the dominant resource, in cores where it is CPU."""
-    for shares in (element.demand_share, element.fair_share, element.strong_guarantee_share):
-        if shares[CPU] == ratio:
-            return count_cores(ratio * element.tree.total[CPU])
-    return f"{ratio:.1%} of the tree"
+    if shares[CPU] == max(shares):
+        return count_cores(shares[CPU] * element.tree.total[CPU])
+    return f"{show_dominant(shares)} of the tree"

@@ -72,7 +72,8 @@ def _whole_jobs(cores: float, element: OperationElement) -> float:
 def _begin(remedy: Remedy, pool: PoolElement) -> Remedy:
     guarantee = show_cores(pool.strong_guarantee_share[CPU] * pool.tree.total[CPU])
     lead = (
-        f"pool {pool.name} has {show_cores(pool.usage[CPU])} of {guarantee} guaranteed cores while others use the CPU"
+        f"pool {pool.name} is allotted {show_cores(pool.usage[CPU])} of {guarantee} guaranteed cores "
+        "while others hold the CPU"
     )
     return replace(remedy, lead=lead)
 

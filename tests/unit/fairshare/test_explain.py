@@ -16,7 +16,7 @@ from cpumond.fairshare import (
     Vector,
     fair_share_update,
 )
-from cpumond.fairshare.explain import Explanation, explain, show_amount, show_percent
+from cpumond.fairshare.explain import Explanation, explain, show_amount, show_dominant, show_percent
 from cpumond.fairshare.resources import UNLIMITED
 from cpumond.fairshare.validate import validate
 
@@ -431,3 +431,16 @@ def test_percent(fraction, text):
 )
 def test_amounts(resource, value, text):
     assert show_amount(resource, value) == text
+
+
+@pytest.mark.parametrize(
+    ("shares", "told"),
+    [
+        ((0.01, 0.25, 0.0, 0.1, 0.0), "25.0%"),
+        ((0.033, 0.01, 0.0, 0.0, 0.0), "3.3% (by job slots)"),
+        ((0.0, 0.1, 0.0, 0.5, 0.0), "50.0% (by memory)"),
+        ((0.2, 0.2, 0.0, 0.2, 0.0), "20.0%"),
+    ],
+)
+def test_a_share_names_its_resource_where_that_is_not_cpu(shares: Vector, told: str) -> None:
+    assert show_dominant(shares) == told

@@ -252,7 +252,7 @@ def test_a_pool_says_why_its_guarantee_is_not_used_though_it_does_not_starve():
         world.start("prod", cpu=1.0)
     world.settle_down()
     assert tell_pool(world.pool("prod"), world.now) == (
-        "not starving, but it uses 0 of 12 guaranteed cores: operations that do not run want 13 cores, since "
+        "not starving, but it is allotted 0 of 12 guaranteed cores: operations that do not run want 13 cores, since "
         'pool "prod" runs 0 operations of at most 0'
     )
     assert tell_pool(world.pool("<Root>"), world.now) == ""

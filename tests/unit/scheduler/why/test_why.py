@@ -87,7 +87,7 @@ def test_a_running_operation_tells_its_share_usage_and_demand_in_cores(service):
     service.beat()
     answer = service.why(first, told=True)
     lines = answer.trees[0].lines
-    assert lines[0] == "its fair share is 2 cores, it uses 2 cores in 2 jobs and demands 10 cores"
+    assert lines[0] == "its fair share is 2 cores; 2 cores allotted to 2 jobs, and it demands 10 cores"
     assert answer.trees[0].rule == "weight"
     assert any(f"operation {first} gets 50.0 % of the cluster (2 of 4 cpu): limited by" in line for line in lines)
     assert "8 jobs of it are still to be started" in lines
@@ -106,7 +106,7 @@ def test_limits_on_the_path_are_named_with_what_is_used(service):
     service.update()
     service.beat()
     text = service.lines(operation_id)
-    assert 'limit of pool "a": 1 cpu, 1 used' in text
+    assert 'limit of pool "a": 1 cpu, 1 allotted' in text
     assert 'passed over 1 time since the last update: resource_limits of pool "a" leave no room' in text
 
 
@@ -116,7 +116,7 @@ def test_a_graceful_operation_is_passed_over_at_its_fair_share(service):
     service.begin("b", cpu=4.0)
     service.update()
     service.beat()
-    told = "passed over 1 time since the last update: its preemption_mode is graceful and it has its fair share"
+    told = "passed over 1 time since the last update: its preemption_mode is graceful and it is allotted its fair share"
     assert told in service.lines(graceful)
 
 
@@ -218,11 +218,11 @@ def test_6_2_who_is_at_a_limit_does_not_starve_and_the_first_sentence_names_it(s
 @pytest.mark.parametrize(
     ("guarantee", "spec", "kind", "text"),
     [
-        (0, {"jobs": 1, "cpu": 2.0}, "covered", "has all that it demands, 2 cores"),
-        (8, {"jobs": 1, "cpu": 2.0}, "covered", "has all that it demands, 2 cores; of its guarantee, 8 cores, "),
-        (0, {"jobs": 9, "cpu": 1.0}, "share", "has its fair share, 5 cores, and demands 9 cores"),
+        (0, {"jobs": 1, "cpu": 2.0}, "covered", "is allotted all that it demands, 2 cores"),
+        (8, {"jobs": 1, "cpu": 2.0}, "covered", "is allotted all that it demands, 2 cores; of its guarantee, 8 "),
+        (0, {"jobs": 9, "cpu": 1.0}, "share", "is allotted its fair share, 5 cores, and demands 9 cores"),
         (0, {"jobs": 9, "cpu": 1.0, "is_gang": True}, "gang", "gets nothing of the 9 cores it demands: "),
-        (9, {"jobs": 4, "cpu": 2.5}, "tolerance", "has 83% of its guarantee, and starving begins below "),
+        (9, {"jobs": 4, "cpu": 2.5}, "tolerance", "is allotted 83% of its guarantee, and starving begins below "),
     ],
 )  # fmt: skip
 def test_6_2_what_an_element_has_that_does_not_starve(service, guarantee, spec, kind, text):
