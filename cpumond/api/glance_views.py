@@ -30,7 +30,7 @@ class OperationGroup(msgspec.Struct):
     """Operations that wait for the same; of ended ones: with the same state.
 
     ``pool``: the one that is the cause, if one is. ``jobs``: still to be started; they ordered ``wanted_cores``.
-    ``limit_cores``: what the jobs that run may use.
+    ``limit_cores``: what is allotted to the jobs that run.
     """
 
     cause: str

@@ -31,11 +31,13 @@ class CordonView(View, frozen=True):
 
 class NodeView(View, frozen=True):
     """A node. ``tree`` null: no tree's filter fits its tags; ``matched_trees``: those that fit, where they are several:
-    its jobs run on, none is started. ``foreign_usage``: of jobs that are not this
-    scheduler's, those included that an earlier run of it told to stop and that have not ended.
+    its jobs run on, none is started. ``usage`` is allotted to the scheduler's jobs (of CPU their
+    limits now), ``foreign_usage`` to jobs that are not this scheduler's,
+    those included that an earlier run of it told to stop and that have not ended.
 
-    ``free`` is capacity less all usage, negative where the node is overcommitted. ``ordered_cores`` and ``used_cores``
-    are of the scheduler's own jobs, those told to stop included; ``on_reclaimed_cores`` is what those of them may
+    ``free`` is capacity less all that is allotted, negative where the node is overcommitted. ``ordered_cores`` and
+    ``used_cores``, which is measured, are of the scheduler's own jobs, those told to stop included;
+    ``on_reclaimed_cores`` is what those of them may
     use that run on reclaimed CPU, in ``idle_class``: "idle", "lowest weight", "" where its agent told of none.
     """
 

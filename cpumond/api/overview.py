@@ -158,6 +158,7 @@ class Status(View, frozen=True):
 class TreeTotals(View, frozen=True):
     """A tree in numbers: what its nodes have, what its jobs ordered, may use now and did use at their last check.
 
+    ``limit_cores``: allotted to the jobs; ``used_cores``: what they used, as measured.
     ``reclaimed_cores``: ordered, and free for others now. ``waiting_cores``: what operations that do not run would want
     besides ``demand_cores``. ``idle``: the parts of the capacity, and ``why`` CPU stands idle while work waits, as of
     the last report; null before the first.

@@ -20,6 +20,7 @@ from cpumond.scheduler.why.pool import tell_pool
 class TreeView(View, frozen=True):
     """A pool tree. ``attributes`` as they were set; ``errors`` are what its last update worked around.
 
+    ``resource_usage`` is what is allotted to the running jobs: of CPU their limits now, not the measured use.
     ``may``: permission (use, modify_children, write, administer) -> "" where the asker has it, else why not.
     """
 
@@ -55,8 +56,9 @@ class TreeList(View, frozen=True):
 class PoolView(View, frozen=True):
     """A pool, ephemeral ones and the root included, as of the last fair-share update.
 
-    ``attributes`` as they were set. ``weight`` null: not set. ``fair_share_ratio`` and ``usage_ratio`` are of the
-    dominant resource. ``strong_guarantee`` is after the scaling of an overcommitted cluster. ``volume`` is what an
+    ``attributes`` as they were set. ``weight`` null: not set. ``usage`` is what is allotted to its running jobs:
+    of CPU their limits now, not the measured use. ``fair_share_ratio`` and ``usage_ratio`` are of
+    the dominant resource. ``strong_guarantee`` is after the scaling of an overcommitted cluster. ``volume`` is what an
     integral pool has accumulated, resource times seconds. ``waiting`` is what operations that do not run would want
     besides ``demand``. ``starves_in_s`` null while it has its share, 0: it starves.
     ``cpu_seconds`` is what its jobs have used since the start of this scheduler, ``reclaimed_cpu_seconds`` what they

@@ -55,7 +55,8 @@ V = TypeVar("V", bound="OperationView")
 
 
 class OperationInTree(View, frozen=True):
-    """An operation in one of its trees. ``queue_place`` from 1 while it is pending there; the rest as of a pool."""
+    """An operation in one of its trees. ``queue_place`` from 1 while it is pending there; the rest as of a pool:
+    ``usage`` is what is allotted to its jobs."""
 
     pool: str
     is_running: bool

@@ -53,14 +53,17 @@ MAX_EXEMPLAR = 100
 
 POOL_GAUGES: PoolFamilies = {
     "fair_share_ratio": ("Fair share, its largest component as a fraction of the tree.", lambda p: max(p.fair_share)),
-    "usage_ratio": ("Usage, its largest component as a fraction of the tree.", lambda p: max(usage_share(p))),
+    "usage_ratio": (
+        "Allotted to its jobs, its largest component as a fraction of the tree.",
+        lambda p: max(usage_share(p)),
+    ),
     "demand_ratio": ("Demand, its largest component as a fraction of the tree.", lambda p: max(p.demand_share)),
     "strong_guarantee_ratio": (
         "Strong guarantee after the scaling of an overcommitted cluster, largest component.",
         lambda p: max(p.strong_guarantee_share),
     ),
     "fair_share_cores": ("Fair share of the CPU.", lambda p: p.fair_share[1] * p.tree.total[1]),
-    "usage_cores": ("CPU that its jobs may use now.", lambda p: p.usage[1]),
+    "usage_cores": ("CPU allotted to its jobs: what they may use now, not what they use.", lambda p: p.usage[1]),
     "demand_cores": ("CPU that its operations want.", lambda p: p.demand[1]),
     "waiting_cores": ("CPU that operations would want that do not run.", lambda p: p.waiting[1]),
     "waiting_ratio": (
@@ -309,7 +312,7 @@ class _Collector:
         operations.add_metric(["pending"], pending)
         operations.add_metric(["running"], len(state.operations) - pending)
         yield operations
-        jobs = GaugeMetricFamily("cpumond_scheduler_jobs", "Jobs that count as usage.")
+        jobs = GaugeMetricFamily("cpumond_scheduler_jobs", "Jobs to which resources are allotted.")
         jobs.add_metric([], sum(len(node.jobs) for node in state.nodes.values()))
         yield jobs
         idle = GaugeMetricFamily(
@@ -339,10 +342,14 @@ class _Collector:
     def _trees(self, trees: Iterable[Tree]) -> Iterator[Metric]:
         nodes = GaugeMetricFamily("cpumond_tree_nodes", "Nodes of the tree.", labels=["tree", "state"])
         total = GaugeMetricFamily("cpumond_tree_total_cores", "CPU of the tree's nodes.", labels=["tree"])
-        used = GaugeMetricFamily("cpumond_tree_usage_cores", "CPU that jobs may use now.", labels=["tree"])
+        used = GaugeMetricFamily(
+            "cpumond_tree_usage_cores",
+            "CPU allotted to jobs: what they may use now, not what they use.",
+            labels=["tree"],
+        )
         ordered = GaugeMetricFamily("cpumond_tree_ordered_cores", "CPU that the jobs ordered.", labels=["tree"])
         by_class = GaugeMetricFamily(
-            "cpumond_tree_class_usage_cores", "CPU that jobs may use now, by their class.", labels=["tree", "class"]
+            "cpumond_tree_class_usage_cores", "CPU allotted to jobs, by their class.", labels=["tree", "class"]
         )
         overcommitted = GaugeMetricFamily(
             "cpumond_tree_overcommitted_nodes", "Nodes whose jobs may use more than there is.", labels=["tree"]
@@ -387,9 +394,7 @@ class _Collector:
 
     def _idle(self) -> Metric:
         """Of the last reports, which are some seconds old."""
-        text = (
-            "CPU that no job has, by why: no work waits for it, it is about to be given, what holds waiting work back"
-        )
+        text = "CPU allotted to no job, by why: no work waits for it, it is about to be given, what holds work back"
         idle = GaugeMetricFamily("cpumond_tree_idle_cores", text, labels=["tree", "reason"])
         for name, report in self._scheduler.idle.reports.items():
             for reason, cores in idle_reasons(report).items():

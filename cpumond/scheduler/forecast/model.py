@@ -60,7 +60,8 @@ class ForetoldStop(msgspec.Struct, frozen=True):
 
 
 class ForetoldShare(msgspec.Struct, frozen=True):
-    """Fair share and use of a pool in cores, the mean over what was looked at, without the change and with it."""
+    """Fair share of a pool and what is allotted to it (``used``), cores, the mean over what was looked at, without the
+    change and with it."""
 
     tree: str
     pool: str
