@@ -251,6 +251,7 @@ def test_a_restart_keeps_everything_and_the_jobs_run_on(scheduler):
 
 
 def test_time_can_run_faster_for_a_test(scheduler):
+    scheduler.write_config('node_heartbeat_timeout = "1d"\n')  # 86 s by this clock
     scheduler.start("--time-scale", "1000")
     node = PlayedNode(scheduler, "node-1", cpu=100.0)
     node.register()
