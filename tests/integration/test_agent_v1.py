@@ -61,7 +61,7 @@ def test_a_quota_follows_a_light_load_down_and_nothing_else_changes(cgroups, age
     assert totals["reclaimed"] == pytest.approx(totals["cpu_limit"] - totals["current_cpu_limit"])
 
 
-@pytest.mark.parametrize("namespace", [["-C"], ["-C", "-p", "-f", "--mount-proc"]])
+@pytest.mark.parametrize("namespace", [["-C"], ["-C", "-p", "-f", "--kill-child", "--mount-proc"]])
 def test_the_agents_own_cgroup_is_known_in_a_cgroup_namespace(cgroups, agent, namespace):
     """With the host's mounts, as in a privileged container: what the kernel tells it of its cgroup is "/"."""
     for name in ("own", "other"):
