@@ -20,7 +20,7 @@ from cpumond.core import answers
 from cpumond.core.errors import ConfigError, RefusedError, UnavailableError
 from cpumond.core.measures import MAX_PERIOD_US, MIN_QUOTA_US, format_duration
 from cpumond.core.words import show_time
-from cpumond.host.cgroup.files import read_pressure
+from cpumond.host.cgroup.files import NO_BANDWIDTH, read_pressure
 from cpumond.host.cgroup.mounts import relative_path
 from cpumond.host.cgroup.settings import CpuSettings
 from cpumond.monitor import words
@@ -29,6 +29,7 @@ from cpumond.monitor.peak import find_half_life_s, find_peak, find_target
 from cpumond.monitor.policy import compute_floor
 
 log = structlog.get_logger("cpumond.agent")
+NO_PROCESS: Final = "no process is in it, so it is no job; it is one from its first process on"
 
 LEAST_PIN_CORES: Final = MIN_QUOTA_US / MAX_PERIOD_US
 """The kernel takes no smaller limit."""
@@ -274,14 +275,16 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
     settings = agent.config.resolve_settings(None, found.operation_id, found.layer)
     refusal = find_refusal(agent.config, found, settings, directory)
     if refusal:
-        leaf = "add it to managed_roots or name a leaf below them"
-        advice = "take it out of that class, or set another actuator" if "cpu.idle" in refusal else leaf
-        raise RefusedError(f"cgroup {path!r}: {refusal}; {advice}")
+        advice = "; add it to managed_roots or name a leaf below them"
+        if "cpu.idle" in refusal:
+            advice = "; take it out of that class, or set another actuator"
+        raise RefusedError(f"cgroup {path!r}: {refusal}{'' if NO_BANDWIDTH in refusal else advice}")
     agent.registered.add(job)
     agent.rescan_now()
     tracked = agent.table.find(job.job_id)
     if tracked is None:
-        problem = agent.table.problems.get(path, "it went away at once")
+        gone = NO_PROCESS if path in agent.table.empty else "it went away at once"
+        problem = agent.table.problems.get(path, gone)
         raise UnavailableError(f"job {job.job_id!r} is registered, but not followed yet: {problem}")
     warnings = [f"job_cpu_monitor.{text}" for text in list_idle_options(tracked.settings, job.job_cpu_monitor)]
     for sentence in warnings:
@@ -337,6 +340,8 @@ def unpin_job(agent: Agent, name: str) -> answers.JobAnswer:
 
 def _find(agent: Agent, name: str) -> Tracked:
     job = agent.table.find(name)
+    if job is None and (path := agent.table.find_empty(name)) is not None:
+        raise UnavailableError(f"cgroup {path!r}: {NO_PROCESS}")
     if job is None:
         near = ", ".join(sorted(known.found.job_id for known in agent.table)[:5])
         raise UnavailableError(

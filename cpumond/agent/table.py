@@ -59,8 +59,8 @@ class JobTable:
     """Tracked jobs by cgroup path.
 
     ``problems`` are sentences about jobs that could not be opened or resolved; ``gone_total`` counts jobs whose cgroup
-    went away, ``closed_total`` all that are followed no more. ``empty``: the cgroups that a source names and that are
-    no jobs, since no process is in them.
+    went away, ``closed_total`` all that are followed no more. ``empty``: path -> job id of the cgroups that a source
+    names and that are no jobs, since no process is in them.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class JobTable:
         self._room = math.inf
         self._half_made: dict[str, int] = {}
         self._doubted: dict[str, int] = {}
-        self.empty: dict[str, None] = {}
+        self.empty: dict[str, str] = {}
         self.by_unit: dict[str, Tracked] = {}
         self._said_no_pressure = False
 
@@ -96,6 +96,10 @@ class JobTable:
             if job.found.job_id == name:
                 return job
         return self.jobs.get(name.strip("/"))
+
+    def find_empty(self, name: str) -> str | None:
+        """The path of the cgroup without a process that would be this job, or has this path."""
+        return next((path for path, job_id in self.empty.items() if name.strip("/") in (path, job_id)), None)
 
     def refresh(self, found: list[FoundJob], now_s: float) -> bool:
         """Open what is new, drop what is no longer named, look again at the rest; True when a job came or went."""
@@ -137,7 +141,7 @@ class JobTable:
             if job.is_assigned or not (job.path in known or self._is_empty(job.path)):
                 filled.append(job)
             else:
-                self.empty[job.path] = None
+                self.empty[job.path] = job.job_id
         return filled
 
     def _is_empty(self, path: str) -> bool:
@@ -154,9 +158,9 @@ class JobTable:
         """Whether one of the cgroups without a process has one now; each is looked at in its turn."""
         filled = False
         for path in list(itertools.islice(self.empty, max(EMPTY_LOOKS, len(self.empty) // EMPTY_TICKS))):
-            del self.empty[path]
+            job_id = self.empty.pop(path)
             if self._is_empty(path):
-                self.empty[path] = None
+                self.empty[path] = job_id
             else:
                 filled = True
         return filled

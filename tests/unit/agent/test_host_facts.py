@@ -1,13 +1,12 @@
 """What counts as a job, and how much: empty cgroups, orders above the CPUs that there are, a host that changes."""
 
-import os
-
 import pytest
 from fake_node import QUICK, FakeNode, source
 
-from cpumond.agent.control import describe_agent
+from cpumond.agent.control import add_job, describe_agent, explain_job
 from cpumond.agent.main import resolve_resources
 from cpumond.cli.render.tables import draw_status
+from cpumond.core.errors import UnavailableError
 from cpumond.host.cgroup.files import is_populated
 from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import make_tree, v2_cgroup
@@ -22,7 +21,6 @@ def job(populated: int, quota: str = TWO) -> dict[str, object]:
 
 def test_a_cgroup_is_a_job_while_a_process_is_in_it(make_node):
     node: FakeNode = make_node({"left": job(0), "run": job(1)}, config=PATIENT).start()
-    held = len(os.listdir("/proc/self/fd"))
     status = describe_agent(node.tick())
     assert ([each.job_id for each in status.jobs], status.empty_cgroups, status.totals.cpu_limit) == (["run"], 1, 2.0)
     assert "1 job, 1 empty, cgroups v2" in draw_status(status, None, False)
@@ -33,7 +31,22 @@ def test_a_cgroup_is_a_job_while_a_process_is_in_it(make_node):
     node.write("left", "cgroup.events", "populated 0\nfrozen 0\n")
     snapshot = node.ticks(8)
     assert ([each.found.job_id for each in snapshot.jobs], snapshot.empty_cgroups) == (["run"], 1)
-    assert (node.cores("left"), len(os.listdir("/proc/self/fd"))) == (2.0, held)
+    assert (node.cores("left"), node.agent.table.closed_total) == (2.0, 1)
+
+
+def test_who_asks_for_a_job_without_a_process_is_told_that(make_node):
+    node: FakeNode = make_node({"left": job(0)}, config=PATIENT).start()
+    make_tree(node.root / "jobs" / "added", job(0))
+    for ask in (
+        lambda: add_job(node.agent, {"cgroup": "jobs/added"}),
+        lambda: explain_job(node.agent, "left"),
+        lambda: explain_job(node.agent, "jobs/left"),
+    ):
+        with pytest.raises(UnavailableError, match="no process is in it, so it is no job"):
+            ask()
+    node.write("added", "cgroup.events", "populated 1\nfrozen 0\n")
+    node.tick()
+    assert explain_job(node.agent, "added").cpu_limit == 2.0, "it was registered"
 
 
 def test_many_empty_cgroups_take_no_job_s_place_and_each_is_looked_at_in_its_turn(make_node):
