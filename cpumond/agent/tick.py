@@ -144,7 +144,11 @@ class TickLoop(AgentContext):
 
     def _look_at_host(self) -> None:
         """Take over CPUs and memory that came or went since the last rescan."""
-        before, now = self.config.resources, self.read_resources()
+        before = now = self.config.resources
+        try:
+            now = self.read_resources()
+        except CpumondError as error:
+            self.complain(None, error)
         if now != before:
             log.warning("host_changed", old_cores=before.cpu, new_cores=now.cpu,
                         old_memory=before.memory, new_memory=now.memory)  # fmt: skip

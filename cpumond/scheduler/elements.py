@@ -460,12 +460,14 @@ class Tree:
     def name(self) -> str:
         return self.config.name
 
-    def sum_total(self) -> None:
-        """Set ``total`` from the nodes; an equal total stays the identical object."""
+    def sum_total(self, are_nodes_same: bool = False) -> None:
+        """Set ``total`` from the nodes; an equal total stays the identical object. ``are_nodes_same``: nothing but
+        their jobs has changed since the last call."""
         total = sum_vectors([node.counted_capacity for node in self.nodes.values()])
         if total != self.total:
             self.total = total
-        self._sizes = None
+        if not are_nodes_same:
+            self._sizes = None
 
     @property
     def sizes(self) -> NodeSizes:

@@ -19,14 +19,14 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Timer:
-    """Since when a resource is overdrawn, by more than the part ``allowed`` of it; None while it is not. Seconds of the
+    """Since when a resource is overdrawn, by more than ``allowed_ratio`` of it; None while it is not. Seconds of the
     monotonic clock."""
 
-    __slots__ = ("allowed", "since_s", "timeout_s")
+    __slots__ = ("allowed_ratio", "since_s", "timeout_s")
 
-    def __init__(self, timeout_s: float, allowed: float = 0.0) -> None:
+    def __init__(self, timeout_s: float, allowed_ratio: float = 0.0) -> None:
         self.timeout_s = timeout_s
-        self.allowed = allowed
+        self.allowed_ratio = allowed_ratio
         self.since_s: float | None = None
 
     def note(self, now_s: float, used: float, capacity: float) -> bool:
@@ -34,7 +34,7 @@ class Timer:
 
         Then the timer starts anew. A moment within it resets it.
         """
-        if used <= capacity * (1.0 + self.allowed + TOLERANCE):
+        if used <= capacity * (1.0 + self.allowed_ratio + TOLERANCE):
             self.since_s = None
         elif self.since_s is None:
             self.since_s = now_s

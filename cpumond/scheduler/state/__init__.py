@@ -232,7 +232,7 @@ class State(Dispatch):
     def make_snapshot(self, tree: Tree) -> Snapshot:
         """The tree as a fair-share update reads it."""
         if any(node.cordoned or node.matched_trees for node in tree.nodes.values()):
-            tree.sum_total()  # jobs that were there have ended
+            tree.sum_total(are_nodes_same=True)  # jobs that were there have ended
         return self._makers[tree.name].make(tree)
 
     def accept_update(self, tree: Tree, result: UpdateResult, now: float) -> None:

@@ -126,3 +126,15 @@ def test_capacity_and_orders_follow_the_host(make_node, logs):
     assert node.ticks(6).capacity_cores == 1.5
     assert told == [4.0, 1.5]
     assert [each["new_cores"] for each in logs if each["event"] == "host_changed"] == [128.0, 4.0, 1.5]
+
+
+def test_a_root_that_cannot_be_read_is_said_and_changes_nothing(make_node):
+    node: FakeNode = make_node({"run": job(1)}, config=PATIENT)
+    config = node.read_config()
+    node.agent.read_resources = lambda: resolve_resources(config, node.agent.hierarchies).resources
+    node.start()
+    (node.root / "cpuset.cpus.effective").write_text("nonsense\n")
+    assert node.ticks(7).capacity_cores == 128.0
+    assert any("cpuset.cpus.effective" in problem for problem in node.snapshot().problems)
+    node.ticks(6)
+    assert node.cores("run") == 0.5
