@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cpumond.agent.config import AgentConfig, Operation, Source, finish_config, load_config, parse_config_text
+from cpumond.core.errors import ConfigError
 from cpumond.monitor.model import MonitorSettings
 
 SHIPPED = Path(__file__).parents[2] / "config" / "cpumond.toml"
@@ -56,3 +59,29 @@ def test_every_key_of_the_code_is_in_the_file_with_its_default(section: str, str
         simple = field.default is not msgspec.NODEFAULT and not isinstance(field.default, msgspec.Struct)
         if simple and field.name not in WITHOUT_ONE_DEFAULT:
             assert table[field.encode_name] == field.default, field.encode_name
+
+
+def list_examples() -> dict[str, str]:
+    """The agent's configurations that README and docs show; others there are the scheduler's."""
+    root, keys = SHIPPED.parents[1], {field.encode_name for field in msgspec.structs.fields(AgentConfig)}
+    found = {}
+    for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+        for number, block in enumerate(re.findall(r"(?s)```toml\n(.*?)```", page.read_text()), 1):
+            if tomllib.loads(block).keys() <= keys:
+                found[f"{page.relative_to(root)} {number}"] = block
+    return found
+
+
+def test_any_two_examples_of_the_documents_work_together(tmp_path: Path) -> None:
+    examples = list_examples()
+    assert len(examples) > 10
+    (tmp_path / "cpumond.toml").write_text(SHIPPED.read_text())
+    folder = tmp_path / "conf.d"
+    folder.mkdir()
+    for one, other in itertools.permutations(examples, 2):
+        for name, example in (("1.toml", one), ("2.toml", other)):
+            (folder / name).write_text(examples[example])
+        try:
+            load_config(str(tmp_path / "cpumond.toml"))
+        except ConfigError as error:
+            pytest.fail(f"{one} and {other}: {error}")
