@@ -77,8 +77,13 @@ def decode_toml(text: str) -> dict[str, Any]:
         raise _explain(error) from None
 
 
+def is_no_utf8(error: Exception) -> bool:
+    """Whether what a decoder raised is about bytes that are not UTF-8: msgspec's own error since 0.23."""
+    return isinstance(error, UnicodeDecodeError) or "UTF-8" in str(error)
+
+
 def _explain(error: Exception) -> ContentError:
-    if isinstance(error, UnicodeDecodeError):
+    if is_no_utf8(error):
         return ContentError("a text in it is not UTF-8")
     if isinstance(error, RecursionError):
         return ContentError("it is nested too deep")

@@ -31,6 +31,7 @@ from cpumond.api.yt.values import (
     to_bytes,
 )
 from cpumond.api.yt.yson import read_yson, write_yson
+from cpumond.core.decode import is_no_utf8
 
 SPLIT_ITEMS = 32
 MAX_SPLIT_DEPTH = 4
@@ -130,13 +131,21 @@ def read_json(data: bytes, encode_utf8: bool = True, max_depth: int = MAX_DEPTH)
         tree = msgspec.json.decode(data)
     except RecursionError:
         raise ParseError(f"JSON nested deeper than the limit of {max_depth} levels", None) from None
-    except UnicodeDecodeError as error:
-        raise ParseError("JSON that is not UTF-8", error.start) from None
     except (msgspec.DecodeError, ValueError) as error:
+        if is_no_utf8(error):
+            raise ParseError("JSON that is not UTF-8", _find_wrong_byte(data)) from None
         found = _JSON_OFFSET.match(str(error))
         reason, offset = (found[1], int(found[2])) if found is not None else (str(error), len(data))
         raise ParseError(f"JSON: {reason.removeprefix('JSON is malformed: ')}", offset) from None
     return from_json_tree(tree, encode_utf8, max_depth)
+
+
+def _find_wrong_byte(data: bytes) -> int:
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return len(data)
 
 
 def has_too_many_values(data: bytes) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Final, NoReturn, get_args
 import msgspec
 
 from cpumond.cli.options import naming_unreadable
+from cpumond.core.decode import is_no_utf8
 from cpumond.core.errors import FairShareInputError
 from cpumond.fairshare.folding import limits_of_total
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, exact_cpu, least, round_half_away
@@ -191,9 +192,9 @@ class InputReader:
             form = self._decoder.decode(data)
         except msgspec.ValidationError as error:
             _refuse_form(data, str(error))
-        except UnicodeDecodeError:
-            raise FairShareInputError("not valid JSON: a text is not UTF-8") from None
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if is_no_utf8(error):
+                raise FairShareInputError("not valid JSON: a text is not UTF-8") from None
             raise FairShareInputError(f"not valid JSON: {_describe_syntax(data, str(error))}") from None
         total = _vector(form.total_resources, ZERO)
         check_total_resources(total)

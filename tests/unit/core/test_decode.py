@@ -7,12 +7,13 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpumond.agent.jobs.files import JobFile
-from cpumond.core.decode import ContentError, decode_json, decode_text, decode_toml
+from cpumond.core.decode import ContentError, decode_json, decode_text, decode_toml, is_no_utf8
 
 DAMAGED = (
     b"", b"{", b"\xff", b'{"a\xff": 1}', b'{"a": "\xed\xa0\x80"}', b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000,
@@ -72,3 +73,16 @@ print("all decoded")
 def test_threads_that_decode_a_type_for_the_first_time_do_not_end_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "all decoded\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_that"),
+    [
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), True),
+        (msgspec.DecodeError("Invalid UTF-8 encoded string"), True),
+        (msgspec.DecodeError("Input data was truncated"), False),
+    ],
+    ids=["msgspec 0.22", "msgspec 0.23", "another"],
+)
+def test_bytes_that_are_no_text_are_known_by_either_error(error, is_that):
+    assert is_no_utf8(error) is is_that
