@@ -38,7 +38,7 @@ def find_decoder(kind: type[Kind]) -> msgspec.json.Decoder[Kind]:
     return decoder
 
 
-def decode_json(data: bytes | str, kind: type[Kind]) -> Kind:
+def decode_json(data: bytes | bytearray | str, kind: type[Kind]) -> Kind:
     """The value of type ``kind`` that JSON stands for. Raises ContentError."""
     try:
         return find_decoder(kind).decode(data)

@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from cpumond.cli.options import DurationType
-from cpumond.core.decode import find_decoder
+from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import CpumondError, UnavailableError, UsageError, describe
 from cpumond.host.engine.kubernetes import parse_cores
 from cpumond.host.engine.token import read_token
@@ -155,8 +155,8 @@ class ApiServer:
         while position is not None:
             text = self._ask("GET", path, params={**query, "limit": str(PAGE), "continue": position})
             try:
-                page = find_decoder(_Page).decode(text)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                page = decode_json(text, _Page)
+            except ContentError as error:
                 raise UnavailableError(f"{path}: not understood: {error}") from error
             found += page.items
             position = page.metadata.position or None

@@ -17,7 +17,7 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
-from cpumond.core.decode import find_decoder
+from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import describe
 from cpumond.core.measures import DEFAULT_PERIOD_US, MAX_PERIOD_US, MIN_QUOTA_US
 from cpumond.host.engine.http import ANSWER_TIMEOUT_S, StatusError, check_status, get_json
@@ -233,8 +233,8 @@ class ContainerEngine:
                 raise EngineError(f"{self.kind}: {self.socket}: an event is larger than {MAX_EVENT_BYTES >> 20} MiB")
             for line in lines:
                 try:
-                    event = find_decoder(_Event).decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    event = decode_json(line, _Event)
+                except ContentError:
                     continue  # an event of a kind that is not known, or an empty line
                 name = event.actor.get("ID")
                 if event.action in WATCHED_ACTIONS and isinstance(name, str) and _ID.fullmatch(name):

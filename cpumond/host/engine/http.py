@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import httpx2
-import msgspec
 
-from cpumond.core.decode import find_decoder
+from cpumond.core.decode import ContentError, decode_json
 from cpumond.host.engine.model import EngineError
 
 ANSWER_TIMEOUT_S: Final = 5.0
@@ -35,8 +34,8 @@ async def get_json(
             if len(body) > MAX_ANSWER_BYTES:
                 raise EngineError(f"{where}: {path} is larger than {MAX_ANSWER_BYTES >> 20} MiB")
     try:
-        return find_decoder(shape).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return decode_json(body, shape)
+    except ContentError as error:
         raise EngineError(f"{where}: {path} is not understood: {error}") from error
 
 
