@@ -9,7 +9,7 @@ import msgspec
 
 from cpumond.api.figures import View
 from cpumond.api.yt.ypath import YPath, parse_ypath
-from cpumond.fairshare.validate import did_you_mean, nearest, quoted
+from cpumond.core.words import did_you_mean, nearest, quoted
 from cpumond.scheduler.access import Rights, describe_pool, explicit_pool
 from cpumond.scheduler.elements import PoolElement, Tree
 from cpumond.scheduler.model import (

@@ -11,7 +11,7 @@ import msgspec
 from cpumond.cli.answers import ANSWERS
 from cpumond.core.errors import UsageError
 from cpumond.core.wire import SCHEMAS
-from cpumond.fairshare.validate import did_you_mean
+from cpumond.core.words import did_you_mean
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

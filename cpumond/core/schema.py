@@ -3,7 +3,6 @@ people about what is wrong."""
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 from typing import Any, Final, NamedTuple
@@ -13,6 +12,7 @@ from msgspec import inspect
 
 from cpumond.core.errors import ConfigError, Mistakes
 from cpumond.core.measures import DURATION, format_duration, parse_duration_s
+from cpumond.core.words import nearest
 
 SPELLINGS: Final = {"votes_decision_threshold": "vote_decision_threshold", "job_cpu_monitor": "job_cpu_monitor"}
 """Other accepted names of options -> the name used here; hyphens have become underscores before."""
@@ -55,8 +55,8 @@ def normalise_table(
                     if homes:
                         where = ABOVE if homes == [ABOVE] else f"into {' or '.join(homes)}"
                         raise ConfigError(f"{prefix}{key}: unknown here; {key} belongs {where}")
-                    near = difflib.get_close_matches(name[:MAX_QUOTED], fields, n=1, cutoff=0.5)
-                    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(fields))}"
+                    near = nearest(name[:MAX_QUOTED], fields, cutoff=0.5)
+                    hint = f"did you mean {near!r}?" if near else f"known keys: {', '.join(sorted(fields))}"
                     raise ConfigError(f"{prefix}{key}: unknown key; {hint}")
                 if name in spelled:
                     raise ConfigError(f"{prefix}{key}: given twice, also as {spelled[name]!r}; keep one of them")
@@ -138,8 +138,8 @@ def _normalise_value(value: Any, field: _Field, file: str, path: str, whole: typ
     try:
         converted = msgspec.convert(value, field.annotation)
     except msgspec.ValidationError:
-        near = difflib.get_close_matches(str(value)[:MAX_QUOTED], _literals(inner), n=1, cutoff=0.5)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
+        near = nearest(str(value)[:MAX_QUOTED], _literals(inner), cutoff=0.5)
+        hint = f'; did you mean "{near}"?' if near else ""
         raise ConfigError(f"{file}: {path}: must be {describe_type(kind)}, got {_show(value, kind)}{hint}") from None
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ConfigError(f"{file}: {path}: must be finite, {describe_type(kind)}, got {converted}")

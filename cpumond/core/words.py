@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import heapq
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -11,6 +14,15 @@ from cpumond.core.measures import format_cores
 LAST_DAY = 253_402_128_000.0
 """Of the year 9999: a time that stands for "for ever" may be later, where ``datetime`` has no date."""
 
+
+GIB: Final = 2.0**30
+
+MAX_COMPARED: Final = 50
+"""Names that a misspelt one is compared with."""
+MAX_COMPARED_CHARS: Final = 100
+
+MAX_NAME: Final = 80
+"""Characters of a name that a message shows."""
 
 _UNSEEN: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -72,3 +84,69 @@ def iso_utc(at: float) -> str:
 def count(number: int, one: str, many: str = "") -> str:
     """A number and its noun: 1 job, 3 jobs."""
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def show_percent(fraction: float) -> str:
+    """A fraction in percent with one digit after the point, more where only zeros would be seen."""
+    percent = fraction * 100.0
+    return f"{percent:.1f}" if percent >= 0.05 or percent < 1e-7 else f"{percent:.1g}"
+
+
+def printable(name: str) -> str:
+    """A name for people: what cannot be printed is escaped, what is longer than ``MAX_NAME`` is cut."""
+    shown = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 3]}..."
+    return shown if shown.isprintable() else ascii(shown)[1:-1]
+
+
+def quoted(name: str) -> str:
+    """A printable name in double quotes."""
+    return f'"{printable(name)}"'
+
+
+def named(kind: str, name: str) -> str:
+    """An element in a message: ``pool "q"``."""
+    return f"{kind} {quoted(name)}"
+
+
+def number(value: float) -> str:
+    """All digits of a number, without the fraction where it has none."""
+    return repr(value).removesuffix(".0")
+
+
+def one_of(choices: Iterable[str]) -> str:
+    """ "a, b or c"."""
+    *others, last = choices
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean "q"?``, or nothing where no known name is alike."""
+    near = nearest(name, known)
+    return f"; did you mean {quoted(near)}?" if near else ""
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known name that is most alike, "" for none that is alike by ``cutoff``, 0 to 1.
+
+    Of very many only those are compared closely that begin and end alike: each comparison costs a tenth of a
+    millisecond.
+    """
+    name, names = name[:MAX_COMPARED_CHARS], [*known]
+    if len(names) > MAX_COMPARED:
+        names = heapq.nlargest(MAX_COMPARED, names, key=lambda other: _count_ends(name, other))
+    near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return near[0] if near else ""
+
+
+def _count_ends(one: str, other: str) -> int:
+    """How many characters two names have in common at both ends, less what the longer one has more."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    for a, b in zip(reversed(one), reversed(other), strict=False):
+        if a != b:
+            break
+        count += 1
+    return count - abs(len(one) - len(other))

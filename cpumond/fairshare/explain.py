@@ -10,10 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cpumond.fairshare.resources import CPU, ONE, RESOURCES, Vector, least, ratio, share, sum_in_order
+from cpumond.core.words import printable, show_percent
+from cpumond.fairshare.resources import (
+    ONE,
+    RESOURCES,
+    Vector,
+    least,
+    ratio,
+    share,
+    show_amount,
+    sum_in_order,
+)
 from cpumond.fairshare.result import ElementShares, UpdateResult
 from cpumond.fairshare.tree import ROOT, Operation, Pool, Snapshot
-from cpumond.fairshare.validate import printable
 
 Rule = Literal["demand", "limit", "gang", "fifo", "weight", "strong_guarantee", "burst", "relaxed", "cluster"]
 """What an element's share ends at.
@@ -30,7 +39,6 @@ NO_STEP: Final = "no resource is all shared out, but the next step, a gang or se
 """Why a pool stops before any limit: its shares jump where a gang begins (9.1, 12.1)."""
 
 SHOWN_NAMES: Final = 3
-GIB: Final = 2.0**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,23 +481,3 @@ def _describe_limits(tree: _Tree, name: str) -> list[str]:
         if limit < min(shares.demand_share[r], 1.0)
     ]
     return [f"limits: {'; '.join(texts)}"] if texts else []
-
-
-def show_percent(fraction: float) -> str:
-    """A fraction in percent with one digit after the point, more where only zeros would be seen."""
-    percent = fraction * 100.0
-    return f"{percent:.1f}" if percent >= 0.05 or percent < 1e-7 else f"{percent:.1g}"
-
-
-def show_dominant(shares: Vector) -> str:
-    """The largest share in percent, with its resource where that is not CPU: "3.3% (by job slots)"."""
-    largest = max(shares)
-    if shares[CPU] == largest:
-        return f"{largest:.1%}"
-    return f"{largest:.1%} (by {RESOURCES[shares.index(largest)].replace('user_slots', 'job slots')})"
-
-
-def show_amount(resource: int, value: float) -> str:
-    """An amount of the resource of that index: memory in GiB, others as they are, with up to two digits."""
-    text, unit = (f"{value / GIB:.2f}", " GiB") if RESOURCES[resource] == "memory" else (f"{value:.2f}", "")
-    return text.rstrip("0").rstrip(".") + unit

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from cpumond.core.errors import FairShareInputError
+from cpumond.core.words import number
 from cpumond.fairshare.resources import Vector, least, scale_resources
-from cpumond.fairshare.validate import number
 
 MIN_WEIGHT: Final = 2.0**-26
 MAX_WEIGHT: Final = 2.0**26

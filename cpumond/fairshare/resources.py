@@ -7,6 +7,8 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from cpumond.core.words import GIB
+
 Vector = tuple[float, float, float, float, float]
 """One number per resource in the order of RESOURCES: absolute units, resource*seconds, or fractions of the totals."""
 
@@ -156,3 +158,17 @@ def _bits(x: float) -> int:
 def _from_bits(bits: int) -> float:
     x: float = struct.unpack(">d", bits.to_bytes(8, "big"))[0]
     return x
+
+
+def show_dominant(shares: Vector) -> str:
+    """The largest share in percent, with its resource where that is not CPU: "3.3% (by job slots)"."""
+    largest = max(shares)
+    if shares[CPU] == largest:
+        return f"{largest:.1%}"
+    return f"{largest:.1%} (by {RESOURCES[shares.index(largest)].replace('user_slots', 'job slots')})"
+
+
+def show_amount(resource: int, value: float) -> str:
+    """An amount of the resource of that index: memory in GiB, others as they are, with up to two digits."""
+    text, unit = (f"{value / GIB:.2f}", " GiB") if RESOURCES[resource] == "memory" else (f"{value:.2f}", "")
+    return text.rstrip("0").rstrip(".") + unit

@@ -13,11 +13,12 @@ from typing import Final, Literal
 
 from cpumond.core.errors import FairShareInputError
 from cpumond.core.measures import format_duration
+from cpumond.core.words import did_you_mean, number, quoted
 from cpumond.fairshare.resources import EPS, RESOURCES, ZERO, Vector, least, scale_resources
 from cpumond.fairshare.result import ElementShares, UpdateResult
 from cpumond.fairshare.tree import GuaranteeType, Operation, Pool, Snapshot
 from cpumond.fairshare.update import FairShareUpdater
-from cpumond.fairshare.validate import MAX_AMOUNT, did_you_mean, number, quoted
+from cpumond.fairshare.validate import MAX_AMOUNT
 
 Action = Literal["start", "stop", "ramp"]
 

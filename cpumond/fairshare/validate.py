@@ -7,12 +7,11 @@ integral pools, priority pools without a donor (15).
 
 from __future__ import annotations
 
-import difflib
-import heapq
 from collections.abc import Iterable, Sequence
 from typing import Final, get_args
 
 from cpumond.core.errors import FairShareInputError
+from cpumond.core.words import did_you_mean, named, number, one_of, quoted
 from cpumond.fairshare.resources import EPS, RESOURCES, Vector
 from cpumond.fairshare.tree import (
     ROOT,
@@ -35,16 +34,9 @@ MAX_VOLUME: Final = 1e100
 MAX_TIME_S: Final = 2.0**63 / 1e6
 """Times are 64-bit integers of microseconds (17)."""
 
-MAX_COMPARED: Final = 50
-"""Names that a misspelt one is compared with."""
-MAX_COMPARED_CHARS: Final = 100
-
 MIN_PERIOD_S: Final = 1e-6
 MIN_TOTAL: Final = 0.01
 """The least amount of a resource that exists, of cpu (17)."""
-
-MAX_NAME: Final = 80
-"""Characters of a name that a message shows."""
 
 SHOWN_OF_CYCLE: Final = 8
 
@@ -309,66 +301,6 @@ def _find_cycle(name: str, parents: dict[str, str]) -> list[str]:
         path[name] = len(path)
         name = parents[name]
     return []
-
-
-def printable(name: str) -> str:
-    """A name for people: what cannot be printed is escaped, what is longer than ``MAX_NAME`` is cut."""
-    shown = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 3]}..."
-    return shown if shown.isprintable() else ascii(shown)[1:-1]
-
-
-def quoted(name: str) -> str:
-    """A printable name in double quotes."""
-    return f'"{printable(name)}"'
-
-
-def named(kind: str, name: str) -> str:
-    """An element in a message: ``pool "q"``."""
-    return f"{kind} {quoted(name)}"
-
-
-def number(value: float) -> str:
-    """All digits of a number, without the fraction where it has none."""
-    return repr(value).removesuffix(".0")
-
-
-def one_of(choices: Iterable[str]) -> str:
-    """ "a, b or c"."""
-    *others, last = choices
-    return f"{', '.join(others)} or {last}" if others else last
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean "q"?``, or nothing where no known name is alike."""
-    near = nearest(name, known)
-    return f"; did you mean {quoted(near)}?" if near else ""
-
-
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known name that is most alike, "" for none that is alike by ``cutoff``, 0 to 1.
-
-    Of very many only those are compared closely that begin and end alike: each comparison costs a tenth of a
-    millisecond.
-    """
-    name, names = name[:MAX_COMPARED_CHARS], [*known]
-    if len(names) > MAX_COMPARED:
-        names = heapq.nlargest(MAX_COMPARED, names, key=lambda other: _count_ends(name, other))
-    near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
-    return near[0] if near else ""
-
-
-def _count_ends(one: str, other: str) -> int:
-    """How many characters two names have in common at both ends, less what the longer one has more."""
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    for a, b in zip(reversed(one), reversed(other), strict=False):
-        if a != b:
-            break
-        count += 1
-    return count - abs(len(one) - len(other))
 
 
 def _wrong(where: str, key: str, expected: str, got: float | str) -> FairShareInputError:

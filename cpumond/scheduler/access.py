@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from cpumond.fairshare.validate import quoted
+from cpumond.core.words import quoted
 from cpumond.scheduler.model import (
     ROOT_POOL,
     SUBPOOL_DELIMITER,

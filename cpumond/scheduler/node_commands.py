@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cpumond.core.words import show_name
-from cpumond.fairshare.validate import quoted
+from cpumond.core.words import quoted, show_name
 from cpumond.scheduler.model import Cordon, Why
 
 

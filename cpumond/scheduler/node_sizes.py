@@ -11,8 +11,7 @@ from typing import Final
 
 from cpumond.core.measures import count_cores, format_cores
 from cpumond.core.words import count
-from cpumond.fairshare.explain import show_amount
-from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates, sum_vectors
+from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates, show_amount, sum_vectors
 
 ROUNDING: Final = 1e-9
 MOST_KEPT: Final = 10_000

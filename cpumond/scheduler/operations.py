@@ -12,8 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from cpumond.core.words import count
-from cpumond.fairshare.validate import nearest
+from cpumond.core.words import count, nearest
 from cpumond.scheduler.model import (
     CommandError,
     JobCounts,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from cpumond.fairshare.validate import quoted
+from cpumond.core.words import quoted
 from cpumond.scheduler import operations
 from cpumond.scheduler.access import Rights, describe_pool, explicit_pool, read_access
 from cpumond.scheduler.decide import admission

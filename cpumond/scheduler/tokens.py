@@ -8,7 +8,6 @@ random (``make_token``), so that one round of SHA-256 is enough.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import re
@@ -20,6 +19,7 @@ from typing import Final
 
 from cpumond.core.errors import AccessError, ConfigError, describe
 from cpumond.core.settings import find_rights_of_others
+from cpumond.core.words import nearest
 from cpumond.scheduler.users import ID_DIGITS, MAX_NAME, ROLES
 from cpumond.scheduler.users import NOBODY as NOBODY
 from cpumond.scheduler.users import User as User
@@ -142,7 +142,7 @@ def _parse_line(entry: str, where: str) -> tuple[str, User]:
     role = marks[0] if marks else "user"
     if role not in ROLES:
         # This text may be anything, even a token: it is shown only where it is similar to a role.
-        near = difflib.get_close_matches(role.lower(), ROLES, cutoff=0.6)
+        near = nearest(role.lower(), ROLES)
         got = f"got {role!r}" if near and role.isprintable() else "got something else"
         raise ConfigError(f"{where}: expected nothing or {_OR_ROLES} after the hash, {got}")
     if len(marks) > 1 and role != NODE:

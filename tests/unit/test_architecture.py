@@ -44,9 +44,7 @@ MORE_FOR = {
     "cpumond.scheduler.users": {"fnmatch"},  # patterns of names
     "cpumond.scheduler.why.remedies": {"shlex"},  # command lines
     "cpumond.core.measures": {"sys"},  # sys.float_info
-    "cpumond.core.words": {"datetime"},  # times as people read them
-    # suggestions for misspelt names
-    "cpumond.fairshare.validate": {"difflib"},
+    "cpumond.core.words": {"datetime", "difflib"},  # times as people read them, suggestions for misspelt names
     "cpumond.host.systemd.properties": {"os"},  # os.path, names only
     "cpumond.scheduler.settings.tree_file": {"hashlib"},  # a name of a tree's content
     "cpumond.scheduler.settings.nodes_filter": {"lark"},  # a parser from a grammar
@@ -58,7 +56,7 @@ BELOW: dict[str, set[str]] = {
     "core": {"core"},
     "web": {"web"},
     "monitor": {"core.errors", "core.levels", "core.measures", "monitor"},
-    "fairshare": {"core.errors", "core.measures", "fairshare"},
+    "fairshare": {"core.errors", "core.measures", "core.words", "fairshare"},
     "host": set(),
     "host.cgroup": {
         "core.errors", "core.job_cgroups", "core.measures", "monitor.model", "host.cgroup", "host.cgroup_processes",
@@ -135,7 +133,7 @@ def may_import(name: str, imported: str) -> bool:
     if not imported.startswith("cpumond"):
         allowed = VALUE_MODULES | MORE_FOR.get(name, set()) | {"msgspec"}
         if is_in(part_of(name), "fairshare"):
-            allowed = VALUE_MODULES | {"difflib"}
+            allowed = VALUE_MODULES
         return imported in allowed or not is_pure(name)
     parts = [part for part in BELOW if is_in(part_of(name), part)]
     is_below = not parts or any(is_in(part_of(imported), part) for part in BELOW[max(parts, key=len)])
@@ -185,10 +183,10 @@ def test_every_folder_has_its_rules():
 
 
 def test_what_users_send_is_not_compared_as_a_whole():
-    """A name of a megabyte would hold up the event loop for half a second: ``fairshare.validate.nearest`` cuts it."""
+    """A name of a megabyte would hold up the event loop for half a second: ``core.words.nearest`` cuts it."""
     users = [
         name
         for name, path in MODULES.items()
         if name.startswith(("cpumond.api", "cpumond.scheduler")) and "get_close_matches" in path.read_text("utf-8")
     ]
-    assert users == ["cpumond.scheduler.tokens"], "that file is the operator's"
+    assert users == []

@@ -33,7 +33,7 @@ from cpumond.api.yt.formats import has_too_many_values
 from cpumond.api.yt.values import MAX_VALUES
 from cpumond.core.errors import CpumondError
 from cpumond.core.wire import MAX_HEARTBEAT_BYTES, MAX_LOG_BYTES, MAX_REPLY_BYTES, JobLog, JobReply, NodeHeartbeat
-from cpumond.fairshare.validate import nearest
+from cpumond.core.words import nearest
 from cpumond.scheduler.model import (
     ACCESS_DENIED,
     ALREADY_EXISTS,

@@ -20,8 +20,8 @@ from cpumond.api.yt import orchid
 from cpumond.api.yt.lazy import MISSING, Description, Lazy, fixed, iso_time, materialise
 from cpumond.api.yt.values import Attributed, YtError, quote_text
 from cpumond.api.yt.ypath import YPath, escape_literal
+from cpumond.core.words import nearest
 from cpumond.fairshare.result import UpdateResult
-from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.access import Rights, read_access
 from cpumond.scheduler.elements import Node
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig

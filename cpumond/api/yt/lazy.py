@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from cpumond.core.words import nearest
 from cpumond.fairshare.resources import Vector
-from cpumond.fairshare.validate import nearest
 
 MISSING: Final[Any] = object()
 """Stands for a value that a map does not have."""

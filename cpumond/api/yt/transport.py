@@ -48,7 +48,7 @@ from cpumond.api.yt.values import (
     strip_attributes,
 )
 from cpumond.core.errors import CpumondError
-from cpumond.fairshare.validate import nearest
+from cpumond.core.words import nearest
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, TOO_MANY_REQUESTS
 from cpumond.scheduler.state.spec_room import weigh as weigh_value
 from cpumond.scheduler.tokens import User

@@ -18,7 +18,7 @@ from cpumond.cli.options import DurationType, cpu_limit_option, set_option
 from cpumond.cli.output import output_options, print_json, print_table, print_text
 from cpumond.core.errors import UsageError
 from cpumond.core.measures import count_cores, format_duration
-from cpumond.fairshare.validate import nearest
+from cpumond.core.words import nearest
 from cpumond.monitor.demand import MAX_CORES, MAX_S, Demand, read_demand
 from cpumond.monitor.model import MonitorSettings
 from cpumond.monitor.reclaimed import ReclaimedJobs

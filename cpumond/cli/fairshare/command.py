@@ -14,10 +14,9 @@ import msgspec
 from cpumond.cli.fairshare.input import UpdateInput, read_updates
 from cpumond.cli.options import ChoiceType
 from cpumond.core.errors import UsageError
-from cpumond.core.words import show_name
+from cpumond.core.words import did_you_mean, quoted, show_name
 from cpumond.fairshare import ROOT, ElementShares, FairShareUpdater, Snapshot, UpdateResult
 from cpumond.fairshare.explain import explain
-from cpumond.fairshare.validate import did_you_mean, quoted
 
 FIELDS: Final = tuple(ElementShares.__dataclass_fields__)
 FIELDS_OF_POOLS: Final = frozenset({

@@ -18,6 +18,7 @@ import msgspec
 from cpumond.cli.options import naming_unreadable
 from cpumond.core.decode import is_no_utf8
 from cpumond.core.errors import FairShareInputError
+from cpumond.core.words import did_you_mean, named, one_of, quoted
 from cpumond.fairshare.folding import limits_of_total
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, exact_cpu, least, round_half_away
 from cpumond.fairshare.tree import ROOT, GuaranteeType, IntegralGuarantees, Mode, Operation, Options, Pool, Snapshot
@@ -26,11 +27,7 @@ from cpumond.fairshare.validate import (
     check_times,
     check_total_resources,
     check_volume,
-    did_you_mean,
-    named,
-    one_of,
     order_pools,
-    quoted,
     validate,
 )
 

@@ -23,11 +23,10 @@ from cpumond.core.errors import FairShareInputError
 from cpumond.core.measures import parse_duration_s
 from cpumond.core.schema import normalise_table
 from cpumond.core.toml_text import explain_toml
-from cpumond.core.words import show_json
+from cpumond.core.words import did_you_mean, quoted, show_json
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.simulate import MAX_S, Action, Event, Scenario, SimulationRow, check_script, simulate
 from cpumond.fairshare.update import fair_share_update
-from cpumond.fairshare.validate import did_you_mean, quoted
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Of the largest scenario; a file that is something else may be endless."""

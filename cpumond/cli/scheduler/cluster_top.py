@@ -27,8 +27,7 @@ from cpumond.cli.scheduler.nodes import show_node_state
 from cpumond.cli.scheduler.pools import pool_path, show_state
 from cpumond.core.errors import NoSuchError, UnavailableError
 from cpumond.core.measures import format_span
-from cpumond.core.words import show_cores, show_name, show_time
-from cpumond.fairshare.explain import show_percent
+from cpumond.core.words import show_cores, show_name, show_percent, show_time
 
 MAX_ROWS: Final = 1000
 INTERVAL_S: Final = 2.0

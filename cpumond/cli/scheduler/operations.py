@@ -22,8 +22,7 @@ from cpumond.cli.scheduler.pools import show_amounts, show_cpu_time, show_state
 from cpumond.cli.scheduler.running import wait_command
 from cpumond.cli.scheduler.spec import spec_options
 from cpumond.core.measures import format_span
-from cpumond.core.words import count, show_cores, show_name, show_time
-from cpumond.fairshare.explain import show_percent
+from cpumond.core.words import count, show_cores, show_name, show_percent, show_time
 from cpumond.scheduler.why.operation import OperationAnswer
 
 STATES: Final = ("pending", "running", "completed", "failed", "aborted")

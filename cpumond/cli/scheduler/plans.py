@@ -9,10 +9,8 @@ import msgspec
 
 from cpumond.cli.output import print_table, print_text, warn
 from cpumond.core.errors import EXIT_CANNOT_CREATE, EXIT_CONFIG, EXIT_NO_SUCH, EXIT_PERMISSION, CpumondError
-from cpumond.core.words import count, show_cores, show_name
-from cpumond.fairshare.explain import show_amount
-from cpumond.fairshare.resources import RESOURCES
-from cpumond.fairshare.validate import number
+from cpumond.core.words import count, number, show_cores, show_name
+from cpumond.fairshare.resources import RESOURCES, show_amount
 from cpumond.scheduler.model import ACCESS_DENIED, ALREADY_EXISTS, RESOLVE
 from cpumond.scheduler.settings.changes import ConfigChange
 from cpumond.scheduler.why.plan import Effect, Outlook, Plan

@@ -35,8 +35,7 @@ from cpumond.cli.scheduler.plans import (
 from cpumond.cli.scheduler.tree_text import is_tree_file
 from cpumond.core.errors import UsageError
 from cpumond.core.measures import format_span
-from cpumond.core.words import count, show_cores, show_name
-from cpumond.fairshare.explain import show_percent
+from cpumond.core.words import count, show_cores, show_name, show_percent
 from cpumond.scheduler.model import ROOT_POOL, IntegralGuarantees
 from cpumond.scheduler.settings.attributes import Kind, find_mistyped, is_option
 from cpumond.scheduler.why.plan import Plan

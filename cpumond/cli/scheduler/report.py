@@ -38,9 +38,7 @@ from cpumond.cli.scheduler.report_rows import (
 from cpumond.cli.scheduler.savings import render_savings, render_savings_csv
 from cpumond.core.errors import NoSuchError, UnavailableError, UsageError
 from cpumond.core.measures import format_span
-from cpumond.core.words import show_cores, show_json, show_name
-from cpumond.fairshare.explain import show_percent
-from cpumond.fairshare.validate import did_you_mean, quoted
+from cpumond.core.words import did_you_mean, quoted, show_cores, show_json, show_name, show_percent
 from cpumond.scheduler.history.model import ReportTree, ReportView
 from cpumond.scheduler.history.savings import SavingsView, at_price
 from cpumond.scheduler.model import ROOT_POOL

@@ -13,8 +13,7 @@ import msgspec
 
 from cpumond.core.errors import NoSuchError
 from cpumond.core.measures import format_span
-from cpumond.core.words import count, show_time
-from cpumond.fairshare.validate import did_you_mean, quoted
+from cpumond.core.words import count, did_you_mean, quoted, show_time
 from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
 
 Kind = Literal["total", "pool", "operation", "sum"]

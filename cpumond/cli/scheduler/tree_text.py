@@ -14,8 +14,7 @@ import msgspec
 from cpumond.core.decode import LONE_SURROGATE, ContentError, decode_json, decode_toml
 from cpumond.core.errors import ConfigError, UsageError
 from cpumond.core.toml_text import MAX_CHARACTERS, Path, list_lines
-from cpumond.core.words import show_json
-from cpumond.fairshare.validate import nearest, quoted
+from cpumond.core.words import nearest, quoted, show_json
 from cpumond.scheduler.model import ROOT_POOL, CommandError
 from cpumond.scheduler.settings.attributes import CONFIG, Kind, is_option
 from cpumond.scheduler.settings.tree_file import PoolTable, Table, TreeTables, read_table

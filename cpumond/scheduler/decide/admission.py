@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cpumond.fairshare.validate import did_you_mean
+from cpumond.core.words import did_you_mean
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import (
     NO_POOL_SETTINGS,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from cpumond.fairshare.explain import GIB, show_dominant
-from cpumond.fairshare.resources import RESOURCES
-from cpumond.fairshare.validate import named, printable
+from cpumond.core.words import GIB, named, printable
+from cpumond.fairshare.resources import RESOURCES, show_dominant
 from cpumond.scheduler.decide.cost import lost_core_seconds
 from cpumond.scheduler.decide.starvation import starving_element
 from cpumond.scheduler.elements import Element, Job, OperationElement, PoolElement, usage_share

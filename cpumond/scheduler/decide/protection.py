@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
 from cpumond.core.measures import format_span
-from cpumond.fairshare.explain import show_amount, show_dominant
-from cpumond.fairshare.resources import RESOURCES
+from cpumond.fairshare.resources import RESOURCES, show_amount, show_dominant
 from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.snapshot import element_name
 from cpumond.scheduler.decide.starvation import EPSILON

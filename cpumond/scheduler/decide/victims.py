@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from cpumond.core.words import quoted
 from cpumond.fairshare.resources import CPU, RESOURCES, UNLIMITED, ZERO, Vector, add, dominates, share, subtract
-from cpumond.fairshare.validate import quoted
 from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
 from cpumond.scheduler.decide.placement import satisfaction_of
 from cpumond.scheduler.decide.preemption_record import tell_amount, tell_name, tell_shares

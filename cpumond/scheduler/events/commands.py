@@ -14,8 +14,7 @@ import msgspec
 
 from cpumond.core.measures import count_cores
 from cpumond.core.wire import JobRequest
-from cpumond.core.words import count
-from cpumond.fairshare.validate import printable, quoted
+from cpumond.core.words import count, printable, quoted
 from cpumond.scheduler import operations
 from cpumond.scheduler.elements import Job, Tree
 from cpumond.scheduler.events import Event, EventChange, EventKind, Subjects, Told

@@ -11,8 +11,7 @@ from typing import Final
 
 from cpumond.core.measures import count_cores
 from cpumond.core.wire import NodeRegistration
-from cpumond.core.words import count
-from cpumond.fairshare.validate import printable, quoted
+from cpumond.core.words import count, printable, quoted
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.events import Event, Subjects, Told
 from cpumond.scheduler.events.commands import name_operation

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cpumond.core.words import count
-from cpumond.fairshare.validate import printable, quoted
+from cpumond.core.words import count, printable, quoted
 from cpumond.scheduler.elements import Job, Node
 from cpumond.scheduler.events import Event
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from cpumond.fairshare.validate import nearest
+from cpumond.core.words import nearest
 from cpumond.scheduler.rights import EVERYONE, PERMISSIONS, AccessEntry
 from cpumond.scheduler.settings.values import REMOVE, quote_near, refuse, shown
 

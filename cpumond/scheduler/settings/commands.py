@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cpumond.fairshare.validate import did_you_mean, nearest, number, quoted
+from cpumond.core.words import did_you_mean, nearest, number, quoted
 from cpumond.scheduler.model import ALREADY_EXISTS, RESOLVE, ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.settings.attributes import Edit, canonical_path, edit, is_same, normalise, read_pool, read_tree
 from cpumond.scheduler.settings.validation import (

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from cpumond.core.errors import StateFileError
-from cpumond.fairshare.validate import quoted
+from cpumond.core.words import quoted
 from cpumond.scheduler.model import CommandError, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.settings.attributes import Kind, canonical_name, read_pool, read_tree
 from cpumond.scheduler.settings.commands import with_pools

@@ -16,8 +16,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from cpumond.core.words import count, show_name
-from cpumond.fairshare.validate import quoted
+from cpumond.core.words import count, quoted, show_name
 from cpumond.scheduler.model import (
     ALREADY_EXISTS,
     RESOLVE,

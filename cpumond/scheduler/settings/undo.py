@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from cpumond.fairshare.validate import quoted
+from cpumond.core.words import quoted
 from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit, is_same, read_pool, read_tree

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from cpumond.core.errors import ConfigError
+from cpumond.core.words import did_you_mean, named, number, quoted
 from cpumond.fairshare.resources import CPU, RESOURCES, Vector, add, greatest, sum_vectors
-from cpumond.fairshare.validate import did_you_mean, named, number, quoted
 from cpumond.scheduler.model import (
     GENERIC,
     GUARANTEES_OVERCOMMIT,

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
+from cpumond.core.words import nearest
 from cpumond.fairshare.resources import RESOURCES
-from cpumond.fairshare.validate import nearest
 from cpumond.scheduler.model import CommandError
 
 REMOVE: Final = None

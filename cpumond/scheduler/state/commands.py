@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpumond.core.errors import CpumondError
+from cpumond.core.words import did_you_mean
 from cpumond.fairshare.resources import CPU
-from cpumond.fairshare.validate import did_you_mean
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide import admission, placement
 from cpumond.scheduler.elements import PoolElement, Tree

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cpumond.fairshare.validate import did_you_mean, printable, quoted
+from cpumond.core.words import did_you_mean, printable, quoted
 from cpumond.scheduler.decide.victims import start_order
 from cpumond.scheduler.elements import Job, Node
 from cpumond.scheduler.model import RESOLVE, CommandError, Cordon, NodeRecord, to_amounts

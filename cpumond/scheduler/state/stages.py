@@ -8,7 +8,7 @@ import msgspec
 
 from cpumond.core.errors import ConfigError
 from cpumond.core.levels import Level
-from cpumond.fairshare.validate import did_you_mean, quoted
+from cpumond.core.words import did_you_mean, quoted
 from cpumond.scheduler.elements import Node
 from cpumond.scheduler.model import RESOLVE, TOO_MANY_REQUESTS, CommandError
 from cpumond.scheduler.rollout import (

@@ -14,8 +14,7 @@ import msgspec
 
 from cpumond.core.measures import count_cores, format_span
 from cpumond.core.words import count
-from cpumond.fairshare.explain import show_amount
-from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates
+from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates, show_amount
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.admission import find_full
 from cpumond.scheduler.decide.gangs import Reservation, find_places

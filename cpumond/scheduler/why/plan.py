@@ -10,11 +10,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from cpumond.core.words import count
+from cpumond.core.words import count, quoted
 from cpumond.fairshare.resources import RESOURCES, Vector
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.update import fair_share_update
-from cpumond.fairshare.validate import quoted
 from cpumond.scheduler import operations
 from cpumond.scheduler.decide.admission import operation_limits_of
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from cpumond.core.measures import count_cores
 from cpumond.core.words import count
-from cpumond.fairshare.explain import show_amount
-from cpumond.fairshare.resources import CPU, RESOURCES, Vector, add, least
-from cpumond.fairshare.validate import number as show_number
+from cpumond.core.words import number as show_number
+from cpumond.fairshare.resources import CPU, RESOURCES, Vector, add, least, show_amount
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand, CreatePool

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from cpumond.core.measures import count_cores
-from cpumond.fairshare.explain import show_dominant
-from cpumond.fairshare.resources import CPU, Vector
+from cpumond.fairshare.resources import CPU, Vector, show_dominant
 from cpumond.scheduler.decide.snapshot import element_name
 from cpumond.scheduler.decide.starvation import EPSILON, find_limit, list_wanting
 from cpumond.scheduler.elements import Element, OperationElement, PoolElement, usage_share

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cpumond.core.words import show_percent
 from cpumond.fairshare import (
     ROOT,
     IntegralGuarantees,
@@ -16,8 +17,8 @@ from cpumond.fairshare import (
     Vector,
     fair_share_update,
 )
-from cpumond.fairshare.explain import Explanation, explain, show_amount, show_dominant, show_percent
-from cpumond.fairshare.resources import UNLIMITED
+from cpumond.fairshare.explain import Explanation, explain
+from cpumond.fairshare.resources import UNLIMITED, show_amount, show_dominant
 from cpumond.fairshare.validate import validate
 
 TOTAL: Vector = (1000.0, 200.0, 0.0, 2.0**38, 0.0)

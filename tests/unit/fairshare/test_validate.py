@@ -10,17 +10,9 @@ from dataclasses import replace
 import pytest
 
 from cpumond.core.errors import EXIT_CONFIG, ConfigError, FairShareInputError
+from cpumond.core.words import MAX_COMPARED, MAX_NAME, nearest, printable
 from cpumond.fairshare import ROOT, IntegralGuarantees, Operation, Options, Pool, Snapshot, Vector
-from cpumond.fairshare.validate import (
-    MAX_COMPARED,
-    MAX_NAME,
-    check_times,
-    check_total_resources,
-    nearest,
-    order_pools,
-    printable,
-    validate,
-)
+from cpumond.fairshare.validate import check_times, check_total_resources, order_pools, validate
 
 TOTAL: Vector = (1000.0, 100.0, 8.0, 2.0**40, 0.0)
 NAN, INF = math.nan, math.inf
