@@ -25,7 +25,7 @@ import click
 from cpumond.agent.config import DEFAULT_CONFIG_PATH, AgentConfig
 from cpumond.cli import COMMAND_GROUPS, COMMANDS, cli
 from cpumond.core import errors
-from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH, SchedulerConfig
+from cpumond.scheduler.program.config import DEFAULT_SCHEDULER_CONFIG_PATH, SchedulerConfig
 
 HERE: Final = Path(__file__).resolve().parent
 CONFIG: Final = HERE.parent / "config"

@@ -44,7 +44,10 @@ from cpumond.scheduler.model import (
     Rules,
     StartRecord,
 )
-from cpumond.scheduler.operations import (
+from cpumond.scheduler.rights.users import User
+from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
+from cpumond.scheduler.settings.operations import (
     AbortOperation,
     CompleteOperation,
     ResumeOperation,
@@ -52,13 +55,10 @@ from cpumond.scheduler.operations import (
     SuspendOperation,
     UpdateOperation,
 )
-from cpumond.scheduler.service import Clock, Scheduler
-from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
-from cpumond.scheduler.users import User
 
 TREE = "default"
 GIB = 2**30

@@ -10,8 +10,8 @@ from typing import Any
 from scheduler_world import StillClock
 
 from cpumond.scheduler.model import Rules
-from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.sqlite import SqliteStore
 

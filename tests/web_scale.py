@@ -17,8 +17,8 @@ import httpx2
 import msgspec
 
 from cpumond.scheduler.model import ROOT_POOL, Rules
-from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.service import encode
+from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.settings.records import SYSTEM, RecordKey, load_config
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import prepare

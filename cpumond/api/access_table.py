@@ -1,7 +1,7 @@
 """Who may ask what: every request that the scheduler answers, against kinds of users (semantics.md 12). Pure.
 
-The document's table is made of this one, and a test tries each of its cells. ``scheduler/rights.py`` decides; here
-stands on what of it a request depends.
+The document's table is made of this one, and a test tries each of its cells. ``scheduler/rights/entries.py`` decides;
+here stands on what of it a request depends.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Final, Literal
 from cpumond.api.figures import View
 from cpumond.api.views import list_jobs, order_of_start
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.access.required import check_operation
 from cpumond.scheduler.model import OperationRecord
-from cpumond.scheduler.required import check_operation
 
 NamedKind = Literal["operation", "job", "node", "pool", "tree"]
 NEWEST: Final = "-"

@@ -18,14 +18,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cpumond.api.session import SESSION_KEY, find_session_token
 from cpumond.core.settings import is_loopback, parse_listen
-from cpumond.scheduler.config import PROXY_AT_SOCKET, Api
-from cpumond.scheduler.identities import Identities
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError
-from cpumond.scheduler.peer import LOCAL_USERS, Accounts
+from cpumond.scheduler.program.config import PROXY_AT_SOCKET, Api
+from cpumond.scheduler.program.identities import Identities
+from cpumond.scheduler.program.peer import LOCAL_USERS, Accounts
+from cpumond.scheduler.rights.token_records import TokenRecord
+from cpumond.scheduler.rights.tokens import User, hash_token
+from cpumond.scheduler.rights.users import find_wrong_name
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.token_records import TokenRecord
-from cpumond.scheduler.tokens import User, hash_token
-from cpumond.scheduler.users import find_wrong_name
 
 OPEN_ACCESS_USER: Final = User("root", admin=True)
 """The user of every request where no authentication is configured: any client may do everything."""

@@ -11,6 +11,7 @@ from cpumond.api.figures import View
 from cpumond.api.yt.ypath import YPath, parse_ypath
 from cpumond.core.words import did_you_mean, nearest, quoted
 from cpumond.scheduler.access import Rights, describe_pool, explicit_pool
+from cpumond.scheduler.access.required import Need, list_needs
 from cpumond.scheduler.elements import PoolElement, Tree
 from cpumond.scheduler.model import (
     ACCESS_DENIED,
@@ -21,8 +22,7 @@ from cpumond.scheduler.model import (
     OperationRecord,
     Task,
 )
-from cpumond.scheduler.required import Need, list_needs
-from cpumond.scheduler.rights import OWNED, PERMISSIONS, AccessEntry, Permission, Verdict
+from cpumond.scheduler.rights.entries import OWNED, PERMISSIONS, AccessEntry, Permission, Verdict
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.values import FIELD
 from cpumond.scheduler.state import State

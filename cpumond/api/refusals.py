@@ -11,11 +11,11 @@ from cpumond.api.identity import PROXY_TOKEN
 from cpumond.api.session import SESSION_KEY
 from cpumond.core.errors import CpumondError
 from cpumond.scheduler.event_log import is_denied
+from cpumond.scheduler.event_log.commands import Asked, tell_request
 from cpumond.scheduler.events import Subjects
-from cpumond.scheduler.events.commands import Asked, tell_request
 from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.users import User
 
 
 async def tell_refusal(scheduler: Scheduler, user: User, what: str, error: Exception, **facts: Any) -> None:

@@ -8,7 +8,7 @@ from cpumond.api.figures import View
 from cpumond.core.levels import Level, lowest
 from cpumond.core.wire import AgentAbout
 from cpumond.scheduler.elements import Node
-from cpumond.scheduler.rollout import Stage, Watch
+from cpumond.scheduler.settings.rollout import Stage, Watch
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.stages import list_nodes
 

@@ -21,10 +21,10 @@ from cpumond.api.turns import Turns
 from cpumond.api.yt.commands import YtBackend
 from cpumond.api.yt.replies import Rates, ReplyCache, YtLimits
 from cpumond.api.yt.transport import make_yt_routes
-from cpumond.scheduler.config import Api
-from cpumond.scheduler.identities import Identities
 from cpumond.scheduler.model import CommandError
-from cpumond.scheduler.peer import Accounts
+from cpumond.scheduler.program.config import Api
+from cpumond.scheduler.program.identities import Identities
+from cpumond.scheduler.program.peer import Accounts
 from cpumond.scheduler.service import Scheduler
 from cpumond.web import make_web_routes
 

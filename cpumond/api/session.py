@@ -19,7 +19,7 @@ from starlette.responses import Response
 from cpumond.api.figures import View
 from cpumond.api.views import Done
 from cpumond.scheduler.model import CommandError
-from cpumond.scheduler.users import User
+from cpumond.scheduler.rights.users import User
 
 SESSION_KEY: Final = "x-cpumond-session"
 """The header with the page's half."""

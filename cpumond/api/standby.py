@@ -19,9 +19,9 @@ from cpumond.api.server import DataHeaders
 from cpumond.api.turns import BeginAtOnce
 from cpumond.api.yt.transport import describe_yt_error
 from cpumond.api.yt.values import YtError
-from cpumond.scheduler.door import REFUSAL, describe_standby, standby_headers
-from cpumond.scheduler.lead import LeadView
+from cpumond.scheduler.program.door import REFUSAL, describe_standby, standby_headers
 from cpumond.scheduler.store import StoreError
+from cpumond.scheduler.store.lead import LeadView
 from cpumond.web import make_web_routes
 
 METHODS = ["GET", "POST", "PUT", "HEAD", "DELETE", "PATCH", "OPTIONS"]

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from cpumond.api.figures import View
-from cpumond.scheduler.token_records import TokenRecord, TokenTable
-from cpumond.scheduler.users import Role, User
+from cpumond.scheduler.rights.token_records import TokenRecord, TokenTable
+from cpumond.scheduler.rights.users import Role, User
 
 
 class TokenView(View, frozen=True):

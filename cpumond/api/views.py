@@ -17,7 +17,6 @@ import msgspec
 from cpumond.api.figures import Amounts, View, make_view, show_shares
 from cpumond.api.permissions import hide_secrets, show_may_of_operation
 from cpumond.core.wire import CPU_COUNTERS, JobFigures, cpu_times
-from cpumond.scheduler import resulting
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.placement import find_stuck_tasks, satisfaction
@@ -47,8 +46,9 @@ from cpumond.scheduler.model import (
     PreemptionRecord,
     Task,
 )
-from cpumond.scheduler.rights import AccessEntry
+from cpumond.scheduler.rights.entries import AccessEntry
 from cpumond.scheduler.state import State
+from cpumond.scheduler.why import resulting
 from cpumond.scheduler.why.causes import Causes, ShownState, find_shown_state
 
 V = TypeVar("V", bound="OperationView")

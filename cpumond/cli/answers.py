@@ -19,10 +19,10 @@ from cpumond.cli.scheduler.cluster import ClusterAnswer
 from cpumond.cli.scheduler.cluster_top import ClusterPicture
 from cpumond.cli.scheduler.running import WaitedList
 from cpumond.core.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, RemovedJob, StatusAnswer
-from cpumond.scheduler.forecast.model import Forecast, Simulation
 from cpumond.scheduler.history.model import ReportView
 from cpumond.scheduler.history.savings import SavingsView
-from cpumond.scheduler.rollout import StagePlan
+from cpumond.scheduler.model.forecast import Forecast, Simulation
+from cpumond.scheduler.settings.rollout import StagePlan
 from cpumond.scheduler.why.drain import DrainPlan
 from cpumond.scheduler.why.idle import IdleReport
 from cpumond.scheduler.why.operation import OperationAnswer

@@ -34,9 +34,9 @@ from cpumond.scheduler.forecast.ahead import Limits, foretell
 from cpumond.scheduler.forecast.calibration import Calibration, Interval, is_inside
 from cpumond.scheduler.forecast.fork import Child
 from cpumond.scheduler.forecast.forward import Course, Forward, Pace
-from cpumond.scheduler.forecast.model import Forecast
 from cpumond.scheduler.model import OperationRecord, Task
-from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.model.forecast import Forecast
+from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.commands import prepare
 
 HOUR_S = 3600.0

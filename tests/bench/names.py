@@ -19,9 +19,9 @@ from scheduler_world import World
 from cpumond.api.finding import find_matches
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model import OperationRecord
-from cpumond.scheduler.operations import finish
-from cpumond.scheduler.rights import AccessEntry
-from cpumond.scheduler.users import User
+from cpumond.scheduler.rights.entries import AccessEntry
+from cpumond.scheduler.rights.users import User
+from cpumond.scheduler.settings.operations import finish
 
 COUNT = 10_000
 LOOKUPS = 20

@@ -19,9 +19,9 @@ from waiting import wait_until
 
 from cpumond.api.access_table import CATCHING, ROLES, Role, Row, list_rows, write_table
 from cpumond.api.server import make_app
-from cpumond.scheduler.config import Api
-from cpumond.scheduler.identities import Identities
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, Rules
+from cpumond.scheduler.program.config import Api
+from cpumond.scheduler.program.identities import Identities
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 

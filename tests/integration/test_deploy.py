@@ -35,8 +35,8 @@ from cpumond.cli import COMMANDS
 from cpumond.cli.kubernetes.publish import publish_command
 from cpumond.core.errors import EXIT_PERMISSION
 from cpumond.core.settings import parse_listen
-from cpumond.scheduler.config import SchedulerConfig, load_scheduler_config
-from cpumond.scheduler.tokens import load_tokens
+from cpumond.scheduler.program.config import SchedulerConfig, load_scheduler_config
+from cpumond.scheduler.rights.tokens import load_tokens
 from cpumond.testing import CgroupTree
 
 REPOSITORY = Path(__file__).resolve().parents[2]

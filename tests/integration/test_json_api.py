@@ -23,11 +23,11 @@ from waiting import wait_until
 from cpumond.api.json.routes import make_json_routes
 from cpumond.host.service import open_tcp_sockets
 from cpumond.scheduler.forecast.keeper import Forecasts
-from cpumond.scheduler.main import pace_of
 from cpumond.scheduler.model import AUTHENTICATION, CommandError, Rules
+from cpumond.scheduler.program.main import pace_of
+from cpumond.scheduler.rights.tokens import User
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.scheduler.tokens import User
 
 PERIOD_S = 0.02
 T = TypeVar("T")
@@ -247,7 +247,7 @@ def test_a_log_that_cannot_be_given_is_an_error_in_json(server):
 
 
 def test_a_job_is_explained_by_its_node(server):
-    """Why it may not be is in ``tests/unit/scheduler/test_questions.py``, and above with the statuses of HTTP."""
+    """Refusals are in ``tests/unit/scheduler/service/test_questions.py``, and above with the statuses of HTTP."""
     node, operation, job = run_one(server)
     node.replies["explain"] = {"value": {"job_id": job, "bounds": {"floor": 0.1}}}
     path = f"/operations/{operation}/jobs/{job}/explain"

@@ -109,7 +109,7 @@ def test_an_agent_at_the_socket(scheduler: SchedulerProcess, tmp_path: Path) -> 
 
 
 def test_a_socket_that_cannot_be_made(scheduler: SchedulerProcess) -> None:
-    """Other reasons are in ``tests/unit/scheduler/test_listen.py``."""
+    """Other reasons are in ``tests/unit/scheduler/program/test_listen.py``."""
     path = scheduler.directory / "api.sock"
     scheduler.write_config(api=f'socket = "{path}"')
     path.write_text("something else")

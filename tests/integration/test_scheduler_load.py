@@ -18,7 +18,7 @@ import pytest
 from scheduler_process import PlayedNode, SchedulerProcess
 from waiting import wait_until
 
-from cpumond.scheduler.connection import MAX_PIPELINED
+from cpumond.scheduler.program.connection import MAX_PIPELINED
 
 MIB = 2**20
 MAX_GROWTH = 200 * MIB

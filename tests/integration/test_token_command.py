@@ -69,7 +69,7 @@ def test_the_life_of_a_token(scheduler: SchedulerProcess) -> None:
 
 
 def test_the_exit_code_says_why_a_token_is_not_made_or_revoked(scheduler: SchedulerProcess) -> None:
-    """Who may make which is in ``tests/unit/scheduler/test_token_commands.py``."""
+    """Who may make which is in ``tests/unit/scheduler/state/test_token_commands.py``."""
     start_with_tokens(scheduler, "admin", "user")
     [of_file, _] = list_ids(scheduler, "admin")
     done = run(scheduler, "user", "token", "create", "carol", code=77)

@@ -17,8 +17,8 @@ from web_site import expect, open_page, tab_to
 from cpumond.scheduler.history.extras import name_extra
 from cpumond.scheduler.history.model import OPERATION, POOL, Key
 from cpumond.scheduler.history.store import HistoryStore
-from cpumond.scheduler.main import HISTORY_FILE
 from cpumond.scheduler.model import ROOT_POOL
+from cpumond.scheduler.program.main import HISTORY_FILE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -17,8 +17,6 @@ from scheduler_world import GIB, ServedNode, StillClock
 
 from cpumond.cli.scheduler.client import read_edits
 from cpumond.scheduler.model import ROOT_POOL, Rules
-from cpumond.scheduler.node_commands import CordonNode, UncordonNode
-from cpumond.scheduler.operations import AbortOperation, StartOperation, UpdateOperation
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.commands import (
     ChangeTree,
@@ -27,6 +25,8 @@ from cpumond.scheduler.settings.commands import (
     CreateTree,
     Edit,
 )
+from cpumond.scheduler.settings.operations import AbortOperation, StartOperation, UpdateOperation
+from cpumond.scheduler.state.node_commands import CordonNode, UncordonNode
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.scheduler.why.idle import IdleReport, find_idle
 

@@ -38,7 +38,7 @@ from cpumond.api.yt.values import Attributed, Uint, YtError
 from cpumond.api.yt.ypath import YPath, parse_ypath
 from cpumond.api.yt.yson import read_yson, write_yson
 from cpumond.core.errors import CpumondError, UnavailableError
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.rights.tokens import User
 
 
 @dataclass

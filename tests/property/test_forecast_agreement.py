@@ -20,7 +20,7 @@ from cpumond.core.wire import JobOrder
 from cpumond.scheduler.forecast.fork import Child, Send
 from cpumond.scheduler.forecast.forward import Forward, Pace
 from cpumond.scheduler.model import OperationRecord, Rules, Task
-from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.settings.operations import StartOperation
 
 HEARTBEAT_S = 1.0
 UPDATE_S = 1.0

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scheduler_world import EASY, PlayedNode, World, assert_consistent
 
 from cpumond.scheduler.model import CommandError, Rules
-from cpumond.scheduler.node_commands import CordonNode, DrainNode, UncordonNode
-from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.settings.operations import StartOperation
+from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, UncordonNode
 
 long = examples(120 if WHOLE else 72, suppress_health_check=[HealthCheck.too_slow])
 few = examples(24, suppress_health_check=[HealthCheck.too_slow])

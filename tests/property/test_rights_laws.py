@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from scheduler_world import TREE, World
 
 from cpumond.scheduler.access import Rights, read_access
+from cpumond.scheduler.access.required import check, decide
 from cpumond.scheduler.model import ROOT_POOL, CommandError, PoolConfig, TreeConfig
-from cpumond.scheduler.required import check, decide
-from cpumond.scheduler.rights import PERMISSIONS, Permission
+from cpumond.scheduler.rights.entries import PERMISSIONS, Permission
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings import tree_file
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.commands import (
@@ -29,7 +30,6 @@ from cpumond.scheduler.settings.commands import (
     apply,
 )
 from cpumond.scheduler.settings.tree_file import ApplyTree, make_tables
-from cpumond.scheduler.users import User
 
 many = examples(100)
 

@@ -14,11 +14,11 @@ from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
 
 from cpumond.scheduler.elements import PoolElement
 from cpumond.scheduler.model import ROOT_POOL, UNTOLD_STARTS, CommandError, Rules
-from cpumond.scheduler.node_commands import CordonNode, DrainNode, NodeCommand, UncordonNode
-from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import CreatePool, CreateTree, MovePool, RemovePool, RemoveTree
+from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.settings.tree_file import ApplyTree, PoolTable, TreeTables
 from cpumond.scheduler.state.commands import prepare
+from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, NodeCommand, UncordonNode
 
 TREES = st.sampled_from(["default", "default", "default", "other"])
 EXPLICIT = st.sampled_from(["a", "b", "c", "d"])

@@ -16,9 +16,9 @@ from cpumond.core.wire import HeartbeatAnswer
 from cpumond.host.executor.model import Ended
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import FINISHED_OPERATION_STATES, JobRecord, OperationRecord, StartRecord
-from cpumond.scheduler.operations import AbortOperation, CompleteOperation, StartOperation, SuspendOperation
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool
+from cpumond.scheduler.settings.operations import AbortOperation, CompleteOperation, StartOperation, SuspendOperation
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.store.entries import Row

@@ -12,14 +12,14 @@ from simulation.network import Network
 
 from cpumond.core.route import Route, Terms, is_standby
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
-from cpumond.scheduler.operations import (
+from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool, Edit
+from cpumond.scheduler.settings.operations import (
     AbortOperation,
     CompleteOperation,
     ResumeOperation,
     StartOperation,
     SuspendOperation,
 )
-from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool, Edit
 from cpumond.scheduler.state.commands import Command
 
 GIVE_UP_S = 120.0

@@ -16,15 +16,15 @@ from cpumond.api.yt.values import YtError
 from cpumond.core.errors import CpumondError
 from cpumond.core.term import TERM_HEADER, parse_term
 from cpumond.core.wire import NodeHeartbeat, NodeRegistration
-from cpumond.scheduler.door import REFUSAL, LeaderDoor, describe_standby, standby_headers
-from cpumond.scheduler.leading import App, Leading, Receive, Scope, Send
 from cpumond.scheduler.model import Rules
-from cpumond.scheduler.operations import OperationCommand
+from cpumond.scheduler.program.door import REFUSAL, LeaderDoor, describe_standby, standby_headers
+from cpumond.scheduler.program.leading import App, Leading, Receive, Scope, Send
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.service import Reply as Done
+from cpumond.scheduler.service.stored import MUTATION
 from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.operations import OperationCommand
 from cpumond.scheduler.store import Change, Store, StoreError
-from cpumond.scheduler.stored import MUTATION
 
 USER = "u"
 COMMANDS: msgspec.json.Decoder[OperationCommand] = msgspec.json.Decoder(OperationCommand)

@@ -26,7 +26,8 @@ from simulation.hosts import Agent, Host, LinkOptions, played_disks
 from simulation.network import Network
 from simulation.schedulers import Machine, SchedulerProcess
 
-from cpumond.scheduler import leading, service
+from cpumond.scheduler import service
+from cpumond.scheduler.program import leading
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.store.entries import Row
 

@@ -13,12 +13,12 @@ from simulation.database import SimStore
 
 from cpumond.core.route import Terms
 from cpumond.scheduler.elements import Job
-from cpumond.scheduler.lead import Lead
 from cpumond.scheduler.model import StartRecord
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.state import State
 from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.entries import LogEnd, Row
+from cpumond.scheduler.store.lead import Lead
 
 if TYPE_CHECKING:
     from simulation.world import World

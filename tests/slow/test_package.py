@@ -25,7 +25,7 @@ from guest_host import HERE, REPOSITORY, Facts, assert_quiet, of, run_guest, ski
 
 from cpumond import __version__
 from cpumond.agent.config import load_config
-from cpumond.scheduler.config import load_scheduler_config
+from cpumond.scheduler.program.config import load_scheduler_config
 
 LIMIT_S = 500
 README = read_installation()

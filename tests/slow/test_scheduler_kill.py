@@ -42,7 +42,7 @@ LAUNCHER = """
 import os, sys
 from cpumond.cli import main
 from cpumond.api.server import make_app
-from cpumond.scheduler.main import run_scheduler
+from cpumond.scheduler.program.main import run_scheduler
 
 for line in sys.stdin:
     pid = os.fork()

@@ -19,11 +19,11 @@ PURE = (
     *(
         f"scheduler.{name}"
         for name in (
-            "model", "users", "rights", "access", "required", "token_records", "token_commands", "node_commands",
-            "events", "elements", "node_sizes", "operations", "resulting", "settings", "decide", "state", "why", "lead",
-            "rollout", "history.model", "history.collector", "history.series", "history.spread", "history.report",
+            "model", "rights.users", "rights.entries", "rights.token_records", "access", "events", "elements",
+            "settings", "decide", "state", "why", "store.lead", "event_log.commands", "event_log.happenings",
+            "history.model", "history.collector", "history.series", "history.spread", "history.report",
             "history.chunks", "history.extras", "history.savings",
-            "forecast.model", "forecast.forward", "forecast.load", "forecast.calibration",
+            "forecast.forward", "forecast.load", "forecast.calibration",
         )
     ),
 )  # fmt: skip
@@ -38,10 +38,10 @@ MORE_FOR = {
     "cpumond.core.errors": {"os"},  # os.strerror, the system's words for an errno
     "cpumond.scheduler.history.chunks": {"zlib"},
     "cpumond.scheduler.forecast.load": {"random"},  # the caller's generator, with a seed
-    "cpumond.scheduler.rollout": {"zlib"},  # a checksum of names
-    "cpumond.scheduler.lead": {"cpumond.scheduler.store"},  # the value Lease
+    "cpumond.scheduler.settings.rollout": {"zlib"},  # a checksum of names
+    "cpumond.scheduler.store.lead": {"cpumond.scheduler.store"},  # the value Lease
     "cpumond.scheduler.state.spec_room": {"sys"},  # sys.getsizeof
-    "cpumond.scheduler.users": {"fnmatch"},  # patterns of names
+    "cpumond.scheduler.rights.users": {"fnmatch"},  # patterns of names
     "cpumond.scheduler.why.remedies": {"shlex"},  # command lines
     "cpumond.core.measures": {"sys"},  # sys.float_info
     "cpumond.core.words": {"datetime", "difflib"},  # times as people read them, suggestions for misspelt names
@@ -85,7 +85,7 @@ BELOW: dict[str, set[str]] = {
 """Part of the package -> the parts it may import ("" is the version in ``cpumond`` itself). The longest name counts."""
 
 HOME = {
-    "prometheus_client": {"cpumond.agent.exporter", "cpumond.scheduler.exporter"},
+    "prometheus_client": {"cpumond.agent.exporter", "cpumond.scheduler.program.exporter"},
     "dbus_fast": {"cpumond.host.systemd.bus", "cpumond.host.executor.systemd"},
     "asyncinotify": {"cpumond.agent.watch"},
     "cgroupspy": {"cpumond.host.cgroup", "cpumond.testing"},
@@ -101,15 +101,15 @@ HOME = {
         "cpumond.agent.api",
         "cpumond.cli.agent.receiver",
         "cpumond.api",
-        "cpumond.scheduler.main",
+        "cpumond.scheduler.program.main",
         "cpumond.web",
     },
     "uvicorn": {
         "cpumond.agent.api",
         "cpumond.cli.agent.receiver",
-        "cpumond.scheduler.server",
+        "cpumond.scheduler.program.server",
         "cpumond.host.connections",
-        "cpumond.scheduler.connection",
+        "cpumond.scheduler.program.connection",
     },
 }
 """Library -> the only places that may import it."""

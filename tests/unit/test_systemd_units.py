@@ -17,7 +17,7 @@ from cpumond.core.errors import EXIT_CONFIG, EXIT_USAGE
 from cpumond.core.job_cgroups import IDLE_SLICE, JOBS_SLICE
 from cpumond.host.executor.systemd.idle import ADVICE, SEE
 from cpumond.host.service import OTHER_DESCRIPTORS
-from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH, SchedulerConfig
+from cpumond.scheduler.program.config import DEFAULT_SCHEDULER_CONFIG_PATH, SchedulerConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "systemd"
 SERVICE = FOLDER / "cpumond.service"

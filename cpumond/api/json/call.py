@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from cpumond.scheduler.users import User
+from cpumond.scheduler.rights.users import User
 
 
 @dataclasses.dataclass(slots=True)

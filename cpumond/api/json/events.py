@@ -15,9 +15,9 @@ from cpumond.api.node_views import find_titles
 from cpumond.scheduler.access import Rights, explicit_pool
 from cpumond.scheduler.events import AUDIT, TIMELINE, Event
 from cpumond.scheduler.model import ACCESS_DENIED, ROOT_POOL, SUBPOOL_DELIMITER, CommandError
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.undo import UndoChange
-from cpumond.scheduler.users import User
 
 V = TypeVar("V")
 MAX_PAGES: Final = 20

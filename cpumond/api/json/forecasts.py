@@ -11,14 +11,14 @@ from starlette.responses import StreamingResponse
 from cpumond.api.json import requests
 from cpumond.api.json.call import Call
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.access.required import check_operation
 from cpumond.scheduler.forecast.keeper import Forecasts, Question
-from cpumond.scheduler.forecast.model import Forecast, Progress, Simulation
 from cpumond.scheduler.model import CommandError
-from cpumond.scheduler.node_commands import CordonNode, DrainNode
-from cpumond.scheduler.operations import StartOperation
-from cpumond.scheduler.required import check_operation
+from cpumond.scheduler.model.forecast import Forecast, Progress, Simulation
 from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.commands import Command
+from cpumond.scheduler.state.node_commands import CordonNode, DrainNode
 
 FORETOLD: Final = "foretold-"
 """How the ids of operations begin that only a run ahead started."""

@@ -33,8 +33,8 @@ from cpumond.api.updated_tree import UpdatedTree
 from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attributes
 from cpumond.core.wire import RequestKind
 from cpumond.fairshare.explain import Explanation, explain
-from cpumond.scheduler import operations
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.access.required import check_operation
 from cpumond.scheduler.decide.snapshot import GUARANTEE_PREFIX, OPERATION_PREFIX
 from cpumond.scheduler.elements import PoolElement, Tree
 from cpumond.scheduler.history.model import HistoryView, ReportView
@@ -48,18 +48,17 @@ from cpumond.scheduler.model import (
     OperationRecord,
     TreeConfig,
 )
-from cpumond.scheduler.node_commands import CordonNode, DrainNode, UncordonNode
-from cpumond.scheduler.required import check_operation
-from cpumond.scheduler.rights import Permission
+from cpumond.scheduler.rights.entries import Permission
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.settings import commands
+from cpumond.scheduler.settings import commands, operations
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, UndoChange
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
+from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, UncordonNode
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.users import User
 from cpumond.scheduler.why.drain import plan_drain
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
 from cpumond.scheduler.why.plan import Plan, collect, make_plan, refused_plan, try_command

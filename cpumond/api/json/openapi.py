@@ -57,9 +57,9 @@ from cpumond.core.wire import (
     NodeRegistration,
     RegistrationAnswer,
 )
-from cpumond.scheduler.forecast.model import Forecast, Progress
 from cpumond.scheduler.history.model import HistoryView, ReportView
 from cpumond.scheduler.history.savings import SavingsView
+from cpumond.scheduler.model.forecast import Forecast, Progress
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import UndoChange

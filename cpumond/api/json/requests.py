@@ -13,10 +13,10 @@ from cpumond.core.wire import (
 )
 from cpumond.scheduler.events import EventKind
 from cpumond.scheduler.model import Why
+from cpumond.scheduler.rights.users import MAX_NAME, Role
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.tree_file import ApplyTree, TreeTables
-from cpumond.scheduler.token_commands import MAX_NOTE, Life
-from cpumond.scheduler.users import MAX_NAME, Role
+from cpumond.scheduler.state.token_commands import MAX_NOTE, Life
 
 MAX_PAGE: Final = 1000
 DEFAULT_TAIL_BYTES: Final = 65_536

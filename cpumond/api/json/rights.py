@@ -21,7 +21,7 @@ from cpumond.api.permissions import (
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.history.model import ReportTree, ReportView
-from cpumond.scheduler.users import User
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.why.plan import Plan
 
 LOOKED_UP_AT_ONCE: Final = 200

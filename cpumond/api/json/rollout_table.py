@@ -8,7 +8,7 @@ import msgspec
 
 from cpumond.api import rollout_views, views
 from cpumond.scheduler.model import Why
-from cpumond.scheduler.rollout import Budget, CanaryPeriod, NodesFilterText, Ratio, StageLevel, StagePlan
+from cpumond.scheduler.settings.rollout import Budget, CanaryPeriod, NodesFilterText, Ratio, StageLevel, StagePlan
 
 PREFIX: Final = "/api/v1"
 _ROLLOUT: Final = PREFIX + "/rollout"

@@ -7,7 +7,8 @@ from typing import Final
 
 from cpumond.api import rollout_views
 from cpumond.api.json.call import Call
-from cpumond.scheduler.rollout import (
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.settings.rollout import (
     EVERY_NODE,
     AdvanceStage,
     RemoveStage,
@@ -18,7 +19,6 @@ from cpumond.scheduler.rollout import (
     make_stage,
     plan_stage,
 )
-from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.state.stages import list_hosts
 
 

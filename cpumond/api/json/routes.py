@@ -48,9 +48,9 @@ from cpumond.scheduler.model import (
     TOO_MANY_REQUESTS,
     CommandError,
 )
+from cpumond.scheduler.rights.tokens import NOBODY, User
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.store import StoreError
-from cpumond.scheduler.tokens import NOBODY, User
 from cpumond.web import accepts_gzip, matches_etag
 
 log = structlog.get_logger("cpumond.api")

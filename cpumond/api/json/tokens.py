@@ -8,11 +8,11 @@ from cpumond.api.json.requests import TokenBody
 from cpumond.api.token_views import NewToken, TokenList, show_tokens
 from cpumond.api.views import Done
 from cpumond.scheduler.model import ACCESS_DENIED, CommandError
+from cpumond.scheduler.rights.token_records import GROUPS_LIFE_S
+from cpumond.scheduler.rights.tokens import hash_token, make_token
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.token_commands import CreateToken, RevokeToken
-from cpumond.scheduler.token_records import GROUPS_LIFE_S
-from cpumond.scheduler.tokens import hash_token, make_token
-from cpumond.scheduler.users import User
+from cpumond.scheduler.state.token_commands import CreateToken, RevokeToken
 
 FileTokens = Callable[[], Iterable[tuple[str, User]]]
 """Gives ids and users of the tokens in the configured file."""

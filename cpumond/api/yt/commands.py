@@ -47,8 +47,8 @@ from cpumond.api.yt.values import Attributed, YtError, quote_text, strip_attribu
 from cpumond.api.yt.ypath import YPath
 from cpumond.core.errors import CpumondError
 from cpumond.core.wire import MAX_LOG_BYTES, MAX_NAME
-from cpumond.scheduler import operations
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.access.required import check_operation
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import (
     ALREADY_EXISTS,
@@ -61,9 +61,11 @@ from cpumond.scheduler.model import (
     JobRecord,
     OperationRecord,
 )
-from cpumond.scheduler.required import check_operation
-from cpumond.scheduler.rights import Permission
+from cpumond.scheduler.rights.entries import Permission
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Reply, Scheduler
+from cpumond.scheduler.service.stored import MUTATION
+from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.attributes import Edit, canonical_name
 from cpumond.scheduler.settings.commands import (
     CreatePool,
@@ -76,8 +78,6 @@ from cpumond.scheduler.settings.commands import (
 from cpumond.scheduler.settings.values import REMOVE
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.store import Change
-from cpumond.scheduler.stored import MUTATION
-from cpumond.scheduler.users import User
 
 MAX_EDITS: Final = 1000
 MAX_LISTED_OPERATIONS: Final = 1000

@@ -25,12 +25,12 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.scheduler.access import Rights, read_access
 from cpumond.scheduler.elements import Node
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
-from cpumond.scheduler.node_commands import DrainNode, NodeCommand, UncordonNode
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.attributes import CONFIG, Edit, canonical_name, is_option, read_attribute
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand, SetDefaultTree
 from cpumond.scheduler.settings.values import REMOVE
-from cpumond.scheduler.users import User
+from cpumond.scheduler.state.node_commands import DrainNode, NodeCommand, UncordonNode
 
 Edits = tuple[Edit, ...]
 

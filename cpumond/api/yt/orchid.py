@@ -21,7 +21,6 @@ from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attribut
 from cpumond.core.wire import JobReport
 from cpumond.fairshare.folding import fold_weight
 from cpumond.fairshare.resources import ZERO, add, greatest, positive_part, subtract
-from cpumond.scheduler import operations, resulting
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide import admission, placement
 from cpumond.scheduler.elements import Job, Node, Operation, OperationElement, PoolElement, Tree
@@ -33,8 +32,10 @@ from cpumond.scheduler.model import (
     PreemptionRecord,
     to_vector,
 )
+from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.attributes import ALIASES
 from cpumond.scheduler.state import State
+from cpumond.scheduler.why import resulting
 
 SHOWN_PREEMPTIONS: Final = 1000
 

@@ -16,7 +16,7 @@ from cpumond.api.yt.formats import Format, read_value
 from cpumond.api.yt.values import ParseError, YtError, quote_text, strip_attributes
 from cpumond.api.yt.ypath import YPath, parse_ypath
 from cpumond.api.yt.yson import read_yson
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.rights.tokens import User
 
 MAX_QUERY_FIELDS = 100
 MAX_NAMES = 256

@@ -50,8 +50,8 @@ from cpumond.api.yt.values import (
 from cpumond.core.errors import CpumondError
 from cpumond.core.words import nearest
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, TOO_MANY_REQUESTS
+from cpumond.scheduler.rights.tokens import User
 from cpumond.scheduler.state.spec_room import weigh as weigh_value
-from cpumond.scheduler.tokens import User
 
 log = structlog.get_logger("cpumond.api")
 

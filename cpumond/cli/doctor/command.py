@@ -152,7 +152,7 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
 
 
 def _examine_scheduler(urls: Sequence[str]) -> list[Finding]:
-    from cpumond.scheduler.config import DEFAULT_LISTEN, DEFAULT_SCHEDULER_CONFIG_PATH, load_scheduler_config
+    from cpumond.scheduler.program.config import DEFAULT_LISTEN, DEFAULT_SCHEDULER_CONFIG_PATH, load_scheduler_config
 
     findings = checks.check_schedulers(urls, host.try_connect, host.read_metrics)
     is_open = [

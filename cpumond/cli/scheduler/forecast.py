@@ -19,7 +19,7 @@ from cpumond.cli.scheduler.spec import spec_options
 from cpumond.core.errors import UnavailableError
 from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_cores, show_name
-from cpumond.scheduler.forecast.model import Forecast, Progress, Simulation
+from cpumond.scheduler.model.forecast import Forecast, Progress, Simulation
 
 SHOWN: Final = 20
 simulate_option = click.option(

@@ -15,7 +15,7 @@ from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.cli.scheduler.maintenance import why_option
 from cpumond.core.errors import UsageError
 from cpumond.core.words import count, show_name
-from cpumond.scheduler.rollout import EVERY_NODE, NO_CANARY, Budget, StageLevel, StagePlan, say_level
+from cpumond.scheduler.settings.rollout import EVERY_NODE, NO_CANARY, Budget, StageLevel, StagePlan, say_level
 
 BUDGET: Final = Budget()
 

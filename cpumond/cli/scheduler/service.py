@@ -9,7 +9,7 @@ import click
 
 from cpumond.cli.output import print_text
 from cpumond.core.errors import UsageError
-from cpumond.scheduler.config import DEFAULT_SCHEDULER_CONFIG_PATH, load_scheduler_config
+from cpumond.scheduler.program.config import DEFAULT_SCHEDULER_CONFIG_PATH, load_scheduler_config
 
 
 @click.command("scheduler", epilog="Example: cpumond scheduler --config /etc/cpumond/scheduler.toml")
@@ -32,13 +32,13 @@ def scheduler_command(config_path: str | None, check: bool, new_store: bool, tim
     if config_path is None and os.path.exists(DEFAULT_SCHEDULER_CONFIG_PATH):
         config_path = DEFAULT_SCHEDULER_CONFIG_PATH
     if check:
-        from cpumond.scheduler.reload import check_files
+        from cpumond.scheduler.program.reload import check_files
 
         check_files(load_scheduler_config(config_path))
         print_text(f"{config_path or 'built-in defaults'}: good.")
         return 0
     from cpumond.api.server import make_app
     from cpumond.api.standby import make_standby_app
-    from cpumond.scheduler.main import run_scheduler
+    from cpumond.scheduler.program.main import run_scheduler
 
     return run_scheduler(config_path, make_app, new_store, time_scale, make_standby_app)

@@ -11,8 +11,8 @@ from cpumond.cli.output import error_width, print_json, print_table, print_text,
 from cpumond.cli.render.grid import Cell, column, fold
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.core.words import show_name, show_time
-from cpumond.scheduler.token_commands import MAX_LIFE_S, MIN_LIFE_S
-from cpumond.scheduler.users import ROLES
+from cpumond.scheduler.rights.users import ROLES
+from cpumond.scheduler.state.token_commands import MAX_LIFE_S, MIN_LIFE_S
 
 
 @click.group("token", epilog="Example: cpumond token create alice --expires 90d")

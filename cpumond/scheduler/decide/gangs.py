@@ -14,8 +14,8 @@ from cpumond.scheduler.decide.snapshot import element_name, room_left
 from cpumond.scheduler.decide.swap import Candidate, Losses, Stage, Swap, TargetPriority
 from cpumond.scheduler.decide.victims import ROUNDING, as_vector, room_below_limits
 from cpumond.scheduler.elements import Job, Node, OperationElement
+from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.model import Task
-from cpumond.scheduler.node_sizes import fits
 
 MOST_STEPS: Final = 2000
 """How many ways to place a gang of several tasks are tried beyond the simple ones."""

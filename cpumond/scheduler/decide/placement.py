@@ -12,8 +12,8 @@ from heapq import heapify, heappop, heappush
 from cpumond.fairshare.resources import CPU, ZERO, Vector, share, subtract
 from cpumond.scheduler.decide.snapshot import element_name, fifo_order, room_left
 from cpumond.scheduler.elements import OUTSIDE, Element, Job, Node, Operation, OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements.node_sizes import ROUNDING, fits
 from cpumond.scheduler.model import OperationRecord, Task
-from cpumond.scheduler.node_sizes import ROUNDING, fits
 
 SHARE_EPS = 1e-9
 """Shares that differ by less count as equal: sums of floats are inexact."""

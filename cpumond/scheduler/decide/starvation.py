@@ -12,7 +12,7 @@ from typing import Final, Literal
 from cpumond.fairshare.resources import UNLIMITED, Vector, subtract, sum_vectors
 from cpumond.scheduler.decide.placement import wants_jobs
 from cpumond.scheduler.elements import Element, OperationElement, PoolElement, SchedulingStatus, Tree, usage_share
-from cpumond.scheduler.node_sizes import fits
+from cpumond.scheduler.elements.node_sizes import fits
 
 Priority = Literal["none", "normal", "aggressive"]
 

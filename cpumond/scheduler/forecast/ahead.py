@@ -21,8 +21,8 @@ from cpumond.scheduler.forecast.calibration import PARTS, quantile
 from cpumond.scheduler.forecast.fork import Child, Send
 from cpumond.scheduler.forecast.forward import Course, Forward, Pace
 from cpumond.scheduler.forecast.load import UNKNOWN_S, Drawn, Expected, Experience
-from cpumond.scheduler.forecast.model import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Simulation
 from cpumond.scheduler.model import CommandError, OperationRecord, PreemptionRecord
+from cpumond.scheduler.model.forecast import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Simulation
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
 

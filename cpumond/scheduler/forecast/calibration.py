@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cpumond.core.words import count
-from cpumond.scheduler.forecast.model import Forecast
+from cpumond.scheduler.model.forecast import Forecast
 
 PARTS: Final = (0.1, 0.5, 0.9)
 KEPT: Final = 500

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from cpumond.core.measures import format_span
+from cpumond.scheduler.access.required import check
 from cpumond.scheduler.forecast.ahead import (
     FIRST_RUN_S,
     MOST_RUN_S,
@@ -24,13 +25,12 @@ from cpumond.scheduler.forecast.ahead import (
 from cpumond.scheduler.forecast.calibration import Calibration
 from cpumond.scheduler.forecast.fork import Child, ChildError, Send
 from cpumond.scheduler.forecast.forward import Pace
-from cpumond.scheduler.forecast.model import Forecast, Progress
 from cpumond.scheduler.model import RESOLVE, CommandError, OperationRecord
-from cpumond.scheduler.operations import StartOperation
-from cpumond.scheduler.required import check
+from cpumond.scheduler.model.forecast import Forecast, Progress
+from cpumond.scheduler.rights.users import User
+from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command, prepare
-from cpumond.scheduler.users import User
 from cpumond.scheduler.why.causes import find_excess, tell_cannot_start
 
 log = structlog.get_logger("cpumond.scheduler")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from cpumond.core.words import nearest
-from cpumond.scheduler.rights import EVERYONE, PERMISSIONS, AccessEntry
+from cpumond.scheduler.rights.entries import EVERYONE, PERMISSIONS, AccessEntry
 from cpumond.scheduler.settings.values import REMOVE, quote_near, refuse, shown
 
 MAX_ENTRIES: Final = 1000

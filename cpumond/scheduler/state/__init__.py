@@ -19,11 +19,9 @@ import msgspec
 
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
-from cpumond.scheduler import operations
 from cpumond.scheduler.decide import admission, starvation
 from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, Tree, is_integral
 from cpumond.scheduler.events.noticed import tell_silent
-from cpumond.scheduler.forecast.model import Forecast
 from cpumond.scheduler.model import (
     SUBPOOL_DELIMITER,
     UNTOLD_STARTS,
@@ -34,12 +32,14 @@ from cpumond.scheduler.model import (
     OperationTreeOptions,
     StartRecord,
 )
-from cpumond.scheduler.rollout import Stage
+from cpumond.scheduler.model.forecast import Forecast
+from cpumond.scheduler.rights.token_records import TokenRecord
+from cpumond.scheduler.settings import operations
+from cpumond.scheduler.settings.rollout import Stage
 from cpumond.scheduler.state.dispatch import Dispatch
 from cpumond.scheduler.state.nodes import LOST_S, lost_node
 from cpumond.scheduler.state.reports import job_record, overrules
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
-from cpumond.scheduler.token_records import TokenRecord
 
 
 class State(Dispatch):

@@ -14,7 +14,6 @@ import msgspec
 from cpumond.core.errors import CpumondError
 from cpumond.core.words import did_you_mean
 from cpumond.fairshare.resources import CPU
-from cpumond.scheduler import operations
 from cpumond.scheduler.decide import admission, placement
 from cpumond.scheduler.elements import PoolElement, Tree
 from cpumond.scheduler.model import (
@@ -28,17 +27,17 @@ from cpumond.scheduler.model import (
     OperationTreeOptions,
     TreeConfig,
 )
-from cpumond.scheduler.node_commands import NodeCommand
-from cpumond.scheduler.operations import OperationCommand
-from cpumond.scheduler.rollout import RolloutCommand
-from cpumond.scheduler.settings import commands, preemption_rules, tree_file, undo
+from cpumond.scheduler.settings import commands, operations, preemption_rules, tree_file, undo
 from cpumond.scheduler.settings.changes import find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.idle_options import find_idle_monitor_options, find_idle_options
+from cpumond.scheduler.settings.operations import OperationCommand
+from cpumond.scheduler.settings.rollout import RolloutCommand
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.validation import find_late_guarantees, find_overcommit
 from cpumond.scheduler.settings.values import FIELD, name_field
 from cpumond.scheduler.state.maintenance import prepare_node
+from cpumond.scheduler.state.node_commands import NodeCommand
 from cpumond.scheduler.state.spec_room import check_config
 from cpumond.scheduler.state.stages import prepare_stage
 from cpumond.scheduler.state.transaction import Transaction

@@ -19,7 +19,6 @@ from cpumond.core.wire import (
     cpu_times,
 )
 from cpumond.fairshare.resources import ZERO, add
-from cpumond.scheduler import operations
 from cpumond.scheduler.decide import preemption, preemption_record, starvation
 from cpumond.scheduler.decide.cost import next_unspared
 from cpumond.scheduler.decide.placement import ServiceOrder, has_spare, place_jobs, wants_jobs
@@ -33,6 +32,7 @@ from cpumond.scheduler.decide.victims import (
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree, end_job
 from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, OperationRecord, StartRecord, Task
+from cpumond.scheduler.settings import operations
 from cpumond.scheduler.state.gangs import Gangs
 from cpumond.scheduler.state.maintenance import find_drained
 from cpumond.scheduler.state.reports import (

@@ -8,7 +8,7 @@ from cpumond.core.words import did_you_mean, printable, quoted
 from cpumond.scheduler.decide.victims import start_order
 from cpumond.scheduler.elements import Job, Node
 from cpumond.scheduler.model import RESOLVE, CommandError, Cordon, NodeRecord, to_amounts
-from cpumond.scheduler.node_commands import NodeCommand, make_cordon, tell_why
+from cpumond.scheduler.state.node_commands import NodeCommand, make_cordon, tell_why
 from cpumond.scheduler.state.tables import Tables
 from cpumond.scheduler.state.transaction import Transaction
 

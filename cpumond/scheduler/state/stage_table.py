@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress
 
 from cpumond.core.levels import Level
-from cpumond.scheduler.rollout import Stage, find_least, find_level
 from cpumond.scheduler.settings.nodes_filter import NodesFilter, parse_nodes_filter
+from cpumond.scheduler.settings.rollout import Stage, find_least, find_level
 
 
 class StageTable:

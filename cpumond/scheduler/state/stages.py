@@ -11,7 +11,8 @@ from cpumond.core.levels import Level
 from cpumond.core.words import did_you_mean, quoted
 from cpumond.scheduler.elements import Node
 from cpumond.scheduler.model import RESOLVE, TOO_MANY_REQUESTS, CommandError
-from cpumond.scheduler.rollout import (
+from cpumond.scheduler.settings.nodes_filter import parse_nodes_filter
+from cpumond.scheduler.settings.rollout import (
     EVERY_NODE,
     NO_CANARY,
     AdvanceStage,
@@ -25,7 +26,6 @@ from cpumond.scheduler.rollout import (
     make_stage,
     warn_of_raised,
 )
-from cpumond.scheduler.settings.nodes_filter import parse_nodes_filter
 from cpumond.scheduler.state.tables import Tables
 from cpumond.scheduler.state.transaction import Transaction
 

@@ -11,7 +11,6 @@ import msgspec
 
 from cpumond.core.wire import cpu_times
 from cpumond.fairshare.resources import ZERO, Vector, add, sum_vectors
-from cpumond.scheduler import operations
 from cpumond.scheduler.decide import admission, preemption, preemption_record
 from cpumond.scheduler.decide.placement import ServiceOrder, is_on_reclaimed
 from cpumond.scheduler.decide.snapshot import SnapshotMaker, operation_limits, pool_limits
@@ -46,12 +45,12 @@ from cpumond.scheduler.model import (
     Rules,
     to_vector,
 )
-from cpumond.scheduler.settings import preemption_rules
+from cpumond.scheduler.rights.token_records import TokenTable
+from cpumond.scheduler.settings import operations, preemption_rules
 from cpumond.scheduler.settings.nodes_filter import NodesFilter, parse_nodes_filter
 from cpumond.scheduler.state.refused import RefusedStarts
 from cpumond.scheduler.state.spec_room import SpecRoom, share_parts, weigh_change
 from cpumond.scheduler.state.stage_table import StageTable
-from cpumond.scheduler.token_records import TokenTable
 
 KEPT_PREEMPTIONS = 10_000
 KEPT_INCARNATIONS = 8

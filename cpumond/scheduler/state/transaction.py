@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord
-from cpumond.scheduler.rollout import Stage
-from cpumond.scheduler.token_records import TokenRecord
+from cpumond.scheduler.rights.token_records import TokenRecord
+from cpumond.scheduler.settings.rollout import Stage
 
 
 @dataclass(frozen=True, slots=True)

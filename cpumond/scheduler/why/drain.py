@@ -10,7 +10,7 @@ from cpumond.scheduler.decide.cost import lost_core_seconds
 from cpumond.scheduler.decide.placement import fits_orders, has_spare, may_start_within
 from cpumond.scheduler.decide.victims import start_order
 from cpumond.scheduler.elements import Job, Node
-from cpumond.scheduler.node_sizes import fits
+from cpumond.scheduler.elements.node_sizes import fits
 
 
 class DrainedJob(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ from cpumond.fairshare.resources import (
     sum_vectors,
 )  # fmt: skip
 from cpumond.scheduler.decide.placement import satisfaction_of
-from cpumond.scheduler.node_sizes import ROUNDING, fits
+from cpumond.scheduler.elements.node_sizes import ROUNDING, fits
 from cpumond.scheduler.why.idle_material import Material, NodeRoom, PoolRoom, WaitingOperation, is_subpool
 
 SCARCE: Final = ("user_slots", "gpu", "memory", "network")

@@ -14,7 +14,7 @@ from cpumond.core.words import count, quoted
 from cpumond.fairshare.resources import RESOURCES, Vector
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.update import fair_share_update
-from cpumond.scheduler import operations
+from cpumond.scheduler.access.required import check
 from cpumond.scheduler.decide.admission import operation_limits_of
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX
 from cpumond.scheduler.elements import OperationElement, PoolElement, is_integral
@@ -28,14 +28,14 @@ from cpumond.scheduler.model import (
     TreeConfig,
     to_amounts,
 )
-from cpumond.scheduler.required import check
+from cpumond.scheduler.rights.users import User
+from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change, find_renamed, rename_pool
 from cpumond.scheduler.settings.undo import ChangedSinceError
 from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import ConfigChanging, prepare
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import SAME_SHARE, SHOWN_RECORDS, Amounts
 
 MAX_SETTLE_ROUNDS: Final = 100

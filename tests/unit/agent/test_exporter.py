@@ -37,8 +37,8 @@ from cpumond.agent.tracked import JobView
 from cpumond.core.answers import AssignedView, LinkView, ReporterStats
 from cpumond.host.cgroup.settings import CpuSettings
 from cpumond.monitor.model import CpuReading, Decision, HeldBack, JobState, MonitorSettings
-from cpumond.scheduler import exporter as scheduler_exporter
 from cpumond.scheduler.model import Rules
+from cpumond.scheduler.program import exporter as scheduler_exporter
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 

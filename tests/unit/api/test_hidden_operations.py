@@ -19,10 +19,10 @@ from cpumond.api.json.rights import show_readable_plan, show_readable_report
 from cpumond.api.node_views import find_preemptions
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.events import Event
-from cpumond.scheduler.forecast.model import ForetoldStart, ForetoldStop, Simulation
 from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
 from cpumond.scheduler.model import PreemptionRecord
-from cpumond.scheduler.users import User
+from cpumond.scheduler.model.forecast import ForetoldStart, ForetoldStop, Simulation
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.why.operation import explain_operation
 from cpumond.scheduler.why.plan import Effect, Plan
 

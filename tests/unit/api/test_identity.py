@@ -9,15 +9,15 @@ import pytest
 from starlette.requests import Request
 
 from cpumond.api.identity import Gate
-from cpumond.scheduler.config import Api
-from cpumond.scheduler.identities import Identities
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, CommandError, Rules
+from cpumond.scheduler.program.config import Api
+from cpumond.scheduler.program.identities import Identities
+from cpumond.scheduler.rights.token_records import GROUPS_LIFE_S
+from cpumond.scheduler.rights.tokens import hash_token, parse_tokens
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.state.token_commands import CreateToken, RevokeToken
 from cpumond.scheduler.store.sqlite import SqliteStore
-from cpumond.scheduler.token_commands import CreateToken, RevokeToken
-from cpumond.scheduler.token_records import GROUPS_LIFE_S
-from cpumond.scheduler.tokens import hash_token, parse_tokens
-from cpumond.scheduler.users import User
 
 FILE = "".join(
     f"{line}\n"

@@ -15,10 +15,10 @@ from cpumond.api.json.handlers import JsonApi, Made
 from cpumond.api.json.requests import OperationsQuery, Query
 from cpumond.api.views import OperationList
 from cpumond.scheduler.model import Rules
-from cpumond.scheduler.operations import AbortOperation, StartOperation
+from cpumond.scheduler.rights.tokens import User
 from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.settings.operations import AbortOperation, StartOperation
 from cpumond.scheduler.store.sqlite import SqliteStore
-from cpumond.scheduler.tokens import User
 
 
 def make_api(store: SqliteStore) -> JsonApi:

@@ -13,10 +13,10 @@ from cpumond.api.json.requests import CanQuery
 from cpumond.api.json.rights import judge_question, list_rights
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.commands import RemovePool, RemoveTree
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.users import User
 
 ADMIN = User("root", admin=True)
 

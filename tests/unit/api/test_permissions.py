@@ -24,8 +24,8 @@ from cpumond.api.yt import orchid
 from cpumond.api.yt.ypath import parse_ypath
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.users import User
 
 ADMIN, ANN, BOB = User("root", admin=True), User("ann"), User("bob")
 NOBODY = User("spy")

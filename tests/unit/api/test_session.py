@@ -6,12 +6,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from cpumond.api.server import make_app
-from cpumond.scheduler.config import Api
-from cpumond.scheduler.identities import Identities
 from cpumond.scheduler.model import Rules
+from cpumond.scheduler.program.config import Api
+from cpumond.scheduler.program.identities import Identities
+from cpumond.scheduler.rights.tokens import hash_token, parse_tokens
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store.sqlite import SqliteStore
-from cpumond.scheduler.tokens import hash_token, parse_tokens
 
 TOKENS = (
     f"alice:{hash_token('of-alice')}\nops:{hash_token('of-ops')}:admin\nn1:{hash_token('of-n1')}:node:n1\n"

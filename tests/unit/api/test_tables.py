@@ -9,9 +9,9 @@ import pytest
 from test_views import NOW, TREE, Living, plain
 
 from cpumond.api import overview, pool_views, tables, views
-from cpumond.scheduler import operations
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.settings import operations
 
 
 @pytest.fixture

@@ -13,14 +13,13 @@ from scheduler_world import TREE, World
 from cpumond.api import node_views, overview, pool_views, views
 from cpumond.api.updated_tree import UpdatedTree
 from cpumond.api.yt import orchid_attributes
-from cpumond.scheduler import operations
 from cpumond.scheduler.access import Rights
-from cpumond.scheduler.forecast.model import Forecast
 from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, PreemptionRecord, Rules
-from cpumond.scheduler.settings import commands
+from cpumond.scheduler.model.forecast import Forecast
+from cpumond.scheduler.rights.users import User
+from cpumond.scheduler.settings import commands, operations
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.users import User
 
 NOW = 5000.0
 

@@ -11,7 +11,7 @@ from cpumond.api.bodies import Bodies
 from cpumond.api.yt.parameters import YtRequest
 from cpumond.api.yt.replies import ReplyCache, YtLimits
 from cpumond.api.yt.transport import _tell_nobody, _Transport
-from cpumond.scheduler.tokens import User
+from cpumond.scheduler.rights.tokens import User
 
 
 @pytest.mark.parametrize("value", [[{"a": 1}] * 20_000, {"operations": [{"a": "b"}] * 20_000}], ids=["list", "map"])

@@ -22,8 +22,8 @@ from cpumond.api.yt.transport import COMMANDS
 from cpumond.api.yt.values import Attributed, Uint, YtError
 from cpumond.api.yt.yson import write_yson
 from cpumond.scheduler.model import CommandError, Rules
+from cpumond.scheduler.rights.tokens import User
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.tokens import User
 
 ORCHID = "//sys/scheduler/orchid/scheduler"
 DEFAULT = f"{ORCHID}/pool_trees/default"

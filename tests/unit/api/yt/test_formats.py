@@ -43,7 +43,7 @@ from cpumond.api.yt.values import (
 )
 from cpumond.api.yt.yson import read_yson, write_yson
 from cpumond.core.errors import ConfigError
-from cpumond.scheduler.config import finish_scheduler_config, parse_scheduler_config_text
+from cpumond.scheduler.program.config import finish_scheduler_config, parse_scheduler_config_text
 
 TEXT = Format("yson", "text")
 PRETTY_JSON = Format("json", "pretty")

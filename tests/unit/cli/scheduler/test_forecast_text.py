@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpumond.cli.scheduler.forecast import show_start, tell_forecast
-from cpumond.scheduler.forecast.model import Forecast
+from cpumond.scheduler.model.forecast import Forecast
 
 
 def test_a_foretold_start_that_has_passed_is_late_not_now() -> None:

@@ -7,7 +7,7 @@ from scheduler_world import World
 from cpumond.api.views import OperationDetails, show_operation_details
 from cpumond.cli.scheduler.running import WaitTold
 from cpumond.scheduler.access import Rights
-from cpumond.scheduler.users import User
+from cpumond.scheduler.rights.users import User
 
 
 def test_what_is_waited_for_is_told_after_a_while_and_when_it_changes():

@@ -9,8 +9,8 @@ import pytest
 from scheduler_world import EASY, World, assert_consistent, describe
 
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, TOO_MANY_OPERATIONS, CommandError, Rules
-from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import RemovePool, RemoveTree
+from cpumond.scheduler.settings.operations import StartOperation
 
 
 def rules(**given: Any) -> Rules:

@@ -11,8 +11,8 @@ from scheduler_world import PlayedNode, World
 from cpumond.core.wire import JobReport
 from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
 from cpumond.scheduler.model import CommandError
-from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import ChangePool, Edit
+from cpumond.scheduler.settings.operations import StartOperation
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from scheduler_world import World, assert_consistent
 
 from cpumond.fairshare import fair_share_update
 from cpumond.fairshare.resources import CPU, scale
-from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import RemovePool
+from cpumond.scheduler.settings.operations import StartOperation
 
 CORES = 1000.0
 DAY_S = 86_400.0

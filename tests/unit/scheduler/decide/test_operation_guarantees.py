@@ -9,7 +9,7 @@ from scheduler_world import World, assert_consistent
 
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.model import ROOT_POOL, CommandError
-from cpumond.scheduler.operations import StartOperation, UpdateOperation
+from cpumond.scheduler.settings.operations import StartOperation, UpdateOperation
 
 
 @pytest.fixture

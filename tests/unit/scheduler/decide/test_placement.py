@@ -12,7 +12,7 @@ from scheduler_world import EASY, GIB, World, assert_consistent
 from cpumond.fairshare.resources import CPU, Vector
 from cpumond.scheduler.decide.placement import satisfaction_of
 from cpumond.scheduler.model import Rules
-from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.settings.operations import StartOperation
 
 NEVER = math.inf
 

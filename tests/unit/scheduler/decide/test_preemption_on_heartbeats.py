@@ -12,7 +12,7 @@ from scheduler_world import World
 
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.decide.placement import ServiceOrder
-from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.settings.operations import StartOperation
 
 
 def make_starving_world(wanted: int = 6, **tree: object) -> tuple[World, object, str, str]:

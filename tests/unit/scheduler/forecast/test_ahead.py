@@ -19,8 +19,8 @@ from cpumond.scheduler.forecast.ahead import (
 )
 from cpumond.scheduler.forecast.calibration import quantile
 from cpumond.scheduler.forecast.forward import Pace
-from cpumond.scheduler.node_commands import DrainNode
-from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.settings.operations import StartOperation
+from cpumond.scheduler.state.node_commands import DrainNode
 
 
 @pytest.mark.parametrize("runs", [5, 9, 40])

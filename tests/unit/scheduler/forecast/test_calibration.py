@@ -16,7 +16,7 @@ from cpumond.scheduler.forecast.calibration import (
     is_inside,
     place_of,
 )
-from cpumond.scheduler.forecast.model import Forecast
+from cpumond.scheduler.model.forecast import Forecast
 
 NOW = 1000.0
 

@@ -10,7 +10,7 @@ import pytest
 from scheduler_world import EASY, World
 
 from cpumond.scheduler.forecast.load import BLOCK_S, DAY_S, MOST_DOUBT, Drawn, Expected, Experience, _Seen
-from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.commands import prepare
 
 HOUR_S = 3600.0

@@ -14,7 +14,6 @@ import pytest
 from scheduler_world import ServedNode, StillClock, in_loop
 from structlog.testing import capture_logs
 
-from cpumond.scheduler.exporter import MetricsText
 from cpumond.scheduler.history import recorder
 from cpumond.scheduler.history.collector import Collector
 from cpumond.scheduler.history.model import OPERATION, HistoryView, Key, ReportView, Summary, Tick
@@ -22,8 +21,9 @@ from cpumond.scheduler.history.recorder import GRAPH, MAX_WAITING, MAX_WAITING_T
 from cpumond.scheduler.history.savings import SavingsView, make_savings
 from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.model import ROOT_POOL, TIMEOUT, TOO_MANY_REQUESTS, CommandError, Rules
-from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.program.exporter import MetricsText
 from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.store import StoreError
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cpumond.scheduler.model import RESOLVE, CommandError, PoolConfig, PoolSettings, TreeConfig, TreeSettings
-from cpumond.scheduler.rights import AccessEntry
+from cpumond.scheduler.rights.entries import AccessEntry
 from cpumond.scheduler.settings.attributes import (
     ALIASES,
     MAX_CUSTOM_ATTRIBUTES,

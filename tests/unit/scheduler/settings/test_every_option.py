@@ -11,9 +11,9 @@ from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.victims import find_limit_violators
 from cpumond.scheduler.elements import PreemptionRules
 from cpumond.scheduler.model import CommandError, OperationTreeOptions, PoolSettings
-from cpumond.scheduler.operations import StartOperation, UpdateOperation
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.commands import ChangePool, Edit
-from cpumond.scheduler.users import User
+from cpumond.scheduler.settings.operations import StartOperation, UpdateOperation
 
 
 def rules(of: PreemptionRules | None) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from scheduler_world import World
 
-from cpumond.scheduler.main import read_monitor
 from cpumond.scheduler.model import CommandError
-from cpumond.scheduler.operations import StartOperation, UpdateOperation, read_spec
+from cpumond.scheduler.program.main import read_monitor
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool, CreateTree, MovePool
+from cpumond.scheduler.settings.operations import StartOperation, UpdateOperation, read_spec
 
 TREE = "default"
 

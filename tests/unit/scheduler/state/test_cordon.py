@@ -7,7 +7,7 @@ from scheduler_world import TREE, World, assert_consistent
 
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.model import RESOLVE, CommandError, Cordon
-from cpumond.scheduler.node_commands import CordonNode, DrainNode, UncordonNode
+from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, UncordonNode
 from cpumond.scheduler.state.transaction import Transaction
 
 

@@ -10,9 +10,9 @@ from scheduler_world import EASY, World, assert_consistent
 from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.protection import find_protections
 from cpumond.scheduler.model import Rules
-from cpumond.scheduler.node_commands import DrainNode
-from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import RemoveTree
+from cpumond.scheduler.settings.operations import StartOperation
+from cpumond.scheduler.state.node_commands import DrainNode
 
 
 def make_world(nodes: int = 3, cpu: float = 2.0, **tree: Any) -> World:

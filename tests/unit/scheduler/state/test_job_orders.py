@@ -7,7 +7,7 @@ import pytest
 from scheduler_world import EASY, PlayedNode, World, assert_consistent
 
 from cpumond.scheduler.model import JobCounts, Rules
-from cpumond.scheduler.operations import StartOperation
+from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.dispatch import MAX_ORDER_BYTES, MAX_ORDERS
 
 WAIT_S = 30.0

@@ -7,8 +7,8 @@ import pytest
 from scheduler_world import TREE, World
 
 from cpumond.scheduler.model import TOO_MANY_OPERATIONS, CommandError, Config, OperationRecord
-from cpumond.scheduler.operations import UpdateOperation
 from cpumond.scheduler.settings.commands import RemovePool
+from cpumond.scheduler.settings.operations import UpdateOperation
 from cpumond.scheduler.state import spec_room
 from cpumond.scheduler.state.spec_room import SpecRoom, weigh
 

@@ -14,8 +14,8 @@ from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
 from cpumond.api import overview
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.model import UNTOLD_STARTS, CommandError, JobCounts, Rules
-from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.settings.commands import RemoveTree
+from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.nodes import KEPT_REFUSED, REFUSED_S
 
 SILENCE_S = 60.0

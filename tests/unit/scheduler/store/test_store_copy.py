@@ -15,11 +15,11 @@ import cpumond.scheduler.store
 from cpumond.cli import cli
 from cpumond.core.errors import ConfigError, RefusedError, UnavailableError, UsageError
 from cpumond.scheduler.model import Rules
+from cpumond.scheduler.service.stored import load_state
 from cpumond.scheduler.store import UNFINISHED, Change, Entry, StoreError, copying
 from cpumond.scheduler.store.copying import copy_store
 from cpumond.scheduler.store.places import is_conninfo, make_term, open_place, read_term
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.scheduler.stored import load_state
 
 RECORDS = [Change("job", f"{number:04}", bytes(range(256))) for number in range(2500)] + [Change("pool", "é\0", b"")]
 ENTRIES = [Entry(number / 3, ("all", f"user:ü{number % 7}"), b"%d" % number) for number in range(2600)]

@@ -8,11 +8,11 @@ from scheduler_world import World
 from cpumond.api.node_views import CordonView, show_node_details, show_nodes
 from cpumond.api.overview import find_alerts
 from cpumond.scheduler.access import Rights
-from cpumond.scheduler.events.commands import Asked, tell_command
+from cpumond.scheduler.event_log.commands import Asked, tell_command
 from cpumond.scheduler.model import Rules
-from cpumond.scheduler.node_commands import CordonNode, DrainNode, UncordonNode
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.state.commands import prepare
-from cpumond.scheduler.users import User
+from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, UncordonNode
 from cpumond.scheduler.why.drain import DrainPlan, plan_drain
 from cpumond.scheduler.why.operation import explain_operation
 

@@ -11,9 +11,9 @@ from scheduler_world import GIB, TREE, ServedNode, StillClock, World
 
 from cpumond.core.wire import JobReport
 from cpumond.scheduler.model import ROOT_POOL, CommandError, Rules
-from cpumond.scheduler.operations import StartOperation
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.commands import ConfigCommand, CreatePool
+from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.commands import note_refused, prepare
 from cpumond.scheduler.store.sqlite import open_sqlite_store
 from cpumond.scheduler.why.idle import IdleReport, find_idle, idle_reasons, in_pool, readable

@@ -12,11 +12,10 @@ from scheduler_world import TREE, World
 from cpumond.core.measures import format_span
 from cpumond.fairshare.explain import explain
 from cpumond.fairshare.resources import CPU
-from cpumond.scheduler import operations
 from cpumond.scheduler.model import CommandError, Rules
-from cpumond.scheduler.settings import commands
+from cpumond.scheduler.rights.users import User
+from cpumond.scheduler.settings import commands, operations
 from cpumond.scheduler.settings.attributes import Edit
-from cpumond.scheduler.users import User
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
 from cpumond.scheduler.why.plan import Plan, collect, make_plan, rebuild, try_command
 from cpumond.scheduler.why.pool import tell_pool

@@ -1,0 +1,198 @@
+"""What one user may do, looked up in the access lists of one state (semantics.md 12). Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from cpumond.core.words import quoted
+from cpumond.scheduler.model import (
+    ROOT_POOL,
+    SUBPOOL_DELIMITER,
+    OperationRecord,
+    PoolConfig,
+    PreemptionRecord,
+    TreeConfig,
+)
+from cpumond.scheduler.rights.entries import OWNED, Access, AccessEntry, Permission, Standing, Verdict, judge
+from cpumond.scheduler.rights.users import User
+
+if TYPE_CHECKING:
+    from cpumond.scheduler.elements import PoolElement
+    from cpumond.scheduler.state import State
+
+HIDDEN: Final = "hidden"
+_WORD: Final = re.compile(r"[0-9A-Za-z-]+")
+
+
+class Rights:
+    """Verdicts about one user; each is found once. Made for one request, while the state does not change."""
+
+    def __init__(self, state: State, user: User) -> None:
+        self.state = state
+        self.user = user
+        self._accesses: dict[tuple[str, str], Access] = {}
+        self._verdicts: dict[tuple[str, str, Permission], Verdict] = {}
+        self._denying: set[str] | None = None
+        self._readable: dict[tuple[Any, ...], bool] = {}
+        """Whether operations may be read that are alike in all that decides about it."""
+        self._hidden: dict[str, bool] = {}
+
+    def access_to(self, tree: str, pool: str = ROOT_POOL) -> Access:
+        """What decides about an explicit pool, or the tree itself for ``<Root>``; both exist."""
+        key = (tree, pool)
+        found = self._accesses.get(key)
+        if found is None:
+            found = self._accesses[key] = read_access(self.state.config.trees[tree], pool)
+        return found
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing on any tree decides who may do what, as before there were access lists."""
+        return all(
+            not tree.settings.acl_required and all(read_access(tree, name).is_open for name in (ROOT_POOL, *tree.pools))
+            for tree in self.state.config.trees.values()
+        )
+
+    def on_pool(self, tree: str, pool: str, permission: Permission) -> Verdict:
+        """The verdict about an explicit pool, or the tree itself for ``<Root>``; both exist."""
+        key = (tree, pool, permission)
+        found = self._verdicts.get(key)
+        if found is None:
+            found = self._verdicts[key] = judge(self.user, permission, self.access_to(tree, pool))
+        return found
+
+    def on_operation(self, record: OperationRecord, permission: Permission) -> Verdict:
+        """The verdict about an operation: of its own list, and of the lists of its pool in each of its trees."""
+        return judge(self.user, permission, self.access_to_operation(record))
+
+    def access_to_operation(self, record: OperationRecord) -> Access:
+        """What decides about an operation. Entries of all its trees count together: one that allows is enough."""
+        what = f"operation {record.id}"
+        entries = [Standing(entry, what) for entry in record.acl]
+        pools = [self.access_to(*place) for place in self.places_of(record)]
+        for pool in pools:
+            entries += [each for each in pool.entries if each not in entries]
+        is_open = any(pool.is_open for pool in pools)
+        closed_by = next((pool.closed_by for pool in pools), "its pool tree is gone")
+        return Access(what, tuple(entries), is_open, "" if is_open else closed_by, record.user, OWNED)
+
+    def places_of(self, record: OperationRecord) -> Iterator[tuple[str, str]]:
+        """Tree and explicit pool whose access lists count for an operation, in each of its trees that there is."""
+        live = self.state.operations.get(record.id)
+        for name, options in record.trees.items():
+            tree = self.state.config.trees.get(name)
+            element = None if live is None else live.elements.get(name)
+            if element is not None and element.parent is not None:
+                yield name, explicit_pool(element.parent)
+            elif tree is not None:
+                parent = options.pool.partition(SUBPOOL_DELIMITER)[0]
+                yield name, next((each for each in (options.pool, parent) if each in tree.pools), ROOT_POOL)
+
+    def readable(self, records: list[OperationRecord]) -> list[OperationRecord]:
+        """Those of the operations that the user may read; quick where no entry denies that."""
+        if self.user.admin:
+            return records
+        if not self._find_denying():
+            return [each for each in records if not each.acl or self.may_read(each)]
+        return [each for each in records if self.may_read(each)]
+
+    def may_read(self, record: OperationRecord) -> bool:
+        """Whether the user may know of an operation at all."""
+        if self.user.admin:
+            return True
+        if not record.acl and self._find_denying().isdisjoint(record.trees):
+            return True
+        pools = [(name, options.pool) for name, options in record.trees.items()]
+        key = (record.user == self.user.name, record.is_finished, record.acl, *pools)
+        if key not in self._readable:
+            self._readable[key] = self.on_operation(record, "read").allowed
+        return self._readable[key]
+
+    def hides(self, operation_id: str) -> bool:
+        """Whether there is such an operation, and the user may not know of it."""
+        if self.user.admin or not operation_id:
+            return False
+        hidden = self._hidden.get(operation_id)
+        if hidden is None:
+            record = self.state.record_of(operation_id)
+            hidden = self._hidden[operation_id] = record is not None and not self.may_read(record)
+        return hidden
+
+    def hide_operations(self, text: str) -> str:
+        """A sentence with HIDDEN in place of the ids of operations that the user may not know of."""
+        return text if self.user.admin else _WORD.sub(lambda each: HIDDEN if self.hides(each[0]) else each[0], text)
+
+    def see_preemption(self, record: PreemptionRecord) -> PreemptionRecord | None:
+        """A preemption without the operation that it was for, where the user may not know of that one; None for one of
+        such an operation."""
+        if self.hides(record.operation_id):
+            return None
+        if not self.hides(record.preemptor_operation_id):
+            return record
+        why = self.hide_operations(record.why)
+        if record.preemptor_job_id:
+            why = why.replace(record.preemptor_job_id, HIDDEN)
+        return msgspec.structs.replace(record, why=why, preemptor_operation_id="", preemptor_job_id="")
+
+    def _find_denying(self) -> set[str]:
+        """Trees with an entry that denies to read. Almost always there is none, and very many operations are listed."""
+        if self._denying is None:
+            self._denying = {name for name, tree in self.state.config.trees.items() if _denies_reading(tree)}
+        return self._denying
+
+    def may_read_secrets(self, record: OperationRecord) -> bool:
+        """Whether the user may see the environment of an operation's jobs and what they wrote."""
+        return self.on_operation(record, "read_secrets").allowed
+
+
+def explicit_pool(pool: PoolElement) -> str:
+    """The nearest explicit pool at or above ``pool``, whose access list counts for it; ``<Root>`` for none."""
+    return next((each.name for each in (pool, *pool.ancestors()) if each.config is not None), ROOT_POOL)
+
+
+def describe_pool(tree: str, pool: str) -> str:
+    """A pool, or the tree for ``<Root>``, in a message."""
+    return f"pool tree {quoted(tree)}" if pool == ROOT_POOL else f"pool {quoted(pool)}"
+
+
+def read_access(tree: TreeConfig, pool: str, *, of_child: bool = False) -> Access:
+    """What decides about an explicit pool of a tree, or about the tree itself for ``<Root>`` (12.2).
+
+    ``of_child``: what a pool inside of it inherits.
+    """
+    entries: list[Standing] = []
+    owner, listed, inherits = "", "", True
+    for depth, item in enumerate(_way_up(tree, pool), int(of_child)):
+        settings = item.settings
+        owner = owner or settings.owner
+        if not inherits:
+            continue
+        where = describe_pool(tree.name, item.name if isinstance(item, PoolConfig) else ROOT_POOL)
+        skipped = "object_only" if depth else "descendants_only"
+        heir = describe_pool(tree.name, pool) if depth else ""
+        own: tuple[AccessEntry, ...] = settings.acl or ()
+        entries += [Standing(entry, where, heir) for entry in own if entry.inheritance_mode != skipped]
+        inherits = settings.inherit_acl
+        if settings.acl is not None or not inherits:
+            listed = listed or where
+    closed_by = f"{listed} has one" if listed else ""
+    if not closed_by and tree.settings.acl_required:
+        closed_by = f"pool tree {quoted(tree.name)} says acl_required"
+    return Access(describe_pool(tree.name, pool), tuple(entries), not closed_by, closed_by, owner)
+
+
+def _way_up(tree: TreeConfig, pool: str) -> Iterator[PoolConfig | TreeConfig]:
+    while pool != ROOT_POOL:
+        item = tree.pools[pool]
+        yield item
+        pool = item.parent
+    yield tree
+
+
+def _denies_reading(tree: TreeConfig) -> bool:
+    lists = (tree.settings.acl, *(pool.settings.acl for pool in tree.pools.values()))
+    return any(entry.action == "deny" and "read" in entry.permissions for acl in lists for entry in acl or ())

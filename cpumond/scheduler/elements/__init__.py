@@ -1,0 +1,639 @@
+"""The living tree: pools and operations with their usage and shares, jobs, nodes. Owned and changed by ``state`` only.
+
+Vectors are absolute and in the order of RESOURCES, unless a name says ``_share`` (fractions of the tree's total).
+Usage counters are exact on every level: each change of a job's usage is added to its operation, to every pool above
+and to its node at once (semantics.md 8).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal
+
+from cpumond.core.levels import SAFE, Level
+from cpumond.core.wire import CPU_COUNTERS, AgentAbout, CpuTimes, JobReport, StopOrder
+from cpumond.fairshare import tree as fairshare
+from cpumond.fairshare.resources import CPU, UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
+from cpumond.scheduler.elements.node_sizes import NodeSizes
+from cpumond.scheduler.model import (
+    CLASSES,
+    Cordon,
+    JobClass,
+    JobState,
+    OperationRecord,
+    OperationTreeOptions,
+    PoolConfig,
+    PoolSettings,
+    PreemptionRecord,
+    Task,
+    TreeConfig,
+    to_vector,
+)
+from cpumond.scheduler.settings.preemption_rules import PreemptionRules
+
+SchedulingStatus = Literal["normal", "below_min_share", "below_fair_share"]
+StarvationStatus = Literal["non_starving", "starving", "aggressively_starving"]
+
+NON_PREEMPTIBLE: Final = 0
+AGGRESSIVELY_PREEMPTIBLE: Final = 1
+PREEMPTIBLE: Final = 2
+Preemptibility = Literal[0, 1, 2]
+"""The three lists of section 6.4."""
+
+OUTSIDE: Final = -1
+
+NOTHING: Final = (0.0,) * 5
+"""CPU times of a job that has used nothing."""
+
+NO_REPORT: Final = JobReport("", "", 0.0, 0.0, mode="")
+
+
+Arm = Literal["control", "others"]
+"""Jobs left in shadow by ``control_group_ratio`` of their hosts, and the other jobs of these hosts."""
+
+CONTROL: Final[Arm] = "control"
+OTHERS: Final[Arm] = "others"
+
+
+class TrialArm:
+    """What the jobs of one arm of a tree came to; counters as of an element."""
+
+    __slots__ = ("name", "tree", "early_core_seconds", "early_reach", *CPU_COUNTERS)
+
+    def __init__(self, arm: Arm, tree: Tree) -> None:
+        self.name, self.tree = f"<{arm}>", tree
+        self.early_core_seconds = self.early_reach = 0.0
+        self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
+        self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
+
+
+class Element:
+    """What pools and operations of a tree have in common."""
+
+    __slots__ = (
+        "name", "parent", "tree", "usage", "demand", "waiting", "limits", "fair_share", "demand_share",
+        "strong_guarantee_share", "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction",
+        "rank", "version", "lost_core_seconds", "early_core_seconds", "early_reach", *CPU_COUNTERS,
+    )  # fmt: skip
+
+    def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
+        self.name = name
+        """Pool's name, or operation's id; ``<Root>`` for the root."""
+        self.parent = parent
+        self.tree = tree
+        self.usage: Vector = ZERO
+        self.demand: Vector = ZERO
+        """As of the last update."""
+        self.waiting: Vector = ZERO
+        """What operations that do not run in this tree would want besides ``demand``, as of the last update (5.2)."""
+        self.limits: Vector = UNLIMITED
+        """``resource_limits`` and ``max_share_ratio`` together, as of the last update (2.10)."""
+        self.fair_share: Vector = ZERO
+        self.demand_share: Vector = ZERO
+        self.strong_guarantee_share: Vector = ZERO
+        """After the scaling of an overcommitted cluster. The three shares are those of the last update."""
+        self.scheduling_status: SchedulingStatus = "normal"
+        self.starvation_status: StarvationStatus = "non_starving"
+        self.below_since: float | None = None
+        """Scheduler time of the first update that found the element below its share; None while it is not."""
+        self.rules: PreemptionRules | None = None
+        self.satisfaction = 0.0
+        self.rank = OUTSIDE
+        """Its place among its siblings in the order of service; OUTSIDE when it came after that was made."""
+        self.version = -1
+        """Of its valid entry in the order of service, -1 without one."""
+        self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
+        self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
+        """``CpuUse`` of its jobs since the start of this scheduler, as far as their nodes have reported it."""
+        self.early_core_seconds = self.early_reach = 0.0
+        """The part of all of these that was used before the point of the history in which it was reported; and the same
+        times the seconds from the beginning of its use to that point."""
+        self.lost_core_seconds = 0.0
+        """By preemptions since the start of this scheduler (6.9)."""
+
+    def ancestors(self) -> Iterator[PoolElement]:
+        """The pools above, nearest first, the root last."""
+        pool = self.parent
+        while pool is not None:
+            yield pool
+            pool = pool.parent
+
+
+class PoolElement(Element):
+    """A pool, explicit or ephemeral, or the root."""
+
+    __slots__ = (
+        "config", "settings", "children", "operations", "operation_count", "running_operation_count",
+        "max_operation_count", "max_running_operation_count", "volume", "last_integral_ratio", "entry",
+        "idle_cores", "held_cores",
+    )  # fmt: skip
+
+    def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
+        super().__init__(name, parent, tree)
+        self.config: PoolConfig | None = None
+        """None for an ephemeral pool and the root."""
+        self.settings = PoolSettings()
+        """The pool's own settings, or what ``ephemeral_subpool_config`` gives an ephemeral pool."""
+        self.children: dict[str, PoolElement] = {}
+        self.operations: dict[str, OperationElement] = {}
+        self.operation_count = 0
+        """Running and pending operations of the subtree (3.1)."""
+        self.running_operation_count = 0
+        self.max_operation_count = 0
+        self.max_running_operation_count = 0
+        """Effective limits: own, else the tree's."""
+        self.volume: Vector = ZERO
+        """Accumulated volume, resource*seconds (9)."""
+        self.last_integral_ratio = 0.0
+        self.idle_cores = self.held_cores = 0.0
+        """CPU that no job has, of the root only; the part of it that the pool's waiting work would use. As of the last
+        report (``idle_watch``)."""
+        self.entry: fairshare.Pool | None = None
+        """The pool's entry in the last snapshot; the same object again while nothing changes."""
+
+    @property
+    def is_root(self) -> bool:
+        return self.parent is None
+
+    @property
+    def owner(self) -> str:
+        """The user that an ephemeral pool counts for: that of its oldest operation (2.9); "" when it has none."""
+        oldest = min(self.operations.values(), key=lambda each: each.operation.record.sequence, default=None)
+        return "" if oldest is None else oldest.operation.record.user
+
+    @property
+    def is_ephemeral(self) -> bool:
+        return self.config is None and self.parent is not None
+
+    @property
+    def mode(self) -> str:
+        return self.settings.mode
+
+
+class OperationElement(Element):
+    """An operation in one tree: its options and its jobs there."""
+
+    __slots__ = ("operation", "options", "jobs", "is_running", "lists_are_old", "fifo_index", "deactivations", "entry")
+
+    def __init__(self, operation: Operation, options: OperationTreeOptions, parent: PoolElement, tree: Tree) -> None:
+        super().__init__(operation.id, parent, tree)
+        self.operation = operation
+        self.options = options
+        self.jobs: dict[str, Job] = {}
+        """Active jobs, those that count for usage: starting and running ones."""
+        self.is_running = False
+        """Whether it holds a running slot in this tree (3.2)."""
+        self.lists_are_old = True
+        """The jobs' ``preemptibility`` must be computed again before it is used (6.4)."""
+        self.fifo_index: int | None = None
+        self.deactivations: dict[str, int] = {}
+        """Reason -> how often the operation was passed over on a heartbeat since the last update (7.1)."""
+        self.entry: fairshare.Operation | None = None
+        """As a pool's; None when the next snapshot needs a new one."""
+
+    def tell_unplaceable(self) -> str:
+        """Why no node of the tree can hold any of its jobs still to be started, of a gang all; "" where one can."""
+        return self.tree.sizes.tell_unplaceable(self.operation.needed_orders, self.operation.record.is_gang)
+
+
+class Operation:
+    """An operation: its record, what it still needs, its elements by tree."""
+
+    __slots__ = ("record", "needed", "elements", "active")
+
+    def __init__(self, record: OperationRecord) -> None:
+        self.record = record
+        self.needed: dict[str, int] = {}
+        """Task -> jobs still to be started."""
+        self.elements: dict[str, OperationElement] = {}
+        self.active: dict[str, int] = {}
+        """Task -> jobs that count as usage, in all trees, and jobs that are stopping and will count as failed: each of
+        those is replaced only after its end, if the operation goes on then."""
+
+    @property
+    def active_job_count(self) -> int:
+        return sum(self.active.values())
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def needed_job_count(self) -> int:
+        """Jobs still to be started: FIFO's ``pending_job_count`` (4)."""
+        return sum(self.needed.values())
+
+    @property
+    def needed_orders(self) -> list[tuple[Vector, int]]:
+        """What jobs still to be started order, and how many of each task there are."""
+        return [(task.resources, self.needed[task.name]) for task in self.next_tasks()]
+
+    def next_tasks(self) -> Iterator[Task]:
+        """Tasks that need a job, in the order of the specification."""
+        for task in self.record.tasks:
+            if self.needed.get(task.name, 0) > 0:
+                yield task
+
+
+@lru_cache(maxsize=1024)
+def one_of(vector: Vector) -> Vector:
+    """One object for equal vectors, where there are few: one takes as much memory as the job that orders it."""
+    return vector
+
+
+class Job:
+    """A job from its order to its end. While ``is_active`` its ``usage`` is part of all counters above."""
+
+    __slots__ = (
+        "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
+        "is_active", "stop", "began_at", "ordered_at", "first_sent_at", "last_sent_at", "report", "counted",
+        "is_stored", "counted_at", "reclaimed",
+    )  # fmt: skip
+
+    def __init__(
+        self, job_id: str, element: OperationElement, task: Task, node: Node, start_time: float, sequence: int
+    ) -> None:
+        self.id = job_id
+        self.element = element
+        self.task = task
+        self.node = node
+        self.limits: Vector = one_of(task.resources)
+        """What it ordered."""
+        self.usage: Vector = self.limits
+        """What it may use now: its cpu is ``current_cpu_limit``."""
+        self.state: JobState = "starting"
+        self.start_time = start_time
+        self.sequence = sequence
+        """Decides between jobs with the same ``start_time``."""
+        self.preemptibility: Preemptibility = PREEMPTIBLE
+        self.is_active = False
+        self.stop: Stop | None = None
+        """Set once the job is told to stop, and thereby not active any more."""
+        self.began_at: float | None = None
+        """Since when it runs on its node, in this scheduler's time; None before the node has reported it."""
+        self.ordered_at = start_time
+        self.first_sent_at: float | None = None
+        self.last_sent_at: float | None = None
+        """When answers to heartbeats carried the order to start it; None for never, and for a job taken over. The first
+        time of a job that an earlier run started is the start of this one, or the first heartbeat that came then."""
+        self.is_stored = False
+        """Whether its start is stored: only then an answer may order it."""
+        self.report = NO_REPORT
+        """The last report of its node; a counter that the report leaves out keeps its last known value."""
+        self.counted: CpuTimes = NOTHING
+        """The part of its ``cpu_times`` that is in the counters above, or that was used before this scheduler had the
+        job; None: not known yet."""
+        self.counted_at: float | None = None
+        """Of which moment ``counted`` is; None before the first report."""
+        self.reclaimed = False
+        """Whether it runs on reclaimed CPU; set at its start, as long as it lives (1.10)."""
+
+    @property
+    def was_reported(self) -> bool:
+        """Whether a heartbeat has reported the job; a node does not report one that still waits there for room."""
+        return self.report is not NO_REPORT
+
+    @property
+    def job_class(self) -> JobClass:
+        return CLASSES[self.reclaimed]
+
+    @property
+    def node_id(self) -> str:
+        return self.node.id
+
+    @property
+    def task_name(self) -> str:
+        return self.task.name
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the job was told to stop for a reason that counts as its failure."""
+        return self.stop is not None and self.stop.fails
+
+    @property
+    def ordinary_cores(self) -> float:
+        """Its order, as far as it keeps others from being ordinary on its node (1.10)."""
+        return 0.0 if self.reclaimed else self.limits[CPU]
+
+    @property
+    def has_cpu_gap(self) -> bool:
+        """Whether its limit was lowered: it uses less CPU than it ordered (6.6)."""
+        return self.usage[1] < self.limits[1]
+
+
+@dataclass(slots=True, eq=False)
+class Stop:
+    """The order to stop a job, repeated in each heartbeat answer until the node no longer reports the job (6.7)."""
+
+    record: PreemptionRecord
+    timeout_s: float
+    """From the interruption to the kill."""
+    since: float
+    fails: bool = False
+    """Whether the job counts as failed, rather than aborted."""
+
+
+class Node:
+    """A compute host, as its registration and its last heartbeat say."""
+
+    __slots__ = (
+        "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
+        "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
+        "overcommit_count", "unwanted", "replaced", "skipped_searches", "key_hash", "matched_trees", "strangers",
+        "cordon", "about", "level", "ordered_cores", "ordinary_cores",
+        "foreign_ordered_cores", "reclaimed_strangers",
+    )  # fmt: skip
+
+    def __init__(self, node_id: str) -> None:
+        self.id = node_id
+        self.address = node_id
+        self.tags: frozenset[str] = frozenset()
+        self.capacity: Vector = ZERO
+        self.tree: str | None = None
+        self.incarnation = ""
+        """Of the agent's present run, a secret: its bearer may send the node's heartbeats. Views show ``run``."""
+        self.key_hash = ""
+        """Of the key that the node's agent keeps from run to run; "" without one."""
+        self.sequence = -1
+        self.is_online = False
+        self.last_seen = 0.0
+        self.lost_since: float | None = None
+        self.jobs: dict[str, Job] = {}
+        """Active jobs by id."""
+        self.stopping: dict[str, Job] = {}
+        """Jobs told to stop that the node may still have."""
+        self.used: Vector = ZERO
+        """Usage of the active jobs."""
+        self.ordered_cores = self.ordinary_cores = self.foreign_ordered_cores = 0.0
+        """CPU that the active jobs ordered; that the ordinary ones of them did; that the jobs in ``strangers`` did."""
+        self.foreign_usage: Vector = ZERO
+        """Usage that the node reports of other jobs: not the scheduler's, or not taken over and told to stop."""
+        self.strangers: dict[str, JobReport] = {}
+        """The last reports of those jobs, by id."""
+        self.reclaimed_strangers: set[str] = set()
+        """The ids of those on reclaimed CPU that an earlier run of the scheduler started."""
+        self.last_preemptive_attempt: float | None = None
+        self.skipped_searches = 0
+        """How many searches the next preemptive attempt skips, since this one made them; 0 when none is left (6.6)."""
+        self.overcommitted_since: float | None = None
+        self.overcommit_count = 0
+        self.unwanted: dict[str, StopOrder] = {}
+        """By id: the orders for jobs of its last heartbeat that no operation needs and that are not stopping yet."""
+        self.replaced: dict[str, str] = {}
+        """Earlier runs of its agent that a later one replaced: incarnation -> address, the latest last."""
+        self.matched_trees: tuple[str, ...] = ()
+        """The trees that its tags fit, if several: its jobs in ``tree`` run on, none is started (2.2)."""
+        self.cordon: Cordon | None = None
+        self.about: AgentAbout | None = None
+        """What its agent tells of itself; None until it does, as older ones never do."""
+        self.level: Level = SAFE
+        """What the stages of a roll-out tell it."""
+
+    @property
+    def cordoned(self) -> bool:
+        """Whether it gets no new jobs because somebody said so (2.11)."""
+        return self.cordon is not None
+
+    @property
+    def counted_capacity(self) -> Vector:
+        """What it adds to the tree's total: where no job may start, as its tags fit several trees (2.2) or it is
+        cordoned (2.11), what its jobs ordered, as far as it has that."""
+        if not self.cordoned and not self.matched_trees:
+            return self.capacity
+        return least(self.capacity, sum_vectors([job.limits for job in self.jobs.values()]))
+
+    def all_jobs(self) -> list[Job]:
+        """Active jobs and those told to stop."""
+        return [*self.jobs.values(), *self.stopping.values()]
+
+    @property
+    def run(self) -> str:
+        """The beginning of ``incarnation``, which may be shown."""
+        return self.incarnation[:16]
+
+    @property
+    def free(self) -> Vector:
+        """Capacity less the usage of all jobs, foreign ones included; negative where the node is overcommitted."""
+        return subtract(subtract(self.capacity, self.used), self.foreign_usage)
+
+    @property
+    def unordered_cores(self) -> float:
+        """CPU that no ordinary or foreign job ordered; negative where they ordered more than there is."""
+        return self.capacity[CPU] - self.ordinary_cores - self.foreign_ordered_cores
+
+
+class Tree:
+    """One pool tree with everything in it."""
+
+    __slots__ = (
+        "config", "root", "pools", "operations", "nodes", "total", "queue", "changed", "errors", "update_count",
+        "updated_at", "point_began_at", "trial", "_sizes",
+    )  # fmt: skip
+
+    def __init__(self, config: TreeConfig) -> None:
+        self.config = config
+        self.root = PoolElement("<Root>", None, self)
+        self.pools: dict[str, PoolElement] = {}
+        """All pools but the root, by name; a parent comes before its children."""
+        self.operations: dict[str, OperationElement] = {}
+        self.nodes: dict[str, Node] = {}
+        self.total: Vector = ZERO
+        """Capacity of all nodes that count (2.4, node_reconnection_timeout)."""
+        self.queue: dict[str, OperationElement] = {}
+        """Pending operations in order of arrival (3.3)."""
+        self.changed: dict[OperationElement, None] = {}
+        """Operations whose usage or needs changed since ``placement`` last looked."""
+        self.errors: tuple[str, ...] = ()
+        self.update_count = 0
+        self.updated_at = 0.0
+        """When starvation was last looked at, after an update; scheduler time."""
+        self.point_began_at = 0.0
+        """When the point of the history began that is being gathered; 0 without a history."""
+        self.trial: dict[Arm, TrialArm] = {}
+        """Empty where no host has a control group."""
+        self._sizes: NodeSizes | None = None
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def sum_total(self, are_nodes_same: bool = False) -> None:
+        """Set ``total`` from the nodes; an equal total stays the identical object. ``are_nodes_same``: nothing but
+        their jobs has changed since the last call."""
+        total = sum_vectors([node.counted_capacity for node in self.nodes.values()])
+        if total != self.total:
+            self.total = total
+        if not are_nodes_same:
+            self._sizes = None
+
+    @property
+    def sizes(self) -> NodeSizes:
+        """What jobs may order at most, by the nodes of the last ``sum_total``."""
+        if self._sizes is None:
+            self._sizes = NodeSizes(Counter(node.capacity for node in self.nodes.values()))
+        return self._sizes
+
+
+def start_job(job: Job) -> None:
+    """Count a job everywhere: operation, pools, node (8)."""
+    assert not job.is_active
+    job.is_active = True
+    element, node = job.element, job.node
+    element.jobs[job.id] = job
+    active = element.operation.active
+    active[job.task.name] = active.get(job.task.name, 0) + 1
+    node.jobs[job.id] = job
+    node.used = add(node.used, job.usage)
+    node.ordered_cores += job.limits[CPU]
+    node.ordinary_cores += job.ordinary_cores
+    _change(element, job.usage)
+
+
+def end_job(job: Job) -> None:
+    """Take a job out of all counters at once (6.7)."""
+    assert job.is_active
+    job.is_active = False
+    element, node = job.element, job.node
+    del element.jobs[job.id], node.jobs[job.id]
+    element.operation.active[job.task.name] -= 1
+    # Sums of floats drift; a node or an element without jobs starts from a clean zero again.
+    node.used = subtract(node.used, job.usage) if node.jobs else ZERO
+    node.ordered_cores = node.ordered_cores - job.limits[CPU] if node.jobs else 0.0
+    node.ordinary_cores = node.ordinary_cores - job.ordinary_cores if node.jobs else 0.0
+    _change(element, subtract(ZERO, job.usage))
+
+
+def change_usage(job: Job, usage: Vector) -> None:
+    """A job may use more or less from now on; a rise is never refused (1.9, 8)."""
+    if usage == job.usage:
+        return
+    delta = subtract(usage, job.usage)
+    job.usage = usage
+    if job.is_active:
+        job.node.used = add(job.node.used, delta)
+        _change(job.element, delta)
+
+
+def _change(element: OperationElement, delta: Vector) -> None:
+    element.usage = add(element.usage, delta) if element.jobs else ZERO
+    element.lists_are_old = True
+    element.entry = None
+    element.tree.changed[element] = None
+    pool = element.parent
+    while pool is not None:
+        pool.usage = add(pool.usage, delta)
+        pool = pool.parent
+
+
+def count_cpu_time(job: Job, told: CpuTimes, at: float) -> None:
+    """Add what a job has used and given up until ``at`` to its operation and the pools above (1.7).
+
+    ``cpu_seconds`` comes from the cgroup: a value below the last one counts nothing, and the last one stays the base,
+    since the final value of an ended job may be a little lower. The other counters are sums of the agent, of which a
+    crash loses the newest part: a lower value counts nothing, and becomes the base of the growth after it. What was
+    counted stays with the pools above at that moment when the operation moves.
+    """
+    if told.count(None) == len(told):
+        return
+    counted, grown = list(job.counted), list(NOTHING)
+    for number, value in enumerate(told):
+        if value is None:
+            continue
+        before = counted[number]
+        if before is None or value > before:
+            counted[number] = value
+            if before is not None:
+                grown[number] = value - before
+        elif number > 0:
+            counted[number] = value
+    a, b, c, d, e = counted
+    job.counted = (a, b, c, d, e)
+    since = job.counted_at
+    if since is None:
+        since = at if job.began_at is None else job.began_at
+    job.counted_at = at
+    if any(grown):
+        add_cpu_time(job.element, grown, since, at)
+        about = job.node.about
+        if about is not None and about.control_group_ratio:
+            _count_in_trial(job, grown)
+
+
+def _count_in_trial(job: Job, grown: Sequence[float]) -> None:
+    """A job that its agent never lowers for another reason, and one that no heartbeat told of while it ran, is in
+    neither arm."""
+    mode = job.report.mode
+    if mode in ("", "off", "shadow"):
+        return
+    tree, name = job.element.tree, CONTROL if mode == CONTROL else OTHERS
+    arm = tree.trial.get(name)
+    if arm is None:
+        arm = tree.trial[name] = TrialArm(name, tree)
+    used, reclaimed, ordered, throttled, late = grown
+    arm.cpu_seconds += used
+    arm.reclaimed_cpu_seconds += reclaimed
+    arm.ordered_cpu_seconds += ordered
+    arm.throttled_cpu_seconds += throttled
+    arm.late_cpu_seconds += late
+
+
+def add_cpu_time(element: OperationElement, grown: Sequence[float], since: float, until: float) -> None:
+    """Add core-seconds of a time, in the order of CPU_COUNTERS, to an operation and the pools above."""
+    used, reclaimed, ordered, throttled, late = grown
+    early_s = element.tree.point_began_at - since
+    early = sum(grown) * min(early_s / (until - since), 1.0) if early_s > 0.0 and since < until else 0.0
+    above: Element | None = element
+    while above is not None:
+        above.cpu_seconds += used
+        above.reclaimed_cpu_seconds += reclaimed
+        above.ordered_cpu_seconds += ordered
+        above.throttled_cpu_seconds += throttled
+        above.late_cpu_seconds += late
+        above.early_core_seconds += early
+        above.early_reach += early * early_s
+        above = above.parent
+
+
+def count_loss(element: OperationElement, core_seconds: float) -> None:
+    """Add what a preemption lost to an operation and the pools above."""
+    above: Element | None = element
+    while above is not None:
+        above.lost_core_seconds += core_seconds
+        above = above.parent
+
+
+def used_now(job: Job) -> float:
+    """Cores that a job used by its last report: in the last check, else smoothed, else 0."""
+    report = job.report
+    return report.smoothed_cpu_usage or 0.0 if report.cpu_usage is None else report.cpu_usage
+
+
+def usage_share(element: Element) -> Vector:
+    """``usage`` as fractions of the tree's total; 0 where the cluster has none of a resource."""
+    a, b, c, d, e = element.usage
+    f, g, h, i, j = element.tree.total
+    return (a / f if f else 0.0, b / g if g else 0.0, c / h if h else 0.0, d / i if i else 0.0, e / j if j else 0.0)
+
+
+def is_integral(pool: PoolElement) -> bool:
+    """Whether the pool has a guarantee that accumulates (9)."""
+    return pool.settings.integral_guarantees.guarantee_type != "none"
+
+
+def flow_ratio(pool: PoolElement) -> float:
+    """``resource_flow``, its largest component as a fraction of the tree (2.6)."""
+    return ratio(to_vector(pool.settings.integral_guarantees.resource_flow, 0.0), pool.tree.total)
+
+
+def volume_ratio(pool: PoolElement) -> float:
+    """The accumulated volume in share-seconds: the least over the resources that the tree has (9)."""
+    return min((v / t for v, t in zip(pool.volume, pool.tree.total, strict=True) if t > 0.0), default=0.0)
+
+
+def volume_capacity(pool: PoolElement) -> float:
+    """The most that ``volume_ratio`` can become by accumulating (9)."""
+    period_s = pool.tree.config.settings.integral_guarantees.pool_capacity_saturation_period / 1e3
+    return flow_ratio(pool) * period_s

@@ -1,0 +1,222 @@
+"""The store's log as the scheduler writes and reads it: what waits to be written, refusals, a change to be undone.
+
+An event that a write tells of is an entry of that write. Others wait for the next period (``take``), but for refusals
+and pins, which are written at once: whoever is told of them finds them in the audit log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from cpumond.core.decode import ContentError, decode_json
+from cpumond.scheduler.event_log.happenings import tell_happened
+from cpumond.scheduler.events import AUDIT, AUDITED, Event, Subjects, Told
+from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, RESOLVE, CommandError
+from cpumond.scheduler.settings.changes import ConfigChange
+from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
+from cpumond.scheduler.state import State
+from cpumond.scheduler.store import Entry, Store, StoreError
+
+log = structlog.get_logger("cpumond.scheduler")
+
+MAX_WAITING: Final = 10_000
+"""Entries that wait for a store that refuses, the newest; and what the state may notice in one period."""
+MAX_SEARCHED: Final = 1000
+"""Entries that are looked through for the one that changed something since."""
+PAGE: Final = 100
+
+BURST: Final = 100.0
+PER_S: Final = 1.0
+"""Refusals of one user that are told one by one: so many at once, and so many a second after that."""
+REPEAT_S: Final = 60.0
+"""The same refusal again within this time is only counted."""
+MAX_USERS: Final = 10_000
+
+MAX_LOGGED: Final = 20
+"""Changed attributes in a line of the log."""
+
+
+@dataclass(slots=True)
+class _Refused:
+    """What is known of a user's refusals."""
+
+    left: float = BURST
+    at: float = 0.0
+    last: Event | None = None
+    """The last one that was told, without its time."""
+    last_at: float = 0.0
+    waiting: Told | None = None
+    """The last one that was only counted."""
+    count: int = 0
+
+
+class EventLog:
+    """Made for one ``Scheduler``. ``write`` stores entries in a write of their own, and raises StoreError."""
+
+    def __init__(
+        self, state: State, store: Store, now: Callable[[], float], write: Callable[[Sequence[Entry]], Awaitable[None]]
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._now = now
+        self._write = write
+        self._waiting: deque[Entry] = deque(maxlen=MAX_WAITING)
+        self._refused: dict[str, _Refused] = {}
+        self.totals: Counter[str] = Counter()
+        """Kind -> events told since the start."""
+        state.happened = deque(maxlen=MAX_WAITING)
+
+    # --- what is written
+
+    def note(self, event: Event) -> None:
+        """Have an event written in the next period."""
+        self._waiting.append(self.encode(Subjects(event).tell()))
+
+    def encode(self, told: Told) -> Entry:
+        """The entry of an event that is about to be written. Raises CommandError for text that cannot be stored."""
+        self.totals[told.event.kind] += 1
+        return encode_told(told)
+
+    def take(self) -> list[Entry]:
+        """All that waits to be written, the oldest first; the caller writes it, or gives it back."""
+        entries = [*self._waiting, *map(self.encode, self._take_counted())]
+        self._waiting.clear()
+        if self._state.happened:
+            happened = list(self._state.happened)
+            self._state.happened.clear()
+            entries += map(self.encode, tell_happened(self._state.trees, happened))
+        return entries
+
+    def give_back(self, entries: Iterable[Entry]) -> None:
+        """These could not be written; the next period tries again."""
+        self._waiting.extendleft(reversed([*entries]))
+
+    async def tell(self, told: Told) -> None:
+        """Write an event at once; where the store refuses, it is written later."""
+        say(told.event)
+        entries = [self.encode(told)]
+        try:
+            await self._write(entries)
+        except StoreError:  # logged
+            self.give_back(entries)
+
+    async def tell_refused(self, told: Told) -> None:
+        """Write a refusal at once; one of too many, or the same again, is only counted and told later."""
+        event, now = told.event, self._now()
+        same = msgspec.structs.replace(event, at=0.0)
+        user = event.user or (f"node {event.node}" if event.node else "")
+        user = user if user in self._refused or len(self._refused) < MAX_USERS else ""
+        known = self._refused.setdefault(user, _Refused())
+        known.left, known.at = min(known.left + (now - known.at) * PER_S, BURST), now
+        if known.left < 1.0 or (same == known.last and now - known.last_at < REPEAT_S):
+            known.waiting, known.count = told, known.count + 1
+            return
+        known.left, known.last, known.last_at = known.left - 1.0, same, now
+        await self.tell(told)
+
+    def _take_counted(self) -> list[Told]:
+        """Refusals that were only counted, once their time has come; users of whom nothing is left are forgotten."""
+        now, found = self._now(), []
+        for user, known in list(self._refused.items()):
+            if now - known.last_at < REPEAT_S:
+                continue
+            if known.waiting is None:
+                del self._refused[user]
+                continue
+            event = msgspec.structs.replace(known.waiting.event, count=known.count)
+            found.append(Told(event, known.waiting.subjects))
+            known.last_at, known.waiting, known.count = now, None, 0
+        return found
+
+    # --- what is read
+
+    async def read(
+        self, subjects: Sequence[str], *, before: int | None = None, since: float = 0.0, limit: int = PAGE
+    ) -> list[tuple[int, Event]]:
+        """The newest events about all of ``subjects``, with their numbers. Raises StoreError."""
+        found = await asyncio.to_thread(self._store.read_log, subjects, before=before, since=since, limit=limit)
+        return await asyncio.to_thread(_decode_all, found)
+
+    async def resolve(self, command: UndoChange) -> Undo:
+        """What a change to be undone has changed. Raises CommandError: there is none, or nothing to undo."""
+        found = await self.read((), before=command.number + 1, limit=1)
+        number, event = found[0] if found else (0, None)
+        if event is None or number != command.number or event.kind not in AUDITED:
+            raise CommandError(f"there is no change {command.number}; `cpumond events` lists them", RESOLVE)
+        if not event.changes:
+            # Whoever asks was not asked for any right yet: what it was is not said.
+            raise CommandError(f"change {number} changed no tree and no pool; only such changes can be taken back")
+        changes = (ConfigChange(each.tree, each.pool, each.attribute, each.old, each.new) for each in event.changes)
+        return Undo(number, tuple(changes))
+
+    async def explain(self, undo: Undo, refusal: ChangedSinceError) -> CommandError:
+        """The refusal of an undo, with the later change that is to blame. Raises StoreError."""
+        place = f"pool:{refusal.tree}/{refusal.pool}" if refusal.pool else f"tree:{refusal.tree}"
+        subjects = ["kind:command", *([place] if refusal.tree else [])]
+        before, searched, to_blame = None, 0, ""
+        while not to_blame and searched < MAX_SEARCHED:
+            page = await self.read(subjects, before=before)
+            later = [(number, event) for number, event in page if number > undo.number]
+            for number, event in later:
+                if _is_about(event, refusal):
+                    to_blame = f"; since then {event.text} (change {number})"
+                    break
+            if len(later) < PAGE:
+                break
+            before, searched = later[-1][0], searched + PAGE
+        return CommandError(f"change {undo.number} cannot be taken back: {refusal}{to_blame}")
+
+
+def _is_about(event: Event, refusal: ChangedSinceError) -> bool:
+    return any(
+        each.tree == refusal.tree
+        and (each.pool == refusal.pool or (each.attribute == "name" and refusal.pool in (each.old, each.new)))
+        for each in event.changes
+    )
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether a request was refused for want of rights."""
+    return getattr(error, "code", None) in (ACCESS_DENIED, AUTHENTICATION)
+
+
+def encode_told(told: Told) -> Entry:
+    """An entry of the store's log. Raises CommandError for text that cannot be stored."""
+    try:
+        return Entry(told.event.at, told.subjects, msgspec.json.encode(told.event))
+    except (UnicodeEncodeError, TypeError, RecursionError):
+        raise CommandError(
+            "the command holds text that is not valid UTF-8, or a value that cannot be stored; nothing was changed"
+        ) from None
+
+
+def _decode_all(found: Iterable[tuple[int, Entry]]) -> list[tuple[int, Event]]:
+    """Entries that a newer version wrote in a form of its own are left out."""
+    events = []
+    for number, entry in found:
+        try:
+            events.append((number, decode_json(entry.value, Event)))
+        except ContentError as error:
+            log.warning("event_unreadable", number=number, error=str(error))
+    return events
+
+
+def say(event: Event, **more: Any) -> None:
+    """The line of an audited event in the scheduler's own log, for journald; ``more`` are further fields."""
+    told = msgspec.to_builtins(event, str_keys=True)
+    changes = told.pop("changes", [])
+    request = told.pop("request", {})
+    fields = {
+        **{f"about_{key}" if key in ("id", "event", "user", "text") else key: value for key, value in request.items()},
+        **{name: value for name, value in told.items() if name not in ("at", "kind")},
+        **({"changes": changes[:MAX_LOGGED]} if changes else {}),
+        **more,
+    }
+    log.info(AUDIT if event.kind not in AUDITED else event.kind, **fields)

@@ -1,0 +1,339 @@
+"""Events of commands and of refused requests: what is said of them, never with a secret in it. Pure.
+
+Of specifications only what ``KEPT`` and ``KEPT_OF_TASKS`` name is kept: environment, commands and whatever else a user
+may have written there are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from cpumond.core.measures import count_cores
+from cpumond.core.wire import JobRequest
+from cpumond.core.words import count, printable, quoted
+from cpumond.scheduler.elements import Job, Tree
+from cpumond.scheduler.events import Event, EventChange, EventKind, Subjects, Told
+from cpumond.scheduler.model import ROOT_POOL, CommandError, OperationRecord
+from cpumond.scheduler.rights.users import User
+from cpumond.scheduler.settings import commands, operations
+from cpumond.scheduler.settings.changes import ConfigChange, describe_change, unfold
+from cpumond.scheduler.settings.rollout import RolloutCommand, say_rollout
+from cpumond.scheduler.settings.tree_file import ApplyTree, say_applied
+from cpumond.scheduler.settings.undo import Undo, UndoChange
+from cpumond.scheduler.settings.values import tell_value
+from cpumond.scheduler.state import State
+from cpumond.scheduler.state.commands import Command
+from cpumond.scheduler.state.node_commands import DrainNode, NodeCommand, say_node
+from cpumond.scheduler.state.token_commands import CreateToken, TokenCommand
+from cpumond.scheduler.state.transaction import Transaction
+
+MAX_SHOWN: Final = 300
+"""Characters of a value in a request."""
+MAX_TOLD: Final = 3
+"""Changed attributes, or tasks, that a sentence names."""
+MAX_PLAN: Final = 1000
+MAX_TASKS: Final = 20
+
+KEPT: Final = frozenset({"pool", "pool_trees", "title", "alias", "weight", "max_share_ratio", "time_limit", "is_gang"})
+KEPT_OF_TASKS: Final = frozenset({"job_count", "cpu_limit", "memory_limit", "user_slots", "gpu_limit"})
+SECRET: Final = frozenset({"token", "digest", "hash", "secret", "password", "environment", "secure_vault", "command"})
+"""Fields that no request is told with."""
+
+
+AnyCommand = Command | TokenCommand | UndoChange
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: its user, the plan that the user was shown before, the sentence of the verdict that allowed it."""
+
+    user: User
+    plan: str = ""
+    allowed_by: str = ""
+    term: int = 0
+
+
+def tell_command(state: State, command: Command | TokenCommand, asked: Asked, change: Transaction, now: float) -> Told:
+    """A command that is about to be stored with ``change``; ``state`` is the one before it."""
+    if isinstance(command, TokenCommand):
+        return _tell_token(command, asked, change, now)
+    if isinstance(command, operations.OperationCommand):
+        record = change.operations[0] if change.operations else None
+        return _tell_operation(state, command, asked, record, now)
+    if isinstance(command, NodeCommand):
+        return _tell_node(state, command, asked, now)
+    if isinstance(command, RolloutCommand):
+        return Subjects(_begin(command, asked, now, say_rollout(command))).tell()
+    new = state.config if change.config is None else change.config
+    changes = describe_change(state.config, new, exact=True)
+    event = msgspec.structs.replace(
+        _begin(command, asked, now, _say(command, changes)),
+        tree=getattr(command, "tree", None) or (getattr(command, "name", "") if _is_of_tree(command) else ""),
+        pool="" if _is_of_tree(command) else _pool_of(command),
+        changes=tuple(EventChange(each.tree, each.pool, each.attribute, each.old, each.new) for each in changes),
+        undoes=command.number if isinstance(command, Undo) else 0,
+    )
+    if isinstance(command, Undo) and changes:
+        event = msgspec.structs.replace(event, tree=changes[0].tree, pool=changes[0].pool)
+    places = [(event.tree, event.pool)] if event.pool else []
+    return Subjects(event).add_pools(state.trees, [*places, *_places_of(changes)]).tell()
+
+
+def tell_refused(
+    trees: Mapping[str, Tree], command: AnyCommand, asked: Asked, refusal: CommandError, now: float
+) -> Told:
+    """A command that was refused for want of rights."""
+    event = _begin(command, asked, now, f"was refused {_name_of(command)}: {refusal}", "refused")
+    tree, pool = getattr(command, "tree", None) or "", _pool_of(command)
+    event = msgspec.structs.replace(
+        event, tree=tree, pool=pool, node=getattr(command, "node", ""), refused=str(refusal),
+        operation=getattr(command, "operation_id", ""),
+    )  # fmt: skip
+    return Subjects(event).add_pools(trees, [(tree, pool)] if pool else ()).tell()
+
+
+def tell_request(name: str, asked: Asked, text: str, now: float, kind: EventKind = "command", **facts: Any) -> Event:
+    """What was asked for by that name: a command, a pin, a look that was refused. ``facts`` are fields of Event."""
+    user = asked.user
+    who = tell_user(user)
+    return Event(
+        at=now,
+        kind=kind,
+        text=f"{who} {text}" if who else text,
+        command=name,
+        user=user.name,
+        acting=user.acting,
+        origin=user.origin,
+        plan=asked.plan[:MAX_PLAN],
+        allowed_by=asked.allowed_by,
+        term=asked.term,
+        **facts,
+    )
+
+
+def tell_pin(trees: Mapping[str, Tree], job: Job, request: JobRequest, asked: Asked, now: float) -> Told:
+    """A pin, or its end, that the job's node has carried out."""
+    limit = "all that it may have" if request.cpu_limit is None else count_cores(request.cpu_limit)
+    how = f"pinned job {printable(job.id)} to {limit}" if request.kind == "pin" else f"unpinned job {printable(job.id)}"
+    element = job.element
+    event = tell_request(
+        request.kind, asked, f"{how} on node {quoted(job.node.id)}", now, job=job.id, node=job.node.id,
+        operation=element.name, tree=element.tree.name, pool=element.options.pool,
+        request={"cpu_limit": request.cpu_limit, "ttl_s": request.ttl_s} if request.kind == "pin" else {},
+    )  # fmt: skip
+    return Subjects(event).add_pools(trees, [(event.tree, event.pool)]).tell()
+
+
+def tell_user(user: User) -> str:
+    """``alice``, or ``root in the name of alice``; "" for nobody."""
+    name = printable(user.name)
+    return f"{printable(user.acting)} in the name of {name}" if user.acting else name
+
+
+def list_fields(command: Any) -> dict[str, Any]:
+    """The fields of a command, long ones cut, without secrets; of a specification what may be known of it."""
+    try:
+        fields = msgspec.to_builtins(command, str_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return {}  # the command was carried out; what is told of it does without them
+    fields = {name: value for name, value in fields.items() if name not in ("type", *SECRET)}
+    if isinstance(command, operations.StartOperation):
+        fields = {"type": command.type, "spec": _list_known(command.spec)}
+    elif isinstance(command, ApplyTree):
+        del fields["tables"]  # the changes tell
+    elif isinstance(command, operations.UpdateOperation):
+        fields["parameters"] = {key: each for key, each in fields["parameters"].items() if _is_parameter(key)}
+    return {name: cut(value) for name, value in fields.items()}
+
+
+def cut(value: Any) -> Any:
+    """A value that is short, or the beginning of its text."""
+    if isinstance(value, dict) and len(value) <= MAX_TASKS:
+        return {str(key)[:MAX_SHOWN]: cut(each) for key, each in value.items()}
+    text = str(value)
+    return value if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+
+
+def _is_parameter(key: str) -> bool:
+    name = operations.canonical(key)
+    return name in operations.TREE_OPTIONS or name in ("pool", "acl", "scheduling_options_per_pool_tree")
+
+
+def _list_known(spec: Mapping[str, Any]) -> dict[str, Any]:
+    known = {key: each for key, each in spec.items() if operations.canonical(key) in KEPT}
+    tasks = spec.get("tasks")
+    if isinstance(tasks, Mapping):
+        known["tasks"] = {
+            str(name): {key: each for key, each in task.items() if operations.canonical(key) in KEPT_OF_TASKS}
+            for name, task in list(tasks.items())[:MAX_TASKS]
+            if isinstance(task, Mapping)
+        }
+    return known
+
+
+def _begin(command: Any, asked: Asked, now: float, text: str, kind: EventKind = "command") -> Event:
+    return tell_request(type(command).__name__, asked, text, now, kind, request=list_fields(command))
+
+
+def _is_of_tree(command: Command | TokenCommand) -> bool:
+    return isinstance(command, commands.CreateTree | commands.ChangeTree | commands.RemoveTree | ApplyTree)
+
+
+def _pool_of(command: Any) -> str:
+    for name in ("pool", "source"):
+        if isinstance(found := getattr(command, name, None), str):
+            return found
+    return command.name if isinstance(command, commands.CreatePool) else ""
+
+
+def _name_of(command: Any) -> str:
+    """The kind of a command in words, with the name of what it is about: ``change pool "a"``."""
+    words = "".join(f" {sign.lower()}" if sign.isupper() else sign for sign in type(command).__name__).strip()
+    name = _pool_of(command) or getattr(command, "operation_id", "") or getattr(command, "name", "")
+    name = name or getattr(command, "node", "")
+    name = name or (getattr(command, "tree", "") if _is_of_tree(command) else "")
+    return f"{words} {quoted(name)}" if isinstance(name, str) and name else words
+
+
+def _places_of(changes: Iterable[ConfigChange]) -> Iterator[tuple[str, str]]:
+    """The pools that changes are about, their names and parents of before and after."""
+    for each in changes:
+        yield each.tree, each.pool or ROOT_POOL
+        for value in (each.old, each.new):
+            if each.attribute in ("name", "parent_name"):
+                yield each.tree, value
+            elif not each.attribute and each.pool and value is not None:
+                yield each.tree, value["parent_name"]
+
+
+def _tell_token(command: TokenCommand, asked: Asked, change: Transaction, now: float) -> Told:
+    """A token is named by its id, the beginning of its hash."""
+    users = [record.user for record in change.tokens]
+    of_user = f" of {printable(users[0])}" if users else ""
+    if isinstance(command, CreateToken):
+        text = f'made the token {change.id}{of_user} with role "{command.role}"'
+    else:
+        text = f"revoked the token {change.id}{of_user}"
+    told = Subjects(_begin(command, asked, now, text)).tell()
+    return Told(told.event, tuple(dict.fromkeys((*told.subjects, *(f"user:{name}" for name in users)))))
+
+
+def _tell_node(state: State, command: NodeCommand, asked: Asked, now: float) -> Told:
+    node = state.nodes.get(command.node)
+    event = msgspec.structs.replace(_begin(command, asked, now, say_node(command)), node=command.node)
+    if node is None:
+        return Subjects(event).tell()
+    event = msgspec.structs.replace(event, tree=node.tree or "")
+    stopped = {job.element.name for job in node.jobs.values()} if isinstance(command, DrainNode) else set()
+    return Subjects(event).add("operation", stopped).tell()
+
+
+# --- sentences about configurations
+
+
+def _say(command: Any, changes: list[ConfigChange]) -> str:
+    """What a command has done, without its user."""
+    if isinstance(command, Undo):
+        return f"took back change {command.number}: {_say_changes(changes)}"
+    if isinstance(command, ApplyTree):
+        return f"{say_applied(command)}: {_say_changes(changes)}"
+    if type(command) not in _SAYINGS:
+        return f"carried out {_name_of(command)}"
+    return _SAYINGS[type(command)](command, changes) + ("" if changes else ", which changed nothing")
+
+
+def _say_changes(changes: list[ConfigChange]) -> str:
+    return _list_changes(changes, _say_change) or "nothing"
+
+
+def _list_changes(changes: list[ConfigChange], say: Callable[[ConfigChange], str]) -> str:
+    unfolded = [inner for each in changes for inner in unfold(each)]
+    sentences = [say(each) for each in unfolded[:MAX_TOLD]]
+    if len(unfolded) > MAX_TOLD:
+        sentences.append(f"{len(unfolded) - MAX_TOLD} more")
+    return ", ".join(sentences)
+
+
+def _say_change(change: ConfigChange) -> str:
+    where = f"pool {quoted(change.pool)}" if change.pool else f"tree {quoted(change.tree)}"
+    if not change.attribute:
+        return f"{where} {'is gone' if change.new is None else 'is there'}"
+    text = _say_value(change)
+    return f"{where} {text}" if change.tree else text
+
+
+def _say_value(change: ConfigChange) -> str:
+    return f"{change.attribute} {tell_value(change.old)} -> {tell_value(change.new)}"
+
+
+def _say_attributes(changes: list[ConfigChange]) -> str:
+    sentences = _list_changes(changes, _say_value)
+    return f": {sentences}" if sentences else ""
+
+
+def _say_move(command: commands.MovePool, changes: list[ConfigChange]) -> str:
+    own = [each for each in changes if each.pool == command.new_name]
+    return f"moved pool {quoted(command.pool)}{_say_attributes(own)}"
+
+
+def _say_removed(what: str, changes: list[ConfigChange], is_tree: bool) -> str:
+    below = sum(bool(each.pool) and not each.attribute for each in changes) - (not is_tree)
+    return f"removed {what}" + (f" and {count(below, 'pool')} below it" if below > 0 else "")
+
+
+_SAYINGS: Final[Mapping[type[Any], Callable[[Any, list[ConfigChange]], str]]] = {
+    commands.CreateTree: lambda c, _: f"made pool tree {quoted(c.name)}",
+    commands.ChangeTree: lambda c, found: f"changed pool tree {quoted(c.tree)}{_say_attributes(found)}",
+    commands.RemoveTree: lambda c, found: _say_removed(f"pool tree {quoted(c.tree)}", found, True),
+    commands.SetDefaultTree: lambda c, _: (
+        "left no tree the default" if c.tree is None else f"made pool tree {quoted(c.tree)} the default one"
+    ),
+    commands.CreatePool: lambda c, _: f"made pool {quoted(c.name)} under {quoted(c.parent)}",
+    commands.ChangePool: lambda c, found: f"changed pool {quoted(c.pool)}{_say_attributes(found)}",
+    commands.RemovePool: lambda c, found: _say_removed(f"pool {quoted(c.pool)}", found, False),
+    commands.MovePool: _say_move,
+    commands.TransferPoolResources: lambda c, _: (
+        f"gave resources of pool {quoted(c.source)} to pool {quoted(c.destination)}"
+    ),
+}
+
+
+# --- sentences about operations
+
+
+def _tell_operation(state: State, command: Any, asked: Asked, record: OperationRecord | None, now: float) -> Told:
+    event = _begin(command, asked, now, _say_operation(command, record))
+    if record is None:
+        return Subjects(event).tell()
+    places = [(tree, options.pool) for tree, options in record.trees.items()]
+    before = state.operations.get(record.id)
+    if before is not None:
+        places += [(tree, options.pool) for tree, options in before.record.trees.items()]
+    tree, pool = places[0] if places else ("", "")
+    event = msgspec.structs.replace(event, operation=record.id, tree=tree, pool=pool)
+    return Subjects(event).add_pools(state.trees, places).tell()
+
+
+def _say_operation(command: Any, record: OperationRecord | None) -> str:
+    name = "an operation" if record is None else name_operation(record)
+    if isinstance(command, operations.StartOperation) and record is not None:
+        pools = " and ".join(quoted(options.pool) for options in record.trees.values())
+        return f"started {name} in pool {pools}"
+    if isinstance(command, operations.AbortOperation):
+        return f"aborted {name}" + (f": {printable(command.message)}" if command.message else "")
+    if isinstance(command, operations.SuspendOperation):
+        return f"suspended {name}" + (" and aborted its running jobs" if command.abort_running_jobs else "")
+    if isinstance(command, operations.UpdateOperation):
+        names = sorted(filter(_is_parameter, command.parameters))
+        return f"changed {name}: {', '.join(names[:MAX_TOLD])}" + (" ..." if len(names) > MAX_TOLD else "")
+    verb = {operations.CompleteOperation: "completed", operations.ResumeOperation: "resumed"}.get(type(command))
+    return f"{verb or 'changed'} {name}"
+
+
+def name_operation(record: OperationRecord) -> str:
+    """``operation 1-2-3-4 "title"``."""
+    return f"operation {record.id}" + (f" {quoted(record.title)}" if record.title else "")

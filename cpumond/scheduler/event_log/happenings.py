@@ -1,0 +1,115 @@
+"""Events of what changes by itself: nodes, preemptions, failed operations, contested limits. Pure.
+
+What a transaction does is told with its own write (``tell_change``). What is only noticed (``noticed``, preemptions) is
+put into ``State.happened`` at that moment, and told in the next period (``tell_happened``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from cpumond.core.measures import count_cores
+from cpumond.core.wire import NodeRegistration
+from cpumond.core.words import count, printable, quoted
+from cpumond.scheduler.elements import Tree
+from cpumond.scheduler.event_log.commands import name_operation
+from cpumond.scheduler.events import Event, Subjects, Told
+from cpumond.scheduler.events.noticed import tell_returned
+from cpumond.scheduler.model import CommandError, NodeRecord, OperationRecord, PreemptionRecord
+from cpumond.scheduler.state import State
+from cpumond.scheduler.state.transaction import Transaction
+
+MAX_NODES: Final = 100
+"""Nodes that one event about preemptions can be found by."""
+
+
+def tell_start(now: float, version: str, term: int) -> Event:
+    """The scheduler has read its state and begins with updates; ``term``: in which it leads, 0 where it is alone."""
+    if term:
+        text = f"this scheduler, version {version}, leads in term {term}"
+        return Event(at=now, kind="take_over", text=text, term=term)
+    return Event(at=now, kind="started", text=f"the scheduler, version {version}, started")
+
+
+def tell_refused_node(registration: NodeRegistration, refusal: CommandError, now: float) -> Told:
+    """A node that may not register."""
+    text = f"node {quoted(registration.node_id)} may not register: {refusal}"
+    event = Event(
+        at=now, kind="refused", text=text, node=registration.node_id, command="register_node", refused=str(refusal)
+    )
+    return Subjects(event).tell()
+
+
+def tell_change(state: State, change: Transaction, now: float) -> Iterator[Told]:
+    """What a transaction that is about to be stored changes by itself; ``state`` is the one before it."""
+    for node_record in change.nodes:
+        event = _tell_registered(state, node_record, now)
+        if event is not None:
+            yield Subjects(event).tell()
+    jobs_of = {name: [job for job in change.jobs if job.node_id == name] for name in change.removed_nodes}
+    for name, jobs in jobs_of.items():
+        node = state.nodes[name]
+        lost = sum(job.state == "lost" for job in jobs)
+        text = f"node {quoted(name)} was given up, silent for {now - node.last_seen:.0f} s, with {count(lost, 'job')}"
+        event = Event(at=now, kind="node_lost", text=text, node=name, tree=node.tree or "")
+        yield Subjects(event).add("operation", {job.operation_id for job in jobs}).tell()
+    for record in change.operations:
+        if record.state == "failed" and record.id in state.operations:
+            yield _tell_failed(state.trees, record, now)
+
+
+def _tell_registered(state: State, record: NodeRecord, now: float) -> Event | None:
+    known = state.nodes.get(record.id)
+    tree = next(iter(state.match_trees(frozenset([*record.tags, record.address]))), "")
+    if known is None:
+        lost = state.lost_nodes.get(record.id)
+        if lost is not None:
+            text = f"node {quoted(record.id)} is back, {now - lost.lost_at:.0f} s after it was given up"
+            return Event(at=now, kind="node_returned", text=text, node=record.id, tree=tree)
+        cores = record.capacity.get("cpu", 0.0)
+        where = f"tree {quoted(tree)}" if tree else "no tree, none fits its tags"
+        text = f"node {quoted(record.id)} registered with {count_cores(cores)} in {where}"
+        return Event(at=now, kind="node_registered", text=text, node=record.id, tree=tree)
+    return None if known.is_online else tell_returned(known, now)
+
+
+def _tell_failed(trees: Mapping[str, Tree], record: OperationRecord, now: float) -> Told:
+    places = [(tree, options.pool) for tree, options in record.trees.items()]
+    tree, pool = places[0] if places else ("", "")
+    text = f"{name_operation(record)} of {printable(record.user)} failed: {record.error}"
+    # ``user`` is who asked for something; of whose operation it is told here, only the subjects know.
+    event = Event(at=now, kind="operation_failed", text=text, operation=record.id, tree=tree, pool=pool)
+    told = Subjects(event).add_pools(trees, places).tell()
+    return Told(event, (*told.subjects, f"user:{record.user}"))
+
+
+def tell_happened(trees: Mapping[str, Tree], happened: Iterable[Event | PreemptionRecord]) -> Iterator[Told]:
+    """Events of what was noticed since the last time; preemptions of one operation, for one operation and of one kind
+    are one event."""
+    groups: dict[tuple[str, str, str, str], list[PreemptionRecord]] = {}
+    for each in happened:
+        if isinstance(each, PreemptionRecord):
+            key = each.operation_id, each.tree, each.preemptor_operation_id, each.kind
+            groups.setdefault(key, []).append(each)
+        else:
+            yield Subjects(each).add_pools(trees, [(each.tree, each.pool)] if each.pool else ()).tell()
+    for records in groups.values():
+        yield _tell_preemptions(trees, records)
+
+
+def _tell_preemptions(trees: Mapping[str, Tree], records: list[PreemptionRecord]) -> Told:
+    first, number = records[0], len(records)
+    what = f"job {printable(first.job_id)}" if number == 1 else f"{number} jobs"
+    nodes = dict.fromkeys(record.node_id for record in records)
+    event = Event(
+        at=first.at, kind="preemption",
+        text=f"{what} of operation {first.operation_id} in pool {quoted(first.pool)}: {first.why}",
+        tree=first.tree, pool=first.pool, operation=first.operation_id, count=number,
+        job=first.job_id if number == 1 else "", node=first.node_id if len(nodes) == 1 else "", command=first.kind,
+    )  # fmt: skip
+    pools = [(first.tree, pool) for pool in (first.pool, first.preemptor_pool) if pool]
+    subjects = Subjects(event).add_pools(trees, pools).add("node", list(nodes)[:MAX_NODES])
+    if first.preemptor_operation_id:
+        subjects.add("operation", [first.preemptor_operation_id])
+    return subjects.tell()

@@ -1,0 +1,528 @@
+"""The scheduler's frozen values: configuration of trees and pools; records of operations, nodes, finished jobs
+(semantics.md 2).
+
+``Config`` is replaced as a whole by every accepted change of trees or pools. Resources are dictionaries of a resource's
+name (``fairshare.resources.RESOURCES``) to an amount: cpu in cores, memory in bytes; a missing name is "not set",
+which differs from 0. Options have the documents' names and units: time-outs are milliseconds, shares and ratios are
+fractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from cpumond.core.errors import CpumondError
+from cpumond.core.wire import CpuUse
+from cpumond.fairshare.resources import RESOURCES, Vector
+from cpumond.scheduler.rights.entries import AccessEntry
+
+ROOT_POOL: Final = "<Root>"
+"""Name of a tree's root as the documents print it."""
+
+SUBPOOL_DELIMITER: Final = "$"
+
+GENERIC: Final = 1
+TIMEOUT: Final = 3
+RESOLVE: Final = 500
+ALREADY_EXISTS: Final = 501
+AUTHENTICATION: Final = 900
+ACCESS_DENIED: Final = 901
+TOO_MANY_OPERATIONS: Final = 202
+NO_SUCH_JOB: Final = 203
+POOL_TREES_UNSPECIFIED: Final = 214
+TOO_MANY_REQUESTS: Final = 904
+NODE_OFFLINE: Final = 1601
+NO_SUCH_OPERATION: Final = 1915
+GUARANTEES_OVERCOMMIT: Final = 29000
+"""Codes of errors, the ones that `yt` knows (yt_protocol.md 7)."""
+
+
+class CommandError(CpumondError):
+    """A command that is refused; nothing was changed. ``code`` is one of the codes above."""
+
+    def __init__(
+        self,
+        message: str,
+        code: int = GENERIC,
+        attributes: Mapping[str, Any] | None = None,
+        inner: Sequence[CommandError] = (),
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.attributes: Mapping[str, Any] = attributes or {}
+        self.inner = inner
+
+
+MAX_WHY: Final = 500
+Why = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
+"""A user's reason for a command, in a sentence; "" for none."""
+
+Resources = dict[str, float]
+Mode = Literal["fair_share", "fifo"]
+GuaranteeType = Literal["none", "burst", "relaxed"]
+FifoSortParameter = Literal["start_time", "weight", "pending_job_count"]
+
+_Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+_Positive = Annotated[int, msgspec.Meta(gt=0, le=2**31)]
+_Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
+_Amounts = dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=1e30)]]
+_Weight = Annotated[float, msgspec.Meta(ge=0.0, le=2.0**26)]
+_Multiplier = Annotated[float, msgspec.Meta(ge=1.0, le=10.0)]
+AccessList = tuple[AccessEntry, ...] | None
+"""Of a pool or tree (12.1). None: it has no access list, which differs from an empty one."""
+DEFAULT_FIFO_SORT: Final[tuple[FifoSortParameter, ...]] = ("weight", "start_time")
+
+
+class IntegralGuarantees(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``integral_guarantees`` of a pool (2.5). None means the tree's value, or else the library's default."""
+
+    guarantee_type: GuaranteeType = "none"
+    resource_flow: _Amounts = {}
+    burst_guarantee_resources: _Amounts = {}
+    relaxed_share_multiplier_limit: _Multiplier | None = None
+    can_accept_free_volume: bool | None = None
+    should_distribute_free_volume_among_children: bool | None = None
+
+
+class EphemeralSubpoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``ephemeral_subpool_config``: settings of the ephemeral pools below a pool (2.9)."""
+
+    mode: Mode | None = None
+    max_running_operation_count: _Count | None = None
+    max_operation_count: _Count | None = None
+    resource_limits: _Amounts = {}
+
+
+class PreemptionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Starvation and preemption options of trees and pools (6.2); None is inherited.
+
+    Operations have the first three and the last two.
+    """
+
+    fair_share_starvation_timeout: _Milliseconds | None = None
+    fair_share_starvation_tolerance: _Share | None = None
+    min_share_preemption_timeout: _Milliseconds | None = None
+    fair_share_aggressive_starvation_timeout: _Milliseconds | None = None
+    fair_share_preemption_timeout_limit: _Milliseconds | None = None
+    min_share_preemption_timeout_limit: _Milliseconds | None = None
+    fair_share_starvation_tolerance_limit: _Share | None = None
+    enable_aggressive_starvation: bool | None = None
+    allow_aggressive_preemption: bool | None = None
+    non_preemptible_resource_usage_threshold: _Amounts | None = None
+    min_run_time: _Milliseconds | None = None
+
+
+class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The settings that a pool's attributes give (2.5). None is "not set"."""
+
+    weight: _Weight | None = None
+    max_share_ratio: _Share | None = None
+    strong_guarantee_resources: _Amounts = {}
+    resource_limits: _Amounts = {}
+    mode: Mode = "fair_share"
+    max_running_operation_count: _Count | None = None
+    max_operation_count: _Count | None = None
+    fifo_sort_parameters: Annotated[tuple[FifoSortParameter, ...], msgspec.Meta(min_length=1)] = DEFAULT_FIFO_SORT
+    forbid_immediate_operations: bool = False
+    create_ephemeral_subpools: bool = False
+    ephemeral_subpool_config: EphemeralSubpoolConfig = EphemeralSubpoolConfig()
+    integral_guarantees: IntegralGuarantees = IntegralGuarantees()
+    resource_limits_overcommit_tolerance: _Amounts = {}
+    allow_children_guarantees: bool = True
+    acl: AccessList = None
+    inherit_acl: bool = True
+    owner: str = ""
+
+
+class TreeIntegralGuarantees(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``integral_guarantees`` of a tree: periods in milliseconds (2.4)."""
+
+    smooth_period: Annotated[float, msgspec.Meta(gt=0.0, le=1e15)] = 60_000.0
+    pool_capacity_saturation_period: Annotated[float, msgspec.Meta(gt=0.0, le=1e15)] = 86_400_000.0
+    relaxed_share_multiplier_limit: _Multiplier = 3.0
+
+
+class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The settings that a tree's options give (2.4), with their defaults.
+
+    The options of ``PreemptionSettings``, which pools inherit, have their defaults here: the root's values.
+    """
+
+    fair_share_starvation_timeout: _Milliseconds = 30_000.0
+    fair_share_starvation_tolerance: _Share = 0.8
+    fair_share_aggressive_starvation_timeout: _Milliseconds = 0.0
+    """0: aggressive as soon as starving (6.8).
+
+    Not set, ``min_share_preemption_timeout`` is the fair-share time-out, and each ``..._limit`` the tree's own value of
+    what it limits (6.2).
+    """
+    enable_aggressive_starvation: bool = False
+    allow_aggressive_preemption: bool = True
+    non_preemptible_resource_usage_threshold: _Amounts = {}
+    min_run_time: _Milliseconds = 0.0
+
+    nodes_filter: str = ""
+    max_operation_count: _Positive = 50_000
+    max_operation_count_per_pool: _Positive = 50
+    max_running_operation_count: _Positive = 2000
+    max_running_operation_count_per_pool: _Positive = 8
+    per_pool_counts_for_leaves_only: bool = False
+    """Whether the two ``..._per_pool`` leave out pools that are there for their sub-pools (2.4)."""
+    default_parent_pool: str = ROOT_POOL
+    enable_pool_starvation: bool = True
+    forbid_immediate_operations_in_root: bool = True
+    max_ephemeral_pools_per_user: _Positive = 1
+    max_unpreemptible_running_job_count: _Count | None = 10
+    strict_unpreemptible_running_job_count: bool = True
+    """True: fewer jobs than the value are protected (the documents); False: as many, too (6.4)."""
+    preemption_satisfaction_threshold: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] = 1.0
+    aggressive_preemption_satisfaction_threshold: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.5
+    job_count_preemption_timeout_coefficient: Annotated[float, msgspec.Meta(ge=1.0, le=1e9)] = 1.0
+    preemptive_scheduling_backoff: _Milliseconds = 5000.0
+    job_preemption_timeout: _Milliseconds = 10_000.0
+    job_graceful_preemption_timeout: _Milliseconds = 60_000.0
+    enable_conditional_preemption: bool = True
+    scheduling_preemption_priority_scope: Literal["operation_only", "operation_and_ancestors"] = (
+        "operation_and_ancestors"
+    )
+    preemption_check_starvation: bool = True
+    preemption_check_satisfaction: bool = True
+    preempt_cpu_gap_first: bool = False
+    """Whether jobs with a lowered limit go first among those of the protected lists (6.6 step 4)."""
+    preempt_cheapest_first: bool = False
+    """Whether the victims that lose least work go first, rather than those that started last (6.6 step 4)."""
+    max_min_run_time: _Milliseconds = 600_000.0
+    """The most that a ``min_run_time`` protects (6.4)."""
+    gang_reservation_timeout: _Milliseconds = 60_000.0
+    """How long room may be kept free for one gang; 0: never (7.3)."""
+    integral_guarantees: TreeIntegralGuarantees = TreeIntegralGuarantees()
+    should_distribute_free_volume_among_children: bool = False
+    main_resource: str = "cpu"
+    infer_weight_from_guarantees_share_multiplier: Annotated[float, msgspec.Meta(ge=1.0, le=1e9)] | None = None
+    node_reconnection_timeout: _Milliseconds = 300_000.0
+    max_preemptions_per_minute: _Count | None = None
+    """For the whole tree; None for no bound."""
+    fifo_pool_scheduling_order: Literal["fifo", "satisfaction"] = "fifo"
+    count_unplaceable_jobs_in_demand: bool = False
+    """Whether jobs that no node of the tree could hold demand as others do, as in YTsaurus (5.2)."""
+    acl: AccessList = None
+    inherit_acl: bool = True
+    """Without an effect: there is nothing above a tree."""
+    owner: str = ""
+    acl_required: bool = False
+    """Whether what has no access list on the way to the tree is closed to all but administrators."""
+
+
+NO_POOL_SETTINGS: Final = PoolSettings()
+NO_TREE_SETTINGS: Final = TreeSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """An explicit pool. ``attributes`` are as given, with canonical names; ``settings`` are made of them.
+
+    ``spelled``: canonical option -> the other name under which it was set, where it was not the canonical one.
+    """
+
+    id: str
+    name: str
+    parent: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    settings: PoolSettings = NO_POOL_SETTINGS
+    spelled: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeConfig:
+    """A pool tree: options as in ``PoolConfig``, and its pools by name; a parent comes before its children."""
+
+    id: str
+    name: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    settings: TreeSettings = NO_TREE_SETTINGS
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    pools: Mapping[str, PoolConfig] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All trees by name, and the default tree ("" when there is none)."""
+
+    trees: Mapping[str, TreeConfig]
+    default_tree: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The part of the scheduler's configuration that decisions read; times in seconds."""
+
+    max_operation_count: int = 5000
+    require_specified_pools_existence: bool = False
+    ephemeral_pool_name_regex: str = "[-_a-z0-9:A-Z]+"
+    pool_name_regex: str = "[-_a-z0-9:A-Z]+"
+    erase_trees_with_pool_limit_violations: bool = False
+    heartbeat_period_s: float = 1.0
+    node_heartbeat_timeout_s: float = 60.0
+    waiting_job_timeout_s: float = 30.0
+    overcommit_duration_s: float = 15.0
+    additional_reclaimed_overcommit_duration_s: float = 0.0
+    allowed_node_cpu_overcommit_ratio: float = 0.05
+    spare: Vector = (1.0, 0.05, 0.0, 268_435_456.0, 0.0)
+    finished_operation_retention_count: int = 1000
+    max_specification_memory: int = 67_108_864
+    read_monitor: Callable[[Any], dict[str, Any]] = dict
+    """Checks a section ``job_cpu_monitor``."""
+
+
+OperationState = Literal["pending", "running", "completed", "failed", "aborted"]
+JobState = Literal["starting", "running", "stopping", "completed", "failed", "aborted", "lost"]
+JobClass = Literal["ordinary", "reclaimed"]
+CLASSES: Final[tuple[JobClass, JobClass]] = ("ordinary", "reclaimed")
+"""By whether a job runs on reclaimed CPU (1.10)."""
+FINISHED_OPERATION_STATES: Final = frozenset({"completed", "failed", "aborted"})
+
+
+class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """One task of an operation: ``job_count`` equal jobs, and what each orders.
+
+    ``command`` is a shell command or an argument list; ``spec`` is the rest of what the user wrote, untouched.
+    """
+
+    name: str
+    job_count: int
+    cpu_limit: float = 1.0
+    memory_limit: int = 0
+    user_slots: int = 1
+    gpu_limit: float = 0.0
+    network: float = 0.0
+    command: str | tuple[str, ...] = ""
+    environment: dict[str, str] = {}
+    interruptible: bool = False
+    working_directory: str = ""
+    """Absolute; "" for a fresh directory of each job's own."""
+    job_time_limit: float | None = None
+    """Milliseconds from its start after which a job is stopped and has failed; None for no limit."""
+    checkpoints: bool = False
+    """Whether its jobs tell of checkpoints, by touching the file that CPUMOND_CHECKPOINT names."""
+    min_run_time: float | None = None
+    """Milliseconds from its start in which no job of it is preempted; None for what holds for the operation."""
+    set_container_cpu_limit: bool | None = None
+    """Whether ``cpu_limit`` is a ceiling of its jobs, too; None as their class has it (1.10)."""
+    spec: dict[str, Any] = {}
+
+    @property
+    def resources(self) -> Vector:
+        """What one job orders, in the order of RESOURCES."""
+        return (float(self.user_slots), self.cpu_limit, self.gpu_limit, float(self.memory_limit), self.network)
+
+
+class OperationTreeOptions(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """What an operation asks for in one tree (``scheduling_options_per_pool_tree``; section 2.5); None is "not set".
+
+    ``pool`` is the name of the pool it runs in: explicit or ephemeral, already resolved (2.9).
+    """
+
+    pool: str
+    weight: _Weight | None = None
+    max_share_ratio: _Share | None = None
+    resource_limits: _Amounts = {}
+    min_share_resources: _Amounts = {}
+    """Its strong guarantee, within that of its pool."""
+    fair_share_starvation_timeout: _Milliseconds | None = None
+    fair_share_starvation_tolerance: _Share | None = None
+    min_share_preemption_timeout: _Milliseconds | None = None
+    max_unpreemptible_running_job_count: _Count | None = None
+    non_preemptible_resource_usage_threshold: _Amounts | None = None
+    min_run_time: _Milliseconds | None = None
+
+
+class JobCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Finished jobs of one task by how they ended; aborted and lost ones are started again."""
+
+    completed: int = 0
+    failed: int = 0
+    aborted: int = 0
+    lost: int = 0
+
+
+class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a specification says of an operation as a whole."""
+
+    title: str = ""
+    alias: str = ""
+    preemption_mode: Literal["normal", "graceful"] = "normal"
+    is_gang: bool = False
+    max_failed_job_count: int = 10
+    time_limit: float | None = None
+    """Milliseconds from ``start_time`` after which it fails; None for no limit."""
+    allow_reclaimed: bool = True
+    """False: its jobs start only where they are ordinary, on CPU that is not reclaimed (1.10)."""
+    require_reclaimed: bool = False
+    """Whether its jobs run on reclaimed CPU wherever they start."""
+    job_cpu_monitor: dict[str, Any] = {}
+
+
+class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """An operation as it is stored. Times are seconds since 1970; ``sequence`` is the order of arrival.
+
+    ``running_in``: the trees in which it holds a running slot (3.2); ``state`` is "running" when there is one.
+    """
+
+    id: str
+    sequence: int
+    user: str
+    start_time: float
+    tasks: tuple[Task, ...]
+    trees: dict[str, OperationTreeOptions]
+    type: str = "vanilla"
+    state: OperationState = "pending"
+    running_in: tuple[str, ...] = ()
+    suspended: bool = False
+    finish_time: float | None = None
+    counts: dict[str, JobCounts] = {}
+    error: str = ""
+    """Why it failed or was aborted."""
+    spec: dict[str, Any] = {}
+    """As the user gave it."""
+    parents: dict[str, str] = {}
+    """Tree -> the removed pool that its ephemeral pool, which is not named after it, is still in (2.9)."""
+    acl: tuple[AccessEntry, ...] = ()
+    """Its own access list, beside those of its pools (12.3)."""
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state in FINISHED_OPERATION_STATES
+
+
+class PreemptionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One preemption: who, for whom, why, what it freed (``why_preempted``). ``at`` is seconds since 1970."""
+
+    job_id: str
+    operation_id: str
+    tree: str
+    pool: str
+    node_id: str
+    at: float
+    kind: Literal["preempted", "limit_violated", "overcommit", "graceful", "aborted"]
+    why: str
+    """A sentence."""
+    freed: dict[str, float]
+    preemptor_job_id: str = ""
+    preemptor_operation_id: str = ""
+    preemptor_pool: str = ""
+    priority: Literal["", "normal", "aggressive"] = ""
+    lost_core_seconds: float = 0.0
+    """The work that the job has to do again (6.9)."""
+
+
+class Cordon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Why a node gets no new jobs: ``user`` said so ``at`` (seconds since 1970). ``drain``: its jobs are told to stop,
+    too, "graceful" with the longer time-out."""
+
+    user: str
+    at: float
+    why: str = ""
+    drain: Literal["", "usual", "graceful"] = ""
+
+
+class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A node as it registered. ``capacity`` by resource; ``key_hash`` of its agent's key, "" for one without; ``tree``:
+    where its jobs are if its tags fit several trees. ``cordon`` outlives registrations."""
+
+    id: str
+    incarnation: str
+    address: str
+    tags: tuple[str, ...]
+    capacity: dict[str, float]
+    key_hash: str = ""
+    tree: str = ""
+    cordon: Cordon | None = None
+
+
+UNTOLD_STARTS: Final = ("system", "untold_starts")
+"""Kind and key of a record that says: jobs may run whose starts are not stored, since an older version started them."""
+
+
+class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A job that was started and has not ended, as it is stored before its order is in any answer. ``id`` the job's.
+
+    ``stopped``: the kind of its preemption record where it was told to stop and others may do its work.
+    """
+
+    id: str
+    operation_id: str
+    task: str
+    tree: str
+    node_id: str
+    start_time: float
+    sequence: int
+    stopped: Literal["", "preempted", "limit_violated", "overcommit", "graceful", "aborted"] = ""
+    why: str = ""
+    fails: bool = False
+    reclaimed: bool = False
+
+
+class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A finished job as it is stored. CPU times are those that its node reported last, None where it reported none."""
+
+    id: str
+    operation_id: str
+    task: str
+    tree: str
+    node_id: str
+    state: JobState
+    start_time: float
+    finish_time: float
+    cpu_limit: float
+    current_cpu_limit: float
+    exit_code: int | None = None
+    reason: str = ""
+    max_memory: int | None = None
+    preemption: PreemptionRecord | None = None
+    cgroup: str = ""
+    sequence: int = 0
+    """Decides between jobs with the same ``start_time``."""
+    reclaimed: bool = False
+
+    @property
+    def job_class(self) -> JobClass:
+        return CLASSES[self.reclaimed]
+
+    @property
+    def task_name(self) -> str:
+        return self.task
+
+
+class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A node that was given up, shown for a while: ``jobs`` are those that it had. Times are seconds since 1970.
+
+    ``cordon`` is the one that it has again when it comes back; with one it is remembered for longer.
+    """
+
+    id: str
+    address: str
+    tags: tuple[str, ...]
+    capacity: dict[str, float]
+    tree: str
+    last_seen: float
+    lost_at: float
+    jobs: tuple[JobRecord, ...] = ()
+    cordon: Cordon | None = None
+
+
+def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:
+    """A dictionary of resources as a vector, ``missing`` for what it does not name."""
+    a, b, c, d, e = (float(amounts.get(name, missing)) for name in RESOURCES)
+    return (a, b, c, d, e)
+
+
+def to_amounts(vector: Vector) -> Resources:
+    """A vector as a dictionary of all resources."""
+    slots, cpu, gpu, memory, network = vector
+    return {"user_slots": slots, "cpu": cpu, "gpu": gpu, "memory": memory, "network": network}

@@ -1,0 +1,1 @@
+"""The process around the service: configuration, sockets, metrics, the lead, systemd."""

@@ -1,0 +1,293 @@
+"""The scheduler's configuration: TOML plus drop-ins, checked in the manner of the agent's, as frozen values.
+
+Drop-ins lie beside the file in a directory of its name (``scheduler.conf.d/*.toml`` for ``scheduler.toml``): the
+agent's ``conf.d`` may be in the same place. Trees and pools are no part of it, they are changed while it runs.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from cpumond.core.decode import ContentError, decode_toml
+from cpumond.core.errors import ConfigError, Mistakes
+from cpumond.core.measures import DURATION
+from cpumond.core.schema import normalise_table
+from cpumond.core.settings import Log, is_loopback, parse_listen, read_layers
+from cpumond.core.wire import MAX_NAME
+from cpumond.scheduler.rights.users import find_wrong_name
+
+DEFAULT_SCHEDULER_CONFIG_PATH = "/etc/cpumond/scheduler.toml"
+DEFAULT_LISTEN = "127.0.0.1:9757"
+PROXY_AT_SOCKET = "unix"
+
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+Wait = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0, extra=DURATION)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+
+class MinSpareJobResources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[min_spare_job_resources_on_node]``: slots, cores and bytes; a node with less free is not offered work."""
+
+    user_slots: Count = 1
+    cpu: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 0.05
+    memory: Annotated[int, msgspec.Meta(ge=0, le=2**60)] = 268_435_456
+
+
+class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[api]``: where requests come in and how much of them; ``max_body`` bytes, ``rate_limit`` 1/s for each user.
+
+    ``listen`` "": ``DEFAULT_LISTEN``, where without ``tokens_file`` the kernel says who connects. ``advertise``: the
+    address, host:port, that a standby tells clients while this scheduler leads; "": ``listen``. ``socket``: a unix
+    socket for the accounts of this machine. ``certificate``, ``key``: files, for TLS at ``listen``. ``trusted_proxy``:
+    where a proxy may send from that names the users; PROXY_AT_SOCKET is the unix socket.
+    """
+
+    listen: str = ""
+    advertise: str = ""
+    tokens_file: str = ""
+    socket: str = ""
+    certificate: str = ""
+    key: str = ""
+    trusted_proxy: tuple[str, ...] = ()
+    max_body: Annotated[int, msgspec.Meta(ge=1024, le=2**30)] = 1_048_576
+    max_depth: Annotated[int, msgspec.Meta(ge=8, le=200)] = 64
+    rate_limit: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 1000.0
+
+    @property
+    def address(self) -> str:
+        return self.listen or DEFAULT_LISTEN
+
+    @property
+    def asks_kernel(self) -> bool:
+        """Whether who connects to a loopback address without a token is known by the kernel's word."""
+        return not (self.tokens_file or self.is_open)
+
+    @property
+    def knows_accounts(self) -> bool:
+        """Whether the kernel's word is taken for every account of this machine, not for ``LOCAL_USERS`` alone."""
+        return bool(self.socket)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every user of this machine may do everything."""
+        return bool(self.listen) and not (self.tokens_file or self.socket or self.trusted_proxy)
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[store]``: where the state is. ``sqlite``: in ``state_dir``, of one scheduler. ``postgresql``: in the database
+    that ``conninfo`` (libpq's) names; of the schedulers on it one leads, by a lease of ``lease``."""
+
+    kind: Literal["sqlite", "postgresql"] = "sqlite"
+    conninfo: str = ""
+    lease_s: Annotated[float, msgspec.Meta(ge=0.5, le=300.0, extra=DURATION)] = msgspec.field(
+        name="lease", default=10.0
+    )
+
+
+class PoolMetrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[metrics]``: how many pools have series of their own."""
+
+    max_pools: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1000
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[history]``: what the graphs and ``cpumond report`` are made of, in a file of its own beside the database.
+
+    ``length``: how far it goes back, "0s" keeps none; ``period``: between two points, coarser with age; ``max_size``
+    bytes of the file; ``max_series``: how many pools, nodes, operations and jobs have points, chosen in this order.
+    ``core_hour_price`` in ``currency`` is what savings are shown in, too; 0 for core-hours alone.
+    """
+
+    length_s: Annotated[float, msgspec.Meta(ge=0.0, le=31_536_000.0, extra=DURATION)] = msgspec.field(
+        name="length", default=86_400.0
+    )
+    period_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600.0, extra=DURATION)] = msgspec.field(
+        name="period", default=10.0
+    )
+    max_size: Annotated[int, msgspec.Meta(ge=1_048_576, le=2**40)] = 268_435_456
+    max_series: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 30_000
+    core_hour_price: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] = 0.0
+    currency: Annotated[str, msgspec.Meta(max_length=20)] = ""
+
+
+class Forecasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[forecast]``: when operations will start, from runs ahead in a process of its own, each ``period``, less often
+    where that would take more than ``max_load`` of one core; ``horizon``: how far ahead, also of simulations."""
+
+    enabled: bool = True
+    period_s: Annotated[float, msgspec.Meta(ge=1.0, le=86_400.0, extra=DURATION)] = msgspec.field(
+        name="period", default=30.0
+    )
+    max_load: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.1
+    horizon_s: Annotated[float, msgspec.Meta(ge=60.0, le=2_592_000.0, extra=DURATION)] = msgspec.field(
+        name="horizon", default=86_400.0
+    )
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[audit]``: how far back the log of commands and events goes, in the store; ``max_size``: bytes of it there."""
+
+    keep_s: Annotated[float, msgspec.Meta(ge=3600.0, le=315_360_000.0, extra=DURATION)] = msgspec.field(
+        name="keep", default=7_776_000.0
+    )
+    max_size: Annotated[int, msgspec.Meta(ge=1_048_576, le=2**40)] = 1_073_741_824
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole configuration of the scheduler (semantics.md 2.4). ``path``: where it was read from ("" for none)."""
+
+    state_dir: Text = "/var/lib/cpumond-scheduler"
+    cluster_name: Text = "cpumond"
+    fair_share_update_period_s: Annotated[float, msgspec.Meta(ge=0.01, le=60.0, extra=DURATION)] = msgspec.field(
+        name="fair_share_update_period", default=1.0
+    )
+    max_operation_count: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 5000
+    finished_operation_retention_count: Count = 1000
+    max_specification_memory: Annotated[int, msgspec.Meta(ge=1_048_576, le=2**40)] = 67_108_864
+    require_specified_pools_existence: bool = False
+    pool_name_regex: Text = "[-_a-z0-9:A-Z]+"
+    ephemeral_pool_name_regex: Text = "[-_a-z0-9:A-Z]+"
+    erase_trees_with_pool_limit_violations: bool = False
+    node_heartbeat_timeout_s: Annotated[float, msgspec.Meta(ge=0.01, le=86_400.0, extra=DURATION)] = msgspec.field(
+        name="node_heartbeat_timeout", default=60.0
+    )
+    waiting_job_timeout_s: Wait = msgspec.field(name="waiting_job_timeout", default=30.0)
+    allowed_node_resources_overcommit_duration_s: Wait = msgspec.field(
+        name="allowed_node_resources_overcommit_duration", default=15.0
+    )
+    additional_reclaimed_overcommit_duration_s: Wait = msgspec.field(
+        name="additional_reclaimed_overcommit_duration", default=0.0
+    )
+    allowed_node_cpu_overcommit_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.05
+    min_spare_job_resources_on_node: MinSpareJobResources = MinSpareJobResources()
+    api: Api = Api()
+    store: StoreSettings = StoreSettings()
+    metrics: PoolMetrics = PoolMetrics()
+    history: History = History()
+    forecast: Forecasting = Forecasting()
+    audit: Audit = Audit()
+    groups: dict[str, tuple[str, ...]] = {}
+    """Group -> its users, in whatever way they are known."""
+    log: Log = Log()
+    path: str = ""
+
+    @property
+    def where(self) -> str:
+        """What messages call the configuration."""
+        return self.path or "built-in defaults"
+
+
+def load_scheduler_config(path: str | None) -> SchedulerConfig:
+    """Read, check and merge ``path`` and its drop-ins; None gives the built-in defaults.
+
+    Raises ConfigError (file, key, allowed range) or AccessError.
+    """
+    if path is None:
+        return finish_scheduler_config({}, "")
+    folder = f"{os.path.splitext(os.path.abspath(path))[0]}.conf.d"
+    return read_layers(path, folder, parse_scheduler_config_text, finish_scheduler_config)
+
+
+def parse_scheduler_config_text(text: str, path: str) -> dict[str, Any]:
+    """The checked content of one file: normalised keys, durations in seconds. Raises ConfigError."""
+    try:
+        raw = decode_toml(text)
+    except ContentError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    table = normalise_table(raw, SchedulerConfig, path, "", hidden=frozenset({"path"}))
+    for group, users in table.get("groups", {}).items():
+        where = f"{path}: groups.{group}"
+        if not isinstance(users, list) or not all(isinstance(user, str) for user in users):
+            raise ConfigError(f'{where}: must be a list of users, such as ["alice", "bob"]')
+        for name, what in ((group, "name of a group"), *((user, "user") for user in users)):
+            if problem := find_wrong_name(name):
+                raise ConfigError(f"{where}: {name[:MAX_NAME]!r} is no {what}: {problem}")
+    return table
+
+
+def finish_scheduler_config(merged: dict[str, Any], path: str) -> SchedulerConfig:
+    """The frozen configuration from merged, checked tables, after the rules between keys. Raises ConfigError."""
+    config = msgspec.convert({**merged, "path": path}, SchedulerConfig)
+    paths = {name: getattr(config.api, name) for name in ("tokens_file", "socket", "certificate", "key")}
+    config = msgspec.structs.replace(
+        config,
+        state_dir=os.path.abspath(config.state_dir),
+        api=msgspec.structs.replace(
+            config.api, **{name: os.path.abspath(path) if path else "" for name, path in paths.items()}
+        ),
+    )
+    check(config)
+    return config
+
+
+def check(config: SchedulerConfig) -> None:
+    """Check rules between keys, regular expressions and the address. Raises ConfigError: file, key and what to do."""
+    rules = (_check_regexes, _check_listen, _check_tls, _check_proxies, _check_advertised, _check_store)
+    with Mistakes() as mistakes:
+        for rule in rules:
+            with mistakes.apart():
+                rule(config)
+
+
+def _check_regexes(config: SchedulerConfig) -> None:
+    for key in ("pool_name_regex", "ephemeral_pool_name_regex"):
+        try:
+            re.compile(getattr(config, key))
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ConfigError(f"{config.where}: {key}: is not a regular expression: {error}") from None
+
+
+def _check_listen(config: SchedulerConfig) -> None:
+    host, _ = parse_listen(config.api.address, f"{config.where}: api.listen")
+    if not (config.api.tokens_file or config.api.socket) and not is_loopback(host):
+        raise ConfigError(
+            f"{config.where}: api.listen: {config.api.listen!r} can be reached from other machines, and without "
+            "api.tokens_file anybody could run operations and change pools: set api.tokens_file to a file made with "
+            'lines "user:sha256-hex", or api.socket, where root makes tokens with `cpumond token create`, or listen '
+            "on 127.0.0.1"
+        )
+
+
+def _check_tls(config: SchedulerConfig) -> None:
+    if bool(config.api.certificate) != bool(config.api.key):
+        missing = "key" if config.api.certificate else "certificate"
+        raise ConfigError(f"{config.where}: api.{missing}: is missing; TLS needs both api.certificate and api.key")
+
+
+def _check_proxies(config: SchedulerConfig) -> None:
+    for address in config.api.trusted_proxy:
+        if address == PROXY_AT_SOCKET:
+            continue
+        try:
+            ipaddress.ip_network(address)
+        except ValueError as error:
+            raise ConfigError(
+                f"{config.where}: api.trusted_proxy: {address!r} is no address: {error}; expected such as "
+                f'"127.0.0.1", "10.1.2.0/24" or "{PROXY_AT_SOCKET}"'
+            ) from None
+
+
+def _check_advertised(config: SchedulerConfig) -> None:
+    if config.api.advertise:
+        where = f"{config.where}: api.advertise"
+        advertised, port = parse_listen(config.api.advertise, where)
+        if not port or advertised in ("0.0.0.0", "::"):  # noqa: S104 - refused, not listened on
+            raise ConfigError(
+                f"{where}: {config.api.advertise!r} is no address that a client could ask: name this host"
+            )
+
+
+def _check_store(config: SchedulerConfig) -> None:
+    store = config.store
+    if store.kind == "postgresql" and not store.conninfo:
+        raise ConfigError(
+            f'{config.where}: store.conninfo: is needed with store.kind = "postgresql": '
+            '"host=db1,db2 dbname=cpumond target_session_attrs=read-write", say'
+        )
+    if store.kind == "sqlite" and store.conninfo:
+        raise ConfigError(f'{config.where}: store.conninfo: is for store.kind = "postgresql"; remove it, or set kind')

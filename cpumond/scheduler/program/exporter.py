@@ -1,0 +1,402 @@
+"""Prometheus metrics of the scheduler; the text is made once per update and kept.
+
+Families of fixed size go through prometheus_client. The series of pools, thousands of them, are written here in the
+same text formats, which costs a tenth. Their number is bounded: pools beyond ``max_pools``, the ones with the least
+demand, are left out and counted.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Exemplar,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from cpumond import __version__
+from cpumond.fairshare.resources import CPU, add, ratio
+from cpumond.scheduler.elements import (
+    PoolElement,
+    Tree,
+    flow_ratio,
+    is_integral,
+    usage_share,
+    volume_capacity,
+    volume_ratio,
+)
+from cpumond.scheduler.events import KINDS
+from cpumond.scheduler.model import CLASSES, to_vector
+from cpumond.scheduler.program.leading import Leading
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.store.timings import BOUNDS_S, Timings
+from cpumond.scheduler.why.idle import idle_reasons
+
+STARVATION = {"non_starving": 0.0, "starving": 1.0, "aggressively_starving": 2.0}
+END = b"# EOF\n"
+"""The last line of OpenMetrics; the older format has none."""
+PREEMPTION_KINDS = ("preempted", "graceful", "limit_violated", "overcommit")
+PoolFamilies = dict[str, tuple[str, Callable[[PoolElement], float | None]]]
+"""Name -> help text and how a pool's value is read; None where it has none."""
+
+MAX_EXEMPLAR = 100
+"""Characters of a name in an exemplar; its labels may have 128 in all."""
+
+POOL_GAUGES: PoolFamilies = {
+    "fair_share_ratio": ("Fair share, its largest component as a fraction of the tree.", lambda p: max(p.fair_share)),
+    "usage_ratio": (
+        "Allotted to its jobs, its largest component as a fraction of the tree.",
+        lambda p: max(usage_share(p)),
+    ),
+    "demand_ratio": ("Demand, its largest component as a fraction of the tree.", lambda p: max(p.demand_share)),
+    "strong_guarantee_ratio": (
+        "Strong guarantee after the scaling of an overcommitted cluster, largest component.",
+        lambda p: max(p.strong_guarantee_share),
+    ),
+    "fair_share_cores": ("Fair share of the CPU.", lambda p: p.fair_share[1] * p.tree.total[1]),
+    "usage_cores": ("CPU allotted to its jobs: what they may use now, not what they use.", lambda p: p.usage[1]),
+    "demand_cores": ("CPU that its operations want.", lambda p: p.demand[1]),
+    "waiting_cores": ("CPU that operations would want that do not run.", lambda p: p.waiting[1]),
+    "waiting_ratio": (
+        "What operations that do not run would add to the demand, its largest component as a fraction of the tree.",
+        lambda p: max(ratio(add(p.demand, p.waiting), p.tree.total) - max(p.demand_share), 0.0),
+    ),
+    "burst_ratio": (
+        "Burst guarantee as a fraction of the tree, of burst pools.",
+        lambda p: (
+            ratio(to_vector(p.settings.integral_guarantees.burst_guarantee_resources, 0.0), p.tree.total)
+            if p.settings.integral_guarantees.guarantee_type == "burst"
+            else None
+        ),
+    ),
+    "resource_flow_ratio": (
+        "Resource flow as a fraction of the tree, of integral pools.",
+        lambda p: flow_ratio(p) if is_integral(p) else None,
+    ),
+    "accumulated_volume_share_seconds": (
+        "Accumulated volume, of integral pools.",
+        lambda p: volume_ratio(p) if is_integral(p) else None,
+    ),
+    "integral_pool_capacity_share_seconds": (
+        "Most that the volume can be, of integral pools.",
+        lambda p: volume_capacity(p) if is_integral(p) else None,
+    ),
+    "starvation_status": (
+        "0 not starving, 1 starving, 2 aggressively starving.",
+        lambda p: STARVATION[p.starvation_status],
+    ),
+    "starvation_tolerance_ratio": (
+        "Part of its fair share with which it does not starve.",
+        lambda p: None if p.rules is None else p.rules.tolerance,
+    ),
+    "operations": ("Operations of the subtree, pending ones included.", lambda p: float(p.operation_count)),
+    "running_operations": ("Running operations of the subtree.", lambda p: float(p.running_operation_count)),
+    "max_operations": ("Limit of operations.", lambda p: float(p.max_operation_count)),
+    "max_running_operations": ("Limit of running operations.", lambda p: float(p.max_running_operation_count)),
+}
+POOL_COUNTERS: PoolFamilies = {
+    "cpu_usage_seconds_total": (
+        "CPU time that the jobs of the subtree used, since the start of this scheduler.",
+        lambda p: p.cpu_seconds,
+    ),
+    "reclaimed_cpu_seconds_total": (
+        "Core-seconds by which limits of jobs of the subtree were lowered, since the start of this scheduler.",
+        lambda p: p.reclaimed_cpu_seconds,
+    ),
+    "ordered_cpu_seconds_total": (
+        "Core-seconds that jobs of the subtree could have used without an agent, since the start of this scheduler.",
+        lambda p: p.ordered_cpu_seconds,
+    ),
+    "throttled_cpu_seconds_total": (
+        "Time that threads of jobs of the subtree were held back by a quota, since the start of this scheduler.",
+        lambda p: p.throttled_cpu_seconds,
+    ),
+    "late_cpu_seconds_total": (
+        "The part of it while an agent held the limit below what the job could have.",
+        lambda p: p.late_cpu_seconds,
+    ),
+    "preempted_core_seconds_total": (
+        "Work of jobs of the subtree that preemptions lost, in core-seconds, since the start of this scheduler.",
+        lambda p: p.lost_core_seconds,
+    ),
+}
+
+
+class LeadMetrics:
+    """The families of one of several schedulers on one store, of its whole life; a standby has no others."""
+
+    def __init__(self, leading: Leading) -> None:
+        self._leading = leading
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+
+    def encode(self, is_open: bool = False) -> bytes:
+        """The text of a standby's metrics; ``is_open``: as OpenMetrics."""
+        return _generate(self._registry, is_open)
+
+    def collect(self) -> Iterable[Metric]:
+        yield _version()
+        yield from self.collect_lead()
+
+    def collect_lead(self) -> Iterator[Metric]:
+        """The families that a leader has besides its own."""
+        leading, view = self._leading, self._leading.view()
+        for name, text, value in (
+            ("leads", "1 while this scheduler leads, 0 while it is a standby.", view.role == "leader"),
+            ("lead_term", "The term of the present leader as far as it is known, else 0.", view.term),
+            ("lease_seconds", "How long this scheduler may lead without another renewal.", leading.left_s()),
+            ("lead_unknown", "1 while the store's engine does not answer who leads.", bool(view.error)),
+        ):
+            yield GaugeMetricFamily(f"cpumond_scheduler_{name}", text, float(value))
+        for name, text, count in (
+            ("reigns", "Times that this scheduler began to lead.", leading.reigns_total),
+            ("lost_leads", "Times that it lost the lead and went on as a standby.", leading.lost_total),
+            (
+                "arbiter_errors",
+                "Questions about the lead that the store's engine did not answer.",
+                leading.errors_total,
+            ),
+        ):
+            yield CounterMetricFamily(f"cpumond_scheduler_{name}", text, float(count))
+
+
+class MetricsText:
+    """The metrics as text, made anew by ``encode`` only after an update. ``lead``: of one of several schedulers."""
+
+    def __init__(self, scheduler: Scheduler, max_pools: int, lead: LeadMetrics | None = None) -> None:
+        self._scheduler = scheduler
+        self._max_pools = max_pools
+        self._registry = CollectorRegistry()
+        self._registry.register(_Collector(scheduler, lead))
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._made: dict[bool, tuple[int, bytes]] = {}
+
+    def encode(self, is_open: bool = False) -> bytes:
+        """The text of all metrics, made at most once per update; ``is_open``: as OpenMetrics, with exemplars."""
+        updates = self._scheduler.timings.updates
+        if self._made.get(is_open, (-1, b""))[0] != updates:
+            text = _generate(self._registry, is_open).removesuffix(END) + self._pools(is_open).encode()
+            self._made[is_open] = updates, text + END * is_open
+        return self._made[is_open][1]
+
+    def _pools(self, is_open: bool) -> str:
+        lines: list[str] = []
+        cut = "_total" if is_open else "\n"  # the name of a counter's family
+        chosen: list[tuple[str, PoolElement]] = []
+        left_out = 0
+        for tree in self._scheduler.state.trees.values():
+            pools: list[PoolElement] = [tree.root, *tree.pools.values()]
+            if len(pools) > self._max_pools:
+                left_out += len(pools) - self._max_pools
+                pools = heapq.nlargest(self._max_pools, pools, key=lambda pool: max(pool.demand_share))
+            label = f'{{tree="{escape(tree.name)}",pool="'
+            chosen += [(f'{label}{escape(pool.name)}"}}', pool) for pool in pools]
+        for kind, families in (("gauge", POOL_GAUGES), ("counter", POOL_COUNTERS)):
+            for name, (text, read) in families.items():
+                full = f"cpumond_pool_{name}"
+                family = full.removesuffix(cut)
+                lines.append(f"# HELP {family} {text}\n# TYPE {family} {kind}\n")
+                for label, pool in chosen:
+                    value = read(pool)
+                    if value is not None:
+                        lines.append(f"{full}{label} {value!r}\n")
+        name = "cpumond_pools_without_series"
+        lines.append(f"# HELP {name} Pools left out because of max_pools.\n# TYPE {name} gauge\n{name} {left_out}\n")
+        lines += self._preemptions(chosen, cut)
+        return "".join(lines)
+
+    def _preemptions(self, shown: list[tuple[str, PoolElement]], cut: str) -> Iterator[str]:
+        name = "cpumond_preemptions_total"
+        family = name.removesuffix(cut)
+        yield f"# HELP {family} Jobs taken away, by pool of the job and kind.\n# TYPE {family} counter\n"
+        # Series begin at 0, so that rates see the first preemption; only pools with operations have one, most do not.
+        others = dict.fromkeys(itertools.product(self._scheduler.state.trees, PREEMPTION_KINDS), 0)
+        counts = {(label, kind): 0 for label, pool in shown if pool.operations for kind in PREEMPTION_KINDS}
+        labels = {label for label, _ in shown}
+        for (tree, pool, kind), count in self._scheduler.state.preemption_counts.items():
+            label = f'{{tree="{escape(tree)}",pool="{escape(pool)}"}}'
+            if label in labels and kind in PREEMPTION_KINDS:
+                counts[label, kind] = count
+            else:
+                others[tree, kind] = others.get((tree, kind), 0) + count
+        for (label, kind), count in counts.items():
+            yield f'{name}{label[:-1]},kind="{kind}"}} {count}\n'
+        for (tree, kind), count in others.items():
+            yield f'{name}{{tree="{escape(tree)}",pool="",kind="{kind}"}} {count}\n'
+
+
+def escape(text: str) -> str:
+    """A label's value in the text format."""
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _generate(registry: CollectorRegistry, is_open: bool) -> bytes:
+    generate: Callable[[CollectorRegistry], bytes] = generate_openmetrics if is_open else generate_latest
+    return generate(registry)
+
+
+def _version() -> InfoMetricFamily:
+    return InfoMetricFamily("cpumond_scheduler", "Version of the scheduler.", {"version": __version__})
+
+
+def _histograms(timings: Timings) -> Iterator[Metric]:
+    """Exemplars lead from a slow bucket to the node, tree or record of its newest duration."""
+    for name, text, taken, label in (
+        ("heartbeat", "Time from a heartbeat to its answer.", timings.heartbeat, "node"),
+        ("update", "Time of a fair-share update of all trees.", timings.update, "slowest_tree"),
+        ("store_write", "Time of a write to the store, until it is lasting.", timings.store_write, "record"),
+        ("store_commit", "The part of it in which the store made it lasting.", timings.store_commit, "record"),
+    ):
+        family = HistogramMetricFamily(f"cpumond_scheduler_{name}_duration_seconds", text)
+        bounds = (*map(str, BOUNDS_S), "+Inf")
+        buckets = [
+            (bound, count, Exemplar({label: newest[0][:MAX_EXEMPLAR]}, *newest[1:])) if newest else (bound, count)
+            for bound, count, newest in zip(bounds, taken.sum_up(), taken.newest, strict=True)
+        ]
+        family.add_metric([], buckets, taken.sum_s)
+        yield family
+
+
+class _Collector:
+    """The families of fixed size."""
+
+    def __init__(self, scheduler: Scheduler, lead: LeadMetrics | None) -> None:
+        self._scheduler = scheduler
+        self._lead = lead
+
+    def collect(self) -> Iterable[Metric]:
+        yield _version()
+        if self._lead is not None:
+            yield from self._lead.collect_lead()
+        yield from self._trees(self._scheduler.state.trees.values())
+        timings = self._scheduler.timings
+        for name, text, value in (
+            ("updates", "Fair-share updates.", timings.updates),
+            ("late_updates", "Updates that took longer than the period.", timings.late_updates),
+            ("failed_updates", "Updates of a tree that failed.", timings.failed_updates),
+            ("update_seconds", "Time spent in updates.", timings.update.sum_s),
+            ("received_heartbeats", "Heartbeats taken in.", timings.heartbeat.count),
+            ("heartbeat_seconds", "Time from a heartbeat to its answer, summed.", timings.heartbeat.sum_s),
+            ("dropped_heartbeats", "Heartbeats of unknown nodes or out of order.", timings.dropped_heartbeats),
+            ("commands", "Commands carried out.", timings.commands),
+            ("refused_commands", "Commands refused.", timings.refused_commands),
+            ("store_writes", "Writes to the store.", timings.store_write.count),
+            ("store_write_seconds", "Time spent in writes to the store.", timings.store_write.sum_s),
+            ("store_errors", "Writes that the store refused.", timings.store_errors),
+            ("store_losses", "Times that the store was removed, and written anew.", timings.store_losses),
+        ):
+            yield CounterMetricFamily(f"cpumond_scheduler_{name}", text, float(value))
+        yield from _histograms(timings)
+        events = CounterMetricFamily("cpumond_scheduler_events", "Events told, by kind.", labels=["kind"])
+        for kind in KINDS:
+            events.add_metric([kind], float(self._scheduler.event_log.totals[kind]))
+        yield events
+        yield GaugeMetricFamily("cpumond_scheduler_last_update_seconds", "Length of the last update.", timings.update_s)
+        state = self._scheduler.state
+        text = "How often nodes are told to send heartbeats: the usual period, or a longer one under load."
+        yield GaugeMetricFamily("cpumond_scheduler_heartbeat_period_seconds", text, state.period_s)
+        pending = sum(operation.record.state == "pending" for operation in state.operations.values())
+        operations = GaugeMetricFamily("cpumond_scheduler_operations", "Live operations.", labels=["state"])
+        operations.add_metric(["pending"], pending)
+        operations.add_metric(["running"], len(state.operations) - pending)
+        yield operations
+        jobs = GaugeMetricFamily("cpumond_scheduler_jobs", "Jobs to which resources are allotted.")
+        jobs.add_metric([], sum(len(node.jobs) for node in state.nodes.values()))
+        yield jobs
+        idle = GaugeMetricFamily(
+            "cpumond_scheduler_nodes_without_work", "Nodes that get no jobs because of their tags.", labels=["reason"]
+        )
+        nodes = state.nodes.values()
+        idle.add_metric(["no_tree"], sum(node.tree is None and not node.matched_trees for node in nodes))
+        several = sum(bool(node.matched_trees) for node in nodes)
+        idle.add_metric(["several_trees"], several + len(state.list_refused_nodes(self._scheduler.clock.now())))
+        yield idle
+        yield from self._history()
+
+    def _history(self) -> Iterator[Metric]:
+        history = self._scheduler.history
+        if history is None:
+            return
+        status = history.describe()
+        for name, text, value in (
+            ("bytes", "Size of the history's file.", status.bytes),
+            ("series", "Series of which the history took a point the last time.", status.series),
+            ("left_out_series", "Series that the history had no room for.", status.left_out),
+        ):
+            yield GaugeMetricFamily(f"cpumond_history_{name}", text, float(value))
+        text = "Failures to write or read the history's file, and ticks that were lost."
+        yield CounterMetricFamily("cpumond_history_write_errors", text, float(status.write_errors))
+
+    def _trees(self, trees: Iterable[Tree]) -> Iterator[Metric]:
+        nodes = GaugeMetricFamily("cpumond_tree_nodes", "Nodes of the tree.", labels=["tree", "state"])
+        total = GaugeMetricFamily("cpumond_tree_total_cores", "CPU of the tree's nodes.", labels=["tree"])
+        used = GaugeMetricFamily(
+            "cpumond_tree_usage_cores",
+            "CPU allotted to jobs: what they may use now, not what they use.",
+            labels=["tree"],
+        )
+        ordered = GaugeMetricFamily("cpumond_tree_ordered_cores", "CPU that the jobs ordered.", labels=["tree"])
+        by_class = GaugeMetricFamily(
+            "cpumond_tree_class_usage_cores", "CPU allotted to jobs, by their class.", labels=["tree", "class"]
+        )
+        overcommitted = GaugeMetricFamily(
+            "cpumond_tree_overcommitted_nodes", "Nodes whose jobs may use more than there is.", labels=["tree"]
+        )
+        cordoned = GaugeMetricFamily("cpumond_tree_cordoned_nodes", "Nodes that get no new jobs.", labels=["tree"])
+        for tree in trees:
+            cordoned.add_metric([tree.name], sum(node.cordoned for node in tree.nodes.values()))
+            online = sum(node.is_online for node in tree.nodes.values())
+            nodes.add_metric([tree.name, "online"], online)
+            nodes.add_metric([tree.name, "silent"], len(tree.nodes) - online)
+            total.add_metric([tree.name], tree.total[1])
+            used.add_metric([tree.name], sum(node.used[1] for node in tree.nodes.values()))
+            ordered.add_metric([tree.name], sum(node.ordered_cores for node in tree.nodes.values()))
+            cores = [0.0, 0.0]
+            for node in tree.nodes.values():
+                for job in node.jobs.values():
+                    cores[job.reclaimed] += job.usage[CPU]
+            for name, amount in zip(CLASSES, cores, strict=True):
+                by_class.add_metric([tree.name, name], amount)
+            overcommitted.add_metric(
+                [tree.name], sum(node.overcommitted_since is not None for node in tree.nodes.values())
+            )
+        yield from (nodes, total, used, ordered, by_class, overcommitted, cordoned, self._idle(), *self._forecasts())
+
+    def _forecasts(self) -> Iterator[Metric]:
+        forecasts = self._scheduler.forecasts
+        if forecasts is None:
+            return
+        if forecasts.as_of is not None:
+            age_s = self._scheduler.clock.now() - forecasts.as_of
+            yield GaugeMetricFamily("cpumond_forecast_age_seconds", "Since the state of the last forecasts.", age_s)
+        inside = forecasts.calibration.inside_ratio
+        if inside is not None:
+            text = "Part of the last starts that came within the interval first foretold of them; 0.8 is aimed at."
+            yield GaugeMetricFamily("cpumond_forecast_inside_ratio", text, inside)
+        for name, text, value in (
+            ("cpumond_forecast_cpu_seconds_total", "CPU time of forecasts and simulations.", forecasts.cpu_s),
+            ("cpumond_forecast_runs_total", "Runs ahead that forecasts were made of.", forecasts.runs),
+            ("cpumond_forecast_failures_total", "Forecasts and simulations that failed.", forecasts.failures),
+        ):
+            yield CounterMetricFamily(name, text, value)
+
+    def _idle(self) -> Metric:
+        """Of the last reports, which are some seconds old."""
+        text = "CPU allotted to no job, by why: no work waits for it, it is about to be given, what holds work back"
+        idle = GaugeMetricFamily("cpumond_tree_idle_cores", text, labels=["tree", "reason"])
+        for name, report in self._scheduler.idle.reports.items():
+            for reason, cores in idle_reasons(report).items():
+                idle.add_metric([name, reason], cores)
+        return idle

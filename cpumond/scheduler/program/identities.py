@@ -1,0 +1,33 @@
+"""Who is known by the configuration: the tokens of a file, and groups of users. Replaced as a whole by a reload."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from cpumond.scheduler.program.config import SchedulerConfig
+from cpumond.scheduler.rights.tokens import Tokens, load_tokens
+
+
+class Identities:
+    """``tokens``: None where no file of tokens is configured. ``groups``: name -> its users."""
+
+    def __init__(self, tokens: Tokens | None = None, groups: Mapping[str, Collection[str]] | None = None) -> None:
+        self.tokens = tokens
+        self._groups_of: dict[str, frozenset[str]] = {}
+        for group, users in (groups or {}).items():
+            for user in users:
+                self._groups_of[user] = self._groups_of.get(user, frozenset()) | {group}
+
+    def groups_of(self, user: str) -> frozenset[str]:
+        """The groups that the configuration puts a user in."""
+        return self._groups_of.get(user, frozenset())
+
+    def take_over(self, other: Identities) -> None:
+        """Be what ``other`` is, for all who hold this object."""
+        self.tokens, self._groups_of = other.tokens, other._groups_of
+
+
+def load_identities(config: SchedulerConfig) -> Identities:
+    """Those of a configuration and the file that it names. Raises ConfigError or AccessError."""
+    tokens_file = config.api.tokens_file
+    return Identities(load_tokens(tokens_file) if tokens_file else None, config.groups)

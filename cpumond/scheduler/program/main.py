@@ -1,0 +1,354 @@
+"""The life of the scheduler's process: configuration, store, sockets, signals, the loop and its server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+import structlog
+from starlette.applications import Starlette
+
+from cpumond import __version__
+from cpumond.core.errors import ConfigError, CpumondError, UsageError, from_os_error
+from cpumond.core.log import configure_logging
+from cpumond.core.schema import normalise_table
+from cpumond.core.settings import parse_listen
+from cpumond.host.service import (
+    ServiceManager,
+    close_sockets,
+    give_back_large_blocks,
+    open_tcp_sockets,
+    raise_descriptor_limit,
+)
+from cpumond.monitor.model import MonitorSettings
+from cpumond.scheduler.events import Event
+from cpumond.scheduler.forecast.forward import Pace
+from cpumond.scheduler.forecast.keeper import Forecasts
+from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.history.store import HistoryStore
+from cpumond.scheduler.model import CommandError, Rules
+from cpumond.scheduler.program.config import Api, SchedulerConfig, load_scheduler_config
+from cpumond.scheduler.program.door import LeaderDoor
+from cpumond.scheduler.program.exporter import LeadMetrics, MetricsText
+from cpumond.scheduler.program.identities import Identities, load_identities
+from cpumond.scheduler.program.leading import App, Leading
+from cpumond.scheduler.program.listen import Certificate, close_unix_socket, find_socket_path, open_unix_socket
+from cpumond.scheduler.program.notify import Vitals, tell_manager, vitals_of, vitals_of_one
+from cpumond.scheduler.program.peer import LOCAL_USERS
+from cpumond.scheduler.program.reload import Reload
+from cpumond.scheduler.program.server import BACKLOG, Server, make_config
+from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.store import Arbiter, Store
+from cpumond.scheduler.store.lead import LeadView
+from cpumond.scheduler.store.places import make_arbiter
+from cpumond.scheduler.store.retention import LogRetention
+from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
+from cpumond.scheduler.why.resulting import MONITOR_DURATIONS
+
+log = structlog.get_logger("cpumond.scheduler")
+
+STORE_FILE = "scheduler.db"
+HISTORY_FILE = "history.db"
+
+SWITCH_INTERVAL_S = 0.001
+"""How long the thread of an update may keep the interpreter from the loop; Python's 0.005 would be ten heartbeats."""
+
+
+def make_rules(config: SchedulerConfig) -> Rules:
+    """The part of the configuration that decisions read."""
+    spare = config.min_spare_job_resources_on_node
+    return Rules(
+        **{name: getattr(config, name) for name in config.__struct_fields__ if name in Rules.__dataclass_fields__},
+        overcommit_duration_s=config.allowed_node_resources_overcommit_duration_s,
+        spare=(float(spare.user_slots), spare.cpu, 0.0, float(spare.memory), 0.0),
+        read_monitor=read_monitor,
+    )
+
+
+def open_history(scheduler: Scheduler, config: SchedulerConfig) -> History:
+    """The history beside the state; a file that cannot be used is no more than a warning."""
+    settings = config.history
+    path = os.path.join(config.state_dir, HISTORY_FILE)
+    store = HistoryStore(path, settings.length_s, settings.period_s, settings.max_size, scheduler.started_at)
+    history = History(store, scheduler.state, scheduler.started_at, settings.max_series)
+    history.core_hour_price, history.currency = settings.core_hour_price, settings.currency
+    return history
+
+
+def read_monitor(raw: object) -> dict[str, object]:
+    """A section ``job-cpu-monitor`` of a specification, checked as the agent will read it (semantics.md 1.1).
+
+    Durations come back in milliseconds, as the documents have them. Raises CommandError.
+    """
+    try:
+        layer = normalise_table(raw, MonitorSettings, "spec", "job_cpu_monitor")
+    except ConfigError as error:
+        raise CommandError(str(error)) from None
+    return {key: value * 1e3 if key in MONITOR_DURATIONS else value for key, value in layer.items()}
+
+
+AppMaker = Callable[[Scheduler, Api, Identities, Callable[[bool], bytes], str], Starlette]
+"""The type of ``api.server.make_app``; ``api`` imports the scheduler, not the reverse."""
+
+StandbyMaker = Callable[[Callable[[], LeadView], str, Callable[[bool], bytes]], Starlette]
+"""The type of ``api.standby.make_standby_app``."""
+
+
+class _Entrance(NamedTuple):
+    """Where requests come in, and who is let in. ``path``: of the unix socket, which is the last one; "" for none."""
+
+    sockets: list[socket.socket]
+    path: str
+    context: ssl.SSLContext | None
+    reload: Reload
+
+    def close(self) -> None:
+        """Close all sockets; the file of the unix one is removed."""
+        if self.path:
+            close_unix_socket(self.sockets[-1], self.path)
+        close_sockets(self.sockets)
+
+
+def _open_entrance(config: SchedulerConfig, identities: Identities, manager: ServiceManager) -> _Entrance:
+    """Raises CpumondError for an address, socket or certificate that cannot be used."""
+    api = config.api
+    certificate = Certificate(api.certificate, api.key) if api.certificate else None
+    sockets, path = open_tcp_sockets(api.address, "api.listen", BACKLOG), find_socket_path(api, os.environ)
+    try:
+        sockets += [open_unix_socket(path, BACKLOG)] if path else []
+    except CpumondError:
+        close_sockets(sockets)
+        raise
+    reload = Reload(config, identities, certificate, manager)
+    return _Entrance(sockets, path, None if certificate is None else certificate.context, reload)
+
+
+class _Service(NamedTuple):
+    """What is served, and what runs beside the server."""
+
+    app: App
+    run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+    """Until the event; at once for one alone, when the last request is answered for one of several."""
+    ready: asyncio.Event
+    vitals: Vitals
+    find_scheduler: Callable[[], Scheduler | None]
+    """The one that answers now, None where another one leads."""
+    leading: Leading | None = None
+
+
+def run_scheduler(
+    config_path: str | None,
+    make_app: AppMaker,
+    new_store: bool = False,
+    time_scale: float = 1.0,
+    make_standby: StandbyMaker | None = None,
+) -> int:
+    """``cpumond scheduler``: runs until SIGTERM or SIGINT. Raises CpumondError for what an operator can fix.
+
+    ``new_store`` sets the present database and history aside and begins with empty ones. ``time_scale`` is for tests
+    only. ``make_standby`` is needed where several schedulers share a store.
+    """
+    config = load_scheduler_config(config_path)
+    configure_logging(config.log.level, config.log.format)
+    identities = load_identities(config)
+    is_shared = config.store.kind != "sqlite"
+    if is_shared and new_store:
+        raise UsageError(
+            "--new-store is for a database of this scheduler alone; empty a shared one with its own tools, while no "
+            "scheduler runs"
+        )
+    try:
+        os.makedirs(config.state_dir, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, f"make {config.state_dir}", "fix state_dir or run as its owner") from error
+    if new_store:
+        # The history belongs to the old store and goes, too. The store goes first: its lock tells whether it is in use.
+        for old in (STORE_FILE, HISTORY_FILE):
+            aside = set_aside(os.path.join(config.state_dir, old))
+            if aside is not None:
+                log.warning("store_set_aside", path=aside)
+    raise_descriptor_limit()
+    give_back_large_blocks()
+    # Updates, long requests and large answers run in threads: the loop's thread gets its turn after this long.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    manager = ServiceManager(os.environ)
+    entrance = _open_entrance(config, identities, manager)
+    if config.api.is_open:
+        log.warning(
+            "open_to_every_local_user",
+            error=f"whoever connects to {config.api.listen} on this host may do everything, in anybody's name",
+            advice=f"set [api] tokens_file, or leave [api] listen out: then only {LOCAL_USERS} may",
+        )
+    try:
+        if is_shared:
+            assert make_standby is not None
+            arbiter = make_arbiter(config.store.conninfo)
+            address = find_own_address(config.api, entrance.sockets)
+            service = _share(config, identities, arbiter, address, make_app, make_standby, time_scale)
+            asyncio.run(_serve(service, entrance, config, manager, time_scale))
+        else:
+            _run_alone(config, identities, entrance, manager, make_app, time_scale)
+    finally:
+        entrance.close()
+    return 0
+
+
+def _run_alone(
+    config: SchedulerConfig,
+    identities: Identities,
+    entrance: _Entrance,
+    manager: ServiceManager,
+    make_app: AppMaker,
+    time_scale: float,
+) -> None:
+    """With a store that no other scheduler uses."""
+    path = os.path.join(config.state_dir, STORE_FILE)
+    # Opening a large store takes a while, and so does its copy before a new version migrates it.
+    manager.extend("opening the store")
+    is_new, was_used = not os.path.lexists(path), os.path.lexists(f"{path}.lock")
+    store = open_sqlite_store(path)
+    try:
+        if is_new:
+            # Starting empty where a database was lost must not go unnoticed.
+            (log.warning if was_used else log.info)("store_created", path=path, state_dir_was_used=was_used)
+        manager.extend("reading the store")
+        scheduler = _make_scheduler(config, store, time_scale, lambda: manager.extend("reading the history"))
+        metrics = MetricsText(scheduler, config.metrics.max_pools)
+        app = make_app(scheduler, config.api, identities, metrics.encode, config.cluster_name)
+        service = _Service(app, scheduler.run, scheduler.ready, vitals_of(scheduler), lambda: scheduler)
+        asyncio.run(_serve(service, entrance, config, manager, time_scale))
+    finally:
+        manager.extend("closing the store")
+        entrance.close()
+        store.close()
+
+
+def _make_scheduler(
+    config: SchedulerConfig, store: Store, time_scale: float, reads_history: Callable[[], None] = lambda: None
+) -> Scheduler:
+    scheduler = Scheduler(make_rules(config), store, Clock(time_scale), config.fair_share_update_period_s)
+    scheduler.retention = LogRetention(config.audit.keep_s, config.audit.max_size)
+    if config.forecast.enabled:
+        told = config.forecast
+        scheduler.forecasts = Forecasts(
+            scheduler.state,
+            scheduler.clock.now,
+            lambda: pace_of(scheduler),
+            told.period_s,
+            told.max_load,
+            told.horizon_s,
+        )
+    if config.history.length_s:
+        reads_history()
+        scheduler.history = open_history(scheduler, config)
+    return scheduler
+
+
+def pace_of(scheduler: Scheduler) -> Pace:
+    """When nodes and updates of a scheduler are due, from now on."""
+    known = {name: kept.previous_time for name, kept in scheduler.updates.items()}
+    at = {name: time for name, time in known.items() if time is not None}
+    last, period_s = max(at.values(), default=scheduler.clock.now()), scheduler.update_period_s
+    return Pace(scheduler.state.period_s, period_s, last + period_s, at)
+
+
+def _share(
+    config: SchedulerConfig,
+    identities: Identities,
+    arbiter: Arbiter,
+    address: str,
+    make_app: AppMaker,
+    make_standby: StandbyMaker,
+    time_scale: float,
+) -> _Service:
+    """With a store that several schedulers share, of which one leads."""
+
+    def open_reign(store: Store) -> tuple[Scheduler, App]:
+        scheduler = _make_scheduler(config, store, time_scale)
+        scheduler.lead = leading.view
+        metrics = MetricsText(scheduler, config.metrics.max_pools, lead_metrics)
+        return scheduler, make_app(scheduler, config.api, identities, metrics.encode, config.cluster_name)
+
+    leading = Leading(arbiter, open_reign, address, config.store.lease_s)
+    lead_metrics = LeadMetrics(leading)
+    standby = make_standby(leading.view, address, lead_metrics.encode)
+    vitals = vitals_of_one(leading, config.fair_share_update_period_s / time_scale)
+
+    def find_scheduler() -> Scheduler | None:
+        reign = leading.find_reign()
+        return None if reign is None else reign.scheduler
+
+    return _Service(LeaderDoor(leading, standby), leading.run, leading.ready, vitals, find_scheduler, leading)
+
+
+def find_own_address(api: Api, sockets: list[socket.socket]) -> str:
+    """Where clients reach this scheduler, ``host:port``; "" where only ``[api] advertise`` could tell it."""
+    if api.advertise:
+        return api.advertise
+    host, _ = parse_listen(api.address, "api.listen")
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_unspecified:
+            log.warning(
+                "address_not_known",
+                error=f"[api] listen {api.listen!r} is every address of this host: a standby cannot tell clients where "
+                "this scheduler is while it leads",
+                advice='set [api] advertise = "HOST:PORT"',
+            )
+            return ""
+    port = sockets[0].getsockname()[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def _serve(
+    service: _Service,
+    entrance: _Entrance,
+    config: SchedulerConfig,
+    manager: ServiceManager,
+    time_scale: float,
+) -> None:
+    stopping, answered = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+
+    def reload() -> None:
+        text, scheduler = entrance.reload.run(), service.find_scheduler()
+        if scheduler is not None:
+            scheduler.event_log.note(Event(at=scheduler.clock.now(), kind="reload", text=text))
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    server = Server(make_config(service.app), entrance.context)
+    async with asyncio.TaskGroup() as tasks:
+        # One of several leads until the last request is answered; another one leads as soon as it gives up.
+        running = tasks.create_task(service.run(stopping if service.leading is None else answered))
+        await asyncio.wait([running, asyncio.ensure_future(service.ready.wait())], return_when="FIRST_COMPLETED")
+        serving = tasks.create_task(server.serve(entrance.sockets))
+        host, port = entrance.sockets[0].getsockname()[:2]
+        log.info(
+            "started",
+            version=__version__,
+            listen=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            **({"socket": entrance.path} if entrance.path else {}),
+            **({} if entrance.context is None else {"tls": True}),
+            config=config.path or None,
+            state=config.state_dir,
+            **({} if service.leading is None else service.leading.view()._asdict()),
+            **({} if time_scale == 1.0 else {"time_scale_for_tests": time_scale}),
+        )
+        tasks.create_task(tell_manager(manager, service.vitals, stopping))
+        await stopping.wait()
+        log.info("stopping")
+        # From here on unfinished requests are cancelled, which is no error.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        server.should_exit = True
+        await serving
+        answered.set()

@@ -1,0 +1,96 @@
+"""The service manager's side of the scheduler's life: READY, STATUS, WATCHDOG, STOPPING (sd_notify)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from cpumond.core.words import count
+
+if TYPE_CHECKING:
+    from cpumond.host.service import ServiceManager
+    from cpumond.scheduler.program.leading import Leading
+    from cpumond.scheduler.service import Scheduler
+
+STATUS_PERIOD_S = 10.0
+TROUBLE_S = 60.0
+
+
+class Vitals(NamedTuple):
+    """What the service manager is told of. ``describe``: one line; ``pulse``: another value than before while all is
+    well, at least each ``period_s`` real seconds."""
+
+    describe: Callable[[], str]
+    pulse: Callable[[], object]
+    period_s: float
+
+
+def vitals_of(scheduler: Scheduler) -> Vitals:
+    """Of a scheduler alone on its store."""
+    period_s = scheduler.clock.real_s(scheduler.update_period_s)
+    return Vitals(partial(describe_status, scheduler), lambda: scheduler.timings.good_updates, period_s)
+
+
+def vitals_of_one(leading: Leading, period_s: float) -> Vitals:
+    """Of one of several schedulers; ``period_s``: real seconds between its updates while it leads."""
+    return Vitals(partial(describe_lead, leading), leading.pulse, max(period_s, leading.lead.look_s))
+
+
+async def tell_manager(manager: ServiceManager, vitals: Vitals, stopping: asyncio.Event) -> None:
+    """READY at once, then WATCHDOG as long as good updates come, STATUS each STATUS_PERIOD_S, STOPPING at the end.
+
+    A blocked event loop, an update that does not end or updates that all fail stop WATCHDOG, so that the service is
+    restarted; a store that refuses does not: a new process would find the same disk, and this one still answers.
+    """
+    if not manager.listens:
+        return
+    manager.tell("READY=1", status=vitals.describe())
+    clock = asyncio.get_running_loop().time
+    ping_s = min(manager.watchdog_s / 3, STATUS_PERIOD_S)
+    seen, seen_s, told_s = object(), -math.inf, clock()
+    while not stopping.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), ping_s)
+        now_s = clock()
+        pulse = vitals.pulse()
+        if pulse != seen:
+            seen, seen_s = pulse, now_s
+        # Updates may be further apart than the watchdog's timeout: one counts for a whole period.
+        lines = ["WATCHDOG=1"] if now_s - seen_s <= vitals.period_s else []
+        status = ""
+        if now_s - told_s >= STATUS_PERIOD_S:
+            status, told_s = vitals.describe(), now_s
+        if lines or status:
+            manager.tell(*lines, status=status)
+    manager.tell("STOPPING=1", status="answering the last requests")
+
+
+def describe_lead(leading: Leading) -> str:
+    """One line for ``systemctl status``: the role, and a leader's operations, jobs and nodes."""
+    view, reign = leading.view(), leading.reign
+    trouble = f"; the store's engine does not answer: {view.error}" if view.error else ""
+    if view.role == "leader" and reign is not None and reign.scheduler is not None:
+        return f"leads (term {view.term}); {describe_status(reign.scheduler)}{trouble}"
+    leader = f"{view.leader} leads (term {view.term})" if view.leader else "no leader is known"
+    return f"standby: {leader}{trouble}"
+
+
+def describe_status(scheduler: Scheduler) -> str:
+    """One line for ``systemctl status``: operations, jobs, nodes, and trouble with updates or the store."""
+    state, timings, now = scheduler.state, scheduler.timings, scheduler.clock.now()
+    pending = sum(operation.record.state == "pending" for operation in state.operations.values())
+    online = sum(node.is_online for node in state.nodes.values())
+    parts = [
+        f"{count(len(state.operations), 'operation')} ({pending} pending)",
+        count(len(state.jobs), "job"),
+        f"{count(len(state.nodes), 'node')} ({online} online)",
+    ]
+    if timings.failed_at is not None and now - timings.failed_at <= TROUBLE_S:
+        parts.append("an update of fair shares failed, see the journal")
+    if timings.store_error_at is not None and now - timings.store_error_at <= TROUBLE_S:
+        parts.append("the store refuses to write and so do commands, see the journal")
+    return "; ".join(parts)

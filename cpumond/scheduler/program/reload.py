@@ -1,0 +1,79 @@
+"""What SIGHUP lets count without a restart: the file of tokens, groups, the certificate."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import structlog
+
+from cpumond.core.errors import CpumondError
+from cpumond.host.service import ServiceManager
+from cpumond.scheduler.program.config import SchedulerConfig, load_scheduler_config
+from cpumond.scheduler.program.identities import Identities, load_identities
+from cpumond.scheduler.program.listen import Certificate
+
+log = structlog.get_logger("cpumond.scheduler")
+
+
+def check_files(config: SchedulerConfig) -> None:
+    """Read what the configuration names, as a start does, and keep nothing. Raises ConfigError or AccessError."""
+    load_identities(config)
+    if config.api.certificate:
+        Certificate(config.api.certificate, config.api.key)
+
+
+class Reload:
+    """All of what is read anew, or nothing: a file that is wrong leaves everything as it was, and a line in the log.
+
+    ``identities`` and ``certificate`` are changed in place; ``manager`` is told when it begins and ends.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, identities: Identities, certificate: Certificate | None, manager: ServiceManager
+    ) -> None:
+        self._config = config
+        self._identities = identities
+        self._certificate = certificate
+        self._manager = manager
+
+    def run(self) -> str:
+        """Reload now; what became of it, in a sentence."""
+        self._manager.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            self._reload()
+        except CpumondError as error:
+            log.error("reload_refused", error=str(error), advice="everything stays as it was; correct it, reload again")
+            self._manager.tell("READY=1", status=f"the reload was refused: {error}")
+            return f"what the scheduler reads anew is wrong, and everything stays as it was: {error}"
+        self._manager.tell("READY=1", status="reloaded")
+        return "the scheduler read its file of tokens, its groups and its certificate anew"
+
+    def _reload(self) -> None:
+        config = load_scheduler_config(self._config.path or None)
+        present = msgspec.structs.replace(self._config, groups=config.groups)
+        identities = load_identities(present)
+        if self._certificate is not None:
+            self._certificate.reload()
+        self._identities.take_over(identities)
+        self._config = present
+        later = _find_changed(present, config)
+        log.info(
+            "reloaded",
+            tokens=None if identities.tokens is None else len(identities.tokens),
+            groups=len(config.groups),
+            certificate=self._certificate is not None,
+            **({"needs_restart": later} if later else {}),
+        )
+
+
+def _find_changed(before: msgspec.Struct, after: msgspec.Struct, path: str = "") -> list[str]:
+    """The keys that have other values, with those of tables one by one."""
+    changed: list[str] = []
+    for field in msgspec.structs.fields(before):
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if isinstance(old, msgspec.Struct):
+            changed += _find_changed(old, new, f"{path}{field.encode_name}.")
+        elif old != new:
+            changed.append(path + field.encode_name)
+    return changed

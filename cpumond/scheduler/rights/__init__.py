@@ -1,0 +1,1 @@
+"""Who asks, and what may be done: users, entries of access lists, tokens."""

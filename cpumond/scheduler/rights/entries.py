@@ -1,0 +1,154 @@
+"""Who may do what on trees, pools and operations (semantics.md 12): access lists and what they allow. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, get_args
+
+import msgspec
+
+from cpumond.scheduler.rights.users import User
+
+Permission = Literal["read", "use", "modify_children", "write", "administer", "manage", "read_secrets"]
+"""``use``: start operations in a pool; ``modify_children``: make, remove and move pools in it; ``write``: its options;
+``administer``: its access list. ``read``, ``manage`` (abort, pin, update), ``read_secrets`` (environment, logs): of
+operations."""
+
+PERMISSIONS: Final[tuple[Permission, ...]] = get_args(Permission)
+
+OPERATION_PERMISSIONS: Final[tuple[Permission, ...]] = ("read", "manage", "read_secrets")
+"""Those that the access list of an operation itself may name."""
+
+OWNED: Final[frozenset[Permission]] = frozenset({*OPERATION_PERMISSIONS, "administer"})
+"""What the user who started an operation may do to it."""
+
+ALLOWED_BY: Final[Mapping[Permission, tuple[Permission, ...]]] = {
+    **{name: (name, "administer") for name in PERMISSIONS},
+    "administer": ("administer",),
+    "read": ("read", "manage", "administer"),
+}
+"""Permission -> those of which each includes it, where an entry allows them."""
+
+DENIED_BY: Final[Mapping[Permission, tuple[Permission, ...]]] = {
+    **{name: (name,) for name in PERMISSIONS},
+    "manage": ("manage", "read"),
+    "read_secrets": ("read_secrets", "read"),
+}
+"""Permission -> those of which each takes it away, where an entry denies them: nobody acts on what it may not see."""
+
+NEVER_OPEN: Final[frozenset[Permission]] = frozenset({"administer"})
+"""What the absence of access lists gives nobody: what it allows is younger than stores without lists."""
+
+EVERYONE: Final = "everyone"
+OWNER: Final = "owner"
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class AccessEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One entry of ``@acl``. ``subjects``: users, groups, EVERYONE, OWNER. A denial wins over whatever allows."""
+
+    action: Literal["allow", "deny"]
+    subjects: Annotated[tuple[_Name, ...], msgspec.Meta(min_length=1)]
+    permissions: Annotated[tuple[Permission, ...], msgspec.Meta(min_length=1)]
+    inheritance_mode: Literal["object_and_descendants", "object_only", "descendants_only"] = "object_and_descendants"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Whether something is allowed, and the sentence that says by what."""
+
+    allowed: bool
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An entry that counts for an object. ``where``: whose access list it stands in; ``heir``: the pool that inherits
+    it, "" where the list is its own."""
+
+    entry: AccessEntry
+    where: str
+    heir: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """All that decides about one tree, pool or operation.
+
+    ``is_open``: it has no access list, own or inherited, and its tree does not say ``acl_required``: what no entry
+    decides is allowed, as it was before there were access lists, but for NEVER_OPEN. ``owner`` may do ``owned`` without
+    an entry.
+    """
+
+    what: str
+    entries: tuple[Standing, ...]
+    is_open: bool
+    closed_by: str
+    """Why it is not open, for the sentence of a refusal; "" where it is."""
+    owner: str = ""
+    owned: frozenset[Permission] = frozenset()
+
+
+def judge(user: User, permission: Permission, access: Access) -> Verdict:
+    """Whether a user has a permission on an object, and by what (12.2)."""
+    if user.admin:
+        return Verdict(True, f"{user.name} is an administrator")
+    allowing: Standing | None = None
+    for standing in access.entries:
+        entry = standing.entry
+        table = DENIED_BY if entry.action == "deny" else ALLOWED_BY
+        if not any(name in entry.permissions for name in table[permission]) or not find_subject(user, entry, access):
+            continue
+        if entry.action == "deny":
+            return Verdict(False, _say(standing, permission, user, access))
+        allowing = allowing or standing
+    if access.owner == user.name and permission in access.owned:
+        return Verdict(True, f"{user.name} is the owner of {access.what}")
+    if allowing is not None:
+        return Verdict(True, _say(allowing, permission, user, access))
+    if permission == "read":
+        return Verdict(True, "every user may read what no access list denies")
+    is_given = access.is_open and not user.needs_entry
+    if is_given and permission not in NEVER_OPEN:
+        return Verdict(True, "there is no access list on the way to the tree, and the tree does not say acl_required")
+    alone = "without one only administrators may" if is_given else f"{user.name} may do only what an access list allows"
+    closed = access.closed_by or alone
+    return Verdict(False, f"no access list allows {permission} to {user.name}, and {closed}")
+
+
+def find_subject(user: User, entry: AccessEntry, access: Access) -> str:
+    """The subject of an entry that is this user, in words; "" for none."""
+    for subject in entry.subjects:
+        if subject == EVERYONE:
+            return EVERYONE
+        if subject == OWNER:
+            if access.owner and access.owner == user.name:
+                return f"{OWNER} ({user.name})"
+        elif subject == user.name:
+            return user.name
+        elif subject in user.groups:
+            return f"group {subject}"
+    return ""
+
+
+def _say(standing: Standing, permission: Permission, user: User, access: Access) -> str:
+    entry = standing.entry
+    table = DENIED_BY if entry.action == "deny" else ALLOWED_BY
+    word: str = next(name for name in table[permission] if name in entry.permissions)
+    verb = "denies" if entry.action == "deny" else "allows"
+    if word != permission:
+        word = f"{word}, and with it {permission},"
+    heir = f", inherited by {standing.heir}" if standing.heir else ""
+    return f"the access list of {standing.where} {verb} {word} to {find_subject(user, entry, access)}{heir}"
+
+
+def list_administrators(access: Access) -> list[str]:
+    """The subjects that an entry allows to administer an object, and its owner where OWNER is one of them."""
+    names = [
+        access.owner if subject == OWNER else subject
+        for standing in access.entries
+        if standing.entry.action == "allow" and "administer" in standing.entry.permissions
+        for subject in standing.entry.subjects
+    ]
+    return list(dict.fromkeys(filter(None, names)))

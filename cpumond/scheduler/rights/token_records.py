@@ -1,0 +1,120 @@
+"""Tokens that are made and revoked while the scheduler runs, as records. Pure.
+
+The store has hashes alone. A token that its user made with another token lives no longer than that one: who revokes a
+token that was stolen has revoked what was made with it. Nor has it groups that its user has left: those
+of [groups] are not stored, of others it has what the token has that it was made with, and where nobody can be asked
+later (an account, a proxy), it ends after GROUPS_LIFE_S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from cpumond.core.words import show_utc
+from cpumond.scheduler.rights.users import ID_DIGITS, Role, User
+
+GROUPS_LIFE_S: Final = 30 * 86_400.0
+"""How long a token is valid to which its user, known without a token, gave groups."""
+
+
+class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A token as it is stored, under its ``hash``. Times are seconds since 1970.
+
+    ``needs_entry`` is that of the user who made it. ``made_with``: the id of the token with which its user made it, ""
+    where an administrator did, or a user who is known without a token.
+    """
+
+    hash: str
+    user: str
+    role: Role = "user"
+    pattern: str = ""
+    groups: tuple[str, ...] = ()
+    needs_entry: bool = False
+    note: str = ""
+    created_at: float
+    created_by: str
+    made_with: str = ""
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    revoked_by: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.hash[:ID_DIGITS]
+
+    @property
+    def ends_at(self) -> float | None:
+        """When it ends, unless it is revoked before."""
+        if not self.groups or not self.needs_entry or self.made_with:
+            return self.expires_at
+        bound = self.created_at + GROUPS_LIFE_S
+        return bound if self.expires_at is None else min(bound, self.expires_at)
+
+    def find_end(self, now: float) -> str:
+        """Why it is not valid any more, as the end of a sentence; "" while it is."""
+        if self.revoked_at is not None:
+            return f"was revoked on {show_utc(self.revoked_at)}"
+        end = self.ends_at
+        if end is not None and now >= end:
+            return f"expired on {show_utc(end)}"
+        return ""
+
+    def make_user(self) -> User:
+        """Whose requests it marks."""
+        return User(
+            self.user,
+            admin=self.role == "admin",
+            node=self.role == "node",
+            proxy=self.role == "proxy",
+            pattern=self.pattern,
+            groups=frozenset(self.groups),
+            token_id=self.id,
+            needs_entry=self.needs_entry,
+        )
+
+
+class TokenTable:
+    """All tokens of the store, by hash and by id."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, tuple[TokenRecord, User]] = {}
+        self._hashes: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[TokenRecord]:
+        """In the order in which they were made."""
+        return (record for record, _ in self._records.values())
+
+    def put(self, record: TokenRecord) -> None:
+        """Install a record, in place of one with the same hash."""
+        self._records[record.hash] = record, record.make_user()
+        self._hashes[record.id] = record.hash
+
+    def drop(self, digest: str) -> None:
+        """Forget a token."""
+        found = self._records.pop(digest, None)
+        if found is not None:
+            del self._hashes[found[0].id]
+
+    def find(self, digest: str) -> tuple[TokenRecord, User] | None:
+        """The token with this hash, valid or not, and its user; see ``Tokens.find``."""
+        found = self._records.get(digest)
+        return (found[0], self.user_of(found[0])) if found is not None and found[0].made_with else found
+
+    def user_of(self, record: TokenRecord) -> User:
+        """Whose requests a token marks, in those of its groups that the one it was made with has."""
+        user = record.make_user()
+        maker = self.find_id(record.made_with) if record.made_with else None
+        kept = user.groups & frozenset(() if maker is None else maker.groups)
+        return replace(user, groups=kept) if record.made_with else user
+
+    def find_id(self, token_id: str) -> TokenRecord | None:
+        """The token with this id, valid or not."""
+        found = self._records.get(self._hashes.get(token_id, ""))
+        return None if found is None else found[0]

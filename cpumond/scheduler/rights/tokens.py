@@ -1,0 +1,163 @@
+"""Which user a request comes from: a file of tokens, of which only the hashes are kept (yt_protocol.md 9).
+
+A line is ``user:sha256-hex[:admin|user|proxy|node[:PATTERN]]``; a user may have several tokens. The token of a node
+registers the node_ids that PATTERN matches as a whole (``*``, ``?`` and ``[...]`` as in file names, upper and lower
+case differ), any where there is none. Blank lines and lines that begin with ``#`` are left out. Tokens are long and
+random (``make_token``), so that one round of SHA-256 is enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from cpumond.core.errors import AccessError, ConfigError, describe
+from cpumond.core.settings import find_rights_of_others
+from cpumond.core.words import nearest
+from cpumond.scheduler.rights.users import ID_DIGITS, MAX_NAME, ROLES
+from cpumond.scheduler.rights.users import NOBODY as NOBODY
+from cpumond.scheduler.rights.users import User as User
+
+MAX_FILE_BYTES: Final = 16 * 2**20
+TOKEN_BYTES: Final = 32
+ADMIN: Final = "admin"
+NODE: Final = "node"
+PROXY: Final = "proxy"
+MAX_PATTERN: Final = 4096
+_OR_ROLES: Final = " or ".join(map(repr, ROLES))
+_HASH = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
+
+
+class Tokens:
+    """The users of a file by the hashes of their tokens; immutable."""
+
+    __slots__ = ("_ids", "_users")
+
+    def __init__(self, users: Mapping[str, User] | None = None) -> None:
+        # With their ids already: a heartbeat asks for one of these, and copies cost more than all else here.
+        self._users = {digest: replace(user, token_id=digest[:ID_DIGITS]) for digest, user in (users or {}).items()}
+        self._ids = {user.token_id: user for user in self._users.values()}
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+    def __iter__(self) -> Iterator[tuple[str, User]]:
+        """The ids of all tokens, and their users."""
+        return iter(self._ids.items())
+
+    def __contains__(self, token_id: str) -> bool:
+        return token_id in self._ids
+
+    def find(self, digest: str) -> User | None:
+        """The user of the token with this hash, None for one that is not in the file.
+
+        How long the look-up takes tells no more than a part of a stored hash, and whoever knows all of it has no token:
+        nobody finds a text for a hash, nor for its first digits faster than by trying.
+        """
+        return self._users.get(digest)
+
+    def user_of(self, token: str) -> User | None:
+        """The user of ``token``, None for one that is not in the file."""
+        return self.find(hash_token(token))
+
+
+def hash_token(token: str) -> str:
+    """The SHA-256 of a token in lower-case hex, as the file holds it; any text has one."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def make_token() -> str:
+    """A new token of 256 random bits, safe in headers, URLs and shells."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def load_tokens(path: str) -> Tokens:
+    """The tokens of a file that only its owner can read.
+
+    Raises AccessError without rights; ConfigError for a file that others can read or that is missing, and for a line
+    that is wrong, with its number. Messages show no hash and nothing of a line that may be a token in the clear.
+    """
+    try:
+        # If it is a pipe, opening it does not wait for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            # The open file is checked, so that it cannot be exchanged between the check and the reading.
+            status = os.fstat(file.fileno())
+            _check_file(path, status)
+            content = file.read(MAX_FILE_BYTES + 1)
+    except PermissionError as error:
+        raise AccessError(f"{path}: cannot be read: {describe(error)}; give it to the scheduler's user") from error
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {describe(error)}; set `api.tokens_file` to a file of tokens"
+        ) from error
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes, which no file of tokens is")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}: line {line}: is not UTF-8 text; write it again") from None
+    return parse_tokens(text, path)
+
+
+def parse_tokens(text: str, where: str) -> Tokens:
+    """The tokens of a file's text; messages call it ``where``. Raises ConfigError with the number of the line."""
+    users: dict[str, User] = {}
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
+        entry = line.strip()
+        if not entry or entry.startswith("#"):
+            continue
+        digest, user = _parse_line(entry, f"{where}: line {number}")
+        if digest in lines:
+            raise ConfigError(
+                f"{where}: line {number}: the hash is that of line {lines[digest]} again; "
+                "a token belongs to one line: make another one"
+            )
+        lines[digest] = number
+        users[digest] = user
+    return Tokens(users)
+
+
+def _parse_line(entry: str, where: str) -> tuple[str, User]:
+    parts = [part.strip() for part in entry.split(":", 3)]
+    if len(parts) < 2:
+        raise ConfigError(
+            f'{where}: expected "user:sha256-hex" or "user:sha256-hex:admin|user|proxy|node", got 1 part between colons'
+        )
+    name, digest, *marks = parts
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise ConfigError(f"{where}: expected a user of 1 to {MAX_NAME} printable characters before the first colon")
+    if not _HASH.fullmatch(digest):
+        raise ConfigError(
+            f"{where}: expected 64 hexadecimal digits, the SHA-256 of the token, after the user, "
+            f"got {len(digest)} characters"
+        )
+    role = marks[0] if marks else "user"
+    if role not in ROLES:
+        # This text may be anything, even a token: it is shown only where it is similar to a role.
+        near = nearest(role.lower(), ROLES)
+        got = f"got {role!r}" if near and role.isprintable() else "got something else"
+        raise ConfigError(f"{where}: expected nothing or {_OR_ROLES} after the hash, {got}")
+    if len(marks) > 1 and role != NODE:
+        raise ConfigError(f"{where}: only {NODE!r} may be followed by a colon and a pattern of node_ids")
+    pattern = marks[1] if len(marks) > 1 else ""
+    if len(marks) > 1 and (not pattern or len(pattern) > MAX_PATTERN or not pattern.isprintable()):
+        raise ConfigError(
+            f"{where}: expected a pattern of node_ids, 1 to {MAX_PATTERN} printable characters, after {NODE + ':'!r}; "
+            "leave the colon out for any node_id"
+        )
+    return digest.lower(), User(name, admin=role == ADMIN, node=role == NODE, proxy=role == PROXY, pattern=pattern)
+
+
+def _check_file(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{path}: is not a regular file; set `api.tokens_file` to a file of tokens")
+    if problem := find_rights_of_others(path, status):
+        raise ConfigError(f"{path}: {problem}, and make new tokens if somebody may have changed it")

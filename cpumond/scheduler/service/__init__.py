@@ -1,0 +1,589 @@
+"""The running scheduler: one fair-share update per period, commands and heartbeats between them.
+
+The event loop's thread alone reads and changes the state. Two things leave the thread: the computation of an
+update, which reads a frozen snapshot, and writes to the store. A change is stored before it is applied, and changes
+follow each other one by one; heartbeats that change nothing lasting do not wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from cpumond import __version__
+from cpumond.core.errors import CpumondError
+from cpumond.core.wire import (
+    Heartbeat,
+    HeartbeatAnswer,
+    JobLog,
+    JobReply,
+    JobRequest,
+    LogRequest,
+    LogStream,
+    NodeRegistration,
+    RegistrationAnswer,
+    RequestKind,
+)
+from cpumond.fairshare.result import UpdateResult
+from cpumond.fairshare.tree import Snapshot
+from cpumond.fairshare.update import FairShareUpdater
+from cpumond.scheduler.access.required import check
+from cpumond.scheduler.elements import Node, Tree
+from cpumond.scheduler.event_log import EventLog, is_denied, say
+from cpumond.scheduler.event_log.commands import Asked, tell_command, tell_pin, tell_refused
+from cpumond.scheduler.event_log.happenings import tell_change, tell_refused_node, tell_start
+from cpumond.scheduler.events import Told
+from cpumond.scheduler.forecast.keeper import Forecasts
+from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
+from cpumond.scheduler.rights.tokens import NOBODY, User, hash_token
+from cpumond.scheduler.service.garbage import manual_garbage_collection
+from cpumond.scheduler.service.idle_watch import IdleWatch
+from cpumond.scheduler.service.pace import first_period_s, look_s, next_period_s
+from cpumond.scheduler.service.questions import Answer, NodeQuestions, Question
+from cpumond.scheduler.service.rollout_watch import RolloutWatch
+from cpumond.scheduler.service.stored import MUTATION, encode, encode_starts, load_state
+from cpumond.scheduler.settings.tree_file import ApplyTree
+from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
+from cpumond.scheduler.state.commands import Command, note_refused, prepare
+from cpumond.scheduler.state.nodes import SeveralTreesError
+from cpumond.scheduler.state.token_commands import TokenCommand, decide_token, prepare_token
+from cpumond.scheduler.state.transaction import Transaction
+from cpumond.scheduler.store import Change, Entry, FencedError, Store, StoreError
+from cpumond.scheduler.store.lead import LeadView
+from cpumond.scheduler.store.retention import LogRetention
+from cpumond.scheduler.store.timings import Timings, name_write
+
+T = TypeVar("T")
+log = structlog.get_logger("cpumond.scheduler")
+
+COLLECT_PERIOD_S = 60.0
+FULL_COLLECTION = 5
+"""One collection in so many goes through all objects, which holds up heartbeats for a tenth of a second; the others
+only through those made since the collection before."""
+MUTATION_AGE_S = 900.0
+"""How long repeats of commands are recognised: longer than any client goes on trying (yt_protocol.md 8)."""
+MAX_MUTATIONS = 20_000
+_NUMBERS = chain.from_iterable(map(partial(struct.iter_unpack, "4I"), iter(partial(os.urandom, 4096), b"")))
+"""Random ones, many at a time: each call of the system lets another thread have the interpreter for a while."""
+
+
+class Clock:
+    """Seconds since 1970 that never step back or jump: the wall clock at the start plus the time since then.
+
+    ``scale`` other than 1 makes time run faster; for tests only.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self._wall_s = time.time()
+        self._start_s = time.monotonic()
+        self.scale = scale
+
+    def now(self) -> float:
+        return self._wall_s + (time.monotonic() - self._start_s) * self.scale
+
+    def real_s(self, scheduler_s: float) -> float:
+        """Real seconds in that many seconds of this clock."""
+        return scheduler_s / self.scale
+
+
+def make_id() -> str:
+    """A random id of four hexadecimal numbers, as `yt` prints them."""
+    a, b, c, d = next(_NUMBERS)
+    return f"{a or 1:x}-{b or 1:x}-{c or 1:x}-{d or 1:x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The result of a command that was carried out."""
+
+    id: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class TreeUpdates:
+    """What is kept of one tree between its updates."""
+
+    tree: Tree
+    updater: FairShareUpdater = field(default_factory=FairShareUpdater)
+    previous_time: float | None = None
+    snapshot: Snapshot | None = None
+    result: UpdateResult | None = None
+    """The last update: what it read, and what it gave."""
+    stored: bytes = b""
+
+
+class Scheduler:
+    """The service without its sockets: what the API, the exporter and tests talk to.
+
+    ``state`` may be read at any time from the event loop's thread. ``ready`` is set after the first update.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        store: Store,
+        clock: Clock,
+        update_period_s: float = 1.0,
+        new_id: Callable[[], str] = make_id,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.new_id = new_id
+        self.update_period_s = update_period_s
+        self.timings = Timings()
+        self.started_at = clock.now()
+        self.store_problem = ""
+        """Why the store is not where the next process looks for it, "" normally: commands are refused until it is."""
+        self.ready = asyncio.Event()
+        self.updates: dict[str, TreeUpdates] = {}
+        self.logs: NodeQuestions[LogRequest, JobLog] = NodeQuestions(make_id, "log")
+        self.requests: NodeQuestions[JobRequest, JobReply] = NodeQuestions(make_id, "answer")
+        self._changing = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._ended: list[Transaction] = []
+        self._ending: asyncio.Future[None] | None = None
+        self._starting: asyncio.Future[None] | None = None
+        self.state, self.remembered = load_state(store, rules, self.started_at, new_id)
+        """``remembered``: by key, oldest first, the records that ``remember`` made in an earlier run."""
+        self.state.period_s = first_period_s(
+            len(self.state.nodes), rules.heartbeat_period_s, rules.node_heartbeat_timeout_s
+        )
+        self._mutations = deque((float(entry.get("at_s", 0.0)), key) for key, entry in self.remembered.items())
+        self.idle = IdleWatch(self.state, clock.now)
+        self.rollout = RolloutWatch(self.state, clock.now, self.execute)
+        self.history: History | None = None
+        """None where no history is kept."""
+        self.forecasts: Forecasts | None = None
+        """None where nothing is foretold."""
+        self.retention: LogRetention | None = None
+        """None where the store's log is never cut."""
+        self.lead: Callable[[], LeadView] | None = None
+        """Who leads; None where the store is of this scheduler alone."""
+        self.event_log = EventLog(self.state, store, clock.now, partial(self._write, []))
+
+    async def execute(
+        self,
+        command: Command | TokenCommand | UndoChange,
+        user: User | str,
+        remember: Callable[[Reply], Change] | None = None,
+        plan: str = "",
+    ) -> Reply:
+        """Carry out a command: checked as a whole, stored, applied. Raises CommandError or StoreError.
+
+        ``user`` as text is one that may do everything. What a user may not do is refused before anything else.
+
+        The record that ``remember`` makes is stored in the same write, for a client that repeats the command;
+        it is of kind MUTATION and kept for MUTATION_AGE_S. ``plan``: what the user was shown before, for the audit log,
+        which has the command in the same write.
+        """
+        actor = user if isinstance(user, User) else User(user, admin=True)
+        return await _to_the_end(self._execute(command, Asked(actor, plan, term=self.term), remember))
+
+    async def _execute(
+        self, asked_for: Command | TokenCommand | UndoChange, asked: Asked, remember: Callable[[Reply], Change] | None
+    ) -> Reply:
+        try:
+            command = await self.event_log.resolve(asked_for) if isinstance(asked_for, UndoChange) else asked_for
+            async with self._changing:
+                return await self._carry_out(command, asked, remember)
+        except CpumondError as error:
+            self.timings.refused_commands += not isinstance(error, StoreError)
+            note_refused(self.state, asked_for, error, self.clock.now())
+            if isinstance(error, CommandError) and is_denied(error):
+                told = tell_refused(self.state.trees, asked_for, asked, error, self.clock.now())
+                error.is_told = True
+                await self.event_log.tell_refused(told)
+            if isinstance(error, ChangedSinceError) and isinstance(command, Undo):
+                raise await self.event_log.explain(command, error) from None
+            raise
+
+    async def _carry_out(
+        self, command: Command | TokenCommand, asked: Asked, remember: Callable[[Reply], Change] | None
+    ) -> Reply:
+        now = self.clock.now()
+        if isinstance(command, TokenCommand):
+            allowed_by = decide_token(self.state.tokens, command, asked.user).because
+            change = prepare_token(self.state.tokens, command, asked.user, now)
+        else:
+            allowed_by = check(self.state, command, asked.user)
+            change = prepare(self.state, command, asked.user.name, now, self.new_id)
+        reply = Reply(change.id, change.warnings)
+        if isinstance(command, ApplyTree) and change.is_empty:
+            return reply  # the same file again leaves no trace
+        told = tell_command(self.state, command, replace(asked, allowed_by=allowed_by), change, now)
+        await self._commit(change, [] if remember is None else self._remember(remember(reply)), [told])
+        self.timings.commands += 1
+        say(told.event, id=change.id or None, warnings=change.warnings or None)
+        await self._settle()
+        return reply
+
+    @property
+    def term(self) -> int:
+        """The term in which this scheduler leads; 0 where the store is of it alone."""
+        return 0 if self.lead is None else self.lead().term
+
+    def _remember(self, mutation: Change) -> list[Change]:
+        """The changes that store ``mutation`` and delete those that are too old or too many by now."""
+        now = self.clock.now()
+        changes = [mutation]
+        while self._mutations and (
+            self._mutations[0][0] < now - MUTATION_AGE_S or len(self._mutations) >= MAX_MUTATIONS
+        ):
+            # After a refused write these stay in the store until the next start, which looks at their age.
+            changes.append(Change(MUTATION, self._mutations.popleft()[1], None))
+        self._mutations.append((now, mutation.key))
+        return changes
+
+    async def _commit(self, change: Transaction, also: Iterable[Change] = (), told: Iterable[Told] = ()) -> None:
+        """Store, with the events that tell of it, then apply. A store that refuses leaves everything as it was."""
+        changes = [*encode(change, self.state.config), *also]
+        entries = [self.event_log.encode(each) for each in (*told, *tell_change(self.state, change, self.clock.now()))]
+        if changes or entries:
+            await self._write(changes, entries, change.abort_jobs_of)
+        self.state.apply(change, self.clock.now())
+        for name in [name for name in self.updates if self.updates[name].tree is not self.state.trees.get(name)]:
+            del self.updates[name]
+        expired = self.state.take_expired()
+        if expired:
+            with contextlib.suppress(StoreError):  # they are deleted at the next start, or the one after
+                await self._write([Change(kind, key, None) for kind, key in expired])
+
+    async def _write(self, changes: Sequence[Change], entries: Sequence[Entry] = (), aborts_jobs_of: str = "") -> None:
+        # A store is used by one thread at a time; volumes are written without holding up changes for long.
+        async with self._writing:
+            if aborts_jobs_of:
+                # Whoever takes over must find the order with its reason; now no start is being stored.
+                changes = [*changes, *encode_starts(self.state.stops_to_store(aborts_jobs_of))]
+            await self._write_now(changes, entries)
+
+    async def _write_now(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
+        begun = time.perf_counter()
+        try:
+            await asyncio.to_thread(self.store.write, changes, entries)
+        except StoreError as error:
+            self.timings.store_errors += 1
+            self.timings.store_error_at = self.clock.now()
+            # Each refused write is logged; a failed look (a write of nothing) only once for one problem.
+            if changes or str(error) != self.store_problem:
+                log.error("store_write_failed", error=str(error))
+            if not changes:
+                self.store_problem = str(error)
+            raise
+        if self.store.lost_total != self.timings.store_losses:
+            self.timings.store_losses, self.timings.store_lost_at = self.store.lost_total, self.clock.now()
+        if not changes:
+            self.store_problem = ""
+        if changes or entries:
+            about = name_write(changes)
+            self.timings.store_write.observe(time.perf_counter() - begun, about)
+            self.timings.store_commit.observe(self.store.commit_s, about)
+
+    async def _settle(self) -> None:
+        try:
+            while not (change := self.state.settle(self.clock.now())).is_empty:
+                await self._commit(change)
+        except StoreError:
+            # The command itself is stored and stands; its consequences come with the next change or update.
+            self.state.mark_unsettled()
+
+    async def register(self, registration: NodeRegistration, may_replace: bool = True) -> RegistrationAnswer:
+        """Register a node, see ``State.register``. Raises CommandError or StoreError."""
+        if registration.key:
+            registration = msgspec.structs.replace(registration, key=hash_token(registration.key))
+        try:
+            await _to_the_end(self._register(registration, may_replace))
+        except CommandError as error:
+            await self.event_log.tell_refused(tell_refused_node(registration, error, self.clock.now()))
+            raise
+        node = self.state.nodes[registration.node_id]
+        log.info("node_registered", node_id=node.id, tree=node.tree, incarnation=node.run)
+        return RegistrationAnswer(
+            node_id=node.id,
+            tree=node.tree,
+            heartbeat_period_s=self.state.period_s,
+            warning="" if node.tree else "no tree's nodes_filter fits the node's tags; it gets no work",
+        )
+
+    async def _register(self, registration: NodeRegistration, may_replace: bool) -> None:
+        async with self._changing:
+            try:
+                change = self.state.register(registration, may_replace)
+            except SeveralTreesError as refused:
+                self.state.note_refused(refused, self.clock.now())
+                await self._commit(refused.change)
+                raise
+            await self._commit(change)
+
+    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
+        """Take in a heartbeat and answer with what the node shall start and stop. Raises StoreError where the end of
+        jobs cannot be stored; a start that cannot be stored is not in the answer."""
+        begun = time.perf_counter()
+        state = self.state
+        receipt = state.receive(heartbeat, self.clock.now())
+        if not receipt.accepted:
+            self.timings.dropped_heartbeats += 1
+            return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register, full=receipt.full)
+        if not receipt.transaction.is_empty:
+            await self._end_jobs(receipt.transaction)
+        if heartbeat.node_id not in state.nodes:
+            return HeartbeatAnswer(accepted=False, reason="the node was removed", register=True)
+        state.schedule(heartbeat.node_id, self.clock.now(), self.new_id)
+        if state.waits_for_store(heartbeat.node_id):
+            await self._store_starts()
+        node = state.nodes.get(heartbeat.node_id)
+        if node is None or node.incarnation != heartbeat.incarnation:
+            return HeartbeatAnswer(accepted=False, reason="the node was removed or replaced", register=True)
+        answer = state.answer(heartbeat.node_id, receipt, self.clock.now())
+        logs, requests = (each.questions_for(heartbeat.node_id) for each in (self.logs, self.requests))
+        if logs or requests:
+            answer = msgspec.structs.replace(answer, logs=logs, requests=requests)
+        self.timings.heartbeat.observe(time.perf_counter() - begun, heartbeat.node_id)
+        return answer
+
+    async def read_log(
+        self, operation_id: str, job_id: str, stream: LogStream, tail_bytes: int, offset: int | None = None
+    ) -> JobLog:
+        """The last bytes of what a job wrote, or those from ``offset`` on, from its node; at most ``MAX_LOG_BYTES``.
+
+        Raises CommandError: the operation or job is not known, has not started, its node is away or does not answer.
+        """
+        node_id = self.state.find_job_node(operation_id, job_id)
+        node = self.state.nodes.get(node_id)
+        if node is None:
+            raise CommandError(
+                f"job {job_id} ran on node {node_id}, which is not known any more; its log is there as long as the "
+                "node's agent keeps it",
+                NODE_OFFLINE,
+            )
+        wanted = LogRequest("", job_id, stream, tail_bytes, offset)
+        read = await self._ask(self.logs, node, wanted, "its log can be read")
+        if read.error:
+            raise CommandError(f"job {job_id}: {read.error}", NO_SUCH_JOB)
+        return read
+
+    async def ask_job(
+        self,
+        operation_id: str,
+        job_id: str,
+        kind: RequestKind,
+        cpu_limit: float | None = None,
+        ttl_s: float | None = None,
+        user: User = NOBODY,
+    ) -> dict[str, Any]:
+        """Have the agent of a live job's node explain or change its limit; the agent's answer, see ``JobRequest``.
+
+        A pin is on the node's disk when this returns. Raises CommandError: the operation or job is not known, has not
+        started or has ended, its node is away, does not answer, refuses or cannot.
+        """
+        node_id = self.state.find_job_node(operation_id, job_id)
+        job = self.state.jobs.get(job_id)
+        if job is None:
+            raise CommandError(
+                f"job {job_id} has ended; its log and its counters are left, nothing of it can be explained or changed",
+                NO_SUCH_JOB,
+            )
+        is_change = kind != "explain"
+        question = JobRequest("", kind, job_id, cpu_limit, ttl_s)
+        # Changes are carried out in the order in which they were asked for, also when two of them are equal.
+        try:
+            reply = await self._ask(self.requests, job.node, question, f"{kind} it again", share=not is_change)
+        except CommandError as error:
+            if is_change and error.code == TIMEOUT:
+                text = f"{error}. Whether the {kind} was carried out is not known; explain the job to see"
+                raise CommandError(text, TIMEOUT) from None
+            raise
+        if reply.error or reply.value is None:
+            text = f"node {node_id}: {reply.error or 'it gave no answer'}"
+            raise CommandError(text) if reply.is_refused else CommandError(text, NODE_OFFLINE)
+        if is_change:
+            await self.event_log.tell(
+                tell_pin(self.state.trees, job, question, Asked(user, term=self.term), self.clock.now())
+            )
+        return reply.value
+
+    async def _ask(
+        self, asked: NodeQuestions[Question, Answer], node: Node, question: Question, later: str, share: bool = True
+    ) -> Answer:
+        """Ask a node about a job; ``later``: what can be done when it is back. Raises CommandError."""
+        if not node.is_online:
+            silent_s = self.clock.now() - node.last_seen
+            raise CommandError(
+                f"job {question.job_id} is on node {node.id}, which was last heard of {silent_s:.0f} s ago; {later} "
+                "when the node's agent is back",
+                NODE_OFFLINE,
+            )
+        try:
+            return await asked.ask(node.id, question, share)
+        except CommandError as error:
+            if error.code != TIMEOUT:
+                raise
+            silent_s = self.clock.now() - node.last_seen
+            raise CommandError(
+                f"{error}: is its agent running? It was last heard of {silent_s:.0f} s ago", TIMEOUT
+            ) from None
+
+    async def _end_jobs(self, change: Transaction) -> None:
+        """Store and count ended jobs; all that arrive while the store is busy share the next write."""
+        self._ended.append(change)
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._commit_ended())
+        await asyncio.shield(self._ending)
+
+    async def _commit_ended(self) -> None:
+        async with self._changing:
+            waiting, self._ended, self._ending = self._ended, [], None
+            # What is given up with a node that came back is dropped, not what that node itself has told since.
+            now = self.clock.now()
+            ended = [self.state.recount(change, now) if change.removed_nodes else change for change in waiting]
+            jobs = tuple(job for change in ended for job in change.jobs)
+            gone = tuple(node_id for change in ended for node_id in change.removed_nodes)
+            # Other changes may have been made to these operations meanwhile.
+            await self._commit(self.state.recount(Transaction(jobs=jobs, removed_nodes=gone), self.clock.now()))
+            await self._settle()
+
+    async def _store_starts(self) -> None:
+        """Store the starts of all jobs; those of all heartbeats that wait while the store is busy share one write.
+
+        Raises FencedError only: after any other refusal the jobs wait for the next heartbeat of their node.
+        """
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._write_starts())
+        await asyncio.shield(self._starting)
+
+    async def _write_starts(self) -> None:
+        async with self._writing:
+            self._starting = None
+            # What was stored as ended is applied by now, so that no start is stored after the end.
+            starts = self.state.starts_to_store()
+            try:
+                if starts:
+                    await self._write_now(encode_starts(starts))
+            except FencedError:
+                raise
+            except StoreError:
+                return  # logged
+            self.state.note_stored(starts)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Update all trees once per period until ``stopping``."""
+        period_s = self.clock.real_s(self.update_period_s)
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        collected, collections = due, 0
+        looked, worked_s = due, time.thread_time()
+        self.event_log.note(tell_start(self.started_at, __version__, self.term))
+        with manual_garbage_collection():
+            while not stopping.is_set():
+                await self.update_all()
+                self.ready.set()
+                self.idle.take_if_due()
+                await self.rollout.look()
+                if self.forecasts is not None:
+                    self.forecasts.take_if_due()
+                if self.history is not None:
+                    self.history.take_if_due(self.clock.now())
+                if self.retention is not None:
+                    await self.retention.cut_if_due(self.store, self._writing, self.clock.now())
+                now = loop.time()
+                if now - looked > look_s(self.state.period_s):
+                    load, worked_s = (time.thread_time() - worked_s) / (now - looked), time.thread_time()
+                    looked, rules = now, self.state.rules
+                    self.state.period_s = next_period_s(
+                        self.state.period_s, load, rules.heartbeat_period_s, rules.node_heartbeat_timeout_s
+                    )
+                if now - collected > COLLECT_PERIOD_S:
+                    collected, collections = now, collections + 1
+                    _collect(collections)
+                due += period_s
+                if due < now:
+                    self.timings.late_updates += 1
+                    self.timings.late_at = self.clock.now()
+                    due = now
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), max(due - loop.time(), 0.0))
+        for each in (self.idle, self.forecasts):
+            if each is not None:
+                await each.close()
+        if self.history is not None:
+            await self.history.close(self.clock.now())
+
+    async def close(self) -> None:
+        """Close the store, after the write that is under way; later ones are refused."""
+        async with self._writing:
+            await asyncio.to_thread(self.store.close)
+
+    async def update_all(self) -> None:
+        """Check the store's place, expire silent nodes, update each tree; one that fails does not stop the others."""
+        begun = time.perf_counter()
+        entries = self.event_log.take()
+        try:
+            await self._write([], entries)
+        except StoreError:
+            self.event_log.give_back(entries)
+        try:
+            now = self.clock.now()
+            expired = self.state.expire(now)
+            if expired.removed_nodes:
+                log.warning("nodes_lost", nodes=expired.removed_nodes, jobs=len(expired.jobs))
+            if not expired.is_empty or self.state.is_unsettled(now):
+                await self._end_jobs(expired)
+        except StoreError:
+            pass  # logged; tried again with the next update
+        names, broken, slowest = list(self.state.trees), 0, (0.0, "")
+        for name in names:
+            begun_tree = time.perf_counter()
+            try:
+                await self._update(name)
+            except StoreError:
+                self.timings.failed_updates += 1
+                self.timings.failed_at = self.clock.now()
+            except Exception:
+                self.timings.failed_updates += 1
+                self.timings.failed_at = self.clock.now()
+                broken += 1
+                log.exception("update_failed", tree=name)
+            slowest = max(slowest, (time.perf_counter() - begun_tree, name))
+        self.timings.good_updates += broken < max(len(names), 1)
+        self.timings.update_s = time.perf_counter() - begun
+        self.timings.update.observe(self.timings.update_s, slowest[1])
+
+    async def _update(self, name: str) -> None:
+        tree = self.state.trees.get(name)
+        if tree is None:
+            return  # removed while the update of another tree was computed
+        kept = self.updates.setdefault(name, TreeUpdates(tree))
+        now = self.clock.now()
+        snapshot = self.state.make_snapshot(tree)
+        result = await asyncio.to_thread(kept.updater.update, snapshot, now, kept.previous_time)
+        if self.state.trees.get(name) is not tree:
+            return
+        kept.previous_time, kept.snapshot, kept.result = now, snapshot, result
+        self.state.accept_update(tree, result, now)
+        progress = msgspec.json.encode(self.state.progress_of(tree))
+        if progress != kept.stored:
+            await self._write([Change("progress", name, progress)])
+            kept.stored = progress
+
+
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` in a task of its own: a request that is cancelled must not leave a stored change unapplied."""
+    return await asyncio.shield(asyncio.ensure_future(work))
+
+
+def _collect(number: int) -> None:
+    gc.collect(1 if number % FULL_COLLECTION else 2)

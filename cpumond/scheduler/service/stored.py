@@ -1,0 +1,136 @@
+"""The state as records of a store: written for each change, read at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from cpumond.core.decode import ContentError, decode_json
+from cpumond.scheduler.model import (
+    UNTOLD_STARTS,
+    CommandError,
+    Config,
+    JobRecord,
+    LostNode,
+    NodeRecord,
+    OperationRecord,
+    Rules,
+    StartRecord,
+)
+from cpumond.scheduler.rights.token_records import TokenRecord
+from cpumond.scheduler.settings.commands import CreateTree, SetDefaultTree, apply
+from cpumond.scheduler.settings.records import changed_records, load_config
+from cpumond.scheduler.settings.rollout import Stage
+from cpumond.scheduler.state import State
+from cpumond.scheduler.state.transaction import Transaction
+from cpumond.scheduler.store import TERM, UNFINISHED, Change, Store, StoreError
+
+DEFAULT_TREE = "default"
+MUTATION = "mutation"
+"""The kind of the records that ``Scheduler.execute`` stores for clients that repeat a command."""
+
+
+def load_state(
+    store: Store, rules: Rules, now: float, new_id: Callable[[], str]
+) -> tuple[State, dict[str, dict[str, Any]]]:
+    """The state as it was stored, and the records of kind MUTATION by key, oldest first; an empty store gets the tree
+    ``default``. Raises StoreError."""
+    tables: dict[str, dict[str, Any]] = {}
+    for kind, key, value in store.load():
+        try:
+            tables.setdefault(kind, {})[key] = decode_json(value, dict[str, Any])
+        except ContentError as error:
+            raise _unreadable(kind, error) from None
+    if UNFINISHED in tables:
+        raise StoreError("the store holds a copy that was broken off: run `cpumond store copy` into it again")
+    if not tables.keys() - {TERM}:
+        config = _make_default_tree(new_id)
+        store.write(encode(Transaction(config=config), Config({})))
+    else:
+        config = load_config(
+            {(kind, key): value for kind in ("system", "tree", "pool") for key, value in tables.get(kind, {}).items()}
+        )
+    state = State(rules, config)
+    read = partial(_read_all, tables)
+    records = sorted(read("operation", OperationRecord), key=lambda record: record.sequence)
+    records.sort(key=lambda record: record.finish_time or 0.0)
+    jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
+    kind, key = UNTOLD_STARTS
+    starts = sorted(read("start", StartRecord), key=lambda record: record.sequence)
+    state.load(
+        records,
+        jobs,
+        read("node", NodeRecord),
+        now,
+        starts,
+        key in tables.get(kind, {}),
+        sorted(read("token", TokenRecord), key=lambda record: record.created_at),
+        read("lost_node", LostNode),
+        read("stage", Stage),
+    )
+    for name, progress in tables.get("progress", {}).items():
+        if name in state.trees:
+            state.restore_progress(state.trees[name], progress)
+    mutations = sorted(tables.get(MUTATION, {}).items(), key=lambda item: float(item[1].get("at_s", 0.0)))
+    return state, dict(mutations)
+
+
+def _make_default_tree(new_id: Callable[[], str]) -> Config:
+    """One tree with an empty filter, the default one; closed until an administrator says who may do what (semantics.md
+    12.4), with counts of operations that leave room for sub-pools (semantics.md 2.4)."""
+    config = Config({})
+    options = {"acl_required": True, "per_pool_counts_for_leaves_only": True}
+    for command in (CreateTree(DEFAULT_TREE, options), SetDefaultTree(DEFAULT_TREE)):
+        config = apply(config, command, new_id=new_id, nodes={}).config
+    return config
+
+
+def _read_all(tables: dict[str, dict[str, Any]], kind: str, cls: type[Any]) -> list[Any]:
+    try:
+        return [msgspec.convert(value, cls) for value in tables.get(kind, {}).values()]
+    except msgspec.ValidationError as error:
+        raise _unreadable(kind, error) from None
+
+
+def _unreadable(kind: str, error: Exception) -> StoreError:
+    return StoreError(f"the store holds a {kind} that this version cannot read: {error}")
+
+
+def encode(change: Transaction, config: Config) -> list[Change]:
+    """The records of a transaction; ``config`` is the one it replaces.
+
+    Raises CommandError for what cannot be stored.
+    """
+    changes: list[Change] = []
+    if change.config is not None:
+        for kind, key, value in changed_records(config, change.config):
+            changes.append(Change(kind, key, None if value is None else _dump(value)))
+        changes += [Change("progress", name, None) for name in config.trees if name not in change.config.trees]
+    changes += [Change("operation", record.id, _dump(record)) for record in change.operations]
+    changes += [Change("job", record.id, _dump(record)) for record in change.jobs]
+    changes += [Change("start", record.id, None) for record in change.jobs]
+    changes += [Change("node", record.id, _dump(record)) for record in (*change.nodes, *change.cordons)]
+    changes += [Change("node", node_id, None) for node_id in change.removed_nodes]
+    changes += [Change("lost_node", lost.id, _dump(lost)) for lost in change.lost_nodes]
+    changes += [Change("stage", stage.nodes_filter, _dump(stage)) for stage in change.stages]
+    changes += [Change("stage", name, None) for name in change.removed_stages]
+    changes += [Change("token", digest, None) for digest in change.forgotten_tokens]
+    changes += [Change("token", record.hash, _dump(record)) for record in change.tokens]
+    return changes
+
+
+def encode_starts(starts: Iterable[StartRecord]) -> list[Change]:
+    """The records of jobs that are about to be ordered."""
+    return [Change("start", record.id, _dump(record)) for record in starts]
+
+
+def _dump(record: Any) -> bytes:
+    try:
+        return msgspec.json.encode(record)
+    except (UnicodeEncodeError, TypeError, RecursionError):
+        raise CommandError(
+            "the command holds text that is not valid UTF-8, or a value that cannot be stored; nothing was changed"
+        ) from None

@@ -1,0 +1,561 @@
+"""Operations: reading a user's specification, the commands on operations, and what the end of a job changes.
+
+semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10. Pure functions from records to records.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import msgspec
+
+from cpumond.core.words import count, nearest
+from cpumond.scheduler.model import (
+    CommandError,
+    JobCounts,
+    OperationFacts,
+    OperationRecord,
+    OperationState,
+    OperationTreeOptions,
+    Task,
+)
+from cpumond.scheduler.rights.entries import OPERATION_PERMISSIONS, AccessEntry
+from cpumond.scheduler.settings.access_lists import read_acl
+from cpumond.scheduler.settings.values import FIELD, fields_of, name_field, normalise_value
+
+DEFAULT_MEMORY_LIMIT = 0
+MAX_JOB_COUNT: Final = 100_000
+MAX_TASKS: Final = 1000
+MAX_TEXT: Final = 65_536
+MAX_PATH: Final = 4095
+MAX_TOLD: Final = 20
+MAX_SHOWN: Final = 80
+"""How many unknown options are named in warnings, and with how many characters."""
+
+MAX_TASK_BYTES: Final = 262_144
+"""Of UTF-8, for a task's command, environment and working_directory together: every order of a job has them."""
+
+TREE_OPTIONS: Final = frozenset(OperationTreeOptions.__struct_fields__) - {"pool"}
+"""Options for all trees of an operation or, under ``scheduling_options_per_pool_tree``, for each (2.5)."""
+
+ALIASES: Final = {
+    "fair_share_preemption_timeout": "fair_share_starvation_timeout",
+    "max_unpreemptable_running_job_count": "max_unpreemptible_running_job_count",
+    "max_unpreemptable_job_count": "max_unpreemptible_running_job_count",
+    "max_unpreemptible_running_allocation_count": "max_unpreemptible_running_job_count",
+    "strong_guarantee_resources": "min_share_resources",
+    "memory": "memory_limit",
+    "cpu": "cpu_limit",
+    "exec_time_limit": "job_time_limit",
+}
+
+ACL: Final = "acl"
+UNENFORCED: Final = ("owners", "aco_name")
+"""Options about access rights that are refused, since nothing enforces them."""
+
+
+class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="command", omit_defaults=True):
+    pass
+
+
+class StartOperation(_Command, frozen=True, tag="start_operation"):
+    """Start an operation from a user's specification; ``tasks`` and ``pool`` are read from ``spec``."""
+
+    spec: dict[str, Any]
+    type: str = "vanilla"
+
+
+class AbortOperation(_Command, frozen=True, tag="abort_operation"):
+    """Stop all jobs and end it."""
+
+    operation_id: str
+    message: str = ""
+
+
+class CompleteOperation(_Command, frozen=True, tag="complete_operation"):
+    """End it as completed, whatever is left."""
+
+    operation_id: str
+
+
+class SuspendOperation(_Command, frozen=True, tag="suspend_operation"):
+    """Start no more jobs of it; running ones stay unless ``abort_running_jobs``."""
+
+    operation_id: str
+    abort_running_jobs: bool = False
+
+
+class ResumeOperation(_Command, frozen=True, tag="resume_operation"):
+    """Take back a suspension."""
+
+    operation_id: str
+
+
+class UpdateOperation(_Command, frozen=True, tag="update_operation_parameters"):
+    """Change pool, weight and the other options of a live operation, for all of its trees or for each (3.5)."""
+
+    operation_id: str
+    parameters: dict[str, Any]
+
+
+OperationCommand = (
+    StartOperation | AbortOperation | CompleteOperation | SuspendOperation | ResumeOperation | UpdateOperation
+)
+
+
+class Specification(OperationFacts, frozen=True):
+    """A specification, read and checked, before its pools are chosen.
+
+    ``trees`` None: not given, which means the default tree. ``options`` by tree, "" for all of them: names of
+    ``TREE_OPTIONS`` and ``pool`` to values.
+    """
+
+    tasks: tuple[Task, ...]
+    trees: tuple[str, ...] | None
+    options: dict[str, dict[str, Any]]
+    acl: tuple[AccessEntry, ...]
+
+
+KNOWN: Final = frozenset(
+    {
+        "tasks", "pool", "pool_trees", "scheduling_options_per_pool_tree", "title", "alias", "preemption_mode",
+        "is_gang", "max_failed_job_count", "job_cpu_monitor", "annotations", "description", "started_by", "time_limit",
+        "acl", "allow_reclaimed", "require_reclaimed",
+    }
+)  # fmt: skip
+"""Keys at the root of a specification that have an effect or that clients add by themselves."""
+
+ROOT_OPTIONS: Final = KNOWN | TREE_OPTIONS
+TASK_OPTIONS: Final = frozenset(Task.__struct_fields__) - {"name", "spec"}
+
+
+def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]]) -> Specification:
+    """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``. Raises CommandError."""
+    table = _normalise(spec, "spec")
+    _refuse_unenforced(table, "spec")
+    trees, options = _read_places(table)
+    monitor = table.get("job_cpu_monitor", {})
+    allows = _flag(table.get("allow_reclaimed", True), "spec/allow_reclaimed")
+    requires = _flag(table.get("require_reclaimed", False), "spec/require_reclaimed")
+    if requires and not allows:
+        what = "jobs that run on reclaimed CPU only could never start with allow_reclaimed = false; set one of the two"
+        raise _refuse("spec/require_reclaimed", what)
+    return Specification(
+        tasks=_read_tasks(table),
+        trees=trees,
+        options=options,
+        title=_text(table.get("title", ""), "spec/title", MAX_TEXT),
+        alias=_text(table.get("alias", ""), "spec/alias", 1000),
+        preemption_mode=_choice(table.get("preemption_mode", "normal"), "spec/preemption_mode"),
+        is_gang=_flag(table.get("is_gang", False), "spec/is_gang"),
+        max_failed_job_count=_integer(table.get("max_failed_job_count", 10), "spec/max_failed_job_count", 0, 10**9),
+        time_limit=_read_time_limit(table.get("time_limit"), "spec/time_limit"),
+        allow_reclaimed=allows,
+        require_reclaimed=requires,
+        job_cpu_monitor=_read_monitor(monitor, read_monitor) if monitor else {},
+        acl=_read_acl(table, "spec"),
+    )
+
+
+Places = tuple[tuple[str, ...] | None, dict[str, dict[str, Any]]]
+"""``trees`` and ``options`` of a Specification."""
+
+
+def read_places(spec: Mapping[str, Any]) -> Places:
+    """Where a specification wants its operation: the part of ``read_spec`` that is about trees and pools."""
+    return _read_places(_normalise(spec, "spec"))
+
+
+def _read_places(table: Mapping[str, Any]) -> Places:
+    shared, per_tree = _read_options("spec", table), _read_per_tree(table, "spec")
+    trees = table.get("pool_trees")
+    if trees is not None:
+        trees = tuple(_text(name, "spec/pool_trees", 100) for name in _list(trees, "spec/pool_trees"))
+        if not trees:
+            raise _refuse("spec/pool_trees", "no pool tree is specified; name at least one or leave the option out")
+        if len(set(trees)) != len(trees):
+            raise _refuse("spec/pool_trees", "a tree is named twice")
+        stray = [tree for tree in per_tree if tree not in trees]
+        if stray:
+            what = f"tree {stray[0]!r} is not among pool_trees {list(trees)}"
+            raise _refuse("spec/scheduling_options_per_pool_tree", what)
+    elif per_tree:
+        trees = tuple(per_tree)
+    return trees, {"": shared, **per_tree}
+
+
+def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without any effect at the root of a specification and in its tasks, as they were given."""
+    found = {key: value for key, value in spec.items() if canonical(key) not in ROOT_OPTIONS}
+    tasks = {
+        name: unknown
+        for name, task in spec.get("tasks", {}).items()
+        if (unknown := {key: value for key, value in task.items() if canonical(key) not in TASK_OPTIONS})
+    }
+    return {**found, "tasks": tasks} if tasks else found
+
+
+def unrecognized_warnings(spec: Mapping[str, Any]) -> list[str]:
+    """A sentence for each of ``find_unrecognized``, with the option that may be meant."""
+    found = find_unrecognized(spec)
+    tasks = found.pop("tasks", {})
+    keys = [("", key, ROOT_OPTIONS) for key in sorted(map(str, found))]
+    for name, unknown in tasks.items():
+        keys += [(f"tasks/{name}/", key, TASK_OPTIONS) for key in sorted(map(str, unknown))]
+    sentences = [_unrecognized(where, key[:MAX_SHOWN], known) for where, key, known in keys[:MAX_TOLD]]
+    return sentences + [f"{len(keys) - MAX_TOLD} more spec options are not recognized"] * (len(keys) > MAX_TOLD)
+
+
+def _unrecognized(where: str, key: str, known: frozenset[str]) -> str:
+    near = nearest(canonical(key), known, 0.7)
+    return f'spec option "{where}{key}" is not recognized' + (f'; did you mean "{near}"?' if near else "")
+
+
+def canonical(key: object) -> str:
+    """The name used here for an option in any accepted spelling."""
+    name = str(key).replace("-", "_")
+    return ALIASES.get(name, name)
+
+
+def _refuse_unenforced(table: Mapping[str, Any], where: str) -> None:
+    for name in UNENFORCED:
+        if table.get(name):
+            raise _refuse(f"{where}/{name}", "would not be enforced; name who may read or manage the operation in acl")
+
+
+def _read_acl(table: Mapping[str, Any], where: str) -> tuple[AccessEntry, ...]:
+    place, given = f"{where}/{ACL}", table.get(ACL)
+    try:
+        given = read_acl([] if given is None else given, place, OPERATION_PERMISSIONS)
+    except CommandError as error:
+        raise name_field(error, _field_of(str(error.attributes.get(FIELD, place)))) from None
+    return msgspec.convert(given, tuple[AccessEntry, ...])
+
+
+def _read_time_limit(value: object, where: str, least: float = 1.0) -> float | None:
+    """Milliseconds, None for no limit."""
+    return None if value is None else _number(value, where, 1e15, least)
+
+
+def _read_monitor(given: object, read_monitor: Callable[[object], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return read_monitor(given)
+    except CommandError as error:
+        # This reader is the agent's: it names the option only in its message.
+        named = _MONITOR_OPTION.search(str(error))
+        option = "" if named is None else "/" + named[1].replace("-", "_")
+        raise name_field(error, f"job_cpu_monitor{option}") from None
+
+
+_MONITOR_OPTION: Final = re.compile(r"\bjob[-_]cpu[-_]monitor[./]([A-Za-z_-]+)")
+
+
+def _refuse(where: str, what: str) -> CommandError:
+    """The refusal of the value at ``where`` in a specification or in parameters."""
+    field = _field_of(where)
+    return CommandError(f"{where}: {what}", attributes={FIELD: field} if field else {})
+
+
+def _field_of(where: str) -> str:
+    """The path of an option below its first part: ``tasks/main/cpu_limit`` of ``spec/tasks/main/cpu_limit``."""
+    return where.partition("/")[2]
+
+
+def _normalise(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Names with underscores, aliases folded; two spellings of one option are an error (0.2)."""
+    result: dict[str, Any] = {}
+    for key, value in table.items():
+        name = canonical(key)
+        if name in result:
+            error = _refuse(where, f"option {name!r} is given twice in two spellings; keep one of them")
+            raise name_field(error, _field_of(f"{where}/{name}"))
+        result[name] = value
+    return result
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            near = nearest(key, known)
+            hint = f"did you mean {near!r}?" if near else f"known options: {', '.join(sorted(known))}"
+            raise _refuse(f"{where}/{key}", f"unknown option; {hint}")
+
+
+_OPTION_TYPES: Final = fields_of(OperationTreeOptions)
+_RESETS: Final = {field.name: field.default for field in msgspec.structs.fields(OperationTreeOptions)}
+
+
+def _read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of ``TREE_OPTIONS`` and ``pool`` that ``given`` names, checked by their type; None resets one."""
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "pool":
+            options[name] = _text(value, f"{where}/pool", 1000)
+        elif name in TREE_OPTIONS and value is None:
+            default = _RESETS[name]
+            options[name] = {} if default is msgspec.NODEFAULT else default
+        elif name in TREE_OPTIONS:
+            place = f"{where}/{name}"
+            try:
+                options[name] = normalise_value(value, _OPTION_TYPES[name], place)
+            except CommandError as error:
+                raise name_field(error, _field_of(str(error.attributes.get(FIELD, place)))) from None
+    return options
+
+
+def _read_per_tree(table: Mapping[str, Any], inside: str) -> dict[str, dict[str, Any]]:
+    """``scheduling_options_per_pool_tree``: the options of each tree that it names."""
+    where = f"{inside}/scheduling_options_per_pool_tree"
+    options = {}
+    for tree, given in _table(table.get("scheduling_options_per_pool_tree", {}), where).items():
+        place = f"{where}/{tree}"
+        named = _normalise(_table(given, place), place)
+        _refuse_unknown(named, TREE_OPTIONS | {"pool"}, place)
+        options[tree] = _read_options(place, named)
+    return options
+
+
+def _read_tasks(table: Mapping[str, Any]) -> tuple[Task, ...]:
+    tasks = _table(table.get("tasks"), "spec/tasks", "a map of a task's name to its job_count and command")
+    if not tasks:
+        raise _refuse("spec/tasks", "at least one task is needed, for example {t={job_count=1;command=...}}")
+    if len(tasks) > MAX_TASKS:
+        raise _refuse("spec/tasks", f"at most {MAX_TASKS} tasks are allowed, got {len(tasks)}")
+    result = tuple(_read_task(_text(name, "spec/tasks", 1000), given) for name, given in tasks.items())
+    total = sum(task.job_count for task in result)
+    if total > MAX_JOB_COUNT:
+        raise _refuse("spec/tasks", f"at most {MAX_JOB_COUNT} jobs are allowed in one operation, got {total}")
+    return result
+
+
+def _read_task(name: str, given: object) -> Task:
+    where = f"spec/tasks/{name}"
+    task = _normalise(_table(given, where), where)
+    command = task.get("command", "")
+    if isinstance(command, list):
+        arguments: str | tuple[str, ...] = tuple(_word(part, f"{where}/command", MAX_TEXT) for part in command)
+    else:
+        arguments = _word(command, f"{where}/command", MAX_TEXT)
+    environment = {
+        _read_variable(key, f"{where}/environment"): _word(value, f"{where}/environment/{key}", MAX_TEXT)
+        for key, value in _table(task.get("environment", {}), f"{where}/environment").items()
+    }
+    directory = _read_directory(task.get("working_directory", ""), f"{where}/working_directory")
+    _check_size(arguments, environment, directory, where)
+    if "job_count" not in task:
+        raise _refuse(f"{where}/job_count", "is missing; how many jobs shall run?")
+    if not (arguments if isinstance(arguments, str) else "".join(arguments[:1])).strip():
+        raise _refuse(f"{where}/command", "is missing or blank; what shall each job run?")
+    ceiling = task.get("set_container_cpu_limit")
+    rest = set(task) - TASK_OPTIONS
+    return Task(
+        name=name,
+        job_count=_integer(task["job_count"], f"{where}/job_count", 1, MAX_JOB_COUNT),
+        cpu_limit=_number(task.get("cpu_limit", 1.0), f"{where}/cpu_limit", 1e9),
+        memory_limit=_integer(task.get("memory_limit", DEFAULT_MEMORY_LIMIT), f"{where}/memory_limit", 0, 2**60),
+        user_slots=_integer(task.get("user_slots", 1), f"{where}/user_slots", 0, 10**6),
+        gpu_limit=_number(task.get("gpu_limit", 0.0), f"{where}/gpu_limit", 1e6),
+        network=_number(task.get("network", 0.0), f"{where}/network", 1e12),
+        command=arguments,
+        environment=environment,
+        interruptible=_flag(task.get("interruptible", False), f"{where}/interruptible"),
+        working_directory=directory,
+        job_time_limit=_read_time_limit(task.get("job_time_limit"), f"{where}/job_time_limit"),
+        min_run_time=_read_time_limit(task.get("min_run_time"), f"{where}/min_run_time", 0.0),
+        checkpoints=_flag(task.get("checkpoints", False), f"{where}/checkpoints"),
+        set_container_cpu_limit=None if ceiling is None else _flag(ceiling, f"{where}/set_container_cpu_limit"),
+        spec={key: task[key] for key in sorted(rest)},
+    )
+
+
+def _check_size(
+    command: str | tuple[str, ...], environment: Mapping[str, str], working_directory: str, where: str
+) -> None:
+    """Bound the texts that every order of a job carries to its node. Raises CommandError."""
+    words = (command,) if isinstance(command, str) else command
+    texts = (*words, *environment.keys(), *environment.values(), working_directory)
+    # What is not valid Unicode is refused where it is stored.
+    size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
+    if size > MAX_TASK_BYTES:
+        what = (
+            f"command, environment and working_directory together may take at most {MAX_TASK_BYTES} bytes (UTF-8), "
+            f"got {size}; put long texts into a file that the job reads"
+        )
+        raise _refuse(where, what)
+
+
+def _word(value: object, where: str, most: int) -> str:
+    """Text that a process can be given. Raises CommandError."""
+    text = _text(value, where, most)
+    if "\0" in text:
+        raise _refuse(where, "a character with the code 0 cannot be given to a process")
+    return text
+
+
+def _read_variable(value: object, where: str) -> str:
+    name = _word(value, where, 1000)
+    if not name or "=" in name:
+        raise _refuse(where, f"expected the name of a variable without an equals sign, got {name!r}")
+    return name
+
+
+def _read_directory(value: object, where: str) -> str:
+    """A directory on the nodes, "" for none. Raises CommandError."""
+    path = _word(value, where, MAX_PATH)
+    if path and not path.startswith("/"):
+        raise _refuse(where, f"expected an absolute path such as /srv/data, got {path!r}")
+    return path
+
+
+def _table(value: object, where: str, expected: str = "a map") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _refuse(where, f"expected {expected}, got {_kind(value)}")
+    return value
+
+
+def _list(value: object, where: str) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise _refuse(where, f"expected a list, got {_kind(value)}")
+    return list(value)
+
+
+def _text(value: object, where: str, most: int) -> str:
+    if not isinstance(value, str):
+        raise _refuse(where, f"expected text, got {_kind(value)}")
+    if len(value) > most:
+        raise _refuse(where, f"at most {most} characters are allowed, got {len(value)}")
+    return value
+
+
+def _flag(value: object, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse(where, f"expected true or false, got {_kind(value)}")
+    return value
+
+
+def _choice(value: object, where: str) -> Literal["normal", "graceful"]:
+    if value not in ("normal", "graceful"):
+        raise _refuse(where, f'expected "normal" or "graceful", got {value!r}')
+    return "graceful" if value == "graceful" else "normal"
+
+
+def _number(value: object, where: str, most: float, least: float = 0.0) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _refuse(where, f"expected a number, got {_kind(value)}")
+    if not least <= value <= most:
+        raise _refuse(where, f"expected a number in [{least:g}, {most:g}], got {value}")
+    return float(value)
+
+
+def _integer(value: object, where: str, least: int, most: int) -> int:
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise _refuse(where, f"expected a whole number, got {_kind(value)}")
+    if not least <= number <= most:
+        raise _refuse(where, f"expected a whole number in [{least}, {most}], got {number}")
+    return number
+
+
+def _kind(value: object) -> str:
+    names = {dict: "a map", list: "a list", str: "text", bool: "a boolean", int: "a number", float: "a number"}
+    return "nothing" if value is None else names.get(type(value), type(value).__name__)
+
+
+def tree_options(given: Mapping[str, Mapping[str, Any]], tree: str, pool: str) -> OperationTreeOptions:
+    """The options of one tree: those given for it, else those for all trees (2.5); ``pool`` is the resolved one."""
+    return OperationTreeOptions(**{**given.get("", {}), **given.get(tree, {}), "pool": pool})
+
+
+def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """``update_operation_parameters``: options by tree, "" for all trees. Raises CommandError."""
+    table = _normalise(parameters, "parameters")
+    _refuse_unenforced(table, "parameters")
+    given = {name: value for name, value in table.items() if name not in UNENFORCED}
+    _refuse_unknown(given, TREE_OPTIONS | {"pool", "scheduling_options_per_pool_tree", ACL}, "parameters")
+    return {"": _read_options("parameters", table), **_read_per_tree(table, "parameters")}
+
+
+def read_changed_acl(parameters: Mapping[str, Any]) -> tuple[AccessEntry, ...] | None:
+    """The access list that ``update_operation_parameters`` gives an operation, None where it gives none."""
+    table = _normalise(parameters, "parameters")
+    return _read_acl(table, "parameters") if ACL in table else None
+
+
+def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str, int]:
+    """Task -> jobs still to be started; ``active`` as in ``Operation.active``."""
+    if record.is_finished:
+        return {}
+    needed: dict[str, int] = {}
+    for task in record.tasks:
+        counts = record.counts.get(task.name)
+        left = task.job_count - (counts.completed if counts else 0) - active.get(task.name, 0)
+        if left > 0:
+            needed[task.name] = left
+    return needed
+
+
+def count_job(record: OperationRecord, task: str, state: str, reason: str, now: float) -> OperationRecord:
+    """The record after a job ended in ``state``: completed, failed, aborted or lost.
+
+    All jobs completed: the operation is completed. As many failed ones as ``max_failed_job_count``: it failed.
+    """
+    if record.is_finished:
+        return record
+    counts = record.counts.get(task, JobCounts())
+    counts = msgspec.structs.replace(counts, **{state: getattr(counts, state) + 1})
+    record = msgspec.structs.replace(record, counts={**record.counts, task: counts})
+    failed = sum(each.failed for each in record.counts.values())
+    if state == "failed" and failed >= record.max_failed_job_count:
+        return finish(
+            record, "failed", now, f"{count(failed, 'job')} failed, as many as max_failed_job_count; last: {reason}"
+        )
+    if all(record.counts.get(task.name, JobCounts()).completed >= task.job_count for task in record.tasks):
+        return finish(record, "completed", now, "")
+    return record
+
+
+def finish(
+    record: OperationRecord,
+    state: OperationState,
+    now: float,
+    error: str,
+    stopped: Mapping[str, int] = MappingProxyType({}),
+) -> OperationRecord:
+    """The record of an operation that has ended; ``stopped``: task -> its jobs that are stopped thereby."""
+    counts = dict(record.counts)
+    for task, number in stopped.items():
+        if number:
+            old = counts.get(task, JobCounts())
+            counts[task] = msgspec.structs.replace(old, aborted=old.aborted + number)
+    return msgspec.structs.replace(record, state=state, running_in=(), finish_time=now, error=error, counts=counts)
+
+
+def deadline(record: OperationRecord) -> float | None:
+    """When a live operation fails by its ``time_limit``, in seconds since 1970; it counts from the start."""
+    return None if record.time_limit is None else record.start_time + record.time_limit / 1e3
+
+
+def exceed_time(record: OperationRecord, now: float, stopped: Mapping[str, int]) -> OperationRecord:
+    """The record of an operation that has reached its ``time_limit``."""
+    error = f"Operation is running for too long, aborted: its time_limit of {record.time_limit:.15g} ms is over"
+    return finish(record, "failed", now, error, stopped)
+
+
+def activate(record: OperationRecord, tree: str) -> OperationRecord:
+    """The record with a running slot in ``tree`` (3.2)."""
+    return msgspec.structs.replace(record, state="running", running_in=(*record.running_in, tree))
+
+
+def keep_trees(record: OperationRecord, trees: Mapping[str, Any], now: float) -> OperationRecord:
+    """The record without the trees that are gone; aborted when none is left (2.3)."""
+    left = {name: options for name, options in record.trees.items() if name in trees}
+    if len(left) == len(record.trees):
+        return record
+    if not left:
+        return finish(record, "aborted", now, "No suitable fair-share trees to schedule operation")
+    running = tuple(name for name in record.running_in if name in left)
+    state: Literal["running", "pending"] = "running" if running else "pending"
+    return msgspec.structs.replace(record, trees=left, running_in=running, state=state)

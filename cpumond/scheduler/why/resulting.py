@@ -1,0 +1,125 @@
+"""The resulting specification of an operation: what its user gave, with all defaults filled in. Pure.
+
+It is what the documents show on an operation's page under Specification -> Resulting specification (semantics.md 1.1,
+2.5, 2.8).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from cpumond.fairshare.resources import RESOURCES, UNLIMITED
+from cpumond.monitor.model import DEFAULT_SETTINGS, RULE_DEFAULTS, MonitorSettings
+from cpumond.scheduler.decide.snapshot import operation_weight
+from cpumond.scheduler.decide.victims import unpreemptible_job_count
+from cpumond.scheduler.elements import Operation, OperationElement
+from cpumond.scheduler.model import OperationRecord, OperationTreeOptions, Task
+from cpumond.scheduler.settings.operations import ROOT_OPTIONS, TREE_OPTIONS, canonical
+
+Source = Literal["default", "specification"]
+
+MONITOR_DURATIONS: Final = frozenset(
+    field.encode_name for field in msgspec.structs.fields(MonitorSettings) if field.name.endswith("_s")
+)
+"""Options of ``job-cpu-monitor`` that are times: seconds in ``MonitorSettings``, milliseconds as they are written."""
+
+NOTE: Final = (
+    "A node's own configuration ([monitor]) can set other defaults of job_cpu_monitor for the jobs that it runs; what "
+    "is given in the specification wins over them. The page of a job shows what holds for it."
+)
+
+_MONITOR_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    rule: {
+        name: value * 1e3 if name in MONITOR_DURATIONS else value
+        for name, value in msgspec.to_builtins(MonitorSettings(limit_rule=rule)).items()
+    }
+    for rule in RULE_DEFAULTS
+}
+"""By ``limit_rule``."""
+
+
+def resulting_monitor(given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of ``job_cpu_monitor`` by the documents' names, durations in milliseconds; null has no default.
+
+    ``given``: the section of the specification, checked (``OperationRecord.job_cpu_monitor``).
+    """
+    return {**_MONITOR_DEFAULTS[given.get("limit_rule", DEFAULT_SETTINGS.limit_rule)], **given}
+
+
+def monitor_sources(given: Mapping[str, Any]) -> dict[str, Source]:
+    """Option of ``job_cpu_monitor`` -> where its value comes from."""
+    return {name: "specification" if name in given else "default" for name in resulting_monitor(given)}
+
+
+def resulting_specification(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
+    """All options of an operation that have an effect, defaults and later changes of parameters included.
+
+    For a ``live`` operation starvation times are those that its pool's and tree's settings allow (6.2), in
+    milliseconds; for a finished one only what was set is known. Keys without an effect are as they were given.
+    """
+    return {
+        **{name: value for name, value in _given(record).items() if name not in _READ},
+        "type": record.type,
+        "title": record.title,
+        "alias": record.alias,
+        "pool_trees": list(record.trees),
+        "scheduling_options_per_pool_tree": {
+            name: _options(options, None if live is None else live.elements.get(name))
+            for name, options in record.trees.items()
+        },
+        "preemption_mode": record.preemption_mode,
+        "is_gang": record.is_gang,
+        "max_failed_job_count": record.max_failed_job_count,
+        "allow_reclaimed": record.allow_reclaimed,
+        "require_reclaimed": record.require_reclaimed,
+        **({} if record.time_limit is None else {"time_limit": record.time_limit}),
+        "tasks": {task.name: _task(task) for task in record.tasks},
+        "job_cpu_monitor": resulting_monitor(record.job_cpu_monitor),
+    }
+
+
+def full_spec(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
+    """The same with the options for all trees where the user put them: what ``get_operation`` answers."""
+    for_all_trees = {name: value for name, value in _given(record).items() if name == "pool" or name in TREE_OPTIONS}
+    return {**for_all_trees, **resulting_specification(record, live)}
+
+
+_READ: Final = ROOT_OPTIONS - {"annotations", "description", "started_by"}
+"""Options whose values the record has in its own fields."""
+
+
+def _given(record: OperationRecord) -> dict[str, Any]:
+    """The root of the specification under canonical names."""
+    return {canonical(key): value for key, value in record.spec.items()}
+
+
+def _options(options: OperationTreeOptions, element: OperationElement | None) -> dict[str, Any]:
+    shown = {name: getattr(options, name) for name in options.__struct_fields__}
+    if shown["max_share_ratio"] is None:
+        shown["max_share_ratio"] = 1.0
+    if element is None:
+        return shown
+    shown["weight"] = operation_weight(element)
+    rules = element.rules
+    if rules is not None:
+        shown["fair_share_starvation_timeout"] = rules.fair_share_timeout_s * 1e3
+        shown["fair_share_starvation_tolerance"] = rules.tolerance
+        shown["min_share_preemption_timeout"] = rules.min_share_timeout_s * 1e3
+        threshold = rules.non_preemptible_threshold or UNLIMITED
+        shown["non_preemptible_resource_usage_threshold"] = {
+            name: amount for name, amount in zip(RESOURCES, threshold, strict=True) if math.isfinite(amount)
+        }
+    shown["max_unpreemptible_running_job_count"] = unpreemptible_job_count(element)
+    return shown
+
+
+def _task(task: Task) -> dict[str, Any]:
+    shown = {name: getattr(task, name) for name in task.__struct_fields__ if name not in ("name", "spec")}
+    for name in ("job_time_limit", "min_run_time", "set_container_cpu_limit"):
+        if shown[name] is None:
+            del shown[name]
+    return {**task.spec, **shown, "command": task.command if isinstance(task.command, str) else list(task.command)}

@@ -1,0 +1,380 @@
+"""Which rights each command needs (semantics.md 12.3)."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from scheduler_world import TREE, World
+
+from cpumond.scheduler.access import Rights, required
+from cpumond.scheduler.access.required import GUARANTEES, OF_OWNERS, check, decide, list_needs
+from cpumond.scheduler.model import ACCESS_DENIED, ROOT_POOL, CommandError, PoolSettings, PreemptionSettings
+from cpumond.scheduler.rights.users import User
+from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.settings.changes import describe_change
+from cpumond.scheduler.settings.commands import (
+    ChangePool,
+    ChangeTree,
+    ConfigCommand,
+    CreatePool,
+    CreateTree,
+    MovePool,
+    RemovePool,
+    RemoveTree,
+    SetDefaultTree,
+    TransferPoolResources,
+)
+from cpumond.scheduler.settings.operations import (
+    AbortOperation,
+    CompleteOperation,
+    OperationCommand,
+    ResumeOperation,
+    StartOperation,
+    SuspendOperation,
+    UpdateOperation,
+)
+from cpumond.scheduler.settings.rollout import AdvanceStage, RemoveStage, RolloutCommand, SetStage, StopStage
+from cpumond.scheduler.settings.tree_file import ApplyTree
+from cpumond.scheduler.settings.undo import Undo
+from cpumond.scheduler.state.commands import Command
+from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, NodeCommand, UncordonNode
+
+ANN = User("ann")
+TASKS = {"t": {"command": "true", "job_count": 1}}
+
+
+def entry(subject: str, *permissions: str, action: str = "allow", **more: str) -> dict[str, Any]:
+    return {"action": action, "subjects": [subject], "permissions": list(permissions), **more}
+
+
+def put(**values: Any) -> tuple[Edit, ...]:
+    return tuple(Edit((name,), value) for name, value in values.items())
+
+
+class Teams(World):
+    """Pools ``a`` with ``b`` and in that ``c``, and ``z``, all with guarantees."""
+
+    def __init__(self, **tree: Any) -> None:
+        super().__init__(**{"acl_required": True, **tree})
+        for name, parent, cpu in (("a", ROOT_POOL, 10), ("b", "a", 5), ("c", "b", 2), ("z", ROOT_POOL, 10)):
+            self.create_pool(name, parent, strong_guarantee_resources={"cpu": cpu})
+
+    def needs(self, command: Command, user: User = ANN) -> set[tuple[str, str]]:
+        """Permission and object of each right that a command needs."""
+        found = list_needs(self.state, command, Rights(self.state, user))
+        return {
+            (need.permission, need.operation.id if need.operation else need.pool if need.tree else "") for need in found
+        }
+
+    def change(self, pool: str, **values: Any) -> set[tuple[str, str]]:
+        return self.needs(ChangePool(TREE, pool, put(**values)))
+
+
+@pytest.fixture
+def teams() -> Teams:
+    return Teams()
+
+
+def test_each_command_has_its_needs():
+    assert set(required._NEEDS) == {
+        *get_args(ConfigCommand),
+        *get_args(OperationCommand),
+        *get_args(NodeCommand),
+        *get_args(RolloutCommand),
+        ApplyTree,
+        Undo,
+    }
+
+
+def test_nodes_are_for_those_who_administer_their_tree(teams):
+    teams.node("n1")
+    for command in (CordonNode("n1"), UncordonNode("n1"), DrainNode("n1")):
+        assert teams.needs(command) == {("administer", ROOT_POOL)}
+        with pytest.raises(CommandError, match=r'ann may not administer pool tree "default" \(node "n1"\)'):
+            check(teams.state, command, ANN)
+    assert teams.needs(CordonNode("n2")) == {("administer", "")}, "what is not there says nothing to others"
+
+
+def test_each_option_of_a_pool_has_its_place():
+    rest = set(PoolSettings.__struct_fields__) - GUARANTEES - OF_OWNERS
+    assert rest == {*PreemptionSettings.__struct_fields__, "acl", "inherit_acl", "owner"}
+
+
+def test_12_3_trees_are_for_administrators(teams):
+    for command in (CreateTree("t"), RemoveTree(TREE), SetDefaultTree(TREE), SetDefaultTree(None)):
+        assert teams.needs(command) == {("administer", "")}
+        assert not any(verdict.allowed for verdict in decide(teams.state, command, ANN))
+        assert check(teams.state, command, User("root", admin=True)) == "root is an administrator"
+
+
+def test_12_3_trees_are_everybodys_while_nothing_decides_who_may_do_what():
+    teams = Teams(acl_required=False)
+
+    def may(user: User) -> bool:
+        return all(verdict.allowed for verdict in decide(teams.state, CreateTree("t"), user))
+
+    assert may(ANN)
+    assert not may(User("local", needs_entry=True))
+    for attributes in ({"acl": []}, {"inherit_acl": False}):
+        teams.set_pool("c", **attributes)
+        assert not may(ANN)
+        teams.set_pool("c", **dict.fromkeys(attributes))
+    teams.set_tree(acl=[])
+    assert not may(ANN)
+
+
+STAGE: dict[str, Any] = {"nodes_filter": "%true"}
+YOUNG: list[Any] = [
+    SetStage(**STAGE, level="weight"), AdvanceStage(**STAGE), StopStage(**STAGE), RemoveStage(**STAGE),
+    CordonNode("n1"), UncordonNode("n1"), DrainNode("n1"), CordonNode("n2"),
+    ChangeTree(TREE, put(acl_required=True)), ChangeTree(TREE, put(acl=[])), ChangePool(TREE, "c", put(owner="ann")),
+    ChangePool(TREE, "c", put(inherit_acl=False)), CreatePool(TREE, "n", "b", {"acl": []}),
+]  # fmt: skip
+"""What version 0.1 had not."""
+
+
+@pytest.mark.parametrize("command", YOUNG, ids=str)
+def test_the_absence_of_lists_gives_no_power_that_is_younger(command: Any) -> None:
+    teams = Teams(acl_required=False)
+    teams.node("n1")
+    with pytest.raises(CommandError, match=r"only administrators may|for administrators of the scheduler") as caught:
+        check(teams.state, command, ANN)
+    assert caught.value.code == ACCESS_DENIED
+    assert check(teams.state, command, User("root", admin=True)) == "root is an administrator"
+
+
+def test_the_absence_of_lists_gives_what_version_0_1_gave() -> None:
+    teams = Teams(acl_required=False)
+    for command in (
+        ChangePool(TREE, "c", put(color="blue", fair_share_starvation_timeout=5)), RemovePool(TREE, "c"),
+        CreatePool(TREE, "n", "b", {"color": "blue"}), ChangeTree(TREE, put(max_share_ratio=0.5)),
+    ):  # fmt: skip
+        check(teams.state, command, ANN)
+
+
+def tree(*edits: Edit, **values: Any) -> ChangeTree:
+    return ChangeTree(TREE, edits or put(**values))
+
+
+def change(**values: Any) -> ChangePool:
+    return ChangePool(TREE, "c", put(**values))
+
+
+def create(parent: str = "b", **attributes: Any) -> CreatePool:
+    return CreatePool(TREE, "n", parent, attributes)
+
+
+def start(**spec: Any) -> StartOperation:
+    return StartOperation({"tasks": TASKS, **spec})
+
+
+NEEDS: list[tuple[Command, str]] = [
+    (tree(nodes_filter="x"), "write:<Root>"),
+    (tree(**{"nodes-filter": "x"}), "write:<Root>"),
+    (tree(custom=1), "write:<Root>"),
+    (tree(acl=[]), "administer:<Root>"),
+    (tree(**{"acl-required": False}), "administer:<Root>"),
+    (tree(owner="ann"), "administer:<Root>"),
+    (tree(inherit_acl=False), "administer:<Root>"),
+    (tree(Edit(("acl", "end"), {})), "administer:<Root>"),
+    (tree(Edit(("config", "acl_required"), False)), "administer:<Root>"),
+    (tree(config={"acl": []}), "write:<Root> administer:<Root>"),
+    (tree(nodes_filter="x", acl=None), "write:<Root> administer:<Root>"),
+    # a new pool
+    (create(mode="fifo"), "modify_children:b"),
+    (create(ROOT_POOL), "modify_children:<Root>"),
+    (create(**{"max-share-ratio": 0.1}), "modify_children:b write:b"),
+    (create(weight=1), "modify_children:b write:b"),
+    (create(acl=[]), "modify_children:b administer:b"),
+    (create(owner="x"), "modify_children:b administer:b"),
+    (create(mine=1), "modify_children:b administer:b"),
+    (create(fair_share_starvation_timeout=1), "modify_children:b administer:b"),
+    # options of a pool
+    (change(mode="fifo"), "write:c"),
+    (change(**{"forbid-immediate-operations": True}), "write:c"),
+    # that the parent gives
+    (change(strong_guarantee_resources={"cpu": 3}), "write:c write:b"),
+    (change(min_share_resources={"cpu": 3}), "write:c write:b"),
+    (change(strong_guarantee_resources={"cpu": 1.5}), "write:c"),
+    (change(strong_guarantee_resources={"cpu": 2}), "write:c"),
+    (change(strong_guarantee_resources=None), "write:c"),
+    (change(strong_guarantee_resources={"cpu": 1, "memory": 1}), "write:c write:b"),
+    (change(weight=2), "write:c write:b"),
+    (change(max_share_ratio=0.5), "write:c"),
+    (change(resource_limits={"cpu": 1}), "write:c"),
+    (change(max_operation_count=9), "write:c write:b"),
+    (change(resource_limits_overcommit_tolerance={"cpu": 1}), "write:c write:b"),
+    (change(integral_guarantees={"resource_flow": {"cpu": 1}}), "write:c write:b"),
+    (change(integral_guarantees={"guarantee_type": "relaxed"}), "write:c write:b"),
+    (change(strong_guarantee_resources="x"), "write:c write:b"),
+    # that only administer may set
+    (change(acl=[]), "write:c administer:c"),
+    (change(inherit_acl=False), "write:c administer:c"),
+    (change(owner="ann"), "write:c administer:c"),
+    (change(custom=1), "write:c administer:c"),
+    (change(**{"fair-share_preemption_timeout": 1}), "write:c administer:c"),
+    # the common distributors
+    (TransferPoolResources(TREE, "c", "z", {}), "write:b write:a write:<Root>"),
+    (TransferPoolResources(TREE, "c", "b", {}), "write:b"),
+    # where an operation goes
+    (start(pool="c"), "use:c"),
+    (start(pool="c$x"), "use:c"),
+    (start(), "use:<Root>"),
+    (start(pool="new"), "use:<Root>"),
+    (start(pool="new$x"), "use:<Root>"),
+    (start(pool=ROOT_POOL), "use:<Root>"),
+    (start(**{"scheduling-options-per-pool-tree": {TREE: {"pool": "z"}}}), "use:z"),
+    (start(pool="a", scheduling_options_per_pool_tree={TREE: {"pool": "z"}}), "use:z"),
+    # what does not exist needs nothing
+    (ChangeTree("no", ()), ""),
+    (CreatePool("no", "n"), ""),
+    (CreatePool(TREE, "n", "no"), ""),
+    (ChangePool(TREE, "no", ()), ""),
+    (RemovePool(TREE, "no"), ""),
+    (MovePool(TREE, "no", "a", "b"), ""),
+    (MovePool(TREE, "c", "no", "c"), "modify_children:b write:c"),
+    (TransferPoolResources(TREE, "no", "a", {}), ""),
+    (start(pool_trees=["no"]), ""),
+]
+
+
+@pytest.mark.parametrize(("command", "needs"), NEEDS, ids=lambda value: str(value)[:60])
+def test_12_3_rights_that_a_command_needs(teams, command, needs):
+    assert teams.needs(command) == {tuple(need.split(":")) for need in needs.split()}
+
+
+def test_12_3_a_config_that_goes_is_changed_in_all_that_it_says():
+    teams = Teams()
+    teams.do(ChangeTree(TREE, (Edit(("config",), {"acl_required": True}),)))
+    assert teams.needs(ChangeTree(TREE, put(config=None))) == {("write", ROOT_POOL), ("administer", ROOT_POOL)}
+
+
+def test_12_3_less_of_a_limit_is_a_smaller_number(teams):
+    set_before: dict[str, Any] = {"max_share_ratio": 0.5, "max_operation_count": 9, "weight": 3}
+    teams.set_pool("b", resource_limits={"cpu": 4, "memory": 100}, max_running_operation_count=9, **set_before)
+    write, more = {("write", "b")}, {("write", "b"), ("write", "a")}
+    for name, value in set_before.items():
+        assert teams.change("b", **{name: value}) == write
+        assert teams.change("b", **{name: value / 3}) == write if name != "max_operation_count" else True
+        assert teams.change("b", **{name: None}) == more
+    assert teams.change("b", max_operation_count=8) == write
+    assert teams.change("b", max_operation_count=10) == more
+    assert teams.change("b", resource_limits={"cpu": 3, "memory": 100}) == write
+    assert teams.change("b", resource_limits={"cpu": 3}) == more
+    assert teams.needs(ChangePool(TREE, "b", (Edit(("resource_limits", "memory")),))) == more
+    assert teams.needs(ChangePool(TREE, "b", (Edit(("resource_limits", "memory"), 99),))) == write
+
+
+def test_12_3_a_flow_that_shrinks_is_less(teams):
+    flow = {"resource_flow": {"cpu": 2}, "burst_guarantee_resources": {"cpu": 3}}
+    for name in ("a", "b"):
+        teams.set_pool(name, integral_guarantees=flow)
+    assert teams.change("b", integral_guarantees={**flow, "resource_flow": {"cpu": 1}}) == {("write", "b")}
+    more = teams.change("b", integral_guarantees={**flow, "burst_guarantee_resources": {"cpu": 4}})
+    assert more == {("write", "b"), ("write", "a")}
+
+
+def test_12_3_removal(teams):
+    assert teams.needs(RemovePool(TREE, "c")) == {("modify_children", "b"), ("write", "c")}
+    whole = {("modify_children", ROOT_POOL), ("write", "a"), ("write", "b"), ("write", "c")}
+    assert teams.needs(RemovePool(TREE, "a", recursive=True)) == whole
+    teams.set_pool("c", acl=[entry("x", "use")])
+    assert teams.needs(RemovePool(TREE, "a", recursive=True)) == {*whole, ("administer", "c")}
+
+
+def test_12_3_another_parent_or_name(teams):
+    rename = {("write", "c"), ("modify_children", "b")}
+    assert teams.needs(MovePool(TREE, "c", "b", "d")) == rename == teams.change("c", name="d")
+    moved = {*rename, ("modify_children", "z"), ("write", "z")}
+    assert teams.needs(MovePool(TREE, "c", "z", "c")) == moved == teams.change("c", parent_name="z")
+    teams.set_pool("c", strong_guarantee_resources=None)
+    teams.set_tree(acl=[entry("lead", "manage")])
+    assert teams.needs(MovePool(TREE, "c", "z", "c")) == moved - {("write", "z")}
+    for attributes in ({"acl": [entry("x", "use")]}, {"owner": "bob"}, {"inherit_acl": False}):
+        teams.set_pool("z", **attributes)
+        assert ("administer", "c") in teams.needs(MovePool(TREE, "c", "z", "c"))
+        teams.set_pool("c", inherit_acl=False, owner="cat")
+        assert ("administer", "c") not in teams.needs(MovePool(TREE, "c", "z", "c"))
+        teams.set_pool("z", **dict.fromkeys(attributes))
+        teams.set_pool("c", inherit_acl=None, owner=None)
+
+
+def test_12_3_the_operations_of_an_ephemeral_pool_are_not_taken_by_its_name(teams):
+    teams.start(user="bob")
+    assert teams.pool("bob").is_ephemeral
+    taken = {("modify_children", "z"), ("modify_children", ROOT_POOL)}
+    assert teams.needs(CreatePool(TREE, "bob", "z")) == taken
+    assert teams.needs(CreatePool(TREE, "bob", ROOT_POOL)) == {("modify_children", ROOT_POOL)}
+    teams.set_pool("z", acl=[entry("ann", "administer")])
+    assert teams.needs(CreatePool(TREE, "bob", "z")) == {*taken, ("administer", ROOT_POOL)}
+    assert ("administer", ROOT_POOL) in teams.needs(MovePool(TREE, "c", "z", "bob"))
+
+
+def test_12_3_taking_a_change_back_needs_what_its_reverse_needs(teams):
+    def undo(command: Command) -> set[tuple[str, str]]:
+        before = teams.state.config
+        teams.do(command)
+        return teams.needs(Undo(1, tuple(describe_change(before, teams.state.config))))
+
+    assert undo(ChangePool(TREE, "c", put(mode="fifo"))) == {("write", "c")}
+    assert undo(ChangePool(TREE, "c", put(strong_guarantee_resources={"cpu": 1}))) == {("write", "c"), ("write", "b")}
+    teams.set_pool("c", acl=[entry("ann", "administer")])
+    # The list of what was below comes back with it.
+    back = {("modify_children", "a"), ("write", "a"), ("administer", "a")}
+    assert undo(RemovePool(TREE, "b", recursive=True)) == back
+    assert undo(CreatePool(TREE, "n", "z", {"acl": []})) == {
+        ("modify_children", "z"), ("write", "n"), ("administer", "n")
+    }  # fmt: skip
+
+
+def test_12_3_a_start_needs_use_below_the_default_parent_and_in_each_tree():
+    teams = Teams(default_parent_pool="b", nodes_filter="!x")
+    assert teams.needs(StartOperation({"tasks": TASKS})) == {("use", "b")}
+    teams.create_tree("other", nodes_filter="x")
+    both = StartOperation({"tasks": TASKS, "pool_trees": [TREE, "other"]})
+    assert [need.tree for need in list_needs(teams.state, both, Rights(teams.state, ANN))] == [TREE, "other"]
+    assert teams.needs(StartOperation({"tasks": TASKS, "pool": 7})) == set()  # and is refused
+
+
+def test_12_3_operations_need_manage(teams):
+    with pytest.raises(CommandError, match="No such operation x"):
+        teams.needs(AbortOperation("x"))
+    started = teams.start("c", user="bob")
+    for kind in (AbortOperation, CompleteOperation, SuspendOperation, ResumeOperation):
+        assert teams.needs(kind(started)) == {("manage", started)}
+
+    def update(**parameters: Any) -> set[tuple[str, str]]:
+        return teams.needs(UpdateOperation(started, parameters))
+
+    manage = {("manage", started)}
+    assert update(weight=2) == update(pool="c") == update(nonsense=1) == manage
+    assert update(acl=[]) == {*manage, ("administer", started)}
+    assert update(pool="z") == {*manage, ("use", "z")}
+    teams.set_pool("z", acl=[entry("ann", "read_secrets", "use")])
+    assert update(pool="z") == {*manage, ("use", "z"), ("read_secrets", started)}
+
+
+def test_a_refusal_says_who_what_why_and_whom_to_ask(teams):
+    teams.set_pool("a", acl=[entry("lead", "administer")])
+    with pytest.raises(CommandError) as caught:
+        check(teams.state, StartOperation({"tasks": TASKS, "pool": "c"}), ANN)
+    assert caught.value.code == ACCESS_DENIED
+    assert str(caught.value) == (
+        'ann may not start operations in pool "c" (permission use): no access list allows use to ann, and pool "a" has '
+        "one; ask lead, an administrator"
+    )
+    with pytest.raises(CommandError, match=r"ann may not administer pool trees .* that is for administrators"):
+        check(teams.state, CreateTree("x"), ANN)
+    teams.set_pool("b", acl=[entry("ann", "write")])
+    with pytest.raises(CommandError, match=r'change the options of pool "a" to give "b" more \(weight\) \(permission'):
+        check(teams.state, ChangePool(TREE, "b", put(weight=7)), ANN)
+
+
+def test_what_allowed_a_command_is_told_once(teams):
+    teams.set_tree(acl=[entry("ann", "write", "modify_children")])
+    text = check(teams.state, RemovePool(TREE, "a", recursive=True), ANN)
+    assert text.split("; ") == [
+        'the access list of pool tree "default" allows modify_children to ann',
+        *(f'the access list of pool tree "default" allows write to ann, inherited by pool "{name}"' for name in "abc"),
+    ]

@@ -1,0 +1,255 @@
+"""The scheduler's configuration: what is accepted, what is refused and how, and that the shipped file is true."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpumond.agent.config import AgentConfig
+from cpumond.core.errors import ConfigError
+from cpumond.core.settings import Log
+from cpumond.scheduler.program.config import (
+    Api,
+    MinSpareJobResources,
+    SchedulerConfig,
+    check,
+    finish_scheduler_config,
+    load_scheduler_config,
+    parse_scheduler_config_text,
+)
+
+FILE = "/etc/x.toml"
+
+
+def load(text: str) -> SchedulerConfig:
+    return finish_scheduler_config(parse_scheduler_config_text(text, FILE), FILE)
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    message = str(caught.value)
+    assert message.startswith(f"{FILE}: ")
+    return message
+
+
+# ---- values
+
+
+def test_the_defaults() -> None:
+    assert load_scheduler_config(None) == SchedulerConfig(
+        state_dir="/var/lib/cpumond-scheduler",
+        cluster_name="cpumond",
+        fair_share_update_period_s=1.0,
+        max_operation_count=5000,
+        finished_operation_retention_count=1000,
+        node_heartbeat_timeout_s=60.0,
+        waiting_job_timeout_s=30.0,
+        allowed_node_resources_overcommit_duration_s=15.0,
+        min_spare_job_resources_on_node=MinSpareJobResources(user_slots=1, cpu=0.05, memory=256 * 2**20),
+        api=Api(listen="", max_body=2**20),
+        log=Log(),
+    )
+
+
+def test_bare_numbers_are_milliseconds_and_keys_may_have_hyphens() -> None:
+    config = load(
+        'fair-share-update-period = 250\nnode_heartbeat_timeout = "1m30s"\nwaiting-job-timeout = 0\n'
+        "[min-spare-job-resources-on-node]\nuser-slots = 2\ncpu = 1\n[api]\nmax-depth = 8\n"
+    )
+    assert config.fair_share_update_period_s == 0.25
+    assert config.node_heartbeat_timeout_s == 90.0
+    assert config.waiting_job_timeout_s == 0.0
+    assert config.min_spare_job_resources_on_node == MinSpareJobResources(user_slots=2, cpu=1.0)
+    assert config.api.max_depth == 8
+
+
+def test_paths_become_absolute() -> None:
+    config = load('state_dir = "state"\n[api]\ntokens_file = "tokens"')
+    assert config.state_dir == os.path.join(os.getcwd(), "state")
+    assert config.api.tokens_file == os.path.join(os.getcwd(), "tokens")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max_operations = 1", "max_operations: unknown key; did you mean 'max_operation_count'?"),
+        ("fair-share-update-perod = 1", "did you mean 'fair_share_update_period'?"),
+        ("[api]\nlisen = 1", "api.lisen: unknown key; did you mean 'listen'?"),
+        ('path = "x"', "path: unknown key"),
+        ("max_operation_count = 1\nmax-operation-count = 2", "given twice, also as 'max_operation_count'"),
+        ("fair_share_update_period = 9", "fair_share_update_period: must be a duration in [10ms, 1m], got"),
+        ('fair_share_update_period = "61s"', "must be a duration in [10ms, 1m]"),
+        ('fair_share_update_period = "soon"', "fair_share_update_period: "),
+        ("fair_share_update_period = true", "fair_share_update_period: "),
+        ('node_heartbeat_timeout = "0s"', "node_heartbeat_timeout: must be a duration in [10ms, 1d]"),
+        ('waiting_job_timeout = "2d"', "waiting_job_timeout: must be a duration in ["),
+        ("max_operation_count = 0", "max_operation_count: must be a whole number in [1, 1e+06], got 0"),
+        ("max_operation_count = 1.5", "must be a whole number"),
+        ("max_operation_count = true", "must be a whole number"),
+        ('require_specified_pools_existence = "yes"', "must be true or false"),
+        ('cluster_name = ""', "cluster_name: must be a text that is not empty"),
+        ('cluster_name = "a\\nb"', "cluster_name: must be printable text"),
+        ('state_dir = ""', "state_dir: must be a text that is not empty"),
+        ("api = 3", "api: must be a table"),
+        ("[api]\nmax_body = 10", "api.max_body: must be a whole number in ["),
+        ("[api]\nrate_limit = -1", "api.rate_limit: must be a number in ["),
+        ("[api]\nrate_limit = nan", "api.rate_limit: "),
+        ("[min_spare_job_resources_on_node]\nmemory = 1.5", "min_spare_job_resources_on_node.memory: must be a whole"),
+        ("[min_spare_job_resources_on_node]\nxyz = 1", "xyz: unknown key; known keys: cpu, memory, user_slots"),
+        ('[log]\nlevel = "loud"', "log.level: must be one of"),
+        ("x", "not valid TOML"),
+        (f"x = {'[' * 20_000}", "not valid TOML"),
+    ],
+)
+def test_what_is_refused(text: str, words: str) -> None:
+    assert words in refused(text)
+
+
+@pytest.mark.parametrize("key", ["pool_name_regex", "ephemeral_pool_name_regex"])
+@pytest.mark.parametrize("regex", ["[a-", "(", "a{99999999999}", "*", "(" * 4000])
+def test_a_regex_that_is_none(key: str, regex: str) -> None:
+    assert f"{key}: is not a regular expression: " in refused(f"{key} = '{regex}'")
+
+
+# ---- who can reach it
+
+
+@pytest.mark.parametrize(
+    "listen",
+    ["0.0.0.0:9757", "[::]:9757", "10.0.0.1:1", "[::ffff:10.0.0.1]:1", "scheduler.example.com:9757", "128.0.0.1:1"],
+)
+def test_an_open_address_needs_tokens(listen: str) -> None:
+    message = refused(f'[api]\nlisten = "{listen}"')
+    assert f"api.listen: {listen!r} can be reached from other machines" in message
+    assert "set api.tokens_file" in message
+    assert "or listen on 127.0.0.1" in message
+    assert load(f'[api]\nlisten = "{listen}"\ntokens_file = "/etc/tokens"').api.listen == listen
+
+
+@pytest.mark.parametrize(
+    "listen", ["127.0.0.1:0", "127.8.9.1:65535", "[::1]:9757", "localhost:1", "[::ffff:127.0.0.1]:1"]
+)
+def test_an_address_of_the_machine_itself_needs_none(listen: str) -> None:
+    assert load(f'[api]\nlisten = "{listen}"').api.listen == listen
+
+
+@pytest.mark.parametrize("listen", [" ", "9757", "127.0.0.1", "127.0.0.1:", "127.0.0.1:99999", ":9757", "127.0.0.1:x"])
+def test_an_address_that_is_none(listen: str) -> None:
+    assert 'api.listen: must be "host:port" with a port in [0, 65535]' in refused(f'[api]\nlisten = "{listen}"')
+
+
+def test_mistakes_that_do_not_depend_on_each_other_are_told_at_once() -> None:
+    api = 'listen = "0.0.0.0:1"\nkey = "k"\ntrusted_proxy = ["x"]\n'
+    with pytest.raises(ConfigError) as caught:
+        load(f'pool_name_regex = "("\n[api]\n{api}[store]\nconninfo = "x"')
+    told = [str(caught.value), *caught.value.others]
+    keys = ["pool_name_regex", "api.listen", "api.certificate", "api.trusted_proxy", "store.conninfo"]
+    assert [sentence.split(": ")[1] for sentence in told] == keys
+
+
+def test_check_takes_a_configuration_that_was_put_together() -> None:
+    config = msgspec.structs.replace(SchedulerConfig(), api=Api(listen="0.0.0.0:1"))
+    with pytest.raises(ConfigError, match=r"built-in defaults: api\.listen: '0\.0\.0\.0:1' can be reached"):
+        check(config)
+
+
+@pytest.mark.parametrize("address", ["a", "a:", "a:0", "0.0.0.0:9757", "[::]:9757"])
+def test_an_address_that_no_client_could_ask_is_not_advertised(address: str) -> None:
+    assert "api.advertise: " in refused(f'[api]\nadvertise = "{address}"')
+
+
+def test_a_shared_store_needs_its_database_and_one_alone_has_none() -> None:
+    assert "store.conninfo: is needed" in refused('[store]\nkind = "postgresql"')
+    assert 'store.conninfo: is for store.kind = "postgresql"' in refused('[store]\nconninfo = "host=db"')
+    shared = load('[api]\nadvertise = "a:9757"\n[store]\nkind = "postgresql"\nconninfo = "host=db"\nlease = "500ms"')
+    assert (shared.store.lease_s, shared.api.advertise) == (0.5, "a:9757")
+
+
+# ---- files
+
+
+def test_drop_ins_are_merged_in_order_of_their_names(tmp_path: Path) -> None:
+    main = tmp_path / "scheduler.toml"
+    main.write_text('cluster_name = "main"\n[api]\nmax_depth = 10\nmax_body = 2048\n')
+    folder = tmp_path / "scheduler.conf.d"
+    folder.mkdir()
+    (folder / "20.toml").write_text("[api]\nmax-depth = 20\n")
+    (folder / "10.toml").write_text("max_operation_count = 7\n[api]\nmax_depth = 11\n")
+    (folder / "30.toml.bak").write_text("not TOML")
+    # The agent's drop-ins may lie in the same directory.
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "conf.d" / "agent.toml").write_text('node_id = "x"\n')
+    config = load_scheduler_config(str(main))
+    assert (config.cluster_name, config.max_operation_count) == ("main", 7)
+    assert config.api == Api(max_depth=20, max_body=2048)
+    assert config.path == str(main)
+
+
+def test_a_message_names_the_drop_in(tmp_path: Path) -> None:
+    main = tmp_path / "scheduler.toml"
+    main.write_text("")
+    (tmp_path / "scheduler.conf.d").mkdir()
+    drop_in = tmp_path / "scheduler.conf.d" / "a.toml"
+    drop_in.write_text("max_operation_count = -1")
+    with pytest.raises(ConfigError, match=re.escape(f"{drop_in}:1: max_operation_count: must be")):
+        load_scheduler_config(str(main))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file"):
+        load_scheduler_config(str(tmp_path / "none.toml"))
+
+
+# ---- the shipped file
+
+SHIPPED = Path(__file__).parents[4] / "config" / "scheduler.toml"
+
+
+def uncommented() -> str:
+    """The shipped file with each commented-out key in force."""
+    return re.sub(r"(?m)^#(?=[\[a-z])", "", SHIPPED.read_text())
+
+
+SECTIONS = {
+    field.encode_name: field.type
+    for field in msgspec.structs.fields(SchedulerConfig)
+    if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
+}
+
+
+def test_the_shipped_file_as_it_is_gives_the_defaults() -> None:
+    assert msgspec.structs.replace(load_scheduler_config(str(SHIPPED)), path="") == load_scheduler_config(None)
+
+
+def test_every_key_of_the_shipped_file_is_accepted_and_is_its_default() -> None:
+    assert msgspec.structs.replace(load(uncommented()), path="") == load_scheduler_config(None)
+
+
+@pytest.mark.parametrize(("section", "struct"), [("", SchedulerConfig), *SECTIONS.items()])
+def test_every_key_of_the_code_is_in_the_file(section: str, struct: type[msgspec.Struct]) -> None:
+    table = parse_scheduler_config_text(uncommented(), "scheduler.toml")
+    if section:
+        table = table[section]
+    for field in msgspec.structs.fields(struct):
+        if field.name == "path":
+            continue
+        assert field.encode_name in table, f"{field.encode_name} is missing in [{section}] of config/scheduler.toml"
+
+
+def test_every_key_of_the_file_has_a_line_that_explains_it() -> None:
+    before = ""
+    for line in SHIPPED.read_text().splitlines():
+        if re.match(r"#[a-z]", line):
+            assert before.startswith("# "), line
+        before = line
+
+
+def test_what_both_configurations_have_is_called_the_same() -> None:
+    agent = {field.encode_name for field in msgspec.structs.fields(AgentConfig)}
+    ours = {field.encode_name for field in msgspec.structs.fields(SchedulerConfig)}
+    assert agent & ours == {"state_dir", "metrics", "log", "path"}

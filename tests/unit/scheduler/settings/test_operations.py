@@ -1,0 +1,468 @@
+"""What specifications of operations say, commands on operations, and how jobs move them on (semantics.md 2.5, 3)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from scheduler_world import World, assert_consistent, describe
+
+from cpumond.core.errors import ConfigError
+from cpumond.scheduler.decide.placement import find_stuck_tasks
+from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, OperationRecord, Task
+from cpumond.scheduler.rights.entries import AccessEntry
+from cpumond.scheduler.settings.operations import (
+    AbortOperation,
+    CompleteOperation,
+    StartOperation,
+    UpdateOperation,
+    count_job,
+    find_unrecognized,
+    needed_jobs,
+    read_changed_acl,
+    read_parameters,
+    read_spec,
+)
+
+ONE = {"t": {"command": "true", "job_count": 1}}
+
+
+def wish(**spec: Any):
+    return read_spec({"tasks": ONE, **spec}, dict)
+
+
+def task(**given: Any) -> Task:
+    return read_spec({"tasks": {"t": {"command": "true", "job_count": 1, **given}}}, dict).tasks[0]
+
+
+def refusal(**spec: Any) -> str:
+    with pytest.raises(CommandError) as caught:
+        wish(**spec)
+    return str(caught.value)
+
+
+# --- specifications
+
+
+def test_a_task_has_defaults():
+    assert task() == Task("t", 1, cpu_limit=1.0, memory_limit=0, user_slots=1, command="true")
+    assert task().resources == (1.0, 1.0, 0.0, 0.0, 0.0)
+
+
+def test_a_task_says_what_its_jobs_order():
+    found = task(cpu_limit=2, memory_limit=5, user_slots=0, gpu_limit=1, network=3, command=["a", "b"], custom="kept")
+    assert found.resources == (0.0, 2.0, 1.0, 5.0, 3.0)
+    assert found.command == ("a", "b")
+    assert found.spec == {"custom": "kept"}
+
+
+@pytest.mark.parametrize("name", ["job_time_limit", "job-time-limit", "exec_time_limit"])
+def test_time_limits_are_milliseconds(name):
+    assert task(**{name: 1500}).job_time_limit == 1500.0
+    assert (task().job_time_limit, wish().time_limit, wish(time_limit=None).time_limit) == (None, None, None)
+    assert wish(**{"time-limit": 2000.5}).time_limit == 2000.5
+    for wrong in (0, -1, 1e16, "10s", True, [1]):
+        with pytest.raises(CommandError, match="spec/tasks/t/job_time_limit: expected a number"):
+            task(**{name: wrong})
+        assert refusal(time_limit=wrong).startswith("spec/time_limit: expected a number")
+
+
+@pytest.mark.parametrize("name", ["owners", "aco_name"])
+def test_rights_of_an_operation_that_nothing_enforces_are_refused(name):
+    assert refusal(**{name: ["ann"]}).startswith(f"spec/{name}: would not be enforced")
+    with pytest.raises(CommandError, match=f"parameters/{name}: would not be enforced"):
+        read_parameters({name: ["ann"]})
+    assert wish(**{name: []}) == wish()  # gives nobody anything
+    assert read_parameters({name: []}) == {"": {}}
+
+
+def test_12_2_the_access_list_of_an_operation_is_read():
+    entry = {"action": "allow", "subjects": ["ann"], "permissions": ["manage"]}
+    expected = (AccessEntry("allow", ("ann",), ("manage",)),)
+    assert wish(acl=[entry]).acl == read_changed_acl({"acl": [entry]}) == expected
+    assert wish().acl == ()
+    assert read_changed_acl({"weight": 1}) is None
+    assert read_changed_acl({"acl": []}) == ()
+    refused = {**entry, "permissions": ["use"]}
+    text = 'spec/acl/0/permissions: "use" is unknown; known: read, manage, read_secrets'
+    assert refusal(acl=[refused]) == text
+
+
+def test_unknown_keys_are_told_of_and_kept():
+    world = World()
+    tasks = {
+        "t": {"command": "true", "job_count": 1, "cpu-limit": 2, "memory": 5, "comand": "true"},
+        "u": {"command": "true", "job_count": 1, "x/y": {"z": 1}},
+    }
+    change = world.do(StartOperation({"tasks": tasks, "secure_vault": {"a": 1}, "wieght": 5}))
+    assert change.warnings == (
+        'spec option "secure_vault" is not recognized',
+        'spec option "wieght" is not recognized; did you mean "weight"?',
+        'spec option "tasks/t/comand" is not recognized; did you mean "command"?',
+        'spec option "tasks/u/x/y" is not recognized',
+    )
+    assert find_unrecognized(world.record(change.id).spec) == {
+        "secure_vault": {"a": 1}, "wieght": 5, "tasks": {"t": {"comand": "true"}, "u": {"x/y": {"z": 1}}},
+    }  # fmt: skip
+
+
+def test_a_job_that_no_node_can_hold_is_told_of():
+    world = World()
+    world.create_tree("other", nodes_filter="x")
+    world.set_tree(nodes_filter="!x")
+    assert started(world, cpu=1000.0) == ()  # nothing is known of nodes yet
+    world.node("small", cpu=4, memory=100)
+    world.node("large", cpu=16, memory=10)
+    world.node("elsewhere", cpu=99, tags=("x",))
+    assert started(world, cpu=16.0, memory=10) == ()
+    assert started(world, cpu=17.0) == ('no job of task "t" can start: 17 cores, largest node 16',)
+    together = started(world, cpu=16.0, memory=100)
+    assert together == ('no job of task "t" can start: 16 cores and 0 GiB memory on one node, no node has all of it',)
+    assert started(world, cpu=17.0, pool_trees=["default", "other"]) == ()
+    stuck = [live for live in world.state.operations.values() if find_stuck_tasks(live)]
+    assert len(stuck) == 3
+    world.node("huge", cpu=1000, memory=1000)
+    assert not any(find_stuck_tasks(live) for live in stuck)
+
+
+def started(world: World, **task_and_spec: Any) -> tuple[str, ...]:
+    """The warnings at the start of an operation of a pool."""
+    if "p" not in world.tree().pools:
+        world.create_pool("p")
+        if "other" in world.state.trees:
+            world.create_pool("p", tree="other")
+    task = {
+        "command": "true",
+        "job_count": 1,
+        "cpu_limit": task_and_spec.pop("cpu", 1.0),
+        "memory_limit": task_and_spec.pop("memory", 0),
+    }
+    return world.do(StartOperation({"pool": "p", "tasks": {"t": task}, **task_and_spec})).warnings
+
+
+def test_a_pool_that_does_not_exist_is_told_of_with_the_name_that_may_be_meant():
+    world = World()
+    world.create_pool("research")
+    world.create_pool("many", create_ephemeral_subpools=True)
+    sentence = (
+        'pool "reserch" did not exist in pool tree "default": an ephemeral one was made under <Root>; did you mean '
+        '"research"?'
+    )
+    one = StartOperation({"pool": "reserch", "tasks": ONE})
+    change = world.do(one)
+    assert change.warnings == (sentence,)
+    for known in ("reserch", "research", "many"):
+        assert world.do(StartOperation({"pool": known, "tasks": ONE})).warnings == ()
+    assert world.do(StartOperation({"tasks": ONE}), "somebody").warnings == ()  # a pool of the user's name
+    world.abort(change.id)
+    moved = world.do(UpdateOperation(world.start("research", user="x"), {"pool": "reserhc"}))
+    assert 'did you mean "research"' in moved.warnings[0]
+
+
+def test_a_task_says_where_and_how_its_jobs_run():
+    found = task(**{"working-directory": "/srv/data", "environment": {"A": "x=y"}, "interruptible": True})
+    assert (found.working_directory, found.environment, found.interruptible) == ("/srv/data", {"A": "x=y"}, True)
+    assert task(working_directory="").working_directory == ""
+    assert found.spec == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"working_directory": "data"}, "working_directory: expected an absolute path such as /srv/data, got 'data'"),
+        ({"working_directory": 1}, "working_directory: expected text"),
+        ({"working_directory": "/" + "x" * 4095}, "at most 4095 characters"),
+        ({"working_directory": "/a\0b"}, "working_directory: a character with the code 0"),
+        ({"command": "a\0b"}, "command: a character with the code 0"),
+        ({"command": ["a", "b\0"]}, "command: a character with the code 0"),
+        ({"environment": {"A": "\0"}}, "environment/A: a character with the code 0"),
+        ({"environment": {"": "x"}}, "expected the name of a variable"),
+        ({"environment": {"A=B": "x"}}, "expected the name of a variable without an equals sign, got 'A=B'"),
+    ],
+)
+def test_what_no_process_can_be_given_is_refused(given, sentence):
+    with pytest.raises(CommandError) as caught:
+        task(**given)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ({"command": ["x" * 65_536] * 4 + ["y"]}, 262_145),
+        ({"command": "\u20ac" * 65_536, "environment": {"A": "\u20ac" * 21_846}}, 262_147),
+        ({"environment": {f"{n:04}": "x" * 252 for n in range(1024)}, "working_directory": "/d"}, 262_150),
+        ({"environment": {f"V{n:063}": "" for n in range(4097)}}, 262_212),
+    ],
+)
+def test_what_a_task_sends_with_each_job_is_bounded_in_bytes(given, size):
+    with pytest.raises(CommandError) as caught:
+        task(**given)
+    assert str(caught.value) == (
+        "spec/tasks/t: command, environment and working_directory together may take at most 262144 bytes (UTF-8), got "
+        f"{size}; put long texts into a file that the job reads"
+    )
+
+
+def test_a_task_may_send_as_much_as_is_allowed():
+    assert len(task(command=["x" * 65_536] * 4).command) == 4
+    found = task(command="\u20ac" * 65_536, environment={"A": "\u20ac" * 21_844, "B": "x"}, working_directory="/")
+    assert found.working_directory == "/"
+
+
+def test_0_2_hyphens_are_underscores_and_aliases_are_folded():
+    assert task(**{"cpu-limit": 3}).cpu_limit == 3
+    assert task(cpu=3, memory=7).resources == (1.0, 3.0, 0.0, 7.0, 0.0)
+    found = wish(**{"fair_share_preemption_timeout": 5, "max-unpreemptable-running-job-count": 3})
+    assert found.options[""] == {"fair_share_starvation_timeout": 5, "max_unpreemptible_running_job_count": 3}
+
+
+def test_0_2_two_spellings_of_one_option_are_refused():
+    assert "two spellings" in refusal(fair_share_preemption_timeout=5, fair_share_starvation_timeout=5)
+    with pytest.raises(CommandError, match="two spellings"):
+        task(cpu=1, cpu_limit=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"tasks": {}}, "spec/tasks"),
+        ({"tasks": None}, "spec/tasks"),
+        ({"tasks": []}, "spec/tasks"),
+        ({"tasks": {"t": 1}}, "spec/tasks/t"),
+        ({"tasks": {"t": {}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {"t": {"command": "true", "job_count": 0}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1.5}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {"t": {"command": "true", "job_count": True}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {"t": {"command": "true", "job_count": 100_001}}}, "spec/tasks/t/job_count"),
+        ({"tasks": {name: {"command": "true", "job_count": 60_000} for name in "ab"}}, "spec/tasks"),
+        ({"tasks": {str(n): {"command": "true", "job_count": 1} for n in range(1001)}}, "spec/tasks"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "cpu_limit": -1}}}, "spec/tasks/t/cpu_limit"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "cpu_limit": math.nan}}}, "spec/tasks/t/cpu_limit"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "cpu_limit": math.inf}}}, "spec/tasks/t/cpu_limit"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "cpu_limit": "1"}}}, "spec/tasks/t/cpu_limit"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "memory_limit": 2**61}}}, "spec/tasks/t/memory_limit"),
+        ({"tasks": {"t": {"job_count": 1}}}, "spec/tasks/t/command"),
+        ({"tasks": {"t": {"job_count": 1, "command": " \n"}}}, "spec/tasks/t/command"),
+        ({"tasks": {"t": {"job_count": 1, "command": []}}}, "spec/tasks/t/command"),
+        ({"tasks": {"t": {"job_count": 1, "command": ["", "x"]}}}, "spec/tasks/t/command"),
+        ({"tasks": {"t": {"job_count": 1, "command": 5}}}, "spec/tasks/t/command"),
+        ({"tasks": {"t": {"job_count": 1, "command": [5]}}}, "spec/tasks/t/command"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "environment": {"A": 1}}}}, "spec/tasks/t/environment/A"),
+        ({"tasks": {"t": {"command": "true", "job_count": 1, "interruptible": 1}}}, "spec/tasks/t/interruptible"),
+        ({"pool": 5}, "spec/pool"),
+        ({"pool_trees": "default"}, "spec/pool_trees"),
+        ({"pool_trees": []}, "spec/pool_trees"),
+        ({"pool_trees": ["a", "a"]}, "spec/pool_trees"),
+        ({"title": 5}, "spec/title"),
+        ({"preemption_mode": "gentle"}, "spec/preemption_mode"),
+        ({"weight": -1}, "spec"),
+        ({"weight": 2.0**27}, "spec"),
+        ({"weight": math.nan}, "spec"),
+        ({"weight": math.inf}, "spec"),
+        ({"max_share_ratio": 1.5}, "spec"),
+        ({"resource_limits": {"cpus": 1}}, "spec/resource_limits/cpus"),
+        ({"resource_limits": {"cpu": -1}}, "spec"),
+        ({"resource_limits": {"cpu": math.nan}}, "spec"),
+        ({"resource_limits": 5}, "spec/resource_limits"),
+        ({"fair_share_starvation_timeout": "soon"}, "spec"),
+        ({"fair_share_starvation_tolerance": 2}, "spec"),
+        ({"scheduling_options_per_pool_tree": {"a": {"wieght": 1}}}, "did you mean 'weight'?"),
+        ({"pool_trees": ["a"], "scheduling_options_per_pool_tree": {"b": {}}}, "'b' is not among pool_trees"),
+        ({"max_failed_job_count": -1}, "spec/max_failed_job_count"),
+    ],
+)
+def test_what_a_specification_may_not_say(given, where):
+    assert where in refusal(**given)
+
+
+def test_2_5_options_may_be_given_for_each_tree():
+    world = World()
+    world.create_tree("other", nodes_filter="x")
+    given = {"other": {"weight": 5.0, "pool": "there"}, "default": {}}
+    operation = world.start("here", weight=2.0, max_share_ratio=0.5, scheduling_options_per_pool_tree=given)
+    trees = world.record(operation).trees
+    assert (trees["default"].pool, trees["default"].weight, trees["default"].max_share_ratio) == ("here", 2.0, 0.5)
+    assert (trees["other"].pool, trees["other"].weight, trees["other"].max_share_ratio) == ("there", 5.0, 0.5)
+
+
+def test_the_section_of_the_monitor_is_checked_by_who_knows_it():
+    def refuse(_: object) -> dict[str, Any]:
+        raise ConfigError("smoothing_factor: must be in [0, 1]")
+
+    with pytest.raises((CommandError, ConfigError), match="smoothing_factor"):
+        read_spec({"tasks": ONE, "job-cpu-monitor": {"smoothing_factor": 5}}, refuse)
+
+
+def test_only_vanilla_operations_are_started():
+    world = World()
+    with pytest.raises(CommandError, match='"map" is not supported'):
+        world.do(StartOperation({"tasks": ONE}, type="map"))
+
+
+# --- parameters of live operations
+
+
+def test_parameters_are_read_like_a_specification():
+    assert read_parameters({"weight": 2})[""] == {"weight": 2.0}
+    given = {"scheduling_options_per_pool_tree": {"a": {"max-share-ratio": 0.5}}}
+    assert read_parameters(given) == {"": {}, "a": {"max_share_ratio": 0.5}}
+    for wrong in ({"wieght": 1}, {"weight": -1}, {"scheduling_options_per_pool_tree": {"a": {"wieght": 1}}}):
+        with pytest.raises(CommandError, match=r"parameters"):
+            read_parameters(wrong)
+
+
+def test_none_takes_an_option_back():
+    world = World()
+    operation = world.start("p", weight=2.0)
+    world.set_operation(operation, weight=None)
+    assert world.record(operation).trees["default"].weight is None
+
+
+def test_parameters_for_a_tree_that_it_is_not_in_are_refused():
+    world = World()
+    operation = world.start("p")
+    with pytest.raises(CommandError, match='does not run in tree "other"'):
+        world.set_operation(operation, scheduling_options_per_pool_tree={"other": {"weight": 1}})
+
+
+# --- commands
+
+
+@pytest.fixture
+def world():
+    world = World()
+    world.create_pool("p")
+    world.node("n1")
+    yield world
+    assert_consistent(world.state)
+
+
+@pytest.mark.parametrize("command", ["abort", "complete", "suspend", "resume", "set_operation"])
+def test_commands_on_unknown_and_finished_operations_are_refused(world, command):
+    operation = world.start("p")
+    with pytest.raises(CommandError) as caught:
+        getattr(world, command)("nobody")
+    assert caught.value.code == NO_SUCH_OPERATION
+    world.abort(operation)
+    before = describe(world.state)
+    with pytest.raises(CommandError, match="is in state aborted"):
+        getattr(world, command)(operation)
+    assert describe(world.state) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "state", "error"),
+    [
+        (lambda name: AbortOperation(name, "no longer needed"), "aborted", "no longer needed"),
+        (AbortOperation, "aborted", "Operation aborted by user eve"),
+        (CompleteOperation, "completed", ""),
+    ],
+    ids=["abort with a reason", "abort", "complete"],
+)
+def test_it_is_ended_with_its_jobs(world, command, state, error):
+    operation = world.start("p", jobs=3)
+    world.settle_down()
+    world.do(command(operation), user="eve")
+    record = world.record(operation)
+    assert (record.state, record.error, record.finish_time) == (state, error, world.now)
+    assert world.cores("p") == 0
+    assert world.counts("p") == (0, 0)
+    world.settle_down()
+    assert world.nodes["n1"].jobs == {}
+
+
+def test_suspend_starts_no_more_jobs_and_keeps_those_that_run(world):
+    operation = world.start("p", jobs=12)
+    world.settle_down()
+    world.suspend(operation)
+    world.nodes["n1"].finish(world.jobs_of(operation)[0].id)
+    world.settle_down()
+    assert len(world.jobs_of(operation)) == 9
+    world.resume(operation)
+    world.settle_down()
+    assert len(world.jobs_of(operation)) == 10
+
+
+def test_resume_of_an_operation_that_is_not_suspended_is_refused(world):
+    operation = world.start("p")
+    with pytest.raises(CommandError, match="is not suspended"):
+        world.resume(operation)
+
+
+def test_an_operation_is_found_by_its_alias(world):
+    operation = world.start("p", alias="*nightly")
+    assert world.record("*nightly").id == operation
+    with pytest.raises(CommandError, match="already used"):
+        world.start("p", alias="*nightly")
+    world.abort("*nightly")
+    again = world.start("p", alias="*nightly")
+    assert world.record("*nightly").id == again
+    world.abort(again)
+    assert world.record("*nightly").id == again
+
+
+# --- how jobs move it on
+
+
+def record_of(*tasks: Task, most_failed: int = 10) -> OperationRecord:
+    return OperationRecord(
+        id="o", sequence=1, user="u", start_time=0.0, tasks=tasks, trees={}, max_failed_job_count=most_failed
+    )
+
+
+def test_all_jobs_of_all_tasks_completed_is_completed():
+    record = record_of(Task("a", 1), Task("b", 2))
+    for name in ("b", "a"):
+        record = count_job(record, name, "completed", "", 5.0)
+        assert not record.is_finished
+    record = count_job(record, "b", "completed", "", 7.0)
+    assert (record.state, record.finish_time) == ("completed", 7.0)
+    assert count_job(record, "b", "failed", "", 9.0) is record
+
+
+def test_as_many_failed_jobs_as_allowed_is_failed():
+    record = record_of(Task("a", 5), Task("b", 5), most_failed=3)
+    for name in ("a", "b"):
+        record = count_job(record, name, "failed", "boom", 5.0)
+    assert not record.is_finished
+    record = count_job(record, "a", "failed", "bang", 6.0)
+    assert record.state == "failed"
+    assert "3 jobs failed" in record.error
+    assert "bang" in record.error
+
+
+@pytest.mark.parametrize("state", ["aborted", "lost"])
+def test_jobs_that_are_aborted_or_lost_fail_nothing(state):
+    record = record_of(Task("a", 1), most_failed=1)
+    for _ in range(20):
+        record = count_job(record, "a", state, "", 5.0)
+    assert not record.is_finished
+    assert getattr(record.counts["a"], state) == 20
+
+
+def test_needed_jobs_are_those_neither_completed_nor_active():
+    record = record_of(Task("a", 5), Task("b", 2))
+    record = count_job(record, "a", "completed", "", 1.0)
+    record = count_job(record, "a", "failed", "", 1.0)
+    assert needed_jobs(record, {"a": 1, "b": 2}) == {"a": 3}
+
+
+def test_an_order_says_what_the_job_needs(world):
+    spec = {
+        "pool": "p",
+        "tasks": {"t": {"job_count": 1, "cpu_limit": 2, "command": "true", "environment": {"A": "b"}}},
+        "job_cpu_monitor": {"smoothing_factor": 0.2},
+    }
+    world.do(StartOperation(spec), user="ann")
+    node = world.nodes["n1"]
+    node.deaf = True
+    world.step()
+    assert node.heard is not None
+    (order,) = node.heard.start
+    assert (order.user, order.pool, order.task, order.command) == ("ann", "p", "t", "true")
+    assert (order.cpu_limit, order.memory_limit, order.user_slots) == (2.0, 0, 1)
+    assert order.environment == {"A": "b"}
+    assert order.job_cpu_monitor == {"smoothing_factor": 0.2}
+    assert order.wait_s == 30.0
