@@ -1,15 +1,18 @@
 """The package as a picture: which part imports which, on which level each stands, and what is wrong with that.
 
-``python tests/picture.py`` prints it. A part is a folder of the package or a module beside them. Imports count wherever
-they stand, also under TYPE_CHECKING. Exit code 1: modules that import each other in a circle, or an arrow up.
+``python tests/picture.py`` prints it, for the package and for the scheduler, its largest part. A part is a folder or a
+module beside them. Imports count wherever they stand, also under TYPE_CHECKING. Exit code 1: modules that import each
+other in a circle, or an arrow up. ``python tests/picture.py lines`` prints the lines of Python of each part and of the
+tests, and how many there were at the last release.
 """
 
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -18,7 +21,6 @@ from pathlib import Path
 import cpumond
 
 ROOT = Path(cpumond.__file__).parent
-MAX_LINES = 600
 MODULES = {
     ".".join(("cpumond", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(ROOT.rglob("*.py"))
@@ -54,9 +56,9 @@ def read_module(name: str) -> tuple[set[str], set[str]]:
     return found, called
 
 
-def top_part(name: str) -> str:
-    """The first name below the package; "cpumond" for the package itself."""
-    return name.removeprefix("cpumond.").partition(".")[0]
+def top_part(name: str, whole: str = "cpumond") -> str:
+    """The first name below ``whole``; its last name for itself."""
+    return name.removeprefix(f"{whole}.").partition(".")[0] if name != whole else whole.rpartition(".")[2]
 
 
 def list_run(name: str) -> set[str]:
@@ -76,18 +78,25 @@ def find_circle(graph: Mapping[str, Collection[str]]) -> list[str]:
     return []
 
 
-def main() -> int:
-    """Print the picture; 1 where something is wrong with it."""
-    imports = {name: list_run(name) for name in MODULES}
-    arrows = Counter((top_part(name), top_part(each)) for name, found in imports.items() for each in found)
-    parts = {top_part(name): {below for part, below in arrows if part == top_part(name) != below} for name in MODULES}
+def draw(whole: str) -> list[str]:
+    """Print the parts of a package with their levels and arrows; the arrows up and the circles, in sentences."""
+    inside = [name for name in MODULES if f"{name}.".startswith(f"{whole}.")]
+    imports = {name: list_run(name).intersection(inside) for name in inside}
+    part_of = {name: top_part(name, whole) for name in inside}
+    arrows = Counter((part_of[name], part_of[each]) for name, found in imports.items() for each in found)
+    # What is imported in a package runs the package first, which is no arrow to it.
+    root = whole.rpartition(".")[2]
+    parts = {
+        part: {below for above, below in arrows if part == above != below and (below != root or whole == "cpumond")}
+        for part in sorted(set(part_of.values()))
+    }
     count = sum(map(len, parts.values()))
     wrong = []
     while circle := find_circle(parts):
         # Of a circle the arrow with the fewest imports is the one that runs up.
         up = min(pairwise(circle), key=lambda arrow: arrows[arrow])
         parts[up[0]].discard(up[1])
-        users = {name for name, found in imports.items() if up in {(top_part(name), top_part(each)) for each in found}}
+        users = {name for name, found in imports.items() if up in {(part_of[name], part_of[each]) for each in found}}
         wrong.append(f"arrow up: {up[0]} -> {up[1]} in {', '.join(sorted(users))}")
     while circle := find_circle(imports):
         imports[circle[0]].discard(circle[1])
@@ -95,16 +104,65 @@ def main() -> int:
     levels: dict[str, int] = {}
     for part in TopologicalSorter(parts).static_order():
         levels[part] = max((levels[below] + 1 for below in parts[part]), default=0)
-    sizes = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    sizes = {name: len(MODULES[name].read_text().splitlines()) for name in inside}
     for part, level in sorted(levels.items(), key=lambda each: (-each[1], each[0])):
-        lines = sum(size for name, size in sizes.items() if top_part(name) == part)
+        lines = sum(size for name, size in sizes.items() if part_of[name] == part)
         print(f"level {level}  {part}, {lines} lines -> {', '.join(sorted(parts[part])) or 'nothing'}")
-    print(f"{len(parts)} parts, {max(levels.values()) + 1} levels, {count} arrows, {sum(sizes.values())} lines")
-    for name in sorted(filter(lambda name: sizes[name] > MAX_LINES, sizes), key=sizes.__getitem__, reverse=True):
-        print(f"more than {MAX_LINES} lines: {name}, {sizes[name]}")
+    print(
+        f"{whole}: {len(parts)} parts, {max(levels.values()) + 1} levels, {count} arrows, {sum(sizes.values())} lines"
+    )
+    return wrong
+
+
+def count_lines(commit: str = "") -> Counter[str]:
+    """Lines of Python of each part of the package and of the tests: of the files as they are, or of a commit."""
+    found = subprocess.run(
+        # Every line fits the empty pattern.
+        ["git", "grep", "--untracked", "-c", "", "--", "cpumond/*.py", "tests/*.py"]
+        if not commit
+        else ["git", "grep", "-c", "", commit, "--", "cpumond/*.py", "tests/*.py"],
+        cwd=ROOT.parent, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    lines: Counter[str] = Counter()
+    for line in found.splitlines():
+        *_, path, number = line.split(":")
+        top, part, *rest = path.split("/")
+        lines["tests" if top == "tests" else part if rest else "cpumond"] += int(number)
+    return lines
+
+
+def find_release() -> str:
+    """The commit of the last tag, of the last change of the version where there is no tag."""
+
+    def ask(*command: str) -> str:
+        done = subprocess.run(["git", *command], check=False, cwd=ROOT.parent, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    return ask("describe", "--tags", "--abbrev=0") or ask(
+        "log", "-1", "--format=%h", "-G", "^__version__", "--", "cpumond/__init__.py"
+    )
+
+
+def print_lines() -> None:
+    """A line for each part, for the package and for the tests: lines at the last release, now, the difference."""
+    release = find_release()
+    now, then = count_lines(), count_lines(release) if release else Counter[str]()
+    for lines in (now, then):
+        lines["all of the package"] = lines.total() - lines["tests"]
+    print(f"lines of Python  {release or 'no release':>10}         now")
+    for part in [*sorted(now.keys() - {"tests", "all of the package"}), "all of the package", "tests"]:
+        print(f"{part:<18}{then[part]:>9}{now[part]:>12}{now[part] - then[part]:>+9}")
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print the pictures; 1 where something is wrong with one."""
+    if [*arguments] == ["lines"]:
+        print_lines()
+        return 0
+    wrong = [each for whole in ("cpumond", "cpumond.scheduler") for each in draw(whole)]
     print("\n".join(wrong) or "no circle, no arrow up")
     return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

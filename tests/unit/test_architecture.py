@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import picture
 from picture import MODULES, ROOT, list_called, list_imports
 
@@ -159,6 +161,15 @@ def test_a_pure_module_neither_opens_nor_prints():
 
 def test_no_modules_import_each_other_in_a_circle_and_no_part_one_above_it(capsys):
     assert picture.main() == 0, capsys.readouterr().out
+
+
+def test_the_scheduler_is_a_few_folders_with_few_arrows_between_them(capsys):
+    picture.draw("cpumond.scheduler")
+    drawn = capsys.readouterr().out.splitlines()[-1]
+    parts, arrows = (int(re.search(rf"(\d+) {word}", drawn)[1]) for word in ("parts", "arrows"))
+    # The package itself is one of the parts.
+    assert parts <= 17
+    assert arrows <= 90
 
 
 def test_a_library_is_imported_in_its_place_only():
