@@ -125,6 +125,9 @@ class ServiceManager:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._send: Callable[[str], object] | None = None
+        self._unescapes = "SYSTEMD_EXEC_PID" in environment
+        """systemd sets it since 248. Since 246 it takes each backslash of a message off, and drops a message that ends
+        with one."""
         self.watchdog_s = math.inf
         if environment.get("NOTIFY_SOCKET"):
             from cysystemd import daemon
@@ -148,7 +151,8 @@ class ServiceManager:
         if status:
             # A path in a sentence may be no valid Unicode, and the message must go out all the same.
             text = " ".join(status.split())[:MAX_STATUS].encode(errors="replace").decode()
-            lines = (*lines, f"STATUS={text}")
+            shown = text.replace("\\", "\\\\") if self._unescapes else text
+            lines = (*lines, f"STATUS={shown}")
         try:
             self._send("\n".join(lines))
         except (OSError, RuntimeError, ValueError):

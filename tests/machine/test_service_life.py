@@ -52,6 +52,7 @@ def test_an_end_that_goes_on_is_given_time(facts: Facts) -> None:
     for begun in of(facts, "install")["long_ends"].values():
         assert_quiet(begun["start"])
         assert_quiet(begun["stop"])
+        assert begun["status"] == r"a\x2db.service", "systemd takes backslashes off"
     fact = of(facts, "long_ends")
     assert "came to its end" in fact["lively"]
     assert "came to its end" not in fact["silent"], "there was time without asking for it"

@@ -134,7 +134,7 @@ from cpumond.agent.notify import Notifier
 from cpumond.host.service import ServiceManager
 stops = []
 signal.signal(signal.SIGTERM, lambda *_: stops.append(True))
-ServiceManager(os.environ).tell("READY=1")
+ServiceManager(os.environ).tell("READY=1", status=r"a\\x2db.service")
 notifier = Notifier(os.environ)
 while not stops:
     ServiceManager(os.environ).tell("WATCHDOG=1")
@@ -266,6 +266,7 @@ def begin_long_ends() -> dict[str, Any]:
     return {
         name: {
             "start": run(*command, f"--unit={name}", sys.executable, program, name),
+            "status": guest_tools.show(f"{name}.service", "StatusText"),
             "stop": systemctl("stop", "--no-block", f"{name}.service"),
         }
         for name in ("lively", "silent")

@@ -18,7 +18,7 @@ from cpumond.agent.notify import Notifier, describe_status
 from cpumond.agent.service import Agent
 from cpumond.core.answers import ReporterStats
 from cpumond.core.wire import Heartbeat, RegistrationAnswer
-from cpumond.host.service import read_watchdog_s
+from cpumond.host.service import ServiceManager, read_watchdog_s
 from cpumond.testing import FakeClock, v2_cgroup
 
 
@@ -100,6 +100,17 @@ def test_a_long_end_says_at_most_once_a_second_that_it_goes_on(manager: Manager,
         notifier.busy()
         at_s += 0.1
     assert [list(message) for message in manager.heard()] == [["EXTEND_TIMEOUT_USEC"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("environment", "sent"), [({}, r"unit a\x2db.service"), ({"SYSTEMD_EXEC_PID": "1"}, r"unit a\\x2db.service")]
+)
+def test_backslashes_are_doubled_for_a_systemd_that_takes_them_off(
+    manager: Manager, environment: dict[str, str], sent: str
+):
+    """Since 246 it shows a doubled one as one, and a single one not at all."""
+    ServiceManager({"NOTIFY_SOCKET": manager.path, **environment}).tell(status=r"unit a\x2db.service")
+    assert manager.heard() == [{"STATUS": sent}]
 
 
 def test_a_refused_reload_is_shown_until_one_is_not(manager: Manager, node: FakeNode):
