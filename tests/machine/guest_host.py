@@ -19,8 +19,9 @@ import pytest
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 NSPAWN = HERE / "nspawn.sh"
-GUEST_PYTHON = "3.11"
-"""Debian 12's; what is compiled is fetched for it, whichever Python runs the tests."""
+PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
+GUEST_PYTHON = PYTHONS["bookworm"]
+"""What is compiled is fetched for it, whichever Python runs the tests."""
 SOURCE_ONLY = ("cgroupspy",)
 """Dependencies published as sources alone; they are pure Python, so a wheel made here fits there."""
 SHARED_MODULES = ("executor_contract.py", "waiting.py")
@@ -56,12 +57,12 @@ def gather_wheels(folder: Path, extras: Sequence[str] = ()) -> None:
     pip("download", f"--dest={folder}", *guest, *wanted, *project["build-system"]["requires"], "wheel")
 
 
-def install_dependencies(extras: Sequence[str], tools: Sequence[str]) -> Path:
+def install_dependencies(extras: Sequence[str], tools: Sequence[str], python: str = GUEST_PYTHON) -> Path:
     """The dependencies for the guest's Python in a directory, fetched once for each list of them."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = project["optional-dependencies"]
     wanted = sorted([*project["dependencies"], *(name for extra in extras for name in optional[extra]), *tools])
-    key = hashlib.sha256(json.dumps([GUEST_PYTHON, wanted]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([python, wanted]).encode()).hexdigest()[:16]
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpumond-machine"
     site = base / f"site-{key}"
     base.mkdir(parents=True, exist_ok=True)
@@ -73,7 +74,7 @@ def install_dependencies(extras: Sequence[str], tools: Sequence[str]) -> Path:
             shutil.rmtree(part, ignore_errors=True)
             wheels = part / ".wheels"
             pip("wheel", "--no-deps", f"--wheel-dir={wheels}", *(w for w in wanted if w.startswith(SOURCE_ONLY)))
-            guest = [f"--python-version={GUEST_PYTHON}", "--only-binary=:all:", f"--find-links={wheels}"]
+            guest = [f"--python-version={python}", "--only-binary=:all:", f"--find-links={wheels}"]
             pip("install", f"--target={part}", *guest, *wanted)
             part.rename(site)
     return site

@@ -154,11 +154,16 @@ make_initrd() { # make_initrd ROOT
     local folder=$1/tmp/initrd name
     mkdir -p "$folder/bin" "$folder/lib" "$folder/dev" "$folder/root"
     for name in sh mount insmod run-init; do cp "$1/usr/lib/klibc/bin/$name" "$folder/bin/"; done
-    cp "$1"/usr/lib/klibc-*.so "$folder/lib/"
+    cp "$1"/usr/lib/klibc-*.so "$folder/lib/"  # Debian 12's programs look for it there, Debian 13's in /usr/lib
+    mkdir "$folder/usr"
+    ln -s ../lib "$folder/usr/lib"
     echo '#!/bin/sh' >"$folder/init"
     for name in virtio/virtio_ring virtio/virtio virtio/virtio_pci_legacy_dev virtio/virtio_pci_modern_dev \
         virtio/virtio_pci block/virtio_blk; do
-        cp "$1"/usr/lib/modules/*/kernel/drivers/$name.ko "$folder/"
+        # Some are in the kernel of Debian 13, the others are compressed, which klibc's insmod does not read.
+        grep -q "/$name.ko\$" "$1"/usr/lib/modules/*/modules.builtin && continue
+        cp "$1"/usr/lib/modules/*/kernel/drivers/$name.ko* "$folder/"
+        [ ! -e "$folder/${name#*/}.ko.xz" ] || unxz "$folder/${name#*/}.ko.xz"
         echo "insmod /${name#*/}.ko" >>"$folder/init"
     done
     cat >>"$folder/init" <<'INIT'

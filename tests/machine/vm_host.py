@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_host import HERE, REPOSITORY, Facts, install_dependencies, install_package
+from guest_host import GUEST_PYTHON, HERE, REPOSITORY, Facts, install_dependencies, install_package
 from turns import stopped_clock
 
 VM = HERE / "vm.sh"
@@ -95,12 +95,12 @@ def skip_without_means() -> None:
             pytest.skip(f"{tool} is missing; tests/machine/vm.sh deps installs it")
 
 
-def make_stage(stage: Path, work: Path, tests: Iterable[str]) -> None:
+def make_stage(stage: Path, work: Path, tests: Iterable[str], python: str = GUEST_PYTHON) -> None:
     """What the guest gets as /in: scripts, the package with all it needs, and the repository's tests; of those of the
     integration it may open these."""
     shutil.copytree(HERE / "guest", stage)
     shutil.copytree(REPOSITORY / "systemd", stage / "systemd")
-    shutil.copytree(install_dependencies(EXTRAS, TOOLS), stage / "site")
+    shutil.copytree(install_dependencies(EXTRAS, TOOLS, python), stage / "site")
     install_package(stage / "site", work)
     repository = stage / "repository"
     ignored = shutil.ignore_patterns("__pycache__", "machine", "unit", "property", "bench", "data")

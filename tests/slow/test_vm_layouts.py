@@ -35,6 +35,7 @@ STEPS = (
     "weighs", "unlimited", "leaves",
 )  # fmt: skip
 """Of ``guest/units.py``."""
+UNITS_SETTINGS = {"UNITS_SLOW": f"{UNITS_SLOW:g}", "MACHINE_STEPS": ",".join(STEPS)}
 SLOW_CHECKS = {
     "check_reload_that_gives_the_quota_back", "check_write_to_the_file_alone", "check_namesakes", "check_hung_agent",
     "check_without_the_bus", "check_without_polkit",
@@ -49,8 +50,7 @@ pytestmark = [pytest.mark.machine, pytest.mark.timeout(BUILD_S + limit_of(PARTS)
 @pytest.fixture(scope="module")
 def v2(stage: Path) -> Machine:
     """What the machine with the unified hierarchy left."""
-    settings = {"UNITS_SLOW": f"{UNITS_SLOW:g}", "MACHINE_STEPS": ",".join(STEPS)}
-    return test_vm.boot_layout("v2", stage, PARTS, "engines", settings)
+    return test_vm.boot_layout("v2", stage, PARTS, "engines", UNITS_SETTINGS)
 
 
 @pytest.fixture(scope="module", params=["v1", "hybrid"])
