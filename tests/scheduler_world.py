@@ -55,9 +55,10 @@ from cpumond.scheduler.settings.operations import (
     SuspendOperation,
     UpdateOperation,
 )
-from cpumond.scheduler.state import State
+from cpumond.scheduler.state import State, changes, dispatch, heartbeats, settling, updates
 from cpumond.scheduler.state.commands import Command, prepare
-from cpumond.scheduler.state.nodes import SeveralTreesError
+from cpumond.scheduler.state.nodes import SeveralTreesError, note_refused_node, register_node
+from cpumond.scheduler.state.starts import list_unstored, note_stored
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 TREE = "default"
@@ -121,9 +122,9 @@ class PlayedNode:
     def register(self) -> None:
         """Raises CommandError."""
         try:
-            change = self.world.state.register(self.registration())
+            change = register_node(self.world.state, self.registration())
         except SeveralTreesError as refused:
-            self.world.state.note_refused(refused, self.world.now)
+            note_refused_node(self.world.state, refused, self.world.now)
             self.world.carry_out(refused.change)
             raise
         self.world.carry_out(change)
@@ -315,7 +316,7 @@ class World:
         self.updated_at: dict[str, float] = {}
         self.updates: dict[str, tuple[Snapshot, UpdateResult]] = {}
         """The last update of each tree."""
-        self.state = State(rules, Config({}))
+        self.state = changes.make_state(rules, Config({}))
         self.do(CreateTree(TREE, tree))
         self.do(SetDefaultTree(TREE))
 
@@ -334,7 +335,7 @@ class World:
         """Keep, apply and settle."""
         self.commit(change)
         for _ in range(100):
-            follow_up = self.state.settle(self.now)
+            follow_up = settling.settle(self.state, self.now)
             if follow_up.is_empty:
                 return
             self.commit(follow_up)
@@ -351,7 +352,7 @@ class World:
         self.stored.update({("lost_node", record.id): dump(record) for record in change.lost_nodes})
         for node_id in change.removed_nodes:
             self.stored.pop(("node", node_id), None)
-        self.state.apply(change, self.now)
+        changes.apply(self.state, change, self.now)
         self._forget()
 
     def _forget(self) -> None:
@@ -361,7 +362,7 @@ class World:
     def restart(self) -> None:
         """A new scheduler from what is stored: configuration, operations, finished jobs, nodes, progress."""
         old = self.state
-        self.state = State(self.rules, old.config)
+        self.state = changes.make_state(self.rules, old.config)
         self._updaters.clear()
         self.updated_at.clear()
 
@@ -372,13 +373,13 @@ class World:
         records.sort(key=lambda record: record.finish_time or 0.0)
         jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
         starts = sorted(read("start", StartRecord), key=lambda record: record.sequence)
-        self.state.load(
+        changes.load(self.state,
             records, jobs, read("node", NodeRecord), self.now, starts, UNTOLD_STARTS in self.stored,
             lost_nodes=read("lost_node", LostNode),
         )  # fmt: skip
         for (kind, name), value in self.stored.items():
             if kind == "progress" and name in self.state.trees:
-                self.state.restore_progress(self.state.trees[name], msgspec.json.decode(value))
+                updates.restore_progress(self.state.trees[name], msgspec.json.decode(value))
 
     # --- trees and pools
 
@@ -462,22 +463,22 @@ class World:
 
     def hear(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
         """What the service does with a heartbeat."""
-        receipt = self.state.receive(heartbeat, self.now)
+        receipt = heartbeats.receive(self.state, heartbeat, self.now)
         self._forget()
         if not receipt.accepted:
             return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register, full=receipt.full)
         if not receipt.transaction.is_empty:
-            self.carry_out(self.state.recount(receipt.transaction, self.now))
+            self.carry_out(settling.recount(self.state, receipt.transaction, self.now))
         before = {node.id: set(node.jobs) for node in self.state.nodes.values()}
-        self.state.schedule(heartbeat.node_id, self.now, self.new_id)
+        dispatch.schedule(self.state, heartbeat.node_id, self.now, self.new_id)
         assert_classes(self.state, before)
         self.store_starts()
-        return self.state.answer(heartbeat.node_id, receipt, self.now)
+        return dispatch.answer(self.state, heartbeat.node_id, receipt, self.now)
 
     def store_starts(self) -> None:
-        starts = self.state.starts_to_store()
+        starts = list_unstored(self.state)
         self.stored.update({("start", record.id): msgspec.json.encode(record) for record in starts})
-        self.state.note_stored(starts)
+        note_stored(self.state, starts)
 
     def beat(self, *nodes: PlayedNode) -> None:
         """A heartbeat of each of these nodes, or of all."""
@@ -486,10 +487,10 @@ class World:
                 node.register()
 
     def expire(self) -> None:
-        change = self.state.expire(self.now)
+        change = settling.expire(self.state, self.now)
         if not change.is_empty:
-            self.carry_out(self.state.recount(change, self.now))
-        if self.state.is_unsettled(self.now):
+            self.carry_out(settling.recount(self.state, change, self.now))
+        if settling.is_unsettled(self.state, self.now):
             self.carry_out(NOTHING)
 
     # --- time
@@ -498,12 +499,12 @@ class World:
         """A fair-share update of every tree; what must survive of it is kept."""
         for name, tree in self.state.trees.items():
             updater = self._updaters.setdefault(name, FairShareUpdater())
-            snapshot = self.state.make_snapshot(tree)
+            snapshot = updates.make_snapshot(self.state, tree)
             result = updater.update(snapshot, self.now, self.updated_at.get(name))
             self.updated_at[name] = self.now
             self.updates[name] = snapshot, result
-            self.state.accept_update(tree, result, self.now)
-            self.stored["progress", name] = msgspec.json.encode(self.state.progress_of(tree))
+            updates.accept_update(self.state, tree, result, self.now)
+            self.stored["progress", name] = msgspec.json.encode(updates.progress_of(tree))
 
     def step(self, seconds: float = 1.0, *nodes: PlayedNode) -> None:
         """Time passes; then silent nodes, an update, and heartbeats, as in one period of the service."""

@@ -18,6 +18,7 @@ from cpumond.scheduler.history.model import HistoryStatus
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.settings.validation import find_overcommit, find_warnings
 from cpumond.scheduler.state import State
+from cpumond.scheduler.state.nodes import list_refused_nodes
 from cpumond.scheduler.why.causes import find_shown_state
 from cpumond.scheduler.why.idle import IdleParts, IdleReport
 
@@ -74,7 +75,7 @@ def _tree_alerts(tree: Tree) -> Iterator[Alert]:
 
 def _node_alerts(state: State, now: float) -> Iterator[Alert]:
     known = {node.id: node.matched_trees for node in state.nodes.values() if node.matched_trees}
-    for name, trees in sorted({**state.list_refused_nodes(now), **known}.items()):
+    for name, trees in sorted({**list_refused_nodes(state, now), **known}.items()):
         message = (
             f"node {name}: its tags fit the nodes_filter of {' and '.join(trees)}; jobs that it has run on, none is "
             "started on it: change its tags or the filters"

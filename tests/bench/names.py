@@ -22,6 +22,7 @@ from cpumond.scheduler.model import OperationRecord
 from cpumond.scheduler.rights.entries import AccessEntry
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.operations import finish
+from cpumond.scheduler.state import install
 
 COUNT = 10_000
 LOOKUPS = 20
@@ -46,9 +47,9 @@ def make_rights(denies: bool) -> tuple[Rights, list[OperationRecord]]:
             template, id=made, sequence=number + 10, title=f"train model {number:05d} of the night", trees=trees,
             user=f"user-{number % 200}", acl=entry if number % 3 == 0 else (),
         )  # fmt: skip
-        world.state._install_operation(record, world.now)
+        install.install_operation(world.state, record, world.now)
         if number % 2:
-            world.state._install_operation(finish(record, "completed", world.now, "", {}), world.now)
+            install.install_operation(world.state, finish(record, "completed", world.now, "", {}), world.now)
     state = world.state
     records = [*(each.record for each in state.operations.values()), *state.finished.values()]
     return Rights(state, User("eve")), records

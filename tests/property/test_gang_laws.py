@@ -131,9 +131,9 @@ class Cluster(World):
             assert len({job.element for job in jobs}) <= 1
             for job in jobs:
                 rounds[job.id] = job.ordered_at
-        state = self.state
-        living = {element for operation in state.operations.values() for element in operation.elements.values()}
-        assert {kept.element for kept in state.reservations.values()} | {*state._looked} | {*state._rests} <= living
+        gangs = self.state.gangs
+        living = {element for operation in self.state.operations.values() for element in operation.elements.values()}
+        assert {kept.element for kept in gangs.reservations.values()} | {*gangs.looked} | {*gangs.rests} <= living
 
 
 @long

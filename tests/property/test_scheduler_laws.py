@@ -17,6 +17,7 @@ from cpumond.scheduler.model import ROOT_POOL, UNTOLD_STARTS, CommandError, Rule
 from cpumond.scheduler.settings.commands import CreatePool, CreateTree, MovePool, RemovePool, RemoveTree
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.settings.tree_file import ApplyTree, PoolTable, TreeTables
+from cpumond.scheduler.state import dispatch, heartbeats, settling
 from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, NodeCommand, UncordonNode
 
@@ -309,21 +310,21 @@ class Life(RuleBasedStateMachine):
     def heartbeats_overtake_the_store(self, data: st.DataObject) -> None:
         """Two heartbeats arrive before what the first one ended is written."""
         world, node = self.world, self.world.nodes[self.pick(self.world.nodes, data)]
-        receipts = [world.state.receive(node.heartbeat(), world.now) for _ in range(2)]
+        receipts = [heartbeats.receive(world.state, node.heartbeat(), world.now) for _ in range(2)]
         for receipt in receipts:
-            world.carry_out(world.state.recount(receipt.transaction, world.now))
+            world.carry_out(settling.recount(world.state, receipt.transaction, world.now))
 
     @rule(seconds=st.sampled_from([100.0, 400.0]))
     def nodes_come_back_while_they_are_removed(self, seconds: float) -> None:
         world = self.world
         world.now += seconds
-        change = world.state.expire(world.now)
+        change = settling.expire(world.state, world.now)
         with contextlib.suppress(CommandError):
             world.start("a", jobs=2, cpu=0.1)
         world.update()
         for node in world.nodes.values():
             node.beat()
-        world.carry_out(world.state.recount(change, world.now))
+        world.carry_out(settling.recount(world.state, change, world.now))
 
     # --- time
 
@@ -353,9 +354,9 @@ class Life(RuleBasedStateMachine):
     def die_in_a_heartbeat(self, data: st.DataObject, is_stored: bool) -> None:
         """Killed before or after the write that stores what this heartbeat starts, and before its answer."""
         world, node = self.world, self.world.nodes[self.pick(self.world.nodes, data)]
-        receipt = world.state.receive(node.heartbeat(), world.now)
+        receipt = heartbeats.receive(world.state, node.heartbeat(), world.now)
         if receipt.accepted:
-            world.state.schedule(node.id, world.now, world.new_id)
+            dispatch.schedule(world.state, node.id, world.now, world.new_id)
             if is_stored:
                 world.store_starts()
         world.restart()
@@ -447,7 +448,7 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def nothing_is_left_to_settle(self) -> None:
         world = self.world
-        assert world.state.settle(world.now).is_empty
+        assert settling.settle(world.state, world.now).is_empty
 
     @invariant()
     def nobody_waits_who_could_run(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import msgspec
 from scheduler_world import assert_consistent
@@ -19,6 +21,7 @@ from cpumond.scheduler.model import FINISHED_OPERATION_STATES, JobRecord, Operat
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool
 from cpumond.scheduler.settings.operations import AbortOperation, CompleteOperation, StartOperation, SuspendOperation
+from cpumond.scheduler.state import State, lifecycle
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.store.entries import Row
@@ -285,18 +288,21 @@ class Ledger:
                 is_led, f"{address} answers in term {term}, {self.events.now - self.leases[term]:.3f} s too late"
             )
 
+    def see_stops(self) -> AbstractContextManager[Any]:
+        """Note each job that a scheduler tells to stop."""
+        stop = lifecycle.stop
+
+        def note_stop(state: State, job: Job, *facts: Any, **more: Any) -> None:
+            self.stopped[job.id] = None
+            stop(state, job, *facts, **more)
+
+        return mock.patch.object(lifecycle, "stop", note_stop)
+
     def loaded(self, process: Any, term: int, scheduler: Scheduler) -> None:
         """A reign begins with what is stored."""
         self.note("reigns", process.address, term)
         self.check_log()
         state = scheduler.state
-        stop = state._stop
-
-        def note_stop(job: Job, *facts: Any, **more: Any) -> None:
-            self.stopped[job.id] = None
-            stop(job, *facts, **more)
-
-        state._stop = note_stop  # type: ignore[method-assign]
         for operation_id in self.acknowledged_starts:
             known = operation_id in state.operations or operation_id in state.finished
             self.check(known, f"operation {operation_id} was acknowledged, and term {term} does not know it")

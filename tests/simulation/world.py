@@ -168,7 +168,8 @@ class World:
                 task = operation.record.tasks[0]
                 if not operation.needed or operation.record.suspended or operation.record.state != "running":
                     continue
-                kept = {node.id for each in state.reservations.values() for node in each.rooms} if state else set()
+                reservations = state.gangs.reservations.values() if state else ()
+                kept = {node.id for each in reservations for node in each.rooms}
                 holds = 0
                 for host in self.hosts:
                     agent = host.agent
@@ -252,6 +253,7 @@ def _live(seed: int, options: Options, prepare: Preparation | None) -> Outcome:
         busy = types.SimpleNamespace(**{**vars(time), "thread_time": lambda: world.events.now * world.mood.load})
         with (
             played_disks(world.events),
+            world.ledger.see_stops(),
             mock.patch.object(service, "time", busy),
             prepare(world) if prepare is not None else contextlib.nullcontext(),
         ):

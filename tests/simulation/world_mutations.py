@@ -12,10 +12,11 @@ from unittest import mock
 from simulation.database import SimStore
 
 from cpumond.core.route import Terms
+from cpumond.scheduler import service
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import StartRecord
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.state import State
+from cpumond.scheduler.state import State, lifecycle
 from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.entries import LogEnd, Row
 from cpumond.scheduler.store.lead import Lead
@@ -63,29 +64,29 @@ def acknowledge_before_the_write(_: World) -> Iterator[None]:
 @contextlib.contextmanager
 def start_without_asking(_: World) -> Iterator[None]:
     """Starts of jobs are not stored before an answer has them."""
-    start = State._start
+    start = lifecycle.start
 
-    def start_now(self: State, job: Job) -> None:
+    def start_now(state: State, job: Job) -> None:
         job.is_stored = True
-        start(self, job)
+        start(state, job)
 
-    with mock.patch.object(State, "_start", start_now):
+    with mock.patch.object(lifecycle, "start", start_now):
         yield
 
 
 @contextlib.contextmanager
 def forget_stops(_: World) -> Iterator[None]:
     """That a job was told to stop is not stored with its replacement."""
-    stop = State._stop
+    stop = lifecycle.stop
 
-    def stop_only(self: State, job: Job, *facts: Any, **more: Any) -> None:
-        stop(self, job, *facts, **more)
-        self._unstored_stops.clear()
+    def stop_only(state: State, job: Job, *facts: Any, **more: Any) -> None:
+        stop(state, job, *facts, **more)
+        state.unstored_stops.clear()
 
     def store_none(*_: Any) -> list[StartRecord]:
         return []
 
-    with mock.patch.object(State, "_stop", stop_only), mock.patch.object(State, "stops_to_store", store_none):
+    with mock.patch.object(lifecycle, "stop", stop_only), mock.patch.object(service, "list_stops_of", store_none):
         yield
 
 

@@ -17,8 +17,9 @@ from cpumond.fairshare.resources import CPU, Vector, dominates
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.elements import Job, Node, Tree
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord, Task
-from cpumond.scheduler.state import State
+from cpumond.scheduler.state import State, changes, dispatch, heartbeats, settling, updates
 from cpumond.scheduler.state.commands import Command, prepare
+from cpumond.scheduler.state.starts import list_unstored, note_stored
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 EXACT_SIZE: Final = 400
@@ -229,9 +230,9 @@ class Forward:
     def _apply(self, change: Transaction) -> None:
         state, ends = self.state, self.course.ends
         while True:
-            state.apply(change, self.now)
+            changes.apply(state, change, self.now)
             ends.update({record.id: self.now for record in change.operations if record.is_finished})
-            change = state.settle(self.now)
+            change = settling.settle(state, self.now)
             if change.is_empty:
                 break
         state.take_expired()
@@ -242,15 +243,15 @@ class Forward:
         for node_id, host in self._hosts.items():
             if host.beat_at and (node := state.nodes.get(node_id)) is not None:
                 node.last_seen = now
-        expired = state.expire(now)
-        if not expired.is_empty or state.is_unsettled(now):
-            self._apply(state.recount(expired, now) if expired.removed_nodes else expired)
+        expired = settling.expire(state, now)
+        if not expired.is_empty or settling.is_unsettled(state, now):
+            self._apply(settling.recount(state, expired, now) if expired.removed_nodes else expired)
         step_s = self._step_s(self.pace.update_s)
         for name, tree in list(state.trees.items()):
             updater = self._updaters.setdefault(name, FairShareUpdater())
-            result = updater.update(state.make_snapshot(tree), now, self._updated_at.get(name))
+            result = updater.update(updates.make_snapshot(state, tree), now, self._updated_at.get(name))
             self._updated_at[name] = now
-            state.accept_update(tree, result, now)
+            updates.accept_update(state, tree, result, now)
             self._sum_up(tree, step_s)
         self._barren.clear()
         self._at(now + step_s, "update")
@@ -316,26 +317,26 @@ class Forward:
         is_exact = now - self.course.began < self._exact_s
         if not is_exact and not host.news and not host.finished and self._is_at_rest(node):
             return
-        receipt = state.receive(self._heartbeat(node, host), now)
+        receipt = heartbeats.receive(state, self._heartbeat(node, host), now)
         host.news, host.gone = {}, []
         if not receipt.accepted:
             return
         if not receipt.transaction.is_empty:
-            self._apply(state.recount(receipt.transaction, now))
-        elif state.is_unsettled(now):
+            self._apply(settling.recount(state, receipt.transaction, now))
+        elif settling.is_unsettled(state, now):
             self._apply(NOTHING)
         before = len(self.course.starts)
         room = node.free, node.unordered_cores
-        state.schedule(node_id, now, self._new_id)
-        changed = state.starts_to_store()
-        state.note_stored(changed)
+        dispatch.schedule(state, node_id, now, self._new_id)
+        changed = list_unstored(state)
+        note_stored(state, changed)
         for record in changed:
             # Where a gang starts, or jobs stop for it, on other nodes, these hear of it with their next heartbeat.
             other = self._hosts.get(record.node_id)
             if other is not None and record.node_id != node_id and other.beat_at > now + self.pace.heartbeat_s:
                 other.beat_at = now + self.pace.heartbeat_s
                 self._at(other.beat_at, "beat", record.node_id)
-        self._obey(node, host, state.answer(node_id, receipt, now))
+        self._obey(node, host, dispatch.answer(state, node_id, receipt, now))
         if (
             len(self.course.starts) == before
             and len(barren := self._barren.setdefault(node.tree or "", [])) < MOST_BARREN
@@ -347,7 +348,7 @@ class Forward:
         rooms = self._barren.get(node.tree or "", ())
         free, cores = node.free, node.unordered_cores
         is_barren = any(dominates(room, free) and unordered >= cores for room, unordered in rooms)
-        return self.state.is_at_rest(node, is_barren)
+        return dispatch.is_at_rest(self.state, node, is_barren)
 
     def _heartbeat(self, node: Node, host: _Host) -> NodeHeartbeat:
         is_first = node.sequence < 0

@@ -38,6 +38,7 @@ from cpumond.scheduler.events import KINDS
 from cpumond.scheduler.model import CLASSES, to_vector
 from cpumond.scheduler.program.leading import Leading
 from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.state.nodes import list_refused_nodes
 from cpumond.scheduler.store.timings import BOUNDS_S, Timings
 from cpumond.scheduler.why.idle import idle_reasons
 
@@ -321,7 +322,7 @@ class _Collector:
         nodes = state.nodes.values()
         idle.add_metric(["no_tree"], sum(node.tree is None and not node.matched_trees for node in nodes))
         several = sum(bool(node.matched_trees) for node in nodes)
-        idle.add_metric(["several_trees"], several + len(state.list_refused_nodes(self._scheduler.clock.now())))
+        idle.add_metric(["several_trees"], several + len(list_refused_nodes(state, self._scheduler.clock.now())))
         yield idle
         yield from self._history()
 

@@ -58,8 +58,11 @@ from cpumond.scheduler.service.rollout_watch import RolloutWatch
 from cpumond.scheduler.service.stored import MUTATION, encode, encode_starts, load_state
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
+from cpumond.scheduler.state import dispatch, heartbeats, settling, updates
+from cpumond.scheduler.state.changes import apply
 from cpumond.scheduler.state.commands import Command, note_refused, prepare
-from cpumond.scheduler.state.nodes import SeveralTreesError
+from cpumond.scheduler.state.nodes import SeveralTreesError, note_refused_node, register_node
+from cpumond.scheduler.state.starts import list_stops_of, list_unstored, note_stored, waits_for_store
 from cpumond.scheduler.state.token_commands import TokenCommand, decide_token, prepare_token
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import Change, Entry, FencedError, Store, StoreError
@@ -255,7 +258,7 @@ class Scheduler:
         entries = [self.event_log.encode(each) for each in (*told, *tell_change(self.state, change, self.clock.now()))]
         if changes or entries:
             await self._write(changes, entries, change.abort_jobs_of)
-        self.state.apply(change, self.clock.now())
+        apply(self.state, change, self.clock.now())
         for name in [name for name in self.updates if self.updates[name].tree is not self.state.trees.get(name)]:
             del self.updates[name]
         expired = self.state.take_expired()
@@ -268,7 +271,7 @@ class Scheduler:
         async with self._writing:
             if aborts_jobs_of:
                 # Whoever takes over must find the order with its reason; now no start is being stored.
-                changes = [*changes, *encode_starts(self.state.stops_to_store(aborts_jobs_of))]
+                changes = [*changes, *encode_starts(list_stops_of(self.state, aborts_jobs_of))]
             await self._write_now(changes, entries)
 
     async def _write_now(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
@@ -295,14 +298,14 @@ class Scheduler:
 
     async def _settle(self) -> None:
         try:
-            while not (change := self.state.settle(self.clock.now())).is_empty:
+            while not (change := settling.settle(self.state, self.clock.now())).is_empty:
                 await self._commit(change)
         except StoreError:
             # The command itself is stored and stands; its consequences come with the next change or update.
-            self.state.mark_unsettled()
+            settling.mark_unsettled(self.state)
 
     async def register(self, registration: NodeRegistration, may_replace: bool = True) -> RegistrationAnswer:
-        """Register a node, see ``State.register``. Raises CommandError or StoreError."""
+        """Register a node, see ``register_node``. Raises CommandError or StoreError."""
         if registration.key:
             registration = msgspec.structs.replace(registration, key=hash_token(registration.key))
         try:
@@ -322,9 +325,9 @@ class Scheduler:
     async def _register(self, registration: NodeRegistration, may_replace: bool) -> None:
         async with self._changing:
             try:
-                change = self.state.register(registration, may_replace)
+                change = register_node(self.state, registration, may_replace)
             except SeveralTreesError as refused:
-                self.state.note_refused(refused, self.clock.now())
+                note_refused_node(self.state, refused, self.clock.now())
                 await self._commit(refused.change)
                 raise
             await self._commit(change)
@@ -334,7 +337,7 @@ class Scheduler:
         jobs cannot be stored; a start that cannot be stored is not in the answer."""
         begun = time.perf_counter()
         state = self.state
-        receipt = state.receive(heartbeat, self.clock.now())
+        receipt = heartbeats.receive(state, heartbeat, self.clock.now())
         if not receipt.accepted:
             self.timings.dropped_heartbeats += 1
             return HeartbeatAnswer(accepted=False, reason=receipt.reason, register=receipt.register, full=receipt.full)
@@ -342,13 +345,13 @@ class Scheduler:
             await self._end_jobs(receipt.transaction)
         if heartbeat.node_id not in state.nodes:
             return HeartbeatAnswer(accepted=False, reason="the node was removed", register=True)
-        state.schedule(heartbeat.node_id, self.clock.now(), self.new_id)
-        if state.waits_for_store(heartbeat.node_id):
+        dispatch.schedule(state, heartbeat.node_id, self.clock.now(), self.new_id)
+        if waits_for_store(state, heartbeat.node_id):
             await self._store_starts()
         node = state.nodes.get(heartbeat.node_id)
         if node is None or node.incarnation != heartbeat.incarnation:
             return HeartbeatAnswer(accepted=False, reason="the node was removed or replaced", register=True)
-        answer = state.answer(heartbeat.node_id, receipt, self.clock.now())
+        answer = dispatch.answer(state, heartbeat.node_id, receipt, self.clock.now())
         logs, requests = (each.questions_for(heartbeat.node_id) for each in (self.logs, self.requests))
         if logs or requests:
             answer = msgspec.structs.replace(answer, logs=logs, requests=requests)
@@ -448,12 +451,12 @@ class Scheduler:
         async with self._changing:
             waiting, self._ended, self._ending = self._ended, [], None
             # What is given up with a node that came back is dropped, not what that node itself has told since.
-            now = self.clock.now()
-            ended = [self.state.recount(change, now) if change.removed_nodes else change for change in waiting]
+            state, now = self.state, self.clock.now()
+            ended = [settling.recount(state, change, now) if change.removed_nodes else change for change in waiting]
             jobs = tuple(job for change in ended for job in change.jobs)
             gone = tuple(node_id for change in ended for node_id in change.removed_nodes)
             # Other changes may have been made to these operations meanwhile.
-            await self._commit(self.state.recount(Transaction(jobs=jobs, removed_nodes=gone), self.clock.now()))
+            await self._commit(settling.recount(state, Transaction(jobs=jobs, removed_nodes=gone), self.clock.now()))
             await self._settle()
 
     async def _store_starts(self) -> None:
@@ -469,7 +472,7 @@ class Scheduler:
         async with self._writing:
             self._starting = None
             # What was stored as ended is applied by now, so that no start is stored after the end.
-            starts = self.state.starts_to_store()
+            starts = list_unstored(self.state)
             try:
                 if starts:
                     await self._write_now(encode_starts(starts))
@@ -477,7 +480,7 @@ class Scheduler:
                 raise
             except StoreError:
                 return  # logged
-            self.state.note_stored(starts)
+            note_stored(self.state, starts)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Update all trees once per period until ``stopping``."""
@@ -537,10 +540,10 @@ class Scheduler:
             self.event_log.give_back(entries)
         try:
             now = self.clock.now()
-            expired = self.state.expire(now)
+            expired = settling.expire(self.state, now)
             if expired.removed_nodes:
                 log.warning("nodes_lost", nodes=expired.removed_nodes, jobs=len(expired.jobs))
-            if not expired.is_empty or self.state.is_unsettled(now):
+            if not expired.is_empty or settling.is_unsettled(self.state, now):
                 await self._end_jobs(expired)
         except StoreError:
             pass  # logged; tried again with the next update
@@ -568,13 +571,13 @@ class Scheduler:
             return  # removed while the update of another tree was computed
         kept = self.updates.setdefault(name, TreeUpdates(tree))
         now = self.clock.now()
-        snapshot = self.state.make_snapshot(tree)
+        snapshot = updates.make_snapshot(self.state, tree)
         result = await asyncio.to_thread(kept.updater.update, snapshot, now, kept.previous_time)
         if self.state.trees.get(name) is not tree:
             return
         kept.previous_time, kept.snapshot, kept.result = now, snapshot, result
-        self.state.accept_update(tree, result, now)
-        progress = msgspec.json.encode(self.state.progress_of(tree))
+        updates.accept_update(self.state, tree, result, now)
+        progress = msgspec.json.encode(updates.progress_of(tree))
         if progress != kept.stored:
             await self._write([Change("progress", name, progress)])
             kept.stored = progress

@@ -24,7 +24,7 @@ from cpumond.scheduler.rights.token_records import TokenRecord
 from cpumond.scheduler.settings.commands import CreateTree, SetDefaultTree, apply
 from cpumond.scheduler.settings.records import changed_records, load_config
 from cpumond.scheduler.settings.rollout import Stage
-from cpumond.scheduler.state import State
+from cpumond.scheduler.state import State, changes, updates
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import TERM, UNFINISHED, Change, Store, StoreError
 
@@ -53,14 +53,15 @@ def load_state(
         config = load_config(
             {(kind, key): value for kind in ("system", "tree", "pool") for key, value in tables.get(kind, {}).items()}
         )
-    state = State(rules, config)
+    state = changes.make_state(rules, config)
     read = partial(_read_all, tables)
     records = sorted(read("operation", OperationRecord), key=lambda record: record.sequence)
     records.sort(key=lambda record: record.finish_time or 0.0)
     jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
     kind, key = UNTOLD_STARTS
     starts = sorted(read("start", StartRecord), key=lambda record: record.sequence)
-    state.load(
+    changes.load(
+        state,
         records,
         jobs,
         read("node", NodeRecord),
@@ -73,7 +74,7 @@ def load_state(
     )
     for name, progress in tables.get("progress", {}).items():
         if name in state.trees:
-            state.restore_progress(state.trees[name], progress)
+            updates.restore_progress(state.trees[name], progress)
     mutations = sorted(tables.get(MUTATION, {}).items(), key=lambda item: float(item[1].get("at_s", 0.0)))
     return state, dict(mutations)
 

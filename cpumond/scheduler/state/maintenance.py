@@ -8,12 +8,12 @@ from cpumond.core.words import did_you_mean, printable, quoted
 from cpumond.scheduler.decide.victims import start_order
 from cpumond.scheduler.elements import Job, Node
 from cpumond.scheduler.model import RESOLVE, CommandError, Cordon, NodeRecord, to_amounts
+from cpumond.scheduler.state import State
 from cpumond.scheduler.state.node_commands import NodeCommand, make_cordon, tell_why
-from cpumond.scheduler.state.tables import Tables
 from cpumond.scheduler.state.transaction import Transaction
 
 
-def prepare_node(state: Tables, command: NodeCommand, user: str, now: float) -> Transaction:
+def prepare_node(state: State, command: NodeCommand, user: str, now: float) -> Transaction:
     """The change that a command makes. Raises CommandError for a node that is not known."""
     node, lost = state.nodes.get(command.node), state.lost_nodes.get(command.node)
     known = node or lost

@@ -19,7 +19,7 @@ from cpumond.scheduler.model import (
     NodeRecord,
     to_amounts,
 )
-from cpumond.scheduler.state.tables import Tables
+from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 KEPT_REFUSED = 100
@@ -48,86 +48,88 @@ class SeveralTreesError(CommandError):
         self.change = change
 
 
-class Registration(Tables):
-    """Which agent may register as which node."""
+def register_node(state: State, registration: NodeRegistration, may_replace: bool = True) -> Transaction:
+    """A node registers, or registers again with other tags or resources (2.2). ``registration.key``: the hash.
 
-    def register(self, registration: NodeRegistration, may_replace: bool = True) -> Transaction:
-        """A node registers, or registers again with other tags or resources (2.2). ``registration.key``: the hash.
+    Raises CommandError for too many nodes or names; if its tags fit several trees (a SeveralTreesError); for a run
+    of its agent that a later one replaced, since two agents with one node id would replace each other for ever;
+    and, unless it ``may_replace`` any agent, for an agent without the key of the one whose heartbeats still come.
+    """
+    address = registration.address or registration.node_id
+    _check_names(registration)
+    if registration.node_id not in state.nodes and len(state.nodes) >= MAX_NODES:
+        raise CommandError(
+            f"node {registration.node_id}: there are {MAX_NODES} nodes already, which is the limit; "
+            "one that is silent makes room after node_reconnection_timeout of its tree",
+            TOO_MANY_REQUESTS,
+        )
+    known = state.nodes.get(registration.node_id)
+    if known is not None and known.is_online and not may_replace and not _has_key_of(known, registration):
+        raise CommandError(
+            f"node {known.id} is alive, with another agent (address {known.address}); give each host its own "
+            "node_id. If this is the same host, whose agent lost its node_key.state: wait until its last run was "
+            f"silent for node_heartbeat_timeout ({state.rules.node_heartbeat_timeout_s:g} s), or bind its token to "
+            f'the node (":node:{known.id}" in [api] tokens_file)',
+            ALREADY_EXISTS,
+        )
+    if known is not None and registration.incarnation in known.replaced:
+        raise CommandError(
+            f"node {known.id}: the run {registration.incarnation} of its agent (address "
+            f"{known.replaced[registration.incarnation]}) was replaced by the later run {known.run} "
+            f"(address {known.address}); if these are two hosts, give each its own node_id; if not, end the "
+            "agent that is left over"
+        )
+    tags = frozenset([*registration.tags, address])
+    resources = registration.resources
+    capacity = {name: float(getattr(resources, name)) for name in to_amounts(ZERO)}
+    record = NodeRecord(
+        registration.node_id, registration.incarnation, address, tuple(registration.tags), capacity,
+        registration.key, cordon=_cordon_of(state, registration.node_id),
+    )  # fmt: skip
+    matched = state.match_trees(tags)
+    if len(matched) > 1:
+        # A known node is kept with its new tags: its jobs run on, it gets no more.
+        change = NOTHING
+        if known is not None:
+            change = Transaction(nodes=(msgspec.structs.replace(record, tree=known.tree or ""),))
+        raise SeveralTreesError(record, tags, matched, change)
+    return Transaction(nodes=(record,), id=registration.node_id)
 
-        Raises CommandError for too many nodes or names; if its tags fit several trees (a SeveralTreesError); for a run
-        of its agent that a later one replaced, since two agents with one node id would replace each other for ever;
-        and, unless it ``may_replace`` any agent, for an agent without the key of the one whose heartbeats still come.
-        """
-        address = registration.address or registration.node_id
-        _check_names(registration)
-        if registration.node_id not in self.nodes and len(self.nodes) >= MAX_NODES:
-            raise CommandError(
-                f"node {registration.node_id}: there are {MAX_NODES} nodes already, which is the limit; "
-                "one that is silent makes room after node_reconnection_timeout of its tree",
-                TOO_MANY_REQUESTS,
-            )
-        known = self.nodes.get(registration.node_id)
-        if known is not None and known.is_online and not may_replace and not _has_key_of(known, registration):
-            raise CommandError(
-                f"node {known.id} is alive, with another agent (address {known.address}); give each host its own "
-                "node_id. If this is the same host, whose agent lost its node_key.state: wait until its last run was "
-                f"silent for node_heartbeat_timeout ({self.rules.node_heartbeat_timeout_s:g} s), or bind its token to "
-                f'the node (":node:{known.id}" in [api] tokens_file)',
-                ALREADY_EXISTS,
-            )
-        if known is not None and registration.incarnation in known.replaced:
-            raise CommandError(
-                f"node {known.id}: the run {registration.incarnation} of its agent (address "
-                f"{known.replaced[registration.incarnation]}) was replaced by the later run {known.run} "
-                f"(address {known.address}); if these are two hosts, give each its own node_id; if not, end the "
-                "agent that is left over"
-            )
-        tags = frozenset([*registration.tags, address])
-        resources = registration.resources
-        capacity = {name: float(getattr(resources, name)) for name in to_amounts(ZERO)}
-        record = NodeRecord(
-            registration.node_id, registration.incarnation, address, tuple(registration.tags), capacity,
-            registration.key, cordon=self.cordon_of(registration.node_id),
-        )  # fmt: skip
-        matched = self.match_trees(tags)
-        if len(matched) > 1:
-            # A known node is kept with its new tags: its jobs run on, it gets no more.
-            change = NOTHING
-            if known is not None:
-                change = Transaction(nodes=(msgspec.structs.replace(record, tree=known.tree or ""),))
-            raise SeveralTreesError(record, tags, matched, change)
-        return Transaction(nodes=(record,), id=registration.node_id)
 
-    def cordon_of(self, node_id: str) -> Cordon | None:
-        """The cordon of a node that is registered, or was."""
-        known = self.nodes.get(node_id) or self.lost_nodes.get(node_id)
-        return None if known is None else known.cordon
+def _cordon_of(state: State, node_id: str) -> Cordon | None:
+    """The cordon of a node that is registered, or was."""
+    known = state.nodes.get(node_id) or state.lost_nodes.get(node_id)
+    return None if known is None else known.cordon
 
-    def _forget_lost(self, node_id: str) -> None:
-        del self.lost_nodes[node_id]
-        self._expired["lost_node", node_id] = None
 
-    def _keep_lost(self, lost_nodes: Iterable[LostNode]) -> None:
-        for lost in lost_nodes:
-            if lost.id in self.nodes:
-                self._expired["lost_node", lost.id] = None  # it is back
-                continue
-            self.lost_nodes.pop(lost.id, None)
-            self.lost_nodes[lost.id] = lost
-        while len(self.lost_nodes) > KEPT_LOST:
-            self._forget_lost(next(iter(self.lost_nodes)))
+def forget_lost(state: State, node_id: str) -> None:
+    del state.lost_nodes[node_id]
+    state.expired["lost_node", node_id] = None
 
-    def note_refused(self, refused: SeveralTreesError, now: float) -> None:
-        """Remember a refused registration for a while, for the alerts."""
-        self.refused_nodes.pop(refused.record.id, None)
-        if refused.record.id not in self.nodes:
-            self.refused_nodes[refused.record.id] = (now, tuple(refused.matched))
-        while len(self.refused_nodes) > KEPT_REFUSED:
-            del self.refused_nodes[next(iter(self.refused_nodes))]
 
-    def list_refused_nodes(self, now: float) -> dict[str, tuple[str, ...]]:
-        """Nodes that were refused since they fit several trees: id -> the trees."""
-        return {name: trees for name, (at, trees) in self.refused_nodes.items() if at > now - REFUSED_S}
+def keep_lost(state: State, lost_nodes: Iterable[LostNode]) -> None:
+    for lost in lost_nodes:
+        if lost.id in state.nodes:
+            state.expired["lost_node", lost.id] = None  # it is back
+            continue
+        state.lost_nodes.pop(lost.id, None)
+        state.lost_nodes[lost.id] = lost
+    while len(state.lost_nodes) > KEPT_LOST:
+        forget_lost(state, next(iter(state.lost_nodes)))
+
+
+def note_refused_node(state: State, refused: SeveralTreesError, now: float) -> None:
+    """Remember a refused registration for a while, for the alerts."""
+    state.refused_nodes.pop(refused.record.id, None)
+    if refused.record.id not in state.nodes:
+        state.refused_nodes[refused.record.id] = (now, tuple(refused.matched))
+    while len(state.refused_nodes) > KEPT_REFUSED:
+        del state.refused_nodes[next(iter(state.refused_nodes))]
+
+
+def list_refused_nodes(state: State, now: float) -> dict[str, tuple[str, ...]]:
+    """Nodes that were refused since they fit several trees: id -> the trees."""
+    return {name: trees for name, (at, trees) in state.refused_nodes.items() if at > now - REFUSED_S}
 
 
 def lost_node(node: Node, ended: Iterable[JobRecord], now: float) -> LostNode:

@@ -26,13 +26,13 @@ from cpumond.scheduler.settings.rollout import (
     make_stage,
     warn_of_raised,
 )
-from cpumond.scheduler.state.tables import Tables
+from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import Transaction
 
 MAX_STAGES = 1000
 
 
-def list_nodes(state: Tables, nodes_filter: str) -> list[Node]:
+def list_nodes(state: State, nodes_filter: str) -> list[Node]:
     """The nodes that a filter fits. Raises CommandError for one that is no formula."""
     try:
         parsed = parse_nodes_filter(nodes_filter)
@@ -42,7 +42,7 @@ def list_nodes(state: Tables, nodes_filter: str) -> list[Node]:
     return list(compress(nodes, parsed.select([node.tags for node in nodes])))
 
 
-def list_hosts(state: Tables, nodes_filter: str) -> list[Host]:
+def list_hosts(state: State, nodes_filter: str) -> list[Host]:
     """The nodes that a filter fits, with what they are told. Raises CommandError."""
     nodes = list_nodes(state, nodes_filter)
     others = state.stages.find_others(nodes_filter, [(node.id, node.tags) for node in nodes])
@@ -51,7 +51,7 @@ def list_hosts(state: Tables, nodes_filter: str) -> list[Host]:
     ]
 
 
-def prepare_stage(state: Tables, command: RolloutCommand, user: str, now: float) -> Transaction:
+def prepare_stage(state: State, command: RolloutCommand, user: str, now: float) -> Transaction:
     """The change that a command makes. Raises CommandError."""
     name = command.nodes_filter.strip() or EVERY_NODE
     before = state.stages.get(name)
@@ -87,20 +87,20 @@ def _warn_of_set(stage: Stage, hosts: list[Host]) -> tuple[str, ...]:
     return (*warnings, *warn_of_raised(stage, hosts))
 
 
-def warn_of_advance(state: Tables, stage: Stage) -> tuple[str, ...]:
+def warn_of_advance(state: State, stage: Stage) -> tuple[str, ...]:
     """Sentences about hosts that do more than any canary has shown when all of them follow it."""
     hosts = list_hosts(state, stage.nodes_filter)
     return warn_of_raised(msgspec.structs.replace(stage, state="everywhere"), hosts, _find_proven(state, stage))
 
 
-def _find_proven(state: Tables, stage: Stage) -> set[Level]:
+def _find_proven(state: State, stage: Stage) -> set[Level]:
     """What canaries do now as the stage says."""
     nodes = (state.nodes.get(each) for each in stage.canaries)
     abouts = (node.about for node in nodes if node is not None and node.is_online and node.about is not None)
     return {about.level for about in abouts if does_as_told(stage, about)}
 
 
-def list_counts(state: Tables, stage: Stage) -> dict[str, Counts | None]:
+def list_counts(state: State, stage: Stage) -> dict[str, Counts | None]:
     """What the canaries of a stage count; None for one that is silent. An agent that has just begun and told nothing of
     itself yet is left out."""
     found: dict[str, Counts | None] = {}

@@ -14,6 +14,7 @@ from cpumond.fairshare.resources import CPU, subtract
 from cpumond.fairshare.update import fair_share_update
 from cpumond.scheduler.model import Config
 from cpumond.scheduler.settings.commands import ConfigCommand, apply
+from cpumond.scheduler.state import dispatch, updates
 from cpumond.scheduler.why.idle_material import Material
 from cpumond.scheduler.why.plan import Material as Known
 from cpumond.scheduler.why.plan import rebuild
@@ -55,10 +56,10 @@ def _count_started(known: Known, material: Material, config: Config) -> float | 
             nodes.append(node)
     started = -1
     for now in itertools.islice(itertools.count(material.at, 1.0), MAX_ROUNDS):
-        state.accept_update(tree, fair_share_update(state.make_snapshot(tree), now, None), now)
+        updates.accept_update(state, tree, fair_share_update(updates.make_snapshot(state, tree), now, None), now)
         for node in nodes:
             if node.tree == tree.name:
-                state.schedule(node.id, now, lambda: str(next(numbers)))
+                dispatch.schedule(state, node.id, now, lambda: str(next(numbers)))
         if len(state.jobs) == started:
             break
         started = len(state.jobs)

@@ -24,7 +24,7 @@ from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, op
 from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
-from cpumond.scheduler.state import State
+from cpumond.scheduler.state import State, dispatch
 from cpumond.scheduler.why.causes import Causes, find_shown_state, tell_cannot_start
 from cpumond.scheduler.why.standing import find_standing
 
@@ -71,11 +71,11 @@ def explain_operation(
     trees = []
     if live is not None:
         trees = [
-            _explain_in_tree(each, now, shares.get(name), state.count_preemptions_left(each.tree, now))
+            _explain_in_tree(each, now, shares.get(name), dispatch.count_preemptions_left(state, each.tree, now))
             for name, each in live.elements.items()
         ]
         for part in trees:
-            part.lines.extend(_tell_reservation(live.elements[part.tree], state.reservations.get(part.tree), now))
+            part.lines.extend(_tell_reservation(live.elements[part.tree], state.gangs.reservations.get(part.tree), now))
     records: Iterable[PreemptionRecord] = state.preemptions
     if rights is not None:
         for part in trees:

@@ -33,7 +33,7 @@ from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change, find_renamed, rename_pool
 from cpumond.scheduler.settings.undo import ChangedSinceError
 from cpumond.scheduler.settings.validation import find_overcommit
-from cpumond.scheduler.state import State
+from cpumond.scheduler.state import State, changes, settling, updates
 from cpumond.scheduler.state.commands import ConfigChanging, prepare
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.why.operation import SAME_SHARE, SHOWN_RECORDS, Amounts
@@ -203,7 +203,7 @@ def rebuild(material: Material, config: Config, now: float, changed: Sequence[Op
     ``changed``: the records of operations that the change of the configuration replaces.
     """
     parents = {record.id: record.parents for record in changed}
-    state = State(material.rules, config)
+    state = changes.make_state(material.rules, config)
     renamed = {
         name: find_renamed(was, tree)
         for name, was in material.config.trees.items()
@@ -218,7 +218,7 @@ def rebuild(material: Material, config: Config, now: float, changed: Sequence[Op
         if not record.is_finished:
             records.append(record)
             known[record.id] = each
-    state.apply(Transaction(nodes=material.nodes, operations=tuple(records)), now)
+    changes.apply(state, Transaction(nodes=material.nodes, operations=tuple(records)), now)
     for operation in state.operations.values():
         operation.needed = dict(known[operation.id].needed)
         for name, element in operation.elements.items():
@@ -228,10 +228,10 @@ def rebuild(material: Material, config: Config, now: float, changed: Sequence[Op
             if pool.config is not None and pool.config.id in pools:
                 pool.volume, pool.last_integral_ratio = pools[pool.config.id]
     for _ in range(MAX_SETTLE_ROUNDS):
-        settled = state.settle(now)
+        settled = settling.settle(state, now)
         if settled.is_empty:
             break
-        state.apply(settled, now)
+        changes.apply(state, settled, now)
     return state
 
 
@@ -253,7 +253,7 @@ def _look(state: State, name: str, now: float, previous: float | None) -> _Looks
     tree = state.trees.get(name)
     if tree is None:
         return {}
-    result = fair_share_update(state.make_snapshot(tree), now, previous)
+    result = fair_share_update(updates.make_snapshot(state, tree), now, previous)
     looks: _Looks = {}
     for pool in tree.pools.values():
         key = pool.name if pool.config is None else pool.config.id

@@ -19,7 +19,7 @@ from cpumond.scheduler.decide.victims import is_protected_by_count
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree
-from cpumond.scheduler.state import State
+from cpumond.scheduler.state import State, dispatch
 from cpumond.scheduler.why.idle_material import Material
 from cpumond.scheduler.why.packing import count_limit
 from cpumond.scheduler.why.remedies import Remedy, command_line, raise_count
@@ -129,7 +129,7 @@ def _held_by_rules(
     if (
         settings.max_preemptions_per_minute is not None
         and could > LEAST
-        and state.count_preemptions_left(tree, now) <= 0
+        and dispatch.count_preemptions_left(state, tree, now) <= 0
     ):
         limit = settings.max_preemptions_per_minute + max(math.ceil(missed), 1)
         why = f"max_preemptions_per_minute of tree {tree.name} is {settings.max_preemptions_per_minute}"

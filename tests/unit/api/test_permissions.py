@@ -25,6 +25,7 @@ from cpumond.api.yt.ypath import parse_ypath
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.rights.users import User
+from cpumond.scheduler.state import lifecycle
 from cpumond.scheduler.state.transaction import Transaction
 
 ADMIN, ANN, BOB = User("root", admin=True), User("ann"), User("bob")
@@ -230,7 +231,7 @@ def test_preemptions_and_alerts_of_what_may_not_be_read_are_not_told(asked):
     )
     asked.settle_down()
     (job,) = asked.jobs_of(asked.id)
-    asked.state._stop(job, "preempted", "for a test", 0.0)
+    lifecycle.stop(asked.state, job, "preempted", "for a test", 0.0)
     shown = [node_views.show_preemptions(asked.state, limit=9, rights=asked.rights(user)) for user in (ADMIN, NOBODY)]
     assert [len(each.preemptions) for each in shown] == [1, 0]
     by_path = [orchid.scheduler_orchid(asked.state, {}, asked.rights(user))["preemptions"] for user in (ADMIN, NOBODY)]

@@ -15,6 +15,7 @@ from cpumond.fairshare import fair_share_update
 from cpumond.fairshare.resources import CPU, scale
 from cpumond.scheduler.settings.commands import RemovePool
 from cpumond.scheduler.settings.operations import StartOperation
+from cpumond.scheduler.state import updates
 
 CORES = 1000.0
 DAY_S = 86_400.0
@@ -89,9 +90,9 @@ def test_9_the_type_may_change_while_an_update_is_computed(farm):
     farm.update()
     farm.pass_time(100)
     farm.set_pool("p", integral_guarantees__guarantee_type="none")
-    snapshot = farm.state.make_snapshot(farm.tree())
+    snapshot = updates.make_snapshot(farm.state, farm.tree())
     farm.set_pool("p", integral_guarantees__guarantee_type="burst")
-    farm.state.accept_update(farm.tree(), fair_share_update(snapshot, farm.now + 1, farm.now), farm.now + 1)
+    updates.accept_update(farm.state, farm.tree(), fair_share_update(snapshot, farm.now + 1, farm.now), farm.now + 1)
     assert farm.volume("p") == pytest.approx(10.0)
 
 
@@ -140,4 +141,4 @@ def test_9_type_none_is_not_persisted(farm):
     farm.pass_time(10)
     farm.set_pool("p", integral_guarantees__guarantee_type="none")
     farm.update()
-    assert farm.state.progress_of(farm.tree())["volumes"] == {}
+    assert updates.progress_of(farm.tree())["volumes"] == {}

@@ -12,6 +12,7 @@ from cpumond.fairshare import fair_share_update
 from cpumond.fairshare.resources import CPU
 from cpumond.fairshare.tree import Operation, Pool, Snapshot
 from cpumond.scheduler.settings.commands import RemovePool
+from cpumond.scheduler.state import heartbeats, updates
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def world():
 
 
 def snapshot(world: World) -> Snapshot:
-    return world.state.make_snapshot(world.tree())
+    return updates.make_snapshot(world.state, world.tree())
 
 
 def pool_of(world: World, name: str) -> Pool:
@@ -98,7 +99,7 @@ def test_5_2_demand_is_usage_and_what_is_still_needed(world):
     world.settle_down()
     world.nodes["n1"].limit(world.jobs_of(operation)[0].id, 0.5)
     world.nodes["n1"].deaf = True
-    receipt = world.state.receive(world.nodes["n1"].heartbeat(), world.now)
+    receipt = heartbeats.receive(world.state, world.nodes["n1"].heartbeat(), world.now)
     assert receipt.accepted
     entry = operation_of(world, operation)
     assert entry.usage[CPU] == 8.5
@@ -175,7 +176,7 @@ def test_elements_that_came_during_an_update_have_no_share_yet(world):
     seen = snapshot(world)
     world.create_pool("late")
     operation = world.start("late", jobs=9)
-    world.state.accept_update(world.tree(), fair_share_update(seen, world.now, None), world.now)
+    updates.accept_update(world.state, world.tree(), fair_share_update(seen, world.now, None), world.now)
     assert world.share("p") == pytest.approx(0.9)
     assert world.share("late") == 0.0
     assert world.element(operation).fair_share == (0.0,) * 5
@@ -190,7 +191,7 @@ def test_elements_that_went_during_an_update_are_passed_over(world):
     world.create_pool("q")
     world.set_operation(kept, pool="q")
     world.do(RemovePool("default", "p"))
-    world.state.accept_update(world.tree(), fair_share_update(seen, world.now, None), world.now)
+    updates.accept_update(world.state, world.tree(), fair_share_update(seen, world.now, None), world.now)
     world.step()
     assert len(world.jobs_of(kept)) == 8
 

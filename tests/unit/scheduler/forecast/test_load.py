@@ -11,6 +11,7 @@ from scheduler_world import EASY, World
 
 from cpumond.scheduler.forecast.load import BLOCK_S, DAY_S, MOST_DOUBT, Drawn, Expected, Experience, _Seen
 from cpumond.scheduler.settings.operations import StartOperation
+from cpumond.scheduler.state import changes
 from cpumond.scheduler.state.commands import prepare
 
 HOUR_S = 3600.0
@@ -26,7 +27,7 @@ def arrive(world: World, *moments: float) -> None:
     spec = {"pool": "p", "tasks": {"main": {"command": "true", "job_count": 1}}}
     ids = (f"started-{number}" for number in itertools.count())
     for at in moments:
-        world.state.apply(prepare(world.state, StartOperation(spec), "u", at, lambda: next(ids)), at)
+        changes.apply(world.state, prepare(world.state, StartOperation(spec), "u", at, lambda: next(ids)), at)
 
 
 def draw(world: World, now: float, seed: int, span_s: float) -> list[float]:

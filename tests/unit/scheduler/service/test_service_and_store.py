@@ -19,6 +19,7 @@ from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Scheduler, make_id
 from cpumond.scheduler.settings.commands import ChangePool, CreatePool, CreateTree, Edit, RemoveTree
 from cpumond.scheduler.settings.operations import AbortOperation
+from cpumond.scheduler.state import settling
 from cpumond.scheduler.store import Change, StoreError
 
 
@@ -146,7 +147,7 @@ async def test_an_end_that_comes_with_a_node_that_is_being_given_up_counts(sched
     node, reply = await run_jobs(scheduler, start())
     node.finish(next(iter(node.jobs)))
     scheduler.clock.at += 1000.0
-    gone = scheduler.state.expire(scheduler.clock.at)
+    gone = settling.expire(scheduler.state, scheduler.clock.at)
     assert gone.removed_nodes == ("n1",)
     _, answer = await asyncio.gather(scheduler._end_jobs(gone), node.beat())
     assert len(answer.acknowledged) == 1

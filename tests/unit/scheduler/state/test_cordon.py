@@ -7,6 +7,7 @@ from scheduler_world import TREE, World, assert_consistent
 
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.model import RESOLVE, CommandError, Cordon
+from cpumond.scheduler.state import dispatch, heartbeats
 from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, UncordonNode
 from cpumond.scheduler.state.transaction import Transaction
 
@@ -38,8 +39,8 @@ def test_a_cordoned_node_gets_no_job_and_keeps_those_that_it_has(world):
 def test_an_order_that_was_not_sent_yet_is_kept(world):
     operation = world.start(jobs=4)
     world.update()
-    world.state.receive(world.nodes["n1"].heartbeat(), world.now)
-    world.state.schedule("n1", world.now, world.new_id)
+    heartbeats.receive(world.state, world.nodes["n1"].heartbeat(), world.now)
+    dispatch.schedule(world.state, "n1", world.now, world.new_id)
     world.do(CordonNode("n1"))
     world.store_starts()
     world.settle_down()

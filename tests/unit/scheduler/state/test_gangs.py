@@ -412,14 +412,14 @@ def end_one(world: World) -> None:
 
 def test_room_is_kept_for_one_gang_at_a_time_until_it_fits():
     world, gangs = make_busy(60_000)
-    assert world.state.reservations["default"].element.name == gangs[0]
+    assert world.state.gangs.reservations["default"].element.name == gangs[0]
     while not world.jobs_of(gangs[0]):
         end_one(world)
         world.step()
         assert world.now < 1100.0
     assert len(world.jobs_of(gangs[0])) == 3
     world.step()
-    assert world.state.reservations["default"].element.name == gangs[1]
+    assert world.state.gangs.reservations["default"].element.name == gangs[1]
 
 
 def test_a_gang_starts_on_room_that_is_kept_for_it_however_little_that_leaves_beside_it():
@@ -445,7 +445,7 @@ def test_room_is_given_up_when_its_time_is_over_and_the_next_gang_has_its_turn()
     seen = []
     for _ in range(30):
         world.step()
-        kept = world.state.reservations.get("default")
+        kept = world.state.gangs.reservations.get("default")
         if kept is not None and seen[-1:] != [kept.element.name]:
             seen.append(kept.element.name)
     assert seen[:3] == [gangs[0], gangs[1], gangs[0]]
@@ -453,29 +453,29 @@ def test_room_is_given_up_when_its_time_is_over_and_the_next_gang_has_its_turn()
 
 def test_nothing_is_kept_where_the_tree_forbids_it():
     world, _ = make_busy(0)
-    assert not world.state.reservations
+    assert not world.state.gangs.reservations
 
 
 def test_a_suspended_gang_keeps_no_room():
     world, gangs = make_busy(60_000)
     world.suspend(gangs[0])
     world.step()
-    assert world.state.reservations["default"].element.name == gangs[1]
+    assert world.state.gangs.reservations["default"].element.name == gangs[1]
 
 
 @pytest.mark.parametrize("how", ["abort", "remove"])
 def test_nothing_is_kept_for_or_known_of_a_gang_that_is_gone(how):
     world, gangs = make_busy(5000)
     state = world.state
-    while not (state.reservations and state._looked and state._rests):  # the first one's time is over
+    while not (state.gangs.reservations and state.gangs.looked and state.gangs.rests):  # the first one's time is over
         world.step()
         assert world.now < 1100.0
     if how == "remove":
         world.do(RemoveTree("default", recursive=True))
     for gang in gangs if how == "abort" else ():
         world.abort(gang)
-    assert not state.reservations
+    assert not state.gangs.reservations
     world.settle_down(8)
-    assert not state.reservations
-    assert not state._looked
-    assert not state._rests
+    assert not state.gangs.reservations
+    assert not state.gangs.looked
+    assert not state.gangs.rests

@@ -14,6 +14,7 @@ from cpumond.core.wire import AgentAbout, JobReport, NodeHeartbeat
 from cpumond.scheduler.decide.placement import ONLY_RECLAIMED
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import CommandError, StartRecord
+from cpumond.scheduler.state.gangs import find_reservation
 from cpumond.scheduler.why.causes import Causes
 
 
@@ -227,7 +228,7 @@ def test_a_gang_that_refuses_reclaimed_cpu_starts_within_the_orders_of_several_n
     world.settle_down()
     assert world.jobs_of(gang) == []
     assert set(world.element(gang).deactivations) == {ONLY_RECLAIMED}
-    assert world.state.find_reservation(world.tree(), world.now) is None
+    assert find_reservation(world.state, world.tree(), world.now) is None
     third = world.node("third", cpu=2.0)
     world.settle_down()
     assert classes(world, gang) == ["ordinary"] * 3

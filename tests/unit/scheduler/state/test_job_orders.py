@@ -8,6 +8,7 @@ from scheduler_world import EASY, PlayedNode, World, assert_consistent
 
 from cpumond.scheduler.model import JobCounts, Rules
 from cpumond.scheduler.settings.operations import StartOperation
+from cpumond.scheduler.state import heartbeats
 from cpumond.scheduler.state.dispatch import MAX_ORDER_BYTES, MAX_ORDERS
 
 WAIT_S = 30.0
@@ -140,10 +141,10 @@ def test_an_order_that_no_answer_has_room_for_is_given_up_at_last(world):
     assert len(node.jobs) == 4
     (unsent,) = [job for job in world.jobs_of(operation) if job.first_sent_at is None]
     world.now += 10 * WAIT_S
-    world.carry_out(world.state.receive(node.heartbeat(), world.now).transaction)
+    world.carry_out(heartbeats.receive(world.state, node.heartbeat(), world.now).transaction)
     assert unsent.id in world.state.jobs
     world.now += 0.5
-    world.carry_out(world.state.receive(node.heartbeat(), world.now).transaction)
+    world.carry_out(heartbeats.receive(world.state, node.heartbeat(), world.now).transaction)
     record = world.state.finished_jobs[operation][unsent.id]
     assert (record.state, record.reason) == ("aborted", "no answer to node n1 had room for its order within 300 s")
     assert world.record(operation).counts == {"t": JobCounts(aborted=1)}

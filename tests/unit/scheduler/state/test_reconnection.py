@@ -10,6 +10,7 @@ from scheduler_world import PlayedNode, World, assert_consistent, describe
 
 from cpumond.core.wire import StopOrder
 from cpumond.scheduler.model import CommandError, JobCounts, JobRecord
+from cpumond.scheduler.state.nodes import register_node
 
 LOST_S = 301.0
 """Longer than node_reconnection_timeout."""
@@ -312,7 +313,7 @@ def test_a_run_of_an_agent_that_was_replaced_cannot_come_back(world):
     world.settle_down()
     before = describe(world.state)
     with pytest.raises(CommandError) as caught:
-        world.state.register(late)
+        register_node(world.state, late)
     sentence = str(caught.value)
     assert "the run i1 of its agent (address n1) was replaced by the later run i2 (address b.example)" in sentence
     assert "give each its own node_id" in sentence

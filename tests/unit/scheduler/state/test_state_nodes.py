@@ -16,7 +16,9 @@ from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.model import UNTOLD_STARTS, CommandError, JobCounts, Rules
 from cpumond.scheduler.settings.commands import RemoveTree
 from cpumond.scheduler.settings.operations import StartOperation
+from cpumond.scheduler.state import dispatch, heartbeats, settling
 from cpumond.scheduler.state.nodes import KEPT_REFUSED, REFUSED_S
+from cpumond.scheduler.state.starts import waits_for_store
 
 SILENCE_S = 60.0
 """Default node_heartbeat_timeout."""
@@ -110,7 +112,7 @@ def test_time_limits_of_ended_operations_are_forgotten(world):
     kept = with_limits(world, time_limit=60_000)
     for _ in range(300):
         world.abort(world.start("p", time_limit=1e12))
-    assert len(world.state._deadlines) < 150
+    assert len(world.state.deadlines) < 150
     world.step(61.0)
     world.settle_down()
     assert world.record(kept).state == "failed"
@@ -317,8 +319,8 @@ def test_2_2_a_job_that_was_not_sent_yet_does_not_start_on_a_node_of_two_trees(w
     node = world.node("n1")
     operation = world.start("p", jobs=3, cpu=2.0)
     world.update()
-    world.state.receive(node.heartbeat(), world.now)
-    world.state.schedule("n1", world.now, world.new_id)  # the answer is lost with what it would have carried
+    heartbeats.receive(world.state, node.heartbeat(), world.now)
+    dispatch.schedule(world.state, "n1", world.now, world.new_id)  # the answer is lost with what it would have carried
     assert len(world.jobs_of(operation)) == 3
     fit_two_trees(node, node.register)
     world.settle_down()
@@ -522,13 +524,13 @@ def test_2_4_a_node_that_comes_back_while_it_is_being_removed_or_that_is_written
     node, operation = busy_node(world)
     before = set(node.jobs)
     world.now += 400
-    change = world.state.expire(world.now)
+    change = settling.expire(world.state, world.now)
     if is_written:
-        change = world.state.recount(change, world.now)
+        change = settling.recount(world.state, change, world.now)
     other = world.start("p", jobs=2)
     world.update()
     node.beat()
-    world.carry_out(change if is_written else world.state.recount(change, world.now))
+    world.carry_out(change if is_written else settling.recount(world.state, change, world.now))
     assert_consistent(world.state)
     world.settle_down(5)
     assert is_written or before <= set(node.jobs)
@@ -618,7 +620,7 @@ def test_a_vanished_job_that_appears_again_counts_again(world):
     operation = busy(world)
     gone = next(iter(node.jobs))
     job = node.jobs.pop(gone)
-    receipt = world.state.receive(node.heartbeat(), world.now)
+    receipt = heartbeats.receive(world.state, node.heartbeat(), world.now)
     world.carry_out(receipt.transaction)
     node.jobs[gone] = job
     world.settle_down()
@@ -632,10 +634,10 @@ def test_a_vanished_job_that_appears_again_counts_again(world):
 def test_a_finished_job_is_counted_once_when_its_heartbeats_overtake_the_store(world):
     node, operation = busy_node(world, jobs=5)
     node.finish(next(iter(node.jobs)))
-    receipts = [world.state.receive(node.heartbeat(), world.now) for _ in range(3)]
+    receipts = [heartbeats.receive(world.state, node.heartbeat(), world.now) for _ in range(3)]
     assert counts(world, operation) == JobCounts()  # nothing lasting before it is stored
     for receipt in receipts:
-        world.carry_out(world.state.recount(receipt.transaction, world.now))
+        world.carry_out(settling.recount(world.state, receipt.transaction, world.now))
     assert counts(world, operation) == JobCounts(completed=1)
 
 
@@ -742,15 +744,15 @@ def test_a_start_that_was_not_stored_was_in_no_answer_and_is_made_anew_after_a_r
     node = world.node("n1")
     operation = world.start("p", jobs=1)
     world.update()
-    receipt = world.state.receive(node.heartbeat(), world.now)
-    world.state.schedule("n1", world.now, world.new_id)
-    assert world.state.waits_for_store("n1")
-    assert world.state.answer("n1", receipt, world.now).start == []
+    receipt = heartbeats.receive(world.state, node.heartbeat(), world.now)
+    dispatch.schedule(world.state, "n1", world.now, world.new_id)
+    assert waits_for_store(world.state, "n1")
+    assert dispatch.answer(world.state, "n1", receipt, world.now).start == []
     world.restart()
     assert world.jobs_of(operation) == []
     world.settle_down()
     assert len(node.jobs) == 1
-    assert not world.state.waits_for_store("n1")
+    assert not waits_for_store(world.state, "n1")
 
 
 def test_a_job_whose_node_was_given_up_is_no_stored_start_any_more(world):
@@ -778,7 +780,7 @@ def test_a_job_that_is_taken_over_after_it_was_given_up_is_a_stored_start_again(
     assert world.stored.keys() & {("start", job), ("job", job)} == {("job", job)}
     world.nodes["n1"] = node
     node.register()
-    world.state.receive(node.heartbeat(), world.now)
+    heartbeats.receive(world.state, node.heartbeat(), world.now)
     world.store_starts()  # killed before the record of its first end is deleted
     for _ in range(2):
         world.restart()
@@ -859,7 +861,7 @@ def test_after_a_restart_a_jobs_end_is_counted_once_however_often_it_is_told(wor
     node.finish(next(iter(node.jobs)))
     world.restart()
     for _ in range(3):
-        world.state.receive(node.heartbeat(), world.now)  # the store refuses
+        heartbeats.receive(world.state, node.heartbeat(), world.now)  # the store refuses
     node.deaf = True
     for _ in range(3):
         node.beat()

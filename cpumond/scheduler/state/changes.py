@@ -1,0 +1,101 @@
+"""Changes become part of the state: transactions that were stored, and what an earlier run stored; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord, Rules, StartRecord
+from cpumond.scheduler.rights.token_records import TokenRecord
+from cpumond.scheduler.settings.rollout import Stage
+from cpumond.scheduler.state import State, install, lifecycle
+from cpumond.scheduler.state.nodes import keep_lost
+from cpumond.scheduler.state.starts import resume
+from cpumond.scheduler.state.transaction import Transaction
+
+
+def make_state(rules: Rules, config: Config) -> State:
+    """A state with the trees and pools of a configuration, and nothing else."""
+    state = State(rules)
+    install.install_config(state, config, 0.0)
+    return state
+
+
+def apply(state: State, change: Transaction, now: float) -> None:
+    """Install a stored change."""
+    if change.config is not None:
+        install.install_config(state, change.config, now)
+    for node in change.nodes:
+        install.install_node(state, node, now)
+    for node in change.cordons:
+        state.nodes[node.id].cordon = node.cordon
+    if change.nodes or change.cordons:
+        install.sum_totals(state)
+    for ended in change.jobs:
+        install.install_job(state, ended)
+    for record in change.operations:
+        install.install_operation(state, record, now)
+    if change.jobs or change.operations:
+        lifecycle.stop_broken_gangs(state, now)
+    if change.abort_jobs_of:
+        operation = state.operations[change.abort_jobs_of]
+        for job in [job for element in operation.elements.values() for job in element.jobs.values()]:
+            lifecycle.stop(state, job, "aborted", "the operation was suspended with abort_running_jobs", now)
+    for node_id in change.removed_nodes:
+        install.remove_node(state, state.nodes.pop(node_id))
+    for digest in change.forgotten_tokens:
+        state.tokens.drop(digest)
+    for token in change.tokens:
+        state.tokens.put(token)
+    keep_lost(state, change.lost_nodes)
+    if change.stages or change.removed_stages:
+        _change_stages(state, change.stages, change.removed_stages)
+
+
+def _change_stages(state: State, stages: Iterable[Stage], removed: Iterable[str] = ()) -> None:
+    """Take over stages of a roll-out: the next answer to each node tells its level."""
+    state.stages.change(stages, removed)
+    for node in state.nodes.values():
+        node.level = state.stages.find_level(node.id, node.tags)
+
+
+def load(
+    state: State,
+    operations: Iterable[OperationRecord],
+    jobs: Iterable[JobRecord],
+    nodes: Iterable[NodeRecord],
+    now: float,
+    starts: Iterable[StartRecord] = (),
+    has_untold_starts: bool = False,
+    tokens: Iterable[TokenRecord] = (),
+    lost_nodes: Iterable[LostNode] = (),
+    stages: Iterable[Stage] = (),
+) -> None:
+    """Take over what an earlier run stored, besides the configuration.
+
+    Jobs that were started are on their nodes at once. With ``has_untold_starts`` some of them may not be stored:
+    nothing is started in a tree until its stored nodes have reported their jobs, or are silent for too long.
+    """
+    _change_stages(state, stages)
+    for node in nodes:
+        install.install_node(state, node, now)
+        if has_untold_starts:
+            state.awaited[node.id] = None
+    keep_lost(state, sorted(lost_nodes, key=lambda lost: lost.lost_at))
+    install.sum_totals(state)
+    state.has_untold_starts = has_untold_starts
+    state.await_until = now + state.rules.node_heartbeat_timeout_s
+    for record in operations:
+        install.install_operation(state, record, now)
+    for job in jobs:
+        if job.operation_id in state.operations or job.operation_id in state.finished:
+            state.finished_jobs.setdefault(job.operation_id, {})[job.id] = job
+            state.job_sequence = max(state.job_sequence, job.sequence)
+        else:
+            state.expired["job", job.id] = None
+    for start in starts:
+        resume(state, start, now)
+    # An earlier run may have ended between the end of one job and the order to stop the others.
+    state.gangs.broken = dict.fromkeys(state.gangs.live, "one of its jobs ended before")
+    lifecycle.stop_broken_gangs(state, now)
+    for token in tokens:
+        state.tokens.put(token)

@@ -1,0 +1,349 @@
+"""A heartbeat is taken in: reports of jobs, ended jobs, jobs that are not known; pure (semantics.md 1.8, 8)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+
+from cpumond.core.wire import (
+    FinishedJob,
+    Heartbeat,
+    JobReport,
+    NodeHeartbeat,
+    StopOrder,
+    cpu_times,
+)
+from cpumond.fairshare.resources import ZERO, add
+from cpumond.scheduler.decide.victims import (
+    is_overcommitted,
+)
+from cpumond.scheduler.elements import Job, Node, end_job
+from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
+from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, Task
+from cpumond.scheduler.state import State, lifecycle
+from cpumond.scheduler.state.reports import (
+    GIVEN_UP,
+    MAX_NODE_FAILURE_REASON,
+    NO_CPU_TIMES,
+    drop_implausible,
+    find_task,
+    is_over,
+    job_record,
+    list_counters,
+    overrules,
+    reported_usage,
+    take_report,
+    tell_too_long,
+)
+from cpumond.scheduler.state.transaction import NOTHING, Transaction
+
+START_GRACE_PERIODS = 2.0
+"""Heartbeat periods within which a node itself should have reported a job that had no room there."""
+CONTESTED_S = 3600.0
+MAX_CONTESTED = 10_000
+"""How long it is not told again that the limit of a job is another program's; of how many jobs that is remembered."""
+UNSENT_TIMEOUTS = 10.0
+"""So many times waiting_job_timeout may a job wait for an answer that has room for its order."""
+
+
+@dataclass(slots=True)
+class Receipt:
+    """The result of a heartbeat: whether it counts, what must be stored, what the answer then acknowledges."""
+
+    accepted: bool
+    reason: str = ""
+    register: bool = False
+    full: bool = False
+    transaction: Transaction = NOTHING
+    acknowledged: list[str] = field(default_factory=list)
+
+
+def receive(state: State, heartbeat: Heartbeat, now: float) -> Receipt:
+    """Take in a heartbeat: usage at once, ended jobs as a transaction (1.8, 8)."""
+    node = state.nodes.get(heartbeat.node_id)
+    if node is None:
+        return Receipt(False, f"node {heartbeat.node_id} is not registered", register=True)
+    if heartbeat.incarnation != node.incarnation:
+        reason = f"node {node.id} registered as incarnation {node.run}, not {heartbeat.incarnation}"
+        return Receipt(False, reason, register=True)
+    if heartbeat.sequence <= node.sequence:
+        return Receipt(False, f"sequence {heartbeat.sequence} is not newer than {node.sequence}")
+    told = _merge(node, heartbeat)
+    if told is None:
+        return Receipt(False, f"the heartbeat that it differs from is not {node.sequence}, the last one", full=True)
+    reports, reported = told
+    if node.sequence < 0:
+        _meet(state, node, heartbeat, now)
+    _note_alive(state, node, heartbeat, now)
+    node.sequence = heartbeat.sequence
+    foreign, node.strangers = ZERO, {}
+    for report in reports:
+        job = node.jobs.get(report.job_id) or node.stopping.get(report.job_id)
+        if job is not None:
+            if take_report(job, report, now) and job.report.mode in CONTESTED:
+                _note_contested(state, job, now)
+        elif report.from_scheduler:
+            # A stopping job is not taken over: it would count as work that goes on. Unless it has run too long:
+            # then its replacement must wait for its end.
+            task = _find_reported_task(state, report)
+            is_too_long = is_over(task, report.start_time, now)
+            if (report.stopping and not is_too_long) or not _adopt(state, node, report, now):
+                node.strangers[report.job_id] = report
+                foreign = add(foreign, reported_usage(ZERO if task is None else task.resources, report))
+        else:
+            node.strangers[report.job_id] = report
+            foreign = add(foreign, reported_usage(ZERO, report))
+    node.foreign_usage = foreign
+    node.foreign_ordered_cores = sum(report.cpu_limit for report in node.strangers.values())
+    limited = [job for job in node.jobs.values() if job.task.job_time_limit is not None and job.id in reported]
+    for job in limited:
+        if is_over(job.task, job.began_at, now):
+            lifecycle.stop(state, job, "aborted", tell_too_long(job.task), now, fails=True)
+    ended, acknowledged = _find_ended(state, node, heartbeat, reported, now)
+    note_overcommit(node, now, state.rules.allowed_node_cpu_overcommit_ratio)
+    transaction = NOTHING
+    if ended:
+        transaction = Transaction(operations=lifecycle.count_ended(state, ended, now), jobs=tuple(ended))
+    return Receipt(True, transaction=transaction, acknowledged=acknowledged)
+
+
+def _note_alive(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
+    if isinstance(heartbeat, NodeHeartbeat) and heartbeat.about is not msgspec.UNSET:
+        node.about = heartbeat.about
+    state.awaited.pop(node.id, None)
+    if not node.is_online:
+        state.happened.append(tell_returned(node, now))
+    node.is_online, node.lost_since, node.last_seen = True, None, now
+
+
+def _note_contested(state: State, job: Job, now: float) -> None:
+    """Tell once an hour at most that a job's limit is not the agent's."""
+    if state.contested.get(job.id, -math.inf) <= now - CONTESTED_S:
+        state.contested[job.id] = now
+        state.happened.append(tell_contested(job, now))
+    if len(state.contested) > MAX_CONTESTED:
+        state.contested = {key: at for key, at in state.contested.items() if at > now - CONTESTED_S}
+
+
+def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
+    """The first heartbeat to this run of the scheduler, or of this run of the agent.
+
+    Orders are new to it, so their time to start begins. What an earlier run of the scheduler told to stop is not
+    taken over, and not told again, which could shorten its time.
+    """
+    told = {report.job_id for report in heartbeat.jobs} | {ended.job_id for ended in heartbeat.finished_jobs}
+    node.reclaimed_strangers &= told
+    for job in node.jobs.values():
+        if job.first_sent_at is not None:
+            job.first_sent_at = now
+    for report in heartbeat.jobs:
+        known = node.jobs.get(report.job_id)
+        if report.stopping and known is None and (stopped := node.stopping.get(report.job_id)) is not None:
+            if not stopped.was_reported and not stopped.is_failing:
+                del node.stopping[stopped.id], state.jobs[stopped.id]
+                _note_class(stopped)
+        elif report.stopping and known is not None and not known.was_reported:
+            end_job(known)
+            _note_class(known)
+            del state.jobs[known.id]
+            state.unstored.pop(known.id, None)
+            lifecycle.renew_needed(known)
+            lifecycle.note_broken(state, known)
+    lifecycle.stop_broken_gangs(state, now)
+
+
+def _note_class(job: Job) -> None:
+    """Keep the class of a job that is a stranger from now on."""
+    if job.reclaimed:
+        job.node.reclaimed_strangers.add(job.id)
+
+
+def _find_ended(
+    state: State, node: Node, heartbeat: Heartbeat, reported: set[str], now: float
+) -> tuple[list[JobRecord], list[str]]:
+    ended: list[JobRecord] = []
+    acknowledged = []
+    for finished in heartbeat.finished_jobs:
+        acknowledged.append(finished.job_id)
+        reported.add(finished.job_id)
+        record = _finish_job(state, node, finished, now)
+        if record is not None:
+            ended.append(record)
+    for job in node.jobs.values():
+        if job.id in reported:
+            continue
+        if job.state == "running":
+            ended.append(job_record(job, "lost", now, reason=f"it vanished from node {node.id}"))
+        elif _is_overdue(state, job, now):
+            if job.first_sent_at is None:
+                reason = f"no answer to node {node.id} had room for its order within {now - job.ordered_at:.0f} s"
+            else:
+                waited = now - job.first_sent_at
+                reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
+            ended.append(job_record(job, "aborted", now, reason=reason))
+    # A job that was sent and never reported may wait on the node, where the order to stop must still find it.
+    for job in node.stopping.values():
+        if job.id in reported:
+            continue
+        if job.was_reported or job.first_sent_at is None or _is_overdue(state, job, now):
+            ended.append(job_record(job, "aborted", now))
+    return _blame_first(state, ended), acknowledged
+
+
+def _is_overdue(state: State, job: Job, now: float) -> bool:
+    """Whether a job that its node never reported is given up, which the node itself does before (6.7)."""
+    timeout_s = state.rules.waiting_job_timeout_s
+    sent_timeout_s = timeout_s + START_GRACE_PERIODS * state.period_s
+    if job.first_sent_at is None:
+        return now - job.ordered_at > max(UNSENT_TIMEOUTS * timeout_s, sent_timeout_s)
+    return now - job.first_sent_at > sent_timeout_s
+
+
+def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> JobRecord | None:
+    """The record of a job that the node says has ended; None if it is counted already or not known."""
+    job = node.jobs.get(finished.job_id) or node.stopping.get(finished.job_id)
+    start_time = (finished.start_time or now) if job is None else job.start_time
+    finished = drop_implausible(finished, node, start_time, now)
+    if job is not None:
+        is_too_long = is_over(job.task, finished.start_time, finished.finish_time or now)
+        if finished.state == "aborted" and job.stop is None and is_too_long:
+            # The run of the scheduler that told it to stop for its time limit is gone.
+            finished = msgspec.structs.replace(finished, state="failed", reason=tell_too_long(job.task))
+        return job_record(job, finished.state, now, finished)
+    operation = state.record_of(finished.operation_id)
+    task = None if operation is None else find_task(operation, finished.task)
+    if operation is None or task is None or node.tree is None:
+        return None
+    counted = state.finished_jobs.get(operation.id, {}).get(finished.job_id)
+    if counted is not None and not overrules(finished.state, counted):
+        return None
+    # An earlier run started the job, and it ended before it could be taken over; or it was given up.
+    start_time = finished.start_time or (now if counted is None else counted.start_time)
+    finish_time = finished.finish_time or now
+    end, reason = finished.state, finished.reason[:MAX_NODE_FAILURE_REASON]
+    if end == "aborted" and is_over(task, start_time, finish_time):
+        # The run of the scheduler that told it to stop for its time limit is gone.
+        end, reason = "failed", tell_too_long(task)
+    return JobRecord(
+        id=finished.job_id,
+        operation_id=finished.operation_id,
+        task=finished.task,
+        tree=node.tree,
+        node_id=node.id,
+        state=end,
+        start_time=start_time,
+        finish_time=finish_time,
+        cpu_limit=task.cpu_limit,
+        current_cpu_limit=task.cpu_limit if counted is None else counted.current_cpu_limit,
+        exit_code=finished.exit_code,
+        reason=reason,
+        max_memory=finished.max_memory,
+        cgroup=finished.cgroup,
+        reclaimed=_was_reclaimed(node, finished.job_id, counted),
+        **list_counters(finished),
+    )
+
+
+def _blame_first(state: State, ended: list[JobRecord]) -> list[JobRecord]:
+    """Ends of jobs that one heartbeat tells: of several of a gang that failed, the others went down with the first,
+    as those do that fail before their node hears that they are to stop."""
+    first: dict[str, JobRecord] = {}
+    for record in sorted(ended, key=lambda record: record.finish_time):
+        if record.state == "failed" and record.operation_id in state.gangs.live:
+            first.setdefault(record.operation_id, record)
+    blamed = []
+    for record in ended:
+        cause = first.get(record.operation_id)
+        if cause is None or cause is record or record.state != "failed":
+            blamed.append(record)
+            continue
+        why = f"its gang stops with job {cause.id}: {cause.reason}"[:MAX_NODE_FAILURE_REASON]
+        blamed.append(msgspec.structs.replace(record, state="aborted", reason=why))
+    return blamed
+
+
+def _find_reported_task(state: State, report: JobReport) -> Task | None:
+    """The task of a job of the scheduler, as far as its operation is still known."""
+    record = state.record_of(report.operation_id)
+    return None if record is None else find_task(record, report.task)
+
+
+def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
+    """Take over a job of the node that is not known here, if its operation still needs it; else stop it.
+
+    True: it was taken over.
+    """
+    operation = state.operations.get(report.operation_id)
+    element = operation.elements.get(node.tree or "") if operation is not None else None
+    task = None if operation is None else find_task(operation.record, report.task)
+    counted = state.finished_jobs.get(report.operation_id, {}).get(report.job_id)
+    why = ""
+    if operation is None or task is None:
+        why = "its operation is not known or has ended"
+    elif counted is not None and counted.state not in GIVEN_UP:
+        why = f"it was reported as {counted.state} before"
+    elif element is None or not element.is_running:
+        why = f"its operation does not run in the node's tree {node.tree!r}"
+    elif report.job_id in state.jobs or operation.needed.get(task.name, 0) <= 0:
+        why = "it was replaced while its node was away"
+    elif operation.record.is_gang:
+        why = "its gang starts again as a whole"
+    if why or element is None or task is None:
+        _stop_unknown(state, node, report, why)
+        return False
+    # It stays counted as lost, which it was for a while; how it ends now is counted besides.
+    if counted is not None:
+        del state.finished_jobs[report.operation_id][report.job_id]
+        state.expired["job", report.job_id] = None
+    state.job_sequence += 1
+    start_time = now if report.start_time is None else min(report.start_time, now)
+    job = Job(report.job_id, element, task, node, start_time, state.job_sequence)
+    job.usage = reported_usage(job.limits, report)
+    # What it used before is counted already: by an earlier run, or before it was given up.
+    job.counted = NO_CPU_TIMES if counted is None else cpu_times(counted)
+    job.reclaimed = _was_reclaimed(node, job.id, counted)
+    lifecycle.start(state, job)
+    take_report(job, report, now)
+    return True
+
+
+def _stop_unknown(state: State, node: Node, report: JobReport, why: str) -> None:
+    # Made anew after each heartbeat that reports the job as not stopping; nothing else remembers the order.
+    tree = state.trees.get(node.tree or "")
+    settings = NO_TREE_SETTINGS if tree is None else tree.config.settings
+    timeout_s = settings.job_preemption_timeout / 1e3
+    node.unwanted[report.job_id] = StopOrder(report.job_id, timeout_s, "aborted", why)
+
+
+def _was_reclaimed(node: Node, job_id: str, counted: JobRecord | None) -> bool:
+    """Whether a job that is a stranger on its node was started on reclaimed CPU, as far as that is known."""
+    return job_id in node.reclaimed_strangers if counted is None else counted.reclaimed
+
+
+def _merge(node: Node, heartbeat: Heartbeat) -> tuple[list[JobReport], set[str]] | None:
+    """The reports to take in, and the ids of all jobs that the node has; None for a difference that does not fit.
+
+    A difference leaves out jobs that are as before; of these, the ones that are not known here are looked at each time.
+    """
+    reports, reported = heartbeat.jobs, {report.job_id for report in heartbeat.jobs}
+    if not isinstance(heartbeat, NodeHeartbeat) or heartbeat.base is None:
+        return reports, reported
+    if heartbeat.base != node.sequence:
+        return None
+    gone = set(heartbeat.gone)
+    strangers = [each for job_id, each in node.strangers.items() if job_id not in reported and job_id not in gone]
+    same = {job.id for jobs in (node.jobs, node.stopping) for job in jobs.values() if job.was_reported}
+    same.update(each.job_id for each in strangers)
+    reported |= same - gone
+    return ([*reports, *strangers], reported) if len(reported) == heartbeat.job_count else None
+
+
+def note_overcommit(node: Node, now: float, cpu_ratio: float) -> None:
+    """Note since when the node's jobs may use more than it has (1.9)."""
+    if not is_overcommitted(node, cpu_ratio):
+        node.overcommitted_since = None
+    elif node.overcommitted_since is None:
+        node.overcommitted_since = now
+        node.overcommit_count += 1

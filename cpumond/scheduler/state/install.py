@@ -1,0 +1,269 @@
+"""How records are installed in the state: configuration, operations, ended jobs, nodes; pure."""
+
+from __future__ import annotations
+
+from heapq import heappush
+
+from cpumond.core.wire import cpu_times
+from cpumond.fairshare.resources import ZERO
+from cpumond.scheduler.decide.snapshot import SnapshotMaker
+from cpumond.scheduler.elements import (
+    Node,
+    Operation,
+    OperationElement,
+    Tree,
+    add_cpu_time,
+    count_cpu_time,
+    end_job,
+)
+from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationRecord, OperationTreeOptions, to_vector
+from cpumond.scheduler.settings import operations
+from cpumond.scheduler.settings.nodes_filter import parse_nodes_filter
+from cpumond.scheduler.state import State, TreeWork, lifecycle, pools
+from cpumond.scheduler.state.spec_room import share_parts, weigh_change
+
+KEPT_INCARNATIONS = 8
+SPARE_DEADLINES = 100
+"""Deadlines of ended operations that may always stay in the heap, so that it is rarely cleaned."""
+
+
+def install_config(state: State, config: Config, now: float) -> None:
+    old, state.config = state.config, config
+    state.config_bytes += weigh_change(old, config)
+    for name in [name for name in state.trees if name not in config.trees]:
+        _remove_tree(state, state.trees.pop(name), now)
+    for name, tree_config in config.trees.items():
+        tree = state.trees.get(name)
+        if tree is None:
+            tree = state.trees[name] = Tree(tree_config)
+        if old.trees.get(name) is not tree_config:
+            tree.config = tree_config
+            nodes_filter = parse_nodes_filter(tree_config.settings.nodes_filter)
+            work = state.work.setdefault(name, TreeWork(SnapshotMaker(), nodes_filter))
+            work.filter = nodes_filter
+            pools.sync_pools(tree, work)
+    for node in state.nodes.values():
+        _assign(state, node, now)
+    sum_totals(state)
+
+
+def _remove_tree(state: State, tree: Tree, now: float) -> None:
+    for element in list(tree.operations.values()):
+        state.gangs.forget(element)
+        for job in list(element.jobs.values()):
+            lifecycle.stop(state, job, "aborted", f'pool tree "{tree.name}" was removed', now)
+        del element.operation.elements[tree.name]
+        state.ended_elements.append(element)
+    for node in tree.nodes.values():
+        node.tree = None
+    state.gangs.forget_tree(tree.name)
+    del state.work[tree.name]
+
+
+def install_operation(state: State, record: OperationRecord, now: float) -> None:
+    state.sequence = max(state.sequence, record.sequence)
+    operation = state.operations.get(record.id)
+    if record.is_finished:
+        if operation is not None:
+            _end_operation(state, operation, record, now)
+        _keep_finished(state, record)
+        state.gangs.live.pop(record.id, None)
+        return
+    if operation is None:
+        operation = state.operations[record.id] = Operation(share_parts(record, state.trees))
+        deadline = operations.deadline(record)
+        if deadline is not None:
+            heappush(state.deadlines, (deadline, record.id))
+            if len(state.deadlines) > 2 * len(state.operations) + SPARE_DEADLINES:
+                state.deadlines = sorted(each for each in state.deadlines if each[1] in state.operations)
+        state.spec_room.add(record)
+        operation.needed = operations.needed_jobs(record, {})
+    elif record.counts != operation.record.counts:
+        operation.needed = operations.needed_jobs(record, operation.active)
+        lifecycle.touch(operation)
+    operation.record = record
+    for name in [name for name in operation.elements if name not in record.trees]:
+        _leave_tree(state, operation.elements.pop(name), f'the operation left tree "{name}"', now)
+    for name, options in record.trees.items():
+        tree = state.trees.get(name)
+        if tree is not None:
+            _install_element(state, operation, tree, options)
+    if record.is_gang:
+        state.gangs.live[record.id] = operation
+
+
+def _install_element(state: State, operation: Operation, tree: Tree, options: OperationTreeOptions) -> None:
+    work, is_running = state.work[tree.name], tree.name in operation.record.running_in
+    pool = pools.ensure_pool(tree, work, options.pool, operation.record.parents.get(tree.name, ""))
+    element = operation.elements.get(tree.name)
+    if element is None:
+        element = OperationElement(operation, options, pool, tree)
+        element.is_running = is_running
+        operation.elements[tree.name] = tree.operations[operation.id] = element
+        pools.attach(element, pool)
+    elif element.options != options or element.is_running != is_running:
+        old = element.parent
+        assert old is not None
+        pools.detach(element, work)
+        element.options, element.is_running = options, is_running
+        if pool is not old:
+            pools.add_usage(old, element.usage, -1.0)
+            pools.add_usage(pool, element.usage, 1.0)
+            element.fair_share = ZERO
+            work.forget_order()
+        pools.attach(element, pool)
+        pools.drop_if_empty(old, work)
+    element.entry = None
+    tree.changed[element] = None
+    if is_running:
+        tree.queue.pop(element.name, None)
+    else:
+        tree.queue[element.name] = element
+        work.arrived[element.name] = element
+
+
+def _leave_tree(state: State, element: OperationElement, why: str, now: float) -> None:
+    for job in list(element.jobs.values()):
+        lifecycle.stop(state, job, "aborted", why, now)
+    tree, work = element.tree, state.work[element.tree.name]
+    tree.queue.pop(element.name, None)
+    work.arrived.pop(element.name, None)
+    tree.changed.pop(element, None)
+    state.ended_elements.append(element)
+    if tree.operations.pop(element.name, None) is not None:
+        pool = element.parent
+        assert pool is not None
+        pools.detach(element, work)
+        pools.drop_if_empty(pool, work)
+    state.gangs.forget(element)
+
+
+def _end_operation(state: State, operation: Operation, record: OperationRecord, now: float) -> None:
+    operation.record = record
+    operation.needed = {}
+    for element in operation.elements.values():
+        _leave_tree(state, element, f"the operation is {record.state}", now)
+    del state.operations[record.id]
+
+
+def _keep_finished(state: State, record: OperationRecord) -> None:
+    if state.finished.pop(record.id, None) is None:
+        state.spec_room.add(record)
+    state.finished[record.id] = record
+    most = state.rules.finished_operation_retention_count
+    while len(state.finished) > most or state.spec_room.is_full_of_ended:
+        oldest = next(iter(state.finished))
+        del state.finished[oldest]
+        state.spec_room.remove_ended(oldest)
+        state.expired["operation", oldest] = None
+        state.expired.update(dict.fromkeys(("job", job_id) for job_id in state.finished_jobs.pop(oldest, {})))
+
+
+def install_job(state: State, record: JobRecord) -> None:
+    """Move an ended job from all counters to ``finished_jobs``; its operation's new record counts its end."""
+    counted = None
+    if state.record_of(record.operation_id) is not None:
+        ended = state.finished_jobs.setdefault(record.operation_id, {})
+        counted = ended.get(record.id)
+        ended[record.id] = record
+        state.expired.pop(("job", record.id), None)
+    else:
+        state.expired["job", record.id] = None
+    job = state.jobs.pop(record.id, None)
+    if job is None:
+        if counted is not None:
+            _count_cpu_time_since(state, counted, record)
+        return
+    count_cpu_time(job, cpu_times(record), max(record.finish_time, job.counted_at or 0.0))
+    if job.is_active:
+        end_job(job)
+        lifecycle.renew_needed(job)
+    lifecycle.free_place(job)
+    job.node.stopping.pop(job.id, None)
+    job.state = record.state
+    if record.state != "completed":
+        lifecycle.note_broken(state, job, record.state)
+
+
+def _count_cpu_time_since(state: State, counted: JobRecord, record: JobRecord) -> None:
+    """Count what a job used after it was given up and before its end, which its node reports now (1.7)."""
+    live = state.operations.get(record.operation_id)
+    element = None if live is None else live.elements.get(record.tree)
+    if element is not None:
+        times = zip(cpu_times(record), cpu_times(counted), strict=True)
+        grown = [max((now_s or 0.0) - (then_s or 0.0), 0.0) for now_s, then_s in times]
+        add_cpu_time(element, grown, min(counted.finish_time, record.finish_time), record.finish_time)
+
+
+def install_node(state: State, record: NodeRecord, now: float) -> None:
+    """Install one node; the caller calls ``sum_totals`` after the last one."""
+    node = state.nodes.get(record.id)
+    is_new = node is None
+    if node is None:
+        node = state.nodes[record.id] = Node(record.id)
+        node.tree = record.tree if record.tree in state.trees else None
+    state.refused_nodes.pop(record.id, None)
+    if state.lost_nodes.pop(record.id, None) is not None:
+        state.expired["lost_node", record.id] = None
+    if node.incarnation != record.incarnation:
+        node.sequence, node.about = -1, None
+        if node.incarnation:
+            node.replaced[node.incarnation] = node.address
+            while len(node.replaced) > KEPT_INCARNATIONS:
+                del node.replaced[next(iter(node.replaced))]
+    node.incarnation, node.address, node.key_hash = record.incarnation, record.address, record.key_hash
+    node.tags = frozenset([*record.tags, record.address])
+    node.capacity = to_vector(record.capacity, 0.0)
+    node.level = state.stages.find_level(node.id, node.tags)
+    node.cordon = record.cordon
+    _assign(state, node, now)
+    # A registration that is refused is no sign of life: its agent may ask again for ever, and run no job.
+    if is_new or not node.matched_trees:
+        node.last_seen, node.is_online, node.lost_since = now, True, None
+
+
+def sum_totals(state: State) -> None:
+    for tree in state.trees.values():
+        tree.sum_total()
+
+
+def _assign(state: State, node: Node, now: float) -> None:
+    """Put a node into the tree that its tags fit; its jobs of another tree are aborted (2.2).
+
+    Where they fit several trees it stays in the one that it is in.
+    """
+    matched = state.match_trees(node.tags)
+    name = matched[0] if matched else None
+    node.matched_trees = tuple(matched) if len(matched) > 1 else ()
+    if node.matched_trees:
+        name = node.tree if node.tree in state.trees else None
+        for job in [job for job in node.jobs.values() if job.first_sent_at is None and not job.was_reported]:
+            lifecycle.stop(state, job, "aborted", "the tags of its node fit several pool trees", now)
+    if name == node.tree and (name is None or node.id in state.trees[name].nodes):
+        return
+    old = state.trees.get(node.tree or "")
+    if old is not None:
+        old.nodes.pop(node.id, None)
+    for job in list(node.jobs.values()):
+        why = f"NodePoolTreeChanged: the node went from tree {node.tree!r} to {name!r}"
+        lifecycle.stop(state, job, "aborted", why, now)
+    node.tree = name
+    if name is not None:
+        state.trees[name].nodes[node.id] = node
+
+
+def remove_node(state: State, node: Node) -> None:
+    state.awaited.pop(node.id, None)
+    for job in list(node.jobs.values()):
+        # The node came back while its removal was written, and has jobs again: they are started elsewhere.
+        end_job(job)
+        del state.jobs[job.id]
+        lifecycle.renew_needed(job)
+        lifecycle.note_broken(state, job)
+    for job in node.stopping.values():
+        del state.jobs[job.id]
+        lifecycle.free_place(job)
+    tree = state.trees.get(node.tree or "")
+    if tree is not None:
+        tree.nodes.pop(node.id, None)
+        tree.sum_total()

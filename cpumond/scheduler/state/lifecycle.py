@@ -1,0 +1,148 @@
+"""Jobs are started and stopped with all that counts them, a gang as a whole; pure (semantics.md 6.7, 7.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from cpumond.scheduler.decide import preemption_record
+from cpumond.scheduler.decide.placement import is_on_reclaimed
+from cpumond.scheduler.elements import Job, Operation, Stop, count_loss, end_job, start_job
+from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord
+from cpumond.scheduler.settings import operations
+from cpumond.scheduler.state import State
+
+
+def start_new(state: State, job: Job) -> None:
+    """Start a job, in the class that it has from now on."""
+    job.reclaimed = is_on_reclaimed(job)
+    start(state, job)
+
+
+def start(state: State, job: Job) -> None:
+    start_job(job)
+    state.jobs[job.id] = job
+    if not job.is_stored:
+        state.unstored[job.id] = job
+    renew_needed(job)
+
+
+def stop(
+    state: State,
+    job: Job,
+    kind: Any,
+    why: str,
+    now: float,
+    record: PreemptionRecord | None = None,
+    fails: bool = False,
+    alone: bool = False,
+) -> None:
+    """Tell a job to stop: it leaves all counters at once and is replaced if its operation lives (6.7).
+
+    Of a gang all other jobs stop with it, unless ``alone``; a preemption has all of them in its plan. ``fails``: it
+    counts as failed, and is replaced only after its end.
+    """
+    if not job.is_active:
+        return  # with its gang
+    settings = job.element.tree.config.settings
+    graceful = kind == "graceful"
+    timeout_ms = settings.job_graceful_preemption_timeout if graceful else settings.job_preemption_timeout
+    if record is None:
+        record = preemption_record.make_record(job, kind, why, now)
+    if fails:
+        record = msgspec.structs.replace(record, why=why)  # it is not aborted
+    job.stop = Stop(record, timeout_ms / 1e3, now, fails)
+    end_job(job)
+    if fails:
+        job.element.operation.active[job.task.name] += 1
+    job.state = "stopping"
+    job.node.stopping[job.id] = job
+    if job.is_stored:
+        state.unstored_stops[job.id] = job
+    renew_needed(job)
+    if kind != "aborted":
+        state.preemptions.append(record)
+        state.happened.append(record)
+        key = (record.tree, record.pool, record.kind)
+        state.preemption_counts[key] = state.preemption_counts.get(key, 0) + 1
+        count_loss(job.element, record.lost_core_seconds)
+    operation = job.element.operation
+    if operation.record.is_gang and kind != "preempted" and not alone:
+        _stop_rest(state, operation, kind, f"its gang stops with job {job.id}: {why}", now)
+
+
+def note_broken(state: State, job: Job, how: str = "gone") -> None:
+    """Note that a job ended without its work done."""
+    if job.element.operation.record.is_gang:
+        state.gangs.broken[job.element.operation.id] = f"job {job.id} is {how}"
+
+
+def stop_broken_gangs(state: State, now: float) -> None:
+    """Stop what is left of gangs of which a job ended without its work done: they start again as a whole."""
+    while state.gangs.broken:
+        operation_id, why = state.gangs.broken.popitem()
+        operation = state.gangs.live.get(operation_id)
+        if operation is not None and operation.needed:
+            _stop_rest(state, operation, "aborted", f"its gang starts again as a whole: {why}", now)
+
+
+def give_time(state: State, stop: Stop, timeout_s: float) -> None:
+    """Let a job that was told to stop have so long to end, and all that were told with it: a gang ends together."""
+    stop.timeout_s = timeout_s
+    operation = state.gangs.live.get(stop.record.operation_id)
+    for node in state.nodes.values() if operation is not None else ():
+        for job in node.stopping.values():
+            if job.stop is not None and job.element.operation is operation and job.stop.since == stop.since:
+                job.stop.timeout_s = timeout_s
+
+
+def _stop_rest(state: State, operation: Operation, kind: Any, why: str, now: float) -> None:
+    for element in operation.elements.values():
+        for job in list(element.jobs.values()):
+            stop(state, job, kind, why, now, alone=True)
+
+
+def count_ended(state: State, ended: Collection[JobRecord], now: float) -> tuple[OperationRecord, ...]:
+    """The records of the operations whose jobs ended; jobs that are stopped by an operation's end count, too."""
+    changed: dict[str, OperationRecord] = {}
+    for job in ended:
+        operation = state.operations.get(job.operation_id)
+        record = changed.get(job.operation_id) or (operation.record if operation else None)
+        if record is not None:
+            changed[record.id] = operations.count_job(record, job.task, job.state, job.reason, now)
+    for record in [record for record in changed.values() if record.is_finished]:
+        stopped = dict(state.operations[record.id].active)
+        for job in ended:
+            live = state.jobs.get(job.id)
+            if live is not None and (live.is_active or live.is_failing) and job.operation_id == record.id:
+                stopped[job.task] -= 1
+        changed[record.id] = operations.finish(record, record.state, now, record.error, stopped)
+    return tuple(changed.values())
+
+
+def renew_needed(job: Job) -> None:
+    """Set how many jobs of this job's task are still to be started: ``job_count`` less completed and active ones."""
+    operation, task = job.element.operation, job.task
+    counts = operation.record.counts.get(task.name)
+    left = task.job_count - operation.active.get(task.name, 0) - (counts.completed if counts is not None else 0)
+    if left > 0 and not operation.record.is_finished:
+        operation.needed[task.name] = left
+    else:
+        operation.needed.pop(task.name, None)
+    touch(operation)
+
+
+def free_place(job: Job) -> None:
+    """Have a job replaced that was stopped as failed, now that it is gone from ``State.jobs``."""
+    if job.is_failing:
+        job.element.operation.active[job.task.name] -= 1
+        renew_needed(job)
+
+
+def touch(operation: Operation) -> None:
+    """Let the next snapshot and the next placement see that the needs of an operation changed."""
+    for element in operation.elements.values():
+        element.entry = None
+        element.tree.changed[element] = None

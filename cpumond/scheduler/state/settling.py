@@ -1,0 +1,134 @@
+"""What follows from the state without a command: settled operations, time-outs of nodes; pure (semantics.md 2, 3)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+from heapq import heappop, heappush
+
+import msgspec
+
+from cpumond.scheduler.decide import admission
+from cpumond.scheduler.elements import Operation, OperationElement
+from cpumond.scheduler.events.noticed import tell_silent
+from cpumond.scheduler.model import SUBPOOL_DELIMITER, UNTOLD_STARTS, JobRecord, OperationRecord, OperationTreeOptions
+from cpumond.scheduler.settings import operations
+from cpumond.scheduler.state import State
+from cpumond.scheduler.state.lifecycle import count_ended
+from cpumond.scheduler.state.nodes import LOST_S, forget_lost, lost_node
+from cpumond.scheduler.state.reports import job_record, overrules
+from cpumond.scheduler.state.transaction import NOTHING, Transaction
+
+
+def settle(state: State, now: float) -> Transaction:
+    """What follows from the present state: operations without a tree end, those of switched-off sub-pools move,
+    pending ones whose turn it is run (2.3, 2.9, 3.3). What was found once is not found again."""
+    changed: dict[str, OperationRecord] = {}
+    for operation in _find_too_long(state, now):
+        changed[operation.id] = operations.exceed_time(operation.record, now, operation.active)
+    for operation in state.operations.values() if state.settled_config is not state.config else ():
+        record = operations.keep_trees(changed.get(operation.id, operation.record), state.config.trees, now)
+        if not record.is_finished:
+            record = _without_closed_subpools(state, record)
+        if record is not operation.record:
+            changed[record.id] = record
+    state.settled_config = state.config
+    for tree in state.trees.values():
+        work = state.work[tree.name]
+        pending: Iterable[OperationElement] = (tree.queue if work.is_freed else work.arrived).values()
+        work.is_freed, work.arrived = False, {}
+        for element in admission.find_activated(tree, pending):
+            record = changed.get(element.name, element.operation.record)
+            if not record.is_finished and tree.name in record.trees:
+                changed[record.id] = operations.activate(record, tree.name)
+    return Transaction(operations=tuple(changed.values()))
+
+
+def _find_too_long(state: State, now: float) -> list[Operation]:
+    """Live operations whose ``time_limit`` is over; found again until their end is applied."""
+    due: list[tuple[float, str]] = []
+    while state.deadlines and state.deadlines[0][0] <= now:
+        deadline = heappop(state.deadlines)
+        if deadline[1] in state.operations:
+            due.append(deadline)
+    for deadline in due:
+        heappush(state.deadlines, deadline)
+    return [state.operations[operation_id] for _, operation_id in due]
+
+
+def is_unsettled(state: State, now: float) -> bool:
+    """Whether ``settle`` or ``take_expired`` may find something."""
+    if state.deadlines and state.deadlines[0][0] <= now:
+        return True
+    if state.settled_config is not state.config or state.expired:
+        return True
+    return any(work.is_freed or work.arrived for work in state.work.values())
+
+
+def mark_unsettled(state: State) -> None:
+    """Let ``settle`` find again what it found but was not applied."""
+    state.settled_config = None
+    for work in state.work.values():
+        work.is_freed = True
+
+
+def _without_closed_subpools(state: State, record: OperationRecord) -> OperationRecord:
+    moved: dict[str, OperationTreeOptions] = {}
+    for name, options in record.trees.items():
+        parent_name, delimiter, _ = options.pool.partition(SUBPOOL_DELIMITER)
+        parent = state.trees[name].pools.get(parent_name) if delimiter else None
+        if parent is not None and parent.config is not None and not parent.settings.create_ephemeral_subpools:
+            moved[name] = msgspec.structs.replace(options, pool=parent_name)
+    return msgspec.structs.replace(record, trees={**record.trees, **moved}) if moved else record
+
+
+def expire(state: State, now: float) -> Transaction:
+    """Silent nodes go offline after the heartbeat time-out; after the tree's reconnection time-out the transaction
+    removes them with their jobs (2.4)."""
+    if state.has_untold_starts and (not state.awaited or now >= state.await_until) and not state.unstored:
+        state.has_untold_starts = False
+        state.expired[UNTOLD_STARTS] = None
+    gone: list[str] = []
+    ended: list[JobRecord] = []
+    for node in state.nodes.values():
+        if node.is_online and now - node.last_seen > state.rules.node_heartbeat_timeout_s:
+            node.is_online, node.lost_since = False, node.last_seen
+            state.happened.append(tell_silent(node, now))
+        if node.lost_since is None:
+            continue
+        tree = state.trees.get(node.tree or "")
+        timeout_s = tree.config.settings.node_reconnection_timeout / 1e3 if tree is not None else 0.0
+        if now - node.lost_since > max(timeout_s, state.rules.node_heartbeat_timeout_s):
+            gone.append(node.id)
+            reason = f"node {node.id} was silent for {now - node.last_seen:.0f} s"
+            ended += [job_record(job, "lost", now, reason=reason) for job in node.jobs.values()]
+            ended += [job_record(job, "aborted", now, reason=reason) for job in node.stopping.values()]
+    for old in itertools.takewhile(lambda lost: lost.lost_at < now - LOST_S, list(state.lost_nodes.values())):
+        if old.cordon is None:
+            forget_lost(state, old.id)
+    if not gone:
+        return NOTHING
+    return Transaction(operations=count_ended(state, ended, now), jobs=tuple(ended), removed_nodes=tuple(gone))
+
+
+def recount(state: State, change: Transaction, now: float) -> Transaction:
+    """A transaction of ended jobs brought up to date: without jobs that were counted meanwhile and nodes that came
+    back before they were removed, and with new records of the operations."""
+    gone = [state.nodes[node_id] for node_id in change.removed_nodes if node_id in state.nodes]
+    back = {node.id for node in gone if node.lost_since is None}
+    fresh = {job.id: job for job in change.jobs if _is_news(state, job) and job.node_id not in back}
+    jobs = tuple(fresh.values())
+    removed = [node for node in gone if node.id not in back]
+    return replace(
+        change,
+        jobs=jobs,
+        operations=count_ended(state, jobs, now),
+        removed_nodes=tuple(node.id for node in removed),
+        lost_nodes=tuple(lost_node(node, jobs, now) for node in removed),
+    )
+
+
+def _is_news(state: State, ended: JobRecord) -> bool:
+    counted = state.finished_jobs.get(ended.operation_id, {}).get(ended.id)
+    return counted is None or overrules(ended.state, counted)

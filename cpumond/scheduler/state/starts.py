@@ -1,0 +1,96 @@
+"""Which starts and stops of jobs are to be stored before an answer has them, and what a restart makes of them; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from cpumond.scheduler.decide import preemption_record
+from cpumond.scheduler.elements import Job
+from cpumond.scheduler.model import StartRecord
+from cpumond.scheduler.state import State, lifecycle
+from cpumond.scheduler.state.reports import (
+    NO_CPU_TIMES,
+    find_task,
+)
+
+ABORTED = "aborted: the operation was suspended with abort_running_jobs"
+"""The reason of a job that its operation's suspension ends, as in its preemption record."""
+
+
+def resume(state: State, record: StartRecord, now: float) -> None:
+    """Count a job that an earlier run started as being on its node, which may not have heard of it."""
+    operation, node = state.operations.get(record.operation_id), state.nodes.get(record.node_id)
+    element = None if operation is None else operation.elements.get(record.tree)
+    task = None if operation is None else find_task(operation.record, record.task)
+    if node is None or element is None or task is None or node.tree != record.tree:
+        state.expired["start", record.id] = None  # if its node has it, the node is told to stop it
+        if node is not None and record.reclaimed:
+            node.reclaimed_strangers.add(record.id)
+        return
+    if state.finished_jobs.get(record.operation_id, {}).pop(record.id, None) is not None:
+        state.expired["job", record.id] = None  # it was given up, and taken over after that
+    state.job_sequence = max(state.job_sequence, record.sequence)
+    job = Job(record.id, element, task, node, record.start_time, record.sequence)
+    job.is_stored = True
+    job.first_sent_at = now
+    job.counted = NO_CPU_TIMES
+    job.reclaimed = record.reclaimed
+    lifecycle.start(state, job)
+    if record.stopped:
+        told = preemption_record.make_record(job, record.stopped, "", now)
+        told = msgspec.structs.replace(told, why=record.why)
+        lifecycle.stop(state, job, record.stopped, record.why, now, told, record.fails)
+        del state.unstored_stops[job.id]
+
+
+def waits_for_store(state: State, node_id: str) -> bool:
+    """Whether jobs of the node must be stored before an answer may order them."""
+    return not all(job.is_stored for job in state.nodes[node_id].jobs.values())
+
+
+def list_unstored(state: State) -> list[StartRecord]:
+    """What is to be stored, then told to ``note_stored``: jobs that were started since, and those that were told to
+    stop, whose work they may do."""
+    state.unstored = {job.id: job for job in state.unstored.values() if job.is_active}
+    stops = {job.id: job for job in state.unstored_stops.values() if state.jobs.get(job.id) is job}
+    state.unstored_stops = stops
+    return [_start_record(job) for job in (*state.unstored.values(), *stops.values())]
+
+
+def list_stops_of(state: State, operation_id: str) -> list[StartRecord]:
+    """An operation's stored jobs as they are once told to stop, for the write of the command that does it."""
+    elements = state.operations[operation_id].elements.values()
+    jobs = [job for element in elements for job in element.jobs.values() if job.is_stored]
+    return [msgspec.structs.replace(_start_record(job), stopped="aborted", why=ABORTED) for job in jobs]
+
+
+def note_stored(state: State, starts: Iterable[StartRecord]) -> None:
+    """These are stored now."""
+    for record in starts:
+        if record.stopped:
+            state.unstored_stops.pop(record.id, None)
+            continue
+        job = state.unstored.pop(record.id, None)
+        if job is not None:
+            job.is_stored = True
+            if not job.is_active and state.jobs.get(job.id) is job:
+                state.unstored_stops[job.id] = job
+
+
+def _start_record(job: Job) -> StartRecord:
+    stop = job.stop
+    return StartRecord(
+        id=job.id,
+        operation_id=job.element.operation.id,
+        task=job.task.name,
+        tree=job.element.tree.name,
+        node_id=job.node.id,
+        start_time=job.start_time,
+        sequence=job.sequence,
+        stopped="" if stop is None else stop.record.kind,
+        why="" if stop is None else stop.record.why,
+        fails=stop is not None and stop.fails,
+        reclaimed=job.reclaimed,
+    )

@@ -1,0 +1,63 @@
+"""Fair-share updates: the snapshot that one reads, its result, and what is stored of it; pure (semantics.md 4, 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from cpumond.fairshare.result import UpdateResult
+from cpumond.fairshare.tree import Snapshot
+from cpumond.scheduler.decide import starvation
+from cpumond.scheduler.elements import OperationElement, PoolElement, Tree, is_integral
+from cpumond.scheduler.state import State
+
+
+def make_snapshot(state: State, tree: Tree) -> Snapshot:
+    """The tree as a fair-share update reads it."""
+    if any(node.cordoned or node.matched_trees for node in tree.nodes.values()):
+        tree.sum_total(are_nodes_same=True)  # jobs that were there have ended
+    return state.work[tree.name].maker.make(tree)
+
+
+def accept_update(state: State, tree: Tree, result: UpdateResult, now: float) -> None:
+    """Take over an update: shares, volumes, starvation, a new order of service."""
+    work = state.work[tree.name]
+    work.maker.accept(tree, result)
+    starvation.update_starvation(tree, now)
+    for element in tree.operations.values():
+        element.deactivations.clear()
+    work.forget_order()
+
+
+def progress_of(tree: Tree) -> dict[str, Any]:
+    """Volumes of integral pools, and since when elements are below their share (9); stored after each update.
+
+    Explicit pools are named by their id: a pool that is renamed keeps its volume, a new one of its name does not.
+    """
+    volumes = {
+        pool.config.id: pool.volume for pool in tree.pools.values() if pool.config is not None and is_integral(pool)
+    }
+    elements: list[PoolElement | OperationElement] = [*tree.pools.values(), *tree.operations.values()]
+    since = {_key_of(each): each.below_since for each in elements if each.below_since is not None}
+    return {"volumes": volumes, "below_since": since}
+
+
+def restore_progress(tree: Tree, progress: Mapping[str, Any]) -> None:
+    """Take over the ``progress_of`` an earlier run; unknown and no longer integral pools are left out (9)."""
+    known: list[PoolElement | OperationElement] = [*tree.pools.values(), *tree.operations.values()]
+    elements = {_key_of(each): each for each in known}
+    for key, volume in progress.get("volumes", {}).items():
+        pool = elements.get(key)
+        if isinstance(pool, PoolElement) and is_integral(pool):
+            pool.volume = msgspec.convert(volume, tuple[float, float, float, float, float])
+    for key, since in progress.get("below_since", {}).items():
+        if key in elements:
+            elements[key].below_since = since
+
+
+def _key_of(element: PoolElement | OperationElement) -> str:
+    """The name of an element in the store."""
+    explicit = element.config if isinstance(element, PoolElement) else None
+    return element.name if explicit is None else explicit.id
