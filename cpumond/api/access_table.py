@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal, NamedTuple, get_args
 
-from cpumond.api.json.openapi import ENDPOINTS
+from cpumond.api.endpoints import ENDPOINTS
+from cpumond.api.json.endpoint import Needs
 from cpumond.api.yt.transport import COMMANDS
 
 Role = Literal["anonymous", "user", "owner", "manager", "node", "administrator"]
@@ -20,7 +21,7 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 _KNOWN: Final[frozenset[Role]] = frozenset({"user", "owner", "manager", "administrator"})
 _MANAGERS: Final[frozenset[Role]] = frozenset({"manager", "administrator"})
 
-NEEDS: Final[Mapping[str, frozenset[Role]]] = {
+NEEDS: Final[Mapping[Needs, frozenset[Role]]] = {
     "nothing": frozenset(ROLES),
     "a node's token": frozenset({"node"}),
     "a known user": _KNOWN,
@@ -39,44 +40,7 @@ NEEDS: Final[Mapping[str, frozenset[Role]]] = {
 }
 """What a request needs, in words -> who has it where the pool's access list lets its manager administer it."""
 
-_OF_ENDPOINT: Final[Mapping[str, str]] = {
-    "create_tree": "an administrator",
-    "change_tree": "`write` on the tree",
-    "remove_tree": "an administrator",
-    "set_default_tree": "an administrator",
-    "create_pool": "`modify_children`",
-    "change_pool": "`write`",
-    "remove_pool": "`write`, `modify_children`",
-    "move_pool": "`write`, `modify_children`",
-    "transfer_resources": "`write`",
-    "make_plan": "what the change needs",
-    "start_operation": "`use`",
-    "get_specification": "`read_secrets`",
-    "get_job_log": "`read_secrets`",
-    **dict.fromkeys(
-        (
-            "update_operation", "pin_job", "unpin_job", "abort_operation", "suspend_operation", "resume_operation",
-            "complete_operation",
-        ),
-        "`manage`",
-    ),
-    **dict.fromkeys(
-        (
-            "list_pools", "get_pool", "get_pool_table", "get_pool_orchid", "list_operations", "get_operation",
-            "explain_operation", "get_operation_orchid", "list_jobs", "get_job", "explain_job", "read_history",
-            "list_preemptions", "plan_drain", "get_tree_file", "explain_idle", "find", "foretell_operation",
-            "list_trends", "group_operations", "group_preemptions",
-        ),
-        "`read`",
-    ),
-    **dict.fromkeys(("list_tokens", "create_token", "revoke_token", "can", "list_audit"), "a known user, for the own"),
-    **dict.fromkeys(("undo_change", "apply_tree", "simulate"), "what the change needs"),
-    **dict.fromkeys(("set_stage", "advance_stage", "stop_stage", "remove_stage"), "an administrator"),
-    **dict.fromkeys(("cordon_node", "uncordon_node", "drain_node"), "`administer` on the tree"),
-}  # fmt: skip
-"""By the name of an endpoint; others need a known user, nothing, or a node's token as the table of endpoints says."""
-
-_OF_COMMAND: Final[Mapping[str, str]] = {
+_OF_COMMAND: Final[Mapping[str, Needs]] = {
     **dict.fromkeys(("list_operations", "get_operation", "list_jobs", "get_job"), "`read`"),
     **dict.fromkeys(("set", "multiset_attributes", "transfer_pool_resources"), "`write`"),
     **dict.fromkeys(("remove", "move"), "`write`, `modify_children`"),
@@ -95,7 +59,7 @@ _OF_COMMAND: Final[Mapping[str, str]] = {
 }  # fmt: skip
 """By the name of a command of ``yt``; what is not here needs a known user. A batch needs what its commands need."""
 
-OTHERS: Final[Mapping[str, tuple[str, str]]] = {
+OTHERS: Final[Mapping[str, tuple[str, Needs]]] = {
     "GET /": ("The page, without data", "nothing"),
     "GET /web/{name:path}": ("Its files, without data", "nothing"),
     "GET /metrics": ("Figures for Prometheus", "nothing"),
@@ -112,31 +76,26 @@ CATCHING: Final = ("/api/v1/{rest:path}", "/api/{rest:path}", "/api/v4/{command}
 """Routes that refuse what is not in the table, and the one by which all commands come."""
 
 
-class Row(NamedTuple):
+class AccessRow(NamedTuple):
     """A request, what it does, and what it needs: a key of NEEDS."""
 
     request: str
     what: str
-    needs: str
+    needs: Needs
 
     def allows(self, role: Role) -> bool:
         """Whether a user of that kind may ask this, about the pool or operation of that manager or owner."""
         return role in NEEDS[self.needs]
 
 
-def list_rows() -> Iterator[Row]:
+def list_rows() -> Iterator[AccessRow]:
     """All requests: endpoints, commands of ``yt``, others."""
     for endpoint in ENDPOINTS:
-        needs = "nothing" if endpoint.is_public else "a node's token" if endpoint.is_of_nodes else ""
-        yield Row(
-            f"{endpoint.method} {endpoint.path}",
-            endpoint.summary,
-            needs or _OF_ENDPOINT.get(endpoint.name, "a known user"),
-        )
+        yield AccessRow(f"{endpoint.method} {endpoint.path}", endpoint.summary, endpoint.needs)
     for name in COMMANDS:
-        yield Row(f"yt {name}", "Command of `yt`", _OF_COMMAND.get(name, "a known user"))
+        yield AccessRow(f"yt {name}", "Command of `yt`", _OF_COMMAND.get(name, "a known user"))
     for request, (what, needs) in OTHERS.items():
-        yield Row(request, what, needs)
+        yield AccessRow(request, what, needs)
 
 
 INTRODUCTION: Final = """# Who may ask what

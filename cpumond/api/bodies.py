@@ -68,7 +68,7 @@ class Bodies:
         self.of_user: Counter[str] = Counter()
         self.large = asyncio.Semaphore(LARGE_AT_ONCE)
         self._thread_lock = asyncio.Lock()
-        self.arriving: dict[Body, asyncio.Timeout] = {}
+        self.arriving: dict[HeldBody, asyncio.Timeout] = {}
         """The oldest first."""
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -76,12 +76,12 @@ class Bodies:
         async with self._thread_lock:
             return await asyncio.to_thread(work, *arguments)
 
-    def hold(self, user: str, of_node: bool = False) -> Body:
+    def hold(self, user: str, of_node: bool = False) -> HeldBody:
         """A body that is going to be read. It counts until the end of ``with``; one ``of_node`` counts for no user."""
-        return Body(self, user, of_node)
+        return HeldBody(self, user, of_node)
 
 
-class Body:
+class HeldBody:
     """One body: ``with bodies.hold(user) as body: data = await body.read(...)``, then ``work_on``, then the work."""
 
     def __init__(self, bodies: Bodies, user: str, of_node: bool) -> None:
@@ -91,7 +91,7 @@ class Body:
         self._bytes = 0
         self._is_large = False
 
-    def __enter__(self) -> Body:
+    def __enter__(self) -> HeldBody:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cpumond.api.bodies import Bodies
 from cpumond.api.identity import Gate, KnowAccounts
+from cpumond.api.json.call import Shared
 from cpumond.api.json.routes import describe_error, make_json_routes
 from cpumond.api.metrics import Metrics, make_metrics_route
 from cpumond.api.refusals import tell_refused_request
@@ -41,6 +42,9 @@ def make_app(
         requests_per_s=settings.rate_limit or 1e9,
         burst_requests=2 * (settings.rate_limit or 1e9),
     )
+    shared = Shared(
+        scheduler, cluster_name, gate.needs_token, gate.is_open, lambda: identities.tokens or (), gate.find_known
+    )
     bodies = Bodies()
     replies = ReplyCache(scheduler.clock.now)
     replies.restore(scheduler.remembered.values())
@@ -48,17 +52,12 @@ def make_app(
         routes=[
             make_metrics_route(metrics),
             *make_json_routes(
-                scheduler,
+                shared,
                 partial(gate.find_user, takes_session=True),
                 settings.max_body,
                 settings.max_depth,
                 Rates(limits).take,
                 authenticate_node=gate.find_node,
-                cluster_name=cluster_name,
-                needs_token=gate.needs_token,
-                is_open=gate.is_open,
-                file_tokens=lambda: identities.tokens or (),
-                find_known=gate.find_known,
                 bodies=bodies,
             ),
             *make_yt_routes(

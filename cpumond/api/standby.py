@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cpumond.api import overview, views
-from cpumond.api.json.handlers import encode
-from cpumond.api.json.openapi import PREFIX
+from cpumond.api.endpoints import PREFIX
+from cpumond.api.json.prepared import encode
 from cpumond.api.json.routes import JSON
 from cpumond.api.metrics import Metrics, make_metrics_route
 from cpumond.api.server import DataHeaders

@@ -8,7 +8,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cpumond.api.json.openapi import ENDPOINTS
+from cpumond.api.endpoints import ENDPOINTS
 
 BEGUN_AT_ONCE: Final = 8
 """Requests that begin in one turn of the event loop, besides those of ``AT_ONCE``: of nodes, health, metrics."""

@@ -17,7 +17,7 @@ from scheduler_process import GIB, PlayedNode, SchedulerProcess
 from starlette.routing import Route
 from waiting import wait_until
 
-from cpumond.api.access_table import CATCHING, ROLES, Role, Row, list_rows, write_table
+from cpumond.api.access_table import CATCHING, ROLES, AccessRow, Role, list_rows, write_table
 from cpumond.api.server import make_app
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, Rules
 from cpumond.scheduler.program.config import Api
@@ -305,7 +305,7 @@ CASES: dict[str, Make] = {
 """What is asked of each request; those that are not here take nothing but what stands in their path."""
 
 
-def ask(site: Site, role: Role, row: Row) -> Asked:
+def ask(site: Site, role: Role, row: AccessRow) -> Asked:
     """The request that tries a row."""
     if row.request in CASES:
         return CASES[row.request](site, role)
@@ -317,7 +317,7 @@ def ask(site: Site, role: Role, row: Row) -> Asked:
 
 
 @pytest.mark.parametrize("row", list(list_rows()), ids=lambda row: row.request)
-def test_each_cell(site: Site, row: Row) -> None:
+def test_each_cell(site: Site, row: AccessRow) -> None:
     wrong = {}
     for role in ROLES:
         is_refused, told = site.is_refused(role, ask(site, role, row))

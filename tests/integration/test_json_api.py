@@ -20,6 +20,7 @@ from starlette.requests import Request
 from structlog.testing import capture_logs
 from waiting import wait_until
 
+from cpumond.api.json.call import Shared
 from cpumond.api.json.routes import make_json_routes
 from cpumond.host.service import open_tcp_sockets
 from cpumond.scheduler.forecast.keeper import Forecasts
@@ -83,7 +84,7 @@ class LiveScheduler:
                 raise CommandError("a token is needed: Authorization: Bearer TOKEN", AUTHENTICATION)
             return User(request.headers.get("x-yt-user-name", "tester"), admin=True)
 
-        app = Starlette(routes=make_json_routes(self.scheduler, authenticate, self._max_body))
+        app = Starlette(routes=make_json_routes(Shared(self.scheduler), authenticate, self._max_body))
         config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", access_log=False)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve([self._socket]))

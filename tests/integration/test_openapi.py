@@ -21,14 +21,14 @@ from schemathesis.specs.openapi.checks import (
 from test_json_api import LiveScheduler, make_node
 
 from cpumond import __version__
+from cpumond.api.endpoints import ENDPOINTS
 from cpumond.api.json.document import make_document
-from cpumond.api.json.openapi import ENDPOINTS
 
 CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
     unsupported_method, negative_data_rejection,
 ]  # fmt: skip
-DOCUMENT = make_document(__version__)
+DOCUMENT = make_document(ENDPOINTS, __version__)
 schema = schemathesis.openapi.from_dict(DOCUMENT)
 
 

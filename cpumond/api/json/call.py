@@ -1,27 +1,112 @@
-"""One request of the JSON interface, read and checked."""
+"""One request of the JSON interface, read and checked, and what all of them share."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 
+from cpumond.api import pool_views, views
+from cpumond.api.json.looks import Looks
+from cpumond.api.json.pool_tables import PoolTables
+from cpumond.api.json.prepared import Prepared
+from cpumond.scheduler.access import Rights
+from cpumond.scheduler.access.required import check_operation
+from cpumond.scheduler.elements import PoolElement, Tree
+from cpumond.scheduler.model import OperationRecord
+from cpumond.scheduler.rights.entries import Permission
 from cpumond.scheduler.rights.users import User
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.state import State
+
+FileTokens = Callable[[], Iterable[tuple[str, User]]]
+"""Gives ids and users of the tokens in the configured file."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclass(slots=True)
+class RequestTimes:
+    """How often an endpoint was asked, and the seconds that its answers took in all and at most."""
+
+    count: int = 0
+    total_s: float = 0.0
+    longest_s: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Shared:
+    """What all requests share: the scheduler, facts of the configuration, and what is kept between requests.
+
+    ``is_open``: everybody who reaches the address may do everything; ``find_known``: what is known of a user by name.
+    """
+
+    scheduler: Scheduler
+    cluster_name: str = ""
+    needs_token: bool = False
+    is_open: bool = False
+    file_tokens: FileTokens = tuple
+    find_known: Callable[[str], User] = User
+    requests: dict[str, RequestTimes] = field(default_factory=dict)
+    """By the names of endpoints."""
+    pool_tables: PoolTables = field(init=False)
+    texts: views.SearchTexts = field(default_factory=views.SearchTexts)
+    looks: Looks = field(default_factory=Looks)
+    document: Prepared | None = None
+    plan_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Plans and explanations are made one at a time: the threads are there for updates and the store."""
+
+    def __post_init__(self) -> None:
+        self.pool_tables = PoolTables(self.scheduler)
+
+
+@dataclass(slots=True)
 class Call:
     """What a handler gets."""
 
-    path: Mapping[str, str]
+    shared: Shared
     user: User
-    body: Any
-    query: Any
+    path: Mapping[str, str] = field(default_factory=dict)
+    body: Any = None
+    query: Any = None
     node: User | None = None
     """The user of a node's request, where the endpoint is for nodes."""
     plan: str = ""
     """What the user was shown before, as the client tells it in the header X-Cpumond-Plan."""
-    request: Request = dataclasses.field(default_factory=lambda: Request({"type": "http"}))
+    request: Request = field(default_factory=lambda: Request({"type": "http"}))
     """For what is neither of its values nor of its user: the cookie of a session."""
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.shared.scheduler
+
+    @property
+    def state(self) -> State:
+        return self.shared.scheduler.state
+
+    @property
+    def now(self) -> float:
+        """Seconds since 1970, by the scheduler's clock."""
+        return self.scheduler.clock.now()
+
+    @property
+    def rights(self) -> Rights:
+        """What the asker may do as things are now; made anew each time."""
+        return Rights(self.state, self.user)
+
+    @property
+    def tree(self) -> Tree:
+        """The tree in the path. Raises CommandError."""
+        return self.state.find_tree(self.path["tree"])
+
+    @property
+    def pool(self) -> PoolElement:
+        """The pool in the path. Raises CommandError."""
+        return pool_views.find_pool(self.tree, self.path["pool"])
+
+    def find_operation(self, permission: Permission = "read") -> OperationRecord:
+        """The operation in the path, by id or alias. Raises CommandError, also where the asker has no such right."""
+        record = self.state.find_record(self.path["operation"])
+        check_operation(self.rights, record, permission)
+        return record

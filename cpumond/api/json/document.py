@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from cpumond.api import views
-from cpumond.api.json.openapi import ENDPOINTS, Endpoint
+from cpumond.api.json.endpoint import Endpoint
 
 MEANING: Final = {
     200: "Done, or what was asked for",
@@ -28,17 +29,17 @@ MEANING: Final = {
 }
 
 
-def make_document(version: str) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of ``ENDPOINTS``."""
+def make_document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of a table of endpoints."""
     types: list[Any] = [views.Failure]
-    for endpoint in ENDPOINTS:
+    for endpoint in endpoints:
         types += [*endpoint.statuses.values(), endpoint.body, endpoint.query]
     kinds = list({repr(kind): kind for kind in types if kind is not None}.values())
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
-    used = {endpoint.query.__name__ for endpoint in ENDPOINTS if endpoint.query is not None}
-    for endpoint in ENDPOINTS:
+    used = {endpoint.query.__name__ for endpoint in endpoints if endpoint.query is not None}
+    for endpoint in endpoints:
         queries = [] if endpoint.query is None else _query_parameters(components[endpoint.query.__name__])
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe(endpoint, schema_of, queries)
     return {

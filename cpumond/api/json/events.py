@@ -1,23 +1,22 @@
-"""What the requests about events do: the timeline, the audit log, annotations, undo."""
+"""Requests about events: the timeline, the audit log, annotations, undo."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
-from cpumond.api import event_views, views
+from cpumond.api import event_views
 from cpumond.api.json import requests
 from cpumond.api.json.call import Call
 from cpumond.api.node_views import find_titles
 from cpumond.scheduler.access import Rights, explicit_pool
 from cpumond.scheduler.events import AUDIT, TIMELINE, Event
 from cpumond.scheduler.model import ACCESS_DENIED, ROOT_POOL, SUBPOOL_DELIMITER, CommandError
-from cpumond.scheduler.rights.users import User
-from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.undo import UndoChange
+from cpumond.scheduler.state import State
 
 V = TypeVar("V")
 MAX_PAGES: Final = 20
@@ -25,109 +24,98 @@ MAX_PAGES: Final = 20
 eyes."""
 
 
-class EventHandlers:
-    """A part of ``JsonApi``."""
+async def list_events(call: Call) -> event_views.EventList:
+    found, following = await _find(TIMELINE, call, event_views.show_event)
+    return event_views.EventList(found, following, _find_titles(call, found))
 
-    scheduler: Scheduler
 
-    async def list_events(self, call: Call) -> event_views.EventList:
-        found, following = await self._find(TIMELINE, call, event_views.show_event)
-        return event_views.EventList(found, following, self._find_titles(call, found))
-
-    async def list_audit(self, call: Call) -> event_views.AuditList:
-        """Raises CommandError for what is not the user's own, nor about a pool that the user administers."""
-        query: requests.EventsQuery = call.query
-        if not call.user.admin and not self._administers(call.user, query):
-            if query.user and query.user != call.user.name:
-                raise CommandError(
-                    f"{call.user.name} may read the audit log of {call.user.name}, or of a pool with permission "
-                    "administer; ask an administrator, or name such a pool",
-                    ACCESS_DENIED,
-                )
-            call.query = requests.EventsQuery(
-                **{**{name: getattr(query, name) for name in query.__struct_fields__}, "user": call.user.name}
+async def list_audit(call: Call) -> event_views.AuditList:
+    """Raises CommandError for what is not the user's own, nor about a pool that the user administers."""
+    query: requests.EventsQuery = call.query
+    if not call.user.admin and not _administers(call, query):
+        if query.user and query.user != call.user.name:
+            raise CommandError(
+                f"{call.user.name} may read the audit log of {call.user.name}, or of a pool with permission "
+                "administer; ask an administrator, or name such a pool",
+                ACCESS_DENIED,
             )
-        found, following = await self._find(AUDIT, call, event_views.show_audit)
-        return event_views.AuditList(found, following, self._find_titles(call, found))
-
-    async def list_annotations(self, call: Call) -> list[event_views.Annotation]:
-        found, _ = await self._find(TIMELINE, call, lambda _, event: event_views.show_annotation(event))
-        return found
-
-    async def undo_change(self, call: Call) -> views.Done:
-        reply = await self.scheduler.execute(UndoChange(_read_number(call)), call.user, plan=call.plan)
-        return views.Done(reply.id, list(reply.warnings))
-
-    async def _find(self, what: str, call: Call, show: Callable[[int, Event], V]) -> tuple[list[V], int | None]:
-        query: requests.EventsQuery = call.query
-        subjects = [what, *self._read_subjects(query)]
-        since = max(self.scheduler.clock.now() - query.since_s if query.since_s else 0.0, query.since)
-        until, is_change = query.until or math.inf, bool(query.changes)
-        before: int | None = query.before or None
-        found: list[V] = []
-        rights = Rights(self.scheduler.state, call.user)
-        for _ in range(MAX_PAGES):
-            left = query.limit - len(found)
-            page = await self.scheduler.event_log.read(subjects, before=before, since=since, limit=left)
-            found += [
-                show(number, msgspec.structs.replace(event, text=rights.hide_operations(event.text)))
-                for number, event in page
-                if event.at <= until and (event.changes or not is_change) and self._may_see(rights, event)
-            ]
-            before = page[-1][0] if len(page) == left else None
-            if before is None or len(found) == query.limit:
-                break
-        return found, before
-
-    def _find_titles(self, call: Call, events: Iterable[event_views.EventView]) -> dict[str, str]:
-        state = self.scheduler.state
-        return find_titles(state, (event.operation for event in events), Rights(state, call.user))
-
-    def _may_see(self, rights: Rights, event: Event) -> bool:
-        """Whether an operation that it is about is one that the user may know of; of one that is not known any more the
-        pool decides in which it was."""
-        if not event.operation or rights.user.admin or event.user == rights.user.name:
-            return True
-        record = rights.state.record_of(event.operation)
-        if record is not None:
-            return rights.may_read(record)
-        tree = rights.state.config.trees.get(event.tree)
-        if tree is None:
-            return True
-        pool = event.pool if event.pool in tree.pools else event.pool.partition(SUBPOOL_DELIMITER)[0]
-        return rights.on_pool(tree.name, pool if pool in tree.pools else ROOT_POOL, "read").allowed
-
-    def _read_subjects(self, query: requests.EventsQuery) -> list[str]:
-        """Raises CommandError for an operation's alias that there is not."""
-        state = self.scheduler.state
-        tree = query.tree or (state.config.default_tree if query.pool else "")
-        operation = query.operation
-        if operation.startswith("*"):
-            operation = state.find_record(operation).id
-        of_pool = f"pool:{tree}/{query.pool}" if query.pool and query.pool != ROOT_POOL else ""
-        named = {"kind": query.kind, "user": query.user, "node": query.node, "operation": operation}
-        if not of_pool:
-            named["tree"] = tree
-        return [*(f"{name}:{value}" for name, value in named.items() if value), *([of_pool] if of_pool else [])]
-
-    def _administers(self, user: User, query: requests.EventsQuery) -> bool:
-        """Whether a query is about a pool, or a tree, whose access list the user may change."""
-        state = self.scheduler.state
-        tree = state.trees.get(query.tree or state.config.default_tree)
-        if tree is None or not (query.pool or query.tree):
-            return False
-        pool = tree.root if query.pool in ("", ROOT_POOL) else tree.pools.get(query.pool)
-        name = ROOT_POOL if pool is None else explicit_pool(pool)
-        return Rights(state, user).on_pool(tree.name, name, "administer").allowed
+        call.query = msgspec.structs.replace(query, user=call.user.name)
+    found, following = await _find(AUDIT, call, event_views.show_audit)
+    return event_views.AuditList(found, following, _find_titles(call, found))
 
 
-def _read_number(call: Call) -> int:
+async def list_annotations(call: Call) -> list[event_views.Annotation]:
+    found, _ = await _find(TIMELINE, call, lambda _, event: event_views.show_annotation(event))
+    return found
+
+
+async def _find(what: str, call: Call, show: Callable[[int, Event], V]) -> tuple[list[V], int | None]:
+    query: requests.EventsQuery = call.query
+    subjects = [what, *_read_subjects(call.state, query)]
+    since = max(call.now - query.since_s if query.since_s else 0.0, query.since)
+    until, is_change = query.until or math.inf, bool(query.changes)
+    before: int | None = query.before or None
+    found: list[V] = []
+    rights = call.rights
+    for _ in range(MAX_PAGES):
+        left = query.limit - len(found)
+        page = await call.scheduler.event_log.read(subjects, before=before, since=since, limit=left)
+        found += [
+            show(number, msgspec.structs.replace(event, text=rights.hide_operations(event.text)))
+            for number, event in page
+            if event.at <= until and (event.changes or not is_change) and may_see(rights, event)
+        ]
+        before = page[-1][0] if len(page) == left else None
+        if before is None or len(found) == query.limit:
+            break
+    return found, before
+
+
+def _find_titles(call: Call, events: Iterable[event_views.EventView]) -> dict[str, str]:
+    return find_titles(call.state, (event.operation for event in events), call.rights)
+
+
+def may_see(rights: Rights, event: Event) -> bool:
+    """Whether an operation that it is about is one that the user may know of; of one that is not known any more the
+    pool decides in which it was."""
+    if not event.operation or rights.user.admin or event.user == rights.user.name:
+        return True
+    record = rights.state.record_of(event.operation)
+    if record is not None:
+        return rights.may_read(record)
+    tree = rights.state.config.trees.get(event.tree)
+    if tree is None:
+        return True
+    pool = event.pool if event.pool in tree.pools else event.pool.partition(SUBPOOL_DELIMITER)[0]
+    return rights.on_pool(tree.name, pool if pool in tree.pools else ROOT_POOL, "read").allowed
+
+
+def _read_subjects(state: State, query: requests.EventsQuery) -> list[str]:
+    """Raises CommandError for an operation's alias that there is not."""
+    tree = query.tree or (state.config.default_tree if query.pool else "")
+    operation = query.operation
+    if operation.startswith("*"):
+        operation = state.find_record(operation).id
+    of_pool = f"pool:{tree}/{query.pool}" if query.pool and query.pool != ROOT_POOL else ""
+    named = {"kind": query.kind, "user": query.user, "node": query.node, "operation": operation}
+    if not of_pool:
+        named["tree"] = tree
+    return [*(f"{name}:{value}" for name, value in named.items() if value), *([of_pool] if of_pool else [])]
+
+
+def _administers(call: Call, query: requests.EventsQuery) -> bool:
+    """Whether a query is about a pool, or a tree, whose access list the user may change."""
+    state = call.state
+    tree = state.trees.get(query.tree or state.config.default_tree)
+    if tree is None or not (query.pool or query.tree):
+        return False
+    pool = tree.root if query.pool in ("", ROOT_POOL) else tree.pools.get(query.pool)
+    name = ROOT_POOL if pool is None else explicit_pool(pool)
+    return call.rights.on_pool(tree.name, name, "administer").allowed
+
+
+def undo_change(call: Call) -> UndoChange:
     text = call.path["number"]
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise CommandError(f"{text[:100]!r} is not the number of an event; `cpumond events` lists them")
-    return int(text)
-
-
-def read_plan(headers: Any) -> str:
-    """What the user was shown before a change, as the client tells it in a header."""
-    return str(headers.get("x-cpumond-plan", ""))
+    return UndoChange(int(text))

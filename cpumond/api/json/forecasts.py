@@ -1,4 +1,4 @@
-"""What requests do that ask what will be: when an operation starts, what a change would do."""
+"""Requests for forecasts: when an operation starts, what a change would do over time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from starlette.responses import StreamingResponse
 from cpumond.api.json import requests
 from cpumond.api.json.call import Call
 from cpumond.scheduler.access import Rights
-from cpumond.scheduler.access.required import check_operation
 from cpumond.scheduler.forecast.keeper import Forecasts, Question
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.model.forecast import Forecast, Progress, Simulation
@@ -24,34 +23,29 @@ FORETOLD: Final = "foretold-"
 """How the ids of operations begin that only a run ahead started."""
 
 
-class ForecastHandlers:
-    """A part of ``JsonApi``."""
+async def foretell_operation(call: Call) -> Forecast:
+    record = call.find_operation()
+    return _forecasts_of(call.scheduler).when(record)
 
-    scheduler: Scheduler
 
-    async def foretell_operation(self, call: Call) -> Forecast:
-        state = self.scheduler.state
-        record = state.find_record(call.path["operation"])
-        check_operation(Rights(state, call.user), record, "read")
-        return self._forecasts().when(record)
+async def simulate(call: Call) -> StreamingResponse:
+    question = Question(_commands_of(call.body), call.user)
+    found = await _forecasts_of(call.scheduler).simulate(question)
+    return StreamingResponse(_tell(found, call), media_type=requests.NDJSON)
 
-    async def simulate(self, call: Call) -> StreamingResponse:
-        question = Question(_commands_of(call.body), call.user)
-        found = await self._forecasts().simulate(question)
-        return StreamingResponse(self._tell(found, call), media_type=requests.NDJSON)
 
-    async def _tell(self, found: AsyncIterator[Progress], call: Call) -> AsyncIterator[bytes]:
-        async for progress in found:
-            told = progress
-            if told.answer is not None:
-                rights = Rights(self.scheduler.state, call.user)
-                told = msgspec.structs.replace(told, answer=hide_unreadable(told.answer, rights))
-            yield msgspec.json.encode(told) + b"\n"
+async def _tell(found: AsyncIterator[Progress], call: Call) -> AsyncIterator[bytes]:
+    async for progress in found:
+        told = progress
+        if told.answer is not None:
+            told = msgspec.structs.replace(told, answer=hide_unreadable(told.answer, call.rights))
+        yield msgspec.json.encode(told) + b"\n"
 
-    def _forecasts(self) -> Forecasts:
-        if self.scheduler.forecasts is None:
-            raise CommandError("nothing is foretold here: [forecast] enabled is false in the scheduler's configuration")
-        return self.scheduler.forecasts
+
+def _forecasts_of(scheduler: Scheduler) -> Forecasts:
+    if scheduler.forecasts is None:
+        raise CommandError("nothing is foretold here: [forecast] enabled is false in the scheduler's configuration")
+    return scheduler.forecasts
 
 
 def _commands_of(body: requests.SimulateBody) -> tuple[Command, ...]:

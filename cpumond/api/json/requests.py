@@ -15,10 +15,14 @@ from cpumond.scheduler.events import EventKind
 from cpumond.scheduler.model import Why
 from cpumond.scheduler.rights.users import MAX_NAME, Role
 from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.rollout import Budget, CanaryPeriod, NodesFilterText, Ratio, StageLevel
 from cpumond.scheduler.settings.tree_file import ApplyTree, TreeTables
 from cpumond.scheduler.state.token_commands import MAX_NOTE, Life
 
 MAX_PAGE: Final = 1000
+MAX_TRENDS: Final = 200
+MAX_FILTER_CHARS: Final = 2000
+"""Of a formula that anybody may ask about: it is read in the event loop. Stages of longer ones may be there already."""
 DEFAULT_TAIL_BYTES: Final = 65_536
 TEXT: Final = "text/plain; charset=utf-8"
 NDJSON: Final = "application/x-ndjson"
@@ -77,11 +81,11 @@ _PoolAttributes = Annotated[
 ]
 
 
-class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of what a request carries."""
 
 
-class CreateTreeBody(Body, frozen=True):
+class CreateTreeBody(RequestBody, frozen=True):
     """A tree to make; with ``ignore_existing`` one of this name is left as it is."""
 
     name: _Name
@@ -89,7 +93,7 @@ class CreateTreeBody(Body, frozen=True):
     ignore_existing: bool = False
 
 
-class CreatePoolBody(Body, frozen=True):
+class CreatePoolBody(RequestBody, frozen=True):
     """A pool to make, under ``parent``; ``<Root>`` is the root."""
 
     name: _Name
@@ -98,7 +102,7 @@ class CreatePoolBody(Body, frozen=True):
     ignore_existing: bool = False
 
 
-class ApplyBody(Body, frozen=True):
+class ApplyBody(RequestBody, frozen=True):
     """A tree as it shall be; see ``ApplyTree``. ``base``: the revision that it must still have, "" for any."""
 
     tables: TreeTables
@@ -107,7 +111,7 @@ class ApplyBody(Body, frozen=True):
     why: Why = ""
 
 
-class EditBody(Body, frozen=True):
+class EditBody(RequestBody, frozen=True):
     """One change of an attribute; ``path`` leads into dictionaries, ``value`` null removes.
 
     ``recursive``: dictionaries are made on the way, inside of what is no option, too.
@@ -118,26 +122,26 @@ class EditBody(Body, frozen=True):
     recursive: bool = False
 
 
-class EditsBody(Body, frozen=True):
+class EditsBody(RequestBody, frozen=True):
     """Changes of one tree or pool: all of them, or none."""
 
     edits: Annotated[list[EditBody], msgspec.Meta(min_length=1, max_length=1000)]
 
 
-class DefaultTreeBody(Body, frozen=True):
+class DefaultTreeBody(RequestBody, frozen=True):
     """The tree of operations that name none; null: there is none, and they are refused."""
 
     tree: _Name | None
 
 
-class MoveBody(Body, frozen=True):
+class MoveBody(RequestBody, frozen=True):
     """Another parent, another name, or both; null leaves it."""
 
     parent: _Name | None = None
     name: _Name | None = None
 
 
-class TransferBody(Body, frozen=True):
+class TransferBody(RequestBody, frozen=True):
     """What goes from the pool to ``destination``: ``strong_guarantee_resources``, ``resource_flow``,
     ``burst_guarantee_resources``, ``max_operation_count``, ``max_running_operation_count``."""
 
@@ -145,33 +149,33 @@ class TransferBody(Body, frozen=True):
     delta: dict[str, Any]
 
 
-class StartBody(Body, frozen=True):
+class StartBody(RequestBody, frozen=True):
     """An operation to start: tasks, pool and all else stand in ``spec``."""
 
     spec: _Spec
     type: _Text = "vanilla"
 
 
-class AbortBody(Body, frozen=True):
+class AbortBody(RequestBody, frozen=True):
     """``message`` is kept as the operation's error; "" for the usual one."""
 
     message: _Text = ""
 
 
-class SuspendBody(Body, frozen=True):
+class SuspendBody(RequestBody, frozen=True):
     """Whether running jobs are stopped, too."""
 
     abort_running_jobs: bool = False
 
 
-class PinBody(Body, frozen=True):
+class PinBody(RequestBody, frozen=True):
     """``cpu_limit`` in cores, null for all that the job may have; ``ttl_s`` in seconds, null until it is unpinned."""
 
     cpu_limit: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
     ttl_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
 
 
-class TokenBody(Body, frozen=True):
+class TokenBody(RequestBody, frozen=True):
     """A token to make. ``user`` "": the asking one. ``role``: "user" may do what access lists allow, "admin" all;
     "node" registers nodes whose node_id fits ``pattern`` ("": any); "proxy" names the users for whom it sends.
 
@@ -187,7 +191,7 @@ class TokenBody(Body, frozen=True):
     note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE)] = ""
 
 
-class WhyBody(Body, frozen=True):
+class WhyBody(RequestBody, frozen=True):
     """``why``: a sentence for those who look at the node and at the audit log."""
 
     why: Why = ""
@@ -199,7 +203,7 @@ class DrainBody(WhyBody, frozen=True):
     graceful: bool = False
 
 
-class SimulateBody(Body, frozen=True):
+class SimulateBody(RequestBody, frozen=True):
     """What may be done, one of: ``spec``, an operation is started; ``command``, trees or pools change, as for a plan;
     ``node``, a node is cordoned, or with ``drain`` drained."""
 
@@ -209,10 +213,28 @@ class SimulateBody(Body, frozen=True):
     drain: bool = False
 
 
-class ParametersBody(Body, frozen=True):
+class ParametersBody(RequestBody, frozen=True):
     """``pool``, ``weight``, ``resource_limits`` and others, for all of its trees or each."""
 
     parameters: dict[str, Any]
+
+
+class StageBody(RequestBody, frozen=True):
+    """The nodes of a stage: those that a formula of tags fits, as in ``nodes_filter`` of a tree; "" for all."""
+
+    nodes_filter: NodesFilterText
+    why: Why = ""
+
+
+class SetStageBody(StageBody, frozen=True, kw_only=True):
+    """What the nodes may do at most, see ``SetStage``. ``canary_ratio``: the share that goes first, 1 for all at once;
+    ``canary_period_s``: after so long within the budget all others follow by themselves, null for by hand alone."""
+
+    nodes_filter: Annotated[str, msgspec.Meta(max_length=MAX_FILTER_CHARS)]
+    level: StageLevel
+    canary_ratio: Ratio = 0.1
+    canary_period_s: CanaryPeriod | None = None
+    budget: Budget = Budget()
 
 
 class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -367,3 +389,34 @@ class PreemptionsQuery(Query, frozen=True):
     operation: _Text = ""
     pool: _Text = ""
     group: _Text = ""
+
+
+class TrendsQuery(Query, frozen=True):
+    """``pools``: names, one a line, at most 200. The last ``since_s`` seconds, as far as
+    the history goes back, in ``count`` parts."""
+
+    pools: Annotated[str, msgspec.Meta(min_length=1, max_length=5000)]
+    since_s: Annotated[float, msgspec.Meta(gt=0.0, le=31_536_000.0)] = 3600.0
+    count: Annotated[int, msgspec.Meta(ge=1, le=120)] = 30
+
+
+class GroupsQuery(Query, frozen=True):
+    """Filters, as of the list of operations."""
+
+    user: _Text = ""
+    tree: _Text = ""
+    pool: _Text = ""
+    search: _Text = ""
+
+
+class PreemptionGroupsQuery(Query, frozen=True):
+    """Filters, as of the list of preemptions."""
+
+    operation: _Text = ""
+    pool: _Text = ""
+
+
+class TargetsQuery(Query, frozen=True):
+    """``loopback=true``: also agents that listen for their own host alone, where Prometheus is on it."""
+
+    loopback: Literal["", "true", "false"] = ""

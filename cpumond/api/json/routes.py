@@ -1,4 +1,4 @@
-"""The JSON interface ``/api/v1``: serves the table of ``openapi``, nothing else. Changes go through the scheduler.
+"""The JSON interface ``/api/v1``: serves the table of endpoints, nothing else. Changes go through the scheduler.
 
 Every error is ``{"error": sentence, "code": n, "attributes": {...}}``; the sentence says what is wrong and where.
 """
@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from inspect import isawaitable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -23,11 +24,10 @@ from starlette.types import Receive, Scope, Send
 
 from cpumond.api import views
 from cpumond.api.bodies import Bodies, HttpError
-from cpumond.api.json.call import Call
-from cpumond.api.json.events import read_plan
-from cpumond.api.json.handlers import Answer, Handler, JsonApi, Made, Requests, compress, encode
-from cpumond.api.json.openapi import ENDPOINTS, PREFIX, Endpoint
-from cpumond.api.json.tokens import FileTokens
+from cpumond.api.endpoints import ENDPOINTS, PREFIX
+from cpumond.api.json.call import Call, RequestTimes, Shared
+from cpumond.api.json.endpoint import Endpoint
+from cpumond.api.json.prepared import Prepared, WithStatus, compress, encode
 from cpumond.api.refusals import tell_refused_request
 from cpumond.api.yt.formats import has_too_many_values
 from cpumond.api.yt.values import MAX_VALUES
@@ -49,7 +49,6 @@ from cpumond.scheduler.model import (
     CommandError,
 )
 from cpumond.scheduler.rights.tokens import NOBODY, User
-from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.store import StoreError
 from cpumond.web import accepts_gzip, matches_etag
 
@@ -89,7 +88,7 @@ GZIP_BYTES: Final = 8192
 
 
 def make_json_routes(
-    scheduler: Scheduler,
+    shared: Shared,
     authenticate: Authenticate,
     max_body: int = 2**20,
     max_depth: int = 64,
@@ -97,43 +96,28 @@ def make_json_routes(
     *,
     authenticate_node: AuthenticateNode = lambda _: User("", admin=True, node=True),
     bodies: Bodies | None = None,
-    cluster_name: str = "",
-    needs_token: bool = False,
-    is_open: bool = False,
-    file_tokens: FileTokens = tuple,
-    find_known: Callable[[str], User] = User,
 ) -> list[Route]:
     """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
 
     ``authenticate`` names the user of a request, ``authenticate_node`` that of a node's; both raise CommandError.
     ``max_body``: bytes of a request's body; ``max_depth``: how deep its values may be nested. ``count`` is called with
     the user of each request and raises CommandError when there are too many; nodes' requests are not counted.
-    ``cluster_name``, ``needs_token``, ``is_open``: what ``/me`` tells; ``file_tokens``: ids and users of the tokens in
-    the configured file; ``find_known``: what is known of a user by name.
     """
-    service = JsonApi(scheduler, cluster_name, needs_token, is_open, file_tokens, find_known)
-    bodies = bodies or Bodies()
+    site = _Site(shared, authenticate, authenticate_node, max_body, max_depth, count, bodies or Bodies())
     by_path: dict[str, dict[str, _Served]] = {}
     for endpoint in ENDPOINTS:
-        served = _Served(
-            endpoint, scheduler, service.handler(endpoint.name), authenticate, authenticate_node, max_body, max_depth,
-            count, bodies,
-        )  # fmt: skip
-        service.requests[endpoint.name] = served.requests
-        by_path.setdefault(endpoint.path, {})[endpoint.method] = served
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = _Served(site, endpoint)
     # Paths are tried one after another: what nodes ask for all the time goes first, then the others as they stand.
     paths = sorted(by_path, key=lambda path: not any(each.endpoint.is_of_nodes for each in by_path[path].values()))
     routes = [Route(path, _Dispatcher(by_path[path])) for path in paths]
     return [*routes, Route(PREFIX + "/{rest:path}", _Dispatcher({}))]
 
 
-@dataclass(eq=False)
-class _Served:
-    """One endpoint with its function; its decoders are made once."""
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """What all endpoints have in common."""
 
-    endpoint: Endpoint
-    scheduler: Scheduler
-    handler: Handler
+    shared: Shared
     authenticate: Authenticate
     authenticate_node: AuthenticateNode
     max_body: int
@@ -141,11 +125,16 @@ class _Served:
     count_request: Callable[[str], None]
     bodies: Bodies
 
-    def __post_init__(self) -> None:
-        body = self.endpoint.body
-        self.max_body = max(self.max_body, MIN_BODY.get(body, 0))
-        self.decoder = None if body is None else msgspec.json.Decoder(body)
-        self.requests = Requests()
+
+class _Served:
+    """One endpoint; its decoder is made once."""
+
+    def __init__(self, site: _Site, endpoint: Endpoint) -> None:
+        self.site = site
+        self.endpoint = endpoint
+        self.max_body = max(site.max_body, MIN_BODY.get(endpoint.body, 0))
+        self.decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
+        self.times = site.shared.requests[endpoint.name] = RequestTimes()
 
     async def answer(self, request: Request) -> Response:
         """The answer, good or bad."""
@@ -155,50 +144,52 @@ class _Served:
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception as error:
-            await tell_refused_request(self.scheduler, request, error)
+            await tell_refused_request(self.site.shared.scheduler, request, error)
             return describe(request, error)
         finally:
             spent_s = time.perf_counter() - begun
-            taken = self.requests
+            taken = self.times
             taken.count += 1
             taken.total_s += spent_s
             taken.longest_s = max(taken.longest_s, spent_s)
 
     async def _answer(self, request: Request) -> Response:
-        endpoint = self.endpoint
-        user, node = NOBODY, None
+        site, endpoint = self.site, self.endpoint
         if endpoint.is_change:
             _check_origin(request)
-        if not endpoint.is_public:
-            if endpoint.is_of_nodes:
-                request.state.user = node = self.authenticate_node(request)
-            else:
-                request.state.user = user = self.authenticate(request)
-                self.count_request(user.name)
-        query = _read_query(request, endpoint)
-        names = {key: str(name).replace(SLASH, "/") for key, name in request.path_params.items()}
+        call = Call(site.shared, NOBODY, request=request)
+        if endpoint.is_of_nodes:
+            request.state.user = call.node = site.authenticate_node(request)
+        else:
+            call.plan = request.headers.get("x-cpumond-plan", "")
+            if not endpoint.is_public:
+                request.state.user = call.user = site.authenticate(request)
+                site.count_request(call.user.name)
+        call.query = _read_query(request, endpoint)
+        call.path = {key: str(name).replace(SLASH, "/") for key, name in request.path_params.items()}
         if self.decoder is None:
-            return await self._act(request, Call(names, user, None, query, node, read_plan(request.headers), request))
-        with self.bodies.hold(user.name, endpoint.is_of_nodes) as held:
+            return await self._act(call)
+        with site.bodies.hold(call.user.name, endpoint.is_of_nodes) as held:
             data = await held.read(request, self.max_body)
             await held.work_on(data)
-            body = _decode(data, self.decoder, endpoint)
-            if node is None:
-                _check_depth(body, self.max_depth)
-            elif not node.may_be(body.node_id):
-                raise _not_its_node(node, body.node_id)
-            plan = read_plan(request.headers) if node is None else ""
-            return await self._act(request, Call(names, user, body, query, node, plan, request))
+            call.body = _decode(data, self.decoder, endpoint)
+            if call.node is None:
+                _check_depth(call.body, site.max_depth)
+            elif not call.node.may_be(call.body.node_id):
+                raise _not_its_node(call.node, call.body.node_id)
+            return await self._act(call)
 
-    async def _act(self, request: Request, call: Call) -> Response:
-        endpoint = self.endpoint
-        value = await self.handler(call)
+    async def _act(self, call: Call) -> Response:
+        endpoint, request = self.endpoint, call.request
+        value = endpoint.handler(call)
+        if isawaitable(value):
+            value = await value
         if isinstance(value, Response):
             return value
-        if isinstance(value, Made):
-            return _send_made(request, value)
+        if isinstance(value, Prepared):
+            return _send_prepared(request, value)
         status = endpoint.status
-        if isinstance(value, Answer):
+        if isinstance(value, WithStatus):
             value, status = value.value, value.status
         content = encode(value)
         if endpoint.is_change or len(content) < GZIP_BYTES:
@@ -210,7 +201,7 @@ class _Served:
         return Response(content, status, headers, JSON)
 
 
-def _send_made(request: Request, made: Made) -> Response:
+def _send_prepared(request: Request, made: Prepared) -> Response:
     headers = {"ETag": made.etag, "Vary": "Accept-Encoding"}
     if matches_etag(request.headers, made.etag):
         return Response(status_code=304, headers=headers)

@@ -1,69 +1,58 @@
-"""What the requests about tokens do."""
+"""Requests about tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
+from cpumond.api.json.call import Call
 from cpumond.api.json.requests import TokenBody
 from cpumond.api.token_views import NewToken, TokenList, show_tokens
 from cpumond.api.views import Done
 from cpumond.scheduler.model import ACCESS_DENIED, CommandError
 from cpumond.scheduler.rights.token_records import GROUPS_LIFE_S
 from cpumond.scheduler.rights.tokens import hash_token, make_token
-from cpumond.scheduler.rights.users import User
-from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.state.token_commands import CreateToken, RevokeToken
 
-FileTokens = Callable[[], Iterable[tuple[str, User]]]
-"""Gives ids and users of the tokens in the configured file."""
+
+def list_tokens(call: Call) -> TokenList:
+    return show_tokens(call.state.tokens, call.shared.file_tokens(), call.user, call.now)
 
 
-class TokenApi:
-    """``is_open``: everybody who reaches the address may do everything."""
-
-    def __init__(self, scheduler: Scheduler, is_open: bool, of_file: FileTokens) -> None:
-        self._scheduler = scheduler
-        self._is_open = is_open
-        self._of_file = of_file
-
-    def list(self, user: User) -> TokenList:
-        """Those that the user may see."""
-        return show_tokens(self._scheduler.state.tokens, self._of_file(), user, self._scheduler.clock.now())
-
-    async def create(self, user: User, body: TokenBody) -> NewToken:
-        """Make a token; the command, and so the store and all logs, have its hash alone. Raises CommandError."""
-        if self._is_open:
-            # It would stay valid when the address is closed.
-            raise CommandError(
-                "tokens are made where it is known who makes them, and here everybody on this machine may do "
-                "everything: set [api] tokens_file or socket, or leave [api] listen out",
-                ACCESS_DENIED,
-            )
-        token = make_token()
-        name = body.user or user.name
-        command = CreateToken(
-            hash_token(token), name, body.role, body.pattern, tuple(body.groups), body.expires_s, body.note
+async def create_token(call: Call) -> NewToken:
+    """Make a token; the command, and so the store and all logs, have its hash alone. Raises CommandError."""
+    body: TokenBody = call.body
+    if call.shared.is_open:
+        # It would stay valid when the address is closed.
+        raise CommandError(
+            "tokens are made where it is known who makes them, and here everybody on this machine may do "
+            "everything: set [api] tokens_file or socket, or leave [api] listen out",
+            ACCESS_DENIED,
         )
-        reply = await self._scheduler.execute(command, user)
-        record = self._scheduler.state.tokens.find_id(reply.id)
-        assert record is not None
-        warnings = list(reply.warnings)
-        end, asked = record.ends_at, None if body.expires_s is None else record.created_at + body.expires_s
-        if end is not None and end != asked:
-            warnings.append(
-                f"it expires with the token {record.made_with}, with which it was made" if record.made_with
-                else f"it expires after {GROUPS_LIFE_S / 86_400:g} days, since you may have left its groups by then"
-            )  # fmt: skip
-        if strange := ", ".join(sorted(set(body.groups) - set(record.groups))):
-            warnings.append(f"in groups that the scheduler's [groups] name it is while they have {name}: {strange}")
-        return NewToken(record.id, token, record.user, record.role, end, warnings)
+    token = make_token()
+    name = body.user or call.user.name
+    command = CreateToken(
+        hash_token(token), name, body.role, body.pattern, tuple(body.groups), body.expires_s, body.note
+    )
+    reply = await call.scheduler.execute(command, call.user)
+    record = call.state.tokens.find_id(reply.id)
+    assert record is not None
+    warnings = list(reply.warnings)
+    end, asked = record.ends_at, None if body.expires_s is None else record.created_at + body.expires_s
+    if end is not None and end != asked:
+        warnings.append(
+            f"it expires with the token {record.made_with}, with which it was made" if record.made_with
+            else f"it expires after {GROUPS_LIFE_S / 86_400:g} days, since you may have left its groups by then"
+        )  # fmt: skip
+    if strange := ", ".join(sorted(set(body.groups) - set(record.groups))):
+        warnings.append(f"in groups that the scheduler's [groups] name it is while they have {name}: {strange}")
+    return NewToken(record.id, token, record.user, record.role, end, warnings)
 
-    async def revoke(self, user: User, token_id: str) -> Done:
-        """Refuse a token from now on. Raises CommandError."""
-        if user.admin and token_id in dict(self._of_file()):
-            raise CommandError(
-                f"the token {token_id} stands in the scheduler's [api] tokens_file: remove its line there, and "
-                "`systemctl reload cpumond-scheduler`"
-            )
-        reply = await self._scheduler.execute(RevokeToken(token_id), user)
-        return Done(reply.id, list(reply.warnings))
+
+async def revoke_token(call: Call) -> Done:
+    """Refuse a token from now on. Raises CommandError, also for one of the configured file."""
+    token_id = call.path["token"]
+    if call.user.admin and token_id in dict(call.shared.file_tokens()):
+        raise CommandError(
+            f"the token {token_id} stands in the scheduler's [api] tokens_file: remove its line there, and "
+            "`systemctl reload cpumond-scheduler`"
+        )
+    reply = await call.scheduler.execute(RevokeToken(token_id), call.user)
+    return Done(reply.id, list(reply.warnings))

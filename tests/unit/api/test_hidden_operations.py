@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from types import SimpleNamespace
-
 import msgspec
 import pytest
 from scheduler_world import TREE, World
 
 from cpumond.api.glance_views import PreemptionGroups, group_preemptions
-from cpumond.api.json.call import Call
-from cpumond.api.json.events import EventHandlers
+from cpumond.api.json.events import may_see
 from cpumond.api.json.forecasts import hide_unreadable
-from cpumond.api.json.glance import GlanceHandlers
-from cpumond.api.json.glance_table import PreemptionGroupsQuery
 from cpumond.api.json.rights import show_readable_plan, show_readable_report
-from cpumond.api.node_views import find_preemptions
+from cpumond.api.node_views import find_preemptions, list_fitting
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.events import Event
 from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
@@ -66,12 +60,10 @@ def test_groups_of_preemptions_hide_it_too_and_read_one_sentence_of_each(world, 
         return hide(rights, text)
 
     monkeypatch.setattr(Rights, "hide_operations", count)
-    handlers = GlanceHandlers()
-    handlers.scheduler = SimpleNamespace(state=world.state)  # type: ignore[assignment]
 
     def ask(user: str, operation: str = "") -> PreemptionGroups:
-        call = Call({}, User(user), None, PreemptionGroupsQuery(operation=operation))
-        return asyncio.run(handlers.group_preemptions(call))
+        rights = Rights(world.state, User(user))
+        return group_preemptions(list_fitting(world.state, operation, "", rights), rights)
 
     found = ask("spy")
     assert (found.kept, len(found.groups), len(read)) == (51, 1, 1)
@@ -100,14 +92,14 @@ def test_why_an_operation_has_what_it_has_names_no_hidden_one(world):
 def test_events_of_an_operation_that_was_forgotten_are_told_as_its_pool_says(world, user, pool, sees):
     event = Event(at=1.0, kind="operation_failed", text="", operation="long-gone", tree=TREE, pool=pool)
     rights = Rights(world.state, User(user, admin=user == "root"))
-    assert EventHandlers()._may_see(rights, event) == sees
+    assert may_see(rights, event) == sees
 
 
 def test_an_event_of_ones_own_is_seen_and_one_of_a_hidden_operation_is_not(world):
     rights = Rights(world.state, User("spy"))
     for operation, user, sees in (("long-gone", "spy", True), (world.hidden, "ann", False), (world.own, "spy", True)):
         event = Event(at=1.0, kind="command", text="", user=user, operation=operation, tree=TREE, pool="closed")
-        assert EventHandlers()._may_see(rights, event) == sees
+        assert may_see(rights, event) == sees
     assert rights.hide_operations(f"for operation {world.hidden} in pool") == "for operation hidden in pool"
 
 

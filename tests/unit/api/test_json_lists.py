@@ -9,11 +9,9 @@ import msgspec
 import pytest
 
 from cpumond.api import tables
-from cpumond.api.json import handlers as json_handlers
-from cpumond.api.json.call import Call
-from cpumond.api.json.handlers import JsonApi, Made
-from cpumond.api.json.requests import OperationsQuery, Query
-from cpumond.api.views import OperationList
+from cpumond.api.json.call import Call, Shared
+from cpumond.api.json.operations import list_operations
+from cpumond.api.json.requests import OperationsQuery
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.rights.tokens import User
 from cpumond.scheduler.service import Clock, Scheduler
@@ -21,30 +19,30 @@ from cpumond.scheduler.settings.operations import AbortOperation, StartOperation
 from cpumond.scheduler.store.sqlite import SqliteStore
 
 
-def make_api(store: SqliteStore) -> JsonApi:
-    return JsonApi(Scheduler(Rules(), store, Clock()))
+@pytest.fixture
+def api(store: SqliteStore) -> Shared:
+    return Shared(Scheduler(Rules(), store, Clock()))
 
 
-async def start(api: JsonApi, title: str) -> str:
+async def start(api: Shared, title: str) -> str:
     reply = await api.scheduler.execute(
         StartOperation({"pool": "p", "title": title, "tasks": {"t": {"command": "true", "job_count": 1}}}), "me"
     )
     return reply.id
 
 
-async def search(api: JsonApi, text: str) -> list[str]:
-    found: OperationList = await api.list_operations(Call({}, User("me"), None, OperationsQuery(search=text)))
+async def search(api: Shared, text: str) -> list[str]:
+    found = await list_operations(Call(api, User("me"), query=OperationsQuery(search=text)))
     return [each.id for each in found.operations]
 
 
-async def read_table(api: JsonApi) -> dict[str, Any]:
-    made: Made = await api.get_pool_table(Call({"tree": "default"}, User("me"), None, Query()))
+async def read_table(api: Shared) -> dict[str, Any]:
+    made = await api.pool_tables.table_of(api.scheduler.state.trees["default"])
     table: dict[str, Any] = msgspec.json.decode(made.content)
     return table
 
 
-async def test_a_search_of_many_operations_lets_others_have_their_turn(store: SqliteStore) -> None:
-    api = make_api(store)
+async def test_a_search_of_many_operations_lets_others_have_their_turn(api: Shared) -> None:
     first = await start(api, "needle")
     record = api.scheduler.state.find_record(first)
     for number in range(5000):
@@ -66,8 +64,7 @@ async def test_a_search_of_many_operations_lets_others_have_their_turn(store: Sq
     assert turns >= 5
 
 
-async def test_a_search_makes_each_text_once_and_finds_what_is_there_now(store: SqliteStore) -> None:
-    api = make_api(store)
+async def test_a_search_makes_each_text_once_and_finds_what_is_there_now(api: Shared) -> None:
     one = await start(api, "One")
     assert await search(api, "one") == [one]
     record = api.scheduler.state.find_record(one)
@@ -80,22 +77,15 @@ async def test_a_search_makes_each_text_once_and_finds_what_is_there_now(store: 
     assert len(api.texts) == 2
 
 
-@pytest.mark.parametrize("name", ["make_pool_table", "_sum_cores"])
+@pytest.mark.parametrize("name", ["make_pool_table", "CoreSums"])
 async def test_a_pool_table_that_could_not_be_made_is_made_anew(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, name: str
+    api: Shared, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    async def stumble_slowly(*_: object) -> None:
-        raise RuntimeError("a mistake")
-
     def stumble(*_: object) -> None:
         raise RuntimeError("a mistake")
 
-    api = make_api(store)
     with monkeypatch.context() as patched:
-        if name == "_sum_cores":
-            patched.setattr(json_handlers, name, stumble_slowly)
-        else:
-            patched.setattr(tables, name, stumble)
+        patched.setattr(tables, name, stumble)
         with pytest.raises(RuntimeError, match="a mistake"):
             await read_table(api)
     assert [row[0] for row in (await read_table(api))["rows"]] == ["<Root>"]

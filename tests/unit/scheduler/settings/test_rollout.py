@@ -7,7 +7,7 @@ import itertools
 import msgspec
 import pytest
 
-from cpumond.api.json.rollout_table import SetStageBody
+from cpumond.api.json.requests import SetStageBody
 from cpumond.core.wire import AgentAbout
 from cpumond.scheduler.settings.rollout import (
     Budget,

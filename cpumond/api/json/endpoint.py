@@ -1,0 +1,77 @@
+"""What a row of the table of endpoints says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cpumond.api import views
+from cpumond.api.json.call import Call
+from cpumond.api.json.requests import Query
+
+Needs = Literal[
+    "nothing", "a node's token", "a known user", "a known user, for the own", "`read`", "`use`", "`modify_children`",
+    "`write`", "`write`, `modify_children`", "what the change needs", "`manage`", "`read_secrets`",
+    "`write` on the tree", "`administer` on the tree", "an administrator",
+]  # fmt: skip
+"""What a request needs: permissions of semantics.md 12 in backticks, or who may ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One request that is answered. ``name`` is the document's operationId; ``handler`` gives the answer, or an
+    awaitable of it.
+
+    ``answer`` is the type of a good answer, given with ``status``; ``others`` are further answers by status.
+    ``needs_body``: a body must be there.
+    """
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    handler: Callable[[Call], Any]
+    answer: Any
+    needs: Needs = "a known user"
+    body: Any = None
+    query: type[Query] | None = None
+    status: int = 200
+    refusals: tuple[int, ...] = ()
+    others: Mapping[int, Any] = field(default_factory=dict)
+    needs_body: bool = True
+    has_etag: bool = False
+    """Whether a good answer has an ETag; a request that has it in If-None-Match gets 304 without a body."""
+    content_type: str = "application/json"
+    """Of a good answer; all others are JSON."""
+
+    @property
+    def is_change(self) -> bool:
+        return self.method != "GET"
+
+    @property
+    def is_public(self) -> bool:
+        """Whether no user is asked for."""
+        return self.needs == "nothing"
+
+    @property
+    def is_of_nodes(self) -> bool:
+        """Whether it is for agents: such requests count for no user's rate."""
+        return self.needs == "a node's token"
+
+    @property
+    def statuses(self) -> dict[int, Any]:
+        """All statuses that it may answer with, and the type of the body of each."""
+        known = {self.status: self.answer, **self.others}
+        found = set(self.refusals)
+        if not self.is_public:
+            found |= {401, 403, 500}
+        if self.body is not None:
+            found |= {400, 413, 422}
+        if "{" in self.path:
+            found |= {404, 422}
+        if self.query is not None:
+            found |= {422}
+        if self.is_change and not self.is_public:
+            found |= {503}
+        return {**known, **dict.fromkeys(sorted(found - set(known)), views.Failure)}

@@ -1,0 +1,116 @@
+"""Requests about the past: preemptions, the history of figures, reports, savings."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from cpumond.api import node_views, pool_views
+from cpumond.api.glance_views import PoolTrends, PreemptionGroups, group_preemptions
+from cpumond.api.json import requests, rights
+from cpumond.api.json.call import Call
+from cpumond.scheduler.access import Rights
+from cpumond.scheduler.access.required import check_operation
+from cpumond.scheduler.history.model import HistoryView, ReportView
+from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.history.savings import SavingsView
+from cpumond.scheduler.history.trends import Trends
+from cpumond.scheduler.model import ACCESS_DENIED, NO_SUCH_JOB, RESOLVE, CommandError, OperationRecord
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.state import State
+
+
+def _history_of(scheduler: Scheduler) -> History:
+    if scheduler.history is None:
+        raise CommandError("history is turned off: [history] length = 0", RESOLVE)
+    return scheduler.history
+
+
+async def list_trends(call: Call) -> PoolTrends:
+    query: requests.TrendsQuery = call.query
+    tree = call.tree
+    names = list(dict.fromkeys(filter(None, query.pools.split("\n"))))
+    if len(names) > requests.MAX_TRENDS:
+        raise CommandError(f"pools: {len(names)} names; ask for at most {requests.MAX_TRENDS} at once")
+    history, until = _history_of(call.scheduler), call.now
+    since = max(until - query.since_s, history.describe().since or 0.0)
+    if since >= until:
+        return PoolTrends(tree.name, until, 0.0, {})
+    found = await history.trends(tree.name, names, Trends(since, until, query.count))
+    return PoolTrends(tree.name, since, (until - since) / query.count, found)
+
+
+def list_preemption_groups(call: Call) -> PreemptionGroups:
+    query: requests.PreemptionGroupsQuery = call.query
+    rights = call.rights
+    return group_preemptions(node_views.list_fitting(call.state, query.operation, query.pool, rights), rights)
+
+
+def list_preemptions(call: Call) -> node_views.PreemptionList:
+    query: requests.PreemptionsQuery = call.query
+    return node_views.show_preemptions(
+        call.state, limit=query.limit, operation=query.operation, pool=query.pool, rights=call.rights, group=query.group
+    )
+
+
+async def read_history(call: Call) -> HistoryView:
+    query: requests.HistoryQuery = call.query
+    history, until = _history_of(call.scheduler), min(call.now, query.until or math.inf)
+    since = query.since or until - query.since_s
+    if since >= until:
+        raise CommandError(f"since is {since:.0f}, which is not before {until:.0f}, the end: give an earlier one")
+    if query.kind == "pool" and not query.tree:
+        query = msgspec.structs.replace(query, tree=call.state.config.default_tree)
+    tree, name, refusal = query.tree, query.name, None
+    try:
+        tree, name = _find_series(query, call.rights)
+    except CommandError as error:
+        if error.code == ACCESS_DENIED:
+            raise
+        refusal = error
+    found = await history.read(query.kind, tree, name, since, until, query.max_points)
+    if refusal is not None and not found.times:
+        raise refusal
+    return found
+
+
+def _find_series(query: requests.HistoryQuery, asker: Rights) -> tuple[str, str]:
+    """The tree and the name by which the history knows it. Raises CommandError for what does not exist now."""
+    state, tree, name = asker.state, query.tree, query.name
+    if query.kind == "pool":
+        return tree, pool_views.find_pool(state.find_tree(tree), name).name
+    if query.kind == "operation":
+        record = state.find_record(name)
+        check_operation(asker, record, "read")
+        if tree and tree not in record.trees:
+            raise CommandError(f"Operation {record.id} does not run in tree {tree!r}", RESOLVE)
+        return tree, record.id
+    if query.kind == "node":
+        return "", node_views.find_node(state, name).id
+    check_operation(asker, _find_operation_of(state, name), "read")
+    return "", name
+
+
+def _find_operation_of(state: State, job_id: str) -> OperationRecord:
+    living = state.jobs.get(job_id)
+    if living is not None:
+        return living.element.operation.record
+    for operation_id, jobs in state.finished_jobs.items():
+        if job_id in jobs:
+            return state.find_record(operation_id)
+    raise CommandError(f"No such job {job_id}", NO_SUCH_JOB)
+
+
+async def make_report(call: Call) -> ReportView:
+    query: requests.ReportQuery = call.query
+    now = call.now
+    found = await _history_of(call.scheduler).report(now - query.since_s, now, query.tree or None, query.top)
+    if query.tree and not found.trees:
+        call.state.find_tree(query.tree)
+    return rights.show_readable_report(found, call.rights)
+
+
+async def make_savings(call: Call) -> SavingsView:
+    query: requests.SavingsQuery = call.query
+    return await _history_of(call.scheduler).savings(call.now - query.since_s, call.now, query.tree or None)

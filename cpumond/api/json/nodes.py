@@ -1,0 +1,54 @@
+"""Requests of nodes and about them, and about the stages of a roll-out."""
+
+from __future__ import annotations
+
+from cpumond.api import node_views, rollout_views
+from cpumond.api.json import requests
+from cpumond.api.json.call import Call
+from cpumond.api.json.prepared import WithStatus
+from cpumond.core.wire import HeartbeatAnswer, RegistrationAnswer
+from cpumond.scheduler.settings.rollout import EVERY_NODE, SetStage, StagePlan, make_stage, plan_stage
+from cpumond.scheduler.state.stages import list_hosts
+
+
+def list_nodes(call: Call) -> node_views.NodeList:
+    query: requests.NodesQuery = call.query
+    return node_views.show_nodes(
+        call.state, call.now, limit=query.limit, offset=query.offset, tree=query.tree, tag=query.tag,
+        online=query.online == "true" if query.online else None,
+    )  # fmt: skip
+
+
+async def register_node(call: Call) -> RegistrationAnswer:
+    # An administrator is none whose token fits other nodes, too.
+    may_replace = call.node is None or call.node.admin or call.node.is_bound
+    return await call.scheduler.register(call.body, may_replace)
+
+
+async def take_heartbeat(call: Call) -> HeartbeatAnswer | WithStatus:
+    answer = await call.scheduler.heartbeat(call.body)
+    return WithStatus(answer, 409) if answer.register else answer
+
+
+def list_targets(call: Call) -> list[rollout_views.TargetGroup]:
+    return rollout_views.show_targets(call.state, call.query.loopback == "true")
+
+
+def read_stage(call: Call) -> SetStage:
+    body: requests.SetStageBody = call.body
+    return SetStage(
+        nodes_filter=body.nodes_filter.strip() or EVERY_NODE,
+        why=body.why,
+        level=body.level,
+        canary_ratio=body.canary_ratio,
+        canary_period_s=body.canary_period_s,
+        budget=body.budget,
+    )
+
+
+def show_stage_plan(call: Call) -> StagePlan:
+    """Computed with what the command itself would set. Raises CommandError."""
+    command = read_stage(call)
+    hosts = list_hosts(call.state, command.nodes_filter)
+    before = call.state.stages.get(command.nodes_filter)
+    return plan_stage(make_stage(command, before, hosts, call.user.name, call.now), hosts)

@@ -1,0 +1,149 @@
+"""Requests about operations and their jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from cpumond.api import views
+from cpumond.api.glance_views import OperationCounts, OperationGroups
+from cpumond.api.json import requests
+from cpumond.api.json.call import Call
+from cpumond.api.json.parts import in_parts
+from cpumond.api.json.trees import look_at
+from cpumond.api.yt.orchid_attributes import operation_attributes
+from cpumond.core.wire import RequestKind
+from cpumond.fairshare.explain import Explanation, explain
+from cpumond.scheduler.decide.snapshot import GUARANTEE_PREFIX, OPERATION_PREFIX
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.why.causes import Causes
+from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
+
+
+async def list_operations(call: Call) -> views.OperationList:
+    query: requests.OperationsQuery = call.query
+    if query.search:
+        await _read_texts(call)
+    return views.show_operations(
+        call.state, call.now, limit=query.limit, offset=query.offset, operation_state=query.state, user=query.user,
+        tree=query.tree, pool=query.pool, search=query.search, sort=query.sort, descending=query.descending == "true",
+        texts=call.shared.texts, rights=call.rights, cause=query.cause,
+        causes=await _find_causes(call, query.tree) if query.cause else {},
+    )  # fmt: skip
+
+
+async def group_operations(call: Call) -> OperationGroups:
+    query: requests.GroupsQuery = call.query
+    if query.search:
+        await _read_texts(call)
+    records = views.choose_records(
+        call.state, user=query.user, tree=query.tree, pool=query.pool, search=query.search, texts=call.shared.texts,
+        rights=call.rights,
+    )  # fmt: skip
+    counts = OperationCounts(call.state, await _find_causes(call, query.tree))
+    async for some in in_parts(records):
+        counts.add(some)
+    return counts.finish()
+
+
+async def _read_texts(call: Call) -> None:
+    """Prepare what is searched."""
+    texts = call.shared.texts
+    async for records in in_parts(views.list_records(call.state)):
+        for record in records:
+            texts.of(record)
+    texts.forget_gone(call.state)
+
+
+async def _find_causes(call: Call, tree: str) -> dict[str, Causes]:
+    """What operations wait for, by tree, "" for all."""
+    trees = list(call.state.trees.items())
+    return {name: await call.shared.looks.at(each) for name, each in trees if not tree or name == tree}
+
+
+def list_jobs(call: Call) -> views.JobList:
+    query: requests.JobsQuery = call.query
+    return views.show_jobs(
+        call.state, call.find_operation(), limit=query.limit, offset=query.offset, job_state=query.state,
+        node_id=query.node,
+    )  # fmt: skip
+
+
+def show_operation_orchid(call: Call) -> dict[str, dict[str, Any]]:
+    live = call.state.operations.get(call.find_operation().id)
+    return {
+        name: operation_attributes(look_at(call.scheduler, element.tree), element).to_dict()
+        for name, element in (live.elements.items() if live is not None else ())
+    }
+
+
+async def read_job_log(call: Call) -> Response:
+    query: requests.LogQuery = call.query
+    operation = call.find_operation("read_secrets").id
+    found = await call.scheduler.read_log(operation, call.path["job"], query.stream, query.tail, query.offset)
+    first = found.first_byte
+    if isinstance(first, msgspec.UnsetType):
+        first = found.total_bytes - len(found.content)
+    headers = {
+        requests.TOTAL_BYTES: str(found.total_bytes),
+        requests.FIRST_BYTE: str(first),
+        # Whatever a job wrote, no browser may take it for a page.
+        "X-Content-Type-Options": "nosniff",
+        "content-type": requests.TEXT,
+    }
+    return Response(found.content, headers=headers)
+
+
+async def explain_job(call: Call) -> dict[str, Any]:
+    return await _ask_job(call, "explain")
+
+
+async def pin_job(call: Call) -> views.Done:
+    body: requests.PinBody = call.body
+    job = await _ask_job(call, "pin", body.cpu_limit, body.ttl_s)
+    warnings = []
+    if job.get("last_result") == "failed" and job.get("last_error"):
+        warnings.append(f"the limit could not be written: {job.get('last_error')}")
+    elif job.get("pinned_cpu_limit") is None:
+        warnings.append("writes are paused on its node; the pin takes effect when the pause file is gone")
+    return views.Done(call.path["job"], warnings)
+
+
+async def unpin_job(call: Call) -> views.Done:
+    await _ask_job(call, "unpin")
+    return views.Done(call.path["job"], [])
+
+
+async def _ask_job(
+    call: Call, kind: RequestKind, cpu_limit: float | None = None, ttl_s: float | None = None
+) -> dict[str, Any]:
+    operation = call.find_operation("read" if kind == "explain" else "manage").id
+    return await call.scheduler.ask_job(operation, call.path["job"], kind, cpu_limit, ttl_s, call.user)
+
+
+async def why_operation(call: Call) -> OperationAnswer:
+    record = call.find_operation()
+    shares = {}
+    async with call.shared.plan_lock:
+        for name in record.trees:
+            told = await _explain_share(call.scheduler, name, GUARANTEE_PREFIX + record.id)
+            told = told or await _explain_share(call.scheduler, name, OPERATION_PREFIX + record.id)
+            if told is not None:
+                lines = map(call.rights.hide_operations, told.lines)
+                shares[name] = (told.rule, name_operations(call.state, lines))
+    record = call.state.find_record(record.id)
+    return explain_operation(call.state, record, call.now, shares, call.rights)
+
+
+async def _explain_share(scheduler: Scheduler, tree: str, element: str) -> Explanation | None:
+    """What the last update of a tree says about an element; None where it does not know it."""
+    kept = scheduler.updates.get(tree)
+    if kept is None or kept.snapshot is None or kept.result is None:
+        return None
+    try:
+        return await asyncio.to_thread(explain, kept.snapshot, kept.result, element)
+    except KeyError:
+        return None

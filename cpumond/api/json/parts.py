@@ -1,0 +1,19 @@
+"""Long work of the event loop in parts: heartbeats and updates have their turn between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+OPERATIONS_AT_ONCE: Final = 1000
+"""Operations that are counted, added up or made ready for a search in one part."""
+
+
+async def in_parts(items: Sequence[T], size: int = OPERATIONS_AT_ONCE) -> AsyncIterator[Sequence[T]]:
+    """Up to ``size`` of the items at a time; the state may change between them."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+        await asyncio.sleep(0)
