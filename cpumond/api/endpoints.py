@@ -31,7 +31,7 @@ from cpumond.api.json.call import Call
 from cpumond.api.json.document import make_document
 from cpumond.api.json.endpoint import Endpoint, Needs
 from cpumond.api.json.prepared import Prepared, compress, encode
-from cpumond.api.session import Session, begin_session, end_session
+from cpumond.api.session import BrowserSession, begin_session, end_session
 from cpumond.core.wire import (
     HeartbeatAnswer,
     JobLog,
@@ -410,7 +410,7 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "POST", PREFIX + "/session", "sign_in", "Begin a browser's session with the token that is shown",
-        lambda c: begin_session(c.request, c.user), Session, refusals=(422,),
+        lambda c: begin_session(c.request, c.user), BrowserSession, refusals=(422,),
     ),
     Endpoint(
         "DELETE", PREFIX + "/session", "sign_out", "Have the browser forget its session",

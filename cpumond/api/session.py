@@ -30,7 +30,7 @@ MAX_TOKEN: Final = 1024
 _PORT: Final = re.compile(r":([0-9]{1,5})\Z")
 
 
-class Session(View, frozen=True):
+class BrowserSession(View, frozen=True):
     """``key``: the page's half, for the header X-Cpumond-Session; the other is in the answer's cookie."""
 
     user: str
@@ -43,7 +43,7 @@ def begin_session(request: Request, user: User) -> Response:
     if not user.token_id or not 0 < len(token) <= MAX_TOKEN:
         raise CommandError(f"what signs in is a token of at most {MAX_TOKEN} bytes, as Authorization: Bearer TOKEN")
     pad = secrets.token_bytes(len(token))
-    answer = Response(msgspec.json.encode(Session(user.name, pad.hex())), media_type="application/json")
+    answer = Response(msgspec.json.encode(BrowserSession(user.name, pad.hex())), media_type="application/json")
     _set_cookie(request, answer, _mix(token, pad).hex())
     return answer
 
