@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from cpumond.api.figures import View
@@ -13,13 +11,12 @@ from cpumond.core.words import count
 from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, greatest, subtract
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.placement import find_stuck_tasks
-from cpumond.scheduler.elements import Tree
+from cpumond.scheduler.elements import Operation, Tree
 from cpumond.scheduler.history.model import HistoryStatus
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.settings.validation import find_overcommit, find_warnings
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.nodes import list_refused_nodes
-from cpumond.scheduler.why.causes import find_shown_state
 from cpumond.scheduler.why.idle import IdleParts, IdleReport
 
 
@@ -43,10 +40,14 @@ class AlertList(View, frozen=True):
     alerts: list[Alert]
 
 
-def find_alerts(state: State, now: float, service: Sequence[Alert] = (), rights: Rights | None = None) -> AlertList:
-    """What is odd in the state; ``service`` is what the running service adds of itself. Nothing is told of operations
-    that ``rights`` do not allow to read."""
-    found = [*service, *_node_alerts(state, now), *_operation_alerts(state, rights)]
+def find_alerts(
+    state: State, now: float, service: Sequence[Alert] = (), operations: Sequence[Alert] | None = None
+) -> AlertList:
+    """What is odd in the state; ``service`` is what the running service adds of itself, ``operations`` the alerts about
+    operations where these were found before."""
+    if operations is None:
+        operations = list(find_operation_alerts(state.operations.values()))
+    found = [*service, *_node_alerts(state, now), *operations[:MOST_OPERATION_ALERTS]]
     for tree in state.trees.values():
         found += _tree_alerts(tree)
     if not state.config.default_tree:
@@ -96,12 +97,12 @@ def _node_alerts(state: State, now: float) -> Iterator[Alert]:
             yield Alert("node_overcommitted", "warning", node.id, message)
 
 
-def _operation_alerts(state: State, rights: Rights | None) -> Iterator[Alert]:
-    live = (each for each in state.operations.values() if rights is None or rights.may_read(each.record))
-    stuck = ((each.id, sentences) for each in live if (sentences := find_stuck_tasks(each)))
-    for operation_id, sentences in itertools.islice(stuck, MOST_OPERATION_ALERTS):
-        message = f"operation {operation_id}: {'; '.join(sentences)}"
-        yield Alert("job_fits_no_node", "warning", operation_id, message)
+def find_operation_alerts(operations: Iterable[Operation], rights: Rights | None = None) -> Iterator[Alert]:
+    """Those about operations, of which ``rights`` allow to read, None all."""
+    for each in operations:
+        if (sentences := find_stuck_tasks(each)) and (rights is None or rights.may_read(each.record)):
+            message = f"operation {each.id}: {'; '.join(sentences)}"
+            yield Alert("job_fits_no_node", "warning", each.id, message)
 
 
 class Health(View, frozen=True):
@@ -216,7 +217,8 @@ def choose_sentence(reports: Sequence[IdleReport]) -> str:
     return "" if chosen is None else chosen.sentence
 
 
-def count_all(state: State) -> Counts:
+def count_all(state: State, shown_states: Mapping[str, int]) -> Counts:
+    """``shown_states``: live operations by their ``shown_state``."""
     preemptions: dict[str, int] = {}
     for (_, _, kind), number in state.preemption_counts.items():
         preemptions[kind] = preemptions.get(kind, 0) + number
@@ -232,7 +234,7 @@ def count_all(state: State) -> Counts:
         active_jobs=sum(len(node.jobs) for node in state.nodes.values()),
         stopping_jobs=sum(len(node.stopping) for node in state.nodes.values()),
         preemptions=preemptions,
-        shown_states=Counter(find_shown_state(each.record, each) for each in state.operations.values()),
+        shown_states=dict(shown_states),
     )
 
 

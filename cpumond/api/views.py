@@ -331,12 +331,11 @@ def _in_tree(element: OperationElement, now: float, places: Places, looks: dict[
 OperationOrder = Literal["start_time", "state", "user", "title", "jobs", "usage", "fair_share"]
 
 
-def show_operations(
-    state: State, now: float, *, limit: int, offset: int = 0, operation_state: str = "", user: str = "", tree: str = "",
-    pool: str = "", search: str = "", sort: OperationOrder = "start_time", descending: bool = True,
-    texts: SearchTexts | None = None, rights: Rights | None = None, cause: str = "",
-    causes: Mapping[str, Causes] = {},
-) -> OperationList:  # fmt: skip
+def find_operations(
+    state: State, *, operation_state: str = "", user: str = "", tree: str = "", pool: str = "", search: str = "",
+    sort: OperationOrder = "start_time", descending: bool = True, texts: SearchTexts | None = None,
+    rights: Rights | None = None, cause: str = "", causes: Mapping[str, Causes] = {},
+) -> list[OperationRecord]:  # fmt: skip
     """Live and finished operations that fit all filters ("" lets all through); equal ones: the last started first.
 
     ``operation_state`` "live" is pending or running; ``cause`` what it waits for in one of
@@ -355,18 +354,22 @@ def show_operations(
     chosen.sort(key=lambda record: record.sequence, reverse=True)
     if (sort, descending) != ("start_time", True):
         chosen.sort(key=_order_of(state, sort), reverse=descending)
-    shown = chosen[offset : offset + limit]
+    return chosen
+
+
+def show_operations(state: State, now: float, records: Iterable[OperationRecord]) -> list[OperationView]:
+    """Operations as they are listed."""
+    shown = [state.record_of(each.id) or each for each in records]
     places = _find_places(state, shown)
     looks: dict[Tree, Causes] = {}
-    operations = [_show_record(OperationView, state, each, now, places, looks) for each in shown]
-    return OperationList(operations, len(chosen))
+    return [_show_record(OperationView, state, each, now, places, looks) for each in shown]
 
 
 def choose_records(
     state: State, *, operation_state: str = "", user: str = "", tree: str = "", pool: str = "", search: str = "",
     texts: SearchTexts | None = None, rights: Rights | None = None,
 ) -> list[OperationRecord]:  # fmt: skip
-    """The records that fit all filters of ``show_operations``, those of live operations first."""
+    """The records that fit all filters of ``find_operations``, those of live operations first."""
     wanted = search.lower()
     texts = SearchTexts() if texts is None else texts
     states = ("pending", "running") if operation_state == "live" else (operation_state,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
@@ -22,17 +22,24 @@ from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.why.causes import Causes
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
 
+SHOWN_AT_ONCE: Final = 200
+"""Operations that are shown in one part: each costs a hundred times what counting it does."""
+
 
 async def list_operations(call: Call) -> views.OperationList:
     query: requests.OperationsQuery = call.query
     if query.search:
         await _read_texts(call)
-    return views.show_operations(
-        call.state, call.now, limit=query.limit, offset=query.offset, operation_state=query.state, user=query.user,
-        tree=query.tree, pool=query.pool, search=query.search, sort=query.sort, descending=query.descending == "true",
-        texts=call.shared.texts, rights=call.rights, cause=query.cause,
-        causes=await _find_causes(call, query.tree) if query.cause else {},
+    causes = await _find_causes(call, query.tree) if query.cause else {}
+    found = views.find_operations(
+        call.state, operation_state=query.state, user=query.user, tree=query.tree, pool=query.pool, search=query.search,
+        sort=query.sort, descending=query.descending == "true", texts=call.shared.texts, rights=call.rights,
+        cause=query.cause, causes=causes,
     )  # fmt: skip
+    shown: list[views.OperationView] = []
+    async for records in in_parts(found[query.offset : query.offset + query.limit], SHOWN_AT_ONCE):
+        shown += views.show_operations(call.state, call.now, records)
+    return views.OperationList(shown, len(found))
 
 
 async def group_operations(call: Call) -> OperationGroups:

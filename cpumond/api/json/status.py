@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final, Literal
 
@@ -10,9 +11,11 @@ import msgspec
 from cpumond import __version__
 from cpumond.api import overview
 from cpumond.api.json.call import Call
+from cpumond.api.json.parts import in_parts
 from cpumond.api.json.prepared import WithStatus
 from cpumond.api.json.trees import last_idle_reports
 from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.why.causes import find_shown_state
 
 READY_PERIODS: Final = 5
 """Update periods without an update after which the scheduler is called stuck."""
@@ -45,9 +48,9 @@ async def show_overview(call: Call) -> overview.Overview:
     reports = last_idle_reports(call)
     return overview.Overview(
         why=overview.choose_sentence(list(reports.values())),
-        status=show_status(call),
+        status=await show_status(call),
         health=find_health(call.scheduler),
-        alerts=list_alerts(call).alerts,
+        alerts=(await list_alerts(call)).alerts,
         trees=[
             overview.show_totals(
                 each, await call.shared.pool_tables.cores_of(each), each.name == default, reports.get(each.name)
@@ -58,8 +61,13 @@ async def show_overview(call: Call) -> overview.Overview:
     )
 
 
-def list_alerts(call: Call) -> overview.AlertList:
-    return overview.find_alerts(call.state, call.now, list(_own_alerts(call.scheduler)), call.rights)
+async def list_alerts(call: Call) -> overview.AlertList:
+    found: list[overview.Alert] = []
+    async for operations in in_parts(list(call.state.operations.values())):
+        found += overview.find_operation_alerts(operations, call.rights)
+        if len(found) >= overview.MOST_OPERATION_ALERTS:
+            break
+    return overview.find_alerts(call.state, call.now, list(_own_alerts(call.scheduler)), found)
 
 
 def _own_alerts(scheduler: Scheduler) -> Iterator[overview.Alert]:
@@ -86,7 +94,10 @@ def _own_alerts(scheduler: Scheduler) -> Iterator[overview.Alert]:
         yield overview.Alert("stuck", "error", "", message)
 
 
-def show_status(call: Call) -> overview.Status:
+async def show_status(call: Call) -> overview.Status:
+    shown_states: Counter[str] = Counter()
+    async for operations in in_parts(list(call.state.operations.values())):
+        shown_states.update(find_shown_state(each.record, each) for each in operations)
     scheduler, now = call.scheduler, call.now
     return overview.Status(
         version=__version__,
@@ -101,7 +112,7 @@ def show_status(call: Call) -> overview.Status:
             for name, taken in call.shared.requests.items()
             if taken.count
         },
-        counts=overview.count_all(scheduler.state),
+        counts=overview.count_all(scheduler.state, shown_states),
     )
 
 

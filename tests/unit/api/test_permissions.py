@@ -208,7 +208,7 @@ def test_what_may_not_be_read_is_nowhere(asked):
     for each, shown in ((everything, [job.id]), (rights, [])):
         details = node_views.show_node_details(living, 0.0, each)
         assert ([each.id for each in details.jobs], list(details.titles)) == (shown, [asked.id] if shown else [])
-    assert views.show_operations(asked.state, 0.0, limit=9, rights=rights).total == 1
+    assert len(views.find_operations(asked.state, rights=rights)) == 1
     for known, count in ((rights, 1), (everything, 2)):
         shown = orchid.scheduler_orchid(asked.state, {}, known)
         assert len(shown["operations"]) == len(shown["pool_trees"][TREE]["operations"]) == count
@@ -223,12 +223,9 @@ def test_what_may_not_be_read_is_nowhere(asked):
 def test_preemptions_and_alerts_of_what_may_not_be_read_are_not_told(asked):
     asked.node("n1", cpu=1.0)
     stuck = asked.start("b", user="ann", cpu=50.0)
-    assert any(
-        alert.subject == stuck for alert in overview.find_alerts(asked.state, 0.0, (), asked.rights(ADMIN)).alerts
-    )
-    assert not any(
-        each.subject == stuck for each in overview.find_alerts(asked.state, 0.0, (), asked.rights(NOBODY)).alerts
-    )
+    live = asked.state.operations.values()
+    assert [each.subject for each in overview.find_operation_alerts(live, asked.rights(ADMIN))] == [stuck]
+    assert not list(overview.find_operation_alerts(live, asked.rights(NOBODY)))
     asked.settle_down()
     (job,) = asked.jobs_of(asked.id)
     lifecycle.stop(asked.state, job, "preempted", "for a test", 0.0)

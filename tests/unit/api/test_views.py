@@ -56,7 +56,10 @@ class Living(World):
         return Rights(self.state, User("root", admin=True))
 
     def operations(self, **filters: Any) -> views.OperationList:
-        return views.show_operations(self.state, self.now, **{"limit": 100, **filters})
+        limit, offset = filters.pop("limit", 100), filters.pop("offset", 0)
+        found = views.find_operations(self.state, **filters)
+        shown = views.show_operations(self.state, self.now, found[offset : offset + limit])
+        return views.OperationList(shown, len(found))
 
 
 @pytest.fixture
@@ -382,7 +385,7 @@ def test_counts(living):
     ids = [living.begin("a", 2) for _ in range(3)]
     living.do(operations.AbortOperation(ids[2]))
     living.work()
-    counts = overview.count_all(living.state)
+    counts = overview.count_all(living.state, {})
     assert (counts.trees, counts.pools, counts.nodes, counts.online_nodes) == (1, 1, 1, 1)
     assert (counts.pending_operations, counts.running_operations, counts.finished_operations) == (1, 1, 1)
     assert (counts.active_jobs, counts.stopping_jobs) == (2, 0)
