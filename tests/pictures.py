@@ -35,7 +35,7 @@ README: Final = ROOT / "README.md"
 MADE_OF: Final = PICTURES / "made-of.json"
 STATIC: Final = "cpumond/web/static"
 SOURCES: Final = {
-    "demo": tuple(f"cpumond/cli/demo/{name}.py" for name in ("jobs", "lever", "run", "story", "view")),
+    "demo": tuple(f"cpumond/cli/demo/{name}.py" for name in ("jobs", "run", "story", "view")),
     "overview": (
         f"{STATIC}/page_overview.js",
         f"{STATIC}/chart.js",

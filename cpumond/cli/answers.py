@@ -13,7 +13,7 @@ from cpumond.cli.agent.init import InitAnswer
 from cpumond.cli.agent.service import CheckedConfig
 from cpumond.cli.agent.simulate import SimulatedRules
 from cpumond.cli.agent.watch import DryRunCheck, DryRunEnd
-from cpumond.cli.demo.view import Summary
+from cpumond.cli.demo.view import DemoSummary
 from cpumond.cli.doctor.checks import Finding
 from cpumond.cli.scheduler.cluster import ClusterAnswer
 from cpumond.cli.scheduler.cluster_top import ClusterPicture
@@ -61,7 +61,7 @@ ANSWERS: Final[dict[str, Any]] = {
     "estimate": EstimateAnswer,
     "simulate": SimulatedRules,
     "init": InitAnswer,
-    "demo": Summary,
+    "demo": DemoSummary,
     "cluster": ClusterAnswer,
     "doctor": Findings,
     "tree list": pool_views.TreeList,

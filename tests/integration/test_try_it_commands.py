@@ -354,7 +354,7 @@ def test_demo_without_a_hierarchy_says_that_it_simulates(tmp_path: Path) -> None
     program = (
         "import cpumond.cli.demo.host as host, cpumond.core.errors as errors, cpumond.cli as cli, sys\n"
         "def none(*_): raise errors.UnavailableError('no cgroups here')\n"
-        "host.choose_place = none\n"
+        "host.make_place = none\n"
         "sys.exit(cli.run(['demo', '--duration', '2']))\n"
     )
     result = subprocess.run(

@@ -90,7 +90,7 @@ HOME = {
     "prometheus_client": {"cpumond.agent.exporter", "cpumond.scheduler.program.exporter"},
     "dbus_fast": {"cpumond.host.systemd.bus", "cpumond.host.executor.systemd"},
     "asyncinotify": {"cpumond.agent.watch"},
-    "cgroupspy": {"cpumond.host.cgroup", "cpumond.testing"},
+    "cgroupspy": {"cpumond.cli.demo", "cpumond.testing"},
     "cysystemd": {"cpumond.host.service", "cpumond.core.log"},
     "click": {"cpumond.cli"},
     "rich": {"cpumond.cli"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cpumond.cli.demo.lever import Lever
+from cpumond.cli.demo.jobs import Lever
 from cpumond.cli.options import DurationType
 from cpumond.cli.output import output_options
 

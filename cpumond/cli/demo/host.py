@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-
-import msgspec
+from typing import NamedTuple
 
 from cpumond.cli.ending import Ending, ended_by, list_ending_signals
 from cpumond.core.errors import UnavailableError
@@ -22,8 +21,8 @@ from cpumond.testing import RUN_PREFIX, SHORT_DIR, remove_cgroups
 SCOPE_GUARD = "CPUMOND_DEMO_IN_SCOPE"
 
 
-class Place(msgspec.Struct, frozen=True):
-    """The cgroup ``prefix``, relative to each hierarchy, may be made; ``layout`` is that of ``Hierarchies``."""
+class CgroupPlace(NamedTuple):
+    """A cgroup of this process: ``prefix`` relative to each hierarchy; ``layout`` is that of ``Hierarchies``."""
 
     prefix: str
     layout: str
@@ -34,65 +33,65 @@ def stop_on_signals() -> contextlib.AbstractContextManager[Ending]:
     return ended_by([signal.SIGINT, *list_ending_signals()])
 
 
-def choose_place(name: str) -> Place:
-    """Where the cgroup ``name``PID may be made; on v2 this may start the command again in a scope of systemd.
+def make_place(name: str) -> CgroupPlace:
+    """Make the cgroup ``name``PID; on v2 this may start the command again in a scope of systemd.
 
     What dead processes have left under that name is removed. Raises UnavailableError with the reason for no place.
     """
+    from cgroupspy.nodes import Node
+
     for prefix in (name, RUN_PREFIX):
         remove_directories(prefix)
     hierarchies = mounts.open_hierarchies()
-    own = f"{name}{os.getpid()}"
-    if hierarchies.cpu_version == 1:
-        roots = {hierarchies.cpu_root, hierarchies.cpuacct_root}
-        if not all(os.access(root, os.W_OK) for root in roots):
-            raise UnavailableError(f"no right to make cgroups in {' and '.join(sorted(roots))}; run it as root")
-        remove_leftovers(name, "")
-        return Place(own, hierarchies.layout)
-    if os.environ.get(SCOPE_GUARD):
-        scope = _own_scope(hierarchies)
-        if scope is not None:
-            for parent in _list_scopes(hierarchies.cpu_root, os.path.dirname(scope)):
-                remove_leftovers(name, parent)
-            return Place(f"{scope}/{own}", hierarchies.layout)
-    elif shutil.which("systemd-run"):
-        _start_again_in_scope()
-    raise UnavailableError("no delegated cgroup with the cpu controller; run it as root under systemd")
-
-
-def _own_scope(hierarchies: mounts.Hierarchies) -> str | None:
-    """The delegated scope of this process, once it is in a leaf of it and cpu is enabled there; None if that fails."""
-    with open("/proc/self/cgroup", encoding="ascii") as file:
-        paths = [line.rstrip("\n").split(":", 2)[2].strip("/") for line in file if line.startswith("0::")]
-    if not paths:
-        return None
-    directory = os.path.join(hierarchies.cpu_root, paths[0])
+    scope = _enter_scope(hierarchies) if hierarchies.cpu_version == 2 else ""
+    parents = _list_scopes(hierarchies.cpu_root, os.path.dirname(scope)) if scope else [""]
+    for parent in parents:
+        remove_leftovers(name, parent)
+    place = CgroupPlace(os.path.join(scope, f"{name}{os.getpid()}"), hierarchies.layout)
+    roots = sorted({hierarchies.cpu_root, hierarchies.cpuacct_root})
     try:
-        os.makedirs(os.path.join(directory, "demo"), exist_ok=True)
-        with open(os.path.join(directory, "demo", "cgroup.procs"), "w", encoding="ascii") as procs:
-            procs.write("0")
-        with open(os.path.join(directory, "cgroup.subtree_control"), "w", encoding="ascii") as control:
-            control.write("+cpu")
-    except OSError:
-        # Not delegated, or without the cpu controller: no real cgroup can be made here.
-        return None
-    return paths[0]
+        for root in roots:
+            Node(os.path.join(root, scope)).create_cgroup(os.path.basename(place.prefix))
+    except OSError as error:
+        remove_cgroups(place.prefix)
+        raise UnavailableError(f"no right to make cgroups in {' and '.join(roots)}; run it as root") from error
+    return place
+
+
+def _enter_scope(hierarchies: mounts.Hierarchies) -> str:
+    """The delegated scope of this process, which is in a leaf of it, with cpu for its other children.
+
+    Outside of one this process is replaced by itself in a transient scope, when the manager grants one. Raises
+    UnavailableError.
+    """
+    from cgroupspy.nodes import Node
+
+    if os.environ.get(SCOPE_GUARD):
+        with open("/proc/self/cgroup", encoding="ascii") as file:
+            paths = [line.rstrip("\n").split(":", 2)[2].strip("/") for line in file if line.startswith("0::")]
+        # An OSError: it is not delegated, or without the cpu controller.
+        with contextlib.suppress(OSError):
+            for path in paths:
+                directory = os.path.join(hierarchies.cpu_root, path)
+                Node(directory).create_cgroup("demo")
+                for file_name, text in (("demo/cgroup.procs", "0"), ("cgroup.subtree_control", "+cpu")):
+                    with open(os.path.join(directory, file_name), "w", encoding="ascii") as file:
+                        file.write(text)
+                return path
+    elif shutil.which("systemd-run"):
+        manager = [] if os.geteuid() == 0 else ["--user"]
+        scope = ["systemd-run", *manager, "--scope", "--quiet", "-p", "Delegate=yes", "-p", "CPUWeight=100"]
+        probe = subprocess.run([*scope, "true"], capture_output=True, timeout=20, check=False)  # noqa: S603
+        if probe.returncode == 0:
+            command = [*scope, sys.executable, *sys.orig_argv[1:]]
+            os.execvpe(command[0], command, {**os.environ, SCOPE_GUARD: "1"})  # noqa: S606 - our own command line
+    raise UnavailableError("no delegated cgroup with the cpu controller; run it as root under systemd")
 
 
 def _list_scopes(cpu_root: str, parent: str) -> list[str]:
     """The scopes in the slice ``parent``, among them those of killed demos."""
     with os.scandir(os.path.join(cpu_root, parent)) as entries:
         return sorted(f"{parent}/{entry.name}" for entry in entries if entry.name.endswith(".scope"))
-
-
-def _start_again_in_scope() -> None:
-    """Replace this process by itself in a transient scope with Delegate=yes, when the manager grants one."""
-    manager = [] if os.geteuid() == 0 else ["--user"]
-    scope = ["systemd-run", *manager, "--scope", "--quiet", "-p", "Delegate=yes", "-p", "CPUWeight=100"]
-    probe = subprocess.run([*scope, "true"], capture_output=True, timeout=20, check=False)  # noqa: S603
-    if probe.returncode == 0:
-        command = [*scope, sys.executable, *sys.orig_argv[1:]]
-        os.execvpe(command[0], command, {**os.environ, SCOPE_GUARD: "1"})  # noqa: S606 - our own command line
 
 
 def is_left(entry: str, name: str) -> bool:

@@ -1,10 +1,10 @@
-"""What runs in ``cpumond demo``: the node's size, the operations and their program, when the simulation wakes up."""
+"""The plan of ``cpumond demo``: the node's size, the operations and their program, when the load changes."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -61,6 +61,27 @@ os._exit(0)
 after SECONDS. Threads of one process: hashing lets the others run."""
 
 Load = Literal["simulation", "render", "frames"]
+Lever = Literal["guarantee", "quota"]
+
+
+class LeverWords(NamedTuple):
+    """``options`` of the monitor, the noun for what moves, the words for all of it, and a sentence about it."""
+
+    options: dict[str, Any]
+    noun: str
+    whole: str
+    sentence: str
+
+
+WORDS: Final[dict[Lever, LeverWords]] = {
+    "guarantee": LeverWords(
+        {"actuator": "guarantee", "use_restore_ratio": 1.0},
+        "guarantee",
+        "its whole guarantee",
+        "Guarantees move, no quota does: whoever runs on the freed CPU is in the idle class, behind all others.",
+    ),
+    "quota": LeverWords({}, "limit", "all its CPU", "CPU quotas move (cpu.max, cpu.cfs_quota_us)."),
+}
 
 
 class PlannedOperation(msgspec.Struct, frozen=True):
@@ -78,7 +99,7 @@ class PlannedOperation(msgspec.Struct, frozen=True):
     monitor: dict[str, Any] = {}
 
 
-class Plan(msgspec.Struct, frozen=True):
+class DemoPlan(msgspec.Struct, frozen=True):
     """What is run on a node of ``capacity`` cores."""
 
     capacity: float
@@ -95,9 +116,9 @@ class Plan(msgspec.Struct, frozen=True):
         )
 
 
-def make_plan(cpu_count: float) -> Plan:
+def make_plan(cpu_count: float) -> DemoPlan:
     capacity = min(cpu_count * MACHINE_SHARE, MAX_CAPACITY)
-    return Plan(
+    return DemoPlan(
         capacity,
         {
             "simulation": PlannedOperation("research", capacity, capacity),
@@ -121,27 +142,23 @@ class Sleeper:
     def __init__(self) -> None:
         self.is_awake = False
         self._since_s = 0.0
-        self._guest_since_s: float | None = None
-        self._alone_since_s: float | None = None
+        self._guest_runs = False
+        self._guest_since_s = 0.0
+        """Since when the guest runs, or is gone, and the simulation is as it is."""
 
     def look(self, now_s: float, guest_runs: bool, left_s: float) -> bool:
         """Take in whether the guest runs; True when the simulation has just woken up or fallen asleep."""
-        if guest_runs:
-            self._alone_since_s = None
-            self._guest_since_s = now_s if self._guest_since_s is None else self._guest_since_s
-        else:
-            self._guest_since_s = None
-            self._alone_since_s = now_s if self._alone_since_s is None else self._alone_since_s
-        for_s = now_s - self._since_s
+        if guest_runs != self._guest_runs:
+            self._guest_runs, self._guest_since_s = guest_runs, now_s
+        for_s, guest_s = now_s - self._since_s, now_s - self._guest_since_s
         if self.is_awake:
-            alone_s = 0.0 if self._alone_since_s is None else now_s - self._alone_since_s
-            changes = (for_s >= MIN_AWAKE_S and alone_s >= ALONE_S) or for_s >= MAX_AWAKE_S
+            is_alone = not guest_runs and guest_s >= ALONE_S
+            changes = (for_s >= MIN_AWAKE_S and is_alone) or for_s >= MAX_AWAKE_S
         else:
-            guest_s = 0.0 if self._guest_since_s is None else now_s - self._guest_since_s
+            has_run = guest_runs and guest_s >= GUEST_S
             # Not when the demo ends before the effect can be seen.
-            changes = left_s > CHECK_PERIOD_S * 4 and (guest_s >= GUEST_S or for_s >= MAX_ASLEEP_S)
+            changes = left_s > CHECK_PERIOD_S * 4 and (has_run or for_s >= MAX_ASLEEP_S)
         if changes:
             self.is_awake = not self.is_awake
-            self._since_s = now_s
-            self._guest_since_s = self._alone_since_s = None
+            self._since_s = self._guest_since_s = now_s
         return changes

@@ -7,6 +7,8 @@ import os
 import threading
 import time
 
+import psutil
+
 from cpumond.core.measures import DEFAULT_PERIOD_US
 from cpumond.testing import make_v2_host
 
@@ -15,27 +17,20 @@ PERIODS_PER_S = 1e6 / DEFAULT_PERIOD_US
 
 
 class _Counters:
-    def __init__(self) -> None:
-        self.usage_s = 0.0
-        self.periods = 0
-        self.throttled = 0
-        self.throttled_s = 0.0
-        self.seen: dict[int, float] = {}
-        self.starts: dict[int, int] = {}
+    """Of one cgroup: CPU seconds, enforcement periods, and the processes by id with the CPU seconds of each."""
 
-    def format(self) -> str:
-        # Counters only grow, so this is never shorter than before: it is overwritten in place while others read it.
-        return (
-            f"usage_usec {int(self.usage_s * 1e6)}\nuser_usec 0\nsystem_usec 0\nnr_periods {self.periods}\n"
-            f"nr_throttled {self.throttled}\nthrottled_usec {int(self.throttled_s * 1e6)}\n"
-        )
+    def __init__(self) -> None:
+        self.usage_s = self.throttled_s = 0.0
+        self.periods = self.throttled = 0
+        self.processes: dict[int, psutil.Process] = {}
+        self.used_s: dict[int, float] = {}
 
 
 class PlainKernel:
     """A unified hierarchy of plain directories below ``root``, whose counters are those of the real processes in them.
 
     Quotas are not enforced: a process that uses more than ``cpu.max`` is counted as throttled, and goes on. Only the
-    first process of a job is counted, with all its threads.
+    first process of a job is counted, with all its threads. Entering it starts a thread that counts each ``step_s``.
     """
 
     def __init__(self, root: str, step_s: float = 0.1) -> None:
@@ -46,13 +41,13 @@ class PlainKernel:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="plain-kernel", daemon=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> PlainKernel:
         self._thread.start()
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(5.0)
+        self._thread.join(5.0)
 
     def _run(self) -> None:
         last_s = time.monotonic()
@@ -72,36 +67,41 @@ class PlainKernel:
 
     def _count(self, place: str, counters: _Counters, seconds: float) -> None:
         listed = _read_members(place)
-        times: dict[int, float] = {}
-        for pid in listed:
-            found = _read_process(pid)
-            # An id that has another start time is another process by now.
-            if found is not None and counters.starts.setdefault(pid, found[0]) == found[0]:
-                times[pid] = found[1]
+        times = {pid: used_s for pid in listed if (used_s := _read_used_s(pid, counters.processes)) is not None}
         if len(times) < len(listed):
             _write_members(place, list(times))
         # All CPU time of a new process counts: it was started for this job.
-        used_s = sum(max(used - counters.seen.get(pid, 0.0), 0.0) for pid, used in times.items())
-        counters.seen = times
-        limit = _read_limit(place)
+        used_s = sum(max(used - counters.used_s.get(pid, 0.0), 0.0) for pid, used in times.items())
+        counters.used_s = times
+        quota, _, period = _read(place, "cpu.max").strip().partition(" ")
+        limit = float("inf") if quota in ("max", "") else int(quota) / int(period or DEFAULT_PERIOD_US)
         periods = max(round(seconds * PERIODS_PER_S), 1)
-        is_over = used_s > limit * seconds + TICK_S
         counters.usage_s += used_s
         counters.periods += periods
-        counters.throttled += periods if is_over else 0
-        counters.throttled_s += max(used_s - limit * seconds, 0.0) if is_over else 0.0
+        if used_s > limit * seconds + TICK_S:
+            counters.throttled += periods
+            counters.throttled_s += used_s - limit * seconds
+        # Counters only grow, so this is never shorter than before: it is overwritten in place while others read it.
+        text = (
+            f"usage_usec {int(counters.usage_s * 1e6)}\nuser_usec 0\nsystem_usec 0\nnr_periods {counters.periods}\n"
+            f"nr_throttled {counters.throttled}\nthrottled_usec {int(counters.throttled_s * 1e6)}\n"
+        )
         fd = os.open(os.path.join(place, "cpu.stat"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            os.pwrite(fd, counters.format().encode(), 0)
+            os.pwrite(fd, text.encode(), 0)
         finally:
             os.close(fd)
+
+
+def _read(place: str, name: str) -> str:
+    with open(os.path.join(place, name), encoding="ascii") as file:
+        return file.read()
 
 
 def _read_members(place: str) -> list[int]:
     """The processes that joined the cgroup; those that they start are not seen."""
     try:
-        with open(os.path.join(place, "cgroup.procs"), encoding="ascii") as file:
-            return [int(word) for word in file.read().split()]
+        return [int(word) for word in _read(place, "cgroup.procs").split()]
     except FileNotFoundError:
         return []
 
@@ -114,17 +114,13 @@ def _write_members(place: str, pids: list[int]) -> None:
     os.rename(f"{path}.new", path)
 
 
-def _read_process(pid: int) -> tuple[int, float] | None:
-    """When a process was started (ticks since the boot), and its CPU time in seconds; None when it has ended."""
+def _read_used_s(pid: int, known: dict[int, psutil.Process]) -> float | None:
+    """The CPU time of a process in seconds; None when it has ended, also where another one has its id by now."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
+        process = known[pid] if pid in known else known.setdefault(pid, psutil.Process(pid))
+        if not process.is_running() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return None
+        times = process.cpu_times()
+    except psutil.Error:
         return None
-    return None if fields[0] in "ZX" else (int(fields[19]), (int(fields[11]) + int(fields[12])) * TICK_S)
-
-
-def _read_limit(place: str) -> float:
-    with open(os.path.join(place, "cpu.max"), encoding="ascii") as file:
-        quota, _, period = file.read().partition(" ")
-    return float("inf") if quota.strip() in ("max", "") else int(quota) / int(period or DEFAULT_PERIOD_US)
+    return float(times.user + times.system)

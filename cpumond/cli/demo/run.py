@@ -13,6 +13,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -24,16 +25,17 @@ from cpumond.cli.demo.jobs import (
     MONITOR,
     OVERCOMMIT_S,
     WEIGHTS,
+    WORDS,
+    DemoPlan,
+    Lever,
     Load,
-    Plan,
     Sleeper,
     make_command,
     make_plan,
 )
 from cpumond.cli.demo.kernel import PlainKernel
-from cpumond.cli.demo.lever import WORDS, Lever
 from cpumond.cli.demo.story import Story
-from cpumond.cli.demo.view import Display, PoolSummary, Stop, Summary, show_summary
+from cpumond.cli.demo.view import DemoSummary, Display, PoolSummary, StoppedJob, list_sentences
 from cpumond.cli.ending import Ending
 from cpumond.cli.output import print_line
 from cpumond.core.errors import EXIT_UNAVAILABLE, CpumondError, UnavailableError
@@ -47,9 +49,10 @@ MEMORY = 64 * 2**20
 """Bytes that each job orders."""
 
 
-class Host(msgspec.Struct, frozen=True):
-    """Where the jobs' cgroups are: ``prefix`` in the hierarchies of ``mountinfo``; ``kernel``: real or simulated."""
+class DemoHost(NamedTuple):
+    """Where files and cgroups are: ``prefix`` in the hierarchies of ``mountinfo``; ``kernel``: real or simulated."""
 
+    directory: str
     kernel: str
     prefix: str
     mountinfo: str
@@ -60,67 +63,58 @@ def run_demo(duration_s: float, actuator: Lever, as_json: bool) -> int:
     """``cpumond demo``; the exit code. Raises CpumondError when a part of it does not start or dies."""
     plan = make_plan(float(len(os.sched_getaffinity(0))))
     with stop_on_signals() as stopped:
-        place = _find_place()
-        directory = make_directory(NAME)
-        try:
-            with _make_host(place, directory) as host:
-                if not as_json:
-                    click.echo(f"{host.sentence}\n{plan.describe()}\n{WORDS[actuator].sentence}")
-                summary = _run(host, plan, actuator, directory, duration_s, stopped, Display(as_json))
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-    summary = msgspec.structs.replace(summary, removed=summary.removed and not os.path.exists(directory))
-    if as_json:
-        print_line(msgspec.to_builtins(summary))
-    else:
-        show_summary(summary)
+        with _make_host() as host:
+            if not as_json:
+                click.echo(f"{host.sentence}\n{plan.describe()}\n{WORDS[actuator].sentence}")
+            summary = _run(host, plan, actuator, duration_s, stopped, Display(as_json))
+        summary = msgspec.structs.replace(summary, removed=summary.removed and not os.path.exists(host.directory))
+        if as_json:
+            print_line(msgspec.to_builtins(summary))
+        else:
+            click.echo("\n".join(list_sentences(summary)))
     return 0 if summary.restored and summary.removed else EXIT_UNAVAILABLE
 
 
-def _find_place() -> demo_host.Place | CpumondError:
-    """Where real cgroups can be had, or why nowhere; may start this command again in a scope of systemd."""
-    try:
-        return demo_host.choose_place(NAME)
-    except CpumondError as error:
-        return error
-
-
 @contextlib.contextmanager
-def _make_host(place: demo_host.Place | CpumondError, directory: str) -> Iterator[Host]:
-    if isinstance(place, demo_host.Place):
-        text = f"Real cgroups ({place.layout}) below {place.prefix}, real jobs, the real scheduler and agent."
-        yield Host("real", place.prefix, "/proc/self/mountinfo", text)
-        return
-    kernel = PlainKernel(os.path.join(directory, "kernel"))
-    kernel.start()
+def _make_host() -> Iterator[DemoHost]:
+    """Real cgroups where they can be had, for which this command may be started again in a scope of systemd."""
+    problem = place = None
     try:
-        text = f"SIMULATED kernel, quotas are not enforced ({place}); scheduler, agent and jobs are real processes."
-        yield Host("simulated", "demo", kernel.mountinfo, text)
+        place = demo_host.make_place(NAME)
+    except CpumondError as error:
+        problem = error
+    directory = make_directory(NAME)
+    try:
+        if place is not None:
+            text = f"Real cgroups ({place.layout}) below {place.prefix}, real jobs, the real scheduler and agent."
+            yield DemoHost(directory, "real", place.prefix, "/proc/self/mountinfo", text)
+            return
+        with PlainKernel(os.path.join(directory, "kernel")) as kernel:
+            text = (
+                f"SIMULATED kernel, quotas are not enforced ({problem}); scheduler, agent and jobs are real processes."
+            )
+            yield DemoHost(directory, "simulated", "demo", kernel.mountinfo, text)
     finally:
-        kernel.stop()
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _run(
-    host: Host, plan: Plan, actuator: Lever, directory: str, duration_s: float, stopped: Ending, display: Display
-) -> Summary:
+    host: DemoHost, plan: DemoPlan, actuator: Lever, duration_s: float, stopped: Ending, display: Display
+) -> DemoSummary:
     cluster = Cluster(
-        directory, 1, cpu=plan.capacity, check_period=f"{CHECK_PERIOD_S}s", monitor=MONITOR | WORDS[actuator].options,
+        host.directory, 1, cpu=plan.capacity, check_period=f"{CHECK_PERIOD_S}s",
+        monitor=MONITOR | WORDS[actuator].options,
         scheduler_config=f'allowed_node_resources_overcommit_duration = "{OVERCOMMIT_S}s"\n',
         agent_config='[discovery]\nrescan_period = "1s"\n', cgroup_prefix=host.prefix, mountinfo=host.mountinfo,
         token=secrets.token_hex(24), web=True,
     )  # fmt: skip
     with cluster:
         display.announce(f"To look at while it runs:\n{cluster.describe_pages()}")
-        operations: dict[str, Load] = {}
-        story = Story(cluster, mounts.open_hierarchies(host.mountinfo), plan, operations, display.tell, actuator)
-        try:
-            with display, _naming_ended_process(cluster):
-                ran_s = _play(story, operations, directory, duration_s, stopped, display)
-            restored = _stop_agent(story)
-        finally:
-            story.close()
-    removed = not cluster.leftovers()
-    return summarise(host.kernel, story, ran_s, restored, removed)
+        story = Story(cluster, mounts.open_hierarchies(host.mountinfo), plan, display.tell, actuator)
+        with display, _naming_ended_process(cluster):
+            ran_s = _play(story, os.path.join(host.directory, "wanted"), duration_s, stopped, display)
+        restored = _stop_agent(story)
+    return summarise(host.kernel, story, ran_s, restored, removed=not cluster.leftovers())
 
 
 @contextlib.contextmanager
@@ -135,27 +129,24 @@ def _naming_ended_process(cluster: Cluster) -> Iterator[None]:
         raise
 
 
-def _play(
-    story: Story, operations: dict[str, Load], directory: str, duration_s: float, stopped: Ending,
-    display: Display,
-) -> float:  # fmt: skip
-    """Start the operations, wake the simulation up and let it sleep, until the time is over or a signal came."""
-    wanted_path = os.path.join(directory, "wanted")
+def _play(story: Story, wanted_path: str, duration_s: float, stopped: Ending, display: Display) -> float:
+    """Start the operations, wake the simulation up and let it sleep, until the time is over or a signal came; seconds
+    that this took. The file ``wanted_path`` tells the simulation's job how many cores to use."""
     _write_demand(wanted_path, story.plan.idle_cores)
     for pool, weight in WEIGHTS.items():
         story.cluster.create_pool(pool, weight=weight)
     sleeper = Sleeper()
     begun_s = time.monotonic()
     looked_s = -LOOK_S
-    _start(story, operations, "simulation", wanted_path)
+    _start(story, "simulation", wanted_path)
     while not stopped.is_set() and (now_s := time.monotonic() - begun_s) < duration_s:
         story.look_closely(now_s)
         if now_s - looked_s >= LOOK_S:
             looked_s = now_s
             story.look_around(now_s)
-            if len(operations) == 1 and story.living("simulation") is not None:
-                _start(story, operations, "render")
-                _start(story, operations, "frames")
+            if len(story.operations) == 1 and story.living("simulation") is not None:
+                _start(story, "render")
+                _start(story, "frames")
             display.show(story, now_s, duration_s)
         if sleeper.look(now_s, story.living("render") is not None, duration_s - now_s):
             _write_demand(wanted_path, story.plan.capacity if sleeper.is_awake else story.plan.idle_cores)
@@ -167,26 +158,20 @@ def _play(
 
 
 def _write_demand(path: str, cores: float) -> None:
-    """Tell the simulation's job how many cores to use; the file is replaced atomically."""
+    """Replace the file atomically."""
     with open(f"{path}.new", "w", encoding="ascii") as file:
         file.write(str(cores))
     os.rename(f"{path}.new", path)
 
 
-def _start(story: Story, operations: dict[str, Load], load: Load, wanted_path: str = "") -> None:
+def _start(story: Story, load: Load, wanted_path: str = "") -> None:
     planned = story.plan.operations[load]
     limits = {"resource_limits": {"user_slots": planned.at_once}} if planned.at_once else {}
     operation_id = story.cluster.start_operation(
-        planned.pool,
-        make_command(planned, wanted_path),
-        planned.job_count,
-        planned.cpu_limit,
-        MEMORY,
-        planned.monitor,
-        title=load,
-        **limits,
-    )
-    operations[operation_id] = load
+        planned.pool, make_command(planned, wanted_path), planned.job_count, planned.cpu_limit, MEMORY,
+        planned.monitor, title=load, **limits,
+    )  # fmt: skip
+    story.operations[operation_id] = load
 
 
 def _stop_agent(story: Story) -> bool:
@@ -197,11 +182,11 @@ def _stop_agent(story: Story) -> bool:
     return all(job.limit >= job.ordered * 0.99 or job.limit == 0.0 for job in story.jobs.values() if job.lives)
 
 
-def summarise(kernel: str, story: Story, ran_s: float, restored: bool, removed: bool) -> Summary:
+def summarise(kernel: str, story: Story, ran_s: float, restored: bool, removed: bool) -> DemoSummary:
     jobs = list(story.jobs.values())
     now = time.time()
     wakeups = story.wakeups
-    return Summary(
+    return DemoSummary(
         kernel=kernel,
         actuator=story.actuator,
         duration_s=ran_s,
@@ -217,7 +202,7 @@ def summarise(kernel: str, story: Story, ran_s: float, restored: bool, removed: 
         jobs_started=Counter(job.load for job in jobs),
         started_on_freed_cpu=Counter(job.load for job in jobs if job.on_freed_cpu),
         start_s=[job.since_heartbeat_s for job in jobs],
-        stopped=[Stop(job.name, job.kind, job.reason) for job in jobs if job.kind],
+        stopped=[StoppedJob(job.name, job.kind, job.reason) for job in jobs if job.kind],
         pools={
             name: PoolSummary(
                 pool.weight, sum(job.used_cpu_s for job in jobs if job.pool == name), pool.fair_share_cpu_s
@@ -236,7 +221,7 @@ def _find_not_reached(story: Story) -> list[str]:
     jobs = story.jobs.values()
     reached = {
         "simulation was started": any(job.load == "simulation" for job in jobs),
-        f"simulation's {WORDS[story.actuator].noun} went down": any(job.reclaimed_cpu_s > 0.0 for job in jobs),
+        f"simulation's {story.words.noun} went down": any(job.reclaimed_cpu_s > 0.0 for job in jobs),
         "render was started on the freed CPU": any(job.load == "render" and job.on_freed_cpu for job in jobs),
         "simulation woke up": bool(story.wakeups),
         "simulation had all its CPU back": any(each.back_s is not None for each in story.wakeups),

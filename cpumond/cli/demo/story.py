@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from cpumond.cli.demo.jobs import WEIGHTS, Load, Plan
-from cpumond.cli.demo.lever import WORDS, Lever
+from cpumond.cli.demo.jobs import WEIGHTS, WORDS, DemoPlan, Lever, Load
 from cpumond.core.errors import CpumondError, UnavailableError
 from cpumond.core.measures import count_cores
 from cpumond.core.words import show_cores
@@ -86,11 +85,11 @@ class Story:
     """Reads the state of everything again and again; ``tell`` gets each event: seconds since the start, and a text."""
 
     def __init__(
-        self, cluster: Cluster, hierarchies: Hierarchies, plan: Plan, operations: dict[str, Load], tell: Tell,
-        actuator: Lever = "quota",
-    ) -> None:  # fmt: skip
+        self, cluster: Cluster, hierarchies: Hierarchies, plan: DemoPlan, tell: Tell, actuator: Lever = "quota"
+    ) -> None:
         self.cluster = cluster
         self.actuator = actuator
+        self.words = WORDS[actuator]
         self.node: ClusterNode = cluster.nodes[0]
         self.plan = plan
         self.jobs: dict[str, JobFacts] = {}
@@ -99,7 +98,7 @@ class Story:
         self.heartbeats = 0
         self.overcommits = 0
         self._hierarchies = hierarchies
-        self._operations = operations
+        self.operations: dict[str, Load] = {}
         self._tell = tell
         self._log_offset = 0
         self._counts: dict[str, int] = {}
@@ -107,7 +106,6 @@ class Story:
         self._is_over = False
         self._counted_s: float | None = None
         self._told_ends: set[str] = set()
-        self._cgroups: dict[str, Cgroup] = {}
         self._asked_s = -ASK_S
         self._ran: deque[tuple[float, float]] = deque()
         """The simulation's CPU time of late: seconds since the start, core-seconds."""
@@ -128,7 +126,7 @@ class Story:
     def look_around(self, now_s: float) -> None:
         """Read everything else, a few times a second. Raises UnavailableError when a process has ended."""
         self.cluster.check()
-        for operation_id in self._operations:
+        for operation_id in self.operations:
             self._take_ends(operation_id, now_s)
         self._read_usage()
         self._read_limits()
@@ -191,7 +189,7 @@ class Story:
                 self._take_start(json.loads(line), now_s)
 
     def _take_start(self, record: dict[str, Any], now_s: float) -> None:
-        load = self._operations.get(record["operation_id"])
+        load = self.operations.get(record["operation_id"])
         if load is None or record["job_id"] in self.jobs:
             return
         number = self._counts[load] = self._counts.get(load, 0) + 1
@@ -211,56 +209,39 @@ class Story:
         freed = " on the freed CPU" if job.on_freed_cpu else ""
         self._tell(now_s, f"{name} started{freed}, {job.since_heartbeat_s * 1e3:.0f} ms after the heartbeat")
 
-    def _find_cgroup(self, job: JobFacts) -> Cgroup | None:
-        """The job's cgroup, opened once; None while it is not there."""
-        cgroup = self._cgroups.get(job.id)
-        if cgroup is None:
-            with contextlib.suppress(CpumondError):
-                cgroup = open_cgroup(self._hierarchies, job.cgroup)
-            if cgroup is not None:
-                self._cgroups[job.id] = cgroup
-        return cgroup
-
     def _read_quota(self, job: JobFacts) -> None:
-        cgroup = self._find_cgroup(job)
-        # A failed read is repeated soon, unless the scheduler reports that the job has ended.
-        with contextlib.suppress(CpumondError):
-            if cgroup is not None:
-                settings = cgroup.read_settings()
-                job.limit = 0.0 if settings is None else min(settings.cores, job.ordered)
+        """0 once the cgroup is gone. A failed read is repeated, unless the scheduler reports the end of the job."""
+        with contextlib.suppress(CpumondError), self._open(job) as cgroup:
+            settings = None if cgroup is None else cgroup.read_settings()
+            job.limit = 0.0 if settings is None else min(settings.cores, job.ordered)
 
     def _read_counters(self, job: JobFacts) -> None:
-        cgroup = self._find_cgroup(job)
-        with contextlib.suppress(CpumondError):
+        with contextlib.suppress(CpumondError), self._open(job) as cgroup:
             reading = None if cgroup is None else cgroup.read(0.0)
-            if reading is not None:
-                job.used_cpu_s = reading.total_cpu_s
+            job.used_cpu_s = job.used_cpu_s if reading is None else reading.total_cpu_s
 
-    def close(self) -> None:
-        for cgroup in self._cgroups.values():
-            cgroup.close()
-        self._cgroups.clear()
+    @contextlib.contextmanager
+    def _open(self, job: JobFacts) -> Iterator[Cgroup | None]:
+        """The job's cgroup; None where there is none. Raises CgroupReadError."""
+        cgroup = open_cgroup(self._hierarchies, job.cgroup)
+        with contextlib.nullcontext() if cgroup is None else contextlib.closing(cgroup):
+            yield cgroup
 
     def _follow_limit(self, job: JobFacts, now_s: float) -> None:
         is_full = job.limit >= job.ordered * (1.0 - NEAR)
+        is_lower = job.limit <= self._told_limit * TELL_RATIO + NEAR
+        if is_full or is_lower:
+            self._told_limit = job.limit
         wakeup = self.wakeups[-1] if self.wakeups else None
         if wakeup is not None and wakeup.back_s is None and is_full:
             wakeup.back_s = now_s
-            self._told_limit = job.limit
             took_s = now_s - wakeup.began_s
-            self._tell(now_s, f"simulation has {WORDS[self.actuator].whole} back, {took_s:.1f} s after it woke up")
-        elif is_full:
-            self._told_limit = job.limit
-        elif job.limit <= self._told_limit * TELL_RATIO + NEAR:
-            self._told_limit = job.limit
+            self._tell(now_s, f"simulation has {self.words.whole} back, {took_s:.1f} s after it woke up")
+        elif is_lower and not is_full:
             free = self.plan.capacity - self.limits
             are_free = f"{_show(free)} are free" if free > NEAR else "none are free"
-            limit = f"{_show(job.limit)} of {tell_cores(job.ordered)}"
-            self._tell(now_s, f"simulation's {self._noun} went down to {limit}, {are_free}")
-
-    @property
-    def _noun(self) -> str:
-        return WORDS[self.actuator].noun
+            limit = f"{_show(job.limit)} of {show_rounded(job.ordered)}"
+            self._tell(now_s, f"simulation's {self.words.noun} went down to {limit}, {are_free}")
 
     def _follow_use(self, job: JobFacts, now_s: float) -> None:
         """Find out since when the simulation that woke up really runs as much as it ordered."""
@@ -295,18 +276,11 @@ class Story:
             if seen["preemption"] is not None:
                 job.kind, job.reason = seen["preemption"]["kind"], seen["preemption"]["why"]
             if seen["finish_time"] is not None:
-                self._take_end(job, seen)
+                job.ended_at, job.limit, job.usage = seen["finish_time"], 0.0, None
+                job.used_cpu_s = job.used_cpu_s if seen["cpu_seconds"] is None else seen["cpu_seconds"]
             if job.state not in ("starting", "running") and job.id not in self._told_ends:
                 self._told_ends.add(job.id)
                 self._tell_end(job, now_s)
-
-    def _take_end(self, job: JobFacts, seen: dict[str, Any]) -> None:
-        job.ended_at, job.limit, job.usage = seen["finish_time"], 0.0, None
-        if seen["cpu_seconds"] is not None:
-            job.used_cpu_s = seen["cpu_seconds"]
-        cgroup = self._cgroups.pop(job.id, None)
-        if cgroup is not None:
-            cgroup.close()
 
     def _tell_end(self, job: JobFacts, now_s: float) -> None:
         if job.kind:
@@ -318,12 +292,11 @@ class Story:
         node = self.cluster.get(f"/api/v1/nodes/{self.node.node_id}")
         capacity, free = node["capacity"]["cpu"], node["free"]["cpu"]
         is_over = free < -NEAR
-        if is_over and not self._is_over:
-            self.overcommits += 1
-            self._tell(now_s, f"the node is overcommitted: {_show(capacity - free)} of {tell_cores(capacity)}")
-        elif self._is_over and not is_over:
-            self._tell(now_s, f"the node fits again: {_show(capacity - free)} of {tell_cores(capacity)}")
-        self._is_over = is_over
+        if is_over != self._is_over:
+            self._is_over = is_over
+            self.overcommits += is_over
+            state = "is overcommitted" if is_over else "fits again"
+            self._tell(now_s, f"the node {state}: {_show(capacity - free)} of {show_rounded(capacity)}")
 
     def _take_pools(self, now_s: float) -> None:
         passed_s = 0.0 if self._counted_s is None else now_s - self._counted_s
@@ -337,7 +310,7 @@ class Story:
         self.heartbeats = status["requests"].get("heartbeat", {}).get("count", 0)
 
 
-def tell_cores(cores: float) -> str:
+def show_rounded(cores: float) -> str:
     return count_cores(round(cores, 2))
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from cpumond.cli.demo.jobs import CHECK_PERIOD_S, QUICKER
-from cpumond.cli.demo.lever import WORDS, Lever
-from cpumond.cli.demo.story import JobFacts, Story, tell_cores
+from cpumond.cli.demo.jobs import CHECK_PERIOD_S, QUICKER, WORDS, Lever
+from cpumond.cli.demo.story import JobFacts, Story, show_rounded
 from cpumond.core.words import count
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class PoolSummary(msgspec.Struct, frozen=True):
     fair_share_cpu_s: float
 
 
-class Stop(msgspec.Struct, frozen=True):
+class StoppedJob(msgspec.Struct, frozen=True):
     """A job that the scheduler stopped, in its own words."""
 
     job: str
@@ -39,7 +39,7 @@ class Stop(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Summary(msgspec.Struct, frozen=True):
+class DemoSummary(msgspec.Struct, frozen=True):
     """What the demo ends with; core-seconds (from the kernel's counters) and seconds.
 
     ``given_cpu_s``: what jobs used that were started on freed CPU. ``give_back_s``: from each wake-up of the simulation
@@ -64,7 +64,7 @@ class Summary(msgspec.Struct, frozen=True):
     jobs_started: dict[str, int]
     started_on_freed_cpu: dict[str, int]
     start_s: list[float]
-    stopped: list[Stop]
+    stopped: list[StoppedJob]
     pools: dict[str, PoolSummary]
     heartbeats: int
     not_reached: list[str]
@@ -120,7 +120,7 @@ def draw_state(story: Story, now_s: float, duration_s: float, events: list[tuple
     from rich.text import Text
 
     table = Table(title=f"{now_s:.0f} of {duration_s:.0f} s", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    noun = WORDS[story.actuator].noun
+    noun = story.words.noun
     for name in ("pool", "job", "ordered", noun, "usage", "state", ""):
         table.add_column(name, justify="right" if name in ("ordered", noun, "usage") else "left", no_wrap=True)
     for job in story.jobs.values():
@@ -131,10 +131,10 @@ def draw_state(story: Story, now_s: float, duration_s: float, events: list[tuple
                 draw_bar(job, story.plan.capacity),
             )  # fmt: skip
     capacity = story.plan.capacity
-    ledger = f"node: {noun}s of {tell_cores(story.limits)} together, it has {tell_cores(capacity)}"
+    ledger = f"node: {noun}s of {show_rounded(story.limits)} together, it has {show_rounded(capacity)}"
     over = story.limits - capacity
     style = "bold yellow" if over > 0.01 else ""
-    ledger += f": overcommitted by {tell_cores(over)}" if over > 0.01 else ""
+    ledger += f": overcommitted by {show_rounded(over)}" if over > 0.01 else ""
     lines = [Text(f"{at_s:6.1f} s  {text}", overflow="fold") for at_s, text in events]
     return Group(table, Text(""), Text(ledger, style=style), Text(""), *lines)
 
@@ -148,34 +148,50 @@ def draw_bar(job: JobFacts, capacity: float) -> str:
     return "█" * used + "░" * max(allowed - used, 0) + "·" * (ordered - max(allowed, used))
 
 
-def show_summary(summary: Summary) -> None:
-    click.echo(f"\nAfter {summary.duration_s:.0f} s on a node of {tell_cores(summary.capacity_cores)} "
-               f"({summary.kernel} kernel), core-seconds by its counters:")  # fmt: skip
-    click.echo(
+def list_sentences(summary: DemoSummary) -> Iterator[str]:
+    """The summary in lines."""
+    yield ""
+    yield (
+        f"After {summary.duration_s:.0f} s on a node of {show_rounded(summary.capacity_cores)} ({summary.kernel} "
+        "kernel), core-seconds by its counters:"
+    )
+    yield (
         f"  ordered {summary.ordered_cpu_s:.1f}, used {summary.used_cpu_s:.1f}, reclaimed "
         f"{summary.reclaimed_cpu_s:.1f}, used by jobs that were started on freed CPU {summary.given_cpu_s:.1f}"
     )
     for name, pool in summary.pools.items():
-        click.echo(f"  pool {name} (weight {pool.weight:g}): used {pool.used_cpu_s:.1f}, "
-                   f"fair share {pool.fair_share_cpu_s:.1f}")  # fmt: skip
-    if summary.give_back_s:
-        times = ", ".join(f"{seconds:.2f}" for seconds in summary.give_back_s)
-        click.echo(f"simulation had {WORDS[summary.actuator].whole} back {count(len(summary.give_back_s), 'time')}, "
-                   f"{times} s after it woke up (a check each {CHECK_PERIOD_S:g} s).")  # fmt: skip
-    if summary.full_use_s:
-        times = ", ".join(f"{seconds:.2f}" for seconds in summary.full_use_s)
-        click.echo(f"It ran on all that it ordered {times} s after it woke up.")
+        yield (
+            f"  pool {name} (weight {pool.weight:g}): used {pool.used_cpu_s:.1f}, fair share "
+            f"{pool.fair_share_cpu_s:.1f}"
+        )
+    back, full = (", ".join(map("{:.2f}".format, times)) for times in (summary.give_back_s, summary.full_use_s))
+    if back:
+        yield (
+            f"simulation had {WORDS[summary.actuator].whole} back {count(len(summary.give_back_s), 'time')}, {back} s "
+            f"after it woke up (a check each {CHECK_PERIOD_S:g} s)."
+        )
+    if full:
+        yield f"It ran on all that it ordered {full} s after it woke up."
     started = ", ".join(f"{number} {name}" for name, number in summary.jobs_started.items())
     middle = sorted(summary.start_s)[len(summary.start_s) // 2] * 1e3 if summary.start_s else 0.0
-    click.echo(f"Jobs started: {started or 'none'}; from heartbeat to process {middle:.0f} ms (median). "
-               f"{summary.heartbeats} heartbeats.")  # fmt: skip
-    for sentence in summary.not_reached:
-        click.echo(f"Not seen: {sentence}.")
+    yield (
+        f"Jobs started: {started or 'none'}; from heartbeat to process {middle:.0f} ms (median). "
+        f"{summary.heartbeats} heartbeats."
+    )
+    yield from (f"Not seen: {sentence}." for sentence in summary.not_reached)
     if summary.machine_load > BUSY:
-        click.echo(f"The machine is busy with other things, too: {summary.machine_load:.1f} processes wanted each CPU. "
-                   "A job that cannot use its limit is not held back by it, and gets no more.")  # fmt: skip
-    click.echo(QUICKER)
-    click.echo("Every limit went back to what was ordered." if summary.restored
-               else "Some limits did NOT go back to what was ordered.")  # fmt: skip
-    click.echo("All that the demo made is removed." if summary.removed
-               else "NOT all that the demo made is removed; see `cpumond doctor`.")  # fmt: skip
+        yield (
+            f"The machine is busy with other things, too: {summary.machine_load:.1f} processes wanted each CPU. "
+            "A job that cannot use its limit is not held back by it, and gets no more."
+        )
+    yield QUICKER
+    yield (
+        "Every limit went back to what was ordered."
+        if summary.restored
+        else "Some limits did NOT go back to what was ordered."
+    )
+    yield (
+        "All that the demo made is removed."
+        if summary.removed
+        else "NOT all that the demo made is removed; see `cpumond doctor`."
+    )

@@ -46,12 +46,12 @@ def cluster_command(
 
     Each agent is a node with cgroups of its own. At the end every process, job and cgroup of it is removed.
     """
-    from cpumond.cli.demo.host import choose_place, make_directory, stop_on_signals
+    from cpumond.cli.demo.host import make_directory, make_place, stop_on_signals
     from cpumond.testing import CLUSTER_PREFIX, Cluster
 
     cpu = cpu_cores or max((os.cpu_count() or 1) / node_count, 0.1)
     with stop_on_signals() as stopped:
-        place = choose_place(CLUSTER_PREFIX)
+        place = make_place(CLUSTER_PREFIX)
         # The next cluster removes what one that has ended left, but not what was to be kept.
         directory = make_directory(f"{CLUSTER_PREFIX}kept-" if keep else CLUSTER_PREFIX)
         cluster = Cluster(directory, node_count, cpu=cpu, listen=listen, cgroup_prefix=place.prefix,

@@ -27,10 +27,11 @@ def story(tmp_path, told):
     """Of a cluster that was never started, on a node of two cores, with a fake tree of cgroups."""
     root = make_tree(tmp_path / "cgroup", {"cgroup.controllers": "cpu\n"})
     hierarchies = Hierarchies(2, root, root, None, root)
-    story = Story(Cluster(tmp_path / "files"), hierarchies, make_plan(4.0), {"op-1": "simulation", "op-2": "render"},
-                  lambda at_s, text: told.append((at_s, text)))  # fmt: skip
-    yield story
-    story.close()
+    story = Story(
+        Cluster(tmp_path / "files"), hierarchies, make_plan(4.0), lambda at_s, text: told.append((at_s, text))
+    )
+    story.operations = {"op-1": "simulation", "op-2": "render"}
+    return story
 
 
 def add_job(story, name, load="simulation", pool="research", ordered=2.0, limit=2.0, **facts):
@@ -122,7 +123,7 @@ def test_a_start_is_on_freed_cpu_when_the_simulation_s_limit_is_lowered_and_ther
     assert len(story.jobs) == 3
 
 
-def test_the_summary_adds_up(story, capsys):
+def test_the_summary_adds_up(story):
     add_job(story, "simulation", used_cpu_s=3.0, reclaimed_cpu_s=8.0)
     add_job(story, "render-1", "render", "batch", 1.0, 0.0, used_cpu_s=4.0, on_freed_cpu=True, kind="overcommit",
             state="aborted", reason="too much", started_at=100.0, ended_at=106.0)  # fmt: skip
@@ -136,10 +137,9 @@ def test_the_summary_adds_up(story, capsys):
     assert (summary.wake_ups, summary.give_back_s) == (2, [0.75])
     assert summary.jobs_started == {"simulation": 1, "render": 2}
     assert summary.started_on_freed_cpu == {"render": 1}
-    assert summary.stopped == [demo_view.Stop("render-1", "overcommit", "too much")]
+    assert summary.stopped == [demo_view.StoppedJob("render-1", "overcommit", "too much")]
     assert summary.pools["batch"] == demo_view.PoolSummary(1.0, 4.5, 12.5)
-    demo_view.show_summary(msgspec.structs.replace(summary, machine_load=2.0))
-    text = capsys.readouterr().out
+    text = "\n".join(demo_view.list_sentences(msgspec.structs.replace(summary, machine_load=2.0)))
     assert "After 30 s on a node of 2 cores (simulated kernel)" in text
     assert "simulation had all its CPU back 1 time, 0.75 s after it woke up" in text
     assert "2.0 processes wanted each CPU" in text
