@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NoReturn, TypeVar
 import click
 import msgspec
 
-from cpumond.cli.render.grid import Cell, Heading, draw_fields, draw_grid, fold, paint
+from cpumond.cli.render.grid import Cell, Column, Heading, Item, draw_fields, draw_grid, fold, make_rows, paint
 from cpumond.core.errors import UnavailableError, UsageError
 from cpumond.core.words import show_json, show_name
 
@@ -27,6 +27,7 @@ Output = Literal["text", "json", "csv"]
 OUTPUTS: Final[tuple[Output, ...]] = ("text", "json", "csv")
 _OUTPUT: Final = "cpumond.output"
 _WIDE: Final = "cpumond.wide"
+CRLF: Final = "\r\n"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -143,16 +144,21 @@ def print_csv(rows: Sequence[Any], names: Iterable[str] = (), with_header: bool 
     flat = [dict(_flatten(row)) for row in rows]
     header = list(names) if names and not with_header else list(dict.fromkeys(name for row in flat for name in row))
     header = header or list(names)
+    heading = [[guard_cell(name) for name in header]] if with_header and header else []
+    click.echo(format_csv([*heading, *([row.get(name, "") for name in header] for row in flat)]), nl=False)
+    return header
+
+
+def format_csv(rows: Iterable[Sequence[Any]], end: str = "\n") -> str:
+    """Rows of cells as CSV, with quotes where they are needed (RFC 4180)."""
     output = io.StringIO(newline="")
     plain, quoted = (
-        csv.writer(output, lineterminator="\n", quoting=quoting) for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+        csv.writer(output, lineterminator=end, quoting=quoting) for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
     )
-    heading = [[guard_cell(name) for name in header]] if with_header and header else []
-    for cells in (*heading, *([row.get(name, "") for name in header] for row in flat)):
+    for cells in rows:
         # The module quotes no carriage return unless it ends its lines, and readers take one for the end of a row.
-        (quoted if any("\r" in cell for cell in cells) else plain).writerow(cells)
-    click.echo(output.getvalue(), nl=False)
-    return header
+        (quoted if end == "\n" and any("\r" in cell for cell in cells) else plain).writerow(cells)
+    return output.getvalue()
 
 
 def print_line(value: dict[str, Any], header: list[str] | None = None) -> list[str]:
@@ -209,12 +215,21 @@ def _fields(kind: Any) -> Sequence[msgspec.structs.FieldInfo]:
 
 
 def print_table(headings: Sequence[Heading], rows: Iterable[Sequence[Cell]]) -> None:
+    click.echo(draw_table(headings, rows, terminal_width(), use_colour()))
+
+
+def draw_table(headings: Sequence[Heading], rows: Iterable[Sequence[Cell]], width: int | None, colour: bool) -> str:
     """A table, and a line about the columns that the terminal has no room for."""
-    width, colour = terminal_width(), use_colour()
     text, left_out = draw_grid(headings, rows, width, colour)
-    click.echo(text)
-    if left_out:
-        click.echo(tell_left_out(left_out, width, colour))
+    return "\n".join([text, *([tell_left_out(left_out, width, colour)] if left_out else [])])
+
+
+def print_items(columns: Sequence[Column[Item]], items: Sequence[Item], nothing: str = "") -> None:
+    """A table with a row for each item, or the sentence ``nothing`` where there is none."""
+    if items or not nothing:
+        print_table(columns, make_rows(columns, items))
+    else:
+        print_text(nothing)
 
 
 def tell_left_out(names: Sequence[str], width: int | None, colour: bool) -> str:

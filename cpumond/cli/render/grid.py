@@ -7,12 +7,13 @@ Widths are columns of the terminal: a wide character takes two.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 Cell = str | tuple[str, str]
 """Text, or text and its style."""
+Item = TypeVar("Item")
 
 GAPS: Final = (2, 1)
 LEAST_TEXT: Final = 12
@@ -27,33 +28,50 @@ COLOURS: Final = {"red", "yellow", "cyan", "green"}
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Column(Generic[Item]):
     """A column of a table. A heading with ">" before it is aligned right.
 
     ``rank``: 0 stays at any width, of the others the highest is left out first. ``least``: the columns of the terminal
     that its text may be shortened to; 0: never, as for ids, names and numbers. ``folds``: as the last column it goes on
-    in lines below instead.
+    in lines below instead. ``read``: an item's cell, for tables that are made of items.
     """
 
     heading: str
     rank: int = 0
     least: int = 0
     folds: bool = False
+    read: Callable[[Item], Cell] | None = None
 
     @property
     def name(self) -> str:
         return self.heading.removeprefix(">")
 
 
-Heading = str | Column
+Heading = str | Column[Any]
 
 
-def column(heading: str, rank: int = 0) -> Column:
+def column(heading: str, rank: int = 0, read: Callable[[Item], Cell] | None = None) -> Column[Item]:
     """A column; those of TEXTS may be shortened, those of SENTENCES folded."""
-    return Column(heading, rank, LEAST_TEXT if heading in TEXTS | SENTENCES else 0, heading in SENTENCES)
+    return Column(heading, rank, LEAST_TEXT if heading in TEXTS | SENTENCES else 0, heading in SENTENCES, read)
 
 
-def read_columns(headings: Iterable[Heading]) -> list[Column]:
+def pick(columns: Iterable[Column[Item]], ranks: Mapping[str, int]) -> list[Column[Item]]:
+    """The columns of these headings, in this order, with their ranks in another table."""
+    by_name = {each.name: each for each in columns}
+    return [dataclasses.replace(by_name[name], rank=rank) for name, rank in ranks.items()]
+
+
+def without_names(columns: Iterable[Column[Item]]) -> list[Column[Item]]:
+    """The same columns for rows below those that have the headings already."""
+    return [dataclasses.replace(each, heading=">" if each.heading.startswith(">") else "") for each in columns]
+
+
+def make_rows(columns: Sequence[Column[Item]], items: Iterable[Item]) -> list[list[Cell]]:
+    """The cells of items; those of a column without a reader are empty."""
+    return [["" if each.read is None else each.read(item) for each in columns] for item in items]
+
+
+def read_columns(headings: Iterable[Heading]) -> list[Column[Any]]:
     """Columns as they are given; of plain headings the first one stays, the others are left out from the right."""
     return [
         each if isinstance(each, Column) else column(each, number and 100 + number)
@@ -179,7 +197,7 @@ def draw_grid(
     return text, [name for name in left_out if name]
 
 
-def _fit(columns: Sequence[Column], natural: Sequence[int], kept: Sequence[int], width: int | None) -> (
+def _fit(columns: Sequence[Column[Any]], natural: Sequence[int], kept: Sequence[int], width: int | None) -> (
     tuple[int, list[int]] | None
 ):  # fmt: skip
     """The gap between columns and their widths; None where they have no room however much is shortened."""
@@ -204,8 +222,8 @@ def _fit(columns: Sequence[Column], natural: Sequence[int], kept: Sequence[int],
 
 
 def _draw_line(
-    columns: Sequence[Column], row: Sequence[tuple[str, str]], kept: Sequence[int], widths: Sequence[int], gap: int,
-    colour: bool,
+    columns: Sequence[Column[Any]], row: Sequence[tuple[str, str]], kept: Sequence[int], widths: Sequence[int],
+    gap: int, colour: bool,
 ) -> str:  # fmt: skip
     parts, below = [], []
     for n in kept:
@@ -223,7 +241,7 @@ def _draw_line(
 
 
 def _draw_records(
-    columns: Sequence[Column], rows: Iterable[Sequence[tuple[str, str]]], width: int | None, colour: bool
+    columns: Sequence[Column[Any]], rows: Iterable[Sequence[tuple[str, str]]], width: int | None, colour: bool
 ) -> Iterator[str]:
     for number, row in enumerate(rows):
         if number:
@@ -235,7 +253,7 @@ def _draw_records(
         yield from draw_fields(fields, width, colour)
 
 
-def _shorten_text(column: Column, text: str, width: int | None) -> str:
+def _shorten_text(column: Column[Any], text: str, width: int | None) -> str:
     """A text as it stands in a line of its own below its heading; others as they are."""
     return text if width is None or column.name not in TEXTS else shorten(text, max(width - 2, LEAST_TEXT))
 

@@ -10,9 +10,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from cpumond.cli.output import tell_left_out
+from cpumond.cli.output import draw_table, tell_left_out
 from cpumond.cli.output import warn as warn
-from cpumond.cli.render.grid import LEAST_TEXT, LONGEST_NAME, Column, column, draw_grid, fold, paint, shorten_name
+from cpumond.cli.render.grid import (
+    LEAST_TEXT,
+    LONGEST_NAME,
+    Column,
+    column,
+    draw_grid,
+    fold,
+    make_rows,
+    paint,
+    shorten_name,
+)
 from cpumond.cli.render.grid import Cell as Cell
 from cpumond.core.answers import AssignedView, EngineAnswer, JobAnswer, LinkView, RegisteredJob, StatusAnswer
 from cpumond.core.measures import count_cores, format_duration, format_span
@@ -178,7 +188,9 @@ def draw_jobs(
     ranks = {name: len(DROP_ORDER) - number for number, name in enumerate(DROP_ORDER)}
     noun = name_limit(jobs)
     titles = {name: f">{noun}" if name == "limit" else COLUMNS[name][0] for name in shown}
-    headings = [Column(titles[name], ranks.get(name, 0), LEAST_TEXT if name == "labels" else 0) for name in shown]
+    headings: list[Column[JobAnswer]] = [
+        Column(titles[name], ranks.get(name, 0), LEAST_TEXT if name == "labels" else 0) for name in shown
+    ]
 
     def make_cell(name: str, job: JobAnswer) -> Cell:
         text = COLUMNS[name][1](job)
@@ -316,19 +328,22 @@ def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, 
     return "\n".join([*top, *rows][:height])
 
 
+def _show_layer(job: RegisteredJob) -> str:
+    return ", ".join(f"{key} = {show_option(key, value)}" for key, value in job.job_cpu_monitor.items()) or "-"
+
+
+REGISTERED: Final[tuple[Column[RegisteredJob], ...]] = (
+    column("job", 0, lambda job: show_name(job.job_id) or "-"),
+    column("operation", 2, lambda job: show_name(job.operation_id) or "-"),
+    column("cgroup", 1, lambda job: show_name(job.path) or "-"),
+    column("ordered", 3, lambda job: "from cgroup" if job.cpu_limit is None else show_cores(job.cpu_limit)),
+    column("job-cpu-monitor", 4, _show_layer),
+)
+
+
 def draw_registered(jobs: Sequence[RegisteredJob], width: int | None, colour: bool) -> str:
     """``cpumond job list``."""
-    headings = (
-        column("job"), column("operation", 2), column("cgroup", 1), column("ordered", 3), column("job-cpu-monitor", 4),
-    )  # fmt: skip
-    rows = []
-    for job in jobs:
-        layer = ", ".join(f"{key} = {show_option(key, value)}" for key, value in job.job_cpu_monitor.items())
-        ordered = "from cgroup" if job.cpu_limit is None else show_cores(job.cpu_limit)
-        names = [show_name(text) or "-" for text in (job.job_id, job.operation_id, job.path)]
-        rows.append([*names, ordered, layer or "-"])
-    text, left_out = draw_grid(headings, rows, width, colour)
-    return "\n".join([text, *([tell_left_out(left_out, width, colour)] if left_out else [])])
+    return draw_table(REGISTERED, make_rows(REGISTERED, jobs), width, colour)
 
 
 def describe_pin(job: JobAnswer, ttl_s: float | None) -> str:

@@ -96,3 +96,4 @@ tree_option = click.option("--tree", metavar="TREE", type=TREE, help="Default: t
 unset_option = click.option(
     "--unset", "unset", metavar="KEY", multiple=True, help="Remove an attribute, as KEY= does; may be repeated."
 )
+why_option = click.option("--why", metavar="TEXT", default="", help="A sentence for others, and for the audit log.")

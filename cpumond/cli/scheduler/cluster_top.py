@@ -11,7 +11,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import click
@@ -21,13 +21,13 @@ from cpumond.api.node_views import NodeList, NodeView
 from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
 from cpumond.api.views import OperationList, OperationView
 from cpumond.cli.output import can_ask, print_json, terminal_width, use_colour
-from cpumond.cli.render.grid import Cell, Column, column, draw_grid, fold, paint
+from cpumond.cli.render.grid import Column, Item, draw_grid, fold, make_rows, paint, pick
 from cpumond.cli.scheduler.http_client import SchedulerClient
-from cpumond.cli.scheduler.nodes import show_node_state
-from cpumond.cli.scheduler.pools import pool_path, show_state
+from cpumond.cli.scheduler.nodes import NODES
+from cpumond.cli.scheduler.operations import OPERATIONS
+from cpumond.cli.scheduler.pools import POOLS, pool_path
 from cpumond.core.errors import NoSuchError, UnavailableError
-from cpumond.core.measures import format_span
-from cpumond.core.words import show_cores, show_name, show_percent, show_time
+from cpumond.core.words import show_cores, show_name, show_time
 
 MAX_ROWS: Final = 1000
 INTERVAL_S: Final = 2.0
@@ -94,87 +94,60 @@ def draw_view(
     picture: ClusterPicture, view: str, sort: str, width: int | None, colour: bool, height: int | None = None
 ) -> str:
     """The pools, operations or nodes as a table, of at most ``height`` lines."""
-    headings, rows = _TABLES[view](picture, sort)
-    lines = draw_grid(headings, rows, width, colour)[0].split("\n")
+    columns, items = _VIEWS[view](picture, sort)
+    lines = draw_grid(columns, make_rows(columns, items), width, colour)[0].split("\n")
     if height is not None and len(lines) > height:
         lines = [*lines[: max(height - 1, 1)], paint("... there are more", "dim", colour)]
-    return "\n".join(lines) if rows else f"no {view}"
+    return "\n".join(lines) if items else f"no {view}"
 
 
-Table = tuple[Sequence[Column], list[list[Cell]]]
+POOL_RANKS: Final = {"pool": 0, "allotted": 0, "demand": 1, "share": 2, "running": 3, "all": 5, "state": 4}
+OPERATION_RANKS: Final = {
+    "operation": 0, "state": 4, "user": 7, "pool": 2, "allotted": 0, "demand": 3, "share": 6, "jobs": 5, "age": 8,
+    "title": 1,
+}  # fmt: skip
+NODE_RANKS: Final = {"node": 0, "state": 1, "allotted": 0, "cores": 2, "free": 3, "jobs": 4}
+"""Columns of the lists that are shown here -> which of them a narrow terminal does without first."""
+
+View = tuple[Sequence[Column[Any]], Sequence[Any]]
 
 
-def _order(items: Sequence[Any], sort: str, name: Callable[[Any], str], numbers: dict[str, Callable[[Any], float]]) -> (
-    list[Any]
+def _order(items: Iterable[Item], sort: str, name: Callable[[Item], str], **numbers: Callable[[Item], float]) -> (
+    list[Item]
 ):  # fmt: skip
     if sort not in numbers:
         return sorted(items, key=name)
     return sorted(items, key=lambda each: (-numbers[sort](each), name(each)))
 
 
-def _pools(picture: ClusterPicture, sort: str) -> Table:
-    numbers: dict[str, Callable[[PoolView], float]] = {
-        "used": lambda pool: pool.usage["cpu"],
-        "demand": lambda pool: pool.demand["cpu"],
-        "share": lambda pool: pool.fair_share_ratio,
-    }
-    pools = [pool for pool in picture.pools if pool.parent is not None]
-    rows: list[list[Cell]] = [
-        [
-            show_name(pool.name), show_cores(pool.usage["cpu"]), show_cores(pool.demand["cpu"]),
-            f"{show_percent(pool.fair_share_ratio)} %", str(pool.running_operation_count), str(pool.operation_count),
-            show_state(pool.starvation_status, pool.starves_in_s),
-        ]
-        for pool in _order(pools, sort, lambda pool: pool.name, numbers)
-    ]  # fmt: skip
-    headings = (
-        column("pool"), column(">allotted"), column(">demand", 1), column(">share", 2), column(">running", 3),
-        column(">all", 5), column("state", 4),
+def _pools(picture: ClusterPicture, sort: str) -> View:
+    pools = _order(
+        (pool for pool in picture.pools if pool.parent is not None), sort, lambda pool: pool.name,
+        used=lambda pool: pool.usage["cpu"],
+        demand=lambda pool: pool.demand["cpu"],
+        share=lambda pool: pool.fair_share_ratio,
     )  # fmt: skip
-    return headings, rows
+    return pick(POOLS, POOL_RANKS), pools
 
 
-def _operations(picture: ClusterPicture, sort: str) -> Table:
+def _operations(picture: ClusterPicture, sort: str) -> View:
     name = picture.tree.name
-    numbers: dict[str, Callable[[OperationView], float]] = {
-        "used": lambda each: each.trees[name].usage["cpu"],
-        "demand": lambda each: each.trees[name].demand["cpu"],
-        "share": lambda each: each.trees[name].fair_share_ratio,
-    }
-    shown = [each for each in picture.operations if name in each.trees]
-    rows: list[list[Cell]] = [
-        [
-            each.id, each.state, show_name(each.user), show_name(each.pools[name]),
-            show_cores(each.trees[name].usage["cpu"]), show_cores(each.trees[name].demand["cpu"]),
-            f"{show_percent(each.trees[name].fair_share_ratio)} %", str(each.trees[name].job_count),
-            format_span(max(time.time() - each.start_time, 0.0)), show_name(each.title),
-        ]
-        for each in _order(shown, sort, lambda each: each.title or each.id, numbers)
-    ]  # fmt: skip
-    headings = (
-        column("operation"), column("state", 4), column("user", 7), column("pool", 2), column(">allotted"),
-        column(">demand", 3), column(">share", 6), column(">jobs", 5), column(">age", 8), column("title", 1),
+    parts = _order(
+        ((each, name) for each in picture.operations if name in each.trees),
+        sort, lambda part: part[0].title or part[0].id,
+        used=lambda part: part[0].trees[name].usage["cpu"],
+        demand=lambda part: part[0].trees[name].demand["cpu"],
+        share=lambda part: part[0].trees[name].fair_share_ratio,
     )  # fmt: skip
-    return headings, rows
+    return pick(OPERATIONS, OPERATION_RANKS), parts
 
 
-def _nodes(picture: ClusterPicture, sort: str) -> Table:
-    numbers: dict[str, Callable[[NodeView], float]] = {"used": lambda node: node.usage["cpu"]}
-    rows: list[list[Cell]] = [
-        [
-            show_name(node.id), show_node_state(node), show_cores(node.usage["cpu"]), show_cores(node.capacity["cpu"]),
-            show_cores(node.free["cpu"]), str(node.job_count),
-        ]
-        for node in _order(picture.nodes, sort, lambda node: node.id, numbers)
-    ]  # fmt: skip
-    headings = (
-        column("node"), column("state", 1), column(">allotted"), column(">cores", 2), column(">free", 3),
-        column(">jobs", 4),
-    )  # fmt: skip
-    return headings, rows
+def _nodes(picture: ClusterPicture, sort: str) -> View:
+    nodes = _order(picture.nodes, sort, lambda node: node.id, used=lambda node: node.usage["cpu"])
+    return pick(NODES, NODE_RANKS), nodes
 
 
-_TABLES: Final[dict[str, Callable[[ClusterPicture, str], Table]]] = {
+_VIEWS: Final[dict[str, Callable[[ClusterPicture, str], View]]] = {
     "pools": _pools,
     "operations": _operations,
     "nodes": _nodes,

@@ -12,8 +12,8 @@ import msgspec
 
 from cpumond.api.event_views import AuditList, AuditView, EventList, EventView
 from cpumond.cli.options import DurationType, given
-from cpumond.cli.output import can_ask, chosen_output, print_csv, print_json, print_table, print_text
-from cpumond.cli.render.grid import Cell, Column, column
+from cpumond.cli.output import can_ask, chosen_output, print_csv, print_items, print_json, print_text
+from cpumond.cli.render.grid import Column, column, without_names
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.cli.scheduler.plans import PlanRefusedError, describe_plan, show_plan
 from cpumond.core.errors import UsageError
@@ -122,6 +122,20 @@ def _read_pages(
             return
 
 
+def _tell(event: EventView | AuditView) -> str:
+    times = f" ({event.count} times)" if event.count > 1 and event.kind == "refused" else ""
+    origin = f" [{show_name(event.origin)}]" if isinstance(event, AuditView) and event.origin else ""
+    return show_name(event.text) + times + origin
+
+
+EVENTS: Final[tuple[Column[EventView | AuditView], ...]] = (
+    column(">number", 0, lambda event: str(event.number)),
+    column("time", 1, lambda event: show_time(event.at)),
+    column("kind", 2, lambda event: (event.kind.replace("_", " "), STYLES.get(event.kind, ""))),
+    column("what", 0, _tell),
+)
+
+
 def _print(client: SchedulerClient, events: list[Any], is_first: bool) -> None:
     if client.as_json:
         _print_for_programs(events, is_first)
@@ -130,10 +144,7 @@ def _print(client: SchedulerClient, events: list[Any], is_first: bool) -> None:
         if is_first:
             print_text("nothing has happened that fits")
         return
-    names = (">number", "time", "kind") if is_first else (">", "", "")
-    ranks = (0, 1, 2)
-    headings = [Column(name, rank) for name, rank in zip(names, ranks, strict=True)]
-    print_table([*headings, column("what" if is_first else "")], list(map(_row, events)))
+    print_items(EVENTS if is_first else without_names(EVENTS), events)
     sys.stdout.flush()
 
 
@@ -151,13 +162,6 @@ def _print_for_programs(events: list[Any], is_first: bool) -> None:
 
 def _as_cell(value: Any) -> Any:
     return msgspec.json.encode(value).decode() if isinstance(value, dict | tuple) else value
-
-
-def _row(event: EventView | AuditView) -> list[Cell]:
-    text = show_name(event.text) + (f" ({event.count} times)" if event.count > 1 and event.kind == "refused" else "")
-    if isinstance(event, AuditView):
-        text += f" [{show_name(event.origin)}]" if event.origin else ""
-    return [str(event.number), show_time(event.at), (event.kind.replace("_", " "), STYLES.get(event.kind, "")), text]
 
 
 @click.command("undo", epilog="Example: cpumond undo 4711 --plan")

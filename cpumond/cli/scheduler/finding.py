@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 from cpumond.api.finding import NEWEST, Match, Matches, NamedKind
 from cpumond.cli.options import given, quote_name
 from cpumond.cli.output import error_width
-from cpumond.cli.render.grid import column, draw_grid
+from cpumond.cli.render.grid import Column, column, draw_grid, make_rows
 from cpumond.cli.scheduler.http_client import SchedulerClient, make_client
 from cpumond.core.errors import CpumondError, NoSuchError, NotYetError, UsageError
 from cpumond.core.words import count, show_name
@@ -119,12 +119,15 @@ def _tell_missing(kind: NamedKind, typed: str, operation: str | None) -> str:
     return f"No such {kind} {show_name(typed)}{where}; see {known}"
 
 
+MATCHES: Final[tuple[Column[Match], ...]] = (
+    column("id", 0, lambda match: match.id),
+    column("state", 1, lambda match: match.state),
+    column("user", 2, lambda match: show_name(match.user)),
+    column("title", 3, lambda match: show_name(match.title)),
+)
+
+
 def _draw(found: Matches) -> str:
-    headings = [column("id"), column("state", 1), column("user", 2), column("title", 3)]
-    text, _ = draw_grid(headings, [_row(each) for each in found.matches], error_width())
+    text, _ = draw_grid(MATCHES, make_rows(MATCHES, found.matches), error_width())
     left_out = found.total - len(found.matches)
     return text + (f"\n... and {left_out} more" if left_out else "")
-
-
-def _row(match: Match) -> list[str]:
-    return [match.id, match.state, show_name(match.user), show_name(match.title)]

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
 import msgspec
 
 from cpumond.cli.options import print_json, quote_name
-from cpumond.cli.output import error_width, print_text, warn
+from cpumond.cli.output import error_width, print_items, print_text, warn
 from cpumond.cli.progress import Progress as ProgressLine
-from cpumond.cli.render.grid import Cell, column, fold
-from cpumond.cli.scheduler.client import SchedulerClient, print_table, scheduler_options
+from cpumond.cli.render.grid import Column, Item, column, fold
+from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.cli.scheduler.finding import operation_argument
 from cpumond.cli.scheduler.spec import spec_options
 from cpumond.core.errors import UnavailableError
 from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_cores, show_name
-from cpumond.scheduler.model.forecast import Forecast, Progress, Simulation
+from cpumond.scheduler.model.forecast import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Progress, Simulation
 
 SHOWN: Final = 20
 simulate_option = click.option(
@@ -94,6 +95,15 @@ def simulate_command(client: SchedulerClient, spec: dict[str, Any]) -> None:
     show_simulation(client, {"spec": spec})
 
 
+SHARES: Final[tuple[Column[ForetoldShare], ...]] = (
+    column("pool", 0, lambda each: show_name(each.pool)),
+    column(">share", 1, lambda each: show_cores(each.fair_share_before)),
+    column(">would be", 0, lambda each: show_cores(each.fair_share_after)),
+    column(">allotted", 3, lambda each: show_cores(each.used_before)),
+    column(">would hold", 2, lambda each: show_cores(each.used_after)),
+)
+
+
 def show_simulation(client: SchedulerClient, body: dict[str, Any]) -> None:
     """Ask for a simulation and print it; the first answer and the progress on standard error."""
     found = run_simulation(client, body)
@@ -102,9 +112,30 @@ def show_simulation(client: SchedulerClient, body: dict[str, Any]) -> None:
         return
     for line in found.lines:
         print_text(show_name(line))
-    _print_starts(found)
-    _print_stops(found)
-    _print_shares(found)
+
+    def after(at: float | None) -> str:
+        return "-" if at is None else format_span(round(max(at - found.as_of, 0.0)))
+
+    starts: tuple[Column[ForetoldStart], ...] = (
+        column("operation", 0, lambda each: show_name(each.operation_id)),
+        column("pool", 2, lambda each: show_name(each.pool)),
+        column(">starts in", 1, lambda each: after(each.start_before)),
+        column(">would start", 0, lambda each: after(each.start_after)),
+        column(">ends in", 4, lambda each: after(each.end_before)),
+        column(">would end", 3, lambda each: after(each.end_after)),
+        column("title", 5, lambda each: show_name(each.title)),
+    )
+    stops: tuple[Column[ForetoldStop], ...] = (
+        column("stopped job", 0, lambda each: show_name(each.job_id or "-")),
+        column("operation", 2, lambda each: show_name(each.operation_id or "-")),
+        column("pool", 1, lambda each: show_name(each.pool)),
+        column(">after", 0, lambda each: after(each.at)),
+        column(">core-hours", 3, lambda each: show_cores(each.lost_core_hours)),
+        column("why", 4, lambda each: show_name(each.why)),
+    )
+    _print_table(starts, found.starts, is_first=True)
+    _print_table(stops, found.stops)
+    _print_table(SHARES, found.shares)
     if found.left_out:
         warn(f"{count(found.left_out, 'operation')} more would start or end at another time")
 
@@ -127,66 +158,9 @@ def run_simulation(client: SchedulerClient, body: dict[str, Any]) -> Simulation:
     raise UnavailableError(f"{client.url}: the simulation ended without an answer; see the scheduler's log")
 
 
-def _after(at: float | None, found: Simulation) -> str:
-    return "-" if at is None else format_span(round(max(at - found.as_of, 0.0)))
-
-
-def _print_starts(found: Simulation) -> None:
-    rows: list[list[Cell]] = [
-        [
-            show_name(each.operation_id),
-            show_name(each.pool),
-            _after(each.start_before, found),
-            _after(each.start_after, found),
-            _after(each.end_before, found),
-            _after(each.end_after, found),
-            show_name(each.title),
-        ]
-        for each in found.starts[:SHOWN]
-    ]
-    if rows:
-        headings = (
-            column("operation"), column("pool", 2), column(">starts in", 1), column(">would start"),
-            column(">ends in", 4), column(">would end", 3), column("title", 5),
-        )  # fmt: skip
-        print_table(headings, rows)
-
-
-def _print_stops(found: Simulation) -> None:
-    rows: list[list[Cell]] = [
-        [
-            show_name(each.job_id or "-"),
-            show_name(each.operation_id or "-"),
-            show_name(each.pool),
-            _after(each.at, found),
-            show_cores(each.lost_core_hours),
-            show_name(each.why),
-        ]
-        for each in found.stops[:SHOWN]
-    ]
-    if rows:
-        click.echo()
-        headings = (
-            column("stopped job"), column("operation", 2), column("pool", 1), column(">after"),
-            column(">core-hours", 3), column("why", 4),
-        )  # fmt: skip
-        print_table(headings, rows)
-
-
-def _print_shares(found: Simulation) -> None:
-    rows: list[list[Cell]] = [
-        [
-            show_name(each.pool),
-            show_cores(each.fair_share_before),
-            show_cores(each.fair_share_after),
-            show_cores(each.used_before),
-            show_cores(each.used_after),
-        ]
-        for each in found.shares[:SHOWN]
-    ]
-    if rows:
-        click.echo()
-        headings = (
-            column("pool"), column(">share", 1), column(">would be"), column(">allotted", 3), column(">would hold", 2),
-        )  # fmt: skip
-        print_table(headings, rows)
+def _print_table(columns: Sequence[Column[Item]], items: Sequence[Item], *, is_first: bool = False) -> None:
+    """The first SHOWN of them, if there are any, apart from what stands above."""
+    if items:
+        if not is_first:
+            click.echo()
+        print_items(columns, items[:SHOWN])

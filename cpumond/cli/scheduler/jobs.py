@@ -12,8 +12,8 @@ from cpumond.api.json.requests import DEFAULT_TAIL_BYTES, TOTAL_BYTES
 from cpumond.api.views import JobList, JobView
 from cpumond.cli.agent.explain import draw_explain
 from cpumond.cli.options import CoresType, DurationType, given, quote_name
-from cpumond.cli.output import print_table, print_text, terminal_width, use_colour, warn
-from cpumond.cli.render.grid import Cell, column
+from cpumond.cli.output import print_items, terminal_width, use_colour, warn
+from cpumond.cli.render.grid import Column, column
 from cpumond.cli.scheduler.client import SchedulerClient, connection_options, scheduler_options
 from cpumond.cli.scheduler.finding import JOB, find_name, job_argument, operation_argument, operation_path
 from cpumond.cli.scheduler.follow import follow_log, write_output
@@ -29,6 +29,22 @@ STYLES: Final = {
     "failed": "red", "aborted": "yellow", "lost": "red", "pending": "yellow", "completed": "dim", "waiting": "yellow",
     "cannot start": "red",
 }  # fmt: skip
+JOBS: Final[tuple[Column[JobView], ...]] = (
+    column("job", 0, lambda job: show_name(job.id)),
+    column("operation", 1, lambda job: show_name(job.operation_id)),
+    column("task", 6, lambda job: show_name(job.task)),
+    column("node", 1, lambda job: show_name(job.node_id)),
+    column("state", 0, lambda job: (job.state, STYLES.get(job.state, ""))),
+    column("class", 9, lambda job: job.job_class),
+    column(">ordered", 7, lambda job: show_cores(job.cpu_limit)),
+    column(">limit", 5, lambda job: show_cores(job.current_cpu_limit)),
+    column(">used", 4, lambda job: show_number(job.smoothed_cpu_usage, ".2f")),
+    column(">time", 2, lambda job: format_span((job.finish_time or time.time()) - job.start_time)),
+    column("preemptibility", 8, lambda job: job.preemptibility.replace("_", " ")),
+    column(">exit code", 8, lambda job: "" if job.exit_code is None else str(job.exit_code)),
+    column("", 3, lambda job: show_name(job.reason)),
+)
+"""What lists of jobs show."""
 
 
 @click.command("jobs", epilog="Example: cpumond operation jobs 1a-2b-3c-4d --state failed")
@@ -40,32 +56,10 @@ def jobs_command(client: SchedulerClient, operation: str, state: str | None, lim
     """The jobs of an operation, the last started first: what each ordered, may use now, and uses, in cores."""
     query = given({"state": state, "limit": limit})
     answer = client.show(operation_path(operation, "jobs"), JobList, query)
-    if not answer.jobs:
-        print_text("no job fits; see `cpumond operation why` for the reason that none is started")
-        return
-    headings = (
-        column("job"), column("task", 6), column("node", 1), column("state"), column("class", 9), column(">ordered", 7),
-        column(">limit", 5), column(">used", 4), column(">time", 2), column(">exit code", 8), column("", 3),
-    )  # fmt: skip
-    print_table(headings, [_job_row(job, time.time()) for job in answer.jobs])
+    nothing = "no job fits; see `cpumond operation why` for the reason that none is started"
+    print_items([each for each in JOBS if each.name not in ("operation", "preemptibility")], answer.jobs, nothing)
     if answer.total > len(answer.jobs):
         warn(f"{answer.total - len(answer.jobs)} jobs that started earlier are not shown; raise --limit")
-
-
-def _job_row(job: JobView, now: float) -> list[Cell]:
-    return [
-        show_name(job.id),
-        show_name(job.task),
-        show_name(job.node_id),
-        (job.state, STYLES.get(job.state, "")),
-        job.job_class,
-        show_cores(job.cpu_limit),
-        show_cores(job.current_cpu_limit),
-        show_number(job.smoothed_cpu_usage, ".2f"),
-        format_span((job.finish_time or now) - job.start_time),
-        "" if job.exit_code is None else str(job.exit_code),
-        show_name(job.reason),
-    ]
 
 
 @click.command("log", epilog="Example: cpumond operation log 1a-2b-3c-4d --stderr")

@@ -1,22 +1,28 @@
-"""The command ``node``: the nodes of a running scheduler."""
+"""The command ``node``: the nodes of a running scheduler, and what keeps new jobs from them."""
 
 from __future__ import annotations
 
 import time
+from typing import Final
 
 import click
 
 from cpumond.api.node_views import NodeDetails, NodeList, NodeView
-from cpumond.cli.options import given, quote_name
-from cpumond.cli.output import print_fields, print_table, print_text, warn
-from cpumond.cli.render.grid import Cell, column
-from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
+from cpumond.cli.options import DurationType, given, quote_name
+from cpumond.cli.output import print_fields, print_items, print_json, print_text, warn
+from cpumond.cli.progress import Progress
+from cpumond.cli.render.grid import Cell, Column, column, pick
+from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options, why_option
 from cpumond.cli.scheduler.finding import TREE, node_argument
-from cpumond.cli.scheduler.jobs import STYLES
-from cpumond.cli.scheduler.maintenance import COMMANDS
+from cpumond.cli.scheduler.forecast import show_simulation
+from cpumond.cli.scheduler.jobs import JOBS
 from cpumond.cli.scheduler.pools import show_amounts
+from cpumond.core.errors import EXIT_TRY_AGAIN, CpumondError, UsageError
 from cpumond.core.measures import count_cores, format_span
-from cpumond.core.words import show_cores, show_name, show_number
+from cpumond.core.words import count, show_cores, show_name
+from cpumond.scheduler.why.drain import DrainedJob, DrainPlan
+
+POLL_S: Final = 0.5
 
 
 @click.group("node", epilog="Example: cpumond node list --tree default")
@@ -24,8 +30,41 @@ def node_command() -> None:
     """Show the nodes that give room to jobs, which register themselves; cordon and drain them for maintenance."""
 
 
-for each in COMMANDS:
-    node_command.add_command(each)
+def show_node_state(node: NodeView) -> tuple[str, str]:
+    """Whether a node is online, cordoned or overcommitted, with a style."""
+    if node.lost_at is not None:
+        return f"lost {format_span(time.time() - node.lost_at)} ago", "dim"
+    if not node.is_online:
+        return f"silent for {format_span(node.silent_s)}", "red"
+    if node.cordon is not None:
+        return "draining" if node.cordon.drain and node.job_count + node.stopping_job_count else "cordoned", "yellow"
+    if node.overcommitted_s is not None:
+        return f"overcommitted for {format_span(node.overcommitted_s)}", "yellow"
+    return "online", ""
+
+
+def _show_tree(node: NodeView) -> Cell:
+    if node.matched_trees:
+        return f"{len(node.matched_trees)} fit", "red"
+    return ("none", "yellow") if node.tree is None else show_name(node.tree)
+
+
+def _show_jobs(node: NodeView) -> str:
+    return str(node.job_count) + (f" + {node.stopping_job_count} ending" if node.stopping_job_count else "")
+
+
+NODES: Final[tuple[Column[NodeView], ...]] = (
+    column("node", 0, lambda node: show_name(node.id)),
+    column("tree", 5, _show_tree),
+    column("state", 1, show_node_state),
+    column(">cores", 3, lambda node: show_cores(node.capacity["cpu"])),
+    column(">allotted", 2, lambda node: show_cores(node.usage["cpu"])),
+    column(">others", 8, lambda node: show_cores(node.foreign_usage["cpu"])),
+    column(">free", 4, lambda node: show_cores(node.free["cpu"])),
+    column(">memory free", 7, lambda node: show_amounts({"memory": node.free["memory"]}).removesuffix(" memory")),
+    column(">jobs", 6, _show_jobs),
+    column("tags", 9, lambda node: show_name(", ".join(tag for tag in node.tags if tag != node.address))),
+)
 
 
 @node_command.command("list", epilog="Example: cpumond node list --tag gpu --offline")
@@ -41,50 +80,9 @@ def node_list_command(
     state = None if online is None else str(online).lower()
     query = given({"tree": tree, "tag": tag, "online": state, "limit": limit})
     answer = client.show("/nodes", NodeList, query)
-    if not answer.nodes:
-        print_text("no node fits; nodes register themselves when their agent runs")
-        return
-    headings = (
-        column("node"), column("tree", 5), column("state", 1), column(">cores", 3), column(">allotted", 2),
-        column(">others", 8), column(">free", 4), column(">memory free", 7), column(">jobs", 6), column("tags", 9),
-    )  # fmt: skip
-    print_table(headings, [_node_row(node) for node in answer.nodes])
+    print_items(NODES, answer.nodes, "no node fits; nodes register themselves when their agent runs")
     if answer.total > len(answer.nodes):
         warn(f"{answer.total - len(answer.nodes)} nodes are not shown; filter them")
-
-
-def _node_row(node: NodeView) -> list[Cell]:
-    return [
-        show_name(node.id),
-        _show_tree(node),
-        show_node_state(node),
-        show_cores(node.capacity["cpu"]),
-        show_cores(node.usage["cpu"]),
-        show_cores(node.foreign_usage["cpu"]),
-        show_cores(node.free["cpu"]),
-        show_amounts({"memory": node.free["memory"]}).removesuffix(" memory"),
-        str(node.job_count) + (f" + {node.stopping_job_count} ending" if node.stopping_job_count else ""),
-        show_name(", ".join(tag for tag in node.tags if tag != node.address)),
-    ]
-
-
-def _show_tree(node: NodeView) -> Cell:
-    if node.matched_trees:
-        return f"{len(node.matched_trees)} fit", "red"
-    return ("none", "yellow") if node.tree is None else show_name(node.tree)
-
-
-def show_node_state(node: NodeView) -> tuple[str, str]:
-    """Whether a node is online, cordoned or overcommitted, with a style."""
-    if node.lost_at is not None:
-        return f"lost {format_span(time.time() - node.lost_at)} ago", "dim"
-    if not node.is_online:
-        return f"silent for {format_span(node.silent_s)}", "red"
-    if node.cordon is not None:
-        return "draining" if node.cordon.drain and node.job_count + node.stopping_job_count else "cordoned", "yellow"
-    if node.overcommitted_s is not None:
-        return f"overcommitted for {format_span(node.overcommitted_s)}", "yellow"
-    return "online", ""
 
 
 def _tell_cordon(node: NodeView) -> str:
@@ -131,26 +129,136 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
             ("overcommitted", f"{answer.overcommit_count} times" if answer.overcommit_count else ""),
         ]
     )
-    if not answer.jobs:
+    if answer.jobs:
+        ranks = {
+            "job": 0, "operation": 1, "state": 2, "class": 9, "ordered": 6, "limit": 5, "used": 4, "time": 3,
+            "preemptibility": 8, "": 7,
+        }  # fmt: skip
+        print_items(pick(JOBS, ranks), answer.jobs)
+
+
+class StillBusyError(CpumondError):
+    """The node was not empty in time."""
+
+    exit_code = EXIT_TRY_AGAIN
+
+
+@node_command.command("cordon", epilog='Example: cpumond node cordon host-17 --why "new kernel tonight"')
+@node_argument
+@why_option
+@scheduler_options
+def cordon_command(client: SchedulerClient, node: str, why: str) -> None:
+    """Start no more jobs on a node. Those that it has run on; `cpumond node uncordon` takes it back."""
+    client.change(f"node {show_name(node)} gets no new jobs", "POST", f"{_path(node)}/cordon", {"why": why})
+
+
+@node_command.command("uncordon", epilog="Example: cpumond node uncordon host-17")
+@node_argument
+@why_option
+@scheduler_options
+def uncordon_command(client: SchedulerClient, node: str, why: str) -> None:
+    """Start jobs on a node again: takes back cordon and drain."""
+    client.change(f"node {show_name(node)} gets jobs again", "POST", f"{_path(node)}/uncordon", {"why": why})
+
+
+@node_command.command("drain", epilog='Example: cpumond node drain host-17 --why "new disks" --timeout 10m')
+@node_argument
+@why_option
+@click.option("--graceful", is_flag=True, help="Give jobs job_graceful_preemption_timeout, not job_preemption_timeout.")
+@click.option("--timeout", "timeout_s", type=DurationType(), help="Wait no longer; ends with 75 if jobs are left then.")
+@click.option("--no-wait", "waits", is_flag=True, flag_value=False, default=True, help="Do not wait until it is empty.")
+@click.option("--plan", "is_plan", is_flag=True, help="Only say which jobs would be stopped and where there is room.")
+@scheduler_options
+def drain_command(
+    client: SchedulerClient, node: str, why: str, graceful: bool, timeout_s: float | None, waits: bool, is_plan: bool
+) -> None:
+    """Start no more jobs on a node, stop those that it has, and wait until it is empty.
+
+    The jobs are interrupted, interruptible ones first, and start again where there is room. `cpumond node uncordon`
+    takes it back.
+    """
+    if is_plan:
+        if why or graceful or timeout_s is not None or not waits:
+            raise UsageError("--plan: nothing is changed, so that no other option has an effect; leave them out")
+        _show_plan(client, node)
+        if not client.as_json:
+            click.echo()
+            show_simulation(client, {"node": node, "drain": True})
         return
-    now = time.time()
-    rows: list[list[Cell]] = [
-        [
-            show_name(job.id),
-            show_name(job.operation_id),
-            (job.state, STYLES.get(job.state, "")),
-            job.job_class,
-            show_cores(job.cpu_limit),
-            show_cores(job.current_cpu_limit),
-            show_number(job.smoothed_cpu_usage, ".2f"),
-            format_span(now - job.start_time),
-            job.preemptibility.replace("_", " "),
-            show_name(job.reason),
-        ]
-        for job in answer.jobs
-    ]
-    headings = (
-        column("job"), column("operation", 1), column("state", 2), column("class", 9), column(">ordered", 6),
-        column(">limit", 5), column(">used", 4), column(">time", 3), column("preemptibility", 8), column("", 7),
-    )  # fmt: skip
-    print_table(headings, rows)
+    if timeout_s is not None and not waits:
+        raise UsageError("--timeout has no effect with --no-wait, which does not wait; leave one of them out")
+    content = client.request("POST", f"{_path(node)}/drain", given({"why": why, "graceful": graceful or None}))
+    try:
+        client.tell_done(content, f"node {show_name(node)} is drained: it gets no new jobs, its jobs are stopped")
+        if waits:
+            _wait(client, node, timeout_s)
+    except KeyboardInterrupt:
+        told = f"node {show_name(node)} stays drained; `cpumond node show` looks at it, `... uncordon` takes it back"
+        click.echo(told, err=True)
+        raise click.Abort from None
+
+
+def _wait(client: SchedulerClient, node: str, timeout_s: float | None) -> None:
+    """Until the node is empty. Raises StillBusyError."""
+    progress, begun_s, is_warned = Progress(), time.monotonic(), False
+    try:
+        while True:
+            view = client.get(_path(node), NodeDetails)
+            if view.lost_at is not None or not view.job_count + view.stopping_job_count:
+                break
+            if view.cordon is None or not view.cordon.drain:
+                raise StillBusyError(f"node {show_name(node)} is not drained any more: somebody took it back")
+            if not view.is_online and not is_warned:
+                warn(f"node {show_name(node)} is silent: its jobs stop when it is back, or are lost in a while")
+                is_warned = True
+            left = count(view.job_count + view.stopping_job_count, "job")
+            spent_s = time.monotonic() - begun_s
+            progress.show(f"{left} left, {view.stopping_job_count} ending, {format_span(spent_s)}")
+            if timeout_s is not None and spent_s >= timeout_s:
+                raise StillBusyError(
+                    f"node {show_name(node)} has {left} left after {format_span(timeout_s)}; the drain goes on, "
+                    "`cpumond node show` looks at it"
+                )
+            time.sleep(POLL_S if timeout_s is None else min(POLL_S, max(timeout_s - spent_s, 0.0)))
+    finally:
+        progress.end()
+    if not client.as_json:
+        print_text(f"node {show_name(node)} is empty")
+
+
+DRAINED: Final[tuple[Column[DrainedJob], ...]] = (
+    column("job", 0, lambda job: show_name(job.job_id)),
+    column("operation", 3, lambda job: show_name(job.operation_id)),
+    column("pool", 2, lambda job: show_name(job.pool)),
+    column(">cores", 1, lambda job: show_cores(job.cores)),
+    column(">running", 5, lambda job: format_span(job.running_s)),
+    column("interruptible", 6, lambda job: "yes" if job.interruptible else "no"),
+    column(">core-hours", 4, lambda job: show_cores(job.lost_core_seconds / 3600.0)),
+    column("goes to", 0, lambda job: show_name(job.to_node) if job.to_node else ("waits for room", "yellow")),
+)
+
+
+def _show_plan(client: SchedulerClient, node: str) -> None:
+    content = client.request("GET", f"{_path(node)}/drain")
+    plan = client.decode(content, DrainPlan)
+    if client.as_json:
+        print_json(content, DrainPlan, "jobs")
+        return
+    if not plan.job_count:
+        print_text(f"node {show_name(node)} has no job that would be stopped")
+        return
+    if plan.jobs:
+        print_items(DRAINED, plan.jobs)
+    hours = show_cores(plan.lost_core_seconds / 3600.0)
+    print_text(
+        f"{count(plan.job_count, 'job')} would be stopped, of which {plan.waiting_job_count} would wait for room; "
+        f"{hours} core-hours of work would be lost"
+    )
+    if plan.gang_job_count:
+        print_text(f"{count(plan.gang_job_count, 'job')} on other nodes would stop with their gangs")
+    if plan.hidden_job_count:
+        warn(f"{count(plan.hidden_job_count, 'job')} of operations that you may not see are not shown")
+
+
+def _path(node: str) -> str:
+    return f"/nodes/{quote_name(node)}"

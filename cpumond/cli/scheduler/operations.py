@@ -9,8 +9,8 @@ import click
 
 from cpumond.api.views import Done, OperationDetails, OperationInTree, OperationList, OperationView
 from cpumond.cli.options import given
-from cpumond.cli.output import print_fields, print_table, print_text, warn
-from cpumond.cli.render.grid import Cell, column
+from cpumond.cli.output import print_fields, print_items, print_text, warn
+from cpumond.cli.render.grid import Cell, Column, column
 from cpumond.cli.scheduler import jobs
 from cpumond.cli.scheduler.arguments import read_attributes
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
@@ -47,6 +47,64 @@ def operation_start_command(client: SchedulerClient, spec: dict[str, Any]) -> No
     client.tell_done(content, show_name(client.decode(content, Done).id))
 
 
+Part = tuple[OperationView, str]
+"""An operation, and the name of one of its trees."""
+
+
+def _show_state(part: Part) -> Cell:
+    state = part[0].shown_state
+    return state + (", suspended" if part[0].suspended else ""), STYLES.get(state, "")
+
+
+def _show_pool(part: Part) -> str:
+    pools = part[0].pools
+    return show_name(pools[part[1]] if len(pools) == 1 else f"{part[1]}: {pools[part[1]]}")
+
+
+def _show_cores(part: Part, name: str) -> str:
+    of_tree = part[0].trees.get(part[1])
+    return "-" if of_tree is None else show_cores(getattr(of_tree, name)["cpu"])
+
+
+def _show_jobs(part: Part) -> str:
+    of_tree = part[0].trees.get(part[1])
+    return str(part[0].jobs.active if of_tree is None else of_tree.job_count)
+
+
+def _show_start(part: Part) -> str:
+    told = part[0].forecast
+    if part[0].shown_state == "cannot start":
+        return "never"
+    return "" if told is None else show_start(told.start_p10, told.start_p50, told.start_p90, time.time())
+
+
+def _describe_part(part: OperationInTree | None) -> Cell:
+    if part is None:
+        return ""
+    if part.cause == "cannot_start":
+        return (show_name(part.why), "red")
+    if part.queue_place is not None:
+        return (f"number {part.queue_place} in the queue", "yellow")
+    return show_state(part.starvation_status, part.starves_in_s)
+
+
+OPERATIONS: Final[tuple[Column[Part], ...]] = (
+    column("operation", 0, lambda part: show_name(part[0].id)),
+    column("state", 0, _show_state),
+    column("user", 7, lambda part: show_name(part[0].user)),
+    column("pool", 1, _show_pool),
+    column(">jobs", 4, _show_jobs),
+    column(">done", 3, lambda part: f"{part[0].jobs.completed}/{part[0].jobs.total}"),
+    column(">share", 8, lambda part: _show_cores(part, "fair_share")),
+    column(">allotted", 5, lambda part: _show_cores(part, "usage")),
+    column(">demand", 9, lambda part: _show_cores(part, "demand")),
+    column(">age", 6, lambda part: format_span((part[0].finish_time or time.time()) - part[0].start_time)),
+    column(">starts in", 4, _show_start),
+    column("title", 2, lambda part: show_name(part[0].title)),
+    column("", 3, lambda part: _describe_part(part[0].trees.get(part[1]))),
+)
+
+
 @operation_command.command("list", epilog="Example: cpumond operation list --state running --pool research")
 @click.option("--state", type=click.Choice(STATES))
 @click.option("--pool", metavar="POOL", type=POOL)
@@ -60,64 +118,10 @@ def operation_list_command(
     """One line per operation and tree, the newest first. Numbers are cores."""
     query = given({"state": state, "pool": pool, "tree": tree, "user": user, "limit": limit})
     answer = client.show("/operations", OperationList, query)
-    if not answer.operations:
-        print_text("no operation fits")
-        return
-    headings = (
-        column("operation"), column("state"), column("user", 7), column("pool", 1), column(">jobs", 4),
-        column(">done", 3), column(">share", 8), column(">allotted", 5), column(">demand", 9), column(">age", 6),
-        column(">starts in", 4),
-        column("title", 2), column("", 3),
-    )  # fmt: skip
-    rows = [row for each in answer.operations for row in _operation_rows(each, time.time())]
-    print_table(headings, rows)
+    parts = [(each, tree) for each in answer.operations for tree in each.pools]
+    print_items(OPERATIONS, parts, "no operation fits")
     if answer.total > len(answer.operations):
         warn(f"{answer.total - len(answer.operations)} older ones are not shown; raise --limit, or filter")
-
-
-def _operation_rows(operation: OperationView, now: float) -> list[list[Cell]]:
-    jobs = operation.jobs
-    state = operation.shown_state + (", suspended" if operation.suspended else "")
-    rows: list[list[Cell]] = []
-    for tree, pool in operation.pools.items():
-        part = operation.trees.get(tree)
-        where = pool if len(operation.pools) == 1 else f"{tree}: {pool}"
-        age_s = (operation.finish_time or now) - operation.start_time
-        rows.append(
-            [
-                show_name(operation.id),
-                (state, STYLES.get(operation.shown_state, "")),
-                show_name(operation.user),
-                show_name(where),
-                str(jobs.active if part is None else part.job_count),
-                f"{jobs.completed}/{jobs.total}",
-                "-" if part is None else show_cores(part.fair_share["cpu"]),
-                "-" if part is None else show_cores(part.usage["cpu"]),
-                "-" if part is None else show_cores(part.demand["cpu"]),
-                format_span(age_s),
-                _show_start(operation, now),
-                show_name(operation.title),
-                _describe_part(part),
-            ]
-        )
-    return rows
-
-
-def _show_start(operation: OperationView, now: float) -> str:
-    told = operation.forecast
-    if operation.shown_state == "cannot start":
-        return "never"
-    return "" if told is None else show_start(told.start_p10, told.start_p50, told.start_p90, now)
-
-
-def _describe_part(part: OperationInTree | None) -> Cell:
-    if part is None:
-        return ""
-    if part.cause == "cannot_start":
-        return (show_name(part.why), "red")
-    if part.queue_place is not None:
-        return (f"number {part.queue_place} in the queue", "yellow")
-    return show_state(part.starvation_status, part.starves_in_s)
 
 
 operation_command.add_command(when_command)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import click
 
 from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
 from cpumond.cli.options import given, quote_name
-from cpumond.cli.output import can_ask, print_json, print_text, warn
-from cpumond.cli.render.grid import Cell, column
+from cpumond.cli.output import can_ask, print_items, print_json, warn
+from cpumond.cli.render.grid import Cell, Column, column
 from cpumond.cli.scheduler import pool_file
 from cpumond.cli.scheduler.client import (
     SchedulerClient,
     print_fields,
-    print_table,
     read_attributes,
     read_edits,
     scheduler_options,
@@ -36,6 +35,7 @@ from cpumond.cli.scheduler.tree_text import is_tree_file
 from cpumond.core.errors import UsageError
 from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_cores, show_name, show_percent
+from cpumond.scheduler.history.savings import SavingsRow
 from cpumond.scheduler.model import ROOT_POOL, IntegralGuarantees
 from cpumond.scheduler.settings.attributes import Kind, find_mistyped, is_option
 from cpumond.scheduler.why.plan import Plan
@@ -72,32 +72,28 @@ for each in pool_file.COMMANDS:
     tree_command.add_command(each)
 
 
+TREES: Final[tuple[Column[TreeView], ...]] = (
+    column("tree", 0, lambda tree: show_name(tree.name) + (" (default)" if tree.is_default else "")),
+    column(">nodes", 6, lambda tree: str(tree.node_count)),
+    column(">online", 5, lambda tree: str(tree.online_node_count)),
+    column(">cores", 1, lambda tree: show_cores(tree.total_resources["cpu"])),
+    column(">allotted", 2, lambda tree: show_cores(tree.resource_usage["cpu"])),
+    column(">demand", 7, lambda tree: show_cores(tree.resource_demand["cpu"])),
+    column(">pools", 8, lambda tree: str(tree.pool_count)),
+    column(">running", 3, lambda tree: str(tree.running_operation_count)),
+    column(">pending", 4, lambda tree: str(tree.pending_operation_count)),
+)
+
+
 @tree_command.command("list", epilog="Example: cpumond tree list --json")
 @scheduler_options
 def tree_list_command(client: SchedulerClient) -> None:
     """One line per pool tree. Numbers are cores."""
     answer = client.show("/trees", TreeList)
-    if not answer.trees:
-        print_text("there is no pool tree; make one with `cpumond tree create NAME`")
-        return
-    headings = (
-        column("tree"), column(">nodes", 6), column(">online", 5), column(">cores", 1), column(">allotted", 2),
-        column(">demand", 7), column(">pools", 8), column(">running", 3), column(">pending", 4),
-    )  # fmt: skip
-    print_table(headings, [_tree_row(tree) for tree in answer.trees])
+    print_items(TREES, answer.trees, "there is no pool tree; make one with `cpumond tree create NAME`")
     for tree in answer.trees:
         for error in tree.errors:
             warn(f"tree {tree.name}: {error}")
-
-
-def _tree_row(tree: TreeView) -> list[Cell]:
-    name = show_name(tree.name) + (" (default)" if tree.is_default else "")
-    cores = [
-        show_cores(amounts["cpu"]) for amounts in (tree.total_resources, tree.resource_usage, tree.resource_demand)
-    ]
-    nodes = (tree.node_count, tree.online_node_count)
-    counts = (tree.pool_count, tree.running_operation_count, tree.pending_operation_count)
-    return [name, *map(str, nodes), *cores, *map(str, counts)]
 
 
 @tree_command.command("show", epilog="Example: cpumond tree show default")
@@ -236,6 +232,44 @@ def pool_path(tree: str, pool: str = "") -> str:
     return f"{path}/{quote_name(pool)}" if pool else path
 
 
+def find_depths(pools: Iterable[PoolView | SavingsRow]) -> dict[str, int]:
+    """Pool -> the number of pools above it that come before it."""
+    depths: dict[str, int] = {}
+    for pool in pools:
+        depths[pool.name] = depths.get(pool.parent or "", -1) + 1
+    return depths
+
+
+def _show_pool(pool: PoolView, indent: str = "") -> Cell:
+    return indent + show_name(pool.name), "dim" if pool.is_ephemeral else ""
+
+
+def _show_mode(pool: PoolView) -> str:
+    integral = pool.attributes.get(INTEGRAL, {}).get("guarantee_type", "none")
+    return pool.mode if integral == "none" else f"{pool.mode} {integral}"
+
+
+def _show_some(cores: float | None) -> str:
+    return show_cores(cores) if cores else "-"
+
+
+POOLS: Final[tuple[Column[PoolView], ...]] = (
+    column("pool", 0, _show_pool),
+    column("mode", 10, _show_mode),
+    column(">weight", 8, lambda pool: "-" if pool.weight is None else f"{pool.weight:g}"),
+    column(">share", 4, lambda pool: f"{show_percent(pool.fair_share_ratio)} %"),
+    column(">cores", 5, lambda pool: show_cores(pool.fair_share["cpu"])),
+    column(">allotted", 1, lambda pool: show_cores(pool.usage["cpu"])),
+    column(">demand", 2, lambda pool: show_cores(pool.demand["cpu"])),
+    column(">waiting", 6, lambda pool: _show_some(pool.waiting["cpu"])),
+    column(">guarantee", 6, lambda pool: _show_some(pool.strong_guarantee["cpu"])),
+    column(">limit", 9, lambda pool: show_cores(pool.limits["cpu"]) if "cpu" in pool.limits else "-"),
+    column(">running", 7, lambda pool: f"{pool.running_operation_count}/{pool.max_running_operation_count}"),
+    column(">all", 11, lambda pool: f"{pool.operation_count}/{pool.max_operation_count}"),
+    column("state", 3, lambda pool: show_state(pool.starvation_status, pool.starves_in_s)),
+)
+
+
 @pool_command.command("list", epilog="Example: cpumond pool list")
 @tree_option
 @scheduler_options
@@ -245,38 +279,9 @@ def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
     Numbers are cores, "share" is the fair share in percent of the cluster, of the resource that it has most of.
     """
     pools = client.show(pool_path(client.find_tree(tree)), PoolList).pools
-    headings = (
-        column("pool"), column("mode", 10), column(">weight", 8), column(">share", 4), column(">cores", 5),
-        column(">allotted", 1), column(">demand", 2), column(">waiting", 6), column(">guarantee", 6),
-        column(">limit", 9), column(">running", 7), column(">all", 11), column("state", 3),
-    )  # fmt: skip
-    depths: dict[str, int] = {}
-    rows = []
-    for pool in pools:
-        depth = depths[pool.name] = 0 if pool.parent is None else depths[pool.parent] + 1
-        rows.append(_pool_row(pool, depth))
-    print_table(headings, rows)
-
-
-def _pool_row(pool: PoolView, depth: int) -> list[Cell]:
-    name = "  " * depth + show_name(pool.name)
-    limit = pool.limits.get("cpu")
-    integral = pool.attributes.get(INTEGRAL, {}).get("guarantee_type", "none")
-    return [
-        (name, "dim" if pool.is_ephemeral else ""),
-        pool.mode if integral == "none" else f"{pool.mode} {integral}",
-        "-" if pool.weight is None else f"{pool.weight:g}",
-        f"{show_percent(pool.fair_share_ratio)} %",
-        show_cores(pool.fair_share["cpu"]),
-        show_cores(pool.usage["cpu"]),
-        show_cores(pool.demand["cpu"]),
-        show_cores(pool.waiting["cpu"]) if pool.waiting["cpu"] else "-",
-        show_cores(pool.strong_guarantee["cpu"]) if pool.strong_guarantee["cpu"] else "-",
-        "-" if limit is None else show_cores(limit),
-        f"{pool.running_operation_count}/{pool.max_running_operation_count}",
-        f"{pool.operation_count}/{pool.max_operation_count}",
-        show_state(pool.starvation_status, pool.starves_in_s),
-    ]
+    depths = find_depths(pools)
+    name: Column[PoolView] = column("pool", 0, lambda pool: _show_pool(pool, "  " * depths[pool.name]))
+    print_items([name, *POOLS[1:]], pools)
 
 
 @pool_command.command("show", epilog="Example: cpumond pool show research")

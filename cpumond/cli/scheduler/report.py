@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final, Literal
+from functools import partial
+from typing import Any, Final, Literal
 
 import click
 import msgspec
@@ -18,7 +17,16 @@ from click.core import ParameterSource
 
 from cpumond.api.pool_views import TreeList
 from cpumond.cli.options import ChoiceType, DurationType, given
-from cpumond.cli.output import guard_cell, is_terminal, terminal_width, use_colour, wide_option
+from cpumond.cli.output import (
+    CRLF,
+    draw_table,
+    format_csv,
+    guard_cell,
+    is_terminal,
+    terminal_width,
+    use_colour,
+    wide_option,
+)
 from cpumond.cli.render import grid
 from cpumond.cli.replacement import Replacement
 from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, connection_options
@@ -114,26 +122,30 @@ def report_command(
     chosen, path = choose_output(format_, output, as_json)
     if price is not None and math.isnan(price):
         raise UsageError("--price: expected a number, got nan")
+    is_given = {name: context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in context.params}
     if savings:
-        is_given = {name: context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in context.params}
         if pool is not None or is_given["top"]:
             raise UsageError("--savings is about all pools: leave --pool and --top out")
-        _show_savings(client, since_s if is_given["since_s"] else SAVINGS_S, tree, price, chosen, path)
-        return
-    if price is not None:
+    elif price is not None:
         raise UsageError("--price goes with --savings")
+    since_s = SAVINGS_S if savings and not is_given["since_s"] else since_s
     with contextlib.ExitStack() as stack:
         # Before any request: a file that cannot be written is refused at once.
         page = stack.enter_context(Replacement(path, "--output")) if path else None
-        report, content = read_report(client, since_s, tree, pool, top)
+        width, colour = (None, False) if page is not None else (terminal_width(), use_colour())
+        if savings:
+            view = read_savings(client, since_s, tree, price)
+            content = msgspec.json.encode(view)
+            as_csv, as_text = partial(render_savings_csv, view), partial(render_savings, view, since_s)
+        else:
+            report, content = read_report(client, since_s, tree, pool, top)
+            as_csv, as_text = partial(render_csv, report), partial(render_text, report, since_s)
         if chosen == "csv":
-            text = render_csv(report)
+            text = as_csv()
         elif chosen == "json":
             text = show_json(msgspec.json.format(content, indent=2)) + "\n"
         else:
-            shown_here = page is None
-            width = terminal_width() if shown_here else None
-            text = render_text(report, since_s, width, shown_here and use_colour()) + "\n"
+            text = as_text(width, colour) + "\n"
         if page is not None:
             page.write(text)
         else:
@@ -142,28 +154,21 @@ def report_command(
         click.echo(f"the report is in {show_name(path)}")
 
 
-def _show_savings(
-    client: SchedulerClient, since_s: float, tree: str | None, price: float | None, chosen: Format, path: str | None
-) -> None:
+def read_savings(client: SchedulerClient, since_s: float, tree: str | None, price: float | None) -> SavingsView:
+    """Raises UnavailableError (the history is turned off), NoSuchError, SchedulerRefusedError."""
+    view = client.decode(_ask(client, "/savings", tree, {"since_s": since_s, "tree": tree}), SavingsView)
+    return view if price is None else at_price(view, price)
+
+
+def _ask(client: SchedulerClient, path: str, tree: str | None, query: dict[str, Any]) -> bytes:
     try:
-        view = client.get("/savings", SavingsView, **given({"since_s": since_s, "tree": tree}))
+        return client.request("GET", path, query=given(query))
     except SchedulerRefusedError as error:
         if error.status == 404 and tree is not None:
             _check_tree(client, tree)
-        raise UnavailableError(str(error)) if error.status == 404 else error from None
-    view = view if price is None else at_price(view, price)
-    if chosen == "json":
-        text = show_json(msgspec.json.format(msgspec.json.encode(view), indent=2)) + "\n"
-    elif chosen == "csv":
-        text = render_savings_csv(view)
-    else:
-        width = terminal_width() if path is None else None
-        text = render_savings(view, since_s, width, path is None and use_colour()) + "\n"
-    if path is None:
-        click.echo(text, nl=False)
-        return
-    with Replacement(path, "--output") as page:
-        page.write(text)
+        if error.status == 404:
+            raise UnavailableError(str(error)) from None  # the history is turned off
+        raise
 
 
 def choose_output(format_: Format | None, output: str | None, as_json: bool) -> tuple[Format, str | None]:
@@ -192,15 +197,7 @@ def read_report(
     """The report, and the same as JSON. Raises UnavailableError (it is empty), NoSuchError, SchedulerRefusedError."""
     # The scheduler does not filter by pool: all that it may list is asked for, and filtered here.
     asked = top if pool is None else MAX_TOP
-    query = given({"since_s": since_s, "tree": tree, "top": asked})
-    try:
-        content = client.request("GET", "/report", query=query)
-    except SchedulerRefusedError as error:
-        if error.status == 404 and tree is not None:
-            _check_tree(client, tree)
-        if error.status == 404:
-            raise UnavailableError(str(error)) from None  # the history is turned off
-        raise
+    content = _ask(client, "/report", tree, {"since_s": since_s, "tree": tree, "top": asked})
     report = client.decode(content, ReportView)
     if tree is not None and not report.trees:
         _check_tree(client, tree)
@@ -229,9 +226,9 @@ TIME_COLUMNS: Final = ("since", "until", "covered_s", "operations_without_series
 
 def render_csv(report: ReportView) -> str:
     """A row per tree (``total``), pool and operation, with quotes where they are needed (RFC 4180)."""
-    output = io.StringIO(newline="")
-    write = csv.writer(output, lineterminator="\r\n").writerow
-    write((*TEXT_COLUMNS, *(measure.machine_name for measure in (*MEASURES, LIMIT)), "points", *TIME_COLUMNS))
+    rows: list[Sequence[Any]] = [
+        (*TEXT_COLUMNS, *(measure.machine_name for measure in (*MEASURES, LIMIT)), "points", *TIME_COLUMNS)
+    ]
     known = (show_digits(report.covered_s), report.operations_without_series)
     times = (show_utc(report.since), show_utc(report.until), *known)
     for tree in report.trees:
@@ -240,8 +237,8 @@ def render_csv(report: ReportView) -> str:
             row = line.row
             texts = (line.tree, row.name, row.parent, str(line.depth), row.title, row.user, row.pool, row.state)
             values = [show_digits(line.value(measure)) for measure in (*MEASURES, LIMIT)]
-            write((line.kind, *map(guard_cell, texts), *values, row.points, *times))
-    return output.getvalue()
+            rows.append((line.kind, *map(guard_cell, texts), *values, row.points, *times))
+    return format_csv(rows, CRLF)
 
 
 def show_digits(value: float | None) -> str:
@@ -254,40 +251,40 @@ def show_utc(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table for people; ``least``: what its text may be shortened to, 0: never."""
-
-    heading: str
-    text: Callable[[Line], str]
-    least: int = 0
-
-
-def _number_column(of: Measure) -> Column:
-    def show(line: Line) -> str:
-        value = line.value(of)
-        return "-" if value is None else show_percent(value / 100.0) if of in RATIOS else show_cores(value)
-
-    return Column(f">{of.heading}", show)
-
-
-NUMBER_COLUMNS: Final = tuple(_number_column(each) for each in MEASURES)
-POOL_COLUMNS: Final = (
-    Column("pool", lambda line: "  " * line.depth + show_name(line.row.name)),
-    *NUMBER_COLUMNS,
-)
-OPERATION_COLUMNS: Final = (
-    Column("operation", lambda line: show_name(line.row.name)),
-    Column("title", lambda line: show_name(line.row.title), grid.LEAST_TEXT),
-    Column("user", lambda line: show_name(line.row.user)),
-    Column("pool", lambda line: show_name(line.row.pool)),
-    Column("state", lambda line: line.row.state),
-    *NUMBER_COLUMNS,
-)
 DROP_ORDER: Final = (
     "peak limit", "state", "late %", "user", "title", "reclaimed %", "pool", "used %", "lost", "throttled", "late",
 )  # fmt: skip
 """Columns that a narrow terminal does without, the first one first; the names of the rows are always there."""
+
+
+def _column(heading: str, read: Callable[[Line], str]) -> grid.Column[Line]:
+    name = heading.removeprefix(">")
+    rank = len(DROP_ORDER) - DROP_ORDER.index(name) if name in DROP_ORDER else 0
+    return grid.column(heading, rank, lambda line: (read(line), "bold" if line.kind in ("total", "sum") else ""))
+
+
+def _number_column(of: Measure) -> grid.Column[Line]:
+    def show(line: Line) -> str:
+        value = line.value(of)
+        return "-" if value is None else show_percent(value / 100.0) if of in RATIOS else show_cores(value)
+
+    return _column(f">{of.heading}", show)
+
+
+NUMBER_COLUMNS: Final = tuple(map(_number_column, MEASURES))
+# The first column is always there, so it has no rank.
+POOL_COLUMNS: Final = (
+    replace(_column("pool", lambda line: "  " * line.depth + show_name(line.row.name)), rank=0),
+    *NUMBER_COLUMNS,
+)
+OPERATION_COLUMNS: Final = (
+    _column("operation", lambda line: show_name(line.row.name)),
+    _column("title", lambda line: show_name(line.row.title)),
+    _column("user", lambda line: show_name(line.row.user)),
+    _column("pool", lambda line: show_name(line.row.pool)),
+    _column("state", lambda line: line.row.state),
+    *NUMBER_COLUMNS,
+)
 
 
 def render_text(report: ReportView, since_s: float, width: int | None, colour: bool) -> str:
@@ -297,7 +294,7 @@ def render_text(report: ReportView, since_s: float, width: int | None, colour: b
         parts += ["", grid.paint(f"tree {show_name(tree.tree)}", "bold", colour)]
         total = Line("total", tree.tree, msgspec.structs.replace(tree.total, name="total"))
         pools = list(list_pools(tree))
-        parts += _draw_table([*pools, total], POOL_COLUMNS, width, colour)
+        parts.append(_draw(POOL_COLUMNS, [*pools, total], width, colour))
         parts += ["", *_draw_operations(tree, width, colour)]
     parts.append("")
     widest = max(len(each.heading) for each in MEASURES)
@@ -310,16 +307,9 @@ def _draw_operations(tree: ReportTree, width: int | None, colour: bool) -> list[
     left_out = grid.fold(describe_left_out(tree), width)
     if not operations:
         return [left_out or "no operations in this time"]
-    table = _draw_table([*operations, add_up(tree)], OPERATION_COLUMNS, width, colour)
-    return [*table, *([left_out] if left_out else [])]
+    table = _draw(OPERATION_COLUMNS, [*operations, add_up(tree)], width, colour)
+    return [table, *([left_out] if left_out else [])]
 
 
-def _draw_table(lines: Sequence[Line], columns: Sequence[Column], width: int | None, colour: bool) -> list[str]:
-    """The table with as many columns as there is room for, and a line about those left out."""
-    ranks = {name: len(DROP_ORDER) - number for number, name in enumerate(DROP_ORDER)}
-    headings = [grid.Column(each.heading, ranks.get(each.heading.removeprefix(">"), 0), each.least) for each in columns]
-    styles = {"total": "bold", "sum": "bold"}
-    rows = [[(each.text(line), styles.get(line.kind, "")) for each in columns] for line in lines]
-    text, left_out = grid.draw_grid(headings, rows, width, colour)
-    notice = f"no room for: {', '.join(left_out)}; --wide or --format csv shows all"
-    return [text, *([grid.paint(grid.fold(notice, width), "dim", colour)] if left_out else [])]
+def _draw(columns: Sequence[grid.Column[Line]], lines: Sequence[Line], width: int | None, colour: bool) -> str:
+    return draw_table(columns, grid.make_rows(columns, lines), width, colour)

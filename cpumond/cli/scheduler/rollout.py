@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Final, get_args
 
 import click
@@ -9,15 +10,51 @@ import msgspec
 
 from cpumond.api.rollout_views import AgentView, Fleet, Rollout, StageView, TargetGroup
 from cpumond.cli.options import DurationType, given
-from cpumond.cli.output import print_json, print_table, print_text
-from cpumond.cli.render.grid import Cell, column
-from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
-from cpumond.cli.scheduler.maintenance import why_option
+from cpumond.cli.output import print_items, print_json, print_text
+from cpumond.cli.render.grid import Cell, Column, column
+from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options, why_option
 from cpumond.core.errors import UsageError
+from cpumond.core.wire import AgentAbout
 from cpumond.core.words import count, show_name
-from cpumond.scheduler.settings.rollout import EVERY_NODE, NO_CANARY, Budget, StageLevel, StagePlan, say_level
+from cpumond.scheduler.settings.rollout import EVERY_NODE, NO_CANARY, Budget, Stage, StageLevel, StagePlan, say_level
 
 BUDGET: Final = Budget()
+
+
+def _show_agent_state(agent: AgentView) -> Cell:
+    if agent.about is not None and agent.about.is_paused and agent.is_online:
+        return "paused", "yellow"
+    return "online" if agent.is_online else ("silent", "red")
+
+
+def _show_told(agent: AgentView, about: AgentAbout) -> Cell:
+    told = say_level(agent.told) + (" (canary)" if agent.is_canary else "")
+    return told if about.may_set_mode else ("may not", "dim")
+
+
+def _show_problem(problems: Sequence[str]) -> Cell:
+    more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return show_name(f"{problems[0]}{more}" if problems else ""), "yellow"
+
+
+def _of_about(heading: str, rank: int, read: Callable[[AgentAbout], Cell], unknown: str = "") -> Column[AgentView]:
+    """A column of what agents tell of themselves."""
+    return column(heading, rank, lambda agent: unknown if agent.about is None else read(agent.about))
+
+
+AGENTS: Final[tuple[Column[AgentView], ...]] = (
+    column("node", 0, lambda agent: show_name(agent.id)),
+    _of_about("agent", 3, lambda about: show_name(about.version), "unknown"),
+    _of_about("does", 1, lambda about: say_level(about.level)),
+    _of_about("at most", 4, lambda about: say_level(about.bound)),
+    column("told", 2, lambda agent: "" if agent.about is None else _show_told(agent, agent.about)),
+    _of_about("rule", 8, lambda about: show_name(about.limit_rule)),
+    column("state", 5, _show_agent_state),
+    _of_about(">late", 9, lambda about: f"{about.late_core_seconds:g} s"),
+    _of_about(">foreign", 9, lambda about: str(about.foreign_writes)),
+    _of_about(">errors", 9, lambda about: str(about.errors)),
+    _of_about("problem", 7, lambda about: _show_problem(about.problems)),
+)
 
 
 @click.command("fleet", epilog="Example: cpumond fleet --tag rack-a --problems")
@@ -47,41 +84,7 @@ def fleet_command(client: SchedulerClient, tag: str, only_problems: bool, promet
     if client.as_json:
         print_json(msgspec.json.encode(Fleet(chosen)), Fleet, "agents")
         return
-    if not chosen:
-        print_text("no agent fits")
-        return
-    headings = (
-        column("node"), column("agent", 3), column("does", 1), column("at most", 4), column("told", 2),
-        column("rule", 8), column("state", 5), column(">late", 9), column(">foreign", 9), column(">errors", 9),
-        column("problem", 7),
-    )  # fmt: skip
-    print_table(headings, [_agent_row(each) for each in chosen])
-
-
-def _agent_row(agent: AgentView) -> list[Cell]:
-    about = agent.about
-    state: Cell = "online" if agent.is_online else ("silent", "red")
-    if about is None:
-        return [show_name(agent.id), "unknown", "", "", "", "", state, "", "", "", ""]
-    told = say_level(agent.told) + (" (canary)" if agent.is_canary else "")
-    problem = (
-        f"{about.problems[0]}" + (f" and {len(about.problems) - 1} more" if len(about.problems) > 1 else "")
-        if (about.problems)
-        else ""
-    )
-    return [
-        show_name(agent.id),
-        show_name(about.version),
-        say_level(about.level),
-        say_level(about.bound),
-        told if about.may_set_mode else ("may not", "dim"),
-        show_name(about.limit_rule),
-        ("paused", "yellow") if about.is_paused and agent.is_online else state,
-        f"{about.late_core_seconds:g} s",
-        str(about.foreign_writes),
-        str(about.errors),
-        (show_name(problem), "yellow"),
-    ]
+    print_items(AGENTS, chosen, "no agent fits")
 
 
 @click.group("rollout", epilog='Example: cpumond rollout set rack-a guarantee --why "second week"')
@@ -92,38 +95,40 @@ def rollout_command() -> None:
     """
 
 
+def _show_stage_state(stage: Stage) -> Cell:
+    if stage.state == "canary":
+        return f"canary of {count(len(stage.canaries), 'host')}", "yellow"
+    return stage.state, "red" if stage.state == "stopped" else ""
+
+
+def _show_seen(view: StageView) -> str:
+    seen = view.canary
+    if seen is None:
+        return show_name(view.stage.stopped or view.stage.why)
+    return (
+        f"{count(seen.checks, 'check')}: {seen.late_cores:.2f} cores late, {seen.foreign_writes} foreign writes, "
+        f"{count(seen.errors, 'error')}"
+    )
+
+
+STAGES: Final[tuple[Column[StageView], ...]] = (
+    column("nodes", 0, lambda view: show_name(view.stage.nodes_filter)),
+    column("level", 1, lambda view: say_level(view.stage.level)),
+    column("before", 5, lambda view: say_level(view.stage.previous)),
+    column("state", 2, lambda view: _show_stage_state(view.stage)),
+    column(">hosts", 3, lambda view: str(view.host_count)),
+    column(">as told", 4, lambda view: str(view.reached)),
+    column("by", 6, lambda view: show_name(view.stage.user)),
+    column("seen", 7, _show_seen),
+)
+
+
 @rollout_command.command("show", epilog="Example: cpumond rollout show")
 @scheduler_options
 def show_command(client: SchedulerClient) -> None:
     """All stages, and what was seen of their canaries."""
     stages = client.show("/rollout", Rollout, rows="stages").stages
-    if not stages:
-        print_text("there is no stage: hosts with may_set_mode do nothing to limits (shadow)")
-        return
-    headings = (
-        column("nodes"), column("level", 1), column("before", 5), column("state", 2), column(">hosts", 3),
-        column(">as told", 4), column("by", 6), column("seen", 7),
-    )  # fmt: skip
-    print_table(headings, [_stage_row(each) for each in stages])
-
-
-def _stage_row(view: StageView) -> list[Cell]:
-    stage, seen = view.stage, view.canary
-    state: Cell = stage.state
-    if stage.state == "canary":
-        state = f"canary of {count(len(stage.canaries), 'host')}", "yellow"
-    elif stage.state == "stopped":
-        state = "stopped", "red"
-    told = stage.stopped or stage.why
-    if seen is not None:
-        told = (
-            f"{count(seen.checks, 'check')}: {seen.late_cores:.2f} cores late, {seen.foreign_writes} foreign writes, "
-            f"{count(seen.errors, 'error')}"
-        )
-    return [
-        show_name(stage.nodes_filter), say_level(stage.level), say_level(stage.previous), state, str(view.host_count),
-        str(view.reached), show_name(stage.user), show_name(told),
-    ]  # fmt: skip
+    print_items(STAGES, stages, "there is no stage: hosts with may_set_mode do nothing to limits (shadow)")
 
 
 @rollout_command.command("set", epilog='Example: cpumond rollout set "rack-a & !gpu" weight --canary 0.1')

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Final
 
-from cpumond.cli.output import guard_cell
+from cpumond.cli.output import CRLF, draw_table, format_csv, guard_cell
 from cpumond.cli.render import grid
+from cpumond.cli.scheduler.pools import find_depths
 from cpumond.core.measures import format_span
 from cpumond.core.words import iso_utc, show_cores, show_name, show_time, show_utc
 from cpumond.scheduler.history.savings import SavingsRow, SavingsView
@@ -38,13 +39,12 @@ def render_savings(view: SavingsView, since_s: float, width: int | None, colour:
         lines.append(grid.fold("[history] length of the scheduler's configuration says how far it goes back.", width))
     for tree in view.trees:
         lines += ["", grid.paint(f"tree {show_name(tree.tree)}", "bold", colour)]
-        depths = _find_depths(tree.total)
-        names = ["  " * depths[row.name] + _show_pool(row) for row in tree.total]
-        lines.append(_draw("pool", names, tree.total, view, width, colour))
+        depths = find_depths(tree.total)
+        pools = [("  " * depths[row.name] + _show_pool(row), row) for row in tree.total]
+        lines.append(_draw("pool", pools, view, width, colour))
         if len(tree.weeks) > 1:
-            weeks = [show_utc(week.since)[:10] for week in tree.weeks]
-            roots = [week.pools[0] for week in tree.weeks]
-            lines += ["", _draw("week from", weeks, roots, view, width, colour)]
+            weeks = [(show_utc(week.since)[:10], week.pools[0]) for week in tree.weeks]
+            lines += ["", _draw("week from", weeks, view, width, colour)]
         if tree.comparison is not None:
             lines += ["", grid.fold(f"Control group: {tree.comparison.sentence}.", width)]
     widest = max(len(heading) for heading, _, _ in COLUMNS)
@@ -58,37 +58,29 @@ def _show_pool(row: SavingsRow) -> str:
     return "all pools" if row.name == ROOT_POOL else show_name(row.name)
 
 
-def _find_depths(rows: Sequence[SavingsRow]) -> dict[str, int]:
-    depths: dict[str, int] = {}
-    for row in rows:
-        depths[row.name] = depths[row.parent] + 1 if row.parent in depths else 0
-    return depths
-
-
 def _draw(
-    heading: str, names: Sequence[str], rows: Sequence[SavingsRow], view: SavingsView, width: int | None, colour: bool
+    heading: str, rows: Sequence[tuple[str, SavingsRow]], view: SavingsView, width: int | None, colour: bool
 ) -> str:
-    columns = [grid.Column(heading), *(grid.Column(f">{name}", RANKS.get(name, 0)) for name, _, _ in COLUMNS)]
-    cells: list[list[grid.Cell]] = [
-        [name, *(show_cores(getattr(row, field)) for _, field, _ in COLUMNS)]
-        for name, row in zip(names, rows, strict=True)
-    ]
+    columns: list[grid.Column[tuple[str, SavingsRow]]] = [grid.column(heading, 0, itemgetter(0))]
+    for name, field, _ in COLUMNS:
+        columns.append(grid.column(f">{name}", RANKS.get(name, 0), partial(_show_amount, field)))
     if view.core_hour_price:
-        columns.append(grid.Column(f">{view.currency or 'money'}"))
-        for line, row in zip(cells, rows, strict=True):
-            line.append(f"{row.money or 0.0:.2f}")
-    text, left_out = grid.draw_grid(columns, cells, width, colour)
-    return f"{text}\nno room for: {', '.join(left_out)}; --wide shows all" if left_out else text
+        columns.append(grid.column(f">{view.currency or 'money'}", 0, lambda each: f"{each[1].money or 0.0:.2f}"))
+    return draw_table(columns, grid.make_rows(columns, rows), width, colour)
+
+
+def _show_amount(field: str, row: tuple[str, SavingsRow]) -> str:
+    return show_cores(getattr(row[1], field))
 
 
 def render_savings_csv(view: SavingsView) -> str:
     """A row for each pool and week."""
-    output = io.StringIO(newline="")
-    write = csv.writer(output, lineterminator="\r\n").writerow
-    write(CSV_COLUMNS)
-    for row in _list_cells(view):
-        write([guard_cell(each) if isinstance(each, str) else round(each, 6) for each in row])
-    return output.getvalue()
+    cells = [list(map(_cell, row)) for row in _list_cells(view)]
+    return format_csv([CSV_COLUMNS, *cells], CRLF)
+
+
+def _cell(value: str | float) -> str | float:
+    return guard_cell(value) if isinstance(value, str) else round(value, 6)
 
 
 def _list_cells(view: SavingsView) -> Iterator[list[str | float]]:

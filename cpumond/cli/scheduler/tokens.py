@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 import msgspec
 
 from cpumond.api.token_views import NewToken, TokenList, TokenView
 from cpumond.cli.options import DurationType, quote_name
-from cpumond.cli.output import error_width, print_json, print_table, print_text, warn
-from cpumond.cli.render.grid import Cell, column, fold
+from cpumond.cli.output import error_width, print_items, print_json, warn
+from cpumond.cli.render.grid import Cell, Column, column, fold
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.core.words import show_name, show_time
 from cpumond.scheduler.rights.users import ROLES
@@ -62,6 +64,25 @@ def token_create_command(
         click.echo(fold(told, error_width()), err=True)
 
 
+def _show_state(token: TokenView) -> Cell:
+    ended = f"revoked {show_time(token.revoked_at)}" if token.revoked_at is not None else token.state
+    return ended, "" if token.state == "valid" else "red"
+
+
+TOKENS: Final[tuple[Column[TokenView], ...]] = (
+    column("id", 0, lambda token: token.id),
+    column("user", 0, lambda token: show_name(token.user)),
+    column("role", 2, lambda token: token.role),
+    column("state", 1, _show_state),
+    column("expires", 3, lambda token: "" if token.expires_at is None else show_time(token.expires_at)),
+    column("made", 7, lambda token: "tokens_file" if token.created_at is None else show_time(token.created_at)),
+    column("by", 8, lambda token: show_name(token.created_by)),
+    column("groups", 6, lambda token: show_name(", ".join(token.groups))),
+    column("node_ids", 5, lambda token: show_name(token.pattern)),
+    column("note", 4, lambda token: show_name(token.note)),
+)
+
+
 @token_command.command("list", epilog="Example: cpumond token list --user alice")
 @click.option("--user", metavar="USER", help="Those of this user.")
 @click.option("--all", "shows_all", is_flag=True, help="Also those that are not valid any more.")
@@ -73,33 +94,12 @@ def token_list_command(client: SchedulerClient, user: str | None, shows_all: boo
     if client.as_json:
         print_json(msgspec.json.encode(TokenList(shown)), TokenList)
         return
+    print_items(TOKENS, shown, "no token; make one with `cpumond token create`")
     if not shown:
-        print_text("no token; make one with `cpumond token create`")
         return
-    headings = (
-        column("id"), column("user"), column("role", 2), column("state", 1), column("expires", 3), column("made", 7),
-        column("by", 8), column("groups", 6), column("node_ids", 5), column("note", 4),
-    )  # fmt: skip
-    print_table(headings, [_token_row(each) for each in shown])
     hidden = sum(each.state != "valid" for each in found) if not shows_all else 0
     if hidden:
         warn(f"{hidden} that are not valid any more are not shown; --all shows them")
-
-
-def _token_row(token: TokenView) -> list[Cell]:
-    ended = f"revoked {show_time(token.revoked_at)}" if token.revoked_at is not None else token.state
-    return [
-        token.id,
-        show_name(token.user),
-        token.role,
-        (ended, "" if token.state == "valid" else "red"),
-        "" if token.expires_at is None else show_time(token.expires_at),
-        "tokens_file" if token.created_at is None else show_time(token.created_at),
-        show_name(token.created_by),
-        show_name(", ".join(token.groups)),
-        show_name(token.pattern),
-        show_name(token.note),
-    ]
 
 
 @token_command.command("revoke", epilog="Example: cpumond token revoke 1f2e3d4c5b6a")

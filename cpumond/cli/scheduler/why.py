@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 from cpumond.cli.options import given, quote_name
-from cpumond.cli.output import print_text
-from cpumond.cli.render.grid import Cell, column
-from cpumond.cli.scheduler.client import SchedulerClient, print_fields, print_table, scheduler_options, tree_option
+from cpumond.cli.output import print_items, print_text
+from cpumond.cli.render.grid import Column, column
+from cpumond.cli.scheduler.client import SchedulerClient, print_fields, scheduler_options, tree_option
 from cpumond.cli.scheduler.finding import POOL
 from cpumond.core.words import show_cores, show_name
-from cpumond.scheduler.why.idle import IdleParts, IdleReport
+from cpumond.scheduler.why.idle import IdleCause, IdleParts, IdleReport
+
+CAUSES: Final[tuple[Column[IdleCause], ...]] = (
+    column(">cores", 0, lambda each: show_cores(each.cores)),
+    column("held back by", 0, lambda each: each.kind),
+    column("pool", 1, lambda each: show_name(each.pool or "-")),
+    column("change", 0, lambda each: show_name(each.change.text)),
+)
 
 
 @click.command("why", epilog="Example: cpumond why research")
@@ -31,11 +40,7 @@ def why_command(client: SchedulerClient, pool: str | None, tree: str | None) -> 
     if not report.causes:
         return
     click.echo()
-    rows: list[list[Cell]] = [
-        [show_cores(each.cores), each.kind, show_name(each.pool or "-"), show_name(each.change.text)]
-        for each in report.causes
-    ]
-    print_table((column(">cores"), column("held back by"), column("pool", 1), column("change")), rows)
+    print_items(CAUSES, report.causes)
     for line in report.causes[0].change.shell:
         click.echo(f"$ {line}")
 

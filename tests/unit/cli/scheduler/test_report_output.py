@@ -117,7 +117,7 @@ def test_no_name_moves_the_cursor_or_makes_a_line():
 def test_a_narrow_terminal_does_without_columns_and_says_so(report, width):
     text = render_text(report, DAY_S, width, False)
     assert max(map(len, text.splitlines())) <= width
-    assert ("no room for: " in text) == (width < 200)
+    assert ("left out at this width: " in text) == (width < 200)
     assert "    deep" in text
     assert "op-1" in text
 
