@@ -9,10 +9,12 @@ tests, and how many there were at the last release.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -21,6 +23,8 @@ from pathlib import Path
 import cpumond
 
 ROOT = Path(cpumond.__file__).parent
+PLAIN_DATA = re.compile(r"(?:Struct|Protocol|Error|Exception|NamedTuple)$")
+"""Bases that are no classes of methods: their names end so."""
 MODULES = {
     ".".join(("cpumond", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(ROOT.rglob("*.py"))
@@ -28,32 +32,106 @@ MODULES = {
 """Dotted name -> its file."""
 
 
+@dataclass(frozen=True, slots=True)
+class Class:
+    """A class by its base classes, as they are written, and the names that its body defines."""
+
+    bases: tuple[str, ...]
+    defines: frozenset[str]
+
+
+@dataclass(slots=True)
+class Module:
+    """Facts of one module; its syntax is not kept, a million objects for the collector to look at."""
+
+    imports: set[str] = field(default_factory=set)
+    """Modules that it imports anywhere, as absolute dotted names; ``from package import module`` in full."""
+    names: dict[str, str] = field(default_factory=dict)
+    """Imported name -> where it is from, in full."""
+    called: set[str] = field(default_factory=set)
+    """Names that it calls, without those of attributes."""
+    typed: set[str] = field(default_factory=set)
+    """Names in annotations."""
+    classes: dict[str, Class] = field(default_factory=dict)
+
+
 def list_imports(name: str) -> set[str]:
-    """The modules that ``name`` imports anywhere, as absolute dotted names; ``from package import module`` in full."""
-    return read_module(name)[0]
-
-
-def list_called(name: str) -> set[str]:
-    """What ``name`` calls by a plain name anywhere."""
-    return read_module(name)[1]
+    return read_module(name).imports
 
 
 @cache
-def read_module(name: str) -> tuple[set[str], set[str]]:
-    """What a module imports and calls; its syntax is not kept, a million objects for the collector to look at."""
-    found: set[str] = set()
-    called: set[str] = set()
+def read_module(name: str) -> Module:
+    found = Module()
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            called.add(node.func.id)
+            found.called.add(node.func.id)
         elif isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            found.imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}: relative import"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                found.add(full if full in MODULES else str(node.module))
-    return found, called
+                found.imports.add(full if full in MODULES else str(node.module))
+                found.names[alias.asname or alias.name] = full
+        elif isinstance(node, ast.ClassDef):
+            found.classes[node.name] = _read_class(node)
+        elif isinstance(node, ast.arg | ast.AnnAssign | ast.FunctionDef | ast.AsyncFunctionDef):
+            said = node.returns if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else node.annotation
+            found.typed.update(each.id for each in ast.walk(said) if isinstance(each, ast.Name)) if said else None
+    return found
+
+
+def _read_class(node: ast.ClassDef) -> Class:
+    bases = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+    defines = {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    for each in node.body:
+        if isinstance(each, ast.Assign | ast.AnnAssign):
+            targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+            defines.update(target.id for target in targets if isinstance(target, ast.Name))
+    return Class(tuple(map(ast.unparse, bases)), frozenset(defines))
+
+
+def list_classes() -> dict[str, Class]:
+    """All classes of the package by their names in full; so are their bases, as far as they are imported by name."""
+    found: dict[str, Class] = {}
+    for module in MODULES:
+        read = read_module(module)
+        own = {name: f"{module}.{name}" for name in read.classes}
+        for name, each in read.classes.items():
+            bases = tuple((read.names | own).get(base, base) for base in each.bases)
+            found[own[name]] = Class(bases, each.defines)
+    return found
+
+
+def find_spread_classes() -> list[str]:
+    """``base <- class`` for each class that inherits for methods alone: it and its base are one class in two places.
+
+    Inheritance stands for a kind of thing where the base is made itself or several classes derive from it, and either
+    an annotation takes any of them or the class has its own version of something that the base has.
+    """
+    classes = list_classes()
+    uses = [(read_module(module), module) for module in MODULES]
+
+    def is_named(base: str, how: Callable[[Module], Collection[str]]) -> bool:
+        plain = base.rpartition(".")[2]
+        return any(plain in how(read) and read.names.get(plain, f"{module}.{plain}") == base for read, module in uses)
+
+    def above(name: str) -> list[str]:
+        direct = classes[name].bases if name in classes else ()
+        return [*direct, *(each for base in direct for each in above(base))]
+
+    spread = []
+    derived = Counter(base for each in classes.values() for base in each.bases)
+    for name, each in classes.items():
+        for base in each.bases:
+            if base not in classes or any(PLAIN_DATA.search(one) for one in (base, *above(base))):
+                continue
+            is_kind = derived[base] > 1 or is_named(base, lambda read: read.called)
+            known = frozenset().union(*(classes[one].defines for one in (base, *above(base)) if one in classes))
+            has_own = (each.defines & known) - {"__init__", "__slots__"}
+            if not is_kind or not (has_own or is_named(base, lambda read: read.typed)):
+                spread.append(f"{base.removeprefix('cpumond.')} <- {name.removeprefix('cpumond.')}")
+    return sorted(spread)
 
 
 def top_part(name: str, whole: str = "cpumond") -> str:

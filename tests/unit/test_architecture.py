@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import picture
-from picture import MODULES, ROOT, list_called, list_imports
+from picture import MODULES, ROOT, find_spread_classes, list_imports, read_module
 
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
@@ -155,7 +155,7 @@ def test_a_pure_module_neither_opens_nor_prints():
     pure = [name for name in MODULES if is_pure(name)]
     assert len(pure) > 100
     assert {
-        name for name in pure if list_called(name) & {"open", "print", "input", "exec", "eval", "__import__"}
+        name for name in pure if read_module(name).called & {"open", "print", "input", "exec", "eval", "__import__"}
     } == set()
 
 
@@ -179,6 +179,23 @@ def test_a_library_is_imported_in_its_place_only():
         for imported in sorted(list_imports(name))
         if (homes := HOME.get(imported.split(".")[0])) is not None and not any(is_in(name, home) for home in homes)
     ] == []
+
+
+SPREAD = {
+    "agent.context.AgentContext <- agent.tick.TickLoop",
+    "agent.tick.TickLoop <- agent.service.Agent",
+    "api.json.answers.AnswerHandlers <- api.json.handlers.JsonApi",
+    "api.json.events.EventHandlers <- api.json.handlers.JsonApi",
+    "api.json.forecasts.ForecastHandlers <- api.json.handlers.JsonApi",
+    "api.json.glance.GlanceHandlers <- api.json.handlers.JsonApi",
+    "api.json.rollouts.RolloutHandlers <- api.json.handlers.JsonApi",
+    "scheduler.history.file.HistoryFile <- scheduler.history.store.HistoryStore",
+}
+"""Classes that are spread still."""
+
+
+def test_no_class_inherits_for_methods_alone():
+    assert set(find_spread_classes()) <= SPREAD
 
 
 def test_what_runs_in_the_agent_does_not_need_what_is_for_tests():
