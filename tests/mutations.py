@@ -29,18 +29,18 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("is_for_a_time = ttl_s > 0 and not self.is_contested", "is_for_a_time = ttl_s > 0"),
     ],
     "test_loop_with_fake_tree.py": [
-        (" and job.moves and job.hold.is_free:", " and job.moves:"),
+        (" and self.moves and self.hold.is_free:", " and self.moves:"),
         (
             "if found != before:\n                wrote, job.original = job.writes, found",
             "if found != before:\n                wrote = job.writes",
         ),
-        ("if job.touched and not (shrinks and job.found.path in self.context.writer.unsaved):", "if job.touched:"),
-        ("if not job.touched or job.hold.is_contested:", "if not job.touched or self.is_paused():"),
+        ("if job.touched and not (shrinks and job.found.path in self.writer.unsaved):", "if job.touched:"),
+        ("if not job.touched or job.hold.is_contested:", "if not job.touched or self.writer.is_paused():"),
         ("(paused or (covered and shrinks and job.writes),", "(paused or covered,"),
         ("if pin is None and pinned_cores is not None:", "if False:"),
         ("0 < ttl_s < math.inf", "0 < ttl_s"),
         ("if used < budget / 3 else stride", "if used < budget else stride"),
-        (" or suspended_s > self.period_s", ""),
+        (" or suspended_s > self.context.period_s", ""),
     ],
     "test_engine_orders.py": [
         ("job.hold.expire(math.inf).unpin().write(None)", "job.hold.expire(math.inf).write(None)"),
@@ -106,7 +106,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("(seen.is_inherited or not is_known) and (is_same", "not is_known and (is_same"),
     ],
     "test_unit_limits.py": [
-        ("writes.override_ttl_s > 0 and verdict is not Verdict.STORED", "writes.override_ttl_s > 0"),
+        ("Verdict.STORED: self._undo,", "Verdict.STORED: self._respect_or_undo,"),
     ],
     "test_unit_troubles.py": [
         ("or now_s < hold.asking.since_s + ANSWER_PATIENCE_S)", "or True)"),

@@ -204,7 +204,7 @@ def _public_routes(agent: Agent, metrics: MetricsText) -> list[Route]:
         return _json({"status": "ok"})
 
     async def readyz(_: Request) -> Response:
-        last = agent.last
+        last = agent.context.last
         if last is None:
             return _json({"status": "starting"}, 503)
         age_s = agent.clock.monotonic_s() - last.at_s
@@ -386,8 +386,8 @@ def serve(agent: Agent, sockets: list[socket.socket], web: Sequence[socket.socke
     metrics = MetricsText(
         agent.read_snapshot,
         lambda: agent.config.metrics,
-        lambda: agent.reporter.stats(),  # noqa: PLW0108 - a reload replaces the reporter
-        agent.hierarchies.unified_root,
+        lambda: agent.context.reporter.stats(),  # noqa: PLW0108 - a reload replaces the reporter
+        agent.context.hierarchies.unified_root,
     )
     unix = [sock for sock in sockets if sock.family == socket.AF_UNIX]
     tcp = [sock for sock in sockets if sock.family != socket.AF_UNIX]

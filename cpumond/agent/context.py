@@ -1,14 +1,12 @@
-"""What the phases of a tick share: the configuration, the jobs, what is counted and what is due."""
+"""The parts of one agent, and what is known of its host, for the thread of the tick."""
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
 from cpumond.agent.clock import Clock
 from cpumond.agent.config import AgentConfig, Resources
@@ -21,25 +19,19 @@ from cpumond.agent.peaks import PeakFile
 from cpumond.agent.places import Places
 from cpumond.agent.registry import RegisteredJobs
 from cpumond.agent.report import Reporter
-from cpumond.agent.snapshot import TickEnd, TickSnapshot, Totals
+from cpumond.agent.snapshot import TickEnd
 from cpumond.agent.table import JobTable
-from cpumond.agent.tracked import Tracked
+from cpumond.agent.totals import Due, RunTotals
 from cpumond.agent.watch import Watcher
-from cpumond.core.errors import CpumondError
 from cpumond.host.cgroup import read_host_cores
 from cpumond.host.cgroup.mounts import Hierarchies
 
 if TYPE_CHECKING:
     from cpumond.agent.report.scheduler import SchedulerLink
 
-log = structlog.get_logger("cpumond.agent")
-
 
 class AgentContext:
-    """The parts of one agent, for the thread of the tick.
-
-    ``last`` is the end of the newest tick, for any thread.
-    """
+    """The parts of one agent; ``last`` is the end of the newest tick, for any thread."""
 
     def __init__(
         self,
@@ -60,9 +52,11 @@ class AgentContext:
         """Called when the host offers something else than the scheduler was told."""
         self.clock = clock
         self.watcher = Watcher()
+        self.totals = RunTotals()
+        self.due = Due()
         self.units = units or UnitLimits(hierarchies.cpu_version)
         self.engines = Engines(hierarchies, config.node_id)
-        self.writer = LimitWriter(config, self.units)
+        self.writer = LimitWriter(config, self.units, self.totals)
         self.peaks = PeakFile(config.state_dir, hierarchies.cpu_root, hierarchies.read_root_id(), clock)
         self.table = JobTable(config, hierarchies, self.writer, self.watcher, self.peaks)
         self.registered = RegisteredJobs(config.state_dir)
@@ -70,22 +64,15 @@ class AgentContext:
         if assigned is not None:
             self.places.looks.append(assigned.look_after_files)
             assigned.list_owners = lambda: [path for path in self.table.jobs if path not in self.followed]
-        self.totals = Totals()
         self.incarnation = uuid.uuid4().hex
         self.capacity_cores = config.resources.cpu or read_host_cores(hierarchies)
         self.read_resources: Callable[[], Resources] = lambda: self.config.resources
         """What the host offers now."""
         self.period_s = config.node_settings().check_period_s
         self.last: TickEnd | None = None
-        self.snapshot: TickSnapshot | None = None
-        """The newest one; None once it is out of date."""
-        self.report_due = self.rescan_due = True
-        self.beat_due = False
-        """The scheduler is to get a heartbeat at once; other reporters need not."""
+        self.stopping = False
         self.stride = 1
         """Every so many ticks a job is checked; more than 1 when the agent is over its budget."""
-        self.covered: list[str] = []
-        """Mount points that do not show their hierarchy to others any more."""
         self.discovery_problems: list[str] = []
         self.empty_rescans = 0
         self.followed: set[str] = set()
@@ -93,41 +80,21 @@ class AgentContext:
         self.metrics_address = config.metrics.listen
         """Where Prometheus asks; with the port that was chosen where none was given."""
         self.service_ends: dict[str, int] = {}
-        self.last_complaint = ""
         self.refused_config = ""
         """Why the last reload was refused; "" where the files are what is in force."""
 
+    def use_config(self, config: AgentConfig) -> None:
+        """Go on with another configuration; jobs get their new settings with the rescan that is due."""
+        self.config = self.table.config = self.writer.config = config
+        self.due.report = True
+
     def use_resources(self, resources: Resources) -> None:
         """Offer something else from now on."""
-        self.config = self.table.config = self.writer.config = msgspec.structs.replace(self.config, resources=resources)
+        self.use_config(msgspec.structs.replace(self.config, resources=resources))
         self.capacity_cores = resources.cpu or self.capacity_cores
-        self.report_due = True
         if self.assigned is not None:
             self.assigned.config = self.config
         self.on_offer()
-
-    def is_paused(self) -> bool:
-        """Whether an operator's pause file stops all writes."""
-        return os.path.exists(os.path.join(self.config.runtime_dir, "pause"))
-
-    def complain(self, job: Tracked | None, error: CpumondError) -> None:
-        """Count an error and log its sentence, once while it stays the same."""
-        self.totals.errors += 1
-        text = str(error)
-        if job is None:
-            if text != self.last_complaint:
-                log.error("agent_error", error=text)
-            self.last_complaint = text
-        elif text != job.last_error:
-            job.last_error = text
-            log.warning("job_error", job_id=job.found.job_id, error=text)
-
-    def flush(self, tidy: bool = False) -> None:
-        """Store changed originals on disk; a failure is logged, and tried again."""
-        try:
-            self.writer.flush(tidy)
-        except CpumondError as error:
-            self.complain(None, error)
 
     def read_usage(self) -> dict[str, Usage]:
         """What the monitor knows of the scheduler's jobs, by cgroup."""

@@ -147,14 +147,14 @@ def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answer
     """
     job = _find(agent, name)
     s, state = job.settings, job.state
-    pressure = read_pressure(agent.hierarchies, job.found.path)
-    now_s, pin = agent.clock.monotonic_s(), agent.registered.content.pins.get(job.found.job_id)
+    pressure = read_pressure(agent.context.hierarchies, job.found.path)
+    now_s, pin = agent.clock.monotonic_s(), agent.context.registered.content.pins.get(job.found.job_id)
     is_peak = s.limit_rule == "peak"
     held_until_s = max(state.hold_until_s, state.started_at_s + s.startup_boost_s)
     if is_peak:
         held_until_s = words.find_not_lowered_until_s(state, s)
     lower, upper = s.relative_lower_bound * state.limit_cores, s.relative_upper_bound * state.limit_cores
-    peak = _explain_peak(job, now_s, agent.clock.wall_s(), agent.is_paused()) if is_peak else None
+    peak = _explain_peak(job, now_s, agent.clock.wall_s(), agent.writer.is_paused()) if is_peak else None
     answer = answers.ExplainAnswer(
         **{**msgspec.structs.asdict(describe_job(job.view(now_s))), "peak": peak},
         directory=job.cgroup.directory,
@@ -162,7 +162,7 @@ def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answer
         cpu_limit_given=job.found.cpu_limit_cores,
         told_level=agent.config.ceiling or "",
         xattr_mode=None if job.asked_mode is None else job.asked_mode[0],
-        paused=agent.is_paused(),
+        paused=agent.writer.is_paused(),
         pinned_until=None if pin is None else pin.until,
         held_s=max(held_until_s - now_s, 0.0),
         start_left_s=max(state.started_at_s + s.start_delay_s - now_s, 0.0),
@@ -231,7 +231,7 @@ def _describe_source(agent: Agent, job: Tracked) -> str:
     """Where the agent has the job from: a source's pattern, the scheduler's order, "" for one added by hand."""
     if job.found.source is not None:
         return describe_source(job.found.source)
-    order = None if agent.assigned is None else agent.assigned.find_by_cgroup(job.found.path)
+    order = None if agent.context.assigned is None else agent.context.assigned.find_by_cgroup(job.found.path)
     return "" if order is None else f"ordered by the scheduler: pool {order.pool}, task {order.task}"
 
 
@@ -248,7 +248,7 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
     """``cpumond job add``: on disk, then followed, then answered, with ``warnings`` about options without effect.
 
     Raises ConfigError, RefusedError, UnavailableError, CreateError, AccessError."""
-    path = relative_path(agent.hierarchies, str(body.get("cgroup", "")))
+    path = relative_path(agent.context.hierarchies, str(body.get("cgroup", "")))
     limit = body.get("cpu_limit")
     if limit is not None and not (_is_number(limit) and 0 < limit < math.inf):
         raise ConfigError(
@@ -263,15 +263,17 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
     )
     found = FoundJob(job.job_id, job.operation_id, path, job.cpu_limit, None, job.job_cpu_monitor)
     check_job(agent.config, found)
-    directory = os.path.join(agent.hierarchies.cpu_root, path)
+    directory = os.path.join(agent.context.hierarchies.cpu_root, path)
     other = agent.table.find(job.job_id)
     if other is not None and other.found.path != path:
         raise ConfigError(f"job {job.job_id!r} is already {other.found.path}; give this one another --id")
-    for known in agent.registered.content.jobs.values():
+    for known in agent.context.registered.content.jobs.values():
         if known.path == path and known.job_id != job.job_id:
             raise ConfigError(f"cgroup {path!r} was already added as job {known.job_id!r}; remove that one first")
     if not os.path.isdir(directory):
-        raise UnavailableError(f"cgroup {path!r}: there is none at {agent.hierarchies.name(directory)}; make it first")
+        raise UnavailableError(
+            f"cgroup {path!r}: there is none at {agent.context.hierarchies.name(directory)}; make it first"
+        )
     settings = agent.config.resolve_settings(None, found.operation_id, found.layer)
     refusal = find_refusal(agent.config, found, settings, directory)
     if refusal:
@@ -279,7 +281,7 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
         if "cpu.idle" in refusal:
             advice = "; take it out of that class, or set another actuator"
         raise RefusedError(f"cgroup {path!r}: {refusal}{'' if NO_BANDWIDTH in refusal else advice}")
-    agent.registered.add(job)
+    agent.context.registered.add(job)
     agent.rescan_now()
     tracked = agent.table.find(job.job_id)
     if tracked is None:
@@ -295,8 +297,8 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
 
 def remove_job(agent: Agent, job_id: str) -> answers.RemovedJob:
     """``cpumond job remove``: forgotten, its cgroup put back. Raises UnavailableError, CreateError, AccessError."""
-    if not agent.registered.remove(job_id):
-        known = ", ".join(sorted(agent.registered.content.jobs)) or "none"
+    if not agent.context.registered.remove(job_id):
+        known = ", ".join(sorted(agent.context.registered.content.jobs)) or "none"
         raise UnavailableError(f"no job {job_id!r} was added over the socket (added: {known}); nothing to remove")
     agent.rescan_now()
     return answers.RemovedJob(job_id)
@@ -304,7 +306,7 @@ def remove_job(agent: Agent, job_id: str) -> answers.RemovedJob:
 
 def list_registered(agent: Agent) -> answers.RegisteredList:
     """``cpumond job list``: what was added over the socket."""
-    return answers.RegisteredList(list(agent.registered.content.jobs.values()))
+    return answers.RegisteredList(list(agent.context.registered.content.jobs.values()))
 
 
 def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
@@ -324,7 +326,7 @@ def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
     if ttl_s is not None and not (_is_number(ttl_s) and 0 < ttl_s < math.inf):
         raise ConfigError(f"job {job.found.job_id!r}: ttl_s must be a number of seconds > 0, got {ttl_s!r}")
     until = None if ttl_s is None else agent.clock.wall_s() + float(ttl_s)
-    agent.registered.pin(job.found.job_id, Pin(float(cores), until))
+    agent.context.registered.pin(job.found.job_id, Pin(float(cores), until))
     agent.rescan_now()
     return describe_job(job.view(agent.clock.monotonic_s()))
 
@@ -332,8 +334,8 @@ def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
 def unpin_job(agent: Agent, name: str) -> answers.JobAnswer:
     """``cpumond unpin``: end a pin, override or contest: the monitor decides again. Raises what ``remove_job`` does."""
     job = _find(agent, name)
-    agent.registered.pin(job.found.job_id, None)
-    agent.limits.give_back(job)
+    agent.context.registered.pin(job.found.job_id, None)
+    agent.loop.limits.give_back(job)
     agent.rescan_now()
     return describe_job(job.view(agent.clock.monotonic_s()))
 

@@ -29,7 +29,8 @@ from prometheus_client.exposition import generate_latest
 from cpumond import __version__
 from cpumond.agent.config import Metrics
 from cpumond.agent.jobs.assigned import START_BUCKETS_S
-from cpumond.agent.snapshot import TICK_BUCKETS_S, TickSnapshot
+from cpumond.agent.snapshot import TickSnapshot
+from cpumond.agent.totals import TICK_BUCKETS_S
 from cpumond.agent.tracked import JobView
 from cpumond.core.answers import ReporterStats
 from cpumond.host.cgroup.files import HOST_PRESSURE, read_pressure_s

@@ -54,12 +54,12 @@ def run_agent(config_path: str | None) -> int:
         assigned = _make_assigned(config, hierarchies)
         agent = Agent(config, hierarchies, REPORTERS[config.report.kind](config.report), notifier, assigned=assigned)
         _connect(agent)
-        agent.places.lock = lock.look_after
+        agent.context.places.lock = lock.look_after
         agent.reload = lambda: resolve_resources(_read_config(config_path), hierarchies)
-        agent.read_resources = lambda: resolve_resources(written, hierarchies).resources
+        agent.context.read_resources = lambda: resolve_resources(written, hierarchies).resources
         _handle_signals(agent)
         sockets = open_sockets(config)
-        agent.metrics_address = describe_address(sockets.metrics) or ""
+        agent.context.metrics_address = describe_address(sockets.metrics) or ""
         server: ApiServer | None = None
         try:
             agent.start()
@@ -80,7 +80,7 @@ def run_agent(config_path: str | None) -> int:
             from cpumond.agent.api import serve
 
             server = serve(agent, [sockets.control, *sockets.metrics], sockets.web)
-            agent.places.looks.append(_watch_control(config, server))
+            agent.context.places.looks.append(_watch_control(config, server))
             notifier.ready(agent)
             agent.run()
         finally:
@@ -88,10 +88,10 @@ def run_agent(config_path: str | None) -> int:
             if server is not None:
                 server.stop()
             sockets.close()
-            if not agent.places.is_ousted:
+            if not agent.context.places.is_ousted:
                 with contextlib.suppress(OSError):
                     os.unlink(config.control_socket)
-    return EXIT_UNAVAILABLE if failures or agent.places.is_ousted else 0
+    return EXIT_UNAVAILABLE if failures or agent.context.places.is_ousted else 0
 
 
 def resolve_resources(config: AgentConfig, hierarchies: Hierarchies) -> AgentConfig:
@@ -126,7 +126,7 @@ def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJob
 
 def _connect(agent: Agent) -> None:
     """Make the agent's host a node of its scheduler, if it has one. Raises ConfigError."""
-    config, assigned = agent.config, agent.assigned
+    config, assigned = agent.config, agent.context.assigned
     if not config.scheduler.addresses:
         return
     from cpumond.agent.jobs.requests import JobRequests
@@ -139,21 +139,21 @@ def _connect(agent: Agent) -> None:
 
     carry_out = JobRequests(agent).carry_out
     key = read_node_key(config.state_dir)
-    agent.places.looks.append(lambda: keep_node_key(config.state_dir, key))
+    agent.context.places.looks.append(lambda: keep_node_key(config.state_dir, key))
     link = SchedulerLink(config.scheduler, make_registration(agent, key), agent.take_answer, read_log, carry_out)
-    agent.link = link
-    agent.on_offer = lambda: link.register(make_registration(agent, key))
+    agent.context.link = link
+    agent.context.on_offer = lambda: link.register(make_registration(agent, key))
     if assigned is not None:
-        assigned.on_offer = agent.on_offer
+        assigned.on_offer = agent.context.on_offer
 
 
 def make_registration(agent: Agent, key: str) -> NodeRegistration:
     """What this host offers now."""
-    config, assigned = agent.config, agent.assigned
+    config, assigned = agent.config, agent.context.assigned
     offers = assigned is not None and not assigned.problem
     return NodeRegistration(
         config.node_id,
-        agent.incarnation,
+        agent.context.incarnation,
         NodeResources(
             cpu=config.resources.cpu or 0.0,
             memory=config.resources.memory or 0,
@@ -190,7 +190,7 @@ def _read_config(config_path: str | None) -> AgentConfig:
 
 def _handle_signals(agent: Agent) -> None:
     def stop(_: int, __: FrameType | None) -> None:
-        agent.stopping = True
+        agent.context.stopping = True
         agent.wake()
 
     def reload(_: int, __: FrameType | None) -> None:

@@ -21,7 +21,9 @@ WRITING_MODES = ("reclaim", "up-only")
 class Described(Protocol):
     """The agent, as far as its status tells of it."""
 
-    config: AgentConfig
+    @property
+    def config(self) -> AgentConfig:
+        """The one in force."""
 
     def read_snapshot(self) -> TickSnapshot | None:
         """The newest tick; None before the first one."""

@@ -42,13 +42,13 @@ class Publisher:
         context = self.context
         link, assigned = context.link, context.assigned
         period_s = self.beat_period_s
-        report = context.report_due or now_s >= self._report_at_s
+        report = context.due.report or now_s >= self._report_at_s
         # A tick shortly before the heartbeat is due sends it.
         due = now_s >= self.beat_at_s - EARLY_BEAT * period_s
-        beat = link is not None and (context.report_due or context.beat_due or due)
+        beat = link is not None and (context.due.report or context.due.beat or due)
         if not (report or beat):
             return
-        context.report_due = context.beat_due = False
+        context.due.report = context.due.beat = False
         self.beat_at_s = now_s + period_s if beat else self.beat_at_s
         self._sequence += 1
         heartbeat = self.make_heartbeat()
@@ -78,7 +78,7 @@ class Publisher:
             knows_guarantee=True,
             idle_class="" if context.assigned is None else context.assigned.idle_class,
             limit_rule=str(config.monitor.get("limit_rule", DEFAULT_RULE)),
-            is_paused=context.is_paused(),
+            is_paused=context.writer.is_paused(),
             metrics=context.metrics_address,
             problems=cut_problems(list_problems(context, _view_link(context))),
             late_core_seconds=round(totals.late_cpu_s, 1),
@@ -158,7 +158,7 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
         tuple(totals.tick_buckets),
         totals.tick_seconds,
         tuple(list_problems(context, link)),
-        context.is_paused(),
+        context.writer.is_paused(),
         context.stride,
         context.empty_rescans,
         None if assigned is None else assigned.view(),
@@ -182,11 +182,11 @@ def list_problems(context: AgentContext, link: LinkView | None) -> list[str]:
     config, assigned = context.config, context.assigned
     problems = [*context.discovery_problems, *(f"{p}: {text}" for p, text in context.table.problems.items() if text)]
     parts = (context.watcher.problem, context.units.problem, context.places.problem, context.peaks.problem)
-    problems += [text for text in (context.writer.damaged, context.last_complaint, *parts) if text]
+    problems += [text for text in (context.writer.damaged, context.totals.last_error, *parts) if text]
     problems += [
         f"{name}: it was unmounted or something is mounted over it; nothing is lowered until it is back, since "
         "`cpumond restore` could not find the limits there"
-        for name in context.covered
+        for name in context.writer.covered
     ]
     if context.refused_config:
         problems.append(f"its files were refused at the last reload, what was before holds: {context.refused_config}")

@@ -18,6 +18,7 @@ import structlog
 
 from cpumond.agent.clock import Clock
 from cpumond.agent.config import AgentConfig
+from cpumond.agent.context import AgentContext
 from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.limits.restore import find_anew, find_namesakes, restore_all
 from cpumond.agent.limits.units import UnitLimits
@@ -46,7 +47,7 @@ LAST_ANSWERS_S = 2.0
 """How long the agent waits at its end for systemd to say who made the last changes."""
 
 
-class Agent(TickLoop):
+class Agent:
     """One agent. ``read_snapshot``, ``call``, ``take_answer`` and ``wake`` are for any thread."""
 
     def __init__(
@@ -59,8 +60,12 @@ class Agent(TickLoop):
         assigned: AssignedJobs | None = None,
         units: UnitLimits | None = None,
     ) -> None:
-        super().__init__(config, hierarchies, reporter, clock, assigned, units)
-        self.places.looks.append(self._look_after_ends)
+        self.context = AgentContext(config, hierarchies, reporter, clock, assigned, units)
+        self.loop = TickLoop(self.context)
+        self.clock = clock
+        self.table = self.context.table
+        self.writer = self.context.writer
+        self.context.places.looks.append(self._look_after_ends)
         self.notifier = notifier or Notifier({})
         self.reload: Callable[[], AgentConfig] | None = None
         self.reloading = False
@@ -75,78 +80,88 @@ class Agent(TickLoop):
             collections.deque()
         )
         self._closed = False
+        self._snapshot: TickSnapshot | None = None
+
+    @property
+    def config(self) -> AgentConfig:
+        """The one in force."""
+        return self.context.config
 
     def start(self) -> None:
         """Read what earlier runs left, do the first tick, and put back the cgroups that are no jobs any more.
 
         Raises CpumondError when ``state_dir`` cannot be read.
         """
-        self.writer.load(self.hierarchies)
+        self.writer.load(self.context.hierarchies)
         if self.writer.damaged:
             log.error("state_damaged", error=self.writer.damaged)
-        self.registered.load()
-        self.peaks.load()
-        self.service_ends = read_service_ends(self.config.state_dir)
-        if self.assigned is not None:
-            self.assigned.load(self.clock.monotonic_s())
+        self.context.registered.load()
+        self.context.peaks.load()
+        self.context.service_ends = read_service_ends(self.config.state_dir)
+        if self.context.assigned is not None:
+            self.context.assigned.load(self.clock.monotonic_s())
         self.notifier.busy()
-        for path in find_namesakes(find_anew(self.hierarchies, self.writer.originals)):
+        for path in find_namesakes(find_anew(self.context.hierarchies, self.writer.originals)):
             self.writer.forget(path)
         self.notifier.busy()
         # Without names the limits of their jobs would go back, and be lowered again a moment later.
-        self.engines.follow(self.config.source)
-        self.engines.wait(ENGINE_PATIENCE_S)
-        self.tick(self.clock.monotonic_s())
+        self.context.engines.follow(self.config.source)
+        self.context.engines.wait(ENGINE_PATIENCE_S)
+        self.loop.tick(self.clock.monotonic_s())
         self.notifier.busy()
         self._restore_leftovers()
         # From here on the state file exists: where `restore` finds none, it was removed.
-        self.flush(tidy=True)
-        self.external.strays_at_s = self.clock.monotonic_s() + GONE_S
+        self.writer.store(tidy=True)
+        self.loop.external.strays_at_s = self.clock.monotonic_s() + GONE_S
 
     def _restore_leftovers(self) -> int:
         """Put back what an earlier run changed and no source names now; how many could not be put back."""
         left = self.writer.list_left(self.table.jobs)
         if not left:
             return 0
-        report = restore_all(self.hierarchies, left, written=self.writer.log.records, note=self.writer.note_raise)
+        report = restore_all(
+            self.context.hierarchies, left, written=self.writer.log.records, note=self.writer.note_raise
+        )
         for path in [*report.restored, *report.gone]:
             self.writer.give_back(path, report.settings.get(path))
         failures = [*report.errors, *report.unseen.values()]
         for error in failures:
             log.error("restore_failed", error=error)
         log.info("leftovers_restored", restored=len(report.restored), gone=len(report.gone))
-        self.flush()
+        self.writer.store()
         return len(failures)
 
     def _look_after_ends(self) -> list[str]:
         path = os.path.join(self.config.state_dir, ENDS_FILE)
-        if not any(self.service_ends.values()) or os.path.exists(path):
+        if not any(self.context.service_ends.values()) or os.path.exists(path):
             return []
-        save(path, ServiceEnds(self.service_ends))
+        save(path, ServiceEnds(self.context.service_ends))
         return [path]
 
     def run(self) -> None:
         """Tick at a fixed rate until ``stopping``; its caller puts the limits back with ``close``."""
-        next_s = self.clock.monotonic_s() + self.period_s
-        while not self.stopping:
+        next_s = self.clock.monotonic_s() + self.context.period_s
+        while not self.context.stopping:
             if self.reloading:
                 self._reload()
             now_s = self.clock.monotonic_s()
-            next_s = min(next_s, now_s + self.period_s)  # a job with a shorter one may have come between two ticks
+            next_s = min(
+                next_s, now_s + self.context.period_s
+            )  # a job with a shorter one may have come between two ticks
             if now_s < next_s:
                 self._look_if_due(now_s)
-                self._wait(min(next_s, self.limits.looks.next_s) - self.clock.monotonic_s())
+                self._wait(min(next_s, self.loop.limits.looks.next_s) - self.clock.monotonic_s())
                 continue
             late_s = now_s - next_s
-            next_s += self.period_s
-            if late_s > self.period_s:
-                self.totals.late_ticks += 1
-                next_s = now_s + self.period_s
+            next_s += self.context.period_s
+            if late_s > self.context.period_s:
+                self.context.totals.late_ticks += 1
+                next_s = now_s + self.context.period_s
             try:
-                self.tick(now_s, late_s)
+                self.loop.tick(now_s, late_s)
             except Exception:
                 # One bad tick is counted and the loop goes on; the watchdog is only fed by good ones.
-                self.totals.errors += 1
+                self.context.totals.errors += 1
                 self.notifier.tick_failed()
                 log.exception("tick_failed")
             else:
@@ -154,32 +169,32 @@ class Agent(TickLoop):
 
     def _look_if_due(self, now_s: float) -> None:
         try:
-            self.limits.look(now_s)
+            self.loop.limits.look(now_s, self.context.stride)
         except Exception:
             # Like a bad tick: counted, and the loop goes on.
-            self.totals.errors += 1
+            self.context.totals.errors += 1
             log.exception("look_failed")
 
     def _wait(self, timeout_s: float) -> None:
         """Sleep until the time, a signal or a request; requests are carried out here, between ticks."""
-        timeout_s = min(timeout_s, self.notifier.ping_period_s, self.peaks.due_s - self.clock.monotonic_s())
-        if self.assigned is not None:
-            self._watch_executor(self.assigned)
-            timeout_s = min(timeout_s, self.assigned.next_deadline_s() - self.clock.monotonic_s())
-        if self.link is not None:
-            timeout_s = min(timeout_s, self.publisher.beat_at_s - self.clock.monotonic_s())
+        timeout_s = min(timeout_s, self.notifier.ping_period_s, self.context.peaks.due_s - self.clock.monotonic_s())
+        if self.context.assigned is not None:
+            self._watch_executor(self.context.assigned)
+            timeout_s = min(timeout_s, self.context.assigned.next_deadline_s() - self.clock.monotonic_s())
+        if self.context.link is not None:
+            timeout_s = min(timeout_s, self.loop.publisher.beat_at_s - self.clock.monotonic_s())
         if self._poll.poll(math.ceil(max(timeout_s, 0.0) * 1000.0)):
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_r, 4096)
         self.run_requests()
-        self._serve_scheduler(beat=True)
+        self.loop.serve_scheduler(beat=True)
         self.store_peaks()
         self.notifier.ping()
 
     def store_peaks(self) -> None:
         """Have what rule ``peak`` learned about the jobs stored when that is due; between two ticks, by a thread."""
         if not self.writer.is_ousted:
-            self.peaks.store(self.table, self.clock.monotonic_s())
+            self.context.peaks.store(self.table, self.clock.monotonic_s())
 
     def _watch_executor(self, assigned: AssignedJobs) -> None:
         """Wait for the executor's news while it works; the descriptor of a broken one may be readable all the time."""
@@ -227,18 +242,18 @@ class Agent(TickLoop):
     def rescan_now(self) -> None:
         """Look at all sources and pins at once (in the thread of the tick)."""
         now_s = self.clock.monotonic_s()
-        self.rescan_due = True
-        self._discover(now_s)
-        self.limits.apply_pins(now_s)
-        self.snapshot = None
+        self.context.due.rescan = True
+        self.loop.discover(now_s)
+        self.loop.limits.apply_pins(now_s)
+        self.context.due.snapshot = True
 
     def take_answer(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
         """An answer of the scheduler, from any thread; it is obeyed by the thread of the tick."""
-        if self.assigned is not None:
-            self.answers.append((answer, sent_at_s))
+        if self.context.assigned is not None:
+            self.loop.answers.append((answer, sent_at_s))
             self.wake()
         if self.config.scheduler.may_set_mode:
-            self.told_level = read_level(answer.level)
+            self.loop.told_level = read_level(answer.level)
 
     def read_snapshot(self) -> TickSnapshot | None:
         """The newest tick, frozen; None before the first one. For any thread.
@@ -246,16 +261,15 @@ class Agent(TickLoop):
         It is made when first asked for, by the tick's thread between two ticks: a view of each job at each tick,
         seldom looked at, was a third of the agent's cost. Raises UnavailableError or TimeoutError as ``call`` does.
         """
-        last, made = self.last, self.snapshot
-        if last is None or (made is not None and made.tick == last.tick):
-            return made
-        here = threading.get_ident() == self._thread
-        snapshot: TickSnapshot = self._publish() if here else self.call(self._publish)
-        return snapshot
+        if self.context.last is not None and self.context.due.snapshot:
+            if threading.get_ident() == self._thread:
+                self._publish()
+            else:
+                self.call(self._publish)
+        return self._snapshot
 
-    def _publish(self) -> TickSnapshot:
-        self.snapshot = made = make_snapshot(self)
-        return made
+    def _publish(self) -> None:
+        self._snapshot, self.context.due.snapshot = make_snapshot(self.context), False
 
     def _reload(self) -> None:
         self.reloading = False
@@ -267,11 +281,11 @@ class Agent(TickLoop):
             self.use_config(config)
         except Exception as error:
             # Whatever is wrong with the files: the configuration that works goes on.
-            self.refused_config = str(error)
+            self.context.refused_config = str(error)
             log.error("reload_refused", error=str(error))
             self.notifier.reload_refused(str(error))
         else:
-            self.refused_config = ""
+            self.context.refused_config = ""
             log.info("reloaded", config=config.path)
         self.notifier.ready(self)
 
@@ -281,9 +295,9 @@ class Agent(TickLoop):
         Raises ConfigError when it names other directories: what `restore` would read then is not what this agent wrote.
         """
         for key in ("state_dir", "runtime_dir", "mountinfo"):
-            if getattr(config, key) != getattr(self.config, key):
+            if (before := getattr(self.config, key)) != getattr(config, key):
                 raise ConfigError(
-                    f"{config.path}: {key}: cannot change from {getattr(self.config, key)!r} while the agent runs; "
+                    f"{config.path}: {key}: cannot change from {before!r} while the agent runs; "
                     "put it back, or restart the agent"
                 )
         kept = {key: getattr(self.config, key) for key in ("control", "node_id", "scheduler", "resources", "executor")}
@@ -296,13 +310,13 @@ class Agent(TickLoop):
         config = msgspec.structs.replace(config, **kept)
         if config.report != self.config.report:
             reporter = REPORTERS[config.report.kind](config.report)
-            self.reporter.close(0.0)
-            self.reporter = reporter
-        self.config = self.table.config = self.writer.config = config
-        self.rescan_due = self.report_due = True
-        self.publisher.sample_at_s = -math.inf
+            self.context.reporter.close(0.0)
+            self.context.reporter = reporter
+        self.context.use_config(config)
+        self.context.due.rescan = True
+        self.loop.publisher.sample_at_s = -math.inf
         for job in self.table:
-            if not self.keeps_samples:
+            if not self.context.keeps_samples:
                 job.samples = None
             elif job.samples is not None:
                 job.samples.resize(config.web.samples)
@@ -334,47 +348,47 @@ class Agent(TickLoop):
         except CpumondError as error:
             log.error("agent_error", error=str(error))
         if not self.writer.is_ousted:
-            self.peaks.close(self.table)
-        if self.last is not None:
+            self.context.peaks.close(self.table)
+        if self.context.last is not None:
             # An agent that never began knows nothing about its jobs: no report is better than an empty one.
-            self.report_due = True
-            self.publisher.report(self.clock.monotonic_s())
+            self.context.due.report = True
+            self.loop.publisher.report(self.clock.monotonic_s())
             log.info("stopped", restore_failures=failed)
         self.notifier.busy()
-        self.reporter.close(2.0)
-        if self.link is not None:
-            self.link.close(2.0)
-        if self.assigned is not None:
-            self.assigned.close()
-        self.units.close()
-        self.engines.close()
+        self.context.reporter.close(2.0)
+        if self.context.link is not None:
+            self.context.link.close(2.0)
+        if self.context.assigned is not None:
+            self.context.assigned.close()
+        self.context.units.close()
+        self.context.engines.close()
         self.table.close()
         self.writer.log.close()
-        self.watcher.close()
+        self.context.watcher.close()
         return failed
 
     def _take_last_changes(self) -> None:
         """Take over what other programs wrote since the last tick, so that ``close`` does not undo it."""
         now_s = self.clock.monotonic_s()
         try:
-            if self.engines.views:
+            if self.context.engines.views:
                 self._take_last_orders(now_s)
-            self.external.read_all = True
-            self.external.take_changes(now_s)
+            self.loop.external.read_all = True
+            self.loop.external.take_changes(now_s)
             if any(job.hold.asking is not None for job in self.table):
-                self.units.flush(LAST_ANSWERS_S)
-                self.external.take_unit_news(now_s)
+                self.context.units.flush(LAST_ANSWERS_S)
+                self.loop.external.take_unit_news(now_s)
         except Exception:
             # Whatever it is, the limits still go back.
             log.exception("last_changes_failed")
 
     def _take_last_orders(self, now_s: float) -> None:
         """Take over what engines have ordered since the last tick."""
-        self._discover(now_s)
-        written = [self.table.jobs[path] for path in self.external.changed if path in self.table.jobs]
-        if self.engines.wait_for_orders([job.found for job in written if job.touched], LAST_ORDERS_S):
-            self.rescan_due = True
-            self._discover(now_s)
+        self.loop.discover(now_s)
+        written = [self.table.jobs[path] for path in self.loop.external.changed if path in self.table.jobs]
+        if self.context.engines.wait_for_orders([job.found for job in written if job.touched], LAST_ORDERS_S):
+            self.context.due.rescan = True
+            self.loop.discover(now_s)
 
     def _leave_units(self) -> int:
         """Wait until systemd stores the limits that are in force again; how many units it did not take.
@@ -384,8 +398,8 @@ class Agent(TickLoop):
         left = self.writer.returning
         for _ in range(UNITS_FLUSHES if left else 0):
             before = len(left)
-            done = self.units.flush(UNITS_FLUSH_S)
-            replaced = [event for event in self.units.poll() if event.kind == "replaced"]
+            done = self.context.units.flush(UNITS_FLUSH_S)
+            replaced = [event for event in self.context.units.poll() if event.kind == "replaced"]
             for event in replaced:
                 self.writer.adopt_operator_values(event.unit, event.values)
             self.writer.reap_acknowledged(final=True)
@@ -394,7 +408,7 @@ class Agent(TickLoop):
                 break
         if left:
             log.error("restore_failed", units=len(left), cgroup=next(iter(left)), advice="run `cpumond restore`",
-                      error=f"systemd was not told: {self.units.problem or 'no answer'}")  # fmt: skip
+                      error=f"systemd was not told: {self.context.units.problem or 'no answer'}")  # fmt: skip
         return len(left)
 
 

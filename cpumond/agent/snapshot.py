@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
-
 import msgspec
 
 from cpumond.agent.tracked import JobView
 from cpumond.core.answers import AssignedView, EngineAnswer, LinkView
-
-TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-
-
-class Totals:
-    """Counters since the start of this run; the tick adds to them, a snapshot copies them."""
-
-    def __init__(self) -> None:
-        self.decisions = {"grow": 0, "shrink": 0, "restore": 0, "hold": 0, "base": 0, "delay": 0}
-        self.foreign_writes = {"raise": 0, "lower": 0}
-        self.write_errors = self.errors = self.restores = self.failed_restores = 0
-        self.ticks = self.late_ticks = self.rebaselines = self.shed_checks = 0
-        self.looks_restored = 0
-        """Restores that a look between two checks decided; they are among ``restores``, too."""
-        self.tick_seconds = 0.0
-        self.throttled_cpu_s = self.late_cpu_s = 0.0
-        self.tick_buckets = [0] * (len(TICK_BUCKETS_S) + 1)
-
-    def add_tick(self, duration_s: float) -> None:
-        self.ticks += 1
-        self.tick_seconds += duration_s
-        self.tick_buckets[bisect.bisect_left(TICK_BUCKETS_S, duration_s)] += 1
 
 
 class TickEnd(msgspec.Struct, frozen=True, gc=False):

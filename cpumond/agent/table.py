@@ -40,7 +40,6 @@ from cpumond.host.cgroup.mounts import Hierarchies, read_identity
 from cpumond.host.cgroup.settings import EQUAL_CORES, AncestorCap, CpuSettings, is_raised_above
 from cpumond.host.service import find_room
 from cpumond.monitor.model import Mode, MonitorSettings, start_state
-from cpumond.monitor.policy import compute_floor, move_hard
 from cpumond.monitor.protect import advise_without_pressure
 
 MANY_JOBS = 20
@@ -138,31 +137,32 @@ class JobTable:
         """The jobs that have a process: engines and batch systems leave thousands of cgroups behind that have none."""
         filled, known, self.empty = [], self.empty if len(self.empty) > EMPTY_LOOKS else {}, {}
         for job in found:
-            if job.is_assigned or not (job.path in known or self._is_empty(job.path)):
+            if job.is_assigned or (job.path not in known and self._find_process(job.path)):
                 filled.append(job)
             else:
                 self.empty[job.path] = job.job_id
         return filled
 
-    def _is_empty(self, path: str) -> bool:
+    def _find_process(self, path: str) -> bool:
+        """Look for a process in a cgroup; there may be one where that fails."""
         tracked = self.jobs.get(path)
         try:
             if tracked is not None and self._is_same(tracked):
-                return not tracked.has_process(self.hierarchies)
-            return not is_populated(self.hierarchies, path)
+                return tracked.find_process(self.hierarchies)
+            return is_populated(self.hierarchies, path)
         except CpumondError as error:
             self.problems[path] = str(error)
-            return False
+            return True
 
-    def has_filled(self) -> bool:
-        """Whether one of the cgroups without a process has one now; each is looked at in its turn."""
+    def find_filled(self) -> bool:
+        """Look at the cgroups without a process, each in its turn; True where one has a process now."""
         filled = False
         for path in list(itertools.islice(self.empty, max(EMPTY_LOOKS, len(self.empty) // EMPTY_TICKS))):
             job_id = self.empty.pop(path)
-            if self._is_empty(path):
-                self.empty[path] = job_id
-            else:
+            if self._find_process(path):
                 filled = True
+            else:
+                self.empty[path] = job_id
         return filled
 
     def add(self, found: FoundJob, now_s: float) -> None:
@@ -212,8 +212,10 @@ class JobTable:
             unit = self.writer.units.name_unit(found.path)
             known = self.writer.find_original(cgroup)
             if known is None and unit and self._is_doubtful(cgroup, unit, in_force):
+                self._doubted[found.path] = cgroup.inode
                 return False
             if known is None and unit:
+                self._doubted.pop(found.path, None)
                 known = self.writer.take_over(cgroup, in_force, assume_own=not self._looked)
             original = known.settings if known is not None else self._guess_original(found, in_force)
             ancestor = _cached_cap(cgroup, caps)
@@ -250,14 +252,10 @@ class JobTable:
         """Whether a new cgroup of a unit that was lowered has another limit than the agent's, at the first look:
         systemd makes it and writes its limits a moment later, so the kernel's default may be there. The next look
         decides."""
-        if (
-            self.writer.is_expected_after_restart(cgroup.path, unit, in_force, assume_own=not self._looked)
-            or self._doubted.get(cgroup.path) == cgroup.inode
-        ):
-            self._doubted.pop(cgroup.path, None)
-            return False
-        self._doubted[cgroup.path] = cgroup.inode
-        return True
+        is_first_look = self._doubted.get(cgroup.path) != cgroup.inode
+        return is_first_look and not self.writer.is_expected_after_restart(
+            cgroup.path, unit, in_force, assume_own=not self._looked
+        )
 
     def _guess_original(self, found: FoundJob, in_force: CpuSettings) -> CpuSettings:
         """What a cgroup was set to when the state file that would say it is damaged: what the job ordered.
@@ -327,13 +325,13 @@ class JobTable:
                 job.labels = NO_LABELS
                 self.ask_labels(job)
         job.refused = find_refusal(self.config, found, job.settings, job.cgroup.place)
-        self.put_back(job, wrote, now_s)
+        self.writer.put_back(job, wrote, now_s)
         job.follow_writes()
         job.ancestor = _cached_cap(job.cgroup, caps)
         if isinstance(job.hold.decider, Respected) and is_order(job, job.in_force):
             job.hold = job.hold.expire(math.inf)  # it was written a moment before the engine told of it
             job.restart(read_limit_cores(job, job.in_force), now_s)
-        self.update_hard_limit(job, now_s)
+        job.update_hard_limit(self.hierarchies, now_s)
         is_above = job.actuator == "quota" and job.in_force.cores > job.state.limit_cores + EQUAL_CORES
         if found.engine is not None and job.touched and job.hold.is_own and is_above:
             job.hold = job.hold.write(now_s)
@@ -390,36 +388,6 @@ class JobTable:
                 log.warning("pressure_unknown", job_id=job.found.job_id, error=str(error),
                             advice=advise_without_pressure(job.settings))  # fmt: skip
             self._said_no_pressure = True
-
-    def put_back(self, job: Tracked, wrote: bool, now_s: float) -> None:
-        """A job that is not written any more, or through another actuator, gets its original settings back; one that
-        begins to be written goes on from the limit in force, or from its guarantee, which is written then. ``wrote``:
-        whether it was written before.
-
-        Where that fails it is tried again at each look. Raises CgroupError.
-        """
-        moved = set(self.writer.list_moved(job.cgroup))
-        restored = job.touched and (not job.writes or not moved <= set(job.actuators))
-        if restored:
-            self.writer.restore(job)
-        if job.writes and not wrote and job.state.is_written:
-            job.restart(job.state.limit_cores, now_s)
-            job.hold = job.hold.write(now_s)
-        elif restored or job.writes != wrote:
-            job.restart(read_limit_cores(job, job.in_force), now_s)
-        if job.writes != wrote:
-            (job.begin_writes if job.writes else job.end_writes)()
-
-    def update_hard_limit(self, job: Tracked, now_s: float) -> None:
-        """Take over how much CPU the job may have now. Where the limit rises with that, or to a floor that a reload has
-        raised, it is due to be written."""
-        before = job.state.limit_cores
-        job.state = move_hard(job.state, compute_hard(self.hierarchies, job.found, job.original, job.ancestor))
-        floor = compute_floor(job.state.hard_cores, (), job.settings)
-        if job.state.limit_cores < floor and job.moves and job.hold.is_free:
-            job.state = msgspec.structs.replace(job.state, limit_cores=floor)
-        if job.touched and job.state.limit_cores > before:
-            job.hold = job.hold.unpin().write(now_s)
 
     def release(self, job: Tracked) -> None:
         """Stop following a job that is no longer named: its cgroup, if it lives, gets its original settings back."""

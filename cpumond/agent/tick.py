@@ -14,8 +14,6 @@ import time
 import msgspec
 import structlog
 
-from cpumond.agent.clock import Clock
-from cpumond.agent.config import AgentConfig
 from cpumond.agent.context import AgentContext
 from cpumond.agent.discovery import concerns, list_jobs
 from cpumond.agent.engines import TELL_NOTHING
@@ -23,16 +21,13 @@ from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.job import Usage
 from cpumond.agent.limits.apply import Applier, Decided
 from cpumond.agent.limits.external import ExternalWrites
-from cpumond.agent.limits.units import UnitLimits
 from cpumond.agent.publish import Publisher
-from cpumond.agent.report import Reporter
 from cpumond.agent.snapshot import TickEnd
 from cpumond.agent.tracked import Tracked
 from cpumond.agent.watch import existing_directories
 from cpumond.core.errors import CpumondError
 from cpumond.core.wire import FinishedJob, HeartbeatAnswer
 from cpumond.host.cgroup.files import is_leaf
-from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.monitor.peak import forgive
 from cpumond.monitor.policy import rebase
 from cpumond.monitor.rules import check
@@ -44,33 +39,31 @@ MAX_STRIDE = 16
 LEAF_TURNS = 10
 
 
-class TickLoop(AgentContext):
+class TickLoop:
     """One tick after the other; when, and what happens between them, is ``service.Agent``'s part."""
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        hierarchies: Hierarchies,
-        reporter: Reporter,
-        clock: type[Clock] = Clock,
-        assigned: AssignedJobs | None = None,
-        units: UnitLimits | None = None,
-    ) -> None:
-        super().__init__(config, hierarchies, reporter, clock, assigned, units)
-        self.external = ExternalWrites(self)
-        self.limits = Applier(self, self.external)
-        self.publisher = Publisher(self)
+    def __init__(self, context: AgentContext) -> None:
+        self.context = context
+        self.table = context.table
+        self.writer = context.writer
+        self.engines = context.engines
+        self.registered = context.registered
+        self.totals = context.totals
+        self.due = context.due
+        self.clock = context.clock
+        self.external = ExternalWrites(self.table, self.writer, self.engines, self.due, self.clock)
+        self.limits = Applier(self.external, self.registered)
+        self.publisher = Publisher(context)
         self.answers: collections.deque[tuple[HeartbeatAnswer, float]] = collections.deque()
         """The scheduler's, each with the monotonic time at which its heartbeat was sent; any thread may add one."""
-        self.told_level = config.ceiling
+        self.told_level = context.config.ceiling
         """What the scheduler said last that is to be done at most; it holds for as long as the scheduler is away."""
         self._stale_pins: set[str] = set()
         """Ids of ended jobs whose pins are forgotten as soon as the disk allows it."""
         self._forget_pins_at_s = -math.inf
-        self.stopping = False
         self._rescan_at_s = 0.0
-        self._boot_offset_s = clock.boottime_s() - clock.monotonic_s()
-        self._cost_mark = (clock.monotonic_s(), time.thread_time())
+        self._boot_offset_s = self.clock.boottime_s() - self.clock.monotonic_s()
+        self._cost_mark = (self.clock.monotonic_s(), time.thread_time())
 
     def tick(self, now_s: float, late_s: float = 0.0) -> None:
         """One check period. Never raises for what a single job or file does."""
@@ -83,81 +76,84 @@ class TickLoop(AgentContext):
         self._export(now_s, started_s)  # 6. this tick is what all others read from now on
 
     def _look_around(self, now_s: float) -> None:
-        if self.told_level != self.config.ceiling:
+        if self.told_level != self.context.config.ceiling:
             self._obey_level()
         self._look_after_places(now_s)
         self.external.take_unit_news(now_s)
-        self._discover(now_s)
+        self.discover(now_s)
 
     def _obey_level(self) -> None:
         """Do at most what the scheduler said; jobs get their new settings as after a reload."""
-        before, level = self.config.ceiling, self.told_level
+        before, level = self.context.config.ceiling, self.told_level
         log.info("level_told", told=level, before=before)
-        self.config = msgspec.structs.replace(self.config, ceiling=level)
-        self.table.config = self.writer.config = self.config
-        self.rescan_due = self.report_due = True
+        self.context.use_config(msgspec.structs.replace(self.context.config, ceiling=level))
+        self.due.rescan = True
 
     def _look_after_places(self, now_s: float) -> None:
         """What was removed of the agent's own files is written anew; where another agent has them, this one ends."""
-        self.places.look(now_s)
-        if self.places.is_ousted and not self.stopping:
-            log.error("another_agent", error=self.places.problem, advice="this one puts its limits back and ends")
-            self.writer.is_ousted = self.stopping = True
+        places = self.context.places
+        places.look(now_s)
+        if places.is_ousted and not self.context.stopping:
+            log.error("another_agent", error=places.problem, advice="this one puts its limits back and ends")
+            self.writer.is_ousted = self.context.stopping = True
 
-    def _discover(self, now_s: float) -> None:
-        paths, owners, lost = self.watcher.drain()
+    def discover(self, now_s: float) -> None:
+        """Look at all sources, where something came or went or that is due; between two ticks, too."""
+        context = self.context
+        paths, owners, lost = context.watcher.drain()
         children = any(self._concerns_a_source(path) for path in paths)
         # Kept until the tick takes them: a request between two ticks comes here too.
         self.external.changed |= owners
         self.external.rewritten |= owners - self.writer.written
         self.writer.written.clear()
         self.external.read_all |= lost
-        due = self.rescan_due or self.engines.take_news() or now_s >= self._rescan_at_s
-        if not (children or lost or due or self.table.has_filled() or self._gained_children()):
+        due = self.due.rescan or self.engines.take_news() or now_s >= self._rescan_at_s
+        if not (children or lost or due or self.table.find_filled() or self._gained_children()):
             return
-        self.rescan_due = False
-        self._rescan_at_s = now_s + self.config.discovery.rescan_period_s
-        self.external.read_all |= bool(self.watcher.problem)
-        known = self.registered.found_jobs() + (self.assigned.found_jobs() if self.assigned is not None else [])
-        self.engines.follow(self.config.source)
-        scan = list_jobs(self.config.source, known, self.hierarchies.cpu_root, self.engines.views)
+        self.due.rescan = False
+        self._rescan_at_s = now_s + context.config.discovery.rescan_period_s
+        self.external.read_all |= bool(context.watcher.problem)
+        known = self.registered.found_jobs() + (context.assigned.found_jobs() if context.assigned is not None else [])
+        self.engines.follow(context.config.source)
+        scan = list_jobs(context.config.source, known, context.hierarchies.cpu_root, self.engines.views)
         self.engines.ask_for_names(scan.unnamed | TELL_NOTHING if children else scan.unnamed)
-        self.rescan_due = self.watcher.watch_directories(existing_directories(self.hierarchies.cpu_root, scan.watched))
+        directories = existing_directories(context.hierarchies.cpu_root, scan.watched)
+        self.due.rescan = context.watcher.watch_directories(directories)
         if self.table.refresh(scan.jobs, now_s):
-            self.report_due = True
-        self.rescan_due |= self.table.waits_for_half()
-        self.discovery_problems = [*scan.problems, *self.engines.list_problems()]
+            self.due.report = True
+        self.due.rescan |= self.table.waits_for_half()
+        context.discovery_problems = [*scan.problems, *self.engines.list_problems()]
         self._look_at_mounts()
         self._look_at_host()
         self.writer.log.check()
         has_found = bool(self.table.jobs or self.table.empty)
-        self.empty_rescans = 0 if has_found or not self.config.source else self.empty_rescans + 1
+        context.empty_rescans = 0 if has_found or not context.config.source else context.empty_rescans + 1
         self._choose_period()
 
     def _look_at_mounts(self) -> None:
         """See whether other processes find the hierarchies, too: else `restore` could put no limit back."""
-        covered = self.hierarchies.list_covered()
-        if covered != self.covered:
+        covered = self.context.hierarchies.list_covered()
+        if covered != self.writer.covered:
             say = log.error if covered else log.warning
-            say("mounts_covered" if covered else "mounts_back", mounts=covered or self.covered)
-            self.covered, self.report_due = covered, True
+            say("mounts_covered" if covered else "mounts_back", mounts=covered or self.writer.covered)
+            self.writer.covered, self.due.report = covered, True
 
     def _look_at_host(self) -> None:
         """Take over CPUs and memory that came or went since the last rescan."""
-        before = now = self.config.resources
+        before = now = self.context.config.resources
         try:
-            now = self.read_resources()
+            now = self.context.read_resources()
         except CpumondError as error:
-            self.complain(None, error)
+            self.totals.complain(None, error)
         if now != before:
             log.warning("host_changed", old_cores=before.cpu, new_cores=now.cpu,
                         old_memory=before.memory, new_memory=now.memory)  # fmt: skip
-            self.use_resources(now)
+            self.context.use_resources(now)
 
     def _choose_period(self) -> None:
         """Tick at the shortest ``check_period`` of the node and its jobs."""
-        self.period_s = min(
-            [self.config.node_settings().check_period_s, *(job.settings.check_period_s for job in self.table)]
+        self.context.period_s = min(
+            [self.context.config.node_settings().check_period_s, *(job.settings.check_period_s for job in self.table)]
         )
         self.limits.has_looks = any(job.settings.poll_s > 0.0 for job in self.table)
 
@@ -171,23 +167,23 @@ class TickLoop(AgentContext):
 
     def _concerns_a_source(self, path: str) -> bool:
         """Whether a change at ``path`` can be one of a job: other cgroups beside a watched path come and go too."""
-        relative = os.path.relpath(path, self.hierarchies.cpu_root)
-        return any(concerns(source, relative) for source in self.config.source)
+        relative = os.path.relpath(path, self.context.hierarchies.cpu_root)
+        return any(concerns(source, relative) for source in self.context.config.source)
 
     def _take_over(self, now_s: float) -> None:
         self.external.expire_gone_units(now_s)
         self.external.take_changes(now_s)
-        self._serve_scheduler(beat=False)
+        self.serve_scheduler(beat=False)
 
-    def _serve_scheduler(self, beat: bool) -> None:
+    def serve_scheduler(self, beat: bool) -> None:
         """The scheduler's jobs, and, between two ticks, its heartbeat when one is due or one of them has changed."""
-        if self.link is None and self.assigned is None:
+        if self.context.link is None and self.context.assigned is None:
             return
         now_s = self.clock.monotonic_s()
         try:
-            if self.assigned is not None:
-                self._update_assigned(self.assigned, now_s)
-            if beat and (self.beat_due or now_s >= self.publisher.beat_at_s):
+            if self.context.assigned is not None:
+                self._update_assigned(self.context.assigned, now_s)
+            if beat and (self.due.beat or now_s >= self.publisher.beat_at_s):
                 self.publisher.report(now_s)
         except Exception:
             # Like a bad tick: counted, and the monitor goes on.
@@ -200,20 +196,20 @@ class TickLoop(AgentContext):
         while self.answers:
             answer, sent_at_s = self.answers.popleft()
             assigned.apply_answer(answer, sent_at_s, now_s)
-        self.beat_due |= assigned.advance(now_s, self._count_cores)
-        self.beat_due |= assigned.adjust(now_s, self._count_cores)
+        self.due.beat |= assigned.advance(now_s, self._count_cores)
+        self.due.beat |= assigned.adjust(now_s, self._count_cores)
         self._forget_pins(assigned, now_s)
         paths = {job.path for job in assigned.found_jobs()}
-        for path in self.followed - paths:
+        for path in self.context.followed - paths:
             # Its cgroup is removed already, or will be at once.
             if path in self.table.jobs:
                 self.table.drop(self.table.jobs[path])
         for found in assigned.found_jobs():
-            if found.path not in self.followed:
+            if found.path not in self.context.followed:
                 self.table.add(found, now_s)
-        if paths != self.followed:
+        if paths != self.context.followed:
             self._choose_period()
-        self.followed = paths
+        self.context.followed = paths
 
     def _forget_pins(self, assigned: AssignedJobs, now_s: float) -> None:
         """The scheduler's jobs never come again: the pins of those that ended are of no use."""
@@ -228,8 +224,8 @@ class TickLoop(AgentContext):
                 self.registered.pin(job_id, None)
             except CpumondError as error:
                 # The disk refuses the others as well.
-                self._forget_pins_at_s = now_s + self.config.discovery.rescan_period_s
-                self.complain(None, error)
+                self._forget_pins_at_s = now_s + self.context.config.discovery.rescan_period_s
+                self.totals.complain(None, error)
                 return
             self._stale_pins.discard(job_id)
 
@@ -240,25 +236,24 @@ class TickLoop(AgentContext):
 
     def _count_cores(self) -> tuple[dict[str, Usage], float]:
         """``read_usage``, and the sum of the limits that all other jobs have now, in cores."""
-        others = [job.counted_cores for path, job in self.table.jobs.items() if path not in self.followed]
-        return self.read_usage(), math.fsum(others)
+        others = [job.counted_cores for path, job in self.table.jobs.items() if path not in self.context.followed]
+        return self.context.read_usage(), math.fsum(others)
 
-    def _lost_time(self, late_s: float) -> bool:
-        """Whether the last interval cannot be trusted: a tick far too late, or a suspend."""
+    def _notice_lost_time(self, late_s: float) -> bool:
+        """Whether the last interval cannot be trusted: a tick far too late, or a suspend since the last call."""
         offset_s = self.clock.boottime_s() - self.clock.monotonic_s()
-        suspended_s = offset_s - self._boot_offset_s
-        self._boot_offset_s = offset_s
-        return late_s > LATE_PERIODS * self.period_s or suspended_s > self.period_s
+        suspended_s, self._boot_offset_s = offset_s - self._boot_offset_s, offset_s
+        return late_s > LATE_PERIODS * self.context.period_s or suspended_s > self.context.period_s
 
     def _sample_and_decide(self, now_s: float, late_s: float) -> list[Decided]:
-        if self._lost_time(late_s):
+        if self._notice_lost_time(late_s):
             self.totals.rebaselines += 1
             for job in self.table:
                 job.state = rebase(job.state, None)
         decided: list[Decided] = []
         gone: list[Tracked] = []
-        clock_s, counts, stride = self.clock.monotonic_s, self.totals.decisions, self.stride
-        slack_s = self.period_s / 2
+        clock_s, counts, stride = self.clock.monotonic_s, self.totals.decisions, self.context.stride
+        slack_s = self.context.period_s / 2
         for number, job in enumerate(self.table, self.totals.ticks):
             if job.mode == "off" or now_s + slack_s < job.next_check_s:
                 continue
@@ -280,7 +275,7 @@ class TickLoop(AgentContext):
                     settings = msgspec.structs.replace(settings, smoothing_seed="first_value")
                 job.state, decision = check(before, reading, at_s, settings)
             except CpumondError as error:
-                self.complain(job, error)
+                self.totals.complain(job, error)
                 continue
             job.decision = decision
             if job.state.held is not before.held and not job.hold.is_free:
@@ -294,7 +289,7 @@ class TickLoop(AgentContext):
             if decision.new_cores != decision.old_cores:
                 decided.append((job, decision))
         for job in gone:
-            self.report_due = self.rescan_due = True
+            self.due.report = self.due.rescan = True
             self.table.drop(job)
         return decided
 
@@ -303,23 +298,23 @@ class TickLoop(AgentContext):
         duration_s = self.clock.monotonic_s() - started_s
         self.totals.add_tick(duration_s)
         self._adjust_check_stride()
-        self.snapshot = None
-        self.last = TickEnd(self.totals.ticks, self.clock.wall_s(), now_s, duration_s, self.period_s)
+        self.due.snapshot = True
+        self.context.last = TickEnd(self.totals.ticks, self.clock.wall_s(), now_s, duration_s, self.context.period_s)
 
     def _adjust_check_stride(self) -> None:
         """Over the budget of ``[cost]``, check each job less often; more often again when there is room.
 
         What others cost that ask for metrics is no reason to look at jobs less often: only this thread's time counts.
         """
-        now_s, budget = self.clock.monotonic_s(), self.config.cost.cpu_budget_ratio
+        now_s, budget = self.clock.monotonic_s(), self.context.config.cost.cpu_budget_ratio
         since_s, cpu_s = self._cost_mark
-        if budget <= 0 or now_s - since_s < 10 * self.period_s:
+        if budget <= 0 or now_s - since_s < 10 * self.context.period_s:
             return
         used = (time.thread_time() - cpu_s) / (now_s - since_s)
         self._cost_mark = (now_s, time.thread_time())
-        stride, self.stride = self.stride, choose_stride(self.stride, used, budget)
-        if stride != self.stride:
-            log.warning("checks_shed", every=self.stride, used_cores=used, budget_cores=budget)
+        stride, self.context.stride = self.context.stride, choose_stride(self.context.stride, used, budget)
+        if stride != self.context.stride:
+            log.warning("checks_shed", every=self.context.stride, used_cores=used, budget_cores=budget)
 
 
 def choose_stride(stride: int, used: float, budget: float) -> int:

@@ -41,7 +41,7 @@ from cpumond.monitor.model import (
     join_level,
     least_active,
 )
-from cpumond.monitor.policy import compute_floor, restart_at
+from cpumond.monitor.policy import compute_floor, move_hard, restart_at
 
 NO_LABELS: Mapping[str, str] = {}
 """The labels of all jobs that have none: thousands share it."""
@@ -240,8 +240,8 @@ class Tracked:
         """``JobState.late_cpu_s`` of the time in which the agent wrote the limit, in core-seconds."""
         return self.state.late_cpu_s if self.writes else self.kept_late_s
 
-    def has_process(self, hierarchies: Hierarchies) -> bool:
-        """Whether a process is in its cgroup; it is looked for where no CPU was used since the last call.
+    def find_process(self, hierarchies: Hierarchies) -> bool:
+        """Look for a process in its cgroup, where no CPU was used since the last call.
 
         Raises CgroupReadError.
         """
@@ -255,6 +255,17 @@ class Tracked:
         """Go on anew from a given limit, with a base at the next tick: without one there are no looks either."""
         self.state = restart_at(self.state, limit_cores, now_s)
         self.next_check_s = -math.inf
+
+    def update_hard_limit(self, hierarchies: Hierarchies, now_s: float) -> None:
+        """Take over how much CPU the job may have now. Where the limit rises with that, or to a floor that a reload has
+        raised, it is due to be written."""
+        before = self.state.limit_cores
+        self.state = move_hard(self.state, compute_hard(hierarchies, self.found, self.original, self.ancestor))
+        floor = compute_floor(self.state.hard_cores, (), self.settings)
+        if self.state.limit_cores < floor and self.moves and self.hold.is_free:
+            self.state = msgspec.structs.replace(self.state, limit_cores=floor)
+        if self.touched and self.state.limit_cores > before:
+            self.hold = self.hold.unpin().write(now_s)
 
     def follow_writes(self) -> None:
         """Have the state know whether its limit is in force."""

@@ -75,7 +75,7 @@ class JobRequests:
     def _find(self, job_id: str) -> FoundJob:
         """The job of the scheduler, which the monitor follows. Raises RefusedError or UnavailableError."""
         agent = self._agent
-        job = None if agent.assigned is None else agent.assigned.jobs.get(job_id)
+        job = None if agent.context.assigned is None else agent.context.assigned.jobs.get(job_id)
         if job is None:
             raise RefusedError(f"job {job_id} is none of the scheduler's jobs on this node")
         found = {each.found.path: each.found for each in agent.table if each.found.job_id == job_id}

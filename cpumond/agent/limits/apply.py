@@ -7,11 +7,11 @@ from typing import Literal
 
 import structlog
 
-from cpumond.agent.context import AgentContext
 from cpumond.agent.limits.external import ExternalWrites
 from cpumond.agent.limits.hold import UNHELD, Pinned, Respected
 from cpumond.agent.limits.writer import Applied, read_limit_cores, read_settings_or_none
 from cpumond.agent.looks import LookSchedule, list_changed
+from cpumond.agent.registry import RegisteredJobs
 from cpumond.agent.ring import Result
 from cpumond.agent.tracked import Tracked, record
 from cpumond.core.errors import CpumondError, RefusedError
@@ -35,12 +35,14 @@ class Applier:
     ``has_looks``: whether any job asks for looks between two checks; without one nothing is spent on them.
     """
 
-    def __init__(self, context: AgentContext, external: ExternalWrites) -> None:
-        self.context = context
+    def __init__(self, external: ExternalWrites, registered: RegisteredJobs) -> None:
         self.external = external
-        self.table = context.table
-        self.totals = context.totals
-        self.clock = context.clock
+        self.registered = registered
+        self.table = external.table
+        self.writer = external.writer
+        self.totals = external.totals
+        self.due = external.due
+        self.clock = external.clock
         self.looks = LookSchedule()
         self.has_looks = False
         self._looks_closed = 0
@@ -52,10 +54,10 @@ class Applier:
         held = [job for job in self.table if job.hold is not UNHELD]
         self._end_overrides(held, now_s)
         self.apply_pins(now_s)
-        paused = self.context.is_paused()
+        paused = self.writer.is_paused()
         allowed: list[tuple[Tracked, str, Decision]] = []
         for job, decision in decided:
-            obstacle = _find_obstacle(job, decision, paused, bool(self.context.covered), now_s)
+            obstacle = _find_obstacle(job, decision, paused, bool(self.writer.covered), now_s)
             if obstacle == "shadow":
                 # The monitor's own limit moves, nothing is written (semantics.md 1.5).
                 old_cores, new_cores = decision.old_cores, decision.new_cores
@@ -83,23 +85,23 @@ class Applier:
         allowed.sort(key=_write_order)
         for job, kind, decision in self._secure(allowed):
             self._apply_one(job, kind, decision, now_s)
-        self.context.flush()
+        self.writer.store()
 
     def _secure(self, allowed: list[tuple[Tracked, str, Decision]]) -> list[tuple[Tracked, str, Decision]]:
         """Store originals first; where that fails, first changes, and cuts of jobs with an unsaved one, are put off."""
         if not allowed:
             return allowed
         try:
-            self.context.writer.secure([job for job, _, _ in allowed])
+            self.writer.secure([job for job, _, _ in allowed])
         except CpumondError as error:
-            self.context.complain(None, error)
+            self.totals.complain(None, error)
         else:
-            self.context.last_complaint = ""
+            self.totals.last_error = ""
         ready = []
         for item in allowed:
             job, kind, decision = item
             shrinks = decision.new_cores < decision.old_cores
-            if job.touched and not (shrinks and job.found.path in self.context.writer.unsaved):
+            if job.touched and not (shrinks and job.found.path in self.writer.unsaved):
                 ready.append(item)
             else:
                 _put_off(job, kind, decision, "failed", -math.inf)
@@ -107,18 +109,21 @@ class Applier:
 
     def _apply_one(self, job: Tracked, kind: str, decision: Decision, now_s: float) -> None:
         found = read_settings_or_none(job)
-        if found is not None and self.external.is_foreign(job, found, now_s):
+        if found is not None and self.external.is_foreign(job, found):
             # Another program has set the limit since the last look: that must not be overwritten.
             _put_off(job, kind, decision, "overridden", now_s)
-            self.external.take_foreign(job, found, now_s)
+            self.external.take(job, found, now_s)
+            self.external.store_originals()
             return
+        if found is not None:
+            self.external.take_own(job, found, now_s)
         try:
-            applied = self.context.writer.write(job, decision.new_cores)
+            applied = self.writer.write(job, decision.new_cores)
         except (CpumondError, OSError) as error:
             self.totals.write_errors += 1
             self.totals.failed_restores += kind == "restore"
             job.write_errors += 1
-            again_s = now_s + self.context.config.writes.drift_backoff_s
+            again_s = now_s + self.writer.config.writes.drift_backoff_s
             job.hold = job.hold.fail(again_s)
             _put_off(job, kind, decision, "failed", again_s)
             said, job.last_error = job.last_error, str(error)
@@ -128,7 +133,7 @@ class Applier:
             return
         if applied.cores is None:
             job.result = "gone"
-            self.context.rescan_due = True
+            self.due.rescan = True
             return
         self._settle(job, kind, decision, applied, now_s)
 
@@ -150,7 +155,7 @@ class Applier:
             if kind == "shrink":  # a bound of the kernel or of its threads holds the limit where it is
                 job.state = put_off_cut(job.state, now_s)
             return
-        self.context.report_due = True
+        self.due.report = True
         if kind == "restore":
             self.totals.restores += 1
             job.restores += 1
@@ -174,7 +179,7 @@ class Applier:
             before = job.hold
             job.hold = before.expire(now_s)
             if job.hold is not before:
-                self.context.rescan_due |= before.pinned_cores is not None
+                self.due.rescan |= before.pinned_cores is not None
                 job.restart(read_limit_cores(job, job.in_force), now_s)
                 log.info("override_ended", job_id=job.found.job_id, cores=job.state.limit_cores)
 
@@ -192,9 +197,9 @@ class Applier:
 
     def apply_pins(self, now_s: float) -> None:
         """Put limits that an operator pinned in force, end the pins that are over."""
-        if not (self.context.registered.content.pins or self._pinned):
+        if not (self.registered.content.pins or self._pinned):
             return
-        pins = self.context.registered.current_pins(self.clock.wall_s(), self.clock.boottime_s())
+        pins = self.registered.current_pins(self.clock.wall_s(), self.clock.boottime_s())
         self._pinned = bool(pins)
         for job in self.table:
             pin = pins.get(job.found.job_id) if job.moves else None
@@ -202,7 +207,7 @@ class Applier:
             if pin is None and pinned_cores is not None:
                 job.hold = job.hold.unpin()
                 job.restart(read_limit_cores(job, job.in_force), now_s)
-            elif pin is not None and not self.context.is_paused() and pinned_cores != pin.cpu_limit:
+            elif pin is not None and not self.writer.is_paused() and pinned_cores != pin.cpu_limit:
                 job.hold = job.hold.pin(pin.cpu_limit)
                 old = job.state.limit_cores
                 job.restart(pin.cpu_limit, now_s)
@@ -222,7 +227,7 @@ class Applier:
             self.looks.refill(self.table, now_s)
             self._looks_closed = self.table.closed_total
 
-    def look(self, now_s: float) -> None:
+    def look(self, now_s: float, stride: int = 1) -> None:
         """Between two ticks, when it is due: what a lowered limit held back, or soon would, gets more at once.
 
         Never raises for what a single job or file does. One pread a job where nothing was throttled or used.
@@ -232,7 +237,6 @@ class Applier:
         if self._looks_closed != self.table.closed_total:
             self._plan_looks(now_s)
         held_back: list[tuple[Tracked, str, Decision]] = []
-        stride = self.context.stride
         changed: list[tuple[Tracked, float | None]] = [
             (job, None) for job in list_changed(self.looks.take_due(now_s, stride))
         ]
@@ -241,13 +245,13 @@ class Applier:
             try:
                 decision = self._look_closer(job, now_s, recent_cores)
             except CpumondError as error:
-                self.context.complain(job, error)
+                self.totals.complain(job, error)
                 continue
             if decision is not None:
                 held_back.append((job, decision.kind, decision))
         if held_back:
             self._carry_out(held_back, now_s)
-            self.context.snapshot = None
+            self.due.snapshot = True
 
     def _look_closer(self, job: Tracked, now_s: float, recent_cores: float | None) -> Decision | None:
         """The raise for a job that the agent's limit holds back, or soon would, with ``recent_cores`` above it; None
@@ -270,15 +274,17 @@ class Applier:
             job.state = after
             self.totals.throttled_cpu_s += after.throttled_cpu_s - before.throttled_cpu_s
             return None
-        if _find_obstacle(job, decision, self.context.is_paused(), bool(self.context.covered), now_s):
+        if _find_obstacle(job, decision, self.writer.is_paused(), bool(self.writer.covered), now_s):
             return None
         found = read_settings_or_none(job) if job.writes else job.in_force
         if found is None:
             return None
-        if job.writes and self.external.is_foreign(job, found, now_s):
-            # It is not the agent's limit that holds it back; the tick takes over what was written.
-            self.external.changed.add(job.found.path)
-            return None
+        if job.writes:
+            if self.external.is_foreign(job, found):
+                # It is not the agent's limit that holds it back; the tick takes over what was written.
+                self.external.changed.add(job.found.path)
+                return None
+            self.external.take_own(job, found, now_s)
         job.state, job.decision = after, decision
         self.totals.decisions[decision.kind] += 1
         self.totals.looks_restored += 1

@@ -1,20 +1,27 @@
-"""What other programs write: limits in cgroups, and what systemd says of its units."""
+"""What other programs write: limits in cgroups, and what systemd says of its units.
+
+Each write goes one way: it is found in force, a ``Verdict`` says who made it, and a table says what follows.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from typing import Literal
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import structlog
 
-from cpumond.agent.context import AgentContext
+from cpumond.agent.clock import Clock
+from cpumond.agent.engines import Engines
 from cpumond.agent.limits.hold import Respected
 from cpumond.agent.limits.judge import RELOAD_S, Verdict
 from cpumond.agent.limits.restore import open_original, restore_cgroup
 from cpumond.agent.limits.units import PROPERTIES, read_labels
-from cpumond.agent.limits.writer import ASK_AGAIN_S, GONE_S, read_limit_cores, read_settings_or_none
+from cpumond.agent.limits.writer import ASK_AGAIN_S, GONE_S, LimitWriter, read_limit_cores, read_settings_or_none
+from cpumond.agent.table import JobTable
+from cpumond.agent.totals import Due
 from cpumond.agent.tracked import Tracked, is_order, record
 from cpumond.core.errors import CpumondError
 from cpumond.host.cgroup.files import is_idle
@@ -26,6 +33,17 @@ log = structlog.get_logger("cpumond.agent")
 
 ENGINE_ANSWER_S = 5.0
 """So long an engine has to say that it ordered a limit, before the limit counts as another program's."""
+ORDERED: Final = (Verdict.ENGINE, Verdict.OPERATOR, Verdict.PROGRAM)
+"""Such a limit is put back in the end."""
+
+
+class Write(NamedTuple):
+    """A limit that is in force, and who set it; ``values`` as systemd tells them, None where it was not asked."""
+
+    verdict: Verdict
+    before: CpuSettings
+    change: Literal["raise", "lower"] = "lower"
+    values: dict[str, object] | None = None
 
 
 class ExternalWrites:
@@ -36,12 +54,14 @@ class ExternalWrites:
     job are looked at, on the monotonic clock.
     """
 
-    def __init__(self, context: AgentContext) -> None:
-        self.context = context
-        self.table = context.table
-        self.writer = context.writer
-        self.units = context.units
-        self.totals = context.totals
+    def __init__(self, table: JobTable, writer: LimitWriter, engines: Engines, due: Due, clock: type[Clock]) -> None:
+        self.table = table
+        self.writer = writer
+        self.units = writer.units
+        self.totals = writer.totals
+        self.engines = engines
+        self.due = due
+        self.clock = clock
         self.changed: set[str] = set()
         self.rewritten: set[str] = set()
         self.read_all = False
@@ -51,6 +71,16 @@ class ExternalWrites:
         """Cgroups whose limit was written, and whose engine was asked about that."""
         self._removed: set[str] = set()
         """Units that systemd unloaded."""
+        self._actions: Final[dict[Verdict, Callable[[Tracked, Write, float], None]]] = {
+            Verdict.OWN: self._write_again,
+            Verdict.UNKNOWN: self._ask_systemd,
+            Verdict.OUTRANKED: self._set_again,
+            Verdict.STORED: self._undo,
+            Verdict.FILE: self._respect_or_undo,
+            Verdict.OPERATOR: self._respect,
+            Verdict.PROGRAM: self._respect,
+            Verdict.ENGINE: self._obey,
+        }
 
     def take_changes(self, now_s: float) -> None:
         """Take over what was written since the last tick."""
@@ -62,12 +92,12 @@ class ExternalWrites:
         self.changed, self.read_all = set(), False
         for job in jobs:
             found = read_settings_or_none(job)
-            if found is None or self._waits_for_engine(job, found, now_s):
+            if found is None:
                 continue
             if job.found.path in rewritten and self._is_order_of_the_same(job, found):
-                self._record_write(job, Verdict.FILE, "lower", {}, now_s)
+                self._follow(job, Write(Verdict.PROGRAM, job.in_force), now_s)
             else:
-                self.handle_write(job, found, now_s)
+                self.take(job, found, now_s)
         self.store_originals()
 
     def _is_order_of_the_same(self, job: Tracked, found: CpuSettings) -> bool:
@@ -77,50 +107,61 @@ class ExternalWrites:
             return False
         if classify_change(job.in_force, found, job.actuator, exact=True) != "same":
             return False
-        return found.cores < job.original.cores and is_order(job, found, self.context.engines.is_up(job.found))
+        return found.cores < job.original.cores and is_order(job, found, self.engines.is_up(job.found))
 
-    def take_foreign(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
-        """Take over a foreign limit that was found when the agent was about to write its own."""
-        if not self._waits_for_engine(job, found, now_s):
-            self.handle_write(job, found, now_s)
-            self.store_originals()
+    def is_foreign(self, job: Tracked, found: CpuSettings) -> bool:
+        """Whether another program may have set what is ``found``."""
+        is_same = classify_change(job.in_force, found, job.actuator, exact=not job.unit) == "same"
+        return not (is_same or (job.unit and self.units.is_ours(job.unit, found, (job.actuator,))))
 
-    def _waits_for_engine(self, job: Tracked, found: CpuSettings, now_s: float) -> bool:
-        """Whether a write is taken over later, since the job's engine may be about to say that it ordered it."""
-        engine, path = job.found.engine, job.found.path
-        end_s = self._waits_until_s.pop(path, None)
-        change = classify_change(job.in_force, found, job.actuator, exact=not job.unit)
-        if engine is None or not engine.tells_order or change == "same" or is_order(job, found):
+    def take_own(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
+        """Take over what is ``found`` and not foreign: a limit of the agent's that systemd has written since the last
+        look, or a burst, of which no event tells."""
+        if classify_change(job.in_force, found, job.actuator, exact=not job.unit) != "same":
+            self._take_now(job, found, now_s)
+        elif found.burst_us != job.in_force.burst_us:
+            self.writer.follow_burst(job, found)
+
+    def take(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
+        """Take over what is ``found`` in force, or ask the job's engine first whether it has ordered that."""
+        if self._may_be_ordered(job, found, now_s):
+            if job.found.path not in self._waits_until_s:
+                self.engines.ask(job.found)
+                self._waits_until_s[job.found.path] = now_s + ENGINE_ANSWER_S
+            self.changed.add(job.found.path)
+            return
+        self._waits_until_s.pop(job.found.path, None)
+        self._take_now(job, found, now_s)
+
+    def _may_be_ordered(self, job: Tracked, found: CpuSettings, now_s: float) -> bool:
+        """Whether the job's engine may be about to say that it ordered what is ``found``."""
+        engine = job.found.engine
+        if engine is None or not engine.tells_order or is_order(job, found):
             return False
-        if (end_s is not None and now_s >= end_s) or not self.context.engines.is_up(job.found):
+        if classify_change(job.in_force, found, job.actuator, exact=not job.unit) == "same":
             return False
-        if end_s is None:
-            self.context.engines.ask(job.found)
-        self._waits_until_s[path] = now_s + ENGINE_ANSWER_S if end_s is None else end_s
-        self.changed.add(path)
-        return True
+        return now_s < self._waits_until_s.get(job.found.path, math.inf) and self.engines.is_up(job.found)
 
     def store_originals(self) -> None:
         """Have a new original on disk before anything else is done; where that fails it is tried again, and the limit
         is not lowered until then."""
         if self.writer.unsaved:
-            self.context.flush()
+            self.writer.store()
 
-    def handle_write(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
-        """Take over what is ``found`` in force now."""
-        actuator = job.actuator
+    def _take_now(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
+        """Take over what is ``found`` in force."""
         if found.weight != job.in_force.weight and is_idle(job.cgroup.place):
             # It is the kernel's in the idle class, nobody's order; the next look refuses the job.
             found = msgspec.structs.replace(found, weight=job.in_force.weight)
-        change = classify_change(job.in_force, found, actuator, exact=not job.unit)
         before = job.in_force
+        change = classify_change(before, found, job.actuator, exact=not job.unit)
         job.in_force = found
         if not job.touched or self._is_still_unset(job):
             if found != before:
                 wrote, job.original = job.writes, found
                 self.writer.keep(job)
-                self.table.put_back(job, wrote, now_s)
-                self.table.update_hard_limit(job, now_s)
+                self.writer.put_back(job, wrote, now_s)
+                job.update_hard_limit(self.table.hierarchies, now_s)
                 job.follow_writes()
             return
         if found.burst_us != before.burst_us and (change == "same" or (found.burst_us or 0) > (before.burst_us or 0)):
@@ -129,76 +170,119 @@ class ExternalWrites:
         if change == "same" or job.hold.is_contested:
             return
         if job.unit:
-            self._handle_unit_write(job, before, None, now_s)
+            self._take_unit_write(job, before, None, now_s)
         else:
-            self._record_write(job, Verdict.FILE, change, {}, now_s)
+            self._follow(job, Write(Verdict.PROGRAM, before, change), now_s)
 
     def _is_still_unset(self, job: Tracked) -> bool:
         """Whether no agent told systemd of a unit yet: its first limit may come unseen before that, since on v2 there
         is no file to watch until then."""
-        is_told = self.units.has_told(job.unit) or self.writer.is_inherited(job.cgroup.path)
-        return bool(job.unit) and not (is_told or job.hold.is_contested)
-
-    def is_foreign(self, job: Tracked, found: CpuSettings, now_s: float) -> bool:
-        """Whether another program may have set what is ``found``; a limit of the agent's that systemd has written since
-        the last look is taken over."""
-        actuator = job.actuator
-        if classify_change(job.in_force, found, actuator, exact=not job.unit) == "same":
-            if found.burst_us != job.in_force.burst_us:
-                self.writer.follow_burst(job, found)  # no event tells of it
+        if not job.unit or job.hold.is_contested:
             return False
-        is_ours = bool(job.unit) and self.units.is_ours(job.unit, found, (actuator,))
-        if is_ours:
-            self.handle_write(job, found, now_s)
-        return not is_ours
+        return not (self.units.has_told(job.unit) or self.writer.is_inherited(job.cgroup.path))
 
-    def _record_write(
-        self, job: Tracked, verdict: Verdict, change: Literal["raise", "lower"], values: dict[str, object], now_s: float
+    def _take_unit_write(
+        self,
+        job: Tracked,
+        before: CpuSettings,
+        values: dict[str, object] | None,
+        now_s: float,
+        is_conflict: bool = False,
     ) -> None:
-        """Another program set the limit that is in force: that is what is put back in the end, and respected for a
-        time.
+        """Find out who gave a unit the limit in force, and do what follows."""
+        change = classify_change(before, job.in_force, job.actuator)
+        if change == "same" and not is_conflict:
+            return
+        verdict = self.units.judge(
+            job.unit,
+            job.actuator,
+            job.in_force,
+            job.original,
+            values,
+            is_conflict=is_conflict,
+            is_reloaded=now_s - self._reloaded_at_s < RELOAD_S,
+            is_inherited=self.writer.is_inherited(job.cgroup.path),
+        )
+        self._follow(job, Write(verdict, before, "raise" if change == "raise" else "lower", values), now_s)
 
-        For a unit that holds only for what an operator set through systemd (``values``), and for a raise above what was
-        found: what is written to its file alone does not outlive the next reload.
-        """
-        found, actuator, old_cores = job.in_force, job.actuator, job.state.limit_cores
-        writes, is_operators = self.context.config.writes, verdict is Verdict.OPERATOR
-        is_engines = is_order(job, found, self.context.engines.is_up(job.found)) and verdict is not Verdict.STORED
-        self.context.engines.ask(job.found)
-        self.totals.foreign_writes[change] += not is_engines
-        self.context.report_due = True
-        if is_operators:
-            self.units.confirm(job.unit, found, actuator, values)
-        if is_operators or is_engines or not job.unit or is_raised_above(found, job.original, actuator):
-            job.original = adopt_limit(job.original, found, actuator)
-            self.writer.keep(job)
-            self.table.update_hard_limit(job, now_s)
-        found_cores = read_limit_cores(job, found)
-        kind = "order" if is_engines else f"foreign-{change}"
-        record(job, self.context.clock.wall_s(), kind, old_cores, found_cores, found_cores, "noticed")
-        event, more = ("unit_ordered", {"unit": job.unit}) if is_operators else ("foreign_write", {"kind": change})
-        if is_engines and job.found.engine is not None:
-            event, more = "limit_ordered", {"engine": job.found.engine.kind}
-        log.warning(event, job_id=job.found.job_id, **more, old_cores=old_cores, new_cores=found.cores)
-        # A raise of a unit's limit is respected, and so is what is written after it within that time.
-        respected = change == "raise" or isinstance(job.hold.decider, Respected)
-        respected = respected and writes.override_ttl_s > 0 and verdict is not Verdict.STORED
-        if is_engines:
-            # It is what the job may have from now on; the monitor goes on below it, and a pin is set anew.
-            job.hold = job.hold.expire(math.inf).unpin().write(None)
-            job.restart(found_cores, now_s)
-            return
-        if is_operators or not job.unit or respected:
-            job.hold = job.hold.respect(now_s, writes.override_ttl_s, "systemctl set-property" if is_operators else "")
-            job.restart(found_cores, now_s)
-            return
+    def _follow(self, job: Tracked, write: Write, now_s: float) -> None:
+        """Do what follows from a write, by who made it."""
+        verdict = write.verdict
+        if verdict is Verdict.OPERATOR:
+            self.units.confirm(job.unit, job.in_force, job.actuator, write.values or {})
+        if job.found.engine is not None and verdict in (*ORDERED, Verdict.FILE, Verdict.STORED):
+            if verdict is not Verdict.STORED and is_order(job, job.in_force, self.engines.is_up(job.found)):
+                write = write._replace(verdict=Verdict.ENGINE)
+            self.engines.ask(job.found)
+        self._actions[write.verdict](job, write, now_s)
+
+    def _write_again(self, job: Tracked, write: Write, now_s: float) -> None:
+        if read_limit_cores(job, job.in_force) < job.state.limit_cores or not self.units.can_lower(job.unit):
+            job.hold = job.hold.write(now_s)
+
+    def _ask_systemd(self, job: Tracked, write: Write, now_s: float) -> None:
+        job.hold = job.hold.ask(write.before, now_s)
+        self.units.hold_back(job.unit)
+        if self.units.can_ask:
+            self.units.ask(job.unit)
+        else:
+            self._resolve_unit_write(job, {}, now_s)
+
+    def _set_again(self, job: Tracked, write: Write, now_s: float) -> None:
+        self.units.want_again(job.unit, write.values)
+
+    def _obey(self, job: Tracked, write: Write, now_s: float) -> None:
+        """It is what the job may have from now on; the monitor goes on below it, and a pin is set anew."""
+        found_cores = self._note(job, write, now_s)
+        job.hold = job.hold.expire(math.inf).unpin().write(None)
+        job.restart(found_cores, now_s)
+
+    def _respect(self, job: Tracked, write: Write, now_s: float) -> None:
+        found_cores = self._note(job, write, now_s)
+        by = "systemctl set-property" if write.verdict is Verdict.OPERATOR else ""
+        job.hold = job.hold.respect(now_s, self.writer.config.writes.override_ttl_s, by)
+        job.restart(found_cores, now_s)
+
+    def _respect_or_undo(self, job: Tracked, write: Write, now_s: float) -> None:
+        """A raise of a unit's limit is respected, and so is what is written after it within that time."""
+        is_respected = write.change == "raise" or isinstance(job.hold.decider, Respected)
+        is_respected = is_respected and self.writer.config.writes.override_ttl_s > 0
+        (self._respect if is_respected else self._undo)(job, write, now_s)
+
+    def _undo(self, job: Tracked, write: Write, now_s: float) -> None:
+        self._note(job, write, now_s)
+        writes = self.writer.config.writes
         job.hold = job.hold.lose(now_s, writes.drift_backoff_s, writes.drift_max)
         if job.hold.is_contested:
             try:
                 self.writer.abandon(job)
             except CpumondError as error:
-                self.context.complain(job, error)
+                self.totals.complain(job, error)
             log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.hold.losses)
+
+    def _note(self, job: Tracked, write: Write, now_s: float) -> float:
+        """Count, log and remember that another limit than the agent's is in force; that limit in cores.
+
+        In a unit's file alone a limit does not outlive the next reload: what was found before is put back in the end,
+        unless this is more.
+        """
+        found, old_cores, verdict = job.in_force, job.state.limit_cores, write.verdict
+        kind, event = f"foreign-{write.change}", "foreign_write"
+        facts: dict[str, str] = {"kind": write.change}
+        if verdict is Verdict.ENGINE and job.found.engine is not None:
+            kind, event, facts = "order", "limit_ordered", {"engine": job.found.engine.kind}
+        elif verdict is Verdict.OPERATOR:
+            event, facts = "unit_ordered", {"unit": job.unit}
+        self.totals.foreign_writes[write.change] += verdict is not Verdict.ENGINE
+        self.due.report = True
+        if verdict in ORDERED or is_raised_above(found, job.original, job.actuator):
+            job.original = adopt_limit(job.original, found, job.actuator)
+            self.writer.keep(job)
+            job.update_hard_limit(self.table.hierarchies, now_s)
+        found_cores = read_limit_cores(job, found)
+        record(job, self.clock.wall_s(), kind, old_cores, found_cores, found_cores, "noticed")
+        log.warning(event, job_id=job.found.job_id, **facts, old_cores=old_cores, new_cores=found.cores)
+        return found_cores
 
     def take_unit_news(self, now_s: float) -> None:
         """What systemd said since the last tick."""
@@ -261,13 +345,13 @@ class ExternalWrites:
         try:
             job.cgroup.write_settings(found, job.in_force)  # the agent may have raised it since
         except CpumondError as error:
-            self.context.complain(None, error)
-        self._handle_unit_write(job, before, event.values, now_s, is_conflict=True)
+            self.totals.complain(None, error)
+        self._take_unit_write(job, before, event.values, now_s, is_conflict=True)
 
     def expire_gone_units(self, now_s: float) -> None:
         """Units whose time to come again is over, and those that systemd is to have back."""
         if self.writer.gone:
-            root = self.context.hierarchies.cpu_root
+            root = self.table.hierarchies.cpu_root
             self.writer.expire_gone(now_s, lambda path: os.path.isdir(os.path.join(root, path)), self._removed)
         if now_s >= self.strays_at_s:
             self.strays_at_s = now_s + GONE_S
@@ -278,14 +362,14 @@ class ExternalWrites:
 
     def _restore_strays(self, now_s: float) -> None:
         """Put back what was changed and has no job: its restore failed, or no source names its unit's new cgroup."""
-        finder = CgroupFinder(self.context.hierarchies)
+        finder = CgroupFinder(self.table.hierarchies)
         for path, original in self.writer.list_strays(now_s, self.table.jobs).items():
             cgroup = None
             try:
-                cgroup = open_original(self.context.hierarchies, finder, path, original)
+                cgroup = open_original(self.table.hierarchies, finder, path, original)
                 in_force = cgroup.read_settings() if cgroup is not None else None
                 if cgroup is None or in_force is None:
-                    is_there = original.unit and os.path.isdir(os.path.join(self.context.hierarchies.cpu_root, path))
+                    is_there = original.unit and os.path.isdir(os.path.join(self.table.hierarchies.cpu_root, path))
                     if finder.find(path, original.inode) is None and not is_there:
                         self.writer.give_back(path)
                     continue
@@ -300,10 +384,18 @@ class ExternalWrites:
                     log.info("stray_restored", cgroup=path)
             except CpumondError as error:
                 self.strays_at_s = now_s + ASK_AGAIN_S
-                self.context.complain(None, error)
+                self.totals.complain(None, error)
             finally:
                 if cgroup is not None:
                     cgroup.close()
+
+    def _resolve_unit_write(self, job: Tracked, values: dict[str, object], now_s: float) -> None:
+        """A write to a unit's limit, now that systemd has told its own value; empty: it cannot be asked."""
+        asking, job.hold = job.hold.asking, job.hold.answered()
+        if asking is None or job.hold.is_contested:
+            return
+        job.in_force = read_settings_or_none(job) or job.in_force
+        self._take_unit_write(job, asking.before, values, now_s)
 
     def _lower_by_file(self, job: Tracked, why: str, now_s: float) -> None:
         """systemd may not have taken a lower limit: the agent writes it. A unit without a limit file has no lower limit
@@ -319,52 +411,4 @@ class ExternalWrites:
             job.last_error = f"systemd made no limit file for it: {why}"
             job.restart(read_limit_cores(job, job.in_force), now_s)
             job.hold = job.hold.fail(now_s + ASK_AGAIN_S)
-            self.context.report_due = True
-
-    def _resolve_unit_write(self, job: Tracked, values: dict[str, object], now_s: float) -> None:
-        """A write to a unit's limit, now that systemd has told its own value; empty: it cannot be asked."""
-        asking, job.hold = job.hold.asking, job.hold.answered()
-        if asking is None or job.hold.is_contested:
-            return
-        job.in_force = read_settings_or_none(job) or job.in_force
-        self._handle_unit_write(job, asking.before, values, now_s)
-
-    def _handle_unit_write(
-        self,
-        job: Tracked,
-        before: CpuSettings,
-        values: dict[str, object] | None,
-        now_s: float,
-        is_conflict: bool = False,
-    ) -> None:
-        """Find out who gave a unit the limit in force, and do what follows. ``before`` was in force until then;
-        ``values`` as systemd tells them, None where it was not asked yet."""
-        actuator = job.actuator
-        change = classify_change(before, job.in_force, actuator)
-        if change == "same" and not is_conflict:
-            return
-        verdict = self.units.judge(
-            job.unit,
-            actuator,
-            job.in_force,
-            job.original,
-            values,
-            is_conflict=is_conflict,
-            is_reloaded=now_s - self._reloaded_at_s < RELOAD_S,
-            is_inherited=self.writer.is_inherited(job.cgroup.path),
-        )
-        if verdict is Verdict.OWN:
-            less = read_limit_cores(job, job.in_force) < job.state.limit_cores
-            if less or not self.units.can_lower(job.unit):
-                job.hold = job.hold.write(now_s)
-        elif verdict is Verdict.UNKNOWN:
-            job.hold = job.hold.ask(before, now_s)
-            self.units.hold_back(job.unit)
-            if self.units.can_ask:
-                self.units.ask(job.unit)
-            else:
-                self._resolve_unit_write(job, {}, now_s)
-        elif verdict is Verdict.OUTRANKED:
-            self.units.want_again(job.unit, values)
-        else:
-            self._record_write(job, verdict, "raise" if change == "raise" else "lower", values or {}, now_s)
+            self.due.report = True

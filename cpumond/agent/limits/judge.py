@@ -71,6 +71,8 @@ class Verdict(Enum):
     STORED = "systemd, what it was told before the agent told it anything: drift"
     OPERATOR = "an operator, through systemd: respected, and the new original"
     FILE = "another program, in the file alone: more is respected, less is drift"
+    PROGRAM = "another program, in a cgroup that is no unit's: respected, and the new original"
+    ENGINE = "the job's engine, which ordered it: the new original, which the monitor goes on from"
 
 
 def judge(record: UnitTarget, seen: Observation) -> Verdict:

@@ -29,11 +29,13 @@ from cpumond.agent.state_file import (
     read_boot_id,
     save,
 )
+from cpumond.agent.totals import RunTotals
 from cpumond.agent.tracked import Tracked, compute_full, find_refusal
 from cpumond.core.errors import (
     AccessError,
     CgroupReadError,
     CgroupWriteError,
+    CpumondError,
     CreateError,
     RefusedError,
     UnknownLimitsError,
@@ -82,9 +84,12 @@ class LimitWriter:
     taken.
     """
 
-    def __init__(self, config: AgentConfig, units: UnitLimits) -> None:
+    def __init__(self, config: AgentConfig, units: UnitLimits, totals: RunTotals) -> None:
         self.config = config
         self.units = units
+        self.totals = totals
+        self.covered: list[str] = []
+        """Mount points that do not show their hierarchy to others any more: nothing is lowered meanwhile."""
         self.gone: dict[str, float | None] = {}
         self.returning: dict[str, Original] = {}
         self._again_at_s = -math.inf
@@ -107,6 +112,10 @@ class LimitWriter:
         self.unsaved: set[str] = set()
         self.written: set[str] = set()
         self._root_id = (0, 0)
+
+    def is_paused(self) -> bool:
+        """Whether an operator's pause file stops all writes."""
+        return os.path.exists(os.path.join(self.config.runtime_dir, "pause"))
 
     def load(self, hierarchies: Hierarchies) -> None:
         """Read the originals that a run before this one left; a damaged file is put aside and named in ``damaged``.
@@ -366,6 +375,13 @@ class LimitWriter:
         if self._stale or (tidy and (self._untidy or self._saved is None)):
             self._save(self.originals)
 
+    def store(self, tidy: bool = False) -> None:
+        """``flush``; a failure is logged, and tried again."""
+        try:
+            self.flush(tidy)
+        except CpumondError as error:
+            self.totals.complain(None, error)
+
     def _save(self, originals: dict[str, Original]) -> None:
         if self.is_ousted:
             self.originals = originals
@@ -550,6 +566,25 @@ class LimitWriter:
                 job.in_force = job.original = current
             self.give_back(job.cgroup.path, current)
         job.touched = False
+
+    def put_back(self, job: Tracked, wrote: bool, now_s: float) -> None:
+        """A job that is not written any more, or through another actuator, gets its original settings back; one that
+        begins to be written goes on from the limit in force, or from its guarantee, which is written then. ``wrote``:
+        whether it was written before.
+
+        Where that fails it is tried again at each look. Raises CgroupError.
+        """
+        moved = set(self.list_moved(job.cgroup))
+        restored = job.touched and (not job.writes or not moved <= set(job.actuators))
+        if restored:
+            self.restore(job)
+        if job.writes and not wrote and job.state.is_written:
+            job.restart(job.state.limit_cores, now_s)
+            job.hold = job.hold.write(now_s)
+        elif restored or job.writes != wrote:
+            job.restart(read_limit_cores(job, job.in_force), now_s)
+        if job.writes != wrote:
+            (job.begin_writes if job.writes else job.end_writes)()
 
 
 def _compute_weight(job: Tracked, cores: float) -> Target:

@@ -261,7 +261,7 @@ class CgroupExecutor(Executor):
 
     def _restore_index(self) -> None:
         """Write the records anew where they or ``runtime_dir`` were removed: the next run of the agent needs them."""
-        if not self._prepared or not self._records.is_removed():
+        if not self._prepared or not self._records.make_again():
             return
         for job_id, job in self._jobs.items():
             self._records.store_if_possible(job_id, job.record)

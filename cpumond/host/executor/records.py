@@ -32,8 +32,8 @@ class Records(Generic[RecordKind]):
         except OSError as error:
             raise from_os_error(error, f"make {self.directory}", "fix runtime_dir or run as root") from error
 
-    def is_removed(self) -> bool:
-        """Whether somebody has removed the directory; then it is made again, if that is possible."""
+    def make_again(self) -> bool:
+        """Make the directory where it was removed; whether it was, and that was possible."""
         if os.path.isdir(self.directory):
             return False
         try:

@@ -93,7 +93,7 @@ class FakeNode:
     def drop_agent(self) -> None:
         """The agent dies without a word."""
         self.agent.table.close()
-        self.agent.watcher.close()
+        self.agent.context.watcher.close()
 
     def kill_and_restart(self) -> FakeNode:
         """The agent dies without a word, another one starts."""
@@ -113,7 +113,7 @@ class FakeNode:
         for job in self.names():
             cores = usage if isinstance(usage, float) else usage.get(job, 0.0)
             self.use(job, cores * seconds, (throttled or {}).get(job, 0.0), seconds)
-        self.agent.tick(self.clock.monotonic_s(), late_s)
+        self.agent.loop.tick(self.clock.monotonic_s(), late_s)
         return self.snapshot()
 
     def snapshot(self) -> TickSnapshot:

@@ -155,7 +155,7 @@ class AgentOverTime(RuleBasedStateMachine):
         self.node.tick(1.0)
         self.fresh = False
 
-    @precondition(lambda self: self.node.agent.last is not None)
+    @precondition(lambda self: self.node.agent.context.last is not None)
     @invariant()
     def nothing_is_above_what_was_found_and_nothing_else_changes(self) -> None:
         for job, files in self.found.items():

@@ -29,7 +29,7 @@ class Caller:
 
     def __init__(self, agent: Agent, make_app: Callable[[Agent, MetricsText], Any]) -> None:
         self._agent = agent
-        metrics = MetricsText(agent.read_snapshot, lambda: agent.config.metrics, agent.reporter.stats)
+        metrics = MetricsText(agent.read_snapshot, lambda: agent.config.metrics, agent.context.reporter.stats)
         self._app = make_app(agent, metrics)
 
     def __call__(
@@ -118,13 +118,13 @@ def test_a_short_period_gets_two_seconds(make_node: Callable[..., FakeNode]):
 
 def test_the_public_application_has_metrics_and_health_only(node: FakeNode, public: Caller):
     node.start()
-    before = (node.files("a"), node.agent.registered.content)
+    before = (node.files("a"), node.agent.context.registered.content)
     for path in [*PRIVATE_PATHS, "/", "/v1", "/metrics/", "/metrics/x", "/docs", "/openapi.json", "//v1/status"]:
         for method in ("GET", "POST", "PUT", "DELETE"):
             answer = public(method, path, b'{"cgroup": "jobs/a"}')
             assert answer.status_code == 404, (method, path)
             assert list(answer.json()) == ["error", "exit_code"]
-    assert (node.files("a"), node.agent.registered.content) == before
+    assert (node.files("a"), node.agent.context.registered.content) == before
 
 
 METRICS = "text/plain; version=0.0.4; charset=utf-8"

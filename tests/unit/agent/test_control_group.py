@@ -51,7 +51,7 @@ def test_its_jobs_keep_what_they_ordered_and_say_why(make_node) -> None:
     node = make_node({control_job: FOUR, other: FOUR}, config=ratio + QUICK + source()).start()
     node.ticks(8)
     assert (node.cores(control_job), node.cores(other)) == (4.0, 0.5)
-    modes = {report.job_id: report.mode for report in node.agent.publisher.make_heartbeat().jobs}
+    modes = {report.job_id: report.mode for report in node.agent.loop.publisher.make_heartbeat().jobs}
     assert modes == {control_job: "control", other: "reclaim"}
     assert "it is in the control group (control_group_ratio), so nothing is written" in explain(node, control_job)
     assert control.describe_job(node.job(control_job)).status == "control"

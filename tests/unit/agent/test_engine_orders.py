@@ -15,7 +15,6 @@ import pytest
 from fake_node import QUICK, FakeNode
 
 from cpumond.agent import control, tracked
-from cpumond.agent.engines import Engines
 from cpumond.host.engine.model import Engine, EngineJob, EngineView, Key
 from cpumond.testing import v2_cgroup
 
@@ -53,13 +52,12 @@ class Node(FakeNode):
         """The engine answers."""
         view = EngineView("docker", {each.path: each for each in jobs}, at_s, problem)
         self.thread.views[KEY] = view
-        self.agent.engines._news.set()
+        self.agent.context.engines._news.set()
 
     def make_agent(self) -> Any:
         agent = super().make_agent()
         self.thread = Thread()
-        agent.engines = Engines(agent.hierarchies)
-        agent.engines._thread = self.thread  # type: ignore[assignment]
+        agent.context.engines._thread = self.thread  # type: ignore[assignment]
         return agent
 
 

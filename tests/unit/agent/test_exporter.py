@@ -31,8 +31,9 @@ from cpumond.agent.exporter import (
     write_pressure,
     write_series,
 )
-from cpumond.agent.snapshot import TickSnapshot, Totals
+from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.state_file import SERVICE_RESULTS
+from cpumond.agent.totals import RunTotals
 from cpumond.agent.tracked import JobView
 from cpumond.core.answers import AssignedView, LinkView, ReporterStats
 from cpumond.host.cgroup.settings import CpuSettings
@@ -68,7 +69,7 @@ def make_job(job_id: str = "job", operation_id: str = "op", **changes: object) -
 
 def make_snapshot(*jobs: JobView, tick: int = 1, **changes: object) -> TickSnapshot:
     """A tick with these jobs; every counter has a value of its own."""
-    totals = Totals()
+    totals = RunTotals()
     snapshot = TickSnapshot(
         tick, 1.7e9, 1000.0, 0.01, "node", "v2", 1.0, jobs,
         {kind: number for number, kind in enumerate(totals.decisions, 1)}, {"raise": 7, "lower": 8},
@@ -302,7 +303,7 @@ def test_no_name_is_exported_by_the_scheduler_too(tmp_path: Path):
 
 
 def test_the_histogram_of_tick_durations():
-    totals = Totals()
+    totals = RunTotals()
     for duration_s in (0.0005, 0.001, 0.02, 9.0):
         totals.add_tick(duration_s)
     text = encode(make_snapshot(tick_buckets=tuple(totals.tick_buckets), tick_seconds=totals.tick_seconds))

@@ -111,10 +111,10 @@ def test_an_order_counts_as_the_cpus_there_are_and_is_left_as_it_is(make_node):
 def test_capacity_and_orders_follow_the_host(make_node, logs):
     node: FakeNode = make_node({"run": job(1, "max 100000"), "one": job(1)}, config=PATIENT)
     config = node.read_config()
-    node.agent.read_resources = lambda: resolve_resources(config, node.agent.hierarchies).resources
+    node.agent.context.read_resources = lambda: resolve_resources(config, node.agent.context.hierarchies).resources
     node.start()
     told = []
-    node.agent.on_offer = lambda: told.append(node.agent.config.resources.cpu)
+    node.agent.context.on_offer = lambda: told.append(node.agent.config.resources.cpu)
     assert node.tick().capacity_cores == 128.0
     (node.root / "cpuset.cpus.effective").write_text("0-3\n")
     assert node.ticks(6).capacity_cores == 4.0
@@ -131,7 +131,7 @@ def test_capacity_and_orders_follow_the_host(make_node, logs):
 def test_a_root_that_cannot_be_read_is_said_and_changes_nothing(make_node):
     node: FakeNode = make_node({"run": job(1)}, config=PATIENT)
     config = node.read_config()
-    node.agent.read_resources = lambda: resolve_resources(config, node.agent.hierarchies).resources
+    node.agent.context.read_resources = lambda: resolve_resources(config, node.agent.context.hierarchies).resources
     node.start()
     (node.root / "cpuset.cpus.effective").write_text("nonsense\n")
     assert node.ticks(7).capacity_cores == 128.0

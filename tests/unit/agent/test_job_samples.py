@@ -28,7 +28,7 @@ def samples(node: FakeNode, job: str = "a") -> dict[str, Any]:
 
 def report(node: FakeNode, job: str = "a") -> JobReport:
     """The job in a heartbeat of now, as a receiver takes it."""
-    beat = node.agent.publisher.make_heartbeat()
+    beat = node.agent.loop.publisher.make_heartbeat()
     read = msgspec.json.decode(msgspec.json.encode(beat), type=Heartbeat)
     return next(each for each in read.jobs if each.job_id == job)
 

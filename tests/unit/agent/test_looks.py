@@ -40,7 +40,7 @@ def look(node: FakeNode, *throttled: str, seconds: float = 0.2) -> None:
     node.clock.advance(seconds)
     for name in throttled:
         node.use(name, 1.05 * seconds, 1.0, seconds)
-    node.agent.limits.look(node.clock.monotonic_s())
+    node.agent.loop.limits.look(node.clock.monotonic_s())
 
 
 def cores(node: FakeNode, *names: str) -> list[float]:
@@ -109,7 +109,7 @@ def test_a_weight_is_given_back_when_use_since_the_last_look_is_above_the_limit(
         node.clock.advance(0.2)
         node.use("a", used * 0.2, 0.0, 0.2)
         node.use("b", 0.9 * 0.2, 0.0, 0.2)
-        node.agent.limits.look(node.clock.monotonic_s())
+        node.agent.loop.limits.look(node.clock.monotonic_s())
         assert [node.read(name, "cpu.weight") for name in "ab"] == [weight, "26"]
 
 
@@ -121,7 +121,7 @@ def look_at_use(node: FakeNode, seconds: float = 0.05, **used: float) -> None:
     node.clock.advance(seconds)
     for name, cores in used.items():
         node.use(name, cores * seconds, 0.0, seconds)
-    node.agent.limits.look(node.clock.monotonic_s())
+    node.agent.loop.limits.look(node.clock.monotonic_s())
 
 
 def early(make_node: MakeNode, kind: str, *names: str) -> FakeNode:
@@ -161,13 +161,13 @@ def test_use_is_looked_at_where_a_burst_lets_a_job_use_more_than_its_limit(make_
         kept = "\n".join(line for line in PEAK.splitlines() if not line.startswith((name, "early_restore")))
         node = make_node({"a": FOUR}, config=kept.replace("[cost]", more + "[cost]") + "\n" + source()).start()
         node.ticks(12, 1.0)
-        assert not node.agent.limits.looks._use_parts, more
+        assert not node.agent.loop.limits.looks._use_parts, more
     node = make_node({"a": {**FOUR, "cpu.max.burst": None}}, config=PEAK.replace('"off"', '"use"') + source())
     os.unlink(node.root / "jobs/a/cpu.max.burst")  # a kernel before 5.14
     node.start()
     node.ticks(12, 1.0)
     assert node.cores("a") == pytest.approx(1.05)
-    assert not node.agent.limits.looks._use_parts
+    assert not node.agent.loop.limits.looks._use_parts
 
 
 def test_a_throttled_period_counts_with_looks_at_use_too(make_node):
@@ -180,12 +180,12 @@ def test_a_throttled_period_counts_with_looks_at_use_too(make_node):
 def test_many_jobs_are_looked_at_in_parts_each_as_often(make_node):
     names = [f"j{number}" for number in range(60)]
     node = early(make_node, "use", *names)
-    looks, moments, seen = node.agent.limits.looks, 0, dict.fromkeys(names, 0)
+    looks, moments, seen = node.agent.loop.limits.looks, 0, dict.fromkeys(names, 0)
     end_s = node.clock.monotonic_s() + 0.2
     before = {use.job.found.path: use.at_s for use in looks._uses.values()}
     while node.clock.monotonic_s() < end_s:
         node.clock.advance(0.0125)
-        node.agent.limits.look(node.clock.monotonic_s())
+        node.agent.loop.limits.look(node.clock.monotonic_s())
         moments += 1
         for use in looks._uses.values():
             if use.at_s > before[use.job.found.path]:
@@ -328,7 +328,7 @@ def test_a_period_that_somebody_else_sets_is_the_one_that_throttling_is_counted_
     assert periods == [0.05, 0.1]
     node.ticks(12, 1.0)
     node.write("other", "cpu.max", "26250 25000\n")
-    node.agent.external.read_all = True
+    node.agent.loop.external.read_all = True
     node.tick(1.0)
     assert node.agent.table.find("other").state.cfs_period_s == 0.025
     node.kill_and_restart()
@@ -360,7 +360,7 @@ def test_a_job_that_left_between_two_ticks_is_not_read_any_more(make_node):
     node.agent.rescan_now()
     look(node, "b")
     assert cores(node, "b") == [4.0]
-    assert node.agent.totals.errors == 0
+    assert node.agent.context.totals.errors == 0
 
 
 def test_a_write_that_the_kernel_refuses_is_not_tried_at_each_look(make_node, monkeypatch):
@@ -404,14 +404,14 @@ def test_looks_come_at_a_rate_of_their_own_and_one_that_is_late_is_not_made_up_f
     assert (schedule.next_s, schedule.take_due(now_s + 9.0)) == (math.inf, [])
     without = make_node({"a": FOUR}, config=QUICK + source()).start()
     without.ticks(8, 0.1)
-    assert (without.cores("a"), without.agent.limits.looks.next_s) == (0.5, math.inf)
+    assert (without.cores("a"), without.agent.loop.limits.looks.next_s) == (0.5, math.inf)
 
 
 def test_each_job_has_its_own_period_and_the_shortest_one_wakes_the_agent(make_node):
     quick = source("jobs/quick", more='job-cpu-monitor = { throttle_poll = "50ms" }')
     never = source("jobs/never", more='job-cpu-monitor = { throttle_poll = "0s" }')
     node = lowered(make_node, "a", "never", "quick", config=PEAK + quick + never + source())
-    begin_s, schedule = node.clock.monotonic_s(), node.agent.limits.looks
+    begin_s, schedule = node.clock.monotonic_s(), node.agent.loop.limits.looks
     schedule.take_due(begin_s)
     found = []
     while schedule.next_s < begin_s + 0.42:
@@ -425,7 +425,7 @@ def test_each_job_has_its_own_period_and_the_shortest_one_wakes_the_agent(make_n
 def test_over_the_budget_looks_are_shed_in_turns(make_node):
     names = "abcdef"
     node = lowered(make_node, *names)
-    begin_s, schedule, seen = node.clock.monotonic_s(), node.agent.limits.looks, []
+    begin_s, schedule, seen = node.clock.monotonic_s(), node.agent.loop.limits.looks, []
     for turn in range(1, 4):
         seen += [job.found.job_id for _, _, job in schedule.take_due(max(schedule.next_s, begin_s + 0.2), 3)]
         assert len(seen) == 2 * turn
@@ -439,7 +439,7 @@ def test_what_a_check_has_just_seen_is_not_looked_at(make_node, monkeypatch):
     for _ in range(4):
         look(node)
     node.tick(1.0, seconds=0.2)
-    node.agent.limits.look(node.clock.monotonic_s() + 0.001)
+    node.agent.loop.limits.look(node.clock.monotonic_s() + 0.001)
     assert looked == [1, 1, 1, 1, 0]
     look(node)
     assert looked == [1, 1, 1, 1, 0, 1]
@@ -447,7 +447,7 @@ def test_what_a_check_has_just_seen_is_not_looked_at(make_node, monkeypatch):
 
 def test_no_gap_between_two_readings_is_longer_than_5_quarters_of_a_period(make_node):
     node = lowered(make_node, "a")
-    schedule = node.agent.limits.looks
+    schedule = node.agent.loop.limits.looks
     next_s, job = schedule.next_s, node.agent.table.find("a")
     checked_s = next_s - 0.3 * 0.2 * DRIFT
     seen = msgspec.structs.replace(job.state.seen, at_s=checked_s)

@@ -104,7 +104,7 @@ def test_a_job_under_pressure_gets_its_full_limit_back_in_that_check(make_node, 
     press(node, "a", 7.7)
     node.tick(0.1)
     assert (node.cores("a"), node.cores("b")) == (4.0, 0.5)
-    assert node.agent.totals.restores == node.job("a").restores == 1
+    assert node.agent.context.totals.restores == node.job("a").restores == 1
     decisions = control.explain_job(node.agent, "a").decisions
     assert (decisions[-1].kind, decisions[-1].throttled_ratio) == ("restore", 0.0)
     assert decisions[-1].pressure_ratio == pytest.approx(0.4, abs=1e-5)
@@ -124,7 +124,7 @@ def test_a_late_tick_or_a_suspend_is_a_new_baseline(make_node, seconds, late_s, 
     before = node.cores("a")
     node.clock.suspend(suspended_s)
     node.tick(seconds=seconds, late_s=late_s)
-    assert (kinds(node, "a"), node.agent.totals.rebaselines) == (kind, int(kind == "base"))
+    assert (kinds(node, "a"), node.agent.context.totals.rebaselines) == (kind, int(kind == "base"))
     assert (node.cores("a") < before) == (kind == "shrink")
     node.tick()
     assert kinds(node, "a") != "base"
@@ -133,12 +133,12 @@ def test_a_late_tick_or_a_suspend_is_a_new_baseline(make_node, seconds, late_s, 
 def test_a_job_with_its_own_check_period_is_looked_at_that_often(make_node):
     slow = source("jobs/slow", more='id = "slow"\njob_cpu_monitor = { check_period = "3s" }')
     node = make_node({"slow": FOUR, "a": FOUR}, config=QUICK + slow + source()).start()
-    assert node.agent.period_s == 1.0
-    before = dict(node.agent.totals.decisions)
+    assert node.agent.context.period_s == 1.0
+    before = dict(node.agent.context.totals.decisions)
     checks = []
     for _ in range(6):
         node.tick(4.0)
-        counts = node.agent.totals.decisions
+        counts = node.agent.context.totals.decisions
         checks.append(sum(counts.values()) - sum(before.values()))
         before = dict(counts)
     assert checks == [1, 1, 2, 1, 1, 2]
@@ -158,7 +158,7 @@ def test_over_its_budget_the_agent_looks_at_each_job_less_often_and_back(make_no
     node = make_node({"a": FOUR, "b": FOUR}, config=config + "[cost]\ncpu_budget_ratio = 1e-9\n").start()
     node.ticks(60, 2.0)
     assert node.snapshot().stride == 16
-    assert node.agent.totals.shed_checks > 0
+    assert node.agent.context.totals.shed_checks > 0
     node.reload(config + "[cost]\ncpu_budget_ratio = 64.0\n")
     node.ticks(60, 2.0)
     assert node.snapshot().stride == 1
@@ -223,7 +223,7 @@ def test_one_broken_job_does_not_disturb_the_others_and_is_said_once(make_node, 
         for job in ("a", "c"):
             node.use(job, 0.1)
         node.write("broken", file, text)
-        node.agent.tick(node.clock.monotonic_s())
+        node.agent.loop.tick(node.clock.monotonic_s())
     assert node.cores("a") == node.cores("c") == 0.5
     warnings = [record for record in logs if record["event"] == "job_error"]
     assert len({(record["job_id"], record["error"]) for record in warnings}) == len(warnings) <= 2
@@ -381,7 +381,7 @@ def test_a_burst_of_somebody_else_is_kept_under_each_quota_and_put_back(make_nod
     node.write("a", "cpu.max", "300000 100000\n")
     node.tick()
     assert node.agent.table.find("a").original.burst_us == 90_000
-    node.agent.limits.give_back(node.agent.table.find("a"))
+    node.agent.loop.limits.give_back(node.agent.table.find("a"))
     node.ticks(8)
     assert (node.read("a"), node.read("a", "cpu.max.burst")) == ("50000 100000", "50000")
     node.write("a", "cpu.max.burst", "20000\n")
@@ -912,10 +912,10 @@ def test_a_cgroup_that_is_half_made_is_looked_for_again_at_the_next_tick(tmp_pat
     files = {"cpu.stat": "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n", "cpu.shares": "1024\n"}
     quota = {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}
     make_tree(tmp_path / "cpu" / "jobs" / "a", files | quota)
-    agent.tick(agent.clock.monotonic_s())
+    agent.loop.tick(agent.clock.monotonic_s())
     assert len(agent.table) == 0
     make_tree(tmp_path / "cpuacct" / "jobs" / "a", {"cpuacct.usage": "0\n"})
-    agent.tick(agent.clock.monotonic_s())
+    agent.loop.tick(agent.clock.monotonic_s())
     assert len(agent.table) == 1
     agent.close()
 
@@ -940,7 +940,7 @@ def test_a_kernel_without_quotas_is_named_and_its_jobs_stay(tmp_path, make_node,
     for _ in range(8):
         node.clock.advance(1.0)
         agent.rescan_now()
-        agent.tick(node.clock.monotonic_s(), 0.0)
+        agent.loop.tick(node.clock.monotonic_s(), 0.0)
     job = node.job("a")
     assert agent.table.find("a") is opened
     assert (job.current_cores, agent.table.closed_total, agent.writer.writes_total) == (given, 0, 0)

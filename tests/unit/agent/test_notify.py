@@ -215,7 +215,7 @@ def test_the_state_in_one_line(node: FakeNode):
     (node.directory / "run" / "pause").touch()
     node.ticks(1)
     assert describe_status(node.agent) == "2 jobs (reclaim), 4.0 of 6.0 cores reclaimed; writes are paused"
-    node.agent.last = node.agent.snapshot = None
+    node.agent.context.last = node.agent._snapshot = None
     assert describe_status(node.agent) == "starting"
 
 
@@ -238,7 +238,7 @@ def test_why_less_is_written_is_in_the_line(
 ):
     node = make_node({name: v2_cgroup(quota="400000 100000") for name in ("a", "b")}, config=config)
     agent = node.agent
-    agent.config = agent.table.config = msgspec.structs.replace(agent.config, managed_roots=managed_roots)
+    agent.context.use_config(msgspec.structs.replace(agent.config, managed_roots=managed_roots))
     node.start().ticks(4)
     assert describe_status(agent).startswith(status)
 
@@ -267,10 +267,10 @@ class LinkedNode:
     ],
 )
 def test_the_scheduler_is_in_the_line(node: FakeNode, link: Any, expected: str):
-    node.agent.link = link
-    node.agent.snapshot = None
+    node.agent.context.link = link
+    node.agent.context.due.snapshot = True
     assert describe_status(node.agent).endswith(f"; scheduler http://s:9757{expected}")
-    node.agent.link = None
+    node.agent.context.link = None
 
 
 class HurryingClock(FakeClock):
@@ -298,7 +298,7 @@ class TroubledReports(CollectedReports):
         super().submit(heartbeat)
         if len(self.heartbeats) == 3:
             raise RuntimeError("a tick that fails")
-        self._agent.stopping |= len(self.heartbeats) == 5
+        self._agent.context.stopping |= len(self.heartbeats) == 5
 
 
 def test_a_life_under_a_manager(manager: Manager, make_node: Callable[..., FakeNode], logs: list[dict[str, Any]]):
@@ -307,7 +307,7 @@ def test_a_life_under_a_manager(manager: Manager, make_node: Callable[..., FakeN
     agent = node.agent
     agent.clock = clock = HurryingClock()  # type: ignore[assignment]
     clock.agent = agent
-    node.reports = agent.reporter = TroubledReports(agent)
+    node.reports = agent.context.reporter = TroubledReports(agent)
     agent.notifier = Notifier(os.environ)
     agent.start()
     agent.notifier.ready(agent)
@@ -318,4 +318,4 @@ def test_a_life_under_a_manager(manager: Manager, make_node: Callable[..., FakeN
     kinds = [kind for message in manager.heard() if (kind := next(iter(message))) != "EXTEND_TIMEOUT_USEC"]
     assert kinds == ["READY", "RELOADING", "READY", "WATCHDOG", "WATCHDOG", "WATCHDOG", "STOPPING"]
     assert [record["event"] for record in logs].count("tick_failed") == 1
-    assert agent.totals.ticks == 4
+    assert agent.context.totals.ticks == 4

@@ -58,7 +58,7 @@ def store(node: FakeNode) -> None:
 
 
 def finish(node: FakeNode) -> None:
-    thread = node.agent.peaks._thread
+    thread = node.agent.context.peaks._thread
     if thread is not None:
         thread.join(100)
         assert not thread.is_alive()
@@ -171,16 +171,16 @@ def test_times_of_another_time_namespace_are_told_by_the_wall_clock(make_node):
 def test_it_is_written_when_it_is_due_and_something_changed(make_node, monkeypatch, logs):
     node = make_peak_node(make_node)
     learn_something(node)
-    node.agent.peaks.due_s = node.clock.monotonic_s() + STORE_S
+    node.agent.context.peaks.due_s = node.clock.monotonic_s() + STORE_S
     node.agent.store_peaks()
     assert not path_of(node).exists()
     with monkeypatch.context() as patch:
         patch.delattr(peaks, "learn")
         store(node)
-    assert "learn" in node.agent.peaks.problem
+    assert "learn" in node.agent.context.peaks.problem
     assert "peaks_thread_failed" in [record["event"] for record in logs]
     store(node)
-    assert node.agent.peaks.problem == ""
+    assert node.agent.context.peaks.problem == ""
     first = os.stat(path_of(node)).st_ino
     store(node)
     assert os.stat(path_of(node)).st_ino == first
@@ -214,7 +214,7 @@ def test_under_the_documents_rule_there_is_no_file_and_no_thread(make_node):
     store(node)
     node.agent.close()
     assert not path_of(node).exists()
-    assert node.agent.peaks._thread is None
+    assert node.agent.context.peaks._thread is None
 
 
 def test_jobs_that_are_gone_are_dropped_and_those_that_nobody_names_are_kept_while_they_live(make_node):
@@ -283,13 +283,13 @@ def test_a_file_that_somebody_removes_is_written_anew_and_said(make_node):
     node = make_learned_node(make_node)
     path_of(node).unlink()
     node.tick({"a": 1.0})
-    assert str(path_of(node)) in node.agent.places.problem
+    assert str(path_of(node)) in node.agent.context.places.problem
     node.agent.store_peaks()
     finish(node)
     assert load(str(path_of(node)), Peaks).jobs.keys() == {"jobs/a"}
-    assert node.agent.places.lost_total == 1
+    assert node.agent.context.places.lost_total == 1
     node.tick({"a": 1.0})
-    assert node.agent.places.lost_total == 1
+    assert node.agent.context.places.lost_total == 1
 
 
 def test_a_disk_that_refuses_is_said_once_and_asked_again(make_node, logs):
@@ -325,7 +325,7 @@ def test_a_disk_that_does_not_answer_holds_up_no_tick_and_not_the_end(make_node,
             node.clock.advance(STORE_S)
             node.agent.store_peaks()
             node.ticks(2, {"a": 1.0})
-        assert node.agent.peaks._thread.is_alive()
+        assert node.agent.context.peaks._thread.is_alive()
         assert any("it takes the disk more than 10 s" in problem for problem in node.snapshot().problems)
         assert [record["event"] for record in logs].count("peaks_not_written") == 1
         node.agent.close()

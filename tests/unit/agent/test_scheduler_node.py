@@ -52,14 +52,14 @@ class Node(FakeNode):
             directory, {"a": v2_cgroup()}, config + (EXECUTOR if executor else '[scheduler]\nurl = "http://h"\n')
         )
         self.link = PlayedLink()
-        self.agent.link = self.link  # type: ignore[assignment]
+        self.agent.context.link = self.link  # type: ignore[assignment]
         if executor:
-            self.agent.assigned = AssignedJobs(self.agent.config, self.executor, self.clock)  # type: ignore[arg-type]
+            self.agent.context.assigned = AssignedJobs(self.agent.config, self.executor, self.clock)  # type: ignore[arg-type]
         self.start()
 
     def serve(self) -> None:
         """What happens between two ticks."""
-        self.agent._serve_scheduler(beat=True)
+        self.agent.loop.serve_scheduler(beat=True)
 
     def order(self, **answer: object) -> None:
         self.agent.take_answer(HeartbeatAnswer(True, **answer), self.clock.monotonic_s())  # type: ignore[arg-type]
@@ -87,12 +87,12 @@ def test_a_job_is_followed_as_soon_as_it_runs_and_told_at_once(node: Node) -> No
     [report] = [job for job in node.link.heartbeats[-1].jobs if job.from_scheduler]
     assert (report.job_id, report.cgroup, report.current_cpu_limit, report.mode) == ("j1", PATH, 2.0, "reclaim")
     assert PATH in node.agent.table.jobs
-    assert node.agent.period_s == 0.1, "the next tick is as soon as this job wants it"
+    assert node.agent.context.period_s == 0.1, "the next tick is as soon as this job wants it"
     shutil.rmtree(node.root / PATH)
     node.executor.events.append(Ended("j1", 200.0, exit_code=0))
     node.serve()
     assert PATH not in node.agent.table.jobs
-    assert node.agent.period_s == 1.0
+    assert node.agent.context.period_s == 1.0
     last = node.link.heartbeats[-1]
     assert [job.job_id for job in last.finished_jobs] == ["j1"]
     assert [job.job_id for job in last.jobs] == ["a"]
@@ -112,7 +112,7 @@ def test_heartbeats_keep_their_period_whatever_the_ticks(node: Node, period_s: f
         node.serve()
     assert least <= len(node.link.heartbeats) - before <= most
     before = len(node.link.heartbeats)
-    node.agent.beat_due = True
+    node.agent.context.due.beat = True
     node.serve()
     assert len(node.link.heartbeats) == before + 1
 
@@ -132,7 +132,7 @@ def test_answers_are_not_kept_where_nobody_obeys_them(tmp_path: Path) -> None:
     node = Node(tmp_path, executor=False)
     for _ in range(10):
         node.order(start=[make_order()])
-    assert len(node.agent.answers) == 0
+    assert len(node.agent.loop.answers) == 0
     assert all(not job.from_scheduler for job in node.link.heartbeats[-1].jobs)
     node.agent.close()
 
@@ -151,7 +151,7 @@ def test_troubles_with_link_and_jobs_are_seen_and_do_not_stop_the_monitor(
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr(node.executor, "poll", stumble)
-    ticks = node.agent.totals.ticks
+    ticks = node.agent.context.totals.ticks
     node.tick(1.0)
-    assert node.agent.totals.ticks == ticks + 1
-    assert node.agent.totals.errors > 0
+    assert node.agent.context.totals.ticks == ticks + 1
+    assert node.agent.context.totals.errors > 0

@@ -54,7 +54,7 @@ class Asked(Node):
         return reply
 
     def pins(self) -> dict[str, tuple[float, float | None]]:
-        return {name: (pin.cpu_limit, pin.until) for name, pin in self.agent.registered.content.pins.items()}
+        return {name: (pin.cpu_limit, pin.until) for name, pin in self.agent.context.registered.content.pins.items()}
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_pin_is_on_disk_and_in_force_when_it_is_replied(node: Asked) -> None:
     assert reply.value is not None
     assert (reply.value["pinned_cpu_limit"], reply.value["current_cpu_limit"]) == (0.5, 0.5)
     assert node.pins() == {"j1": (0.5, node.clock.wall_s() + 60.0)}
-    node.agent.registered.load()
+    node.agent.context.registered.load()
     assert list(node.pins()) == ["j1"]
     assert (node.root / PATH / "cpu.max").read_text().split() == ["50000", "100000"]
     assert node.ask("unpin").value is not None
@@ -159,7 +159,7 @@ def test_a_disk_that_refuses_is_no_refusal_of_the_request(node: Asked, monkeypat
     def refuse(job_id: str, pin: object) -> None:
         raise CreateError("registered.state cannot be written: no space left on device")
 
-    monkeypatch.setattr(node.agent.registered, "pin", refuse)
+    monkeypatch.setattr(node.agent.context.registered, "pin", refuse)
     reply = node.ask("pin", cpu_limit=0.5)
     assert not reply.is_refused
     assert "no space left on device" in reply.error
@@ -182,14 +182,14 @@ def test_a_tick_without_time_leaves_the_request_open(node: Asked) -> None:
 def test_a_change_whose_reply_comes_too_late_is_made_once(node: Asked) -> None:
     """It was begun in time: it is done to its end, and its reply is there when the request comes again."""
     begun, go_on = threading.Event(), threading.Event()
-    pin = node.agent.registered.pin
+    pin = node.agent.context.registered.pin
 
     def pin_slowly(job_id: str, pinned: object) -> None:
         begun.set()
         assert go_on.wait(60.0)
         pin(job_id, pinned)  # type: ignore[arg-type]
 
-    node.agent.registered.pin = pin_slowly  # type: ignore[method-assign]
+    node.agent.context.registered.pin = pin_slowly  # type: ignore[method-assign]
     request = JobRequest("r1", "pin", "j1", 0.5, 60.0)
     replies: list[JobReply | None] = []
 
@@ -219,21 +219,21 @@ def test_the_pin_of_a_job_that_ended_is_forgotten(node: Asked, monkeypatch: pyte
     node.ask("pin", cpu_limit=0.5)
     node.serve()
     assert list(node.pins()) == ["j1"]
-    forget = node.agent.registered.pin
-    errors = node.agent.totals.errors
+    forget = node.agent.context.registered.pin
+    errors = node.agent.context.totals.errors
 
     def refuse(job_id: str, pin: object) -> None:
         raise CreateError("no space left on device")
 
-    monkeypatch.setattr(node.agent.registered, "pin", refuse)
+    monkeypatch.setattr(node.agent.context.registered, "pin", refuse)
     node.executor.events.append(Ended("j1", 200.0, exit_code=0))
     before = len(node.link.heartbeats)
     node.serve()
     assert len(node.link.heartbeats) == before + 1, "a full disk does not keep its end from the scheduler"
     for _ in range(50):
         node.serve()
-    assert node.agent.totals.errors == errors + 1, "it is tried again in a while"
-    monkeypatch.setattr(node.agent.registered, "pin", forget)
+    assert node.agent.context.totals.errors == errors + 1, "it is tried again in a while"
+    monkeypatch.setattr(node.agent.context.registered, "pin", forget)
     node.order(acknowledged=["j1"])
     assert list(node.pins()) == ["j1"]
     node.clock.advance(node.agent.config.discovery.rescan_period_s)
@@ -258,7 +258,7 @@ def test_the_pin_of_a_job_of_this_node_outlives_a_job_of_the_scheduler_with_its_
 
 def test_those_who_ask_without_end_do_not_hold_up_the_tick(node: Asked) -> None:
     def ask_again() -> None:
-        asked.append(node.agent.totals.ticks)
+        asked.append(node.agent.context.totals.ticks)
         if len(asked) < 100:
             again: Future[None] = Future()
             node.agent._requests.append((ask_again, again))

@@ -30,7 +30,7 @@ def test_systemd_lowers_a_limit_and_a_raise_holds_before_it_knows(node: UnitNode
     node.bus.obey()
     node.tick()
     assert (node.limit(), node.status()["current_cpu_limit"]) == (2.0, 2.0)
-    assert node.agent.totals.foreign_writes == {"raise": 0, "lower": 0}
+    assert node.agent.context.totals.foreign_writes == {"raise": 0, "lower": 0}
     node.wake()
     assert (node.limit(), node.bus.quota_cores()) == (4.0, 2.0)
     assert node.bus.told[UNIT] == ((QUOTA, 4_000_000),)
@@ -222,7 +222,7 @@ def test_restore_gives_the_file_back_and_says_what_systemd_must_be_told(node: Un
     node.lower()
     if gone:
         node.remove(UNIT)
-    report = restore_all(node.agent.hierarchies, node.originals().cgroups)
+    report = restore_all(node.agent.context.hierarchies, node.originals().cgroups)
     assert (report.restored, report.gone) == (([], [PATH]) if gone else ([PATH], []))
     assert gone or node.limit() == 4.0
     assert report.units == {PATH: ((QUOTA, 4_000_000),)}
@@ -461,7 +461,7 @@ def test_a_unit_without_a_limit_file_is_not_lowered_where_systemd_makes_none(
         if kind == "refused" and UNIT in bare.bus.told:
             bare.bus.news.append(UnitEvent(kind, UNIT, bare.bus.told.pop(UNIT), text="no"))
         snapshot = bare.tick()
-        assert not bare.agent.rescan_due
+        assert not bare.agent.context.due.rescan
         assert bare.status()["current_cpu_limit"] == whole
     assert tries == (kind == "refused"), "tried again after a minute"
     assert [record["event"] for record in logs].count("unit_refused") == (kind == "refused")

@@ -213,7 +213,7 @@ def test_the_order_is_taken_once_and_the_limit_moves_on(node: UnitNode) -> None:
     node.bus.obey()
     node.bus.set(UNIT, ((QUOTA, 900_000),))
     exchange(node, 40)
-    assert node.agent.totals.foreign_writes == {"raise": 0, "lower": 1}
+    assert node.agent.context.totals.foreign_writes == {"raise": 0, "lower": 1}
     assert_ordered(node, 1.5)
 
 
@@ -329,8 +329,10 @@ def test_the_period_of_the_unit_stays_its_own(tmp_path: Path) -> None:
 
 def test_a_burst_is_no_larger_than_the_quota_that_was_ordered(node: UnitNode) -> None:
     found = CpuSettings(400_000, 100_000, 300_000, 100)
-    assert node.agent.units.read_values({QUOTA: 2_000_000}, found) == CpuSettings(200_000, 100_000, 200_000, 100)
-    assert node.agent.units.read_values({QUOTA: NO_LIMIT}, found) == CpuSettings(None, 100_000, 300_000, 100)
+    assert node.agent.context.units.read_values({QUOTA: 2_000_000}, found) == CpuSettings(
+        200_000, 100_000, 200_000, 100
+    )
+    assert node.agent.context.units.read_values({QUOTA: NO_LIMIT}, found) == CpuSettings(None, 100_000, 300_000, 100)
 
 
 def test_a_drop_in_that_outranks_ours_is_no_order_either_when_one_of_ours_is_on_its_way(node: UnitNode) -> None:
@@ -341,7 +343,7 @@ def test_a_drop_in_that_outranks_ours_is_no_order_either_when_one_of_ours_is_on_
     node.bus.news.append(UnitEvent("reloaded"))
     exchange(node)
     assert node.limit() <= low
-    assert node.agent.totals.foreign_writes == {"raise": 0, "lower": 0}
+    assert node.agent.context.totals.foreign_writes == {"raise": 0, "lower": 0}
 
 
 def test_the_order_of_a_weight_is_respected_as_well(tmp_path: Path) -> None:

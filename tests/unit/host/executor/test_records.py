@@ -49,10 +49,10 @@ def test_the_name_of_the_file_is_the_id(records):
 
 
 def test_a_directory_that_was_removed_is_made_anew_once(records):
-    assert not records.is_removed()
+    assert not records.make_again()
     os.rmdir(records.directory)
-    assert records.is_removed()
-    assert not records.is_removed()
+    assert records.make_again()
+    assert not records.make_again()
 
 
 def test_where_there_can_be_no_directory(tmp_path):
@@ -66,4 +66,4 @@ def test_where_there_can_be_no_directory(tmp_path):
         records.store("a", Kept("a"))
     records.store_if_possible("a", Kept("a"))
     records.remove("a")
-    assert not records.is_removed()
+    assert not records.make_again()

@@ -1,0 +1,63 @@
+"""What the phases of a tick share: the counters of this run, and what is due."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+import structlog
+
+from cpumond.agent.tracked import Tracked
+from cpumond.core.errors import CpumondError
+
+TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+log = structlog.get_logger("cpumond.agent")
+
+
+@dataclass(slots=True)
+class Due:
+    """What is to follow as soon as possible.
+
+    ``report``: heartbeats to all; ``beat``: one to the scheduler alone; ``rescan``: a look at all sources;
+    ``snapshot``: the newest one is out of date.
+    """
+
+    report: bool = True
+    beat: bool = False
+    rescan: bool = True
+    snapshot: bool = True
+
+
+class RunTotals:
+    """Counters since the start of this run; the tick adds to them, a snapshot copies them."""
+
+    def __init__(self) -> None:
+        self.decisions = {"grow": 0, "shrink": 0, "restore": 0, "hold": 0, "base": 0, "delay": 0}
+        self.foreign_writes = {"raise": 0, "lower": 0}
+        self.write_errors = self.errors = self.restores = self.failed_restores = 0
+        self.ticks = self.late_ticks = self.rebaselines = self.shed_checks = 0
+        self.looks_restored = 0
+        """Restores that a look between two checks decided; they are among ``restores``, too."""
+        self.tick_seconds = 0.0
+        self.throttled_cpu_s = self.late_cpu_s = 0.0
+        self.tick_buckets = [0] * (len(TICK_BUCKETS_S) + 1)
+        self.last_error = ""
+        """The newest one that is of no single job."""
+
+    def add_tick(self, duration_s: float) -> None:
+        self.ticks += 1
+        self.tick_seconds += duration_s
+        self.tick_buckets[bisect.bisect_left(TICK_BUCKETS_S, duration_s)] += 1
+
+    def complain(self, job: Tracked | None, error: CpumondError) -> None:
+        """Count an error and log its sentence, once while it stays the same."""
+        self.errors += 1
+        text = str(error)
+        if job is None:
+            if text != self.last_error:
+                log.error("agent_error", error=text)
+            self.last_error = text
+        elif text != job.last_error:
+            job.last_error = text
+            log.warning("job_error", job_id=job.found.job_id, error=text)
