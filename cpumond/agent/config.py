@@ -141,7 +141,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     token_file: str = ""
 
 
-class SchedulerLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[scheduler]``: the scheduler whose node this host is; ``url = ""``: none. ``tags`` decide its tree.
 
     ``url``: its address, or those of several of which one leads. ``ca_file``: what signed its certificate, "" for what
@@ -259,7 +259,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     discovery: Discovery = Discovery()
     metrics: Metrics = Metrics()
     report: Report = Report()
-    scheduler: SchedulerLink = SchedulerLink()
+    scheduler: SchedulerOptions = SchedulerOptions()
     resources: Resources = Resources()
     executor: ExecutorOptions = ExecutorOptions()
     control: Control = Control()
@@ -460,7 +460,7 @@ def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:
     return msgspec.structs.replace(config, executor=options)
 
 
-def _check_scheduler(scheduler: SchedulerLink, where: str) -> None:
+def _check_scheduler(scheduler: SchedulerOptions, where: str) -> None:
     for url in scheduler.addresses:
         if not re.match(r"https?://[^/\s]+|unix:/.", url):
             raise ConfigError(

@@ -17,7 +17,8 @@ from played_server import PlayedServer, not_before_close, reply, serve, soon
 from waiting import wait_until
 
 from cpumond.agent.config import Report
-from cpumond.agent.report.http import MAX_ANSWER_BYTES, HttpReporter
+from cpumond.agent.report.http import MAX_ANSWER_BYTES, make_http_reporter
+from cpumond.agent.report.mailbox import Mailbox
 from cpumond.cli.agent.receiver import make_stub_app
 from cpumond.core.route import FIRST_RETRY_S
 from cpumond.core.wire import Heartbeat, JobReport
@@ -49,9 +50,9 @@ def stub_app(listener: socket.socket, token: str | None = None) -> Iterator[None
 
 
 @contextmanager
-def reporting(url: str, rng: random.Random | None = None, **options: Any) -> Iterator[HttpReporter]:
+def reporting(url: str, rng: random.Random | None = None, **options: Any) -> Iterator[Mailbox]:
     options = {"timeout_s": 20.0, "retry_max_s": 30.0, **options}
-    reporter = HttpReporter(Report(kind="http", url=url, **options), rng or soon())
+    reporter = make_http_reporter(Report(kind="http", url=url, **options), rng or soon())
     try:
         yield reporter
     finally:
@@ -85,11 +86,11 @@ def get_limits(url: str) -> dict[str, Any]:
     return httpx2.get(f"{url}/v1/limits", trust_env=False, verify=False, timeout=60.0).json()
 
 
-def has_sent(reporter: HttpReporter, count: int) -> None:
+def has_sent(reporter: Mailbox, count: int) -> None:
     wait_until(lambda: reporter.stats().sent_total >= count, f"{count} heartbeats sent")
 
 
-def has_failed(reporter: HttpReporter, count: int) -> None:
+def has_failed(reporter: Mailbox, count: int) -> None:
     wait_until(lambda: reporter.stats().failed_total >= count, f"{count} failed attempts")
 
 

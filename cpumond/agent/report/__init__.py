@@ -30,9 +30,9 @@ class Reporter(Protocol):
 
 def _make_http(report: Report) -> Reporter:
     # The HTTP client costs several MiB and tens of milliseconds, which only this kind should pay.
-    from cpumond.agent.report.http import HttpReporter
+    from cpumond.agent.report.http import make_http_reporter
 
-    return HttpReporter(report)
+    return make_http_reporter(report)
 
 
 REPORTERS: Final[dict[str, Callable[[Report], Reporter]]] = {

@@ -8,7 +8,7 @@ import httpx2
 import msgspec
 
 from cpumond.agent.config import Report
-from cpumond.agent.report.mailbox import Failure, Mailbox
+from cpumond.agent.report.mailbox import Mailbox, SendFailure, make_client, post
 from cpumond.agent.report.token import read_token
 from cpumond.core.errors import ConfigError
 from cpumond.core.wire import Heartbeat
@@ -17,26 +17,32 @@ MAX_ANSWER_BYTES = 65_536
 """An answer is read to its end to keep the connection; behind a longer one the connection is closed instead."""
 
 
-class HttpReporter(Mailbox):
-    """Posts the newest heartbeat as JSON to ``report.url`` until the receiver takes it.
+def make_http_reporter(report: Report, rng: random.Random | None = None) -> Mailbox:
+    """A reporter that posts the newest heartbeat as JSON to ``report.url`` until the receiver takes it.
 
     ``rng`` draws the waits. Raises ConfigError when ``report.url`` cannot be understood; afterwards problems show only
     in the log and in ``stats``.
     """
+    return Mailbox("report", HttpCarrier(report), report.timeout_s, report.retry_max_s, rng)
 
-    def __init__(self, report: Report, rng: random.Random | None = None) -> None:
+
+class HttpCarrier:
+    """Posts heartbeats to ``report.url``."""
+
+    def __init__(self, report: Report) -> None:
         self._url = heartbeat_url(report.url)
         self._token_file = report.token_file
-        shown_url = str(self._url.copy_with(userinfo=b"", query=None, fragment=None))
-        super().__init__("report", shown_url, report.timeout_s, report.retry_max_s, rng)
+        self.shown_url = str(self._url.copy_with(userinfo=b"", query=None, fragment=None))
+        self._client = make_client(report.timeout_s, self.shown_url)
+        self.end = self._client.close
 
-    def _deliver(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | None:
+    def deliver(self, heartbeat: Heartbeat, timeout_s: float) -> SendFailure | None:
         # The token is read again for each attempt: it is replaced while the agent runs.
         headers = {"Authorization": f"Bearer {read_token(self._token_file)}"} if self._token_file else {}
-        reply = self._post(self._url, msgspec.json.encode(heartbeat), headers, timeout_s, MAX_ANSWER_BYTES)
+        reply = post(self._client, self._url, msgspec.json.encode(heartbeat), headers, timeout_s, MAX_ANSWER_BYTES)
         if reply.is_good:
             return None
-        return Failure(str(reply.status), f"{self._shown_url}: {describe_status(reply.status)}")
+        return SendFailure(str(reply.status), f"{self.shown_url}: {describe_status(reply.status)}")
 
 
 def heartbeat_url(url: str) -> httpx2.URL:

@@ -1,4 +1,4 @@
-"""What the reporters that use a network share: one thread with a mailbox for one heartbeat, and its HTTP requests.
+"""Reporters that use a network: a thread with a mailbox for one heartbeat, and HTTP requests.
 
 The newest heartbeat wins: one that waits is replaced by the next, also while a failed attempt is waited out, so memory
 stays bounded and a retry carries the newest state. Waits grow with the failures in a row and are drawn from
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 import httpx2
 import msgspec
@@ -31,7 +31,7 @@ from cpumond.core.wire import Heartbeat
 _log = structlog.get_logger()
 
 
-class Failure(msgspec.Struct, frozen=True):
+class SendFailure(msgspec.Struct, frozen=True):
     """Why an attempt failed, in a ``sentence``; of failures of the same ``kind`` only the first is logged.
 
     ``retry`` false: the heartbeat is dropped without a line of the log, and the next one is sent without a wait.
@@ -53,7 +53,7 @@ class Again(msgspec.Struct, frozen=True):
 AGAIN: Final = Again()
 
 
-class Reply(msgspec.Struct, frozen=True):
+class HttpReply(msgspec.Struct, frozen=True):
     """The answer to a request; ``problem`` is why ``content`` is not all of it. ``term``, ``leader``: its headers."""
 
     url: str
@@ -68,26 +68,33 @@ class Reply(msgspec.Struct, frozen=True):
         return 200 <= self.status < 300
 
 
+class Carrier(Protocol):
+    """Takes heartbeats to a receiver; its methods are called by the mailbox's thread alone.
+
+    ``shown_url``: the receiver's address, for the log.
+    """
+
+    shown_url: str
+
+    def deliver(self, heartbeat: Heartbeat, timeout_s: float) -> SendFailure | Again | None:
+        """Send ``heartbeat`` within so many seconds; None when the receiver took it."""
+
+    def end(self) -> None:
+        """Nothing more is to be sent."""
+
+
 class Mailbox:
-    """A reporter's thread, which gives the newest heartbeat to ``_deliver`` until one is taken.
+    """A reporter: a thread that gives the newest heartbeat to ``carrier`` until one is taken.
 
     Failures become the event ``<event>_failed``, once for each kind until a heartbeat is taken, which is
-    ``<event>_recovered``. ``rng`` draws the waits. The thread starts in ``__init__``: a subclass sets its attributes
-    before it calls that.
+    ``<event>_recovered``. ``rng`` draws the waits.
     """
 
     def __init__(
-        self,
-        event: str,
-        shown_url: str,
-        timeout_s: float,
-        retry_max_s: float,
-        rng: random.Random | None = None,
-        client: httpx2.Client | None = None,
+        self, event: str, carrier: Carrier, timeout_s: float, retry_max_s: float, rng: random.Random | None = None
     ) -> None:
-        self._client = client or make_client(timeout_s, shown_url)
         self._event = event
-        self._shown_url = shown_url
+        self._carrier = carrier
         self._timeout_s = timeout_s
         self._retry_max_s = retry_max_s
         self._rng = rng or random.SystemRandom()
@@ -121,42 +128,12 @@ class Mailbox:
         with self._changed:
             return self._stats
 
-    def _deliver(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
-        """Send ``heartbeat`` within so many seconds; None when the receiver took it. Called in the thread."""
-        raise NotImplementedError
-
-    def _post(self, url: httpx2.URL, body: bytes, headers: dict[str, str], timeout_s: float, max_bytes: int) -> Reply:
-        """One request and its answer, at most ``max_bytes`` of it; what is longer closes the connection.
-
-        Raises what ``describe_exception`` describes where there is no status.
-        """
-        deadline_s = time.monotonic() + timeout_s
-        content = bytearray()
-        problem: Exception | None = None
-        with self._client.stream(
-            "POST", url, content=_cut(body, deadline_s), headers={"Content-Length": str(len(body)), **headers},
-            timeout=timeout_s,
-        ) as response:  # fmt: skip
-            try:
-                for chunk in response.iter_raw():
-                    content += chunk
-                    if len(content) > max_bytes:
-                        problem = ValueError(f"the answer is larger than {max_bytes} bytes")
-                    elif time.monotonic() > deadline_s:
-                        problem = TimeoutError()
-                    if problem is not None:
-                        break
-            except httpx2.HTTPError as error:
-                problem = error
-        term, leader = parse_term(response.headers.get(TERM_HEADER)), response.headers.get(LEADER_HEADER)
-        return Reply(str(url), response.status_code, bytes(content), problem, term, leader)
-
-    def _has_newer(self) -> bool:
+    def has_newer(self) -> bool:
         """Whether a newer heartbeat than the one being delivered waits."""
         with self._changed:
             return self._pending is not None
 
-    def _is_closing(self) -> bool:
+    def is_closing(self) -> bool:
         with self._changed:
             return self._ending()
 
@@ -172,7 +149,7 @@ class Mailbox:
             pause_s = backoff_s(failures, self._retry_max_s, self._rng) if told_s is None else told_s
         self._attempt_last()
         with suppress(OSError, httpx2.HTTPError):  # what it did not send is counted already
-            self._client.close()
+            self._carrier.end()
 
     def _wait(self, pause_s: float) -> bool:
         """Wait ``pause_s``, which only ``close`` cuts short, then for a heartbeat; False when the end has come."""
@@ -185,7 +162,7 @@ class Mailbox:
         return self._end_at_s is not None
 
     def _attempt_last(self) -> None:
-        result: Failure | Again | None = AGAIN
+        result: SendFailure | Again | None = AGAIN
         while result is AGAIN:
             left_s = (self._end_at_s or 0.0) - time.monotonic()
             if left_s <= 0.0:
@@ -196,42 +173,42 @@ class Mailbox:
                 self._pending = None
                 self._drop()
 
-    def _attempt(self, timeout_s: float) -> Failure | Again | None:
+    def _attempt(self, timeout_s: float) -> SendFailure | Again | None:
         """Deliver what waits; what was not taken waits again unless a newer one came."""
         with self._changed:
             heartbeat, self._pending = self._pending, None
         if heartbeat is None:
             return None
         try:
-            result = self._deliver(heartbeat, timeout_s)
+            result = self._carrier.deliver(heartbeat, timeout_s)
         except Exception as error:  # whatever it was, the next heartbeat must be tried
-            result = describe_exception(error, self._shown_url, timeout_s)
+            result = describe_exception(error, self._carrier.shown_url, timeout_s)
         with self._changed:
             self._settle(heartbeat, result)
-        if result is None or (isinstance(result, Failure) and result.retry):
+        if result is None or (isinstance(result, SendFailure) and result.retry):
             self._log_change(result)
         return result
 
-    def _settle(self, heartbeat: Heartbeat, result: Failure | Again | None) -> None:
+    def _settle(self, heartbeat: Heartbeat, result: SendFailure | Again | None) -> None:
         """Count the outcome and keep ``heartbeat`` for a retry where no newer one waits; the caller holds the lock."""
         now, replace = self._stats, msgspec.structs.replace
         if result is None:
             self._stats = replace(now, sent_total=now.sent_total + 1, last_success_at_s=time.monotonic(), last_error="")
             return
-        if isinstance(result, Failure):
+        if isinstance(result, SendFailure):
             self._stats = replace(now, failed_total=now.failed_total + 1, last_error=result.sentence)
         if self._pending is None and (isinstance(result, Again) or result.retry):
             self._pending = heartbeat
         else:
             self._drop()
 
-    def _log_change(self, failure: Failure | None) -> None:
+    def _log_change(self, failure: SendFailure | None) -> None:
         """One line for each kind of failure and one when it is over, not one for each attempt."""
         with suppress(Exception):  # a log that cannot be written must not end the thread
             failed_total = self._stats.failed_total
             if failure is None and self._logged_kinds:
                 self._logged_kinds.clear()
-                _log.info(f"{self._event}_recovered", url=self._shown_url, failed_total=failed_total)
+                _log.info(f"{self._event}_recovered", url=self._carrier.shown_url, failed_total=failed_total)
             elif failure is not None and failure.kind not in self._logged_kinds:
                 self._logged_kinds.add(failure.kind)
                 _log.warning(f"{self._event}_failed", error=failure.sentence, failed_total=failed_total)
@@ -241,15 +218,44 @@ class Mailbox:
         self._stats = msgspec.structs.replace(self._stats, dropped_total=self._stats.dropped_total + 1)
 
 
-def describe_exception(error: Exception, shown_url: str, timeout_s: float) -> Failure:
+def post(
+    client: httpx2.Client, url: httpx2.URL, body: bytes, headers: dict[str, str], timeout_s: float, max_bytes: int
+) -> HttpReply:
+    """One request and its answer, at most ``max_bytes`` of it; what is longer closes the connection.
+
+    Raises what ``describe_exception`` describes where there is no status.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    content = bytearray()
+    problem: Exception | None = None
+    with client.stream(
+        "POST", url, content=_cut(body, deadline_s), headers={"Content-Length": str(len(body)), **headers},
+        timeout=timeout_s,
+    ) as response:  # fmt: skip
+        try:
+            for chunk in response.iter_raw():
+                content += chunk
+                if len(content) > max_bytes:
+                    problem = ValueError(f"the answer is larger than {max_bytes} bytes")
+                elif time.monotonic() > deadline_s:
+                    problem = TimeoutError()
+                if problem is not None:
+                    break
+        except httpx2.HTTPError as error:
+            problem = error
+    term, leader = parse_term(response.headers.get(TERM_HEADER)), response.headers.get(LEADER_HEADER)
+    return HttpReply(str(url), response.status_code, bytes(content), problem, term, leader)
+
+
+def describe_exception(error: Exception, shown_url: str, timeout_s: float) -> SendFailure:
     """The failure of a request that was not made, or got no answer, or not all of it."""
     if isinstance(error, CpumondError):
-        return Failure("token", str(error))
+        return SendFailure("token", str(error))
     if isinstance(error, httpx2.TimeoutException | TimeoutError):
-        return Failure("timeout", f"{shown_url}: no answer within {timeout_s:g} s", elsewhere=True)
+        return SendFailure("timeout", f"{shown_url}: no answer within {timeout_s:g} s", elsewhere=True)
     kind = type(error).__name__
     told = describe_tls_error(error, "[scheduler] ca_file names what signed a scheduler's") or str(error) or kind
-    return Failure(kind, f"{shown_url}: {told}", elsewhere=True)
+    return SendFailure(kind, f"{shown_url}: {told}", elsewhere=True)
 
 
 def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:

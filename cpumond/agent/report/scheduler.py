@@ -18,8 +18,17 @@ import httpx2
 import msgspec
 import structlog
 
-from cpumond.agent import config
-from cpumond.agent.report.mailbox import AGAIN, Again, Failure, Mailbox, Reply, describe_exception, make_client
+from cpumond.agent.config import SchedulerOptions
+from cpumond.agent.report.mailbox import (
+    AGAIN,
+    Again,
+    HttpReply,
+    Mailbox,
+    SendFailure,
+    describe_exception,
+    make_client,
+    post,
+)
 from cpumond.agent.report.token import check_token, read_token
 from cpumond.core.answers import ReporterStats
 from cpumond.core.base_url import parse_base_url
@@ -97,7 +106,7 @@ class _TermError(Exception):
     """The answer is of a lower term than one before."""
 
 
-class SchedulerLink(Mailbox):
+class SchedulerLink:
     """Registers the node at one of ``options.addresses`` and posts the newest heartbeat until the scheduler takes it.
 
     ``on_answer`` gets each accepted answer, once and in order, with the monotonic time in seconds at which its
@@ -109,7 +118,7 @@ class SchedulerLink(Mailbox):
 
     def __init__(
         self,
-        options: config.SchedulerLink,
+        options: SchedulerOptions,
         registration: NodeRegistration,
         on_answer: Callable[[HeartbeatAnswer, float], None],
         read_log: Callable[[LogRequest], JobLog],
@@ -125,6 +134,7 @@ class SchedulerLink(Mailbox):
         token = options.token.encode("utf-8", "surrogatepass")
         self._token = check_token(token, "scheduler.token") if token else ""
         self._options = options
+        self._rng = rng
         self._on_answer = on_answer
         self._read_log = read_log
         self._carry_out = carry_out
@@ -155,8 +165,20 @@ class SchedulerLink(Mailbox):
         self._told_dropped = self._told_broken = False
         self._attempts: dict[str, int] = {}
         """Request -> how often its answer was sent in vain; REQUEST_ATTEMPTS when it is done with."""
-        client = self._turn_to(addresses[0])
-        super().__init__("link", addresses[0], options.timeout_s, options.retry_max_s, rng, client)
+        self.shown_url = addresses[0]
+        self._client = self._turn_to(addresses[0])
+        self._mailbox = Mailbox("link", self, options.timeout_s, options.retry_max_s, rng)
+
+    def submit(self, heartbeat: Heartbeat) -> None:
+        """Leave ``heartbeat`` for the thread in place of one that still waits."""
+        self._mailbox.submit(heartbeat)
+
+    def close(self, timeout_s: float) -> None:
+        """As ``Mailbox.close``."""
+        self._mailbox.close(timeout_s)
+
+    def end(self) -> None:
+        self._client.close()
 
     def register(self, registration: NodeRegistration) -> None:
         """What the node offers changed: it is registered anew before the next heartbeat that is submitted.
@@ -168,7 +190,7 @@ class SchedulerLink(Mailbox):
 
     def stats(self) -> ReporterStats:
         """The figures up to now; a refused change of the registration is the last error until it is accepted."""
-        stats = super().stats()
+        stats = self._mailbox.stats()
         with self._lock:
             error = stats.last_error or self._change_error
         return msgspec.structs.replace(stats, last_error=error)
@@ -191,16 +213,17 @@ class SchedulerLink(Mailbox):
         with self._lock:
             return self._scheduler
 
-    def _deliver(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
+    def deliver(self, heartbeat: Heartbeat, timeout_s: float) -> SendFailure | Again | None:
+        """As ``Carrier.deliver``; after a failure the next address is asked."""
         leader: str | None = None
         try:
             result = self._exchange(heartbeat, timeout_s)
         except _StandbyError as error:
-            leader, result = error.leader, Failure("standby", str(error))
+            leader, result = error.leader, SendFailure("standby", str(error))
         except _TermError as error:
-            result = Failure("term refused", str(error), elsewhere=True)
+            result = SendFailure("term refused", str(error), elsewhere=True)
         except Exception as error:  # whatever it was, the next heartbeat must be tried
-            result = describe_exception(error, self._shown_url, timeout_s)
+            result = describe_exception(error, self.shown_url, timeout_s)
         if isinstance(result, Again):
             return result
         if result is None or not result.retry:
@@ -215,12 +238,12 @@ class SchedulerLink(Mailbox):
             pause_s = self._route.unanswered(self._asked_at_s, now_s)
         else:
             pause_s = self._route.refused(now_s)
-        if self._route.current != self._shown_url:
+        if self._route.current != self.shown_url:
             before, self._client = self._client, self._turn_to(self._route.current)
-            self._shown_url = self._route.current
+            self.shown_url = self._route.current
             before.close()
         with self._lock:
-            self._scheduler = (self._shown_url.rstrip("/"), None, self._terms.refused_total)
+            self._scheduler = (self.shown_url.rstrip("/"), None, self._terms.refused_total)
         return msgspec.structs.replace(result, pause_s=pause_s)
 
     def _turn_to(self, address: str) -> httpx2.Client:
@@ -231,14 +254,14 @@ class SchedulerLink(Mailbox):
 
     def _follow(self) -> None:
         """The scheduler took what it was sent: others see which one it is, a change is a line of the log."""
-        url = self._shown_url.rstrip("/")
+        url = self.shown_url.rstrip("/")
         with self._lock:
             self._scheduler = (url, self._term, self._terms.refused_total)
         before, self._followed = self._followed, (url, self._term)
         if before is not None and before != self._followed:
             _tell(_log.info, "scheduler_changed", url=url, term=self._term, before=before[0], term_before=before[1])
 
-    def _exchange(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
+    def _exchange(self, heartbeat: Heartbeat, timeout_s: float) -> SendFailure | Again | None:
         with self._lock:
             wanted, known = self._wanted, self._known
         is_due = known is None or wanted != self._refused_change or time.monotonic() >= self._change_at_s
@@ -256,7 +279,7 @@ class SchedulerLink(Mailbox):
                 return None
         return self._send(heartbeat, timeout_s)
 
-    def _send(self, heartbeat: Heartbeat, timeout_s: float) -> Failure | Again | None:
+    def _send(self, heartbeat: Heartbeat, timeout_s: float) -> SendFailure | Again | None:
         sent_at_s = time.monotonic()
         told, about = self._differences.make(heartbeat), self.about
         asks, self._asks_about = self._asks_about, False
@@ -270,7 +293,7 @@ class SchedulerLink(Mailbox):
         if not reply.is_good and reply.status != 409:
             return self._describe(reply)
         answer = self._decode(reply, HeartbeatAnswer)
-        if isinstance(answer, Failure):
+        if isinstance(answer, SendFailure):
             return answer if reply.is_good else self._describe(reply)
         if answer.register and not answer.accepted:
             return self._obey_demand(reply, answer.reason)
@@ -287,7 +310,7 @@ class SchedulerLink(Mailbox):
         with self._lock:
             self._period_s = min(answer.period_s or 0.0, MAX_TOLD_PERIOD_S)
         self._hand_over(answer, sent_at_s)
-        if (answer.requests or answer.logs) and not self._is_closing():
+        if (answer.requests or answer.logs) and not self._mailbox.is_closing():
             # Requests, which a user waits for, go before logs, which may be long.
             self._answer_requests([*answer.requests, *answer.logs], heartbeat.node_id)
         return None
@@ -300,20 +323,20 @@ class SchedulerLink(Mailbox):
                 self._told_broken = True
                 _tell(_log.error, "answer_not_obeyed", exc_info=error)
 
-    def _give_up(self, sentence: str) -> Failure:
+    def _give_up(self, sentence: str) -> SendFailure:
         """Drop a heartbeat that the scheduler has already: it took it before, and its answer was lost."""
         if not self._told_dropped:
             self._told_dropped = True
             _tell(_log.warning, "heartbeat_dropped", error=sentence)
-        return Failure("dropped", sentence, retry=False)
+        return SendFailure("dropped", sentence, retry=False)
 
-    def _register(self, wanted: NodeRegistration, timeout_s: float) -> Failure | None:
+    def _register(self, wanted: NodeRegistration, timeout_s: float) -> SendFailure | None:
         """Register the node; the failure if the scheduler did not accept it. Raises when it did not answer."""
         reply = self._ask(NODES, msgspec.json.encode(wanted), timeout_s)
         if not reply.is_good:
             return self._describe(reply)
         answer = self._decode(reply, RegistrationAnswer)
-        if isinstance(answer, Failure):
+        if isinstance(answer, SendFailure):
             return answer
         with self._lock:
             self._known, self._registered, self._change_error = wanted, answer, ""
@@ -323,7 +346,7 @@ class SchedulerLink(Mailbox):
         self._demand = ""
         return None
 
-    def _obey_demand(self, reply: Reply, reason: str) -> Failure | Again:
+    def _obey_demand(self, reply: HttpReply, reason: str) -> SendFailure | Again:
         """The scheduler demands a new registration: at once, unless the last one, just now, did not help."""
         self._demand = self._show(reason)
         with self._lock:
@@ -332,9 +355,9 @@ class SchedulerLink(Mailbox):
             self._taken_since_demand = False
             return AGAIN
         advice = "it was registered just now; check that no other agent runs with this node_id"
-        return Failure("register", f"{reply.url}: {self._demand}; {advice}")
+        return SendFailure("register", f"{reply.url}: {self._demand}; {advice}")
 
-    def _put_off(self, wanted: NodeRegistration, failure: Failure) -> None:
+    def _put_off(self, wanted: NodeRegistration, failure: SendFailure) -> None:
         if wanted != self._refused_change:
             self._refused_change, self._change_failures = wanted, 0
             _tell(_log.warning, "registration_refused", error=failure.sentence)
@@ -349,7 +372,7 @@ class SchedulerLink(Mailbox):
         end_s = time.monotonic() + REQUESTS_S
         open_requests = [each for each in requests if self._attempts.get(each.request_id, 0) < REQUEST_ATTEMPTS]
         for number, request in enumerate(open_requests[:REQUESTS_PER_ANSWER]):
-            is_urgent = self._has_newer() or self._is_closing()
+            is_urgent = self._mailbox.has_newer() or self._mailbox.is_closing()
             if number > 0 and (is_urgent or time.monotonic() >= end_s):
                 return
             path, body = self._make_answer(request, node_id, end_s)
@@ -388,13 +411,13 @@ class SchedulerLink(Mailbox):
             return describe_exception(error, str(self._url(path)), timeout_s).sentence
         return None if reply.is_good or reply.status == 404 else self._describe(reply).sentence
 
-    def _ask(self, path: str, body: bytes, timeout_s: float) -> Reply:
+    def _ask(self, path: str, body: bytes, timeout_s: float) -> HttpReply:
         """One request and its whole answer. Raises what ``describe_exception`` describes."""
         if self._options.token_file and not self._options.token:
             # Read again for each attempt: it is replaced while the agent runs.
             self._token = read_token(self._options.token_file)
         headers = {"Authorization": f"OAuth {self._token}"} if self._token else {}
-        reply = self._post(self._url(path), body, headers, timeout_s, MAX_ANSWER_BYTES)
+        reply = post(self._client, self._url(path), body, headers, timeout_s, MAX_ANSWER_BYTES)
         if reply.problem is not None:
             raise reply.problem
         if not self._terms.accept(reply.term):
@@ -404,14 +427,14 @@ class SchedulerLink(Mailbox):
             raise _StandbyError(f"{reply.url}: answered {reply.status}: {told}", reply.leader)
         return reply
 
-    def _refuse_term(self, reply: Reply) -> str:
+    def _refuse_term(self, reply: HttpReply) -> str:
         """Why the answer is not used; a line of the log, once for each address and term."""
         sentence = (
             f"{reply.url}: answered in term {reply.term}, but term {self._terms.highest} has begun: it lost the lead, "
             "nothing of its answer is carried out"
         )
-        if (self._shown_url, reply.term) not in self._told_terms and len(self._told_terms) < MAX_TOLD_TERMS:
-            self._told_terms.add((self._shown_url, reply.term))
+        if (self.shown_url, reply.term) not in self._told_terms and len(self._told_terms) < MAX_TOLD_TERMS:
+            self._told_terms.add((self.shown_url, reply.term))
             advice = "if the schedulers were given an older state on purpose, restart this agent"
             _tell(_log.warning, "term_refused", error=sentence, advice=advice)
         return sentence
@@ -419,20 +442,20 @@ class SchedulerLink(Mailbox):
     def _url(self, path: str) -> httpx2.URL:
         return self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + path.encode())
 
-    def _describe(self, reply: Reply) -> Failure:
+    def _describe(self, reply: HttpReply) -> SendFailure:
         """A status that means no success, in the scheduler's own words where there are some."""
         status, told = reply.status, self._read_error(reply)
         said = f"{reply.url}: answered {status}{f': {told}' if told else ''}"
         if status in (401, 403):
-            return Failure("token refused", f"{said}; check scheduler.token and scheduler.token_file")
+            return SendFailure("token refused", f"{said}; check scheduler.token and scheduler.token_file")
         if 300 <= status < 400:
             advice = "redirects are not followed, set scheduler.url to the final address"
-            return Failure("redirect", f"{said}; {advice}", elsewhere=True)
+            return SendFailure("redirect", f"{said}; {advice}", elsewhere=True)
         if not told:
             said += "; check that scheduler.url is the address of a cpumond scheduler"
-        return Failure(f"status {status}", said, elsewhere=status == 404 or status >= 500)
+        return SendFailure(f"status {status}", said, elsewhere=status == 404 or status >= 500)
 
-    def _read_error(self, reply: Reply) -> str:
+    def _read_error(self, reply: HttpReply) -> str:
         """The scheduler's own words for a refusal; "" where there are none."""
         if not reply.is_good:
             with suppress(ContentError):
@@ -445,13 +468,13 @@ class SchedulerLink(Mailbox):
             text = text.replace(self._token, "...")
         return "".join(char if char.isprintable() else " " for char in text[:MAX_SENTENCE])
 
-    def _decode(self, reply: Reply, kind: type[_Message]) -> _Message | Failure:
+    def _decode(self, reply: HttpReply, kind: type[_Message]) -> _Message | SendFailure:
         try:
             return decode_json(reply.content, kind)
         except ContentError as error:
             said = f"{reply.url}: the answer cannot be understood: {self._show(str(error))}"
             advice = "check that scheduler.url is the address of a cpumond scheduler of this version"
-            return Failure("answer", f"{said}; {advice}", elsewhere=True)
+            return SendFailure("answer", f"{said}; {advice}", elsewhere=True)
 
 
 def _parse(url: str) -> httpx2.URL:

@@ -7,7 +7,7 @@ import os
 import msgspec
 import pytest
 
-from cpumond.agent.config import AgentConfig, SchedulerLink, finish_config
+from cpumond.agent.config import AgentConfig, SchedulerOptions, finish_config
 from cpumond.agent.discovery import FoundJob
 from cpumond.agent.publish import MAX_PROBLEM, MAX_PROBLEMS, cut_problems
 from cpumond.agent.tracked import resolve_job
@@ -37,11 +37,11 @@ def test_the_lower_one_of_the_own_level_and_the_one_that_was_told_counts(own, to
 def test_with_may_set_mode_nothing_is_written_until_the_scheduler_says_more():
     for own in LEVELS:
         assert finish_config({"monitor": OWN[own]}, "").find_highest_level() == own
-    link = SchedulerLink(url="http://127.0.0.1:1", may_set_mode=True)
+    link = SchedulerOptions(url="http://127.0.0.1:1", may_set_mode=True)
     config = finish_config({"monitor": OWN["quota"], "scheduler": link}, "")
     assert (config.ceiling, config.find_highest_level()) == ("shadow", "shadow")
     with pytest.raises(ConfigError, match=r"scheduler\.may_set_mode: needs scheduler\.url"):
-        finish_config({"scheduler": SchedulerLink(may_set_mode=True)}, "")
+        finish_config({"scheduler": SchedulerOptions(may_set_mode=True)}, "")
 
 
 def test_a_host_of_the_control_group_does_nothing_and_says_so():

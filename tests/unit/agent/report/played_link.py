@@ -11,7 +11,7 @@ from typing import Any
 
 from played_server import soon
 
-from cpumond.agent.config import SchedulerLink as LinkOptions
+from cpumond.agent.config import SchedulerOptions as LinkOptions
 from cpumond.agent.report.scheduler import SchedulerLink
 from cpumond.core.wire import (
     Heartbeat,

@@ -24,7 +24,7 @@ from played_link import (
 )
 from played_server import Handler, PlayedServer, Turn, not_before_close, reply, serve, soon
 
-from cpumond.agent.config import SchedulerLink as LinkOptions
+from cpumond.agent.config import SchedulerOptions as LinkOptions
 from cpumond.agent.report import scheduler as link_module
 from cpumond.agent.report.scheduler import MAX_ANSWER_BYTES, MAX_TOLD_PERIOD_S
 from cpumond.core.errors import ConfigError
