@@ -29,6 +29,8 @@ from cpumond.scheduler.settings.values import FIELD, fields_of, name_field, norm
 DEFAULT_MEMORY_LIMIT = 0
 MAX_JOB_COUNT: Final = 100_000
 MAX_TASKS: Final = 1000
+MAX_OPTIONS: Final = 500
+"""In a specification and in each of its tasks, known ones and others: all of them are read in the event loop."""
 MAX_TEXT: Final = 65_536
 MAX_PATH: Final = 4095
 MAX_TOLD: Final = 20
@@ -266,6 +268,9 @@ def _field_of(where: str) -> str:
 
 def _normalise(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Names with underscores, aliases folded; two spellings of one option are an error (0.2)."""
+    if len(table) > MAX_OPTIONS:
+        what = f"{len(table)} options, at most {MAX_OPTIONS} are read; what is your own belongs into annotations"
+        raise _refuse(where, what)
     result: dict[str, Any] = {}
     for key, value in table.items():
         name = canonical(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cpumond.core.levels import SAFE
 from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord, Rules, StartRecord
 from cpumond.scheduler.rights.token_records import TokenRecord
 from cpumond.scheduler.settings.rollout import Stage
@@ -54,8 +55,10 @@ def apply(state: State, change: Transaction, now: float) -> None:
 def _change_stages(state: State, stages: Iterable[Stage], removed: Iterable[str] = ()) -> None:
     """Take over stages of a roll-out: the next answer to each node tells its level."""
     state.stages.change(stages, removed)
-    for node in state.nodes.values():
-        node.level = state.stages.find_level(node.id, node.tags)
+    nodes = list(state.nodes.values())
+    levels = state.stages.find_levels([(node.id, node.tags) for node in nodes])
+    for node, level in zip(nodes, levels, strict=True):
+        node.level = level or SAFE
 
 
 def load(

@@ -39,11 +39,14 @@ class StageTable:
         """What a node is told."""
         return find_level(self._list_levels(node_id, tags))
 
-    def find_others(self, name: str, nodes: Sequence[tuple[str, frozenset[str]]]) -> Sequence[Level | None]:
-        """What each node, an id and its tags, is told by other stages than the one of that filter; None without one."""
+    def find_levels(
+        self, nodes: Sequence[tuple[str, frozenset[str]]], but: str | None = None
+    ) -> Sequence[Level | None]:
+        """What each node, an id and its tags, is told by all stages, or by all but that of the filter ``but``; None
+        where no stage fits. Each filter is evaluated once for all nodes."""
         told: list[list[Level | None]] = [[] for _ in nodes]
         for each, (stage, nodes_filter) in self._stages.items():
-            if each != name:
+            if each != but:
                 fits = nodes_filter.select([tags for _, tags in nodes])
                 for (node_id, _), levels in compress(zip(nodes, told, strict=True), fits):
                     levels.append(stage.find_level(node_id))

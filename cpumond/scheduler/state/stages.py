@@ -45,7 +45,7 @@ def list_nodes(state: State, nodes_filter: str) -> list[Node]:
 def list_hosts(state: State, nodes_filter: str) -> list[Host]:
     """The nodes that a filter fits, with what they are told. Raises CommandError."""
     nodes = list_nodes(state, nodes_filter)
-    others = state.stages.find_others(nodes_filter, [(node.id, node.tags) for node in nodes])
+    others = state.stages.find_levels([(node.id, node.tags) for node in nodes], but=nodes_filter)
     return [
         Host(node.id, node.about, node.is_online, node.level, other) for node, other in zip(nodes, others, strict=True)
     ]

@@ -205,6 +205,12 @@ def test_what_a_task_sends_with_each_job_is_bounded_in_bytes(given, size):
     )
 
 
+@pytest.mark.parametrize(("read_with", "where"), [(wish, "spec: 501"), (task, "spec/tasks/t: 502")])
+def test_options_are_bounded_in_number(read_with, where):
+    with pytest.raises(CommandError, match=f"^{where} options, at most 500 are read"):
+        read_with(**{f"x{number}": 1 for number in range(500)})
+
+
 def test_a_task_may_send_as_much_as_is_allowed():
     assert len(task(command=["x" * 65_536] * 4).command) == 4
     found = task(command="\u20ac" * 65_536, environment={"A": "\u20ac" * 21_844, "B": "x"}, working_directory="/")
