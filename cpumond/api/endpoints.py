@@ -28,6 +28,7 @@ from cpumond.api import (
 from cpumond.api.json import events, forecasts, history, nodes, operations, rights, status, tokens, trees
 from cpumond.api.json import requests as carried
 from cpumond.api.json.call import Call
+from cpumond.api.json.costs import per
 from cpumond.api.json.document import make_document
 from cpumond.api.json.endpoint import Endpoint, Needs
 from cpumond.api.json.prepared import Prepared, compress, encode
@@ -91,7 +92,7 @@ async def _send_document(call: Call) -> Prepared:
 ENDPOINTS: Final = (
     Endpoint(
         "GET", PREFIX + "/trees", "list_trees", "All pool trees", lambda c: pool_views.show_trees(c.rights),
-        pool_views.TreeList,
+        pool_views.TreeList, cost=per(operations=2, nodes=2),
     ),
     _command(
         "POST", PREFIX + "/trees", "create_tree", "Make a pool tree",
@@ -100,7 +101,7 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "GET", _TREE, "get_tree", "One pool tree", lambda c: pool_views.show_tree(c.rights, c.tree),
-        pool_views.TreeView,
+        pool_views.TreeView, cost=per(operations=2, nodes=2),
     ),
     _command(
         "PATCH", _TREE, "change_tree", "Change a tree's options",
@@ -109,7 +110,7 @@ ENDPOINTS: Final = (
     _command(
         "DELETE", _TREE, "remove_tree", "Remove a tree",
         lambda c: commands.RemoveTree(c.path["tree"], c.query.recursive),
-        "an administrator", query=carried.RemoveQuery,
+        "an administrator", query=carried.RemoveQuery, cost=per(operations=80),
     ),
     _command(
         "PUT", PREFIX + "/default_tree", "set_default_tree", "Choose the default tree",
@@ -117,20 +118,21 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "GET", _TREE + "/file", "get_tree_file", "All that is set of a tree and its pools",
-        lambda c: pool_views.show_tree_file(c.tree), pool_views.TreeFile, "`read`",
+        lambda c: pool_views.show_tree_file(c.tree), pool_views.TreeFile, "`read`", cost=per(pools=10),
     ),
     _command(
         "POST", _TREE + "/apply", "apply_tree", "Make a tree and its pools what a file says",
         lambda c: ApplyTree(c.path["tree"], c.body.tables, c.body.prune, c.body.base, c.body.why),
-        "what the change needs", carried.ApplyBody,
+        "what the change needs", carried.ApplyBody, cost=per(values=250),
     ),
     Endpoint(
         "GET", _TREE + "/pools", "list_pools", "All pools of a tree", lambda c: pool_views.show_pools(c.tree, c.now),
-        pool_views.PoolList, "`read`",
+        pool_views.PoolList, "`read`", cost=per(pools=130),
     ),
     Endpoint(
         "GET", _TREE + "/pool_table", "get_pool_table", "All pools of a tree in short; made once for each update",
         lambda c: c.shared.pool_tables.table_of(c.tree), tables.PoolTable, "`read`", has_etag=True,
+        cost=per(pools=40, operations=5),
     ),
     _command(
         "POST", _TREE + "/pools", "create_pool", "Make a pool",
@@ -141,11 +143,11 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "GET", _TREE + "/rights", "list_rights", "What the asker may do to each pool of a tree",
-        lambda c: rights.list_rights(c.rights, c.tree), permissions.PoolRights,
+        lambda c: rights.list_rights(c.rights, c.tree), permissions.PoolRights, cost=per(pools=110),
     ),
     Endpoint(
         "GET", _TREE + "/why", "explain_idle", "Why CPU stands idle while work waits, and what to change",
-        trees.explain_idle, IdleReport, "`read`", query=carried.IdleQuery,
+        trees.explain_idle, IdleReport, "`read`", query=carried.IdleQuery, cost=per(operations=20, nodes=50),
     ),
     Endpoint(
         "GET", _POOL, "get_pool", "One pool, <Root> for the root",
@@ -153,7 +155,7 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "GET", _POOL + "/orchid", "get_pool_orchid", "All that the scheduler computes of it, by YTsaurus' names",
-        trees.show_pool_orchid, dict[str, Any], "`read`",
+        trees.show_pool_orchid, dict[str, Any], "`read`", cost=per(operations=9),
     ),
     _command(
         "PATCH", _POOL, "change_pool", "Change a pool's attributes",
@@ -163,11 +165,11 @@ ENDPOINTS: Final = (
     _command(
         "DELETE", _POOL, "remove_pool", "Remove a pool",
         lambda c: commands.RemovePool(c.path["tree"], c.path["pool"], c.query.recursive),
-        "`write`, `modify_children`", query=carried.RemoveQuery,
+        "`write`, `modify_children`", query=carried.RemoveQuery, cost=per(operations=80),
     ),
     _command(
         "POST", _POOL + "/move", "move_pool", "Move or rename a pool", trees.move_pool, "`write`, `modify_children`",
-        carried.MoveBody,
+        carried.MoveBody, cost=per(operations=60, values=200),
     ),
     _command(
         "POST", _POOL + "/transfer", "transfer_resources", "Give guarantees and counts of a pool to another",
@@ -177,34 +179,36 @@ ENDPOINTS: Final = (
     Endpoint(
         "POST", PREFIX + "/plan", "make_plan", "What a change would do to everybody's shares; nothing is changed",
         trees.plan_change, Plan, "what the change needs", commands.ConfigCommand | ApplyTree | UndoChange,
-        carried.PlanQuery,
+        carried.PlanQuery, cost=per(operations=30, values=200),
     ),
     Endpoint(
         "GET", PREFIX + "/events", "list_events", "What happened, the newest first", events.list_events,
-        event_views.EventList, query=carried.EventsQuery, refusals=(404,),
+        event_views.EventList, query=carried.EventsQuery, refusals=(404,), cost=per(listed=300),
     ),
     Endpoint(
         "GET", PREFIX + "/audit", "list_audit",
         "Who did what, the newest first: all of it for administrators, for others what is their own or of their pools",
         events.list_audit, event_views.AuditList, "a known user, for the own", query=carried.EventsQuery,
-        refusals=(404,),
+        refusals=(404,), cost=per(listed=300),
     ),
     Endpoint(
         "GET", PREFIX + "/annotations", "list_annotations", "What happened, as Grafana reads it",
         events.list_annotations, list[event_views.Annotation], query=carried.EventsQuery, refusals=(404,),
+        cost=per(listed=300),
     ),
     _command(
         "POST", PREFIX + "/events/{number}/undo", "undo_change", "Take back what an event changed in trees and pools",
-        events.undo_change, "what the change needs",
+        events.undo_change, "what the change needs", cost=per(pools=120),
     ),
     Endpoint(
         "GET", PREFIX + "/operations", "list_operations", "Operations, the newest first if not sorted otherwise",
         operations.list_operations, views.OperationList, "`read`", query=carried.OperationsQuery,
+        cost=per(operations=30, listed=200),
     ),
     _command(
         "POST", PREFIX + "/operations", "start_operation", "Start an operation",
         lambda c: of_operations.StartOperation(c.body.spec, c.body.type), "`use`", carried.StartBody, (404, 409),
-        status=201,
+        status=201, cost=per(values=60),
     ),
     Endpoint(
         "GET", _OPERATION, "get_operation", "One operation, by id or *alias",
@@ -223,7 +227,7 @@ ENDPOINTS: Final = (
         "POST", PREFIX + "/simulate", "simulate",
         "What would start when, who would be stopped, whose share would move; a line of JSON now and then, at last the "
         "answer", forecasts.simulate, Progress, "what the change needs", carried.SimulateBody,
-        content_type=carried.NDJSON,
+        content_type=carried.NDJSON, cost=per(operations=30, values=200),
     ),
     Endpoint(
         "GET", _OPERATION + "/why", "explain_operation", "Why an operation has what it has",
@@ -236,11 +240,11 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "GET", _OPERATION + "/orchid", "get_operation_orchid", "All that the scheduler computes of it, by tree",
-        operations.show_operation_orchid, dict[str, dict[str, Any]], "`read`",
+        operations.show_operation_orchid, dict[str, dict[str, Any]], "`read`", cost=per(operations=12),
     ),
     Endpoint(
         "GET", _OPERATION + "/jobs", "list_jobs", "Jobs of an operation", operations.list_jobs, views.JobList,
-        "`read`", query=carried.JobsQuery,
+        "`read`", query=carried.JobsQuery, cost=per(listed=60, nodes=3),
     ),
     Endpoint(
         "GET", _OPERATION + "/jobs/{job}", "get_job", "One job",
@@ -284,7 +288,7 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "GET", PREFIX + "/nodes", "list_nodes", "Nodes by id", nodes.list_nodes, node_views.NodeList,
-        query=carried.NodesQuery,
+        query=carried.NodesQuery, cost=per(listed=60, nodes=2),
     ),
     Endpoint(
         "POST", PREFIX + "/nodes", "register_node", "A node makes itself known", nodes.register_node,
@@ -313,43 +317,44 @@ ENDPOINTS: Final = (
     Endpoint(
         "GET", _NODE + "/drain", "plan_drain", "What a drain would stop, and where there is room",
         lambda c: plan_drain(node_views.find_living_node(c.state, c.path["node"]), c.rights, c.now), DrainPlan,
-        "`read`",
+        "`read`", cost=per(nodes=20),
     ),
     Endpoint(
         "GET", PREFIX + "/fleet", "get_fleet", "The agents of all nodes", lambda c: rollout_views.show_fleet(c.state),
-        rollout_views.Fleet,
+        rollout_views.Fleet, cost=per(nodes=5),
     ),
     Endpoint(
         "GET", PREFIX + "/prometheus/targets", "list_targets", "Where Prometheus scrapes the agents (http_sd)",
-        nodes.list_targets, list[rollout_views.TargetGroup], query=carried.TargetsQuery,
+        nodes.list_targets, list[rollout_views.TargetGroup], query=carried.TargetsQuery, cost=per(nodes=10),
     ),
     Endpoint(
         "GET", _ROLLOUT, "get_rollout", "The stages of the roll-out",
         lambda c: rollout_views.show_rollout(c.state, c.scheduler.rollout.watches), rollout_views.Rollout,
+        cost=per(nodes=5),
     ),
     Endpoint(
         "POST", _ROLLOUT + "/plan", "plan_stage", "What a stage would change", nodes.show_stage_plan, StagePlan,
-        body=carried.SetStageBody,
+        body=carried.SetStageBody, cost=nodes.cost_of_stage,
     ),
     _command(
         "POST", _ROLLOUT, "set_stage", "Set what a group of nodes may do to limits", nodes.read_stage,
-        "an administrator", carried.SetStageBody,
+        "an administrator", carried.SetStageBody, cost=nodes.cost_of_stage,
     ),
     _command(
         "POST", _ROLLOUT + "/advance", "advance_stage", "From its canary to all nodes of the group",
         lambda c: AdvanceStage(nodes_filter=c.body.nodes_filter, why=c.body.why), "an administrator",
-        carried.StageBody, (404, 409),
+        carried.StageBody, (404, 409), cost=nodes.cost_of_stage,
     ),
     _command(
         "POST", _ROLLOUT + "/stop", "stop_stage", "Give the nodes of a stage back what was before",
         lambda c: StopStage(nodes_filter=c.body.nodes_filter, why=c.body.why), "an administrator",
-        carried.StageBody, (404, 409),
+        carried.StageBody, (404, 409), cost=nodes.cost_of_stage,
     ),
     _command(
         "POST", _ROLLOUT + "/remove", "remove_stage",
         "Forget a stage: its nodes do what other stages say, without one nothing to limits",
         lambda c: RemoveStage(nodes_filter=c.body.nodes_filter, why=c.body.why), "an administrator",
-        carried.StageBody, (404, 409),
+        carried.StageBody, (404, 409), cost=nodes.cost_of_stage,
     ),
     Endpoint(
         "GET", _TREE + "/trends", "list_trends", "How the CPU that pools may use has changed, of many pools at once",
@@ -358,6 +363,7 @@ ENDPOINTS: Final = (
     Endpoint(
         "GET", PREFIX + "/operation_groups", "group_operations", "How many operations wait for what",
         operations.group_operations, glance_views.OperationGroups, "`read`", query=carried.GroupsQuery,
+        cost=per(operations=70),
     ),
     Endpoint(
         "GET", PREFIX + "/preemption_groups", "group_preemptions",
@@ -378,7 +384,7 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "GET", PREFIX + "/preemptions", "list_preemptions", "Preemptions, the newest first", history.list_preemptions,
-        node_views.PreemptionList, "`read`", query=carried.PreemptionsQuery,
+        node_views.PreemptionList, "`read`", query=carried.PreemptionsQuery, cost=per(listed=60),
     ),
     Endpoint(
         "GET", PREFIX + "/history", "read_history", "What was when, of a pool, operation, node or job",
@@ -386,7 +392,7 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "GET", PREFIX + "/report", "make_report", "What pools and operations came to, in core-hours",
-        history.make_report, ReportView, query=carried.ReportQuery, refusals=_ASK_NODE,
+        history.make_report, ReportView, query=carried.ReportQuery, refusals=_ASK_NODE, cost=per(operations=12),
     ),
     Endpoint(
         "GET", PREFIX + "/savings", "make_savings", "What reclaimed CPU was worth and cost, by week",
@@ -394,8 +400,12 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "GET", PREFIX + "/alerts", "list_alerts", "What needs an operator", status.list_alerts, overview.AlertList,
+        cost=per(operations=25),
     ),
-    Endpoint("GET", PREFIX + "/status", "get_status", "The scheduler at a glance", status.show_status, overview.Status),
+    Endpoint(
+        "GET", PREFIX + "/status", "get_status", "The scheduler at a glance", status.show_status, overview.Status,
+        cost=per(operations=35),
+    ),
     Endpoint(
         "GET", PREFIX + "/tokens", "list_tokens", "Tokens: the own, of an administrator all", tokens.list_tokens,
         token_views.TokenList, "a known user, for the own",
@@ -428,11 +438,11 @@ ENDPOINTS: Final = (
             c.rights, c.query.kind, c.query.name, operation=c.query.operation, tree=c.query.tree,
             all_of=c.query.all_of, within=c.query.within, limit=c.query.limit,
         ),
-        finding.Matches, "`read`", query=carried.FindQuery, refusals=(404,),
+        finding.Matches, "`read`", query=carried.FindQuery, refusals=(404,), cost=per(operations=22),
     ),
     Endpoint(
         "GET", PREFIX + "/overview", "get_overview", "Status, alerts and trees in numbers", status.show_overview,
-        overview.Overview,
+        overview.Overview, cost=per(operations=60),
     ),
     Endpoint(
         "GET", PREFIX + "/openapi.json", "get_openapi", "This document", _send_document, dict[str, Any], "nothing",

@@ -69,6 +69,8 @@ class Call:
     user: User
     path: Mapping[str, str] = field(default_factory=dict)
     body: Any = None
+    value_count: int = 0
+    """Roughly how many values the body holds."""
     query: Any = None
     node: User | None = None
     """The user of a node's request, where the endpoint is for nodes."""

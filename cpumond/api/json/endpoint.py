@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from cpumond.api import views
 from cpumond.api.json.call import Call
+from cpumond.api.json.costs import COST_OF_A_BODY, Cost
 from cpumond.api.json.requests import Query
 
 Needs = Literal[
@@ -40,6 +41,8 @@ class Endpoint:
     refusals: tuple[int, ...] = ()
     others: Mapping[int, Any] = field(default_factory=dict)
     needs_body: bool = True
+    cost: Cost = COST_OF_A_BODY
+    """Of the request besides itself: counted against its user before it is answered."""
     has_etag: bool = False
     """Whether a good answer has an ETag; a request that has it in If-None-Match gets 304 without a body."""
     content_type: str = "application/json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cpumond.api import node_views, rollout_views
 from cpumond.api.json import requests
 from cpumond.api.json.call import Call
+from cpumond.api.json.costs import STEPS
 from cpumond.api.json.prepared import WithStatus
 from cpumond.core.wire import HeartbeatAnswer, RegistrationAnswer
 from cpumond.scheduler.settings.rollout import EVERY_NODE, SetStage, StagePlan, make_stage, plan_stage
@@ -44,6 +45,11 @@ def read_stage(call: Call) -> SetStage:
         canary_period_s=body.canary_period_s,
         budget=body.budget,
     )
+
+
+def cost_of_stage(call: Call) -> float:
+    """A filter is read sign by sign, and again where it is stored."""
+    return (300 * len(call.body.nodes_filter) + 80 * len(call.state.nodes)) / STEPS
 
 
 def show_stage_plan(call: Call) -> StagePlan:

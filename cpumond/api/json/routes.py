@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from cpumond.api import views
-from cpumond.api.bodies import Bodies, HttpError
+from cpumond.api.bodies import Bodies, HttpError, count_values
 from cpumond.api.endpoints import ENDPOINTS, PREFIX
 from cpumond.api.json.call import Call, RequestTimes, Shared
 from cpumond.api.json.endpoint import Endpoint
@@ -92,7 +92,7 @@ def make_json_routes(
     authenticate: Authenticate,
     max_body: int = 2**20,
     max_depth: int = 64,
-    count: Callable[[str], None] = lambda _: None,
+    count: Callable[[str, float], None] = lambda _, __: None,
     *,
     authenticate_node: AuthenticateNode = lambda _: User("", admin=True, node=True),
     bodies: Bodies | None = None,
@@ -101,7 +101,8 @@ def make_json_routes(
 
     ``authenticate`` names the user of a request, ``authenticate_node`` that of a node's; both raise CommandError.
     ``max_body``: bytes of a request's body; ``max_depth``: how deep its values may be nested. ``count`` is called with
-    the user of each request and raises CommandError when there are too many; nodes' requests are not counted.
+    the user of each request and how many it counts as, and raises CommandError when there were too many before; nodes'
+    requests are not counted.
     """
     site = _Site(shared, authenticate, authenticate_node, max_body, max_depth, count, bodies or Bodies())
     by_path: dict[str, dict[str, _Served]] = {}
@@ -122,7 +123,7 @@ class _Site:
     authenticate_node: AuthenticateNode
     max_body: int
     max_depth: int
-    count_request: Callable[[str], None]
+    count_requests: Callable[[str, float], None]
     bodies: Bodies
 
 
@@ -164,7 +165,7 @@ class _Served:
             call.plan = request.headers.get("x-cpumond-plan", "")
             if not endpoint.is_public:
                 request.state.user = call.user = site.authenticate(request)
-                site.count_request(call.user.name)
+                site.count_requests(call.user.name, 1.0)
         call.query = _read_query(request, endpoint)
         call.path = {key: str(name).replace(SLASH, "/") for key, name in request.path_params.items()}
         if self.decoder is None:
@@ -172,7 +173,7 @@ class _Served:
         with site.bodies.hold(call.user.name, endpoint.is_of_nodes) as held:
             data = await held.read(request, self.max_body)
             await held.work_on(data)
-            call.body = _decode(data, self.decoder, endpoint)
+            call.body, call.value_count = _decode(data, self.decoder, endpoint), count_values(data)
             if call.node is None:
                 _check_depth(call.body, site.max_depth)
             elif not call.node.may_be(call.body.node_id):
@@ -181,6 +182,8 @@ class _Served:
 
     async def _act(self, call: Call) -> Response:
         endpoint, request = self.endpoint, call.request
+        if call.node is None and not endpoint.is_public:
+            self.site.count_requests(call.user.name, endpoint.cost(call))
         value = endpoint.handler(call)
         if isawaitable(value):
             value = await value

@@ -1,0 +1,34 @@
+"""What requests cost the event loop, estimated before they are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from cpumond.api.json.call import Call
+
+STEPS: Final = 5000
+"""Calls of functions in the event loop, about half a millisecond, that count as one request of a user."""
+
+Cost = Callable[[Call], float]
+"""The requests that one counts as, besides itself."""
+
+
+def per(*, operations: int = 0, nodes: int = 0, pools: int = 0, listed: int = 0, values: int = 0) -> Cost:
+    """A cost in calls for each operation, node and pool that there is, for each row that ``limit`` asks for, and for
+    each value in the body."""
+
+    def estimate(call: Call) -> float:
+        state = call.state
+        calls = operations * (len(state.operations) + len(state.finished)) + nodes * len(state.nodes)
+        calls += values * call.value_count
+        if pools:
+            calls += pools * sum(len(tree.pools) for tree in state.trees.values())
+        if listed:
+            calls += listed * int(call.query.limit)
+        return calls / STEPS
+
+    return estimate
+
+
+COST_OF_A_BODY: Final = per(values=200)
