@@ -10,6 +10,7 @@ import errno
 import hmac
 import itertools
 import math
+import os
 import signal
 import socket
 import time
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from cpumond.core.answers import Sums
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import ConfigError, CreateError, UsageError, from_os_error
 from cpumond.core.settings import is_loopback, parse_listen
@@ -33,34 +33,13 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 HEARTBEAT_PATHS = ("/v1/heartbeat", "/v1/heartbeats", "/")
+JOB_KEYS = ("job_id", "operation_id", "cpu_limit", "current_cpu_limit", "smoothed_cpu_usage", "mode")
+"""Of a job in ``GET /v1/limits``, beside those of its node's heartbeat."""
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_SUPERSEDED = 64
 """Earlier incarnations remembered of each node."""
 
 MAX_SENTENCE_CHARS = 300
-
-
-class LimitRow(msgspec.Struct, frozen=True):
-    """One job as ``GET /v1/limits`` shows it: CPU in cores, ``received_at`` seconds since 1970."""
-
-    node_id: str
-    job_id: str
-    operation_id: str
-    cpu_limit: float
-    current_cpu_limit: float
-    smoothed_cpu_usage: float | None
-    mode: str
-    incarnation: str
-    sequence: int
-    received_at: float
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """The answer to ``GET /v1/limits``: number of nodes, jobs by (node_id, job_id), sums."""
-
-    nodes: int
-    jobs: list[LimitRow]
-    totals: Sums
 
 
 class Received:
@@ -84,31 +63,26 @@ class Received:
         self._newest[node_id] = (heartbeat, received_at)
         return ""
 
-    def limits(self) -> Limits:
-        """All jobs of all nodes as of their newest heartbeats."""
-        rows = [
-            LimitRow(
-                node_id=heartbeat.node_id,
-                job_id=job.job_id,
-                operation_id=job.operation_id,
-                cpu_limit=job.cpu_limit,
-                current_cpu_limit=job.current_cpu_limit,
-                smoothed_cpu_usage=job.smoothed_cpu_usage,
-                mode=job.mode,
-                incarnation=heartbeat.incarnation,
-                sequence=heartbeat.sequence,
-                received_at=received_at,
-            )
+    def limits(self) -> dict[str, object]:
+        """The answer to ``GET /v1/limits``: number of nodes, jobs by (node_id, job_id) in cores, sums."""
+        jobs = [
+            {
+                "node_id": heartbeat.node_id,
+                **{key: getattr(job, key) for key in JOB_KEYS},
+                "incarnation": heartbeat.incarnation,
+                "sequence": heartbeat.sequence,
+                "received_at": received_at,
+            }
             for heartbeat, received_at in self._newest.values()
             for job in heartbeat.jobs
         ]
-        rows.sort(key=lambda row: (row.node_id, row.job_id))
-        totals = Sums(
-            cpu_limit=_sum_cores(row.cpu_limit for row in rows),
-            current_cpu_limit=_sum_cores(row.current_cpu_limit for row in rows),
-            reclaimed=_sum_cores(max(0.0, row.cpu_limit - row.current_cpu_limit) for row in rows),
-        )
-        return Limits(nodes=len(self._newest), jobs=rows, totals=totals)
+        totals = {
+            "cpu_limit": _sum_cores(job["cpu_limit"] for job in jobs),
+            "current_cpu_limit": _sum_cores(job["current_cpu_limit"] for job in jobs),
+            "reclaimed": _sum_cores(max(0.0, job["cpu_limit"] - job["current_cpu_limit"]) for job in jobs),
+        }
+        jobs.sort(key=lambda job: (job["node_id"], job["job_id"]))
+        return {"nodes": len(self._newest), "jobs": jobs, "totals": totals}
 
 
 def _sum_cores(cores: Iterable[float]) -> float:
@@ -155,36 +129,47 @@ def make_stub_app(token: str | None, say: Callable[[str], None] | None = None) -
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import ClientDisconnect
+    from starlette.responses import Response
     from starlette.routing import Route
 
     received, parse = Received(), make_heartbeat_parser()
 
+    def answer(content: object, status: int = 200) -> Response:
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+    def refuse(request: Request) -> Response | None:
+        given = request.headers.get("authorization", "")
+        if token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            return None
+        return answer({"error": "the bearer token is missing or wrong"}, 401)
+
     async def post_heartbeat(request: Request) -> Response:
-        if not _authorized(request, token):
-            return _refuse_token()
+        if refusal := refuse(request):
+            return refusal
+        body = bytearray()
         try:
-            body = await _read_body(request)
-        except ClientDisconnect:
-            return _answer({"error": "the connection was closed before the end of the body"}, 400)
-        if body is None:
-            return _answer({"error": f"the body is larger than {MAX_BODY_BYTES} bytes"}, 413)
-        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    return answer({"error": f"the body is larger than {MAX_BODY_BYTES} bytes"}, 413)
             # Checking thousands of jobs takes most of a second; the event loop serves other nodes meanwhile.
-            heartbeat = await run_in_threadpool(parse, body)
+            heartbeat = await run_in_threadpool(parse, bytes(body))
+        except ClientDisconnect:
+            return answer({"error": "the connection was closed before the end of the body"}, 400)
         except ValueError as error:
-            return _answer({"error": str(error)}, 422)
-        reason = received.accept(heartbeat, time.time())
-        if reason:
-            return _answer({"accepted": False, "reason": reason})
+            return answer({"error": str(error)}, 422)
+        if reason := received.accept(heartbeat, time.time()):
+            return answer({"accepted": False, "reason": reason})
         if say is not None:
             say(describe_heartbeat(heartbeat))
-        return _answer({"accepted": True, "sequence": heartbeat.sequence})
+        return answer({"accepted": True, "sequence": heartbeat.sequence})
 
     async def get_limits(request: Request) -> Response:
-        return _answer(received.limits()) if _authorized(request, token) else _refuse_token()
+        return refuse(request) or answer(received.limits())
 
-    async def get_healthz(request: Request) -> Response:  # noqa: ARG001 - the signature of an endpoint
-        return _answer({"status": "ok"})
+    async def get_healthz(_: Request) -> Response:
+        return answer({"status": "ok"})
 
     routes = [Route(path, post_heartbeat, methods=["POST"]) for path in HEARTBEAT_PATHS]
     return Starlette(routes=[*routes, Route("/v1/limits", get_limits), Route("/healthz", get_healthz)])
@@ -198,33 +183,6 @@ def describe_heartbeat(heartbeat: Heartbeat) -> str:
         f"node {heartbeat.node_id!r} sequence {heartbeat.sequence}: {len(heartbeat.jobs)} jobs, "
         f"{limit:g} of {ordered:g} ordered cores"
     )
-
-
-def _authorized(request: Request, token: str | None) -> bool:
-    given = request.headers.get("authorization", "")
-    return token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
-
-
-def _refuse_token() -> Response:
-    answer = _answer({"error": "the bearer token is missing or wrong"}, 401)
-    answer.headers["WWW-Authenticate"] = "Bearer"
-    return answer
-
-
-def _answer(content: object, status: int = 200) -> Response:
-    from starlette.responses import Response
-
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
-
-
-async def _read_body(request: Request) -> bytes | None:
-    """The body, or None when it is larger than MAX_BODY_BYTES; no more of it is read."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            return None
-    return bytes(body)
 
 
 @click.command("stub-scheduler", epilog="Example: cpumond stub-scheduler --listen 127.0.0.1:9758")
@@ -241,18 +199,16 @@ def stub_scheduler_command(listen: str, token_file: str | None, quiet: bool) -> 
     """
     from cpumond.agent.report.token import read_token
 
-    family, address = resolve_listen(listen, token_file is not None)
-    token = read_token(token_file) if token_file is not None else None
-    with _listen(family, address) as listener:
-        host, port = listener.getsockname()[:2]
-        serve(make_stub_app(token, None if quiet else _say), listener, f"http://{_show_address(host, port)}")
+    with listen_on(listen, token_file is not None) as listener:
+        token = read_token(token_file) if token_file is not None else None
+        serve(make_stub_app(token, None if quiet else _say), listener)
 
 
-def resolve_listen(listen: str, has_token: bool) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
-    """The socket address of ``listen``.
+def listen_on(listen: str, has_token: bool) -> socket.socket:
+    """A socket that listens on ``listen``.
 
     Raises UsageError where it is not host:port, ConfigError for an unknown host and, without a token, for an address
-    beyond loopback.
+    beyond loopback, CreateError and AccessError where it cannot be listened on.
     """
     try:
         host, port = parse_listen(listen, "--listen")
@@ -268,48 +224,35 @@ def resolve_listen(listen: str, has_token: bool) -> tuple[socket.AddressFamily, 
             f"--listen: {_show_address(host, port)} can be reached from other machines; "
             "give --token-file, or listen on 127.0.0.1"
         )
-    return family, address
-
-
-def _listen(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(128)
+        return socket.create_server(address, family=family, backlog=128)
     except OSError as error:
-        listener.close()
-        shown = _show_address(address[0], address[1])
+        shown = _show_address(*address[:2])
         if error.errno == errno.EADDRINUSE:
             raise CreateError(f"{shown} is in use already; end what listens there or give another --listen") from None
-        raise from_os_error(error, f"listen on {shown}", "give another --listen") from error
-    return listener
+        # ``create_server`` adds words of its own to those of the system.
+        plain = OSError(error.errno, os.strerror(error.errno or 0))
+        raise from_os_error(plain, f"listen on {shown}", "give another --listen") from error
 
 
-def serve(app: Starlette, listener: socket.socket, url: str) -> None:
+def serve(app: Starlette, listener: socket.socket) -> None:
     """Serve ``app`` on ``listener`` until SIGTERM or SIGINT, after printing where. Call it in the main thread."""
     import uvicorn
 
     server = uvicorn.Server(
         uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            timeout_keep_alive=60,
-            timeout_graceful_shutdown=2,
+            app, log_config=None, log_level="warning", access_log=False, lifespan="off", ws="none",
+            timeout_keep_alive=60, timeout_graceful_shutdown=2,
         )
-    )
+    )  # fmt: skip
 
-    def stop(number: int, frame: object) -> None:  # noqa: ARG001 - the signature of a signal handler
+    def stop(*_: Any) -> None:
         server.should_exit = True
 
     # At its end uvicorn raises a caught signal again for the handlers that were set before it ran: these.
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    _say(f"listening on {url}")
+    _say(f"listening on http://{_show_address(*listener.getsockname()[:2])}")
     server.run(sockets=[listener])
 
 
