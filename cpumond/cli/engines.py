@@ -9,8 +9,8 @@ import os
 import pwd
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -53,8 +53,6 @@ CRI_SOCKETS: Final = (
     "/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock",
 )  # fmt: skip
 """Where the runtimes of a kubelet listen, which can be asked in its place."""
-
-Fate = Literal["managed", "unlimited", "unnamed", "refused"]
 
 
 class JobsSeen(msgspec.Struct, frozen=True):
@@ -111,6 +109,13 @@ class EngineSeen(msgspec.Struct, frozen=True):
         """The files that have to be reached."""
         return [socket for socket in self.views if socket.startswith("/")]
 
+    @property
+    def headline(self) -> str:
+        """It and where it answers; its service alone where it does not, and has no job."""
+        up = [socket for socket, view in self.views.items() if view.is_up]
+        where = f" ({', '.join(filter(None, up))})" if any(up) else ""
+        return f"{self.describe()}{where}" if up or self.found else DAEMONS[self.kind]
+
     def describe(self) -> str:
         """It in a few words: "dockerd 20.10.24 with 14 containers"."""
         titles = [view.title for view in self.views.values() if view.title]
@@ -160,7 +165,6 @@ def see_engines(
 
 
 def collect_views(seen: Iterable[EngineSeen]) -> dict[Key, EngineView]:
-    """What each engine said, as ``list_jobs`` wants it."""
     return {(each.kind, socket): view for each in seen for socket, view in each.views.items()}
 
 
@@ -184,34 +188,24 @@ def sort_jobs(
     """What becomes of each job of an engine, and which have no cgroup that could be limited."""
     from cpumond.agent.tracked import find_refusal
 
-    fates: dict[Fate, list[str]] = {"managed": [], "unlimited": [], "unnamed": [], "refused": []}
+    fates: dict[str, list[str]] = {"managed": [], "unlimited": [], "unnamed": []}
     refused: dict[str, list[str]] = {}
     for job in found:
         assert job.engine is not None
+        settings = config.resolve_settings(job.source, job.operation_id, job.layer)
         if not job.engine.is_named:
             fates["unnamed"].append(job.path)
-            continue
-        settings = config.resolve_settings(job.source, job.operation_id, job.layer)
-        why = find_refusal(config, job, settings, os.path.join(hierarchies.cpu_root, job.path))
-        if why:
+        elif why := find_refusal(config, job, settings, os.path.join(hierarchies.cpu_root, job.path)):
             refused.setdefault(why, []).append(job.job_id)
-        elif _ordered_nothing(job, hierarchies):
-            fates["unlimited"].append(job.job_id)
         else:
-            fates["managed"].append(job.job_id)
+            fates["unlimited" if _ordered_nothing(job, hierarchies) else "managed"].append(job.job_id)
     lost = [
         job.name
         for view in views.values()
         for path, job in view.jobs.items()
         if job.is_job and not os.path.isdir(os.path.join(hierarchies.cpu_root, path))
     ]
-    return JobsSeen(
-        tuple(fates["managed"]),
-        tuple(fates["unlimited"]),
-        tuple(fates["unnamed"]),
-        {why: tuple(names) for why, names in refused.items()},
-        tuple(lost),
-    )
+    return msgspec.convert({**fates, "refused": refused, "lost": lost}, JobsSeen)
 
 
 def _ordered_nothing(job: FoundJob, hierarchies: Hierarchies) -> bool:
@@ -234,26 +228,37 @@ def _ordered_nothing(job: FoundJob, hierarchies: Hierarchies) -> bool:
 def describe_fates(kind: str, jobs: JobsSeen, is_shadow: bool = True) -> list[str]:
     """What becomes of the jobs, a sentence for each fate with its reason."""
     noun = NOUNS[kind]
-    said = []
-    if jobs.managed:
-        how = "managed, in shadow mode at first" if is_shadow else "managed"
-        said.append(f"{how}: {count(len(jobs.managed), noun)} with a CPU limit{show_some(jobs.managed)}")
-    if jobs.unlimited:
-        said.append(
-            f"looked at only: {count(len(jobs.unlimited), noun)} that ordered no CPU limit{show_some(jobs.unlimited)}"
+    how = "managed, in shadow mode at first" if is_shadow else "managed"
+    said: list[tuple[str, str, tuple[str, ...], str]] = [
+        (how, noun, jobs.managed, " with a CPU limit{names}"),
+        ("looked at only", noun, jobs.unlimited, " that ordered no CPU limit{names}"),
+        *(("looked at only", noun, names, f"{{names}}: {why}") for why, names in jobs.refused.items()),
+        ("looked at only", "cgroup", jobs.unnamed, " that it does not name{names}"),
+        ("not looked at", noun, jobs.lost,
+         " without a cgroup in the hierarchy of the cpu controller, where a limit could be{names}"),
+    ]  # fmt: skip
+    return [
+        f"{fate}: {count(len(names), what)}{rest.replace('{names}', show_some(names))}"
+        for fate, what, names, rest in said
+        if names
+    ]
+
+
+def list_troubles(seen: EngineSeen) -> Iterator[tuple[str, str]]:
+    """What is wrong with an engine that is here, and what to do: silence, what it reports itself, unnamed jobs."""
+    is_up = False
+    for socket, view in seen.views.items():
+        is_up = is_up or view.is_up
+        if not view.is_up:
+            yield explain_silence(seen, socket, view)
+        yield from ((note, "see the engine's own log") for note in view.notes)
+    if seen.jobs.unnamed and is_up and seen.is_configured:
+        text = f"{count(len(seen.jobs.unnamed), 'cgroup')} that it does not name{show_some(seen.jobs.unnamed)}"
+        advice = (
+            f"a second {DAEMONS[seen.kind]} has them? Give it a source of its own with its `socket`; until then they "
+            "stay in shadow mode"
         )
-    for why, names in jobs.refused.items():
-        said.append(f"looked at only: {count(len(names), noun)}{show_some(names)}: {why}")
-    if jobs.unnamed:
-        said.append(
-            f"looked at only: {count(len(jobs.unnamed), 'cgroup')} that it does not name{show_some(jobs.unnamed)}"
-        )
-    if jobs.lost:
-        said.append(
-            f"not looked at: {count(len(jobs.lost), noun)} without a cgroup in the hierarchy of the cpu controller, "
-            f"where a limit could be{show_some(jobs.lost)}"
-        )
-    return said
+        yield text, advice
 
 
 def show_some(names: Iterable[str]) -> str:

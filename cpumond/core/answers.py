@@ -203,7 +203,6 @@ class StatusAnswer(msgspec.Struct, frozen=True):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the last check is too long ago."""
         return is_stuck(self.last_tick_age_s or 0.0, self.check_period_s)
 
 

@@ -21,17 +21,14 @@ SAFE: Final[Level] = "shadow"
 
 
 def lowest(a: Level, b: Level) -> Level:
-    """The less active of two levels."""
     return min(a, b, key=LEVELS.index)
 
 
 def highest(a: Level, b: Level) -> Level:
-    """The more active of two levels."""
     return max(a, b, key=LEVELS.index)
 
 
 def is_above(a: Level, b: Level) -> bool:
-    """Whether ``a`` is more active than ``b``."""
     return LEVELS.index(a) > LEVELS.index(b)
 
 

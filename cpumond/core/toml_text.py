@@ -135,7 +135,6 @@ def _find_unclosed(lines: list[str], what: str) -> str:
 
 
 def _find_double(lines: list[str], number: int, what: str) -> str:
-    """The first place of what is there twice."""
     line = lines[number - 1].strip()
     if "twice" in what or "Cannot mutate" in what:
         name = re.match(r"\[+\s*([^\]]*?)\s*\]", line)

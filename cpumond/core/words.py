@@ -99,7 +99,6 @@ def printable(name: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A printable name in double quotes."""
     return f'"{printable(name)}"'
 
 

@@ -90,7 +90,6 @@ class ClusterProcess:
         return []
 
     def let_go(self) -> None:
-        """Keep its ports for it no longer."""
         while self._held:
             self._held.pop().close()
 
@@ -128,7 +127,6 @@ class ClusterProcess:
         self.let_go()
 
     def start(self) -> None:
-        """Start it and wait until it is ready."""
         self.launch()
         self.wait_ready()
 
@@ -157,7 +155,6 @@ class ClusterProcess:
         self.is_paused = True
 
     def resume(self) -> None:
-        """SIGCONT."""
         self.is_paused = False
         os.kill(self.pid, signal.SIGCONT)
 
@@ -449,7 +446,6 @@ class Cluster:
 
     @property
     def urls(self) -> list[str]:
-        """The addresses of all schedulers."""
         return [scheduler.url for scheduler in self.schedulers]
 
     def find_leader(self) -> ClusterScheduler | None:

@@ -22,7 +22,6 @@ def find_range() -> tuple[int, int]:
 
 
 def is_free(port: int) -> bool:
-    """Whether it could be listened on just now."""
     with socket.socket() as sock, contextlib.suppress(OSError):
         sock.bind(("127.0.0.1", port))
         return True
@@ -30,7 +29,6 @@ def is_free(port: int) -> bool:
 
 
 def pick_port() -> int:
-    """One that was free a moment ago."""
     first, last = find_range()
     while True:
         port = first + secrets.randbelow(last - first + 1)
@@ -60,7 +58,6 @@ def hold(addresses: Sequence[str]) -> list[socket.socket]:
 
 @contextlib.contextmanager
 def held(*addresses: str) -> Iterator[None]:
-    """The same for as long as the block lasts."""
     sockets = hold(addresses)
     try:
         yield

@@ -80,7 +80,6 @@ class PostgresServer:
         return f"host='{host or self.host or self.directory}' port={self.port} dbname={database} user=cpumond"
 
     def make(self) -> None:
-        """Make the files of an empty cluster."""
         self.run("initdb", "-D", self.data, "-U", "cpumond", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
         self.configure(
             f"listen_addresses = '{self.host}'",
@@ -110,7 +109,6 @@ class PostgresServer:
         return done.stdout
 
     def start(self) -> None:
-        """Start the server and wait until it takes connections."""
         command = [*self.prefix, *self._as_owner]
         if self._as_owner or shutil.which("setpriv"):
             # It ends with this process, however that ends.
@@ -142,7 +140,6 @@ class PostgresServer:
         return self._process.pid if self._process is not None and self._process.poll() is None else 0
 
     def reload(self) -> None:
-        """Take the configuration over."""
         if self.pid:
             os.kill(self.pid, signal.SIGHUP)
 

@@ -49,7 +49,6 @@ class Row:
 
     @property
     def label(self) -> str:
-        """Its host, name and detail, in a line."""
         detail = f" ({self.workload.detail})" if self.workload.detail else ""
         return f"{f'{self.host}: ' if self.host else ''}{self.workload.name}{detail}"
 
@@ -219,7 +218,6 @@ def list_headings() -> list[str]:
 
 
 def list_cells(findings: Findings, row: Row) -> Iterator[str]:
-    """The cells of a workload's row after its name."""
     yield row.workload.kind
     yield from _list_numbers(row.estimate, row.is_limited, row.is_shared)
     yield findings.confidence(row)[0]
@@ -301,7 +299,6 @@ class EstimateAnswer(msgspec.Struct, frozen=True):
 
 
 def render_json(findings: Findings) -> str:
-    """The findings as the JSON of an ``EstimateAnswer``."""
     level, reasons = findings.confidence()
     answer = EstimateAnswer(
         VERSION, findings.source, findings.place, findings.length_s, findings.asked_s, findings.resolution_s,

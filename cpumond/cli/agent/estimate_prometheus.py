@@ -384,7 +384,6 @@ def _list_changes(samples: Iterable[tuple[float, float]]) -> Iterator[tuple[floa
 
 
 def _identify(labels: Labels, clusters: tuple[str, ...]) -> tuple[str, str]:
-    """(Host, cgroup or names) of a container's series."""
     key = labels.get("id") or "/".join(
         labels.get(each, "") for each in ("namespace", "pod", "container", "name") if labels.get(each)
     )
@@ -411,7 +410,6 @@ def _find_host(labels: Labels, clusters: tuple[str, ...]) -> str:
 
 
 def _is_pause(labels: Labels) -> bool:
-    """Whether a container only keeps a pod's namespaces."""
     image = labels.get("image", "").rpartition("/")[2]
     is_pause = image.partition(":")[0].partition("@")[0] == "pause"
     return is_pause or labels.get("container") == "POD" or labels.get("name", "").startswith("k8s_POD_")

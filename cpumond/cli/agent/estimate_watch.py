@@ -86,8 +86,6 @@ class Order(NamedTuple):
 
 
 class _Followed:
-    """One workload with its open cgroup."""
-
     def __init__(self, workload: Workload, cgroup: Counted, watch: Watch, order: Order) -> None:
         self.workload = workload
         self.cgroup = cgroup

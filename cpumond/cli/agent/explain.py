@@ -65,7 +65,6 @@ def draw_options(e: ExplainAnswer) -> Table:
 
 
 def make_decisions(decisions: Sequence[DecisionAnswer], padding: int) -> Table:
-    """The decisions that the agent remembers, the newest last."""
     name: tuple[str, dict[str, Any]] = ("", {"no_wrap": True, "overflow": "ellipsis"})
     text: tuple[str, dict[str, Any]] = ("", {"overflow": "ellipsis"})
     rows = []

@@ -14,7 +14,7 @@ import msgspec
 from cpumond.agent.config import AgentConfig, Source, load_config
 from cpumond.cli.agent import init_files
 from cpumond.cli.agent.init_files import Planned
-from cpumond.cli.engines import DAEMONS, EngineSeen, JobsSeen, describe_fates, explain_silence, see_engines, show_some
+from cpumond.cli.engines import DAEMONS, EngineSeen, JobsSeen, describe_fates, list_troubles, see_engines, show_some
 from cpumond.cli.options import config_option
 from cpumond.cli.output import can_ask, output_options, print_json, print_text
 from cpumond.cli.replacement import Replacement
@@ -39,7 +39,7 @@ OWN_ENGINE: Final = {
 """Kind of a workload -> that of the engine which may run it."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class InitPlan(msgspec.Struct, frozen=True):
     """What was found and what is to be written; ``others``: sentences about workloads of no engine."""
 
     engines: list[EngineSeen]
@@ -103,7 +103,7 @@ def init_command(config_path: str, yes: bool, sockets: tuple[str, ...], unit_dir
         )
 
 
-def _ask(plan: Plan) -> bool:
+def _ask(plan: InitPlan) -> bool:
     """Whether the files are to be written; False where nobody can be asked."""
     if not can_ask():
         print_text("Nothing is written: there is no terminal to ask at; `cpumond init --yes` writes it.")
@@ -111,7 +111,7 @@ def _ask(plan: Plan) -> bool:
     return click.confirm(f"Write {count(len(plan.due), 'file')}?")
 
 
-def make_plan(config_path: str, more: list[Source], unit_dir: str | None) -> Plan:
+def make_plan(config_path: str, more: list[Source], unit_dir: str | None) -> InitPlan:
     """What is on this host, and the files for it. Raises ConfigError, AccessError, UnavailableError."""
     from cpumond.cli.doctor.host import list_process_names
     from cpumond.host.cgroup.mounts import open_hierarchies
@@ -146,7 +146,7 @@ def make_plan(config_path: str, more: list[Source], unit_dir: str | None) -> Pla
         for each in shown
         if not (each.is_configured or each.can_be_followed)
     ]
-    return Plan(shown, list_others(hierarchies, seen), files, notes)
+    return InitPlan(shown, list_others(hierarchies, seen), files, notes)
 
 
 def choose_sources(
@@ -207,7 +207,7 @@ def _last(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def draw_findings(plan: Plan) -> Iterator[str]:
+def draw_findings(plan: InitPlan) -> Iterator[str]:
     """What was found, what would be managed and what not, as text."""
     yield (
         "Found on this host:"
@@ -215,27 +215,16 @@ def draw_findings(plan: Plan) -> Iterator[str]:
         else ("No engine of jobs was found on this host: Docker, Podman, Slurm, Kubernetes.")
     )
     for seen in plan.engines:
-        up = [socket for socket, view in seen.views.items() if view.is_up]
-        where = f" ({', '.join(filter(None, up))})" if any(up) else ""
-        if up or seen.found:
-            yield f"  {seen.describe()}{where}"
-        elif seen.is_here:
-            yield f"  {DAEMONS[seen.kind]}"
-        else:
-            yield f"  {DAEMONS[seen.kind]}: nothing of it is here now"
-        for sentence in describe_fates(seen.kind, seen.jobs):
-            yield f"    {sentence}"
-        for socket, view in seen.views.items():
-            if not view.is_up:
-                text, advice = explain_silence(seen, socket, view)
-                yield f"    {text}"
-                yield f"    -> {advice}"
-            yield from (f"    {note}" for note in view.notes)
+        yield f"  {seen.headline}{'' if seen.is_here else ': nothing of it is here now'}"
+        yield from (f"    {sentence}" for sentence in describe_fates(seen.kind, seen.jobs))
+        for text, advice in list_troubles(seen):
+            yield f"    {text}"
+            yield f"    -> {advice}"
     yield from (f"  {sentence}" for sentence in plan.others)
     yield from plan.notes
 
 
-def print_files(plan: Plan) -> None:
+def print_files(plan: InitPlan) -> None:
     """The files that are to be written, and those that are not. A file's own lines are shown as they are."""
     if not plan.due and not plan.foreign:
         print_text("There is nothing to write.")
@@ -306,8 +295,7 @@ class InitAnswer(msgspec.Struct, frozen=True):
     next: list[str]
 
 
-def describe_plan(plan: Plan, is_written: bool) -> InitAnswer:
-    """The same for programs."""
+def describe_plan(plan: InitPlan, is_written: bool) -> InitAnswer:
     engines = [
         EngineFound(
             seen.kind, seen.describe(), seen.is_configured,

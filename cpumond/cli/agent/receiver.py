@@ -43,8 +43,6 @@ MAX_SENTENCE_CHARS = 300
 
 
 class Received:
-    """The newest heartbeat of each node."""
-
     def __init__(self) -> None:
         self._newest: dict[str, tuple[Heartbeat, float]] = {}
         self._superseded: dict[str, deque[str]] = {}

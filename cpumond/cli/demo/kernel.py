@@ -107,7 +107,6 @@ def _read_members(place: str) -> list[int]:
 
 
 def _write_members(place: str, pids: list[int]) -> None:
-    """Take out ended processes."""
     path = os.path.join(place, "cgroup.procs")
     with open(f"{path}.new", "w", encoding="ascii") as file:
         file.writelines(f"{pid}\n" for pid in pids)

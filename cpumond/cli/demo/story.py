@@ -57,7 +57,6 @@ class JobFacts(msgspec.Struct):
 
     @property
     def lives(self) -> bool:
-        """Whether it still has its cgroup."""
         return self.ended_at is None
 
 

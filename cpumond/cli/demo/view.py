@@ -149,7 +149,6 @@ def draw_bar(job: JobFacts, capacity: float) -> str:
 
 
 def list_sentences(summary: DemoSummary) -> Iterator[str]:
-    """The summary in lines."""
     yield ""
     yield (
         f"After {summary.duration_s:.0f} s on a node of {show_rounded(summary.capacity_cores)} ({summary.kernel} "

@@ -1,17 +1,17 @@
 """``cpumond doctor``: what this host offers, what is missing, and what to do about it.
 
-``examine`` calls all checks in turn: those of ``checks``, ``engines``, ``cgroups``, ``actuators`` and ``units``, over
-what ``host`` sees.
+``list_checks`` names all checks in turn: those of ``checks``, ``engines``, ``cgroups``, ``actuators`` and ``units``,
+over what ``Subject`` and ``host`` see.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import click
@@ -28,7 +28,7 @@ from cpumond.cli.engines import EngineSeen, collect_views, see_engines
 from cpumond.cli.options import config_option
 from cpumond.cli.output import output_options, print_json, terminal_width, use_colour
 from cpumond.cli.render.grid import fold, paint
-from cpumond.core.errors import EXIT_CONFIG, EXIT_UNAVAILABLE, CpumondError, UnavailableError, describe
+from cpumond.core.errors import EXIT_CONFIG, EXIT_UNAVAILABLE, CpumondError, describe
 from cpumond.core.words import count
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from cpumond.host.cgroup.mounts import Hierarchies, Mount
     from cpumond.monitor.model import MonitorSettings
 
-Look = Callable[[str, Callable[[], list[Finding]]], None]
+Check = tuple[str, Callable[[], Finding | Iterable[Finding]]]
+"""The name that findings of it begin with, and the look itself."""
 
 
 @click.command("doctor", epilog="Example: cpumond doctor --config /etc/cpumond/cpumond.toml")
@@ -97,58 +98,187 @@ def _wrap(text: str, width: int | None, indent: str) -> str:
 
 def examine(config_path: str, explicit: bool) -> list[Finding]:
     """All findings about this host under the configuration at ``config_path`` (``explicit``: the user named it)."""
-    from cpumond.host.cgroup.v1 import V1Cgroup
-    from cpumond.host.cgroup.v2 import V2Cgroup
-
     config, findings = checks.check_config(config_path, explicit)
     findings = [checks.describe_host(), *findings]
-
-    def look(check: str, work: Callable[[], list[Finding]]) -> None:
+    for check, look in list_checks(Subject(config)):
         # A check that fails must not hide the others.
         try:
-            findings.extend(work())
+            found = look()
+            findings += [found] if isinstance(found, Finding) else found
         except (CpumondError, OSError) as error:
             text = str(error) if isinstance(error, CpumondError) else f"{error.filename or ''}: {describe(error)}"
             findings.append(Finding(check, "warn", f"could not be looked at: {text}", host.suggest_root()))
-
-    seen = host.find_agent(config)
-    hierarchies = _examine_cgroups(config, look)
-    jobs: list[FoundJob] = []
-    programs = host.list_process_names()
-    if hierarchies is not None:
-        engines = _examine_engines(config, hierarchies, programs, seen, look)
-        jobs = _examine_jobs(config, hierarchies, engines, look)
-    version = 1 if hierarchies is None else hierarchies.cpu_version
-    follows_pressure = any(each.follows_pressure for each in _list_settings(config, jobs))
-    per_job = (V1Cgroup if version == 1 else V2Cgroup).DESCRIPTORS + follows_pressure
-    look(
-        "descriptors",
-        lambda: checks.check_descriptors(
-            *host.read_descriptor_limit(seen), len(jobs), config.discovery.max_jobs, per_job
-        ),
-    )
-    look("inotify", lambda: checks.check_inotify(host.read_inotify(), len(jobs) * (2 if version == 1 else 1)))
-    look("agent", lambda: checks.check_agent(seen, config))
-    if seen.running:
-        look("agent", lambda: checks.check_answer(AgentClient(config.control_socket)))
-    kinds = {source.kind for source in config.source}
-    look("other writers", lambda: checks.check_writers(programs, kinds))
-    look("systemd", lambda: _examine_systemd(config, hierarchies, jobs, seen))
-    look("clock", lambda: checks.check_clock("/sys/devices/system/clocksource/clocksource0"))
-    look("state_dir", lambda: [checks.check_directory("state_dir", config.state_dir)])
-    look("runtime_dir", lambda: [checks.check_directory("runtime_dir", config.runtime_dir)])
-    look("leftovers", lambda: _examine_leftovers(config, hierarchies, seen))
-    look("pause file", lambda: [checks.check_pause(config.runtime_dir)])
-    look("report", lambda: [checks.check_report(config.report.kind, config.report.url, host.try_connect)])
-    look("scheduler", lambda: _examine_scheduler(config.scheduler.addresses))
-    booted = os.path.isdir("/run/systemd/system")
-    look("executor", lambda: checks.check_executor(config, booted, importlib.util.find_spec("dbus_fast") is not None))
-    listen = config.metrics.listen
-    look(
-        "metrics",
-        lambda: [checks.check_metrics(listen, seen.running, host.try_connect, host.read_metrics, host.find_absent)],
-    )
     return findings
+
+
+class Subject:
+    """This host under a configuration. ``registered`` and ``engines`` are empty until their checks have read them."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self.config = config
+        self.agent = host.find_agent(config)
+        self.programs = host.list_process_names()
+        self.registered: list[FoundJob] = []
+        self.engines: list[EngineSeen] = []
+
+    @cached_property
+    def mounts(self) -> list[Mount]:
+        from cpumond.host.cgroup.mounts import read_mounts
+
+        return read_mounts(self.config.mountinfo)
+
+    @cached_property
+    def hierarchies(self) -> Hierarchies | None:
+        """None without the cpu controller, which ``check_mounts`` says."""
+        from cpumond.host.cgroup.mounts import find_hierarchies
+
+        with suppress(CpumondError, OSError):
+            return find_hierarchies(self.mounts, self.config.mountinfo)
+        return None
+
+    @cached_property
+    def jobs(self) -> list[FoundJob]:
+        from cpumond.agent.discovery import list_jobs
+
+        if self.hierarchies is None:
+            return []
+        views = collect_views(self.engines)
+        return list_jobs(self.config.source, self.registered, self.hierarchies.cpu_root, views).jobs
+
+    @property
+    def paths(self) -> list[str]:
+        """The cgroups of jobs; without any the managed roots, which are written where they are jobs themselves."""
+        return [job.path for job in self.jobs] or [root for root in self.config.managed_roots if root]
+
+    @cached_property
+    def resolved(self) -> list[tuple[FoundJob, MonitorSettings]]:
+        return [(job, self.config.resolve_settings(job.source, job.operation_id, job.layer)) for job in self.jobs]
+
+    @property
+    def settings(self) -> list[MonitorSettings]:
+        """Those of the node and of each job."""
+        return [self.config.node_settings(), *(each for _, each in self.resolved)]
+
+
+def list_checks(subject: Subject) -> Iterator[Check]:
+    """All checks, in the order of what they say."""
+    config, agent, hierarchies = subject.config, subject.agent, subject.hierarchies
+    version = 1 if hierarchies is None else hierarchies.cpu_version
+    yield "cgroups", lambda: cgroups.check_mounts(subject.mounts, config.mountinfo)
+    if hierarchies is not None:
+        yield from _list_cgroup_checks(subject, hierarchies)
+        yield from _list_source_checks(subject, hierarchies)
+        yield from _list_job_checks(subject, hierarchies)
+    yield "descriptors", lambda: _check_descriptors(subject, version)
+    yield "inotify", lambda: checks.check_inotify(host.read_inotify(), len(subject.jobs) * (2 if version == 1 else 1))
+    yield "agent", lambda: checks.check_agent(agent, config)
+    if agent.running:
+        yield "agent", lambda: checks.check_answer(AgentClient(config.control_socket))
+    yield "other writers", lambda: checks.check_writers(subject.programs, {source.kind for source in config.source})
+    yield "systemd", lambda: _examine_systemd(config, hierarchies, subject.jobs, agent)
+    yield "clock", lambda: checks.check_clock("/sys/devices/system/clocksource/clocksource0")
+    yield "state_dir", lambda: checks.check_directory("state_dir", config.state_dir)
+    yield "runtime_dir", lambda: checks.check_directory("runtime_dir", config.runtime_dir)
+    yield "leftovers", lambda: _examine_leftovers(config, hierarchies, agent)
+    yield "pause file", lambda: checks.check_pause(config.runtime_dir)
+    yield "report", lambda: checks.check_report(config.report.kind, config.report.url, host.try_connect)
+    yield "scheduler", lambda: _examine_scheduler(config.scheduler.addresses)
+    booted, has_bus_library = os.path.isdir("/run/systemd/system"), importlib.util.find_spec("dbus_fast") is not None
+    yield "executor", lambda: checks.check_executor(config, booted, has_bus_library)
+    listen, tools = config.metrics.listen, (host.try_connect, host.read_metrics, host.find_absent)
+    yield "metrics", lambda: checks.check_metrics(listen, agent.running, *tools)
+
+
+def _list_cgroup_checks(subject: Subject, hierarchies: Hierarchies) -> Iterator[Check]:
+    yield "cgroup version", lambda: actuators.check_version(hierarchies.cpu_version)
+    sched_ext = [host.read_line(path) or "" for path in actuators.SCHED_EXT]
+    yield "CPU scheduler", lambda: actuators.check_cpu_scheduler(*sched_ext)
+    error = host.try_read("/proc/pressure/cpu")
+    yield "pressure", lambda: cgroups.check_pressure(error, hierarchies.unified_root)
+    if subject.config.executor.kind != "none":
+        yield "idle class", lambda: actuators.check_idle_class(_find_idle_class(subject.config, hierarchies))
+
+
+def _list_source_checks(subject: Subject, hierarchies: Hierarchies) -> Iterator[Check]:
+    config, roots = subject.config, subject.config.managed_roots
+    kinds = {source.kind for source in config.source}
+    yield "engines", lambda: _check_engines(subject, hierarchies)
+    yield "added jobs", lambda: _check_registered(subject)
+    # The executor makes its own root.
+    if roots or config.executor.kind == "none":
+        yield "managed_roots", lambda: cgroups.check_roots(roots, hierarchies.cpu_root, kinds)
+    for number, source in enumerate(config.source, 1):
+        if not source.is_engine:
+            yield f"source {number}", partial(cgroups.check_source, number, source, config, hierarchies)
+        for seen in subject.engines:
+            if seen.kind == source.kind:
+                look = partial(of_engines.check_engine_source, number, source, subject.jobs, seen)
+                yield f"source {number}", look
+    if not (config.source or subject.registered) and config.executor.kind == "none":
+        yield "sources", cgroups.check_no_sources
+    yield "foreign cgroups", lambda: of_units.check_foreign_managers(roots, hierarchies.cpu_root, kinds)
+
+
+def _list_job_checks(subject: Subject, hierarchies: Hierarchies) -> Iterator[Check]:
+    from cpumond.host.cgroup.files import find_missing_quota
+    from cpumond.host.cgroup.units import unit_of
+
+    jobs, settings, resolved = subject.jobs, subject.settings, subject.resolved
+    directories = [os.path.join(hierarchies.cpu_root, path) for path in subject.paths]
+    units = {os.path.join(hierarchies.cpu_root, path) for path in subject.paths if unit_of(path)}
+    wants_burst = any(each.limit_rule == "peak" and each.actuator == "quota" and each.burst_ratio for each in settings)
+    if any(each.actuator == "quota" for each in settings) or not any(map(find_missing_quota, directories)):
+        others = partial(host.list_children, hierarchies.cpu_root)
+        yield (
+            "limit files",
+            lambda: cgroups.check_limit_files(hierarchies.cpu_version, directories, others(), units, wants_burst),
+        )
+    yield "limits above", lambda: of_units.check_caps(hierarchies, {job.path: job.cpu_limit_cores for job in jobs})
+    wanting = [each for each in settings if each.follows_pressure]
+    yield (
+        "pressure of jobs",
+        lambda: of_units.check_job_pressure(hierarchies.unified_root, [job.path for job in jobs], wanting),
+    )
+    if not jobs or any(each.actuator != "guarantee" for _, each in resolved):
+        yield "rights", lambda: cgroups.check_rights(hierarchies.cpu_version, directories)
+    if jobs:
+        yield "actuator", lambda: actuators.check_actuators(each for _, each in resolved)
+        yield "floor", lambda: actuators.check_floors(resolved, partial(actuators.read_order, hierarchies))
+    yield "counter read", lambda: cgroups.measure_read(hierarchies, jobs[0].path if jobs else "")
+
+
+def _check_engines(subject: Subject, hierarchies: Hierarchies) -> list[Finding]:
+    subject.engines = see_engines(subject.config, hierarchies, subject.programs)
+    mounts = host.show_mounts() if any(source.is_engine for source in subject.config.source) else {}
+
+    def find_reach(socket: str) -> of_engines.Reach:
+        in_agent = of_engines.find_agent_reach(socket, subject.agent.pid)
+        return (of_engines.find_unit_reach(socket, mounts) if in_agent is None else in_agent) or ""
+
+    return [finding for seen in subject.engines for finding in of_engines.check_engine(seen, find_reach)]
+
+
+def _check_registered(subject: Subject) -> Finding:
+    subject.registered = host.read_registered(subject.config.state_dir)
+    return Finding("added jobs", "ok", f"{count(len(subject.registered), 'job')} added by `cpumond job add`")
+
+
+def _check_descriptors(subject: Subject, version: int) -> list[Finding]:
+    from cpumond.host.cgroup.v1 import V1Cgroup
+    from cpumond.host.cgroup.v2 import V2Cgroup
+
+    per_job = (V1Cgroup if version == 1 else V2Cgroup).DESCRIPTORS
+    per_job += any(each.follows_pressure for each in subject.settings)
+    limits = host.read_descriptor_limit(subject.agent)
+    return checks.check_descriptors(*limits, len(subject.jobs), subject.config.discovery.max_jobs, per_job)
+
+
+def _find_idle_class(config: AgentConfig, hierarchies: Hierarchies) -> IdleClass:
+    from cpumond.host.cgroup.job_tree import JobCgroupTree
+    from cpumond.host.executor import find_idle_class
+
+    tree = JobCgroupTree(hierarchies, config.executor.cgroup_root, config.mountinfo)
+    return find_idle_class(config.executor.kind, tree)
 
 
 def _examine_scheduler(urls: Sequence[str]) -> list[Finding]:
@@ -167,125 +297,6 @@ def _examine_scheduler(urls: Sequence[str]) -> list[Finding]:
             own = load_scheduler_config(DEFAULT_SCHEDULER_CONFIG_PATH)
             findings += [checks.describe_open(f"{own.path}: {own.api.listen}")] if own.api.is_open else []
     return findings
-
-
-def _examine_cgroups(config: AgentConfig, look: Look) -> Hierarchies | None:
-    from cpumond.host.cgroup.mounts import find_hierarchies, read_mounts
-
-    mounts: list[Mount] = []
-
-    def read() -> list[Finding]:
-        mounts.extend(read_mounts(config.mountinfo))
-        return cgroups.check_mounts(mounts, config.mountinfo)
-
-    look("cgroups", read)
-    try:
-        hierarchies = find_hierarchies(mounts, config.mountinfo)
-    except UnavailableError:
-        # check_mounts has said so; without the cpu controller there is nothing more to examine.
-        return None
-    look("cgroup version", lambda: [actuators.check_version(hierarchies.cpu_version)])
-    look(
-        "CPU scheduler",
-        lambda: [actuators.check_cpu_scheduler(*(host.read_line(path) or "" for path in actuators.SCHED_EXT))],
-    )
-    look("pressure", lambda: [cgroups.check_pressure(host.try_read("/proc/pressure/cpu"), hierarchies.unified_root)])
-    if config.executor.kind != "none":
-        look("idle class", lambda: [actuators.check_idle_class(_find_idle_class(config, hierarchies))])
-    return hierarchies
-
-
-def _examine_engines(
-    config: AgentConfig, hierarchies: Hierarchies, programs: list[str], seen: AgentSeen, look: Look
-) -> list[EngineSeen]:
-    engines: list[EngineSeen] = []
-    mounts = host.show_mounts() if any(source.is_engine for source in config.source) else {}
-
-    def find_reach(socket: str) -> of_engines.Reach:
-        in_agent = of_engines.find_agent_reach(socket, seen.pid)
-        return (of_engines.find_unit_reach(socket, mounts) if in_agent is None else in_agent) or ""
-
-    def see() -> list[Finding]:
-        engines.extend(see_engines(config, hierarchies, programs))
-        return [finding for each in engines for finding in of_engines.check_engine(each, find_reach)]
-
-    look("engines", see)
-    return engines
-
-
-def _examine_jobs(
-    config: AgentConfig, hierarchies: Hierarchies, engines: list[EngineSeen], look: Look
-) -> list[FoundJob]:
-    from cpumond.agent.discovery import list_jobs
-    from cpumond.host.cgroup.files import find_missing_quota
-    from cpumond.host.cgroup.units import unit_of
-
-    registered: list[FoundJob] = []
-    look("added jobs", lambda: _take_registered(registered, config.state_dir))
-    jobs = list_jobs(config.source, registered, hierarchies.cpu_root, collect_views(engines)).jobs
-    by_kind = {each.kind: each for each in engines}
-    # The executor makes its own root.
-    roots = config.managed_roots
-    kinds = {source.kind for source in config.source}
-    if roots or config.executor.kind == "none":
-        look("managed_roots", lambda: cgroups.check_roots(roots, hierarchies.cpu_root, kinds))
-    for number, source in enumerate(config.source, 1):
-        if source.is_engine:
-            engine = by_kind.get(source.kind)
-            if engine is not None:
-                findings = functools.partial(of_engines.check_engine_source, number, source, jobs, engine)
-                look(f"source {number}", findings)
-            continue
-        look(f"source {number}", functools.partial(cgroups.check_source, number, source, config, hierarchies))
-    if not config.source and not registered and config.executor.kind == "none":
-        look("sources", lambda: [cgroups.check_no_sources()])
-    look("foreign cgroups", lambda: of_units.check_foreign_managers(roots, hierarchies.cpu_root, kinds))
-    # A managed root is written only where it is a job itself.
-    paths = [job.path for job in jobs] or [root for root in config.managed_roots if root]
-    directories = [os.path.join(hierarchies.cpu_root, path) for path in paths]
-    units = {os.path.join(hierarchies.cpu_root, path) for path in paths if unit_of(path)}
-    settings = _list_settings(config, jobs)
-    wants_burst = any(each.limit_rule == "peak" and each.actuator == "quota" and each.burst_ratio for each in settings)
-    others = host.list_children(hierarchies.cpu_root)
-    if any(each.actuator == "quota" for each in settings) or not any(map(find_missing_quota, directories)):
-        look(
-            "limit files",
-            lambda: cgroups.check_limit_files(hierarchies.cpu_version, directories, others, units, wants_burst),
-        )
-    look("limits above", lambda: of_units.check_caps(hierarchies, {job.path: job.cpu_limit_cores for job in jobs}))
-    wanting = [each for each in _list_settings(config, jobs) if each.follows_pressure]
-    look(
-        "pressure of jobs",
-        lambda: of_units.check_job_pressure(hierarchies.unified_root, [job.path for job in jobs], wanting),
-    )
-    resolved = [(job, config.resolve_settings(job.source, job.operation_id, job.layer)) for job in jobs]
-    is_written = not jobs or any(each.actuator != "guarantee" for _, each in resolved)
-    if is_written:
-        look("rights", lambda: [cgroups.check_rights(hierarchies.cpu_version, directories)])
-    if jobs:
-        look("actuator", lambda: [actuators.check_actuators(each for _, each in resolved)])
-        order = functools.partial(actuators.read_order, hierarchies)
-        look("floor", lambda: [actuators.check_floors(resolved, order)])
-    look("counter read", lambda: [cgroups.measure_read(hierarchies, jobs[0].path if jobs else "")])
-    return jobs
-
-
-def _find_idle_class(config: AgentConfig, hierarchies: Hierarchies) -> IdleClass:
-    from cpumond.host.cgroup.job_tree import JobCgroupTree
-    from cpumond.host.executor import find_idle_class
-
-    cgroups = JobCgroupTree(hierarchies, config.executor.cgroup_root, config.mountinfo)
-    return find_idle_class(config.executor.kind, cgroups)
-
-
-def _list_settings(config: AgentConfig, jobs: list[FoundJob]) -> list[MonitorSettings]:
-    """The resulting settings of the node and of each job."""
-    return [config.node_settings()] + [config.resolve_settings(job.source, job.operation_id, job.layer) for job in jobs]
-
-
-def _take_registered(registered: list[FoundJob], state_dir: str) -> list[Finding]:
-    registered += host.read_registered(state_dir)
-    return [Finding("added jobs", "ok", f"{count(len(registered), 'job')} added by `cpumond job add`")]
 
 
 def _examine_systemd(

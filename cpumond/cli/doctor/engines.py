@@ -9,7 +9,15 @@ from typing import Final, Literal
 from cpumond.agent.config import Source
 from cpumond.agent.discovery import FoundJob, describe_source
 from cpumond.cli.doctor.checks import Finding, advise_source
-from cpumond.cli.engines import DAEMONS, NOUNS, EngineSeen, describe_fates, explain_silence, show_some
+from cpumond.cli.engines import (
+    DAEMONS,
+    NOUNS,
+    EngineSeen,
+    describe_fates,
+    explain_silence,
+    list_troubles,
+    show_some,
+)
 from cpumond.core.job_cgroups import INSTALLED_DROP_INS
 from cpumond.core.words import count
 
@@ -27,43 +35,29 @@ def check_engine(seen: EngineSeen, find_reach: Callable[[str], Reach]) -> list[F
     check = f"engine {seen.kind}"
     if not (seen.is_here or seen.is_configured):
         return []
-    findings = []
-    up = {socket: view for socket, view in seen.views.items() if view.is_up}
     if not seen.is_here:
         socket, view = next(iter(seen.views.items()))
         why, advice = explain_silence(seen, socket, view)
         text = f"a source names {seen.kind}, but nothing of it is on this host now: {why}"
         return [Finding(check, "warn", text, f"leave the source out of this host's configuration, or: {advice}")]
+    up = [socket for socket, view in seen.views.items() if view.is_up]
+    findings = []
     if not seen.is_configured:
         what = seen.describe() if up or seen.found else DAEMONS[seen.kind]
         text = f"{what}: on this host, and no source names it"
         advice = advise_source(seen.kind, seen.own_socket) if seen.can_be_followed else "see why it gives no answer"
         findings.append(Finding(check, "warn", text, advice))
     elif up:
-        findings.append(Finding(check, "ok", f"{seen.describe()}{_show_places(up)}: it answers"))
-    for socket, view in seen.views.items():
-        if not view.is_up:
-            findings.append(Finding(check, "warn", *explain_silence(seen, socket, view)))
-        elif seen.is_configured and (reach := find_reach(socket) if socket.startswith("/") else ""):
+        findings.append(Finding(check, "ok", f"{seen.headline}: it answers"))
+    for socket in up if seen.is_configured else ():
+        reach = find_reach(socket) if socket.startswith("/") else ""
+        if reach == "stale":
+            text = f"{socket} was made anew since the service started, which cannot reach it"
+            findings.append(Finding(check, "warn", text, RESTART_ADVICE))
+        elif reach:
             text = f"{socket} is hidden from the service by its unit"
-            if reach == "stale":
-                text = f"{socket} was made anew since the service started, which cannot reach it"
-            advice = RESTART_ADVICE if reach == "stale" else DROP_IN_ADVICE.format(kind=seen.kind)
-            findings.append(Finding(check, "fail" if reach == "hidden" else "warn", text, advice))
-        findings += [Finding(check, "warn", note, "see the engine's own log") for note in view.notes]
-    if seen.jobs.unnamed and up and seen.is_configured:
-        text = f"{count(len(seen.jobs.unnamed), 'cgroup')} that it does not name{show_some(seen.jobs.unnamed)}"
-        advice = (
-            f"a second {DAEMONS[seen.kind]} has them? Give it a source of its own with its `socket`; until then they "
-            "stay in shadow mode"
-        )
-        findings.append(Finding(check, "warn", text, advice))
-    return findings
-
-
-def _show_places(up: Mapping[str, object]) -> str:
-    places = ", ".join(filter(None, up))
-    return f" ({places})" if places else ""
+            findings.append(Finding(check, "fail", text, DROP_IN_ADVICE.format(kind=seen.kind)))
+    return findings + [Finding(check, "warn", text, advice) for text, advice in list_troubles(seen)]
 
 
 def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], seen: EngineSeen) -> list[Finding]:

@@ -315,7 +315,6 @@ def may(path: str, mode: int) -> bool:
 
 
 def try_read(path: str) -> OSError | None:
-    """Read a file; the error, None without one."""
     try:
         with open(path, "rb") as file:
             file.read()

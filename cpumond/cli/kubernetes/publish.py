@@ -127,7 +127,7 @@ def is_same(quantity: str | None, offer: int) -> bool:
         return False
 
 
-class ApiServer:
+class KubernetesApi:
     """The cluster's API server: lists pods and nodes, and writes one figure of a node. Its methods raise CpumondError.
 
     ``account``: the folder with ``token`` and ``ca.crt`` of a service account.
@@ -169,11 +169,11 @@ class ApiServer:
         self._ask("PATCH", f"/api/v1/nodes/{node}/status", "application/json-patch+json", content=body)
 
 
-class Publisher:
+class OfferPublisher:
     """Keeps the figures of all nodes at what their agents say; each method gives sentences about what was written, and
     what was not, and raises CpumondError where the API server does not tell pods or nodes."""
 
-    def __init__(self, api: ApiServer, namespace: str, selector: str, port: int) -> None:
+    def __init__(self, api: KubernetesApi, namespace: str, selector: str, port: int) -> None:
         import httpx2
 
         self._api, self._selector, self._port = api, selector, port
@@ -183,7 +183,6 @@ class Publisher:
         """By node, for how many rounds its agent has offered less than its figure."""
 
     def publish(self) -> list[str]:
-        """Ask all agents and write what has changed."""
         pods = self._api.list_all(self._pods, labelSelector=self._selector)
         agents = {each.spec.node: each.status.address for each in pods if each.status.address}
         offers: dict[str, Offer] = {}
@@ -200,7 +199,6 @@ class Publisher:
         return said + self._write(offers)
 
     def withdraw(self) -> list[str]:
-        """Have no node offer anything."""
         return self._write({})
 
     def _ask_agent(self, address: str) -> Offer:
@@ -258,7 +256,7 @@ def publish_command(
             "this is no pod, so where the API server is is not known; give it with --api https://HOST:6443"
         )
     inside = f"https://{f'[{host}]' if ':' in host else host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
-    publisher = Publisher(ApiServer(url or inside, account), namespace, selector, port)
+    publisher = OfferPublisher(KubernetesApi(url or inside, account), namespace, selector, port)
     ending, before = threading.Event(), ""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())

@@ -104,7 +104,7 @@ def test_what_somebody_writes_while_the_question_is_open_stays(config, programs,
         programs.append("slurmd")
     path = config.parent / "conf.d" / "engines.toml"
 
-    def ask(plan: init.Plan) -> bool:
+    def ask(plan: init.InitPlan) -> bool:
         assert plan.due[0].path == str(path)
         path.parent.mkdir(exist_ok=True)
         path.write_text("# mine\n")

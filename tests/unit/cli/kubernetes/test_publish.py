@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from cpumond.cli.kubernetes import publish
-from cpumond.cli.kubernetes.publish import ApiServer, Offer, ask, choose_figure, read_offer
+from cpumond.cli.kubernetes.publish import KubernetesApi, Offer, ask, choose_figure, read_offer
 from cpumond.core.errors import AccessError, UnavailableError
 
 
@@ -110,4 +110,4 @@ def test_nobody_answers():
 def test_a_token_that_no_request_can_hold_is_not_told(tmp_path):
     (tmp_path / "token").write_bytes(b"secret\nsecond")
     with pytest.raises(AccessError, match="token: it does not hold a token on one line"):
-        ApiServer("http://127.0.0.1:9", str(tmp_path)).list_all("/x")
+        KubernetesApi("http://127.0.0.1:9", str(tmp_path)).list_all("/x")
