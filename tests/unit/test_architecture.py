@@ -68,6 +68,7 @@ BELOW: dict[str, set[str]] = {
     "host.executor": {
         "core.decode", "core.errors", "core.job_cgroups", "core.wire", "host.cgroup.idle", "host.cgroup.job_tree",
         "host.cgroup.mounts", "host.cgroup.settings", "host.cgroup_processes", "host.executor",
+        "host.systemd.connection",
     },
     "host.engine": {
         "core.decode", "core.errors", "core.measures", "host.cgroup.files", "host.cgroup.mounts", "host.engine",
@@ -88,7 +89,7 @@ BELOW: dict[str, set[str]] = {
 
 HOME = {
     "prometheus_client": {"cpumond.agent.exporter", "cpumond.scheduler.program.exporter"},
-    "dbus_fast": {"cpumond.host.systemd.bus", "cpumond.host.executor.systemd"},
+    "dbus_fast": {"cpumond.host.systemd.connection"},
     "asyncinotify": {"cpumond.agent.watch"},
     "cgroupspy": {"cpumond.cli.demo", "cpumond.testing"},
     "cysystemd": {"cpumond.host.service", "cpumond.core.log"},

@@ -12,24 +12,22 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
-from dbus_fast import BusType, Message, MessageType, Variant
-from dbus_fast.aio import MessageBus
-
-from cpumond.core.errors import describe
+from cpumond.host.systemd.connection import (
+    DENIED,
+    LOST,
+    MANAGER,
+    RECONNECT_FIRST_S,
+    RECONNECT_MAX_S,
+    RULES,
+    SYSTEMD,
+    BusAway,
+    BusConnection,
+    Refused,
+)
 from cpumond.host.systemd.properties import QUOTA, WEIGHT, UnitEvent, UnitProperties, object_path
 
-SYSTEMD: Final = "org.freedesktop.systemd1"
-MANAGER: Final = f"{SYSTEMD}.Manager"
-MANAGER_PATH: Final = "/org/freedesktop/systemd1"
-BUS: Final = "org.freedesktop.DBus"
-
-CONNECT_TIMEOUT_S = 5.0
-CALL_TIMEOUT_S = 25.0
-"""Of one call; systemd answers nothing while it reloads its units."""
-RECONNECT_FIRST_S = 0.1
-RECONNECT_MAX_S = 10.0
 AWAY_PATIENCE_S = 2.0
 """How long ``flush`` waits for a bus that cannot be reached."""
 DENIED_PAUSE_S = 60.0
@@ -43,25 +41,11 @@ LOOK_FRESH_S, LOOK_PAUSE_S = 0.05, 0.2
 busy then, mostly with a reload, and other callers that waited are served during the pause."""
 MANAGED = (".service", ".scope")
 """Kinds of units that the polkit rule names: of another kind, being denied says nothing about the rest."""
-_DENIED = ("AccessDenied", "InteractiveAuthorizationRequired", "AuthFailed")
 _NO_UNIT = ("NoSuchUnit", "UnknownObject")
-_AWAY = ("ServiceUnknown", "NameHasNoOwner", "NoReply", "Timeout", "TimedOut", "Disconnected", "NoServer")
-
+_UNIT_RULES = (*RULES, f"sender='{SYSTEMD}',interface='{MANAGER}',member='UnitRemoved'")
 
 Setting = tuple[UnitProperties, UnitProperties]
 """What a unit is to be set to, and what it may have by then."""
-
-
-class _Away(Exception):  # noqa: N818 - a state of the world, handled close by
-    """No answer."""
-
-
-class _Refused(Exception):  # noqa: N818 - an answer, handled close by
-    """The answer is an error: ``name`` is the last word of its name."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(text)
-        self.name = name
 
 
 class UnitBus:
@@ -76,7 +60,7 @@ class UnitBus:
 
     def __init__(self, wake: Callable[[], None], address: str = "") -> None:
         self._wake = wake
-        self._address = address
+        self._bus = BusConnection(self._on_signal, address)
         self._events: collections.deque[UnitEvent] = collections.deque()
         self._lock = threading.Lock()
         self._raises: dict[str, Setting] = {}
@@ -170,8 +154,8 @@ class UnitBus:
         said = ""
         while not self._closing:
             try:
-                bus = await self._connect()
-            except _Away as error:
+                await self._bus.connect(_UNIT_RULES)
+            except BusAway as error:
                 self._away_since_s = min(self._away_since_s, time.monotonic())
                 if str(error) != said:
                     said = str(error)
@@ -181,10 +165,11 @@ class UnitBus:
                 continue
             said, pause_s, self._away_since_s = "", RECONNECT_FIRST_S, math.inf
             self._denied_until_s = 0.0
+            self._subscribed = False
             self._emit(UnitEvent("connected"))
             try:
-                await self._serve(bus)
-            except _Away as error:
+                await self._serve()
+            except BusAway as error:
                 said = str(error)
                 self._emit(UnitEvent("away", text=said))
             except Exception as error:
@@ -193,7 +178,7 @@ class UnitBus:
                 self._emit(UnitEvent("away", text=said))
                 await self._wait_for_news(RECONNECT_MAX_S)
             finally:
-                bus.disconnect()
+                self._bus.disconnect()
 
     async def _wait_for_news(self, timeout_s: float) -> None:
         """Sleep until the time-out or ``close``; ``set`` does not end it, or a lost bus would be tried all the time."""
@@ -204,57 +189,31 @@ class UnitBus:
                 async with asyncio.timeout(left_s):
                     await self._news.wait()
 
-    async def _connect(self) -> MessageBus:
-        """Raises _Away."""
-        bus = None
-        try:
-            bus = MessageBus(bus_address=self._address) if self._address else MessageBus(bus_type=BusType.SYSTEM)
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await bus.connect()
-            bus.add_message_handler(self._on_message)
-            for rule in (
-                f"sender='{BUS}',member='NameOwnerChanged',arg0='{SYSTEMD}'",
-                f"sender='{SYSTEMD}',interface='{MANAGER}',member='Reloading'",
-                f"sender='{SYSTEMD}',interface='{MANAGER}',member='UnitRemoved'",
-            ):
-                await self._call(bus, "AddMatch", "s", [f"type='signal',{rule}"], BUS, "/org/freedesktop/DBus", BUS)
-            self._subscribed = False
-        except Exception as error:
-            # Whatever the library raises for a bus that is absent or broken.
-            if bus is not None:
-                bus.disconnect()
-            detail = describe(error) if isinstance(error, OSError) else str(error) or type(error).__name__
-            raise _Away(f"the system bus cannot be reached: {detail}") from error
-        return bus
-
-    def _on_message(self, message: Message) -> None:
-        if message.message_type is not MessageType.SIGNAL:
-            return
-        if message.member == "Reloading" and not message.body[0]:
+    def _on_signal(self, member: str, path: str, body: list[Any]) -> None:
+        if member == "Reloading" and not body[0]:
             self._emit(UnitEvent("reloaded"))
-        elif message.member == "UnitRemoved":
-            self._emit(UnitEvent("removed", str(message.body[0])))
-        elif message.member == "NameOwnerChanged" and message.body[2]:
+        elif member == "UnitRemoved":
+            self._emit(UnitEvent("removed", str(body[0])))
+        elif member == "NameOwnerChanged" and body[2]:
             # systemd executed itself again (daemon-reexec): it needs a new subscription, and has read its units.
             self._subscribed = False
             self._emit(UnitEvent("reloaded"))
             self._news.set()
 
-    async def _serve(self, bus: MessageBus) -> None:
-        """Carry out what is queued until the end. Raises _Away."""
-        lost = asyncio.ensure_future(bus.wait_for_disconnect())  # type: ignore[no-untyped-call]
+    async def _serve(self) -> None:
+        """Carry out what is queued until the end. Raises BusAway."""
+        lost = self._bus.wait_for_loss()
         lost.add_done_callback(self._on_lost)
         while not self._closing:
             if lost.done():
-                raise _Away("the connection to the system bus is lost")
+                raise BusAway(LOST)
             self._news.clear()
             if not self._subscribed:
                 self._subscribed = True
-                with contextlib.suppress(_Refused):  # already subscribed is as good
-                    await self._call(bus, "Subscribe")
+                await self._bus.subscribe()
             began_s = time.monotonic()
             waits = 0.0 if self._hurry else self._denied_until_s - began_s
-            if await self._do_one(bus, denied=waits > 0.0):
+            if await self._do_one(denied=waits > 0.0):
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(waits if waits > 0.0 else None):
@@ -266,8 +225,8 @@ class UnitBus:
             done.exception()  # retrieved, or asyncio logs it
         self._news.set()
 
-    async def _do_one(self, bus: MessageBus, denied: bool) -> bool:
-        """Carry out the next thing that is queued; False when there is none. Raises _Away."""
+    async def _do_one(self, denied: bool) -> bool:
+        """Carry out the next thing that is queued; False when there is none. Raises BusAway."""
         with self._lock:
             self._busy = False
             urgent = bool(self._raises) and not denied
@@ -283,13 +242,13 @@ class UnitBus:
                 return False
             self._busy = True
         if question is not None:
-            await self._answer(bus, *question)
+            await self._answer(*question)
             return True
         assert unit is not None
         self._set_s = 0.0
         try:
-            await self._set(bus, unit, *setting)
-        except _Away:
+            await self._set(unit, *setting)
+        except BusAway:
             with self._lock:
                 if unit not in self._raises and unit not in self._others:
                     (self._raises if urgent else self._others)[unit] = setting
@@ -299,38 +258,37 @@ class UnitBus:
             await asyncio.sleep(min(max(PAUSE_RATIO * self._set_s, PAUSE_MIN_S), PAUSE_MAX_S))
         return True
 
-    async def _set(self, bus: MessageBus, unit: str, properties: UnitProperties, expected: UnitProperties) -> None:
-        """Raises _Away."""
-        replaced = await self._find_replaced(bus, unit, properties, expected)
+    async def _set(self, unit: str, properties: UnitProperties, expected: UnitProperties) -> None:
+        """Raises BusAway."""
+        replaced = await self._find_replaced(unit, properties, expected)
         rest = tuple(each for each in properties if not each[0].startswith(tuple(map(family, replaced))))
         if rest:
-            await self._set_now(bus, unit, rest)
+            await self._set_now(unit, rest)
         if replaced:
             with self._lock:
                 self._unreported.setdefault(unit, set()).update(replaced)
                 self._events.append(UnitEvent("replaced", unit, properties, values=replaced))
             self._wake()
 
-    async def _set_now(self, bus: MessageBus, unit: str, properties: UnitProperties) -> None:
-        """Raises _Away."""
-        body = [unit, True, [[name, Variant("t", value)] for name, value in properties]]
+    async def _set_now(self, unit: str, properties: UnitProperties) -> None:
+        """Raises BusAway."""
         began_s = time.monotonic()
         kind, text = "done", ""
         try:
-            await self._call(bus, "SetUnitProperties", "sba(sv)", body)
+            await self._bus.set_properties(unit, [(name, "t", value) for name, value in properties])
             self._set_s = time.monotonic() - began_s
-        except _Refused as refused:
-            kind, text = ("no-unit", "") if refused.name in _NO_UNIT else ("refused", str(refused))
-            if refused.name in _DENIED and unit.endswith(MANAGED):
+        except Refused as refused:
+            kind, text = ("no-unit", "") if refused.name in _NO_UNIT else ("refused", refused.text)
+            if refused.name in DENIED and unit.endswith(MANAGED):
                 # The others would be refused as well; polkit may come, so one is tried every minute.
                 self._denied_until_s = time.monotonic() + DENIED_PAUSE_S
                 kind = "denied"
         self._emit(UnitEvent(kind, unit, properties, text=text))
 
     async def _find_replaced(
-        self, bus: MessageBus, unit: str, properties: UnitProperties, expected: UnitProperties
+        self, unit: str, properties: UnitProperties, expected: UnitProperties
     ) -> dict[str, object]:
-        """What another program gave a unit, by name. Raises _Away.
+        """What another program gave a unit, by name. Raises BusAway.
 
         The bus has no compare-and-set: what is set between this and the call is missed.
         """
@@ -345,62 +303,30 @@ class UnitBus:
             await asyncio.sleep(pause_s)
             began_s = time.monotonic()
             for name in wanted:
-                body = [f"{SYSTEMD}.{_kind(unit)}", name]
-                with contextlib.suppress(_Refused):
-                    answer = await self._call(bus, "Get", "ss", body, SYSTEMD, object_path(unit), f"{BUS}.Properties")
-                    if name in unreported or (name, answer[0].value) not in (*expected, *properties):
-                        replaced[name] = answer[0].value
+                with contextlib.suppress(Refused):
+                    value = await self._bus.get(_interface(unit), name, object_path(unit))
+                    if name in unreported or (name, value) not in (*expected, *properties):
+                        replaced[name] = value
             if replaced or time.monotonic() - began_s < LOOK_FRESH_S:
                 break
         return replaced
 
-    async def _answer(self, bus: MessageBus, unit: str, names: tuple[str, ...]) -> None:
-        """Raises _Away."""
+    async def _answer(self, unit: str, names: tuple[str, ...]) -> None:
+        """Raises BusAway."""
         values: dict[str, object] = dict.fromkeys(names)
-        with contextlib.suppress(_Refused):
-            path = (await self._call(bus, "LoadUnit", "s", [unit]))[0]
+        with contextlib.suppress(Refused):
+            path = (await self._bus.call("LoadUnit", "s", unit))[0]
             for name in names:
-                for kind in (_kind(unit), "Unit"):
-                    with contextlib.suppress(_Refused):
-                        body = [f"{SYSTEMD}.{kind}", name]
-                        answer = await self._call(bus, "Get", "ss", body, SYSTEMD, path, f"{BUS}.Properties")
-                        values[name] = answer[0].value
+                for interface in (_interface(unit), f"{SYSTEMD}.Unit"):
+                    with contextlib.suppress(Refused):
+                        values[name] = await self._bus.get(interface, name, path)
                         break
         self._emit(UnitEvent("answer", unit, values=values))
 
-    @staticmethod
-    async def _call(
-        bus: MessageBus,
-        member: str,
-        signature: str = "",
-        body: list[Any] | None = None,
-        destination: str = SYSTEMD,
-        path: str = MANAGER_PATH,
-        interface: str = MANAGER,
-    ) -> list[Any]:
-        """Call a method. Raises _Away or _Refused."""
-        try:
-            message = Message(destination, path, interface, member, signature=signature, body=body or [])
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                reply = await bus.call(message)
-        except (TypeError, ValueError) as error:
-            raise _Refused("InvalidArgs", str(error)) from error
-        except Exception as error:
-            raise _Away(f"systemd does not answer on the system bus: {str(error) or type(error).__name__}") from error
-        if reply is None:
-            raise _Away("the connection to the system bus is lost")
-        if reply.message_type is MessageType.ERROR:
-            name = (reply.error_name or "").rpartition(".")[2]
-            text = str(reply.body[0]) if reply.body else name
-            if name in _AWAY:
-                raise _Away(f"systemd does not answer on the system bus: {text}")
-            raise _Refused(name, text)
-        return list(reply.body)
 
-
-def _kind(unit: str) -> str:
-    """The last word of the interface of a unit's kind."""
-    return unit.rpartition(".")[2].capitalize()
+def _interface(unit: str) -> str:
+    """That of a unit's kind."""
+    return f"{SYSTEMD}.{unit.rpartition('.')[2].capitalize()}"
 
 
 def family(name: str) -> str:

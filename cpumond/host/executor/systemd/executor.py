@@ -30,15 +30,7 @@ from cpumond.host.executor.model import (
     NotStarted,
     Started,
 )
-from cpumond.host.executor.systemd.bus import (
-    MANAGER,
-    PROPERTIES,
-    RECONNECT_FIRST_S,
-    SYSTEMD,
-    BusAway,
-    Refused,
-    SystemdBus,
-)
+from cpumond.host.executor.systemd.bus import SystemdBus, explain
 from cpumond.host.executor.systemd.idle import SEE, IdleSlice
 from cpumond.host.executor.systemd.journal import JOURNAL_SOCKET, has_spawn_failure, open_journal, read_log
 from cpumond.host.executor.systemd.unit import (
@@ -53,6 +45,15 @@ from cpumond.host.executor.systemd.unit import (
     unit_name,
     unit_path,
     unit_properties,
+)
+from cpumond.host.systemd.connection import (
+    DENIED,
+    MANAGER,
+    PROPERTIES,
+    RECONNECT_FIRST_S,
+    SYSTEMD,
+    BusAway,
+    Refused,
 )
 
 log = structlog.get_logger()
@@ -237,7 +238,7 @@ class SystemdExecutor(Executor):
 
     async def _resubscribe(self) -> None:
         with contextlib.suppress(BusAway):
-            await self._bus.subscribe()
+            await self._bus.connection.subscribe()
         self._mark_all_changed()
 
     def _mark_all_changed(self) -> None:
@@ -296,7 +297,7 @@ class SystemdExecutor(Executor):
             await self._check_rights()
             units = await self._list_units()
         except (BusAway, Refused) as error:
-            raise ExecutorError(f"systemd does not answer on the system bus: {error}") from error
+            raise ExecutorError(explain(error)) from error
         self._spawn(self._bus.keep_connected(self._mark_all_changed))
         self._spawn(self._watch())
         found = []
@@ -314,7 +315,7 @@ class SystemdExecutor(Executor):
         try:
             await self._bus.start_unit("cpumond-rights.service", [("CPUQuotaPerSecUSec", "t", 0)])
         except Refused as refused:
-            if refused.name in ("AccessDenied", "InteractiveAuthorizationRequired", "AuthFailed"):
+            if refused.name in DENIED:
                 raise ExecutorError(
                     f"systemd does not let this user start units ({refused.text}); run the agent as root: {SEE}"
                 ) from refused
@@ -493,7 +494,7 @@ class SystemdExecutor(Executor):
         if not job.argv or not state.argv or job.argv == state.argv or not state.started:
             return False
         try:
-            loaded_us = int(await self._bus.read_property(MANAGER, "UnitsLoadTimestamp"))
+            loaded_us = int(await self._bus.connection.get(MANAGER, "UnitsLoadTimestamp"))
         except (BusAway, Refused):
             return True
         # The time is of the last reload; the bus keeps the order, so all those before the answer are counted.

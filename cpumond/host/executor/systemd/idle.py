@@ -14,7 +14,8 @@ from cpumond.core.errors import CreateError
 from cpumond.core.job_cgroups import IDLE_SLICE, INSTALLED_DROP_INS
 from cpumond.host.cgroup.idle import IdleParent
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.host.executor.systemd.bus import Refused, SystemdBus
+from cpumond.host.executor.systemd.bus import SystemdBus
+from cpumond.host.systemd.connection import Refused
 
 IDLE_VERSION: Final = 252
 """The first systemd with ``CPUWeight=idle``, which is 0 on the bus."""
@@ -48,7 +49,7 @@ class IdleSlice:
             weight = 0 if says_idle else 1
             try:
                 await self._bus.call("StartUnit", "ss", IDLE_SLICE, "replace")
-                await self._bus.set_properties(IDLE_SLICE, [("CPUWeight", "t", weight)])
+                await self._bus.connection.set_properties(IDLE_SLICE, [("CPUWeight", "t", weight)])
             except Refused as refused:
                 raise CreateError(
                     f"systemd does not make {IDLE_SLICE} for jobs on reclaimed CPU: {refused.text}; "
