@@ -106,7 +106,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("(seen.is_inherited or not is_known) and (is_same", "not is_known and (is_same"),
     ],
     "test_unit_limits.py": [
-        ("Verdict.STORED: self._undo,", "Verdict.STORED: self._respect_or_undo,"),
+        ("WriteVerdict.STORED: self._undo,", "WriteVerdict.STORED: self._respect_or_undo,"),
     ],
     "test_unit_troubles.py": [
         ("or now_s < hold.asking.since_s + ANSWER_PATIENCE_S)", "or True)"),

@@ -28,7 +28,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cpumond.agent import control
-from cpumond.agent.exporter import MetricsText
+from cpumond.agent.exporter import AgentMetrics
 from cpumond.agent.service import Agent
 from cpumond.core.answers import is_stuck
 from cpumond.core.decode import ContentError, decode_json
@@ -83,13 +83,13 @@ STATUS_OF: dict[type[CpumondError], int] = {
 }
 
 
-def make_public_app(agent: Agent, metrics: MetricsText) -> ASGIApp:
+def make_public_app(agent: Agent, metrics: AgentMetrics) -> ASGIApp:
     """What TCP offers: metrics and health."""
     advice = "this host has no such name: ask by its address or host name, or add the name to [metrics] names"
     return _OwnNamesOnly(_make_app(_public_routes(agent, metrics)), OwnNames(agent), advice)
 
 
-def make_private_app(agent: Agent, metrics: MetricsText) -> ASGIApp:
+def make_private_app(agent: Agent, metrics: AgentMetrics) -> ASGIApp:
     """What the unix socket offers: everything."""
     return _make_app([*_public_routes(agent, metrics), *_private_routes(agent)])
 
@@ -192,7 +192,7 @@ async def _describe_refusal(request: Request, error: Exception) -> Response:
     return _json({"error": text, "exit_code": 69}, error.status_code, error.headers)
 
 
-def _public_routes(agent: Agent, metrics: MetricsText) -> list[Route]:
+def _public_routes(agent: Agent, metrics: AgentMetrics) -> list[Route]:
     async def read_metrics(_: Request) -> Response:
         try:
             text = await run_in_threadpool(metrics.encode)
@@ -323,7 +323,7 @@ class _Server(uvicorn.Server):
         await self._stopping.wait()
 
 
-class ApiServer:
+class AgentServer:
     """The thread that serves each application on its bound sockets; the agent ends it with ``stop``.
 
     Each application has a limit of connections of its own: whatever happens on TCP, the unix socket answers.
@@ -381,9 +381,9 @@ class ApiServer:
             close_sockets(sockets)
 
 
-def serve(agent: Agent, sockets: list[socket.socket], web: Sequence[socket.socket] = ()) -> ApiServer:
+def serve(agent: Agent, sockets: list[socket.socket], web: Sequence[socket.socket] = ()) -> AgentServer:
     """Start to answer on bound sockets: everything on unix ones, metrics and health on others, the page on ``web``."""
-    metrics = MetricsText(
+    metrics = AgentMetrics(
         agent.read_snapshot,
         lambda: agent.config.metrics,
         lambda: agent.context.reporter.stats(),  # noqa: PLW0108 - a reload replaces the reporter
@@ -394,6 +394,6 @@ def serve(agent: Agent, sockets: list[socket.socket], web: Sequence[socket.socke
     served = [(make_private_app(agent, metrics), unix), (make_public_app(agent, metrics), tcp)]
     if web:
         served.append((make_page_app(agent), list(web)))
-    server = ApiServer(served)
+    server = AgentServer(served)
     server.start()
     return server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-class Clock:
+class HostClock:
     """``monotonic_s`` for rates and periods, ``boottime_s`` to notice a suspend, ``wall_s`` for times of day."""
 
     monotonic_s = staticmethod(time.monotonic)

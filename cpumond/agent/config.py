@@ -95,7 +95,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.kind in ENGINE_KINDS
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OperationOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One ``[operation.NAME]``: what an operation's specification says about its jobs on this node."""
 
     mode: Mode | None = None
@@ -254,7 +254,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     control_group: Literal["job", "host"] = "job"
     monitor: Layer = {}
     source: list[Source] = []
-    operation: dict[str, Operation] = {}
+    operation: dict[str, OperationOptions] = {}
     writes: Writes = Writes()
     discovery: Discovery = Discovery()
     metrics: Metrics = Metrics()

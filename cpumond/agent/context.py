@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpumond.agent.clock import Clock
+from cpumond.agent.clock import HostClock
 from cpumond.agent.config import AgentConfig, Resources
 from cpumond.agent.engines import Engines
 from cpumond.agent.jobs.assigned import AssignedJobs
@@ -38,7 +38,7 @@ class AgentContext:
         config: AgentConfig,
         hierarchies: Hierarchies,
         reporter: Reporter,
-        clock: type[Clock],
+        clock: type[HostClock],
         assigned: AssignedJobs | None,
         units: UnitLimits | None,
     ) -> None:

@@ -15,7 +15,7 @@ from cpumond.agent.explanation import add_sentences
 from cpumond.agent.service import Agent
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.state_file import Pin
-from cpumond.agent.tracked import JobView, Tracked, check_job, find_refusal
+from cpumond.agent.tracked import Tracked, TrackedView, check_job, find_refusal
 from cpumond.core import answers
 from cpumond.core.errors import ConfigError, RefusedError, UnavailableError
 from cpumond.core.measures import MAX_PERIOD_US, MIN_QUOTA_US, format_duration
@@ -35,7 +35,7 @@ LEAST_PIN_CORES: Final = MIN_QUOTA_US / MAX_PERIOD_US
 """The kernel takes no smaller limit."""
 
 
-def describe_job(job: JobView) -> answers.JobAnswer:
+def describe_job(job: TrackedView) -> answers.JobAnswer:
     """One job of ``cpumond status``."""
     decision, state = job.decision, job.state
     return answers.JobAnswer(

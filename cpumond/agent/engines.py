@@ -196,10 +196,10 @@ def _make_kubernetes(socket: str, context: EngineContext) -> Engine:
         from cpumond.host.engine.cri import CriEngine
 
         return CriEngine(socket, find_cgroups)
-    from cpumond.host.engine.kubernetes import Access, KubeletEngine
+    from cpumond.host.engine.kubernetes import KubeletAccess, KubeletEngine
 
     source = context.source
-    access = Access(
+    access = KubeletAccess(
         source.token_file or f"{SERVICE_ACCOUNT}/token", source.ca_file or f"{SERVICE_ACCOUNT}/ca.crt", context.node_id
     )
     return KubeletEngine(socket, access, find_cgroups)

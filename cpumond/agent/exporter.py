@@ -31,13 +31,13 @@ from cpumond.agent.config import Metrics
 from cpumond.agent.jobs.assigned import START_BUCKETS_S
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.totals import TICK_BUCKETS_S
-from cpumond.agent.tracked import JobView
+from cpumond.agent.tracked import TrackedView
 from cpumond.core.answers import ReporterStats
 from cpumond.host.cgroup.files import HOST_PRESSURE, read_pressure_s
 from cpumond.host.engine.model import RECLAIMED_LABEL
 from cpumond.monitor.peak import find_half_life_s
 
-JobValue = Callable[[JobView], float | None]
+JobValue = Callable[[TrackedView], float | None]
 
 JOB_GAUGES: dict[str, tuple[str, JobValue]] = {
     "cpumond_job_cpu_limit_cores": ("CPU the job ordered.", lambda job: job.ordered_cores),
@@ -109,7 +109,7 @@ PEAK_COUNTERS: dict[str, tuple[str, JobValue]] = {
     "cpumond_job_watched_seconds_total": ("Time that rule peak follows the job.", lambda job: job.state.watched_s),
 }
 """Of jobs under rule ``peak`` alone: held back over watched seconds is what ``throttle_budget`` bounds."""
-SUMS: dict[str, tuple[str, Callable[[JobView], float]]] = {
+SUMS: dict[str, tuple[str, Callable[[TrackedView], float]]] = {
     "cpu_limit_cores": ("CPU ordered by {jobs}.", lambda job: 0.0 if job.unlimited else job.ordered_cores),
     "current_cpu_limit_cores": (
         "CPU that {jobs} are guaranteed; under quotas that follow it, their limits in force.",
@@ -148,13 +148,13 @@ HELD_STATES = frozenset({"reclaim", "up-only", "pinned"})
 OTHERS = "(others)"
 
 
-def is_throttled_by_us(job: JobView) -> bool:
+def is_throttled_by_us(job: TrackedView) -> bool:
     """Whether the job was throttled in its last check, and at a limit lower than it would have without the agent."""
     throttled = job.decision is not None and job.decision.throttled_ratio > 0.0
     return throttled and job.current_cores < job.state.hard_cores and job.status in HELD_STATES
 
 
-def sum_offered(jobs: Iterable[JobView], capacity_cores: float) -> float:
+def sum_offered(jobs: Iterable[TrackedView], capacity_cores: float) -> float:
     """What may be given to others on the node, in cores, >= 0: what its jobs ordered and may not use now, at most what
     their limits in force, and the use of those without, leave of the node. Jobs that run on it do not count."""
     own = [job for job in jobs if RECLAIMED_LABEL not in job.labels]
@@ -163,14 +163,14 @@ def sum_offered(jobs: Iterable[JobView], capacity_cores: float) -> float:
     return max(min(freed, capacity_cores - held), 0.0)
 
 
-def sum_unused(jobs: Iterable[JobView], capacity_cores: float) -> float:
+def sum_unused(jobs: Iterable[TrackedView], capacity_cores: float) -> float:
     """What the node's jobs did not use in their last checks, in cores, >= 0. Jobs that run on reclaimed CPU do not
     count, nor does a job that was not measured yet."""
     used = (job.decision and job.decision.usage_cores for job in jobs if RECLAIMED_LABEL not in job.labels)
     return max(capacity_cores - sum(cores or 0.0 for cores in used), 0.0)
 
 
-def choose_jobs(jobs: Sequence[JobView], settings: Metrics) -> list[JobView]:
+def choose_jobs(jobs: Sequence[TrackedView], settings: Metrics) -> list[TrackedView]:
     """The jobs that get series of their own: none, the first ``max_jobs``, or those with most CPU reclaimed."""
     if settings.job_series == "off":
         return []
@@ -179,9 +179,9 @@ def choose_jobs(jobs: Sequence[JobView], settings: Metrics) -> list[JobView]:
     return list(jobs[: settings.max_jobs])
 
 
-def choose_operations(jobs: Sequence[JobView], limit: int) -> dict[str, list[JobView]]:
+def choose_operations(jobs: Sequence[TrackedView], limit: int) -> dict[str, list[TrackedView]]:
     """Jobs by operation; the operations beyond ``limit`` are together under "(others)"."""
-    groups: dict[str, list[JobView]] = {}
+    groups: dict[str, list[TrackedView]] = {}
     for job in jobs:
         name = job.found.operation_id
         groups.setdefault(name if name in groups or len(groups) < limit else OTHERS, []).append(job)
@@ -227,7 +227,7 @@ class AgentCollector:
             yield CounterMetricFamily(f"cpumond_node_{name}_cpu_seconds", text, value=seconds)
 
 
-def write_pressure(jobs: Sequence[JobView], unified_root: str | None, host: str = HOST_PRESSURE) -> str:
+def write_pressure(jobs: Sequence[TrackedView], unified_root: str | None, host: str = HOST_PRESSURE) -> str:
     """The kernel's pressure (PSI) of the host, and of ``jobs`` where the kernel tells that, in Prometheus' text format.
 
     Read when the text is made: it grows whether the agent looks or not. What the kernel does not tell is left out.
@@ -360,7 +360,7 @@ def _reporter_metrics(stats: ReporterStats) -> Iterator[Metric]:
     yield CounterMetricFamily("cpumond_reports_superseded", replaced, value=stats.dropped_total)
 
 
-def write_series(jobs: Sequence[JobView], settings: Metrics) -> str:
+def write_series(jobs: Sequence[TrackedView], settings: Metrics) -> str:
     """The sums of the operations and the series of the chosen jobs, in Prometheus' text format."""
     pieces = [
         *_operation_families(choose_operations(jobs, settings.max_jobs)),
@@ -369,14 +369,14 @@ def write_series(jobs: Sequence[JobView], settings: Metrics) -> str:
     return "".join(pieces)
 
 
-def _operation_families(groups: dict[str, list[JobView]]) -> Iterator[str]:
+def _operation_families(groups: dict[str, list[TrackedView]]) -> Iterator[str]:
     labels = [_label("operation_id", name) for name in groups]
     for name, (text, value_of) in SUMS.items():
         values = [sum(map(value_of, group)) for group in groups.values()]
         yield _family(f"cpumond_operation_{name}", "gauge", text.format(jobs="an operation's jobs"), labels, values)
 
 
-def _job_families(jobs: list[JobView]) -> Iterator[str]:
+def _job_families(jobs: list[TrackedView]) -> Iterator[str]:
     labels = [_label("job_id", job.found.job_id) for job in jobs]
     described = [
         ",".join(
@@ -405,7 +405,7 @@ def _job_families(jobs: list[JobView]) -> Iterator[str]:
             yield _family(name, kind, text, labels, map(value_of, jobs))
 
 
-def _own_labels(job: JobView) -> Iterator[str]:
+def _own_labels(job: TrackedView) -> Iterator[str]:
     """What systemd or an engine says of the job; an engine's labels have names that no other label has."""
     prefix = ""
     if job.found.engine is None:
@@ -431,7 +431,7 @@ def _label(name: str, value: str) -> str:
     return f'{name}="{escaped}"'
 
 
-class MetricsText:
+class AgentMetrics:
     """The text format of the newest snapshot, encoded at most once per tick; any thread may ask for it."""
 
     def __init__(

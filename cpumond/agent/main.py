@@ -35,7 +35,7 @@ from cpumond.host.executor.records import drop_slurm_records
 from cpumond.host.service import raise_descriptor_limit
 
 if TYPE_CHECKING:
-    from cpumond.agent.api import ApiServer
+    from cpumond.agent.api import AgentServer
 
 log = structlog.get_logger("cpumond.agent")
 
@@ -60,7 +60,7 @@ def run_agent(config_path: str | None) -> int:
         _handle_signals(agent)
         sockets = open_sockets(config)
         agent.context.metrics_address = describe_address(sockets.metrics) or ""
-        server: ApiServer | None = None
+        server: AgentServer | None = None
         try:
             agent.start()
             log.info(
@@ -164,7 +164,7 @@ def make_registration(agent: Agent, key: str) -> NodeRegistration:
     )
 
 
-def _watch_control(config: AgentConfig, server: ApiServer) -> Look:
+def _watch_control(config: AgentConfig, server: AgentServer) -> Look:
     """Makes the control socket anew where its file was removed or replaced: no client would find it."""
     path = config.control_socket
     bound = identify(path)

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import msgspec
 import structlog
 
-from cpumond.agent.clock import Clock
+from cpumond.agent.clock import HostClock
 from cpumond.agent.state_file import Identity, identify, load, read_boot_id, save
 from cpumond.agent.tracked import Tracked
 from cpumond.core.errors import CpumondError
@@ -121,7 +121,7 @@ class PeakFile:
     Everything but the writing is done by the thread of the tick.
     """
 
-    def __init__(self, state_dir: str, root: str, root_id: tuple[int, int], clock: type[Clock] = Clock) -> None:
+    def __init__(self, state_dir: str, root: str, root_id: tuple[int, int], clock: type[HostClock] = HostClock) -> None:
         self.path = os.path.join(state_dir, PEAKS_FILE)
         self.problem = ""
         self.period_s = STORE_S

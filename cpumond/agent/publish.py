@@ -26,7 +26,7 @@ MAX_PROBLEMS, MAX_PROBLEM = 10, 300
 """Of what is told to the scheduler: how many, and their characters."""
 
 
-class Publisher:
+class HeartbeatPublisher:
     """Heartbeats and samples, each in its period; ``beat_at_s`` is when the next one to the scheduler is due."""
 
     def __init__(self, context: AgentContext) -> None:

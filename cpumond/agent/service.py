@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from cpumond.agent.clock import Clock
+from cpumond.agent.clock import HostClock
 from cpumond.agent.config import AgentConfig
 from cpumond.agent.context import AgentContext
 from cpumond.agent.jobs.assigned import AssignedJobs
@@ -56,7 +56,7 @@ class Agent:
         hierarchies: Hierarchies,
         reporter: Reporter,
         notifier: Notifier | None = None,
-        clock: type[Clock] = Clock,
+        clock: type[HostClock] = HostClock,
         assigned: AssignedJobs | None = None,
         units: UnitLimits | None = None,
     ) -> None:

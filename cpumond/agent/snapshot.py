@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cpumond.agent.tracked import JobView
+from cpumond.agent.tracked import TrackedView
 from cpumond.core.answers import AssignedView, EngineAnswer, LinkView
 
 
@@ -34,7 +34,7 @@ class TickSnapshot(msgspec.Struct, frozen=True):
     node_id: str
     layout: str
     check_period_s: float
-    jobs: tuple[JobView, ...]
+    jobs: tuple[TrackedView, ...]
     decisions: dict[str, int]
     foreign_writes: dict[str, int]
     counters: dict[str, int]

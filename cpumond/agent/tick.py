@@ -21,7 +21,7 @@ from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.job import Usage
 from cpumond.agent.limits.apply import Applier, Decided
 from cpumond.agent.limits.external import ExternalWrites
-from cpumond.agent.publish import Publisher
+from cpumond.agent.publish import HeartbeatPublisher
 from cpumond.agent.snapshot import TickEnd
 from cpumond.agent.tracked import Tracked
 from cpumond.agent.watch import existing_directories
@@ -53,7 +53,7 @@ class TickLoop:
         self.clock = context.clock
         self.external = ExternalWrites(self.table, self.writer, self.engines, self.due, self.clock)
         self.limits = Applier(self.external, self.registered)
-        self.publisher = Publisher(context)
+        self.publisher = HeartbeatPublisher(context)
         self.answers: collections.deque[tuple[HeartbeatAnswer, float]] = collections.deque()
         """The scheduler's, each with the monotonic time at which its heartbeat was sent; any thread may add one."""
         self.told_level = context.config.ceiling

@@ -298,10 +298,10 @@ class Tracked:
         is_in_force = -EQUAL_CORES <= given - limit <= EQUAL_CORES
         return limit if is_in_force or self.actuator != "quota" else given
 
-    def view(self, now_s: float) -> JobView:
+    def view(self, now_s: float) -> TrackedView:
         decider = self.hold.decider
         respected = decider if isinstance(decider, Respected) else None
-        return JobView(
+        return TrackedView(
             self.found,
             self.mode,
             self.refused,
@@ -327,7 +327,7 @@ class Tracked:
         )
 
 
-class JobView(msgspec.Struct, frozen=True, gc=False):
+class TrackedView(msgspec.Struct, frozen=True, gc=False):
     """One job as metrics and status see it; cores, seconds. ``override_left_s`` None when not overridden.
 
     ``unit``: the unit of systemd whose cgroup it is; ``labels``: that unit's properties, or what the job's engine says

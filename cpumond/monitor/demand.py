@@ -38,7 +38,7 @@ class Demand(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Step(NamedTuple):
+class DemandStep(NamedTuple):
     """``cores`` are wanted until ``end_s``, which counts from the beginning of the first step."""
 
     end_s: float
@@ -117,7 +117,7 @@ def _read_to_header(lines: Iterator[str]) -> Iterator[str]:
             return
 
 
-def _read_steps(lines: Iterable[str], name: str, duration_s: float | None) -> Iterator[Step]:
+def _read_steps(lines: Iterable[str], name: str, duration_s: float | None) -> Iterator[DemandStep]:
     """Rows of ``seconds,cores``, with or without this header; each holds until the next one."""
     columns = ["seconds", "cores"]
     begin_s = before_s = spacing_s = cores = 0.0
@@ -140,7 +140,7 @@ def _read_steps(lines: Iterable[str], name: str, duration_s: float | None) -> It
                 raise ConfigError(
                     f"{where}: column seconds: expected more than {before_s!r} of the row before, got {seconds!r}"
                 )
-            yield Step(seconds - begin_s, cores)
+            yield DemandStep(seconds - begin_s, cores)
         else:
             begin_s = seconds
         cores = _read_cell(row["cores"], "cores", where, 0.0, MAX_CORES)
@@ -150,7 +150,7 @@ def _read_steps(lines: Iterable[str], name: str, duration_s: float | None) -> It
         raise ConfigError(f"{name}: is empty; {EXPECTED}")
     if rows == 1 and duration_s is None:
         raise ConfigError(f"{name}: has one row alone, so that its length is unknown; give --duration, or another row")
-    yield Step(max(before_s - begin_s + spacing_s, duration_s or 0.0), cores)
+    yield DemandStep(max(before_s - begin_s + spacing_s, duration_s or 0.0), cores)
 
 
 def _is_number(text: str) -> bool:
@@ -168,7 +168,7 @@ def _read_cell(text: str, column: str, where: str, low: float, high: float) -> f
     return value
 
 
-def _read_recorded(lines: Iterable[str], name: str) -> Iterator[Step]:
+def _read_recorded(lines: Iterable[str], name: str) -> Iterator[DemandStep]:
     begin_s: float | None = None
     for row in parse_trace(lines, name):
         if begin_s is None:
@@ -176,7 +176,7 @@ def _read_recorded(lines: Iterable[str], name: str) -> Iterator[Step]:
         elif row.usage_cores > MAX_CORES:
             raise ConfigError(f"{name}: at {row.time_s:g} s: {row.usage_cores:g} cores are more than {MAX_CORES:g}")
         else:
-            yield Step(row.time_s - begin_s, row.usage_cores, row.throttled_ratio > 0.0)
+            yield DemandStep(row.time_s - begin_s, row.usage_cores, row.throttled_ratio > 0.0)
 
 
 def _describe_doubts(held: int, rows: int, tells_throttling: bool, end_s: float) -> tuple[str, ...]:

@@ -217,7 +217,7 @@ class _Follower:
         return RuleEstimate(share * ordered_cores, share, held, most, self.state.limit_cores, lost_share)
 
 
-class Watch:
+class UseWatch:
     """One workload while it is watched: readings are added one by one, in constant memory.
 
     ``hard_cores`` what it ordered (>= 0), ``settings`` of each rule, ``longest_s`` the longest interval whose use
@@ -352,7 +352,7 @@ def estimate(
     check_each: int = 1,
 ) -> Estimate:
     """The estimate of one workload from all its readings, in order of time; a check at each ``check_each``-th one."""
-    watch = Watch(hard_cores, settings, longest_s)
+    watch = UseWatch(hard_cores, settings, longest_s)
     for number, reading in enumerate(readings):
         (watch.glance if number % check_each else watch.add)(reading)
     return watch.conclude()

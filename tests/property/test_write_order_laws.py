@@ -13,7 +13,7 @@ from cpumond.host.cgroup.settings import (
     V1_SHARES,
     AncestorCap,
     CpuSettings,
-    Step,
+    WriteStep,
     choose_restore,
     compute_quota_target,
     compute_weight_target,
@@ -47,7 +47,7 @@ class Kernel:
             ratio, above = ((x.quota_us << 20) // x.period_us for x in (now, parent) if x.quota_us is not None)
             assert ratio <= above, "EINVAL: child above parent"
 
-    def write(self, step: Step) -> None:
+    def write(self, step: WriteStep) -> None:
         field = {"quota": "quota_us", "period": "period_us", "burst": "burst_us", "weight": "weight"}[step.name]
         self.now = msgspec.structs.replace(self.now, **{field: step.value})
         self.check()

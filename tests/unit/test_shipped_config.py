@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpumond.agent.config import AgentConfig, Operation, Source, finish_config, load_config, parse_config_text
+from cpumond.agent.config import AgentConfig, OperationOptions, Source, finish_config, load_config, parse_config_text
 from cpumond.core.errors import ConfigError
 from cpumond.monitor.model import MonitorSettings
 
@@ -42,7 +42,13 @@ SECTIONS = {
 
 @pytest.mark.parametrize(
     ("section", "struct"),
-    [("", AgentConfig), ("monitor", MonitorSettings), ("source", Source), ("operation", Operation), *SECTIONS.items()],
+    [
+        ("", AgentConfig),
+        ("monitor", MonitorSettings),
+        ("source", Source),
+        ("operation", OperationOptions),
+        *SECTIONS.items(),
+    ],
 )
 def test_every_key_of_the_code_is_in_the_file_with_its_default(section: str, struct: type[msgspec.Struct]) -> None:
     table = parse_config_text(uncommented(), "cpumond.toml")

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from cpumond.agent.clock import Clock
+from cpumond.agent.clock import HostClock
 from cpumond.agent.config import AgentConfig
 from cpumond.agent.discovery import FoundJob
 from cpumond.agent.jobs.files import (
@@ -88,7 +88,7 @@ class AssignedJobs:
         self,
         config: AgentConfig,
         executor: Executor,
-        clock: type[Clock] = Clock,
+        clock: type[HostClock] = HostClock,
         memory: MemoryFiles = MemoryFiles(),  # noqa: B008 - it does not change
     ) -> None:
         self.config = config

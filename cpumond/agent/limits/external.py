@@ -1,6 +1,6 @@
 """What other programs write: limits in cgroups, and what systemd says of its units.
 
-Each write goes one way: it is found in force, a ``Verdict`` says who made it, and a table says what follows.
+Each write goes one way: it is found in force, a ``WriteVerdict`` says who made it, and a table says what follows.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import structlog
 
-from cpumond.agent.clock import Clock
+from cpumond.agent.clock import HostClock
 from cpumond.agent.engines import Engines
 from cpumond.agent.limits.hold import Respected
-from cpumond.agent.limits.judge import RELOAD_S, Verdict
+from cpumond.agent.limits.judge import RELOAD_S, WriteVerdict
 from cpumond.agent.limits.restore import open_original, restore_cgroup
 from cpumond.agent.limits.units import PROPERTIES, read_labels
 from cpumond.agent.limits.writer import ASK_AGAIN_S, GONE_S, LimitWriter, read_limit_cores, read_settings_or_none
@@ -33,14 +33,14 @@ log = structlog.get_logger("cpumond.agent")
 
 ENGINE_ANSWER_S = 5.0
 """So long an engine has to say that it ordered a limit, before the limit counts as another program's."""
-ORDERED: Final = (Verdict.ENGINE, Verdict.OPERATOR, Verdict.PROGRAM)
+ORDERED: Final = (WriteVerdict.ENGINE, WriteVerdict.OPERATOR, WriteVerdict.PROGRAM)
 """Such a limit is put back in the end."""
 
 
 class Write(NamedTuple):
     """A limit that is in force, and who set it; ``values`` as systemd tells them, None where it was not asked."""
 
-    verdict: Verdict
+    verdict: WriteVerdict
     before: CpuSettings
     change: Literal["raise", "lower"] = "lower"
     values: dict[str, object] | None = None
@@ -54,7 +54,9 @@ class ExternalWrites:
     job are looked at, on the monotonic clock.
     """
 
-    def __init__(self, table: JobTable, writer: LimitWriter, engines: Engines, due: Due, clock: type[Clock]) -> None:
+    def __init__(
+        self, table: JobTable, writer: LimitWriter, engines: Engines, due: Due, clock: type[HostClock]
+    ) -> None:
         self.table = table
         self.writer = writer
         self.units = writer.units
@@ -71,15 +73,15 @@ class ExternalWrites:
         """Cgroups whose limit was written, and whose engine was asked about that."""
         self._removed: set[str] = set()
         """Units that systemd unloaded."""
-        self._actions: Final[dict[Verdict, Callable[[Tracked, Write, float], None]]] = {
-            Verdict.OWN: self._write_again,
-            Verdict.UNKNOWN: self._ask_systemd,
-            Verdict.OUTRANKED: self._set_again,
-            Verdict.STORED: self._undo,
-            Verdict.FILE: self._respect_or_undo,
-            Verdict.OPERATOR: self._respect,
-            Verdict.PROGRAM: self._respect,
-            Verdict.ENGINE: self._obey,
+        self._actions: Final[dict[WriteVerdict, Callable[[Tracked, Write, float], None]]] = {
+            WriteVerdict.OWN: self._write_again,
+            WriteVerdict.UNKNOWN: self._ask_systemd,
+            WriteVerdict.OUTRANKED: self._set_again,
+            WriteVerdict.STORED: self._undo,
+            WriteVerdict.FILE: self._respect_or_undo,
+            WriteVerdict.OPERATOR: self._respect,
+            WriteVerdict.PROGRAM: self._respect,
+            WriteVerdict.ENGINE: self._obey,
         }
 
     def take_changes(self, now_s: float) -> None:
@@ -95,7 +97,7 @@ class ExternalWrites:
             if found is None:
                 continue
             if job.found.path in rewritten and self._is_order_of_the_same(job, found):
-                self._follow(job, Write(Verdict.PROGRAM, job.in_force), now_s)
+                self._follow(job, Write(WriteVerdict.PROGRAM, job.in_force), now_s)
             else:
                 self.take(job, found, now_s)
         self.store_originals()
@@ -172,7 +174,7 @@ class ExternalWrites:
         if job.unit:
             self._take_unit_write(job, before, None, now_s)
         else:
-            self._follow(job, Write(Verdict.PROGRAM, before, change), now_s)
+            self._follow(job, Write(WriteVerdict.PROGRAM, before, change), now_s)
 
     def _is_still_unset(self, job: Tracked) -> bool:
         """Whether no agent told systemd of a unit yet: its first limit may come unseen before that, since on v2 there
@@ -208,11 +210,11 @@ class ExternalWrites:
     def _follow(self, job: Tracked, write: Write, now_s: float) -> None:
         """Do what follows from a write, by who made it."""
         verdict = write.verdict
-        if verdict is Verdict.OPERATOR:
+        if verdict is WriteVerdict.OPERATOR:
             self.units.confirm(job.unit, job.in_force, job.actuator, write.values or {})
-        if job.found.engine is not None and verdict in (*ORDERED, Verdict.FILE, Verdict.STORED):
-            if verdict is not Verdict.STORED and is_order(job, job.in_force, self.engines.is_up(job.found)):
-                write = write._replace(verdict=Verdict.ENGINE)
+        if job.found.engine is not None and verdict in (*ORDERED, WriteVerdict.FILE, WriteVerdict.STORED):
+            if verdict is not WriteVerdict.STORED and is_order(job, job.in_force, self.engines.is_up(job.found)):
+                write = write._replace(verdict=WriteVerdict.ENGINE)
             self.engines.ask(job.found)
         self._actions[write.verdict](job, write, now_s)
 
@@ -239,7 +241,7 @@ class ExternalWrites:
 
     def _respect(self, job: Tracked, write: Write, now_s: float) -> None:
         found_cores = self._note(job, write, now_s)
-        by = "systemctl set-property" if write.verdict is Verdict.OPERATOR else ""
+        by = "systemctl set-property" if write.verdict is WriteVerdict.OPERATOR else ""
         job.hold = job.hold.respect(now_s, self.writer.config.writes.override_ttl_s, by)
         job.restart(found_cores, now_s)
 
@@ -269,11 +271,11 @@ class ExternalWrites:
         found, old_cores, verdict = job.in_force, job.state.limit_cores, write.verdict
         kind, event = f"foreign-{write.change}", "foreign_write"
         facts: dict[str, str] = {"kind": write.change}
-        if verdict is Verdict.ENGINE and job.found.engine is not None:
+        if verdict is WriteVerdict.ENGINE and job.found.engine is not None:
             kind, event, facts = "order", "limit_ordered", {"engine": job.found.engine.kind}
-        elif verdict is Verdict.OPERATOR:
+        elif verdict is WriteVerdict.OPERATOR:
             event, facts = "unit_ordered", {"unit": job.unit}
-        self.totals.foreign_writes[write.change] += verdict is not Verdict.ENGINE
+        self.totals.foreign_writes[write.change] += verdict is not WriteVerdict.ENGINE
         self.due.report = True
         if verdict in ORDERED or is_raised_above(found, job.original, job.actuator):
             job.original = adopt_limit(job.original, found, job.actuator)

@@ -62,7 +62,7 @@ class Observation:
     is_inherited: bool = False
 
 
-class Verdict(Enum):
+class WriteVerdict(Enum):
     """Who wrote it, and so what follows."""
 
     OWN = "systemd, as the agent told it: where it is less than the newest limit, that is written again"
@@ -75,26 +75,26 @@ class Verdict(Enum):
     ENGINE = "the job's engine, which ordered it: the new original, which the monitor goes on from"
 
 
-def judge(record: UnitTarget, seen: Observation) -> Verdict:
+def judge(record: UnitTarget, seen: Observation) -> WriteVerdict:
     """Who wrote ``seen.found``, which is not what was in force."""
     is_own = (seen.name, seen.found) in record.target if seen.is_conflict else record.has(seen.name, seen.found)
     if is_own:
-        return Verdict.OWN
+        return WriteVerdict.OWN
     if not seen.is_asked:
-        return Verdict.UNKNOWN
+        return WriteVerdict.UNKNOWN
     is_known = seen.told is not None
     is_told = is_known and record.acknowledged
     is_systemds = seen.told is None or is_same_value(seen.name, seen.told, seen.found)
     is_same = is_same_value(seen.name, seen.original, seen.found)
     is_as_found = is_systemds and is_same
     if is_as_found and is_told and seen.is_reloaded:
-        return Verdict.OUTRANKED
+        return WriteVerdict.OUTRANKED
     if is_as_found and not is_told:
-        return Verdict.STORED
+        return WriteVerdict.STORED
     if not is_told and (seen.is_inherited or not is_known) and (is_same or seen.found < seen.original):
         # It may be a limit of the agent's that systemd was told by the run before: no reason to change the original.
-        return Verdict.FILE
-    return Verdict.OPERATOR if is_systemds else Verdict.FILE
+        return WriteVerdict.FILE
+    return WriteVerdict.OPERATOR if is_systemds else WriteVerdict.FILE
 
 
 def merge(before: UnitProperties, newer: UnitProperties) -> UnitProperties:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 
-from cpumond.agent.limits.judge import Observation, UnitTarget, Verdict, judge, merge
+from cpumond.agent.limits.judge import Observation, UnitTarget, WriteVerdict, judge, merge
 from cpumond.core.measures import MIN_QUOTA_US
 from cpumond.host.cgroup.settings import DEFAULT_WEIGHT, CpuSettings
 from cpumond.host.cgroup.units import unit_of
@@ -189,7 +189,7 @@ class UnitLimits:
         is_conflict: bool = False,
         is_reloaded: bool = False,
         is_inherited: bool = False,
-    ) -> Verdict:
+    ) -> WriteVerdict:
         """Who wrote a unit's limit (``judge.judge``); ``values`` as systemd tells them, None before it was asked."""
         name = PROPERTIES[actuator]
         record, told = self.read(unit), (values or {}).get(name)

@@ -48,7 +48,7 @@ from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.host.cgroup.settings import (
     V1_SHARES,
     CpuSettings,
-    Target,
+    LimitTarget,
     choose_restore,
     classify_change,
     compute_quota_target,
@@ -467,7 +467,7 @@ class LimitWriter:
         """Whether the burst in force differs from the one that goes with a limit of ``cores``."""
         return self._compute_target(job, cores).settings.burst_us != job.in_force.burst_us
 
-    def _compute_target(self, job: Tracked, cores: float) -> Target:
+    def _compute_target(self, job: Tracked, cores: float) -> LimitTarget:
         """What to write: the setting that the actuator moves; the others stay as another program may have set them."""
         s, found = job.settings, job.in_force
         if job.actuator == "weight":
@@ -503,7 +503,7 @@ class LimitWriter:
         settings = msgspec.structs.replace(target.settings, weight=weight)
         return msgspec.structs.replace(target, settings=settings, notes=notes + target.notes)
 
-    def _write(self, job: Tracked, target: Target) -> bool:
+    def _write(self, job: Tracked, target: LimitTarget) -> bool:
         """Bring the file to ``target``; a unit's limit is lowered by systemd. False: there is no file, or no cgroup."""
         before, after = job.in_force, target.settings
         lowered = bool(job.unit) and classify_change(before, after, job.actuator, exact=True) == "lower"
@@ -587,7 +587,7 @@ class LimitWriter:
             (job.begin_writes if job.writes else job.end_writes)()
 
 
-def _compute_weight(job: Tracked, cores: float) -> Target:
+def _compute_weight(job: Tracked, cores: float) -> LimitTarget:
     """The weight that stands for a limit of ``cores``."""
     target = compute_weight_target(cores, job.state.hard_cores, job.original, job.cgroup.WEIGHT_BOUNDS)
     weight = target.settings.weight

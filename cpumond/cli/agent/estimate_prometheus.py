@@ -19,7 +19,7 @@ from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import AccessError, UnavailableError
 from cpumond.core.measures import format_duration
 from cpumond.core.words import count, show_name
-from cpumond.monitor.estimate import Timeline, Watch
+from cpumond.monitor.estimate import Timeline, UseWatch
 from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings
 
 Metrics = Literal["auto", "cadvisor", "cpumond"]
@@ -468,7 +468,7 @@ def _replay(
     times = list_times(history.usage, step_s, end_s)
     ordered = _fill_forward(history.ordered, times)
     known = next((value for value in ordered if value is not None), None)
-    watch = Watch(known or 0.0, settings if known else {}, GAP_STEPS * step_s, timeline)
+    watch = UseWatch(known or 0.0, settings if known else {}, GAP_STEPS * step_s, timeline)
     previous: CpuReading | None = None
     for at_s, cores in zip(times, ordered, strict=True):
         if cores is not None and known:

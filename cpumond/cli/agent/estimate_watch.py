@@ -27,7 +27,7 @@ from cpumond.host.cgroup.files import count_threads, find_vital, open_counter, r
 from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
 from cpumond.host.cgroup.settings import AncestorCap
 from cpumond.host.service import raise_descriptor_limit
-from cpumond.monitor.estimate import MOST_CHECKS, WARM_UP_S, Timeline, Watch, merge
+from cpumond.monitor.estimate import MOST_CHECKS, WARM_UP_S, Timeline, UseWatch, merge
 from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings
 
 RESCAN_S: Final = 5.0
@@ -39,7 +39,7 @@ MAX_GLANCED: Final = 500
 MAX_ENDED: Final = 2000
 """Ended workloads that have a row each; later ones share two rows, with and without a limit."""
 ENDED_CHECKS: Final = 200
-"""The ``most_checks`` of ``Watch.conclude`` for an ended workload, which is computed between two samples."""
+"""The ``most_checks`` of ``UseWatch.conclude`` for an ended workload, which is computed between two samples."""
 LATE_PERIODS: Final = 10.0
 """An interval longer than so many check periods and RESCAN_S is a gap: the machine or this program was stopped."""
 
@@ -86,7 +86,7 @@ class Order(NamedTuple):
 
 
 class _Followed:
-    def __init__(self, workload: Workload, cgroup: Counted, watch: Watch, order: Order) -> None:
+    def __init__(self, workload: Workload, cgroup: Counted, watch: UseWatch, order: Order) -> None:
         self.workload = workload
         self.cgroup = cgroup
         self.watch = watch
@@ -164,7 +164,7 @@ class HostWatch:
         if cgroup is None:
             # It ended meanwhile, or its CPU time is counted nowhere.
             return
-        watch = Watch(self.host_cores, self.settings, LATE_PERIODS * self.period_s + RESCAN_S, self.timeline)
+        watch = UseWatch(self.host_cores, self.settings, LATE_PERIODS * self.period_s + RESCAN_S, self.timeline)
         followed = self._followed[workload.path] = _Followed(workload, cgroup, watch, Order(self.host_cores))
         self._read_order(followed)
 

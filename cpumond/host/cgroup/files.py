@@ -20,7 +20,7 @@ from cpumond.host.cgroup.parse import (
     parse_pressure_total,
     parse_throttled,
 )
-from cpumond.host.cgroup.settings import AncestorCap, CpuSettings, Step, least_cap, plan_steps
+from cpumond.host.cgroup.settings import AncestorCap, CpuSettings, WriteStep, least_cap, plan_steps
 from cpumond.monitor.model import CpuReading
 
 MODE_XATTR = "user.cpumond.mode"
@@ -187,11 +187,11 @@ class Cgroup:
                 raise CgroupWriteError(os.path.join(self.directory, name), text, error, hint) from error
         return True
 
-    def _describe_step(self, step: Step, after: CpuSettings) -> tuple[str, str]:
+    def _describe_step(self, step: WriteStep, after: CpuSettings) -> tuple[str, str]:
         """The file of a step, and what is written to it."""
         raise NotImplementedError
 
-    def _explain(self, step: Step, after: CpuSettings) -> str:
+    def _explain(self, step: WriteStep, after: CpuSettings) -> str:
         """The rule of the kernel behind a refused ``step``; "" where it is not known."""
         return ""
 

@@ -40,7 +40,7 @@ ADVICE = "run as root, or give the agent's user cgroups of its own with executor
 BUSY = "there are processes in it; move them into a cgroup below it or set executor.cgroup_root to a cgroup without any"
 
 
-class JobTotals(msgspec.Struct, frozen=True):
+class CgroupTotals(msgspec.Struct, frozen=True):
     """The counters of a job's cgroup: CPU time (s), peak memory (bytes), None where the kernel does not tell; processes
     that the kernel killed for want of memory."""
 
@@ -246,7 +246,7 @@ class JobCgroupTree:
         """SIGKILL to everything in it and below; does not wait for the end."""
         kill_processes(self._list_directories(job_id))
 
-    def read_totals(self, job_id: str) -> JobTotals:
+    def read_totals(self, job_id: str) -> CgroupTotals:
         """Its counters up to now; all None when it is gone."""
         path = self.path(job_id)
         places = self.hierarchies
@@ -258,7 +258,7 @@ class JobCgroupTree:
         else:
             usage_us = _read_key(cpuacct, "cpu.stat", "usage_usec")
             cpu_seconds = None if usage_us is None else usage_us * 1e-6
-        return JobTotals(cpu_seconds, *self.read_memory_peak(path))
+        return CgroupTotals(cpu_seconds, *self.read_memory_peak(path))
 
     def read_memory_peak(self, path: str) -> tuple[int | None, int]:
         """The most bytes that the cgroup at ``path`` (relative) ever used, and how many of its processes the kernel

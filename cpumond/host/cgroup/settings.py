@@ -59,7 +59,7 @@ class AncestorCap(msgspec.Struct, frozen=True):
     path: str = ""
 
 
-class Target(msgspec.Struct, frozen=True):
+class LimitTarget(msgspec.Struct, frozen=True):
     """Settings for a limit: ``cores`` what they really give, ``notes`` which bound of the kernel moved it."""
 
     settings: CpuSettings
@@ -74,7 +74,7 @@ class Written(NamedTuple):
     after: CpuSettings
 
 
-class Step(msgspec.Struct, frozen=True):
+class WriteStep(msgspec.Struct, frozen=True):
     """One write: which setting and its new value (None = no quota)."""
 
     name: Literal["quota", "period", "burst", "weight"]
@@ -83,7 +83,7 @@ class Step(msgspec.Struct, frozen=True):
 
 def compute_quota_target(
     cores: float, original: CpuSettings, ancestor: AncestorCap, burst_ratio: float | None = None
-) -> Target:
+) -> LimitTarget:
     """The quota settings that give ``cores`` to a cgroup that was found as ``original``.
 
     Never above the quota found, nor above ``ancestor``; below 1000 us the period is lengthened up to 1 s before the
@@ -110,7 +110,7 @@ def compute_quota_target(
     burst_us = original.burst_us
     if burst_us is not None:
         burst_us = min(burst_us if burst_ratio is None else int(burst_ratio * quota_us), quota_us)
-    return Target(CpuSettings(quota_us, period_us, burst_us, original.weight), cores, tuple(notes))
+    return LimitTarget(CpuSettings(quota_us, period_us, burst_us, original.weight), cores, tuple(notes))
 
 
 def _quota_under(cores: float, period_us: int, ancestor: AncestorCap) -> int:
@@ -121,12 +121,14 @@ def _quota_under(cores: float, period_us: int, ancestor: AncestorCap) -> int:
     return quota_us
 
 
-def compute_weight_target(cores: float, hard_cores: float, original: CpuSettings, bounds: tuple[int, int]) -> Target:
+def compute_weight_target(
+    cores: float, hard_cores: float, original: CpuSettings, bounds: tuple[int, int]
+) -> LimitTarget:
     """The weight that stands for ``cores`` of ``hard_cores``: the weight found, scaled; a guarantee, never a cap."""
     if original.weight is None or hard_cores <= 0:
-        return Target(original, cores, ("the cgroup has no weight",))
+        return LimitTarget(original, cores, ("the cgroup has no weight",))
     weight = min(max(round(original.weight * cores / hard_cores), bounds[0]), bounds[1])
-    return Target(msgspec.structs.replace(original, weight=weight), cores)
+    return LimitTarget(msgspec.structs.replace(original, weight=weight), cores)
 
 
 def compute_start_weight(cores: float, version: int) -> int:
@@ -138,17 +140,17 @@ def compute_start_weight(cores: float, version: int) -> int:
     return target.settings.weight
 
 
-def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[Step, ...]:
+def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[WriteStep, ...]:
     """The writes that lead from ``before`` to ``after``, each one legal where both ends are.
 
     Down: burst, then quota; up: quota, then burst. Of quota and period the one goes first that gives less CPU in
     between: that is never above the larger end, so a parent that allows both ends allows the middle. "No quota" is
     allowed with any period and under any parent: it is set first, or left last.
     """
-    steps: list[Step] = []
+    steps: list[WriteStep] = []
     if before.burst_us is not None and after.burst_us is not None and after.burst_us < before.burst_us:
-        steps.append(Step("burst", after.burst_us))
-    quota, period = Step("quota", after.quota_us), Step("period", after.period_us)
+        steps.append(WriteStep("burst", after.burst_us))
+    quota, period = WriteStep("quota", after.quota_us), WriteStep("period", after.period_us)
     if before.quota_us == after.quota_us and before.period_us == after.period_us:
         pass
     elif before.period_us == after.period_us:
@@ -160,9 +162,9 @@ def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[Step, ...]:
     else:
         steps += [period, quota]
     if before.burst_us is not None and after.burst_us is not None and after.burst_us > before.burst_us:
-        steps.append(Step("burst", after.burst_us))
+        steps.append(WriteStep("burst", after.burst_us))
     if after.weight is not None and after.weight != before.weight:
-        steps.append(Step("weight", after.weight))
+        steps.append(WriteStep("weight", after.weight))
     return tuple(steps)
 
 

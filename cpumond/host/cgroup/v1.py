@@ -21,7 +21,7 @@ from cpumond.host.cgroup.files import (
 )
 from cpumond.host.cgroup.mounts import Hierarchies, held_place
 from cpumond.host.cgroup.parse import STAT_BYTES, USAGE_BYTES, parse_flat_keyed
-from cpumond.host.cgroup.settings import V1_SHARES, CpuSettings, Step
+from cpumond.host.cgroup.settings import V1_SHARES, CpuSettings, WriteStep
 from cpumond.monitor.model import CpuReading
 
 FILES = {
@@ -159,10 +159,10 @@ class V1Cgroup(Cgroup):
         self._period_s = period_us / 1e6
         return CpuSettings(None if quota_us < 0 else quota_us, period_us, burst_us, weight)
 
-    def _describe_step(self, step: Step, after: CpuSettings) -> tuple[str, str]:
+    def _describe_step(self, step: WriteStep, after: CpuSettings) -> tuple[str, str]:
         return FILES[step.name], str(-1 if step.value is None else step.value)
 
-    def _explain(self, step: Step, after: CpuSettings) -> str:
+    def _explain(self, step: WriteStep, after: CpuSettings) -> str:
         if step.name == "quota":
             cap = self.read_ancestor_cap()
             if cap.cores < after.cores:

@@ -21,7 +21,7 @@ from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import describe
 from cpumond.core.measures import DEFAULT_PERIOD_US, MAX_PERIOD_US, MIN_QUOTA_US
 from cpumond.host.engine.http import ANSWER_TIMEOUT_S, StatusError, check_status, get_json
-from cpumond.host.engine.model import SHORT_ID, Answer, EngineError, EngineJob, Publish, clean, clean_labels
+from cpumond.host.engine.model import SHORT_ID, EngineError, EngineJob, EngineReply, Publish, clean, clean_labels
 from cpumond.host.engine.processes import find_engine_cgroup
 
 RELIST_S: Final = 60.0
@@ -242,14 +242,16 @@ class ContainerEngine:
             # Whoever writes without end, an ordinary user perhaps, does not keep this process busy.
             await asyncio.sleep(SETTLE_S)
 
-    def _describe_all(self, owner: int) -> Answer:
+    def _describe_all(self, owner: int) -> EngineReply:
         """All containers that run."""
         found = [self._describe(each, owner) for each in self._known.values()]
         notes = {
             *(why for why, _ in self._silent.values()),
             *(each for each in found if isinstance(each, str) and each),
         }
-        return Answer(tuple(each for each in found if isinstance(each, EngineJob)), self._title, tuple(sorted(notes)))
+        return EngineReply(
+            tuple(each for each in found if isinstance(each, EngineJob)), self._title, tuple(sorted(notes))
+        )
 
     def _describe(self, container: Container, owner: int) -> EngineJob | str:
         """The container as a job; a sentence where its cgroup is not its own, "" where it does not run."""

@@ -21,9 +21,9 @@ from cpumond.core.errors import AccessError, describe
 from cpumond.host.engine.http import ANSWER_TIMEOUT_S, StatusError, get_json
 from cpumond.host.engine.model import (
     RECLAIMED_LABEL,
-    Answer,
     EngineError,
     EngineJob,
+    EngineReply,
     Publish,
     clean,
     clean_labels,
@@ -212,7 +212,7 @@ def parse_cores(quantity: str | float) -> float:
 
 def describe_running(
     running: Iterable[RunningContainer], cgroups: Iterable[str], title: str = "", notes: Iterable[str] = ()
-) -> Answer:
+) -> EngineReply:
     """Those containers that have a cgroup, as jobs, and what is left of each pod when all of its containers that run
     have one: the cgroup of its sandbox, which nothing but holds the pod's namespaces open. A pod with a limit as a
     whole is one job, whatever is in it."""
@@ -244,7 +244,7 @@ def describe_running(
         # Also where nothing of the pod runs just now: it comes first and goes last. CRI-O makes none for most pods.
         if uid in known or "/crio-" not in path:
             jobs.append(EngineJob(KIND, sandbox, f"{uid}/sandbox", path, is_job=False))
-    return Answer(tuple(jobs), title, tuple(sorted(set(notes))))
+    return EngineReply(tuple(jobs), title, tuple(sorted(set(notes))))
 
 
 def find_ids(path: str) -> tuple[str, str] | None:
@@ -296,7 +296,7 @@ async def wait_for_turn(nudged: asyncio.Event, began_s: float) -> None:
     await wait_nudged(nudged, POLL_S)
 
 
-class Access(msgspec.Struct, frozen=True):
+class KubeletAccess(msgspec.Struct, frozen=True):
     """How a kubelet at an https:// address is asked: the files of the token and of the certificates that its own is
     signed with (INSECURE: any), and the node's name, which is in it."""
 
@@ -310,7 +310,7 @@ class KubeletEngine:
 
     kind = KIND
 
-    def __init__(self, address: str, access: Access, find_cgroups: FindCgroups) -> None:
+    def __init__(self, address: str, access: KubeletAccess, find_cgroups: FindCgroups) -> None:
         self._address = address.rstrip("/")
         self._where = f"{KIND}: {self._address}"
         self.access = access

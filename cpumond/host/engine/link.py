@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 import structlog
 
-from cpumond.host.engine.model import Answer, Engine, EngineError, EngineView, Key
+from cpumond.host.engine.model import Engine, EngineError, EngineReply, EngineView, Key
 from cpumond.host.engine.nudge import wait_nudged
 
 RETRY_S, RETRY_MAX_S = 0.25, 5.0
@@ -72,7 +72,7 @@ class EngineThread:
         while True:
             asked_at_s = None
 
-            def publish(answer: Answer) -> None:
+            def publish(answer: EngineReply) -> None:
                 nonlocal asked_at_s
                 asked_at_s = time.monotonic()
                 self._publish(key, answer, asked_at_s)
@@ -92,7 +92,7 @@ class EngineThread:
             if await wait_nudged(self._nudges[key], delay_s):
                 await asyncio.sleep(RETRY_S)
 
-    def _publish(self, key: Key, answer: Answer, asked_at_s: float) -> None:
+    def _publish(self, key: Key, answer: EngineReply, asked_at_s: float) -> None:
         before = self.views[key]
         view = make_view(key, answer, asked_at_s)
         if before.problem:
@@ -131,7 +131,7 @@ def ask_each(engines: Mapping[Key, Callable[[], Engine]], timeout_s: float) -> d
 async def _ask(key: Key, make: Callable[[], Engine], timeout_s: float) -> EngineView:
     kind, answered = key[0], asyncio.get_running_loop().create_future()
 
-    def publish(answer: Answer) -> None:
+    def publish(answer: EngineReply) -> None:
         if not answered.done():
             answered.set_result(make_view(key, answer, time.monotonic()))
 
@@ -160,7 +160,7 @@ async def _ask(key: Key, make: Callable[[], Engine], timeout_s: float) -> Engine
             watching.exception()  # taken note of, or asyncio prints it
 
 
-def make_view(key: Key, answer: Answer, asked_at_s: float) -> EngineView:
+def make_view(key: Key, answer: EngineReply, asked_at_s: float) -> EngineView:
     """What an engine said at ``asked_at_s``."""
     notes, more = answer.notes[:MAX_NOTES], len(answer.notes) - MAX_NOTES
     notes += (f"{key[0]}: {more} more of such sentences",) if more > 0 else ()

@@ -73,7 +73,7 @@ class EngineView(msgspec.Struct, frozen=True):
         return sum(job.is_job for job in self.jobs.values())
 
 
-class Answer(msgspec.Struct, frozen=True):
+class EngineReply(msgspec.Struct, frozen=True):
     """All jobs of an engine after one look; ``notes`` and ``title`` as in ``EngineView``."""
 
     jobs: tuple[EngineJob, ...]
@@ -85,7 +85,7 @@ class EngineError(CpumondError):
     """An engine that does not answer, or not as it should, in a sentence."""
 
 
-Publish = Callable[[Answer], None]
+Publish = Callable[[EngineReply], None]
 
 
 class Engine(Protocol):

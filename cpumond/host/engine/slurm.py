@@ -19,7 +19,7 @@ import msgspec
 
 from cpumond.host.cgroup.files import read_cpus
 from cpumond.host.cgroup.mounts import Hierarchies, read_identity
-from cpumond.host.engine.model import SLUID, Answer, EngineError, EngineJob, Publish, clean, clean_labels
+from cpumond.host.engine.model import SLUID, EngineError, EngineJob, EngineReply, Publish, clean, clean_labels
 from cpumond.host.engine.nudge import wait_nudged
 
 LOOK_S: Final = 10.0
@@ -49,7 +49,7 @@ class SlurmJob(msgspec.Struct, frozen=True):
     name: str
 
 
-class Place(NamedTuple):
+class SlurmPlace(NamedTuple):
     """The cgroup of a job, its path below a hierarchy and its inode; ``key``: the job's number, or its SLUID."""
 
     key: str
@@ -97,10 +97,10 @@ class SlurmEngine:
                     break  # the controller is slow: the others are asked about in the next look
             named = ((each, self._known.get((each.key, each.inode))) for each in places.values())
             jobs = [self._describe(place, job) for place, job in named if job is not None]
-            publish(Answer(tuple(jobs), self._title, tuple(self._note(each) for each in apart)))
+            publish(EngineReply(tuple(jobs), self._title, tuple(self._note(each) for each in apart)))
             await wait_nudged(nudged, LOOK_S)
 
-    def _describe(self, place: Place, job: SlurmJob) -> EngineJob:
+    def _describe(self, place: SlurmPlace, job: SlurmJob) -> EngineJob:
         labels = clean_labels(
             (
                 ("name", job.name),
@@ -122,7 +122,7 @@ class SlurmEngine:
             sets_quota=False,
         )
 
-    def _note(self, place: Place) -> str:
+    def _note(self, place: SlurmPlace) -> str:
         """A sentence about a job that has no cgroup of the cpu controller."""
         job = self._known.get((place.key, place.inode))
         who = "" if job is None else f" ({clean(job.name)!r} of {clean(job.user)}, account {clean(job.account) or '-'})"
@@ -132,12 +132,14 @@ class SlurmEngine:
         )
 
 
-def find_jobs(root: str, places: tuple[str, ...]) -> list[Place]:
+def find_jobs(root: str, places: tuple[str, ...]) -> list[SlurmPlace]:
     """The jobs below ``root``, at glob patterns ``places``."""
     paths = sorted(os.path.relpath(each, root) for place in places for each in glob.glob(os.path.join(root, place)))
     named = ((_JOB.fullmatch(path.rpartition("/")[2]), path) for path in paths)
     return [
-        Place(match[1] or match[2], path, read_identity(os.path.join(root, path))[1]) for match, path in named if match
+        SlurmPlace(match[1] or match[2], path, read_identity(os.path.join(root, path))[1])
+        for match, path in named
+        if match
     ]
 
 

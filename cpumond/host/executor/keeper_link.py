@@ -20,7 +20,7 @@ import structlog
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import describe
 from cpumond.host.executor import keeper
-from cpumond.host.executor.keeper.lines import Connection
+from cpumond.host.executor.keeper.lines import LineConnection
 
 log = structlog.get_logger("cpumond.host.executor")
 
@@ -79,7 +79,7 @@ class KeeperLink:
         self._runtime_dir = runtime_dir
         self._epoll = epoll
         self.is_greeted = False
-        self._connection: Connection | None = None
+        self._connection: LineConnection | None = None
         self._starting: subprocess.Popen[bytes] | None = None
         """The first process of a keeper, which ends at once."""
         self._ready: IO[bytes] | None = None
@@ -148,7 +148,7 @@ class KeeperLink:
         finally:
             os.close(directory)
         self._close_ready()
-        self._connection = Connection(sock, self._epoll)
+        self._connection = LineConnection(sock, self._epoll)
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         return True
 

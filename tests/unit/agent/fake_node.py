@@ -9,7 +9,7 @@ from typing import Any
 from cpumond.agent.config import AgentConfig, finish_config, parse_config_text
 from cpumond.agent.service import Agent
 from cpumond.agent.snapshot import TickSnapshot
-from cpumond.agent.tracked import JobView
+from cpumond.agent.tracked import TrackedView
 from cpumond.core.answers import ReporterStats
 from cpumond.core.wire import Heartbeat
 from cpumond.host.cgroup.mounts import open_hierarchies
@@ -186,6 +186,6 @@ class FakeNode:
         place.mkdir()
         place.rmdir()
 
-    def job(self, name: str) -> JobView:
+    def job(self, name: str) -> TrackedView:
         """A job of the newest snapshot."""
         return {job.found.path.rpartition("/")[2]: job for job in self.snapshot().jobs}[name]

@@ -17,7 +17,7 @@ from fake_node import QUICK, FakeNode, source
 
 from cpumond.agent import api
 from cpumond.agent.api import make_page_app, make_private_app, make_public_app, serve
-from cpumond.agent.exporter import MetricsText
+from cpumond.agent.exporter import AgentMetrics
 from cpumond.agent.service import Agent
 from cpumond.core.errors import UnavailableError
 
@@ -27,9 +27,9 @@ PRIVATE_PATHS = ["/v1/status", "/v1/registered", "/v1/jobs/a/explain", "/v1/jobs
 class Caller:
     """Asks one of the agent's applications; each request carries out what it queued, as the tick would."""
 
-    def __init__(self, agent: Agent, make_app: Callable[[Agent, MetricsText], Any]) -> None:
+    def __init__(self, agent: Agent, make_app: Callable[[Agent, AgentMetrics], Any]) -> None:
         self._agent = agent
-        metrics = MetricsText(agent.read_snapshot, lambda: agent.config.metrics, agent.context.reporter.stats)
+        metrics = AgentMetrics(agent.read_snapshot, lambda: agent.config.metrics, agent.context.reporter.stats)
         self._app = make_app(agent, metrics)
 
     def __call__(

@@ -18,7 +18,7 @@ from cpumond.agent.discovery import FoundJob
 from cpumond.agent.engines import SERVICE_ACCOUNT, EngineContext, Engines, make_engine
 from cpumond.host.engine.cri import CriEngine
 from cpumond.host.engine.kubernetes import KubeletEngine
-from cpumond.host.engine.model import Answer, EngineJob, EngineView, Publish
+from cpumond.host.engine.model import EngineJob, EngineReply, EngineView, Publish
 
 KUBELET = ("kubernetes", "https://127.0.0.1:10250")
 WAIT_S = 30.0
@@ -30,7 +30,7 @@ class Counted:
     kind = "kubernetes"
 
     async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
-        publish(Answer((), "counted"))
+        publish(EngineReply((), "counted"))
         await asyncio.Event().wait()
 
 
@@ -71,7 +71,7 @@ class Telling(Counted):
 
     async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
         for cores in self.orders:
-            publish(Answer((msgspec.structs.replace(JOB, ordered_cores=cores),)))
+            publish(EngineReply((msgspec.structs.replace(JOB, ordered_cores=cores),)))
             await nudged.wait()
             nudged.clear()
         await asyncio.Event().wait()

@@ -24,7 +24,7 @@ from cpumond.agent.exporter import (
     JOB_GAUGES,
     OTHERS,
     SUMS,
-    MetricsText,
+    AgentMetrics,
     choose_jobs,
     choose_operations,
     is_throttled_by_us,
@@ -34,7 +34,7 @@ from cpumond.agent.exporter import (
 from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.state_file import SERVICE_RESULTS
 from cpumond.agent.totals import RunTotals
-from cpumond.agent.tracked import JobView
+from cpumond.agent.tracked import TrackedView
 from cpumond.core.answers import AssignedView, LinkView, ReporterStats
 from cpumond.host.cgroup.settings import CpuSettings
 from cpumond.monitor.model import CpuReading, Decision, HeldBack, JobState, MonitorSettings
@@ -58,16 +58,16 @@ STATE = JobState(
 DECISION = Decision("hold", 1.5, 1.5, usage_cores=0.5, throttled_ratio=0.1)
 
 
-def make_job(job_id: str = "job", operation_id: str = "op", **changes: object) -> JobView:
+def make_job(job_id: str = "job", operation_id: str = "op", **changes: object) -> TrackedView:
     """A job of 4 cores held at 1.5."""
-    view = JobView(
+    view = TrackedView(
         FoundJob(job_id, operation_id, f"jobs/{job_id}", 4.0), "reclaim", "", MonitorSettings(), STATE, DECISION,
         4.0, 1.5, CpuSettings(150_000, 100_000), "applied", "", False, None, None, 0, 0, 1.75,
     )  # fmt: skip
     return msgspec.structs.replace(view, **changes)
 
 
-def make_snapshot(*jobs: JobView, tick: int = 1, **changes: object) -> TickSnapshot:
+def make_snapshot(*jobs: TrackedView, tick: int = 1, **changes: object) -> TickSnapshot:
     """A tick with these jobs; every counter has a value of its own."""
     totals = RunTotals()
     snapshot = TickSnapshot(
@@ -83,7 +83,7 @@ def make_snapshot(*jobs: JobView, tick: int = 1, **changes: object) -> TickSnaps
 
 
 def encode(snapshot: TickSnapshot | None, settings: Metrics | None = None, stats: ReporterStats | None = None) -> str:
-    metrics = MetricsText(lambda: snapshot, lambda: settings or Metrics(), lambda: stats or ReporterStats())
+    metrics = AgentMetrics(lambda: snapshot, lambda: settings or Metrics(), lambda: stats or ReporterStats())
     return metrics.encode().decode()
 
 
@@ -102,7 +102,7 @@ def test_the_pressure_of_the_host_and_of_jobs_is_read_when_it_is_asked_for(tmp_p
     }
     ticks = iter(range(1, 9))
     snapshot = make_snapshot(make_job("a"))
-    metrics = MetricsText(
+    metrics = AgentMetrics(
         lambda: msgspec.structs.replace(snapshot, tick=next(ticks)), Metrics, ReporterStats, str(tmp_path)
     )
     for seconds in (1.5, 3.0):
@@ -153,7 +153,7 @@ def test_what_is_not_used_is_by_what_was_measured():
 def test_what_a_node_offers_is_what_its_own_jobs_leave():
     """Each job ordered 4 cores, has 1.5 and uses 0.75 on average."""
 
-    def offered(*jobs: JobView, capacity_cores: float = 16.0) -> float:
+    def offered(*jobs: TrackedView, capacity_cores: float = 16.0) -> float:
         text = encode(make_snapshot(*jobs, capacity_cores=capacity_cores))
         return value(text, "cpumond_node_offered_cores")
 
@@ -492,7 +492,7 @@ def test_only_throttling_at_a_limit_of_ours_counts(changes, expected):
 def test_a_tick_is_encoded_once_and_nothing_is_kept_before_the_first():
     snapshots: list[TickSnapshot | None] = [None]
     encodings = []
-    metrics = MetricsText(lambda: snapshots[-1], Metrics, lambda: encodings.append(1) or ReporterStats())
+    metrics = AgentMetrics(lambda: snapshots[-1], Metrics, lambda: encodings.append(1) or ReporterStats())
     assert metrics.encode() != b""
     metrics.encode()
     assert len(encodings) == 2

@@ -9,7 +9,7 @@ import pytest
 from cpumond.monitor.estimate import (
     Estimate,
     Timeline,
-    Watch,
+    UseWatch,
     add_up,
     estimate,
     judge_confidence,
@@ -78,7 +78,7 @@ def test_use_above_the_limit_counts_as_held_back_and_the_rule_learns_from_it() -
     peak = found.rules["peak"]
     assert 0.0 < peak.held_back_ratio < peak.held_back_most_ratio <= 1 / 60
     assert peak.held_back_ratio == pytest.approx(peak.held_back_most_ratio * 0.3)
-    shadow = Watch(8.0, SETTINGS)
+    shadow = UseWatch(8.0, SETTINGS)
     for reading in readings(*minute * 20):
         shadow.add(reading)
     assert shadow._followers["peak"].state.caution > 2.0
@@ -112,7 +112,7 @@ def test_one_reading_tells_nothing() -> None:
 
 
 def test_a_new_order_counts_from_then_on() -> None:
-    watch = Watch(4.0, SETTINGS)
+    watch = UseWatch(4.0, SETTINGS)
     rows = readings(*[1.0] * 600)
     for reading in rows[:301]:
         watch.add(reading)
@@ -148,7 +148,7 @@ def test_one_without_an_order_only_adds_its_use() -> None:
 
 def test_bins_of_a_timeline_hold_means() -> None:
     timeline = Timeline(100.0, 20.0, count=2)
-    for watch in (Watch(4.0, SETTINGS, math.inf, timeline), Watch(2.0, SETTINGS, math.inf, timeline)):
+    for watch in (UseWatch(4.0, SETTINGS, math.inf, timeline), UseWatch(2.0, SETTINGS, math.inf, timeline)):
         for reading in readings(*[1.0] * 10, *[0.5] * 10):
             watch.add(reading)
     (first_s, first), (second_s, second) = timeline.list_points()
@@ -203,7 +203,7 @@ def test_the_kernels_burst_lets_a_little_more_than_the_limit_through() -> None:
 @pytest.mark.parametrize(("before", "after", "seconds"), [(1.0, 16.0, 300), (16.0, 1.0, 300), (1.0, 16.0, 120)])
 def test_no_more_than_what_was_ordered_can_be_reclaimed(before: float, after: float, seconds: int) -> None:
     """Whenever the order changes."""
-    watch = Watch(before, SETTINGS)
+    watch = UseWatch(before, SETTINGS)
     for number, reading in enumerate(readings(*[0.3] * seconds)):
         if number == min(130, seconds - 20):
             watch.move_hard(after)

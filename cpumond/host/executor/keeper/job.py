@@ -8,19 +8,19 @@ import os
 from typing import Any, Final
 
 from cpumond.host.executor.keeper import JOB_FIELDS, RESULT_NAME, STREAMS
-from cpumond.host.executor.keeper.logs import Log
+from cpumond.host.executor.keeper.logs import StreamLog
 
 RETRY_S: Final = 0.01
 
 
-class Job:
+class KeeperJob:
     """A job and what is held for it. ``over``: its main process is gone; the rest of the cgroup may not be."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.id: str = order["id"]
         self.order = order
         self.directory: str = order["directory"]
-        self.logs = [Log(self.directory, name, order["max_log_bytes"]) for name in STREAMS]
+        self.logs = [StreamLog(self.directory, name, order["max_log_bytes"]) for name in STREAMS]
         self.cgroups = [os.path.dirname(path) for path in order["procs"]]
         self.state = "starting"
         self.pid: int | None = None

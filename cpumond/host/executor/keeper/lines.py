@@ -10,7 +10,7 @@ from typing import Any, Final
 _RECEIVE_BYTES: Final = 1 << 18
 
 
-class Connection:
+class LineConnection:
     """``sock`` is registered in ``epoll`` by its owner; ``unsent`` is what the other end has no room for yet."""
 
     def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:

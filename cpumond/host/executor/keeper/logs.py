@@ -12,7 +12,7 @@ _TOTAL_BYTES: Final = 64
 _LOOKS: Final = 10
 
 
-class Log:
+class StreamLog:
     """One stream of one job: moves bytes from its FIFO to its file, never more than ``max_bytes`` on disk."""
 
     def __init__(self, directory: str, name: str, max_bytes: int) -> None:

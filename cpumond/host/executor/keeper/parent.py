@@ -20,8 +20,8 @@ from typing import Any, Final
 from cpumond.host.cgroup_processes import kill_processes, list_processes
 from cpumond.host.executor.keeper import IDLE_S, LOCK_NAME, LOST, SOCKET_NAME, VERSION
 from cpumond.host.executor.keeper.child import give_up_privileges, run_child
-from cpumond.host.executor.keeper.job import RETRY_S, Job
-from cpumond.host.executor.keeper.lines import Connection
+from cpumond.host.executor.keeper.job import RETRY_S, KeeperJob
+from cpumond.host.executor.keeper.lines import LineConnection
 from cpumond.host.executor.keeper.logs import CHUNK_BYTES
 
 _WATCH_S: Final = 0.5
@@ -43,11 +43,11 @@ class Keeper:
         self._hard_descriptors = hard_descriptors
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], object]] = {}
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, KeeperJob] = {}
         self._living: set[str] = set()
-        self._due: dict[str, Job] = {}
+        self._due: dict[str, KeeperJob] = {}
         """Jobs whose cgroups must be looked at, at their ``look_at_s``."""
-        self._clients: dict[int, Connection] = {}
+        self._clients: dict[int, LineConnection] = {}
         self._failures = 0
         self._watch(self._listener.fileno(), self._accept)
 
@@ -109,22 +109,22 @@ class Keeper:
             for _ in range(_DRAIN_READS):
                 if not self._serve(other):
                     break
-        client = Connection(sock, self._epoll)
+        client = LineConnection(sock, self._epoll)
         self._clients[sock.fileno()] = client
         self._watch(sock.fileno(), lambda: self._serve(client))
         self._send(client, {"hello": {"version": VERSION, "jobs": [job.describe() for job in self._jobs.values()]}})
 
-    def _drop(self, client: Connection) -> None:
+    def _drop(self, client: LineConnection) -> None:
         fd = client.sock.fileno()
         if self._clients.pop(fd, None) is not None:
             self._unwatch(fd)
             client.sock.close()
 
-    def _send(self, client: Connection, message: Fields) -> None:
+    def _send(self, client: LineConnection, message: Fields) -> None:
         if not client.send(message) or len(client.unsent) > _MAX_UNSENT_BYTES:
             self._drop(client)
 
-    def _serve(self, client: Connection) -> bool:
+    def _serve(self, client: LineConnection) -> bool:
         """Read once; whether there was something."""
         if client.sock.fileno() < 0:
             return False
@@ -169,7 +169,7 @@ class Keeper:
         if verb in ("start", "adopt"):
             if body["id"] in self._jobs:
                 return
-            job = self._jobs[body["id"]] = Job(body)
+            job = self._jobs[body["id"]] = KeeperJob(body)
             self._living.add(job.id)
             if verb == "start":
                 self._start(job)
@@ -185,11 +185,11 @@ class Keeper:
         elif verb == "forget" and found.state in ("ended", "failed"):
             del self._jobs[found.id]
 
-    def _report(self, job: Job) -> None:
+    def _report(self, job: KeeperJob) -> None:
         for client in list(self._clients.values()):
             self._send(client, {"job": job.describe()})
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: KeeperJob) -> None:
         read_end = write_end = -1
         try:
             for log in job.logs:
@@ -223,7 +223,7 @@ class Keeper:
         for log in job.logs:
             self._watch(log.fifo, log.pump)
 
-    def _adopt(self, job: Job) -> None:
+    def _adopt(self, job: KeeperJob) -> None:
         job.own = False
         job.state = "running"
         job.start_time = job.order["start_time"]
@@ -247,14 +247,14 @@ class Keeper:
             self._due[job.id] = job
         self._report(job)
 
-    def _look_at_adopted(self, job: Job) -> None:
+    def _look_at_adopted(self, job: KeeperJob) -> None:
         """Its main process is no child of ours. An event may be that of a descriptor that had this number before."""
         poller = select.poll()
         poller.register(job.pidfd, select.POLLIN)
         if poller.poll(0):
             self._end(job)
 
-    def _read_status(self, job: Job) -> None:
+    def _read_status(self, job: KeeperJob) -> None:
         """The child's problem; the end of the pipe without one says that the job's program runs."""
         if job.status < 0:
             return
@@ -275,7 +275,7 @@ class Keeper:
             job.state = "running"
             self._report(job)
 
-    def _reap(self, job: Job) -> None:
+    def _reap(self, job: KeeperJob) -> None:
         assert job.pid is not None
         pid, status = os.waitpid(job.pid, os.WNOHANG)
         if not pid:
@@ -286,13 +286,13 @@ class Keeper:
             job.exit_code, job.signal = (code, None) if code >= 0 else (None, -code)
         self._end(job)
 
-    def _close_pidfd(self, job: Job) -> None:
+    def _close_pidfd(self, job: KeeperJob) -> None:
         if job.pidfd >= 0:
             self._unwatch(job.pidfd)
             os.close(job.pidfd)
             job.pidfd = -1
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: KeeperJob) -> None:
         """The main process is gone: keep its result at once, then see to the rest of its cgroup."""
         self._close_pidfd(job)
         job.over = True
@@ -301,7 +301,7 @@ class Keeper:
         job.pause_s, job.look_at_s = RETRY_S, 0.0
         self._due[job.id] = job
 
-    def _advance(self, job: Job, now_s: float) -> None:
+    def _advance(self, job: KeeperJob, now_s: float) -> None:
         if not job.over and not list_processes(job.cgroups):
             self._end(job)
         if job.over and kill_processes(job.cgroups):
@@ -310,7 +310,7 @@ class Keeper:
         job.pause_s = min(job.pause_s * 2.0, _WATCH_S) if job.over else _WATCH_S
         job.look_at_s = now_s + job.pause_s
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, job: KeeperJob) -> None:
         failed = bool(job.problem) and job.own
         job.state = "failed" if failed else "ended"
         self._living.discard(job.id)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpumond.core.errors import CreateError
-from cpumond.host.cgroup.job_tree import JobCgroupTree, JobTotals
+from cpumond.host.cgroup.job_tree import CgroupTotals, JobCgroupTree
 from cpumond.host.cgroup.mounts import open_hierarchies
 from cpumond.testing import make_tree, make_v2_host, write_mountinfo
 
@@ -93,7 +93,7 @@ class TestVersion2:
     def test_totals(self, tmp_path):
         tree = open_v2(tmp_path)
         tree.create("a", 1.0, 0)
-        assert tree.read_totals("a") == JobTotals()
+        assert tree.read_totals("a") == CgroupTotals()
         make_tree(
             tmp_path / "cgroup/jobs/cpumond-job-a",
             {
@@ -102,7 +102,7 @@ class TestVersion2:
                 "memory.events": "low 0\nmax 7\noom 3\noom_kill 2\n",
             },
         )
-        assert tree.read_totals("a") == JobTotals(2.5, 4096, 2)
+        assert tree.read_totals("a") == CgroupTotals(2.5, 4096, 2)
 
     def test_a_memory_limit_is_written_where_the_controller_is(self, tmp_path):
         tree = open_v2(tmp_path)
@@ -136,7 +136,7 @@ class TestVersion1:
     def test_no_memory_controller_is_no_memory_limit(self, tmp_path):
         tree = open_v1(tmp_path, names=("cpu", "cpuacct"))
         assert len(tree.create("a", 0.5, 1 << 20)) == 2
-        assert tree.read_totals("a") == JobTotals()
+        assert tree.read_totals("a") == CgroupTotals()
 
     def test_totals_add_up_the_kills_of_the_children(self, tmp_path):
         tree = open_v1(tmp_path)
@@ -151,7 +151,7 @@ class TestVersion1:
                 "child": {"memory.oom_control": control.format(2)},
             },
         )
-        assert tree.read_totals("a") == JobTotals(1.5, 8192, 3)
+        assert tree.read_totals("a") == CgroupTotals(1.5, 8192, 3)
 
     @pytest.mark.parametrize("text", ["", "many\n", "oom_kill x\n", "\0"])
     def test_counters_that_are_none_are_not_known(self, tmp_path, text):
@@ -159,7 +159,7 @@ class TestVersion1:
         tree.create("a", 0.5, 0)
         make_tree(tmp_path / "cpuacct/jobs/cpumond-job-a", {"cpuacct.usage": text})
         make_tree(tmp_path / "memory/jobs/cpumond-job-a", {"memory.oom_control": text})
-        assert tree.read_totals("a") == JobTotals()
+        assert tree.read_totals("a") == CgroupTotals()
 
 
 V1_NAMES = ("cpu", "cpuacct", "memory", "unified")
@@ -311,7 +311,7 @@ def test_one_that_is_gone_is_never_an_error(tree):
     assert tree.list_processes("a") == []
     tree.signal("a", signal.SIGTERM)
     tree.kill("a")
-    assert tree.read_totals("a") == JobTotals()
+    assert tree.read_totals("a") == CgroupTotals()
     assert tree.remove("a") is True
 
 

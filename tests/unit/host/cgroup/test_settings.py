@@ -11,7 +11,7 @@ from cpumond.host.cgroup.settings import (
     V2_WEIGHT,
     AncestorCap,
     CpuSettings,
-    Step,
+    WriteStep,
     Written,
     adopt_limit,
     choose_restore,
@@ -117,14 +117,22 @@ def test_a_job_starts_with_the_kernels_default_for_each_core(cores, shares, weig
 @pytest.mark.parametrize(
     ("before", "after", "steps"),
     [
-        (CpuSettings(200_000, 100_000), CpuSettings(1_000, 250_000), (Step("quota", 1_000), Step("period", 250_000))),
-        (CpuSettings(1_000, 250_000), CpuSettings(200_000, 100_000), (Step("period", 100_000), Step("quota", 200_000))),
-        (CpuSettings(None, 1_000), CpuSettings(1_000, 2_000), (Step("period", 2_000), Step("quota", 1_000))),
-        (CpuSettings(None, 1_000), CpuSettings(None, 2_000), (Step("period", 2_000),)),
-        (TWO, CpuSettings(100_000, 100_000, 0, 512), (Step("quota", 100_000), Step("weight", 512))),
+        (
+            CpuSettings(200_000, 100_000),
+            CpuSettings(1_000, 250_000),
+            (WriteStep("quota", 1_000), WriteStep("period", 250_000)),
+        ),
+        (
+            CpuSettings(1_000, 250_000),
+            CpuSettings(200_000, 100_000),
+            (WriteStep("period", 100_000), WriteStep("quota", 200_000)),
+        ),
+        (CpuSettings(None, 1_000), CpuSettings(1_000, 2_000), (WriteStep("period", 2_000), WriteStep("quota", 1_000))),
+        (CpuSettings(None, 1_000), CpuSettings(None, 2_000), (WriteStep("period", 2_000),)),
+        (TWO, CpuSettings(100_000, 100_000, 0, 512), (WriteStep("quota", 100_000), WriteStep("weight", 512))),
         (TWO, CpuSettings(200_000, 100_000, 0, None), ()),
-        (NONE, CpuSettings(None, 100_000, None, 5), (Step("weight", 5),)),
-        (CpuSettings(200_000, 100_000), CpuSettings(100_000, 100_000, 10), (Step("quota", 100_000),)),
+        (NONE, CpuSettings(None, 100_000, None, 5), (WriteStep("weight", 5),)),
+        (CpuSettings(200_000, 100_000), CpuSettings(100_000, 100_000, 10), (WriteStep("quota", 100_000),)),
     ],
     ids=[
         "down",

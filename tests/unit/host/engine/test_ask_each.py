@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cpumond.host.engine.link import ask_each
-from cpumond.host.engine.model import Answer, EngineError, EngineJob, Publish
+from cpumond.host.engine.model import EngineError, EngineJob, EngineReply, Publish
 
 WEB = EngineJob("docker", "0a1b", "web", "docker/0a1b", ordered_cores=1.5)
 
@@ -15,7 +15,7 @@ class Engine:
 
     kind = "docker"
 
-    def __init__(self, *answers: Answer, error: Exception | None = None, is_slow: bool = False) -> None:
+    def __init__(self, *answers: EngineReply, error: Exception | None = None, is_slow: bool = False) -> None:
         self.answers = answers
         self.error = error
         self.is_slow = is_slow
@@ -35,7 +35,7 @@ class Engine:
 
 
 def test_the_first_answer_counts_and_the_client_is_ended():
-    engine = Engine(Answer((WEB,), "docker 20.10.24", ("a note",)), Answer((), "later"), is_slow=True)
+    engine = Engine(EngineReply((WEB,), "docker 20.10.24", ("a note",)), EngineReply((), "later"), is_slow=True)
     view = ask_each({("docker", "/s"): lambda: engine}, 30.0)["docker", "/s"]
     assert view.is_up
     assert (view.jobs, view.title, view.notes) == ({"docker/0a1b": WEB}, "docker 20.10.24", ("a note",))
@@ -53,7 +53,7 @@ def test_each_that_fails_has_a_sentence_and_the_others_answer():
             ("docker", "none"): fail,
             ("docker", "silent"): lambda: Engine(is_slow=True),
             ("docker", "ends"): Engine,
-            ("docker", "answers"): lambda: Engine(Answer((WEB,)), error=EngineError("and then ends")),
+            ("docker", "answers"): lambda: Engine(EngineReply((WEB,)), error=EngineError("and then ends")),
         },
         0.05,
     )

@@ -19,7 +19,7 @@ import pytest
 
 from cpumond.host.engine import containers, http
 from cpumond.host.engine.containers import Container, ContainerEngine, find_owner, read_order
-from cpumond.host.engine.model import MAX_LABEL, Answer, EngineError
+from cpumond.host.engine.model import MAX_LABEL, EngineError, EngineReply
 
 ID = "4f" * 32
 OTHER = "ab" * 32
@@ -100,7 +100,7 @@ def cgroup(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
 
 def watch(
     server: Server,
-    script: Callable[[list[Answer]], bool],
+    script: Callable[[list[EngineReply]], bool],
     kind: str = "docker",
     owner: int | None = None,
     engine: ContainerEngine | None = None,
@@ -112,10 +112,10 @@ def watch(
         listening = await asyncio.start_unix_server(server.serve, server.path)
         if owner is not None:
             os.chown(server.path, owner, -1)
-        answers: list[Answer] = []
+        answers: list[EngineReply] = []
         enough, nudged = asyncio.Event(), asyncio.Event()
 
-        def publish(answer: Answer) -> None:
+        def publish(answer: EngineReply) -> None:
             answers.append(answer)
             if script(answers):
                 enough.set()
@@ -142,8 +142,8 @@ def watch(
     return asyncio.run(run())
 
 
-def watch_once(server: Server, **options: Any) -> Answer:
-    found: list[Answer] = []
+def watch_once(server: Server, **options: Any) -> EngineReply:
+    found: list[EngineReply] = []
     assert watch(server, lambda answers: bool(found.append(answers[-1]) or True), **options) == ""
     return found[-1]
 
@@ -256,9 +256,9 @@ def test_one_whose_description_is_not_understood_leaves_the_others_their_names(s
     monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 1 << 20)
     list_two(server)
     server.answers[f"/containers/{OTHER}/json"] = body
-    found: list[Answer] = []
+    found: list[EngineReply] = []
 
-    def script(answers: list[Answer]) -> bool:
+    def script(answers: list[EngineReply]) -> bool:
         found.append(answers[-1])
         server.events.put_nowait(json.dumps({"Action": "update", "Actor": {"ID": ID}}).encode() + b"\n")
         return len(answers) > 2
@@ -299,7 +299,7 @@ def test_one_that_hangs_leaves_the_others_their_names(server, monkeypatch):
     # It is asked about again as soon as something happens to it.
     server.answers[f"/containers/{OTHER}/json"] = describe(Id=OTHER, State={"Running": False})
 
-    def script(answers: list[Answer]) -> bool:
+    def script(answers: list[EngineReply]) -> bool:
         if len(answers) == 1:
             server.events.put_nowait(json.dumps({"Action": "die", "Actor": {"ID": OTHER}}).encode() + b"\n")
         return not answers[-1].notes
@@ -315,7 +315,7 @@ def test_events_without_end_are_the_end_of_the_watch(server, monkeypatch):
 
     odd, many = tell(*(f"no id {number}" for number in range(9)), ID), tell(*(f"{number:064x}" for number in range(9)))
 
-    def script(answers: list[Answer]) -> bool:
+    def script(answers: list[EngineReply]) -> bool:
         server.events.put_nowait(odd if len(answers) == 1 else many)
         return len(answers) > 9
 
@@ -358,7 +358,7 @@ def test_an_engine_that_does_not_answer_is_away_after_a_time(server, monkeypatch
 
 
 def test_an_event_has_the_container_looked_at_again(server):
-    def script(answers: list[Answer]) -> bool:
+    def script(answers: list[EngineReply]) -> bool:
         if len(answers) == 1:
             server.answers[f"/containers/{ID}/json"] = describe(HostConfig={"NanoCpus": 700000000})
             for event in (

@@ -11,7 +11,7 @@ import pytest
 
 from cpumond.host.engine import link
 from cpumond.host.engine.link import EngineThread
-from cpumond.host.engine.model import Answer, EngineError, EngineJob, EngineView, Key, Publish
+from cpumond.host.engine.model import EngineError, EngineJob, EngineReply, EngineView, Key, Publish
 
 KEY: Key = ("docker", "/run/docker.sock")
 JOB = EngineJob("docker", "4f", "web", "docker/4f", {"name": "web"})
@@ -23,7 +23,7 @@ class Scripted:
     kind = "docker"
 
     def __init__(self) -> None:
-        self.orders: queue.SimpleQueue[Answer | Exception | None] = queue.SimpleQueue()
+        self.orders: queue.SimpleQueue[EngineReply | Exception | None] = queue.SimpleQueue()
         self.watched = 0
         self.nudges = 0
 
@@ -81,11 +81,11 @@ def view(thread: EngineThread) -> EngineView:
 def test_an_answer_is_news_when_it_differs(thread, news):
     engine = Scripted()
     thread.follow({KEY: lambda: engine})
-    engine.orders.put(Answer((JOB,), "docker 20"))
+    engine.orders.put(EngineReply((JOB,), "docker 20"))
     news.wait(1)
     assert (view(thread).jobs, view(thread).title, view(thread).is_up) == ({"docker/4f": JOB}, "docker 20", True)
-    engine.orders.put(Answer((JOB,), "docker 20"))
-    engine.orders.put(Answer((), "docker 20"))
+    engine.orders.put(EngineReply((JOB,), "docker 20"))
+    engine.orders.put(EngineReply((), "docker 20"))
     news.wait(2)
     assert view(thread).jobs == {}
     assert news.count == 2
@@ -102,13 +102,13 @@ def test_an_answer_is_news_when_it_differs(thread, news):
 def test_what_was_last_said_is_kept_while_the_engine_is_away(thread, news, failure, problem):
     engine = Scripted()
     thread.follow({KEY: lambda: engine})
-    engine.orders.put(Answer((JOB,)))
+    engine.orders.put(EngineReply((JOB,)))
     news.wait(1)
     for _ in range(3):
         engine.orders.put(failure)
     news.wait(2)
     assert (view(thread).problem, view(thread).is_up, list(view(thread).jobs)) == (problem, False, ["docker/4f"])
-    engine.orders.put(Answer((JOB,)))
+    engine.orders.put(EngineReply((JOB,)))
     news.wait(3)
     assert (view(thread).problem, view(thread).is_up) == ("", True)
     assert (engine.watched, news.count) == (4, 3), "one that stays away is news once"
@@ -117,7 +117,7 @@ def test_what_was_last_said_is_kept_while_the_engine_is_away(thread, news, failu
 def test_one_that_hangs_does_not_hold_up_another(thread, news):
     hanging, other = Scripted(), Scripted()
     thread.follow({KEY: lambda: hanging, ("podman", "/p"): lambda: other})
-    other.orders.put(Answer((JOB,)))
+    other.orders.put(EngineReply((JOB,)))
     news.wait(1)
     assert thread.views["podman", "/p"].is_up
     assert not view(thread).is_up
@@ -127,8 +127,8 @@ def test_a_nudge_reaches_the_engines_that_are_named(thread, news):
     engine, other = Scripted(), Scripted()
     thread.follow({KEY: lambda: engine, ("podman", "/p"): lambda: other})
     thread.nudge([KEY, ("slurm", "")])
-    engine.orders.put(Answer((JOB,)))
-    other.orders.put(Answer((JOB,)))
+    engine.orders.put(EngineReply((JOB,)))
+    other.orders.put(EngineReply((JOB,)))
     news.wait(2)
     assert (engine.nudges, other.nudges) == (1, 0)
 
@@ -136,23 +136,23 @@ def test_a_nudge_reaches_the_engines_that_are_named(thread, news):
 def test_engines_are_followed_and_left(thread, news):
     engine, other = Scripted(), Scripted()
     thread.follow({KEY: lambda: engine})
-    engine.orders.put(Answer((JOB,)))
+    engine.orders.put(EngineReply((JOB,)))
     news.wait(1)
     thread.follow({KEY: Scripted, ("podman", "/p"): lambda: other})
-    other.orders.put(Answer(()))
+    other.orders.put(EngineReply(()))
     news.wait(2)
     assert list(view(thread).jobs) == ["docker/4f"], "one that is followed already goes on"
     thread.follow({("podman", "/p"): Scripted})
-    other.orders.put(Answer((JOB,)))
+    other.orders.put(EngineReply((JOB,)))
     news.wait(3)
     assert list(thread.views) == [("podman", "/p")]
 
 
 def test_only_some_of_many_notes_are_shown():
     notes = tuple(f"docker: container {number} is odd" for number in range(1000))
-    shown = link.make_view(KEY, Answer((), notes=notes), 0.0).notes
+    shown = link.make_view(KEY, EngineReply((), notes=notes), 0.0).notes
     assert shown == (*notes[: link.MAX_NOTES], f"docker: {1000 - link.MAX_NOTES} more of such sentences")
-    assert link.make_view(KEY, Answer((), notes=notes[:3]), 0.0).notes == notes[:3]
+    assert link.make_view(KEY, EngineReply((), notes=notes[:3]), 0.0).notes == notes[:3]
 
 
 def test_nothing_is_asked_after_the_end(news):

@@ -10,7 +10,7 @@ import pytest
 
 from cpumond.agent.discovery.engines import PLACES
 from cpumond.host.engine import slurm
-from cpumond.host.engine.model import Answer, EngineError
+from cpumond.host.engine.model import EngineError, EngineReply
 from cpumond.host.engine.slurm import SlurmEngine, SlurmJob, find_jobs, parse_job, run_squeue
 
 SLUID = "sEKNKTV3WPV500"
@@ -78,12 +78,12 @@ def test_a_job_whose_cgroup_is_named_by_sluid_is_shown_by_its_number(tmp_path, m
     write_squeue(tmp_path, monkeypatch, f'case "$*" in --version) echo slurm 26.05.2;; {answers} *) exit 9;; esac')
     root = str(tmp_path / "tree")
     engine = SlurmEngine(SimpleNamespace(cpu_root=root, cpuacct_root=root), PLACES["slurm"])  # type: ignore[arg-type]
-    told: list[Answer] = []
+    told: list[EngineReply] = []
 
     async def watch() -> None:
         enough = asyncio.Event()
 
-        def publish(answer: Answer) -> None:
+        def publish(answer: EngineReply) -> None:
             told.append(answer)
             enough.set()
 
@@ -111,7 +111,7 @@ def test_a_slow_controller_does_not_keep_what_is_known_from_being_told(tmp_path,
     async def watch() -> None:
         enough = asyncio.Event()
 
-        def publish(answer: Answer) -> None:
+        def publish(answer: EngineReply) -> None:
             told.append(len(answer.jobs))
             if len(told) == 4:
                 enough.set()

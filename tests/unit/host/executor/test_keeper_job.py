@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from cpumond.host.executor.keeper import RESULT_NAME
-from cpumond.host.executor.keeper.job import Job
+from cpumond.host.executor.keeper.job import KeeperJob
 from cpumond.host.executor.keeper_link import read_result
 
 
-def make_job(directory: Path) -> Job:
-    return Job({"id": "j", "directory": str(directory), "max_log_bytes": 4096, "procs": ["/c/a/cgroup.procs"]})
+def make_job(directory: Path) -> KeeperJob:
+    return KeeperJob({"id": "j", "directory": str(directory), "max_log_bytes": 4096, "procs": ["/c/a/cgroup.procs"]})
 
 
 @pytest.mark.parametrize(

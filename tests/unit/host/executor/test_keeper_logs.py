@@ -11,15 +11,15 @@ from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from cpumond.host.executor.keeper.logs import Log, read_log
+from cpumond.host.executor.keeper.logs import StreamLog, read_log
 
 
 @pytest.fixture
 def open_log(tmp_path: Path):
-    opened: list[Log] = []
+    opened: list[StreamLog] = []
 
-    def make(max_bytes: int, name: str = "stdout") -> tuple[Log, Callable[[bytes], None]]:
-        log = Log(str(tmp_path), name, max_bytes)
+    def make(max_bytes: int, name: str = "stdout") -> tuple[StreamLog, Callable[[bytes], None]]:
+        log = StreamLog(str(tmp_path), name, max_bytes)
         log.open()
         opened.append(log)
         fd = os.open(log.fifo_path, os.O_RDWR)
@@ -52,7 +52,7 @@ def test_nothing_written_is_an_empty_log(tmp_path, open_log):
 @examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_pieces(tmp_path_factory, pieces, cap, tail):
     directory = tmp_path_factory.mktemp("log")
-    log = Log(str(directory), "stdout", cap)
+    log = StreamLog(str(directory), "stdout", cap)
     log.open()
     fd = os.open(log.fifo_path, os.O_RDWR)
     written = b""
