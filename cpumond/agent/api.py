@@ -90,7 +90,6 @@ def make_public_app(agent: Agent, metrics: AgentMetrics) -> ASGIApp:
 
 
 def make_private_app(agent: Agent, metrics: AgentMetrics) -> ASGIApp:
-    """What the unix socket offers: everything."""
     return _make_app([*_public_routes(agent, metrics), *_private_routes(agent)])
 
 
@@ -173,7 +172,6 @@ def _is_address(host: str) -> bool:
 
 
 def _cut_port(host: str) -> str:
-    """The name or address in a Host header."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]

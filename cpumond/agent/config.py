@@ -440,7 +440,6 @@ EXECUTOR_ROOTS = {"none": "", "cgroup": DEFAULT_ROOT, "systemd": JOBS_SLICE_CGRO
 
 
 def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:
-    """Where jobs run and are kept."""
     options = config.executor
     root = normalise_root(options.cgroup_root, where, "executor.cgroup_root") or EXECUTOR_ROOTS[options.kind]
     if options.kind == "systemd" and root != EXECUTOR_ROOTS["systemd"]:

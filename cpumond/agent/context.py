@@ -89,7 +89,6 @@ class AgentContext:
         self.due.report = True
 
     def use_resources(self, resources: Resources) -> None:
-        """Offer something else from now on."""
         self.use_config(msgspec.structs.replace(self.config, resources=resources))
         self.capacity_cores = resources.cpu or self.capacity_cores
         if self.assigned is not None:

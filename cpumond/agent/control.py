@@ -72,7 +72,6 @@ def describe_job(job: TrackedView) -> answers.JobAnswer:
 
 
 def describe_peak(state: JobState, s: MonitorSettings) -> answers.PeakAnswer:
-    """What rule ``peak`` knows of a job."""
     known = state.peak_cores is not None
     return answers.PeakAnswer(
         peak_cores=state.peak_cores,
@@ -88,7 +87,6 @@ def describe_peak(state: JobState, s: MonitorSettings) -> answers.PeakAnswer:
 
 
 def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) -> answers.ExplainedPeak:
-    """``describe_peak`` and what it means, in sentences."""
     state, s, status = job.state, job.settings, job.view(now_s).status
     seen_at, held_at = (
         wall_s + at_s - now_s if math.isfinite(at_s) else None for at_s in (state.peak_at_s, state.held.at_s)
@@ -305,7 +303,6 @@ def remove_job(agent: Agent, job_id: str) -> answers.RemovedJob:
 
 
 def list_registered(agent: Agent) -> answers.RegisteredList:
-    """``cpumond job list``: what was added over the socket."""
     return answers.RegisteredList(list(agent.context.registered.content.jobs.values()))
 
 

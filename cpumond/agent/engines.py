@@ -40,7 +40,6 @@ class Engines:
 
     @property
     def views(self) -> Mapping[Key, EngineView]:
-        """What each engine said last."""
         return {} if self._thread is None else self._thread.views
 
     def follow(self, sources: Iterable[Source]) -> None:
@@ -76,7 +75,6 @@ class Engines:
         return True
 
     def is_up(self, found: FoundJob) -> bool:
-        """Whether the engine of a job answers now."""
         return any(view.is_up for view in self._find_views(found).values())
 
     def ask(self, found: FoundJob) -> None:
@@ -109,7 +107,6 @@ class Engines:
             self._thread.nudge(keys)
 
     def _find_views(self, found: FoundJob) -> dict[Key, EngineView]:
-        """Those of the engines that named a job."""
         return {key: view for key in self._sources if (view := self.views.get(key)) and found.path in view.jobs}
 
     def describe(self) -> tuple[EngineAnswer, ...]:
@@ -176,7 +173,6 @@ class EngineContext(NamedTuple):
 
 
 def make_engine(key: Key, context: EngineContext) -> Engine:
-    """The client of one engine."""
     kind, socket = key
     return ENGINES[kind](socket, context)
 

@@ -155,7 +155,6 @@ def _floor_reason(e: ExplainAnswer, s: MonitorSettings) -> str:
 
 
 def _list_facts(e: ExplainAnswer, s: MonitorSettings) -> dict[str, str]:
-    """Everything the limit follows from, by heading."""
     b = e.bounds
     found = "none" if b.quota_found is None else show_cores(b.quota_found)
     above = "none" if b.ancestor_cap is None else f"{show_cores(b.ancestor_cap)}, of {b.ancestor or '/'}"
@@ -258,7 +257,6 @@ def _describe_write(e: ExplainAnswer) -> str:
 
 
 def _describe_votes(e: ExplainAnswer, s: MonitorSettings) -> str:
-    """What a vote of the window means."""
     limit, low, high = (show_cores(each) for each in (e.monitor_cpu_limit, e.bounds.lower_bound, e.bounds.upper_bound))
     return (
         f"votes against the limit of {limit}: -1 below {s.relative_lower_bound:g} x {limit} = {low}, "
@@ -336,7 +334,6 @@ def _describe_hindrance(e: ExplainAnswer) -> str:
 
 
 def _describe_reason(decision: DecisionAnswer) -> str:
-    """Why a limit moved, in words."""
     if decision.kind == "grow" and decision.by_look:
         return f"use {show_measured(decision.usage_cores)} above the limit, before it held the job back"
     if decision.kind in ("grow", "shrink") and decision.votes_sum is None:

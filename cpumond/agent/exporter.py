@@ -260,7 +260,6 @@ def _own_cost(process: psutil.Process) -> Iterator[Metric]:
 def _label_all(
     family: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, label: str, values: Mapping[str, float]
 ) -> Metric:
-    """One metric with ``values`` by the value of ``label``."""
     made = family(name, text, labels=[label])
     for named, value in values.items():
         made.add_metric([named], value)

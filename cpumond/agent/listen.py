@@ -95,7 +95,6 @@ class AgentSockets(NamedTuple):
     web: list[socket.socket]
 
     def close(self) -> None:
-        """Close all of them; the control socket's file stays."""
         close_sockets([self.control, *self.metrics, *self.web])
 
 

@@ -160,7 +160,6 @@ class LookSchedule:
 
 
 def was_seen(job: Tracked, since_s: float) -> bool:
-    """Whether the job's counters were read since then."""
     return job.state.seen is not None and job.state.seen.at_s > since_s
 
 

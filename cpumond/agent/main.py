@@ -148,7 +148,6 @@ def _connect(agent: Agent) -> None:
 
 
 def make_registration(agent: Agent, key: str) -> NodeRegistration:
-    """What this host offers now."""
     config, assigned = agent.config, agent.context.assigned
     offers = assigned is not None and not assigned.problem
     return NodeRegistration(

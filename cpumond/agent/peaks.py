@@ -250,7 +250,6 @@ class PeakFile:
         now_s: float,
         clock_offset_s: float,
     ) -> None:
-        """In a thread of its own."""
         try:
             self._gone = [
                 inode for inode, (path, _) in left.items() if read_identity(os.path.join(self._root, path))[1] != inode

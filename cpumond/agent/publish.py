@@ -114,7 +114,6 @@ class HeartbeatPublisher:
         )
 
     def take_samples(self, now_s: float) -> None:
-        """One point of each job's graphs, every ``[web] period``."""
         context = self.context
         if not context.keeps_samples or now_s + context.period_s / 2 < self.sample_at_s:
             return
@@ -127,7 +126,6 @@ class HeartbeatPublisher:
 
 
 def make_snapshot(context: AgentContext) -> TickSnapshot:
-    """The agent after its newest tick, frozen."""
     last, totals, config = context.last, context.totals, context.config
     assert last is not None
     assigned, link = context.assigned, _view_link(context)

@@ -71,7 +71,6 @@ class DecisionRing:
         self._next = (self._next + 1) % self.size
 
     def records(self) -> list[DecisionAnswer]:
-        """All records, oldest first."""
         rows = list(_RECORD.iter_unpack(self._data))
         rows = rows[self._next :] + rows[: self._next]
         return [
@@ -166,7 +165,6 @@ class SampleRing:
         self._data = bytearray(b"".join(_PEAK_SAMPLE.pack(*row[:5], _NAN, *row[5:]) for row in rows))
 
     def records(self) -> list[SampleRecord]:
-        """All samples, oldest first."""
         rows = list(self._sample.iter_unpack(self._data))
         return [
             SampleRecord(

@@ -84,7 +84,6 @@ class Agent:
 
     @property
     def config(self) -> AgentConfig:
-        """The one in force."""
         return self.context.config
 
     def start(self) -> None:

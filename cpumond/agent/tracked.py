@@ -135,7 +135,6 @@ class Tracked:
 
     @property
     def writes(self) -> bool:
-        """Whether the agent writes to its cgroup."""
         return self.moves and self.actuator != "guarantee"
 
     @property
@@ -154,7 +153,6 @@ class Tracked:
         return self.state.hard_cores
 
     def usage(self) -> Usage:
-        """What the scheduler is told about the job."""
         state, decision = self.state, self.decision
         checked = decision is not None and decision.usage_cores is not None
         return Usage(
@@ -282,7 +280,6 @@ class Tracked:
 
     @property
     def floor_cores(self) -> float:
-        """The least limit the monitor gives it."""
         return compute_floor(self.state.hard_cores, self.state.usages, self.settings)
 
     @property
@@ -360,12 +357,10 @@ class TrackedView(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def counts_use(self) -> bool:
-        """As of ``Tracked``."""
         return self.unlimited or is_unnamed(self.found)
 
     @property
     def actuator(self) -> Actuator:
-        """As of ``Tracked``."""
         return choose_actuator(self.settings, self.found)
 
     @property
@@ -434,7 +429,6 @@ def choose_actuator(settings: MonitorSettings, found: FoundJob) -> Actuator:
 
 
 def list_actuators(settings: MonitorSettings, found: FoundJob) -> tuple[str, ...]:
-    """As ``Tracked.actuators`` says."""
     actuator = choose_actuator(settings, found)
     return ("quota", "weight") if actuator == "quota" and found.is_assigned else (actuator,)
 
@@ -519,7 +513,6 @@ def compute_full(found: FoundJob, original: CpuSettings, ancestor: AncestorCap) 
 def record(
     job: Tracked, wall_s: float, kind: str, old_cores: float, new_cores: float, applied_cores: float, result: str
 ) -> None:
-    """Add one line to the job's ring of decisions."""
     decision = job.decision
     job.ring.append(
         DecisionAnswer(

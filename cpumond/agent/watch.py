@@ -115,5 +115,4 @@ class Watcher:
 
 
 def existing_directories(root: str, relative: set[str]) -> set[str]:
-    """The absolute paths of those relative directories that exist."""
     return {path for name in relative if os.path.isdir(path := os.path.join(root, name) if name else root)}

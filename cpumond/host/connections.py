@@ -180,7 +180,6 @@ class Bounded(asyncio.Protocol):
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a whole request waits for its answer."""
         cycle = self.cycle
         return cycle is not None and not cycle.more_body and not cycle.response_complete
 
@@ -210,7 +209,6 @@ class Bounded(asyncio.Protocol):
         self.account()
 
     def account(self) -> None:
-        """Tell the door what is held now."""
         self.door.hold(self, self.unfinished + self._unsent)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -138,7 +138,6 @@ class ServiceManager:
 
     @property
     def listens(self) -> bool:
-        """Whether a service manager receives the messages."""
         return self._send is not None
 
     def tell(self, *lines: str, status: str = "") -> None:

@@ -130,8 +130,6 @@ class _Interval(NamedTuple):
 
 
 class _Follower:
-    """One rule over one workload."""
-
     __slots__ = (
         "bank_cpu_s", "extra_periods", "extra_throttled", "held_most_s", "held_s", "ordered_cpu_s", "reclaimed",
         "settings", "state", "warm",
@@ -187,7 +185,6 @@ class _Follower:
         self.reclaimed.add(self.state.limit_cores, past.used_cpu_s / past.seconds, past.seconds)
 
     def rebase(self, reading: CpuReading) -> None:
-        """The next interval begins at ``reading``."""
         # What was throttled in a gap is as unknown as the use in it.
         self.state = policy.rebase(msgspec.structs.replace(self.state, seen=None), self._complete(reading))
 

@@ -361,7 +361,6 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def changes(self) -> bool:
-        """Whether there is a new limit to apply."""
         return self.new_cores != self.old_cores
 
 

@@ -505,11 +505,9 @@ class AssignedJobs:
         )
 
     def found_jobs(self) -> list[FoundJob]:
-        """The running ones, for the monitor."""
         return [job.found for job in self.jobs.values() if job.found is not None and job.file.state == "running"]
 
     def note_usage(self, usage: Mapping[str, Usage]) -> None:
-        """Keep what the monitor knows, by cgroup path."""
         for job in self.jobs.values():
             known = usage.get(job.file.cgroup) if job.file.state == "running" else None
             if known is not None:
@@ -531,7 +529,6 @@ class AssignedJobs:
         return next(found, None)
 
     def view(self) -> AssignedView:
-        """For metrics and status."""
         states = dict.fromkeys(("waiting", "starting", "running", "stopping", "ended"), 0)
         for job in self.jobs.values():
             states["stopping" if job.is_stopping else job.file.state] += 1

@@ -82,7 +82,6 @@ class JobsDir:
 
     @property
     def is_open(self) -> bool:
-        """Whether this agent has taken it over."""
         return self._lock is not None
 
     def open(self) -> None:

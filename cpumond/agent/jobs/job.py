@@ -121,7 +121,6 @@ class AssignedJob:
         )
 
     def report(self) -> JobReport:
-        """Its part of a heartbeat."""
         order, usage = self.order, self.usage or Usage(self.current_cores)
         return JobReport(
             job_id=order.job_id,

@@ -30,5 +30,4 @@ class MemoryFiles(NamedTuple):
 
 
 def read_available() -> int | None:
-    """MemAvailable in bytes."""
     return int(psutil.virtual_memory().available)

@@ -23,8 +23,6 @@ REMEMBERED: Final = 200
 
 
 class JobRequests:
-    """Carries out requests and remembers what it replied."""
-
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._changes: collections.OrderedDict[str, JobReply] = collections.OrderedDict()

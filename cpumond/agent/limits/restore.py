@@ -186,7 +186,6 @@ class RestoreReport(msgspec.Struct):
     unseen: dict[str, str] = {}
 
     def add(self, other: RestoreReport) -> None:
-        """Take in the report about other cgroups."""
         self.restored += other.restored
         self.gone += other.gone
         self.errors += other.errors

@@ -280,7 +280,6 @@ class UnitLimits:
         return self._bus.flush(timeout_s)
 
     def close(self) -> None:
-        """End the connection; limits stay as they are."""
         if self._bus is not None:
             self._bus.close()
 

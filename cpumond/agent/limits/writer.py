@@ -588,7 +588,6 @@ class LimitWriter:
 
 
 def _compute_weight(job: Tracked, cores: float) -> LimitTarget:
-    """The weight that stands for a limit of ``cores``."""
     target = compute_weight_target(cores, job.state.hard_cores, job.original, job.cgroup.WEIGHT_BOUNDS)
     weight = target.settings.weight
     if job.unit and weight is not None and job.cgroup.WEIGHT_BOUNDS == V1_SHARES:

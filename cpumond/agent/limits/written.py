@@ -48,7 +48,6 @@ class LimitLog:
             raise from_os_error(error, f"write {self.path}", "free space or fix the rights of runtime_dir") from error
 
     def forget(self, inode: int) -> None:
-        """A cgroup is as it was found, or gone."""
         self.records.pop(inode, None)
 
     def check(self, anew: bool = False) -> None:

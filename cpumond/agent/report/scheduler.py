@@ -174,7 +174,6 @@ class SchedulerLink:
         self._mailbox.submit(heartbeat)
 
     def close(self, timeout_s: float) -> None:
-        """As ``Mailbox.close``."""
         self._mailbox.close(timeout_s)
 
     def end(self) -> None:

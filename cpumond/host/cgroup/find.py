@@ -61,7 +61,6 @@ class CgroupFinder:
         return read_identity(os.path.join(self._root, path))
 
     def _list_level(self, depth: int) -> dict[int, str]:
-        """All cgroups so far below the root, by inode."""
         if depth == 0:
             return {0: ""}
         if depth not in self._levels:

@@ -59,7 +59,6 @@ class IdleParent:
             yield from (entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
 
     def is_set(self) -> bool:
-        """Whether the cgroup is there and in its class."""
         idle = self._read(_IDLE_FILE)
         return idle == "1" if idle is not None else self._read(self._weight_file) == str(self._lowest)
 

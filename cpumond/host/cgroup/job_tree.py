@@ -69,7 +69,6 @@ class JobCgroupTree:
 
     @property
     def idle_parent(self) -> str:
-        """The cgroup above new jobs on reclaimed CPU, relative."""
         return self._outer_idle if self._may_leave_root() else self._inner_idle
 
     def find_idle_class(self) -> IdleClass:
@@ -312,7 +311,6 @@ class JobCgroupTree:
         return _remove_all(self._list_directories(job_id))
 
     def list_job_ids(self) -> list[str]:
-        """Jobs whose cgroup exists in any of the hierarchies."""
         found = set()
         for place in (os.path.join(mount, parent) for mount in self._list_mounts() for parent in self._list_parents()):
             with contextlib.suppress(OSError), os.scandir(place) as entries:

@@ -115,7 +115,6 @@ class ContainerEngine:
         self._is_podman = kind == "podman"
 
     async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
-        """As ``Engine.watch`` says."""
         self._known.clear()
         transport = httpx2.AsyncHTTPTransport(uds=self.socket)
         try:
@@ -225,7 +224,6 @@ class ContainerEngine:
                     self._known[each] = shorten(found)
 
     async def _read_events(self, events: httpx2.Response) -> AsyncIterator[str]:
-        """The ids of containers that something happened to."""
         rest = b""
         async for chunk in events.aiter_raw():  # what is packed would be larger than it looks
             *lines, rest = (rest + chunk).split(b"\n")
@@ -243,7 +241,6 @@ class ContainerEngine:
             await asyncio.sleep(SETTLE_S)
 
     def _describe_all(self, owner: int) -> EngineReply:
-        """All containers that run."""
         found = [self._describe(each, owner) for each in self._known.values()]
         notes = {
             *(why for why, _ in self._silent.values()),

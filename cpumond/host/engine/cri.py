@@ -79,7 +79,6 @@ class Message:
         return value - (1 << 64) if value >= 1 << 63 else value
 
     def many(self, field: int) -> list[bytes]:
-        """A repeated field of texts or messages."""
         found = [each for each in self._values.get(field, ()) if isinstance(each, bytes)]
         if len(found) < len(self._values.get(field, ())):
             raise WireError(f"field {field} is a number")
@@ -97,7 +96,6 @@ class Message:
         return field in self._values
 
     def mapping(self, field: int) -> dict[str, str]:
-        """A map of texts."""
         return {each.text(1): each.text(2) for each in map(Message, self.many(field))}
 
 
@@ -140,7 +138,6 @@ class CriEngine:
         self._find_cgroups = find_cgroups
 
     async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
-        """As ``Engine.watch`` says."""
         try:
             import grpc.aio
         except ImportError as error:

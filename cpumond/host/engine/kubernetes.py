@@ -318,7 +318,6 @@ class KubeletEngine:
         self._find_cgroups = find_cgroups
 
     async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
-        """As ``Engine.watch`` says."""
         enforces_limits, configured_at_s = True, -math.inf
         try:
             async with httpx2.AsyncClient(
@@ -364,7 +363,6 @@ class KubeletEngine:
             raise EngineError(f"{KIND}: ca_file {self.access.ca_file}: {describe(error)}") from error
 
     def _make_request(self) -> Mapping[str, Any]:
-        """Arguments of a request."""
         if not self._is_secure:
             return {}
         try:

@@ -161,7 +161,6 @@ async def _ask(key: Key, make: Callable[[], Engine], timeout_s: float) -> Engine
 
 
 def make_view(key: Key, answer: EngineReply, asked_at_s: float) -> EngineView:
-    """What an engine said at ``asked_at_s``."""
     notes, more = answer.notes[:MAX_NOTES], len(answer.notes) - MAX_NOTES
     notes += (f"{key[0]}: {more} more of such sentences",) if more > 0 else ()
     return EngineView(key[0], {each.path: each for each in answer.jobs}, asked_at_s, "", answer.title, notes)

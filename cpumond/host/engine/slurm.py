@@ -72,7 +72,6 @@ class SlurmEngine:
         self._title = ""
 
     async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
-        """As ``Engine.watch`` says."""
         if not self._title:
             version = (await run_squeue("--version")).strip().removeprefix("slurm").removeprefix("-wlm").strip()
             self._title = f"slurmd {clean(version)}"

@@ -414,7 +414,6 @@ class CgroupExecutor(Executor):
         self._wake()
 
     def _on_report(self, kept_job: KeptJob) -> None:
-        """Take over what the keeper reports of a job."""
         job = self._jobs.get(kept_job.id)
         if job is None or job.is_over:
             if job is None and kept_job.is_over:

@@ -124,7 +124,6 @@ class KeeperLink:
         return next((line for line in reversed(lines) if line.strip()), "it did not say why")
 
     def close(self) -> None:
-        """The keeper goes on."""
         self._disconnect()
         self._close_ready()
         if self._starting is not None:

@@ -99,7 +99,6 @@ def drop_slurm_records(runtime_dir: str) -> None:
 
 
 def unlink(path: str) -> None:
-    """Remove a file, if that is possible."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 

@@ -128,7 +128,6 @@ class UnitBus:
         return True
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """End the thread; what was not sent is dropped."""
         with self._lock:
             self._closing = True
         self._kick()
@@ -325,7 +324,6 @@ class UnitBus:
 
 
 def _interface(unit: str) -> str:
-    """That of a unit's kind."""
     return f"{SYSTEMD}.{unit.rpartition('.')[2].capitalize()}"
 
 

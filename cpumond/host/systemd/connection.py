@@ -152,5 +152,4 @@ class BusConnection:
 
 
 def pack(properties: Iterable[tuple[str, str, Any]]) -> list[list[Any]]:
-    """Properties (name, signature, value) as the bus takes them."""
     return [[name, Variant(signature, value)] for name, signature, value in properties]

@@ -60,7 +60,6 @@ class Keeper:
             self._epoll.unregister(fd)
 
     def run(self) -> None:
-        """Until there is nothing to do any more."""
         idle_since_s: float | None = None
         while True:
             for fd, _ in self._epoll.poll(self._timeout_s()):

@@ -64,7 +64,6 @@ class SystemdBus:
         self.connected.set()
 
     async def keep_connected(self, on_return: Callable[[], None]) -> None:
-        """Connect again whenever the connection is lost, forever."""
         while True:
             assert self._bus is not None
             await self._wait_for_loss(self._bus)
@@ -81,7 +80,6 @@ class SystemdBus:
             on_return()
 
     async def close(self) -> None:
-        """Disconnect, and wait a moment for that."""
         bus, self._bus = self._bus, None
         if bus is not None:
             bus.disconnect()
@@ -139,5 +137,4 @@ def _rule(path: str) -> str:
 
 
 def explain(error: BusAway | Refused) -> str:
-    """Why systemd does not answer."""
     return str(error) if isinstance(error, BusAway) else f"systemd does not answer on the system bus: {error}"

@@ -151,7 +151,6 @@ class SystemdExecutor(Executor):
         return events
 
     def fileno(self) -> int:
-        """Closed by ``close``."""
         return self._fd
 
     def close(self) -> None:
@@ -161,7 +160,6 @@ class SystemdExecutor(Executor):
             os.close(fd)
 
     def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
-        """Read from the journal, ``directory`` is not used."""
         return read_log(job_id, stream, tail_bytes)
 
     def _emit(self, event: Event) -> None:

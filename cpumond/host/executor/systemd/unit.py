@@ -198,7 +198,6 @@ class UnitState(msgspec.Struct, frozen=True):
 
     @property
     def slice_cgroup(self) -> str:
-        """The cgroup of its slice, below that of systemd."""
         return IDLE_SLICE if self.slice == IDLE_SLICE else JOBS_SLICE_CGROUP
 
     @property
