@@ -98,6 +98,12 @@ class Call:
         return Rights(self.state, self.user)
 
     @property
+    def given(self) -> dict[str, Any]:
+        """The fields of the query and of the body."""
+        parts = [part for part in (self.query, self.body) if part is not None]
+        return {name: getattr(part, name) for part in parts for name in part.__struct_fields__}
+
+    @property
     def tree(self) -> Tree:
         """The tree in the path. Raises CommandError."""
         return self.state.find_tree(self.path["tree"])

@@ -19,10 +19,13 @@ Needs = Literal[
 """What a request needs: permissions of semantics.md 12 in backticks, or who may ask."""
 
 
+Handler = Callable[[Call], Any]
+"""Gives the answer, or an awaitable of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One request that is answered. ``name`` is the document's operationId; ``handler`` gives the answer, or an
-    awaitable of it.
+    """One request that is answered. ``name`` is the document's operationId.
 
     ``answer`` is the type of a good answer, given with ``status``; ``others`` are further answers by status.
     ``needs_body``: a body must be there.
@@ -32,7 +35,7 @@ class Endpoint:
     path: str
     name: str
     summary: str
-    handler: Callable[[Call], Any]
+    handler: Handler
     answer: Any
     needs: Needs = "a known user"
     body: Any = None

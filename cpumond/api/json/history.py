@@ -47,13 +47,6 @@ def list_preemption_groups(call: Call) -> PreemptionGroups:
     return group_preemptions(node_views.list_fitting(call.state, query.operation, query.pool, rights), rights)
 
 
-def list_preemptions(call: Call) -> node_views.PreemptionList:
-    query: requests.PreemptionsQuery = call.query
-    return node_views.show_preemptions(
-        call.state, limit=query.limit, operation=query.operation, pool=query.pool, rights=call.rights, group=query.group
-    )
-
-
 async def read_history(call: Call) -> HistoryView:
     query: requests.HistoryQuery = call.query
     history, until = _history_of(call.scheduler), min(call.now, query.until or math.inf)

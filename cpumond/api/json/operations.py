@@ -46,10 +46,7 @@ async def group_operations(call: Call) -> OperationGroups:
     query: requests.GroupsQuery = call.query
     if query.search:
         await _read_texts(call)
-    records = views.choose_records(
-        call.state, user=query.user, tree=query.tree, pool=query.pool, search=query.search, texts=call.shared.texts,
-        rights=call.rights,
-    )  # fmt: skip
+    records = views.choose_records(call.state, texts=call.shared.texts, rights=call.rights, **call.given)
     counts = OperationCounts(call.state, await _find_causes(call, query.tree))
     async for some in in_parts(records):
         counts.add(some)

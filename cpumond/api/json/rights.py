@@ -1,14 +1,14 @@
-"""What the requests about rights do, and what is left out of answers for want of them (semantics.md 12)."""
+"""Requests about rights, and what answers leave out for want of them (semantics.md 12)."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
+from cpumond.api.json.parts import in_parts
 from cpumond.api.json.requests import CanQuery
 from cpumond.api.permissions import (
     Can,
@@ -21,23 +21,24 @@ from cpumond.api.permissions import (
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.history.model import ReportTree, ReportView
+from cpumond.scheduler.rights.entries import Permission
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.why.plan import Plan
 
 LOOKED_UP_AT_ONCE: Final = 200
-"""Pools whose access lists are looked up before something else has its turn."""
+"""Pools whose access lists are looked up in one part."""
 
 
 async def list_rights(rights: Rights, tree: Tree) -> PoolRights:
     """What the asker may do to each pool of a tree."""
-    state, found = rights.state, {}
-    for number, pool in enumerate([tree.root, *tree.pools.values()], 1):
-        is_there = pool.is_root or tree.pools.get(pool.name) is pool
-        if is_there and state.trees.get(tree.name) is tree:  # they may have gone meanwhile
-            found[pool.name] = list_permissions(rights, pool)
-        if number % LOOKED_UP_AT_ONCE == 0:
-            await asyncio.sleep(0)
-            rights = Rights(state, rights.user)
+    state = rights.state
+    found: dict[str, list[Permission]] = {}
+    async for pools in in_parts([tree.root, *tree.pools.values()], LOOKED_UP_AT_ONCE):
+        if state.trees.get(tree.name) is not tree:
+            break
+        rights = Rights(state, rights.user)
+        known = (pool for pool in pools if pool.is_root or tree.pools.get(pool.name) is pool)
+        found.update((pool.name, list_permissions(rights, pool)) for pool in known)
     return PoolRights(tree.name, found)
 
 
