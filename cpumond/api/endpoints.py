@@ -62,7 +62,6 @@ _ASK_NODE: Final = (404, 429, 503, 504)
 def _get(
     path: str, name: str, summary: str, handler: Handler, answer: Any, needs: Needs = "a known user", **more: Any
 ) -> Endpoint:
-    """One that shows something."""
     return Endpoint("GET", PREFIX + path, name, summary, handler, answer, needs, **more)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from cpumond.api.figures import View
+from cpumond.api.figures import View, make_view
 from cpumond.core.words import iso_utc
 from cpumond.scheduler.events import Event, EventChange, EventKind
 
@@ -47,6 +47,9 @@ class AuditView(EventView, frozen=True):
     refused: str
 
 
+V = TypeVar("V", EventView, AuditView)
+
+
 class EventList(View, frozen=True):
     """Events, the newest first; ``next``: the number before which the older ones are asked for, null for the end.
 
@@ -75,20 +78,9 @@ class Annotation(View, frozen=True):
     tags: list[str]
 
 
-def show_event(number: int, event: Event) -> EventView:
-    return EventView(*(_field(number, event, name) for name in EventView.__struct_fields__))
-
-
-def show_audit(number: int, event: Event) -> AuditView:
-    return AuditView(*(_field(number, event, name) for name in AuditView.__struct_fields__))
-
-
-def _field(number: int, event: Event, name: str) -> Any:
-    if name == "number":
-        return number
-    if name == "time":
-        return iso_utc(event.at)
-    return bool(event.changes) if name == "can_undo" else getattr(event, name)
+def show_event(kind: type[V], number: int, event: Event) -> V:
+    """``kind``: EventView or AuditView."""
+    return make_view(kind, event, number=number, time=iso_utc(event.at), can_undo=bool(event.changes))
 
 
 def show_annotation(event: Event) -> Annotation:

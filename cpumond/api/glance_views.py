@@ -91,7 +91,6 @@ class OperationCounts:
         self._states: Counter[str] = Counter()
 
     def add(self, records: Iterable[OperationRecord]) -> None:
-        """Count some operations."""
         for record in records:
             live = self._state.operations.get(record.id)
             if live is None:
@@ -111,7 +110,6 @@ class OperationCounts:
                     group.wanted_cores += wanted_cores
 
     def finish(self) -> OperationGroups:
-        """What was counted."""
         groups = sorted(self._groups.values(), key=lambda each: (-each.wanted_cores, each.tree == "", -each.operations))
         return OperationGroups(groups, dict(self._states))
 

@@ -19,7 +19,6 @@ VERSIONS: Final = ("", "0.0.1", "1.0.0")
 
 
 def make_metrics_route(metrics: Metrics) -> Route:
-    """``GET /metrics``."""
 
     async def read_metrics(request: Request) -> Response:
         is_open = wants_openmetrics(request.headers.get("accept", ""))

@@ -220,13 +220,11 @@ def show_inherited(rights: Rights, pool: PoolElement) -> list[InheritedEntry]:
 
 
 def list_permissions(rights: Rights, pool: PoolElement) -> list[Permission]:
-    """What the asker may do to a pool."""
     name = explicit_pool(pool)
     return [each for each in POOL_PERMISSIONS if rights.on_pool(pool.tree.name, name, each).allowed]
 
 
 def show_acl(entries: Iterable[AccessEntry] | None) -> list[dict[str, Any]]:
-    """An access list as plain values."""
     found: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(list(entries or ())))
     return found
 

@@ -70,7 +70,6 @@ class TargetGroup(View, frozen=True):
 
 
 def show_fleet(state: State) -> Fleet:
-    """All agents of nodes that are there."""
     canaries = {name for stage in state.stages.list() if stage.state == "canary" for name in stage.canaries}
     return Fleet([_show_agent(node, canaries) for _, node in sorted(state.nodes.items())])
 

@@ -37,7 +37,6 @@ def make_standby_app(view: Callable[[], LeadView], address: str, metrics: Metric
         return _send_health(view(), 503 if view().error else 200)
 
     async def refuse(request: Request) -> Response:
-        """Nothing but the leader knows."""
         seen, path = view(), request.url.path
         text = describe_standby(seen, address, str(request.scope.get(REFUSAL, "")))
         if path.startswith(PREFIX) or not path.startswith("/api"):

@@ -13,6 +13,7 @@ from cpumond.api import pool_views, views
 from cpumond.api.json.looks import Looks
 from cpumond.api.json.pool_tables import PoolTables
 from cpumond.api.json.prepared import Prepared
+from cpumond.api.overview import RequestTiming
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.access.required import check_operation
 from cpumond.scheduler.elements import PoolElement, Tree
@@ -24,15 +25,6 @@ from cpumond.scheduler.state import State
 
 FileTokens = Callable[[], Iterable[tuple[str, User]]]
 """Gives ids and users of the tokens in the configured file."""
-
-
-@dataclass(slots=True)
-class RequestTimes:
-    """How often an endpoint was asked, and the seconds that its answers took in all and at most."""
-
-    count: int = 0
-    total_s: float = 0.0
-    longest_s: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -48,8 +40,8 @@ class Shared:
     is_open: bool = False
     file_tokens: FileTokens = tuple
     find_known: Callable[[str], User] = User
-    requests: dict[str, RequestTimes] = field(default_factory=dict)
-    """By the names of endpoints."""
+    requests: dict[str, RequestTiming] = field(default_factory=dict)
+    """How long answers took, by the names of endpoints."""
     pool_tables: PoolTables = field(init=False)
     texts: views.SearchTexts = field(default_factory=views.SearchTexts)
     looks: Looks = field(default_factory=Looks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -25,7 +26,7 @@ eyes."""
 
 
 async def list_events(call: Call) -> event_views.EventList:
-    found, following = await _find(TIMELINE, call, event_views.show_event)
+    found, following = await _find(TIMELINE, call, partial(event_views.show_event, event_views.EventView))
     return event_views.EventList(found, following, _find_titles(call, found))
 
 
@@ -40,7 +41,7 @@ async def list_audit(call: Call) -> event_views.AuditList:
                 ACCESS_DENIED,
             )
         call.query = msgspec.structs.replace(query, user=call.user.name)
-    found, following = await _find(AUDIT, call, event_views.show_audit)
+    found, following = await _find(AUDIT, call, partial(event_views.show_event, event_views.AuditView))
     return event_views.AuditList(found, following, _find_titles(call, found))
 
 

@@ -54,7 +54,6 @@ async def group_operations(call: Call) -> OperationGroups:
 
 
 async def _read_texts(call: Call) -> None:
-    """Prepare what is searched."""
     texts = call.shared.texts
     async for records in in_parts(views.list_records(call.state)):
         for record in records:

@@ -25,9 +25,10 @@ from starlette.types import Receive, Scope, Send
 from cpumond.api import views
 from cpumond.api.bodies import Bodies, HttpError, count_values
 from cpumond.api.endpoints import ENDPOINTS, PREFIX
-from cpumond.api.json.call import Call, RequestTimes, Shared
+from cpumond.api.json.call import Call, Shared
 from cpumond.api.json.endpoint import Endpoint
 from cpumond.api.json.prepared import Prepared, WithStatus, compress, encode
+from cpumond.api.overview import RequestTiming
 from cpumond.api.refusals import tell_refused_request
 from cpumond.api.yt.formats import has_too_many_values
 from cpumond.api.yt.values import MAX_VALUES
@@ -135,10 +136,9 @@ class _Served:
         self.endpoint = endpoint
         self.max_body = max(site.max_body, MIN_BODY.get(endpoint.body, 0))
         self.decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
-        self.times = site.shared.requests[endpoint.name] = RequestTimes()
+        site.shared.requests[endpoint.name] = RequestTiming(0, 0.0, 0.0)
 
     async def answer(self, request: Request) -> Response:
-        """The answer, good or bad."""
         begun = time.perf_counter()
         try:
             return await self._answer(request)
@@ -148,11 +148,9 @@ class _Served:
             await tell_refused_request(self.site.shared.scheduler, request, error)
             return describe(request, error)
         finally:
-            spent_s = time.perf_counter() - begun
-            taken = self.times
-            taken.count += 1
-            taken.total_s += spent_s
-            taken.longest_s = max(taken.longest_s, spent_s)
+            spent_s, times, name = time.perf_counter() - begun, self.site.shared.requests, self.endpoint.name
+            known = times[name]
+            times[name] = RequestTiming(known.count + 1, known.total_s + spent_s, max(known.longest_s, spent_s))
 
     async def _answer(self, request: Request) -> Response:
         site, endpoint = self.site, self.endpoint

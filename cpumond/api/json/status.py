@@ -107,11 +107,7 @@ async def show_status(call: Call) -> overview.Status:
         last_update_age_s=_update_age_s(scheduler),
         default_tree=scheduler.state.config.default_tree,
         timings=scheduler.timings.list_numbers(),
-        requests={
-            name: overview.RequestTiming(taken.count, taken.total_s, taken.longest_s)
-            for name, taken in call.shared.requests.items()
-            if taken.count
-        },
+        requests={name: taken for name, taken in call.shared.requests.items() if taken.count},
         counts=overview.count_all(scheduler.state, shown_states),
     )
 

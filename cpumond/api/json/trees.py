@@ -67,7 +67,6 @@ def _show_readable(report: IdleReport, rights: Rights) -> IdleReport:
 
 
 async def plan_change(call: Call) -> Plan:
-    """What a command would do."""
     scheduler = call.scheduler
     async with call.shared.plan_lock:
         now = call.now
