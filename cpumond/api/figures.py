@@ -1,4 +1,4 @@
-"""What every answer about the scheduler's state begins with, and the figures that pools and operations share. Pure.
+"""What every answer about the scheduler's state begins with, and the figures in it. Pure.
 
 An answer is a ``View``, a struct that msgspec writes; a function ``show_...`` makes it from the living state.
 """
@@ -6,13 +6,13 @@ An answer is a ``View``, a struct that msgspec writes; a function ``show_...`` m
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from cpumond.fairshare.resources import RESOURCES, Vector
-from cpumond.scheduler.decide.starvation import starves_in_s
-from cpumond.scheduler.elements import Element, usage_share
+from cpumond.scheduler.elements.figures import VECTORS, Read
 from cpumond.scheduler.model import to_amounts
 
 Amounts = dict[str, float]
@@ -29,24 +29,15 @@ def make_view(kind: type[V], source: object, **others: Any) -> V:
     return kind(**{name: getattr(source, name) for name in names}, **others)
 
 
-def show_shares(element: Element, now: float) -> dict[str, Any]:
-    """The figures that a pool and an operation in a tree have in common, as of the last fair-share update."""
-    return {
-        "fair_share": to_amounts(absolute(element.fair_share, element.tree.total)),
-        "fair_share_ratio": max(element.fair_share),
-        "usage": to_amounts(element.usage),
-        "usage_ratio": max(usage_share(element)),
-        "demand": to_amounts(element.demand),
-        "limits": limited(element.limits),
-        "starves_in_s": None if element.rules is None else starves_in_s(element, now),
-    }
+def choose_figures(kind: type[View], figures: Mapping[str, Read]) -> dict[str, Read]:
+    """The fields of an answer that are ``figures``, or amounts of resources, with their readers."""
+    amounts = {name: _as_amounts(name) for name in VECTORS}
+    return {name: read for name, read in {**figures, **amounts}.items() if name in kind.__struct_fields__}
 
 
-def absolute(share: Vector, total: Vector) -> Vector:
-    """A share as absolute amounts."""
-    a, b, c, d, e = share
-    f, g, h, i, j = total
-    return (a * f, b * g, c * h, d * i, e * j)
+def _as_amounts(name: str) -> Read:
+    read, show = VECTORS[name], limited if name == "limits" else to_amounts
+    return lambda element: show(read(element))
 
 
 def limited(limits: Vector) -> Amounts:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
-from cpumond.api.figures import View
+from cpumond.api.figures import View, choose_figures
 from cpumond.api.tables import CoreSums
 from cpumond.core.words import count
-from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, greatest, subtract
+from cpumond.fairshare.resources import RESOURCES, ZERO, greatest, subtract
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.placement import find_stuck_tasks
-from cpumond.scheduler.elements import Operation, Tree
+from cpumond.scheduler.elements import (
+    Operation,
+    Tree,
+    figures,
+)
 from cpumond.scheduler.history.model import HistoryStatus
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.settings.validation import find_overcommit, find_warnings
@@ -239,24 +243,21 @@ def count_all(state: State, shown_states: Mapping[str, int]) -> Counts:
 
 
 def show_totals(tree: Tree, cores: CoreSums, is_default: bool, report: IdleReport | None = None) -> TreeTotals:
-    ordered, limit = cores.ordered.get(ROOT_POOL, 0.0), tree.root.usage[CPU]
-    nodes = tree.nodes.values()
+    of_tree = {name: read(tree) for name, read in _OF_TREE.items()}
+    of_root = {name: figures.POOL[name](tree.root) for name in _OF_ROOT}
+    ordered = cores.ordered.get(ROOT_POOL, 0.0)
     return TreeTotals(
         name=tree.name,
         is_default=is_default,
-        node_count=len(nodes),
-        online_node_count=sum(node.is_online for node in nodes),
-        pool_count=len(tree.pools),
-        running_operation_count=tree.root.running_operation_count,
-        pending_operation_count=len(tree.queue),
-        capacity_cores=tree.total[CPU],
         ordered_cores=ordered,
-        limit_cores=limit,
         used_cores=cores.used.get(ROOT_POOL, 0.0),
-        reclaimed_cores=max(ordered - limit, 0.0),
-        demand_cores=tree.root.demand[CPU],
-        waiting_cores=tree.root.waiting[CPU],
+        reclaimed_cores=max(ordered - of_root["limit_cores"], 0.0),
         idle=None if report is None else report.parts,
         why="" if report is None else report.sentence,
-        overcommitted_nodes=sum(node.overcommitted_since is not None for node in nodes),
+        **of_tree,
+        **of_root,
     )
+
+
+_OF_TREE: Final = choose_figures(TreeTotals, figures.TREE)
+_OF_ROOT: Final = ("running_operation_count", "limit_cores", "demand_cores", "waiting_cores")

@@ -6,12 +6,13 @@ As in ``views``; when a pool starves follows semantics.md 6.2.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
-from cpumond.api.figures import Amounts, View, absolute, make_view, show_shares
+from cpumond.api.figures import Amounts, View, choose_figures, make_view
 from cpumond.api.permissions import InheritedEntry, show_inherited, show_may_of_pool
 from cpumond.scheduler.access import Rights
-from cpumond.scheduler.elements import PoolElement, SchedulingStatus, StarvationStatus, Tree
+from cpumond.scheduler.decide.starvation import starves_in_s
+from cpumond.scheduler.elements import PoolElement, SchedulingStatus, StarvationStatus, Tree, figures
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Mode, to_amounts
 from cpumond.scheduler.settings.tree_file import TreeTables, make_tables, revision_of
 from cpumond.scheduler.why.pool import tell_pool
@@ -121,6 +122,10 @@ class PoolList(View, frozen=True):
     pools: list[PoolView]
 
 
+_TREE: Final = choose_figures(TreeView, figures.TREE)
+_POOL: Final = choose_figures(PoolView, figures.POOL)
+
+
 def show_tree(rights: Rights, tree: Tree) -> TreeView:
     """A tree with its totals and counts."""
     root, state = tree.root, rights.state
@@ -135,14 +140,10 @@ def show_tree(rights: Rights, tree: Tree) -> TreeView:
         resource_usage=to_amounts(root.usage),
         resource_demand=to_amounts(root.demand),
         waiting_demand=to_amounts(root.waiting),
-        pool_count=len(tree.pools),
-        pending_operation_count=len(tree.queue),
-        node_count=len(tree.nodes),
-        online_node_count=sum(node.is_online for node in tree.nodes.values()),
-        cordoned_node_count=sum(node.cordoned for node in tree.nodes.values()),
         update_count=tree.update_count,
         errors=list(tree.errors),
         may=show_may_of_pool(rights, root),
+        **{name: read(tree) for name, read in _TREE.items()},
     )
 
 
@@ -172,19 +173,14 @@ def show_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> Po
         PoolView,
         pool,
         tree=pool.tree.name,
-        parent=None if pool.parent is None else pool.parent.name,
         id="" if pool.config is None else pool.config.id,
-        mode=pool.settings.mode,
-        weight=pool.settings.weight,
         attributes={} if pool.config is None else dict(pool.config.attributes),
         children=sorted(pool.children),
-        strong_guarantee=to_amounts(absolute(pool.strong_guarantee_share, pool.tree.total)),
-        volume=to_amounts(pool.volume),
-        waiting=to_amounts(pool.waiting),
         state_text="" if rights is None else rights.hide_operations(tell_pool(pool, now)),
         may={} if rights is None else show_may_of_pool(rights, pool),
         inherited_acl=[] if rights is None else show_inherited(rights, pool),
-        **show_shares(pool, now),
+        starves_in_s=starves_in_s(pool, now),
+        **{name: read(pool) for name, read in _POOL.items()},
     )
 
 
@@ -199,4 +195,4 @@ def walk_pools(top: PoolElement) -> Iterator[PoolElement]:
     while stack:
         pool = stack.pop()
         yield pool
-        stack += sorted(pool.children.values(), key=lambda child: child.name, reverse=True)
+        stack += [pool.children[name] for name in sorted(pool.children, reverse=True)]

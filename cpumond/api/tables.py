@@ -10,16 +10,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from cpumond.api.figures import Amounts, View
-from cpumond.fairshare.resources import CPU
-from cpumond.scheduler.elements import (
-    OperationElement,
-    PoolElement,
-    Tree,
-    flow_ratio,
-    is_integral,
-    volume_capacity,
-    volume_ratio,
-)
+from cpumond.api.pool_views import walk_pools
+from cpumond.scheduler.elements import OperationElement, PoolElement, Tree, figures
 from cpumond.scheduler.model import to_amounts
 
 DIGITS: Final = 6
@@ -91,65 +83,32 @@ class CoreSums:
 
 def make_pool_table(tree: Tree, cores: CoreSums, at: float) -> PoolTable:
     """The table of a tree's pools as of its last update."""
-    a, b, c, d, e = (1.0 / amount if amount else 0.0 for amount in tree.total)
-    rows: list[list[Any]] = []
-    stack: list[tuple[PoolElement, int]] = [(tree.root, 0)]
-    while stack:
-        pool, depth = stack.pop()
-        below = sorted(pool.children)
-        below.reverse()
-        stack += [(pool.children[name], depth + 1) for name in below]
-        slots, cpu, gpu, memory, network = pool.usage
-        usage_ratio = max(slots * a, cpu * b, gpu * c, memory * d, network * e)
-        rows.append(_row(pool, depth, usage_ratio, cores.ordered.get(pool.name, 0.0), cores.used.get(pool.name, 0.0)))
+    pools = list(walk_pools(tree.root))
+    depths = {"": -1}
+    for pool in pools:
+        depths[pool.name] = depths["" if pool.parent is None else pool.parent.name] + 1
+    given: dict[str, dict[str, Any]] = {"depth": depths, "ordered_cores": cores.ordered, "used_cores": cores.used}
+    # A column at a time: there may be thousands of pools.
+    columns: list[list[Any]] = []
+    for name, is_rounded in zip(COLUMNS, _ROUNDED, strict=True):
+        if name in given:
+            values = [given[name].get(pool.name, 0.0) for pool in pools]
+        else:
+            read = _READERS[name]
+            values = [read(pool) for pool in pools]
+        columns.append(_round(values) if is_rounded else values)
+    rows = [list(row) for row in zip(*columns, strict=True)]
     return PoolTable(tree.name, tree.update_count, at, to_amounts(tree.total), list(COLUMNS), rows)
 
 
-def _row(pool: PoolElement, depth: int, usage_ratio: float, ordered_cores: float, used_cores: float) -> list[Any]:
-    """The values of COLUMNS."""
-    integral_type = pool.settings.integral_guarantees.guarantee_type
-    flow = volume = capacity = None
-    if integral_type != "none":
-        flow, volume, capacity = _short(flow_ratio(pool)), _short(volume_ratio(pool)), _short(volume_capacity(pool))
-    return [
-        pool.name,
-        None if pool.parent is None else pool.parent.name,
-        depth,
-        pool.is_ephemeral,
-        pool.settings.mode,
-        pool.settings.weight,
-        _short(max(pool.fair_share)),
-        _short(usage_ratio),
-        _short(max(pool.demand_share)),
-        _short(max(pool.strong_guarantee_share)),
-        "" if pool.starvation_status == "non_starving" else pool.starvation_status,
-        pool.operation_count,
-        pool.max_operation_count,
-        pool.running_operation_count,
-        pool.max_running_operation_count,
-        integral_type,
-        flow,
-        volume,
-        capacity,
-        _short(ordered_cores),
-        _short(pool.usage[1]),
-        _short(used_cores),
-        len(pool.children),
-        len(pool.operations),
-        _short(pool.waiting[1]),
-        _short(pool.held_cores),
-        _short(pool.demand[CPU]),
-        _short(_guarantee_cores(pool)),
-        _short(pool.fair_share[CPU] * pool.tree.total[CPU]),
-    ]
+def _starvation(pool: PoolElement) -> str:
+    return "" if pool.starvation_status == "non_starving" else pool.starvation_status
 
 
-def _guarantee_cores(pool: PoolElement) -> float:
-    flow = pool.settings.integral_guarantees.resource_flow.get("cpu", 0.0) if is_integral(pool) else 0.0
-    return pool.strong_guarantee_share[CPU] * pool.tree.total[CPU] + flow
+_READERS: Final = {**figures.POOL, "starvation": _starvation}
+_ROUNDED: Final = [name.endswith(("_ratio", "_cores")) or name in ("volume", "capacity") for name in COLUMNS]
 
 
-def _short(value: float) -> float | int:
-    """Rounded, and without the ".0" of a whole number."""
-    whole = int(value)
-    return whole if whole == value else round(value, DIGITS)
+def _round(values: Iterable[float | None]) -> list[float | None]:
+    """Rounded, and without the ".0" of whole numbers."""
+    return [value if value is None else int(value) if value.is_integer() else round(value, DIGITS) for value in values]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.folding import fold_weight, infer_weight, limits_of_parent
-from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, least, ratio, share, subtract, sum_vectors
+from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, least, share, subtract, sum_vectors
 from cpumond.fairshare.result import ElementShares, UpdateResult
 from cpumond.scheduler.decide import placement
 from cpumond.scheduler.decide.snapshot import (
@@ -19,7 +19,8 @@ from cpumond.scheduler.decide.snapshot import (
     has_guarantee,
     operation_weight,
 )
-from cpumond.scheduler.elements import Element, OperationElement, PoolElement, Tree, flow_ratio, is_integral
+from cpumond.scheduler.elements import Element, OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements.figures import POOL
 from cpumond.scheduler.model import OperationTreeOptions, PoolSettings, to_vector
 
 Results = Mapping[str, UpdateResult | None]
@@ -95,14 +96,11 @@ class UpdatedTree:
 
     def burst_ratio(self, pool: PoolElement) -> float:
         """``specified_burst_ratio``: of burst pools only."""
-        given = pool.settings.integral_guarantees
-        if given.guarantee_type != "burst":
-            return 0.0
-        return ratio(to_vector(given.burst_guarantee_resources, 0.0), self.total)
+        return POOL["burst_ratio"](pool) or 0.0
 
     def flow_ratio(self, pool: PoolElement) -> float:
         """``specified_resource_flow_ratio``: of burst and relaxed pools."""
-        return flow_ratio(pool) if is_integral(pool) else 0.0
+        return POOL["flow_ratio"](pool) or 0.0
 
     def satisfaction(self, element: Element) -> float:
         """``satisfaction_ratio``: of a pool the least of its running operations', its own where none runs."""

@@ -14,13 +14,14 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from cpumond.api.figures import Amounts, View, make_view, show_shares
+from cpumond.api.figures import Amounts, View, choose_figures, make_view
 from cpumond.api.permissions import hide_secrets, show_may_of_operation
 from cpumond.core.wire import CPU_COUNTERS, JobFigures, cpu_times
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.placement import find_stuck_tasks, satisfaction
 from cpumond.scheduler.decide.snapshot import operation_weight
+from cpumond.scheduler.decide.starvation import starves_in_s
 from cpumond.scheduler.decide.victims import sort_jobs
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
@@ -32,7 +33,7 @@ from cpumond.scheduler.elements import (
     SchedulingStatus,
     StarvationStatus,
     Tree,
-    usage_share,
+    figures,
 )
 from cpumond.scheduler.model import (
     NO_SUCH_JOB,
@@ -319,13 +320,16 @@ def _in_tree(element: OperationElement, now: float, places: Places, looks: dict[
         pool=element.parent.name,
         queue_place=None if element.is_running else places.get(element.tree.name, {}).get(element.name),
         weight=operation_weight(element),
-        job_count=len(element.jobs),
         satisfaction_ratio=satisfied if math.isfinite(satisfied) else None,
         deactivations=dict(element.deactivations),
         cause=waiting.cause.key,
         why=waiting.text,
-        **show_shares(element, now),
+        starves_in_s=starves_in_s(element, now),
+        **{name: read(element) for name, read in _IN_TREE.items()},
     )
+
+
+_IN_TREE: Final = choose_figures(OperationInTree, figures.OPERATION)
 
 
 OperationOrder = Literal["start_time", "state", "user", "title", "jobs", "usage", "fair_share"]
@@ -440,10 +444,9 @@ def _order_of(state: State, sort: OperationOrder) -> Callable[[OperationRecord],
     living = state.operations
     if sort == "jobs":
         return lambda record: living[record.id].active_job_count if record.id in living else 0
-    if sort == "usage":
-        return lambda record: max([max(usage_share(each)) for each in _elements(living.get(record.id))], default=0.0)
-    if sort == "fair_share":
-        return lambda record: max([max(each.fair_share) for each in _elements(living.get(record.id))], default=0.0)
+    if sort in ("usage", "fair_share"):
+        read = figures.OPERATION[f"{sort}_ratio"]
+        return lambda record: max(map(read, _elements(living.get(record.id))), default=0.0)
     if sort == "title":
         return lambda record: record.title.lower()
     return attrgetter("sequence" if sort == "start_time" else sort)

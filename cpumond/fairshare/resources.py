@@ -160,12 +160,20 @@ def _from_bits(bits: int) -> float:
     return x
 
 
+def find_dominant(shares: Vector) -> str:
+    """The resource of the largest share; CPU where no other share is larger."""
+    largest = max(shares)
+    return RESOURCES[CPU if shares[CPU] == largest else shares.index(largest)]
+
+
+def show_resource(name: str) -> str:
+    """The resource of a share, behind its percentage: " (by job slots)"; "" for CPU."""
+    return "" if name == "cpu" else f" (by {name.replace('user_slots', 'job slots')})"
+
+
 def show_dominant(shares: Vector) -> str:
     """The largest share in percent, with its resource where that is not CPU: "3.3% (by job slots)"."""
-    largest = max(shares)
-    if shares[CPU] == largest:
-        return f"{largest:.1%}"
-    return f"{largest:.1%} (by {RESOURCES[shares.index(largest)].replace('user_slots', 'job slots')})"
+    return f"{max(shares):.1%}{show_resource(find_dominant(shares))}"
 
 
 def show_amount(resource: int, value: float) -> str:

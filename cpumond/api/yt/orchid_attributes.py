@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from cpumond.api.figures import absolute
 from cpumond.api.updated_tree import UpdatedTree, own_options
 from cpumond.api.yt.lazy import MISSING, Description, Lazy, amounts, iso_time, whole
 from cpumond.fairshare.resources import RESOURCES, ZERO, Vector, least, scale, share
@@ -22,6 +21,7 @@ from cpumond.scheduler.elements import (
     Element,
     OperationElement,
     PoolElement,
+    figures,
     is_integral,
     usage_share,
     volume_capacity,
@@ -34,6 +34,23 @@ MAX_SATISFACTION: Final = 1e9
 """Shown for an element without a fair share, whose satisfaction is infinite (7.2)."""
 
 Reader = Callable[[UpdatedTree, Any], Any]
+
+
+def _figure(name: str) -> Reader:
+    """Reader of a figure; the attribute is missing where the element does not have it."""
+    read = (figures.POOL if name in figures.POOL else figures.OPERATION)[name]
+
+    def find(_: UpdatedTree, element: Element) -> Any:
+        value = read(element)
+        return MISSING if value is None else value
+
+    return find
+
+
+def _amounts(name: str) -> Reader:
+    """Reader of absolute amounts."""
+    read = figures.VECTORS[name]
+    return lambda _, element: amounts(read(element))
 
 
 def _given(resources: Resources) -> dict[str, Any]:
@@ -146,14 +163,14 @@ def _below_since(_: UpdatedTree, element: Element) -> Any:
 
 _COMMON: Final[Mapping[str, Reader]] = {
     # Shares.
-    "fair_share_ratio": lambda _, e: max(e.fair_share),
-    "dominant_fair_share": lambda _, e: max(e.fair_share),
+    "fair_share_ratio": _figure("fair_share_ratio"),
+    "dominant_fair_share": _figure("fair_share_ratio"),
     "fair_share": lambda _, e: to_amounts(e.fair_share),
     "detailed_fair_share": _detailed(to_amounts),
     "detailed_dominant_fair_share": _detailed(max),
-    "fair_resources": lambda view, e: amounts(absolute(e.fair_share, view.total)),
-    "usage_ratio": lambda _, e: max(usage_share(e)),
-    "dominant_usage_share": lambda _, e: max(usage_share(e)),
+    "fair_resources": _amounts("fair_share"),
+    "usage_ratio": _figure("usage_ratio"),
+    "dominant_usage_share": _figure("usage_ratio"),
     "usage_share": lambda _, e: to_amounts(usage_share(e)),
     "demand_ratio": lambda view, e: max(_demand(view, e)),
     "dominant_demand_share": lambda view, e: max(_demand(view, e)),
@@ -166,9 +183,9 @@ _COMMON: Final[Mapping[str, Reader]] = {
     "best_allocation_ratio": lambda view, e: _least_share(view, view.best_allocation(e)),
     "dominant_resource": _dominant_resource,
     # Guarantees.
-    "min_share_ratio": lambda _, e: max(e.strong_guarantee_share),
-    "adjusted_min_share_ratio": lambda _, e: max(e.strong_guarantee_share),
-    "recursive_min_share_ratio": lambda _, e: max(e.strong_guarantee_share),
+    "min_share_ratio": _figure("strong_guarantee_ratio"),
+    "adjusted_min_share_ratio": _figure("strong_guarantee_ratio"),
+    "recursive_min_share_ratio": _figure("strong_guarantee_ratio"),
     "min_share": lambda _, e: to_amounts(e.strong_guarantee_share),
     "strong_guarantee_share": lambda _, e: to_amounts(e.strong_guarantee_share),
     "min_share_resources": _strong,
@@ -178,8 +195,8 @@ _COMMON: Final[Mapping[str, Reader]] = {
     "estimated_guarantee_share": lambda view, e: to_amounts(view.guaranteed(e)),
     "promised_fair_share": lambda view, e: to_amounts(view.guaranteed(e)),
     # Resources.
-    "resource_usage": lambda _, e: amounts(e.usage),
-    "resource_demand": lambda _, e: amounts(e.demand),
+    "resource_usage": _amounts("usage"),
+    "resource_demand": _amounts("demand"),
     "limited_resource_demand": lambda view, e: amounts(view.limited_demand(e)),
     "resource_limits": lambda view, e: amounts(least(view.limits(e), view.total)),
     "specified_resource_limits": lambda _, e: _given(own_options(e).resource_limits),
@@ -187,9 +204,9 @@ _COMMON: Final[Mapping[str, Reader]] = {
     # Satisfaction and starvation.
     "satisfaction_ratio": lambda view, e: _finite(view.satisfaction(e)),
     "local_satisfaction_ratio": lambda _, e: _finite(placement.satisfaction(e)),
-    "scheduling_status": lambda _, e: e.scheduling_status,
+    "scheduling_status": _figure("scheduling_status"),
     "starving": lambda _, e: e.starvation_status != "non_starving",
-    "starvation_status": lambda _, e: e.starvation_status,
+    "starvation_status": _figure("starvation_status"),
     "starving_since": _starving_since,
     "below_fair_share_since": _below_since,
     "lowest_starving_ancestor": _starving_ancestor("starving", "aggressively_starving"),
@@ -217,7 +234,7 @@ _COMMON: Final[Mapping[str, Reader]] = {
     "effective_non_preemptible_resource_usage_threshold": _threshold,
     "min_run_time": _own_rule("min_run_time", "min_run_time_s"),
     "effective_min_run_time": _rule("min_run_time_s"),
-    "lost_core_seconds": lambda _, e: e.lost_core_seconds,
+    "lost_core_seconds": _figure("lost_core_seconds"),
 }
 
 
@@ -251,7 +268,7 @@ def _if_flowing(read: Reader) -> Reader:
 
 
 def _burst_duration(view: UpdatedTree, pool: PoolElement) -> Any:
-    if pool.settings.integral_guarantees.guarantee_type != "burst":
+    if figures.POOL["burst_ratio"](pool) is None:
         return MISSING
     consumed = view.burst_ratio(pool) - view.flow_ratio(pool)
     return volume_ratio(pool) / consumed if consumed > 0.0 else MISSING
@@ -271,8 +288,8 @@ def _integral_resources(name: str) -> Reader:
 
 _POOL: Final[Mapping[str, Reader]] = {
     **_COMMON,
-    "waiting_resource_demand": lambda _, pool: amounts(pool.waiting),
-    "parent": _below_root(lambda _, pool: pool.parent.name),
+    "waiting_resource_demand": _amounts("waiting"),
+    "parent": _figure("parent"),
     "full_path": _below_root(_full_path),
     "mode": _below_root(lambda _, pool: pool.mode),
     "is_ephemeral": _below_root(lambda _, pool: pool.is_ephemeral),
@@ -286,23 +303,23 @@ _POOL: Final[Mapping[str, Reader]] = {
         else pool.settings.forbid_immediate_operations
     ),
     "create_ephemeral_subpools": lambda _, pool: pool.settings.create_ephemeral_subpools,
-    "child_pool_count": lambda _, pool: len(pool.children),
+    "child_pool_count": _figure("child_count"),
     "enabled": _always(True),
     "schedulable": lambda _, pool: pool.running_operation_count > 0,
     # Counts.
-    "operation_count": lambda _, pool: pool.operation_count,
-    "running_operation_count": lambda _, pool: pool.running_operation_count,
-    "pending_operation_count": lambda _, pool: pool.operation_count - pool.running_operation_count,
-    "pool_operation_count": lambda _, pool: len(pool.operations),
+    "operation_count": _figure("operation_count"),
+    "running_operation_count": _figure("running_operation_count"),
+    "pending_operation_count": _figure("pending_operation_count"),
+    "pool_operation_count": _figure("operations_here"),
     "lightweight_running_operation_count": _always(0),
     "schedulable_operation_count": lambda _, pool: sum(map(_is_schedulable, pool.operations.values())),
-    "max_operation_count": lambda _, pool: pool.max_operation_count,
-    "max_running_operation_count": lambda _, pool: pool.max_running_operation_count,
+    "max_operation_count": _figure("max_operation_count"),
+    "max_running_operation_count": _figure("max_running_operation_count"),
     # Guarantees (5.3).
     "effective_strong_guarantee_resources": _effective_strong,
-    "integral_guarantee_type": lambda _, pool: pool.settings.integral_guarantees.guarantee_type,
-    "accumulated_resource_ratio_volume": _if_integral(lambda _, pool: volume_ratio(pool)),
-    "accumulated_resource_volume": _if_integral(lambda _, pool: amounts(pool.volume)),
+    "integral_guarantee_type": _figure("integral_type"),
+    "accumulated_resource_ratio_volume": _figure("volume"),
+    "accumulated_resource_volume": _if_integral(_amounts("volume")),
     "integral_pool_capacity": _if_flowing(lambda _, pool: volume_capacity(pool)),
     "integral_pool_capacity_resources": _if_flowing(
         lambda view, pool: amounts(scale(view.total, volume_capacity(pool)))
@@ -348,7 +365,7 @@ _OPERATION: Final[Mapping[str, Reader]] = {
     "fifo_index": lambda _, e: MISSING if e.fifo_index is None else e.fifo_index,
     "slot_index": lambda view, e: view.slot_index(e),
     "scheduling_index": lambda view, e: view.scheduling_index(e),
-    "job_count": lambda _, e: len(e.jobs),
+    "job_count": _figure("job_count"),
     "pending_job_count": lambda _, e: e.operation.needed_job_count,
     "preemptible_job_count": _count_jobs(PREEMPTIBLE),
     "aggressively_preemptible_job_count": _count_jobs(AGGRESSIVELY_PREEMPTIBLE),

@@ -124,8 +124,9 @@ def _size_factor(element: Element) -> float:
 
 
 def starves_in_s(element: Element, now: float) -> float | None:
-    """Seconds until the element starves if nothing changes, 0 when it does, None while it has its share (6.2)."""
-    if element.below_since is None:
+    """Seconds until the element starves if nothing changes, 0 when it does, None while it has its share (6.2), and
+    before the first update after a restart."""
+    if element.below_since is None or element.rules is None:
         return None
     if element.starvation_status != "non_starving":
         return 0.0

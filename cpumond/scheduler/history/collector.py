@@ -9,22 +9,30 @@ from operator import attrgetter
 from typing import Final, TypeVar
 
 from cpumond.core.wire import CPU_COUNTERS
-from cpumond.fairshare.resources import share
-from cpumond.scheduler.elements import (
-    Element,
-    Job,
-    Node,
-    PoolElement,
-    TrialArm,
-    flow_ratio,
-    is_integral,
-    used_now,
-    volume_capacity,
-    volume_ratio,
-)
+from cpumond.scheduler.elements import Element, Job, Node, PoolElement, TrialArm, used_now
+from cpumond.scheduler.elements.figures import OPERATION, POOL, Read
+from cpumond.scheduler.history import model
 from cpumond.scheduler.history.extras import NO_EXTRA, Extras, name_extra
-from cpumond.scheduler.history.model import INNER_COLUMNS, KINDS, NOT_KNOWN, OPERATION, RATES, WIDTHS, Key, Tick
+from cpumond.scheduler.history.model import COLUMNS, INNER_COLUMNS, KINDS, NOT_KNOWN, RATES, WIDTHS, Key, Tick
 from cpumond.scheduler.state import State
+
+_FIGURES_OF: Final = {"running_operations": "running_operation_count", "jobs": "job_count"}
+"""Columns that have another name than the figure in them."""
+
+
+def _read_columns(kind: str, figures: Mapping[str, Read]) -> list[Read]:
+    """How the columns of a kind are read, but for INNER_COLUMNS and the rates."""
+    names = COLUMNS[kind][: -RATES - len(INNER_COLUMNS)]
+    readers = [figures[_FIGURES_OF.get(name, name)] for name in names]
+    return [_known(read) if name in ("volume", "capacity") else read for name, read in zip(names, readers, strict=True)]
+
+
+def _known(read: Read) -> Read:
+    return lambda pool: NOT_KNOWN if (value := read(pool)) is None else value
+
+
+_OF_POOL: Final = _read_columns("pool", POOL)
+_OF_OPERATION: Final = _read_columns("operation", OPERATION)
 
 WATCHED_TICKS: Final = 6
 """For how many ticks the counters of an ended operation are still read: its last jobs may still be ending."""
@@ -70,7 +78,9 @@ _Five = tuple[float, float, float, float, float]
 
 _NOTHING: Final = (0.0, 0.0, 0.0, 0.0, 0.0)
 
-_NO_GAUGES: Final = (0.0,) * (WIDTHS[OPERATION] - RATES - len(INNER_COLUMNS))
+_NO_RATES: Final = _NOT_EARLY + _NOTHING
+
+_NO_GAUGES: Final = (0.0,) * (WIDTHS[model.OPERATION] - RATES - len(INNER_COLUMNS))
 
 _counters_of: Callable[[Element | TrialArm], _Five] = attrgetter(*CPU_COUNTERS)
 
@@ -163,28 +173,20 @@ class Collector:
 
     def _take_pools(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
         for tree in state.trees.values():
-            total_cores = tree.total[1]
-            for pool in (tree.root, *tree.pools.values()):
+            pools = [tree.root, *tree.pools.values()]
+            columns = [[read(pool) for pool in pools] for read in _OF_POOL]
+            for pool, found in zip(pools, zip(*columns, strict=True), strict=True):
                 seen = self._look(pool)
                 grown = seen.grow(pool)
                 if not room.take():
                     continue
-                strong = max(pool.strong_guarantee_share)
-                guarantee, volume, capacity = strong, NOT_KNOWN, NOT_KNOWN
-                if is_integral(pool):
-                    guarantee += flow_ratio(pool)
-                    volume, capacity = volume_ratio(pool), volume_capacity(pool)
-                rows.values.extend((
-                    max(share(pool.usage, tree.total)), max(pool.demand_share), max(pool.fair_share), strong, guarantee,
-                    volume, capacity, total_cores, pool.demand[1], pool.usage[1], pool.running_operation_count,
-                    pool.waiting[1], pool.idle_cores, pool.held_cores,
-                ))  # fmt: skip
+                rows.values.extend(found)
                 self._put(rows, pool, seen, now, grown)
 
     def _take_operations(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
         all_seen = self._seen
+        taken = []
         for tree in state.trees.values():
-            f, g, h, i, j = (1.0 / total if total else 0.0 for total in tree.total)
             for element in tree.operations.values():
                 is_active = element.is_running or element.jobs or element.demand[1] > 0.0
                 seen = all_seen.get(element)
@@ -196,12 +198,11 @@ class Collector:
                     seen.found_at = self._tick
                 grown = seen.grow(element)
                 if (is_active or grown is not _NOTHING) and room.take():
-                    a, b, c, d, e = element.usage
-                    rows.values.extend((
-                        max(a * f, b * g, c * h, d * i, e * j), max(element.demand_share), max(element.fair_share),
-                        b, len(element.jobs),
-                    ))  # fmt: skip
-                    self._put(rows, element, seen, now, grown)
+                    taken.append((element, seen, grown))
+        columns = [[read(element) for element, _, _ in taken] for read in _OF_OPERATION]
+        for (element, seen, grown), found in zip(taken, zip(*columns, strict=True), strict=True):
+            rows.values.extend(found)
+            self._put(rows, element, seen, now, grown)
 
     def _take_named(
         self, rows: _Rows, room: _Room, found: Iterable[_Named], values_of: Callable[[_Named], tuple[float, ...]]
@@ -279,7 +280,7 @@ class Collector:
     def _put(self, rows: _Rows, element: Element | TrialArm, seen: _Seen, now: float, grown: _Five) -> None:
         """Complete the row of an element, whose gauges are in ``rows`` already."""
         if grown is _NOTHING:
-            rows.values.extend(_NOT_EARLY + grown)
+            rows.values.extend(_NO_RATES)
         else:
             interval_s = now - self.previous_at
             a, b, c, d, e = grown

@@ -24,110 +24,79 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from cpumond import __version__
-from cpumond.fairshare.resources import CPU, add, ratio
-from cpumond.scheduler.elements import (
-    PoolElement,
-    Tree,
-    flow_ratio,
-    is_integral,
-    usage_share,
-    volume_capacity,
-    volume_ratio,
-)
+from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.elements import PoolElement, Tree, figures
 from cpumond.scheduler.events import KINDS
-from cpumond.scheduler.model import CLASSES, to_vector
+from cpumond.scheduler.model import CLASSES
 from cpumond.scheduler.program.leading import Leading
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.state.nodes import list_refused_nodes
 from cpumond.scheduler.store.timings import BOUNDS_S, Timings
 from cpumond.scheduler.why.idle import idle_reasons
 
-STARVATION = {"non_starving": 0.0, "starving": 1.0, "aggressively_starving": 2.0}
 END = b"# EOF\n"
 """The last line of OpenMetrics; the older format has none."""
 PREEMPTION_KINDS = ("preempted", "graceful", "limit_violated", "overcommit")
-PoolFamilies = dict[str, tuple[str, Callable[[PoolElement], float | None]]]
-"""Name -> help text and how a pool's value is read; None where it has none."""
+PoolFamilies = dict[str, tuple[str, str]]
+"""Name -> the figure of a pool (``figures.POOL``), and the help text; without a series where the figure is None."""
 
 MAX_EXEMPLAR = 100
 """Characters of a name in an exemplar; its labels may have 128 in all."""
 
 POOL_GAUGES: PoolFamilies = {
-    "fair_share_ratio": ("Fair share, its largest component as a fraction of the tree.", lambda p: max(p.fair_share)),
-    "usage_ratio": (
-        "Allotted to its jobs, its largest component as a fraction of the tree.",
-        lambda p: max(usage_share(p)),
-    ),
-    "demand_ratio": ("Demand, its largest component as a fraction of the tree.", lambda p: max(p.demand_share)),
+    "fair_share_ratio": ("fair_share_ratio", "Fair share, its largest component as a fraction of the tree."),
+    "usage_ratio": ("usage_ratio", "Allotted to its jobs, its largest component as a fraction of the tree."),
+    "demand_ratio": ("demand_ratio", "Demand, its largest component as a fraction of the tree."),
     "strong_guarantee_ratio": (
+        "strong_guarantee_ratio",
         "Strong guarantee after the scaling of an overcommitted cluster, largest component.",
-        lambda p: max(p.strong_guarantee_share),
     ),
-    "fair_share_cores": ("Fair share of the CPU.", lambda p: p.fair_share[1] * p.tree.total[1]),
-    "usage_cores": ("CPU allotted to its jobs: what they may use now, not what they use.", lambda p: p.usage[1]),
-    "demand_cores": ("CPU that its operations want.", lambda p: p.demand[1]),
-    "waiting_cores": ("CPU that operations would want that do not run.", lambda p: p.waiting[1]),
+    "fair_share_cores": ("fair_share_cores", "Fair share of the CPU."),
+    "usage_cores": ("limit_cores", "CPU allotted to its jobs: what they may use now, not what they use."),
+    "demand_cores": ("demand_cores", "CPU that its operations want."),
+    "waiting_cores": ("waiting_cores", "CPU that operations would want that do not run."),
     "waiting_ratio": (
+        "waiting_ratio",
         "What operations that do not run would add to the demand, its largest component as a fraction of the tree.",
-        lambda p: max(ratio(add(p.demand, p.waiting), p.tree.total) - max(p.demand_share), 0.0),
     ),
-    "burst_ratio": (
-        "Burst guarantee as a fraction of the tree, of burst pools.",
-        lambda p: (
-            ratio(to_vector(p.settings.integral_guarantees.burst_guarantee_resources, 0.0), p.tree.total)
-            if p.settings.integral_guarantees.guarantee_type == "burst"
-            else None
-        ),
-    ),
-    "resource_flow_ratio": (
-        "Resource flow as a fraction of the tree, of integral pools.",
-        lambda p: flow_ratio(p) if is_integral(p) else None,
-    ),
-    "accumulated_volume_share_seconds": (
-        "Accumulated volume, of integral pools.",
-        lambda p: volume_ratio(p) if is_integral(p) else None,
-    ),
-    "integral_pool_capacity_share_seconds": (
-        "Most that the volume can be, of integral pools.",
-        lambda p: volume_capacity(p) if is_integral(p) else None,
-    ),
-    "starvation_status": (
-        "0 not starving, 1 starving, 2 aggressively starving.",
-        lambda p: STARVATION[p.starvation_status],
-    ),
+    "burst_ratio": ("burst_ratio", "Burst guarantee as a fraction of the tree, of burst pools."),
+    "resource_flow_ratio": ("flow_ratio", "Resource flow as a fraction of the tree, of integral pools."),
+    "accumulated_volume_share_seconds": ("volume", "Accumulated volume, of integral pools."),
+    "integral_pool_capacity_share_seconds": ("capacity", "Most that the volume can be, of integral pools."),
+    "starvation_status": ("starvation_level", "0 not starving, 1 starving, 2 aggressively starving."),
     "starvation_tolerance_ratio": (
+        "starvation_tolerance_ratio",
         "Part of its fair share with which it does not starve.",
-        lambda p: None if p.rules is None else p.rules.tolerance,
     ),
-    "operations": ("Operations of the subtree, pending ones included.", lambda p: float(p.operation_count)),
-    "running_operations": ("Running operations of the subtree.", lambda p: float(p.running_operation_count)),
-    "max_operations": ("Limit of operations.", lambda p: float(p.max_operation_count)),
-    "max_running_operations": ("Limit of running operations.", lambda p: float(p.max_running_operation_count)),
+    "operations": ("operation_count", "Operations of the subtree, pending ones included."),
+    "running_operations": ("running_operation_count", "Running operations of the subtree."),
+    "max_operations": ("max_operation_count", "Limit of operations."),
+    "max_running_operations": ("max_running_operation_count", "Limit of running operations."),
 }
 POOL_COUNTERS: PoolFamilies = {
     "cpu_usage_seconds_total": (
+        "cpu_seconds",
         "CPU time that the jobs of the subtree used, since the start of this scheduler.",
-        lambda p: p.cpu_seconds,
     ),
     "reclaimed_cpu_seconds_total": (
+        "reclaimed_cpu_seconds",
         "Core-seconds by which limits of jobs of the subtree were lowered, since the start of this scheduler.",
-        lambda p: p.reclaimed_cpu_seconds,
     ),
     "ordered_cpu_seconds_total": (
+        "ordered_cpu_seconds",
         "Core-seconds that jobs of the subtree could have used without an agent, since the start of this scheduler.",
-        lambda p: p.ordered_cpu_seconds,
     ),
     "throttled_cpu_seconds_total": (
+        "throttled_cpu_seconds",
         "Time that threads of jobs of the subtree were held back by a quota, since the start of this scheduler.",
-        lambda p: p.throttled_cpu_seconds,
     ),
     "late_cpu_seconds_total": (
+        "late_cpu_seconds",
         "The part of it while an agent held the limit below what the job could have.",
-        lambda p: p.late_cpu_seconds,
     ),
     "preempted_core_seconds_total": (
+        "lost_core_seconds",
         "Work of jobs of the subtree that preemptions lost, in core-seconds, since the start of this scheduler.",
-        lambda p: p.lost_core_seconds,
     ),
 }
 
@@ -201,18 +170,19 @@ class MetricsText:
             pools: list[PoolElement] = [tree.root, *tree.pools.values()]
             if len(pools) > self._max_pools:
                 left_out += len(pools) - self._max_pools
-                pools = heapq.nlargest(self._max_pools, pools, key=lambda pool: max(pool.demand_share))
+                pools = heapq.nlargest(self._max_pools, pools, key=figures.POOL["demand_ratio"])
             label = f'{{tree="{escape(tree.name)}",pool="'
             chosen += [(f'{label}{escape(pool.name)}"}}', pool) for pool in pools]
         for kind, families in (("gauge", POOL_GAUGES), ("counter", POOL_COUNTERS)):
-            for name, (text, read) in families.items():
+            for name, (figure, text) in families.items():
+                read = figures.POOL[figure]
                 full = f"cpumond_pool_{name}"
                 family = full.removesuffix(cut)
                 lines.append(f"# HELP {family} {text}\n# TYPE {family} {kind}\n")
                 for label, pool in chosen:
                     value = read(pool)
                     if value is not None:
-                        lines.append(f"{full}{label} {value!r}\n")
+                        lines.append(f"{full}{label} {float(value)!r}\n")
         name = "cpumond_pools_without_series"
         lines.append(f"# HELP {name} Pools left out because of max_pools.\n# TYPE {name} gauge\n{name} {left_out}\n")
         lines += self._preemptions(chosen, cut)
@@ -357,11 +327,12 @@ class _Collector:
         )
         cordoned = GaugeMetricFamily("cpumond_tree_cordoned_nodes", "Nodes that get no new jobs.", labels=["tree"])
         for tree in trees:
-            cordoned.add_metric([tree.name], sum(node.cordoned for node in tree.nodes.values()))
-            online = sum(node.is_online for node in tree.nodes.values())
+            found = {name: read(tree) for name, read in figures.TREE.items()}
+            cordoned.add_metric([tree.name], found["cordoned_node_count"])
+            online = found["online_node_count"]
             nodes.add_metric([tree.name, "online"], online)
-            nodes.add_metric([tree.name, "silent"], len(tree.nodes) - online)
-            total.add_metric([tree.name], tree.total[1])
+            nodes.add_metric([tree.name, "silent"], found["node_count"] - online)
+            total.add_metric([tree.name], found["capacity_cores"])
             used.add_metric([tree.name], sum(node.used[1] for node in tree.nodes.values()))
             ordered.add_metric([tree.name], sum(node.ordered_cores for node in tree.nodes.values()))
             cores = [0.0, 0.0]
@@ -370,9 +341,7 @@ class _Collector:
                     cores[job.reclaimed] += job.usage[CPU]
             for name, amount in zip(CLASSES, cores, strict=True):
                 by_class.add_metric([tree.name, name], amount)
-            overcommitted.add_metric(
-                [tree.name], sum(node.overcommitted_since is not None for node in tree.nodes.values())
-            )
+            overcommitted.add_metric([tree.name], found["overcommitted_nodes"])
         yield from (nodes, total, used, ordered, by_class, overcommitted, cordoned, self._idle(), *self._forecasts())
 
     def _forecasts(self) -> Iterator[Metric]:
