@@ -80,7 +80,7 @@ COMMAND_GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "estimate": ("agent.estimate", "What would be reclaimed on this host, or by a Prometheus; never writes."),
         "dry-run": ("agent.watch", "Watch one real cgroup and say what would be reclaimed; never writes."),
         "record": ("agent.watch", "Write a trace of a live cgroup for replay."),
-        "replay": ("agent.trace", "Run the monitor over a recorded trace."),
+        "replay": ("agent.simulate", "Run the monitor over a recorded trace."),
         "simulate": ("agent.simulate", "What a rule would free of a load, and how often it would hold the job back."),
         "fair-share": ("fairshare.command", "Shares of a pool tree: compute, explain, simulate."),
         "demo": ("demo.command", "A scheduler, an agent and real jobs on this machine, live."),

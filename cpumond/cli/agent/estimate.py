@@ -20,7 +20,7 @@ from cpumond.cli.agent.estimate_findings import (
     render_json,
     render_text,
 )
-from cpumond.cli.agent.trace import convert_layer, list_idle
+from cpumond.cli.agent.trace import read_settings_of_rules
 from cpumond.cli.ending import ending_as_interrupted, list_ending_signals
 from cpumond.cli.options import DurationType, set_option
 from cpumond.cli.output import output_options, print_json, terminal_width, use_colour
@@ -159,13 +159,9 @@ def check_together_given(url: str | None, of_prometheus: Mapping[str, object], o
 
 def read_rule_settings(assignments: tuple[str, ...]) -> dict[LimitRule, MonitorSettings]:
     """The settings of each rule with ``--set key=value`` over its defaults. Raises ConfigError, UsageError."""
-    layer = parse_assignments(assignments)
-    if "limit_rule" in layer:
+    if "limit_rule" in parse_assignments(assignments):
         raise UsageError("--set limit_rule: every rule is estimated; leave it out")
-    settings = {rule: convert_layer({**layer, "limit_rule": rule}) for rule in RULES}
-    for warning in list_idle(layer, settings.values(), UNUSED_OPTIONS):
-        warn(warning)
-    return settings
+    return dict(zip(RULES, read_settings_of_rules(assignments, RULES, UNUSED_OPTIONS), strict=True))
 
 
 def _describe_floor(findings: Findings, settings: Mapping[LimitRule, MonitorSettings]) -> Iterator[str]:

@@ -1,30 +1,39 @@
-"""``cpumond simulate``: what a rule would free of a load, and how often it would hold the job back."""
+"""``cpumond simulate``: what a rule would free of a load, and how often it would hold the job back.
+
+``cpumond replay`` is the same without a kernel: what the rule decides at each row of a recorded trace.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final, Literal, TypeVar
 
 import click
 import msgspec
 
 from cpumond.agent.config import parse_assignments
-from cpumond.cli.agent.trace import convert_layer, list_idle, read_lines
+from cpumond.cli.agent.trace import read_lines, read_settings, read_settings_of_rules
 from cpumond.cli.options import DurationType, cpu_limit_option, set_option
 from cpumond.cli.output import output_options, print_json, print_table, print_text
+from cpumond.cli.render.tables import warn
 from cpumond.core.errors import UsageError
 from cpumond.core.measures import count_cores, format_duration
 from cpumond.core.words import nearest
 from cpumond.monitor.demand import MAX_CORES, MAX_S, Demand, read_demand
 from cpumond.monitor.model import MonitorSettings
 from cpumond.monitor.reclaimed import ReclaimedJobs
+from cpumond.monitor.replay import ReplayRow, find_columns, parse_trace, replay_rows
 from cpumond.monitor.rules import RULES
 from cpumond.monitor.shapes import PERIOD_S, SHAPES, make_work
 from cpumond.monitor.simulate import SimulationResult, simulate
+
+Format = Literal["csv", "json"]
+K = TypeVar("K", bound=str)
 
 DEFAULT_DURATION_S: Final = 7200.0
 UNSIMULATED: Final = ("mode", "enable_cpu_reclaim", "pressure_restore_ratio", "min_cores_per_thread")
@@ -45,14 +54,18 @@ COLUMNS: Final[dict[str, Callable[[SimulationResult], str]]] = {
 """Heading -> text of a result."""
 
 
-def find_known(name: str, known: Iterable[str], what: str) -> str:
+def find_known(name: str, known: Collection[K], what: str) -> K:
     """``name``, if it is one of ``known``. Raises UsageError with a suggestion."""
-    names = list(known)
-    if name in names:
-        return name
-    near = nearest(name, names)
-    hint = f"did you mean {near!r}?" if near else f"known are {', '.join(names)}"
+    for each in known:
+        if name == each:
+            return each
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known are {', '.join(known)}"
     raise UsageError(f"{what}: there is no {name!r}; {hint}")
+
+
+def show_source(path: str) -> str:
+    return "standard input" if path == "-" else path
 
 
 def complete_shape(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -156,7 +169,7 @@ def simulate_command(
         raise UsageError("--seed is for --shape; leave it out with TRACE")
     if cpu_limit > MAX_CORES:
         raise UsageError(f"--cpu-limit: at most {MAX_CORES:g} cores are simulated, got {cpu_limit:g}")
-    settings = read_settings_of_rules(assignments, compare)
+    settings = read_compared(assignments, compare)
     if shape is not None:
         find_known(shape, SHAPES, "--shape")
         seed = 1 if seed is None else seed
@@ -165,7 +178,7 @@ def simulate_command(
         demand = Demand(make_work(shape, cpu_limit, seed, duration_s))
     else:
         assert trace is not None
-        title = "standard input" if trace == "-" else trace
+        title = show_source(trace)
         demand = read_demand(read_lines(trace), title, cpu_limit, PERIOD_S, duration_s)
     jobs = ReclaimedJobs(length_s=length_s, wait_s=wait_s)
     works = [demand.work_cpu_s] + ([demand.at_order_cpu_s] if demand.at_order_cpu_s is not None else [])
@@ -195,23 +208,13 @@ def simulate_command(
         )
 
 
-def read_settings_of_rules(assignments: tuple[str, ...], compare: str | None) -> list[MonitorSettings]:
-    """The settings to simulate: those of ``--set``, once with each rule of ``--compare``.
-
-    Options without effect are warned of on standard error. Raises ConfigError and UsageError.
-    """
-    layer = parse_assignments(assignments)
-    if compare is None:
-        layers: list[dict[str, Any]] = [layer]
-    else:
-        rules = dict.fromkeys(find_known(name.strip(), RULES, "--compare") for name in compare.split(","))
-        layers = [{**layer, "limit_rule": rule} for rule in rules]
-        if "limit_rule" in layer:
-            click.echo("cpumond: warning: limit_rule of --set has no effect: --compare names the rules", err=True)
-    found = [convert_layer(each) for each in layers]
-    for warning in list_idle(layer, found, dict.fromkeys(UNSIMULATED, "a simulation")):
-        click.echo(f"cpumond: warning: {warning}", err=True)
-    return found
+def read_compared(assignments: tuple[str, ...], compare: str | None) -> list[MonitorSettings]:
+    """The settings of ``--set``, once with each rule of ``--compare``. Raises ConfigError and UsageError."""
+    names = () if compare is None else compare.split(",")
+    rules = dict.fromkeys(find_known(name.strip(), RULES, "--compare") for name in names)
+    if rules and "limit_rule" in parse_assignments(assignments):
+        warn("limit_rule of --set has no effect: --compare names the rules")
+    return read_settings_of_rules(assignments, rules, dict.fromkeys(UNSIMULATED, "a simulation"))
 
 
 def describe_work(work_cpu_s: Sequence[float], order_cores: float) -> str:
@@ -234,3 +237,54 @@ def _show_progress(periods: int) -> Iterator[Callable[[int], None] | None]:
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         yield functools.partial(progress.advance, progress.add_task("simulating", total=periods))
+
+
+@click.command("replay")
+@click.argument("file")
+@cpu_limit_option
+@set_option
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["csv", "json"]),
+    default="csv",
+    show_default=True,
+    help="csv: a header and one line per check; json: one object per line.",
+)
+def replay_command(file: str, cpu_limit: float, assignments: tuple[str, ...], format_: Format) -> None:
+    """Run the monitor over a recorded trace and print what it decides, check by check.
+
+    FILE, or - for standard input, is CSV with the header time_s,usage_cores (mean usage since the row before) or
+    time_s,total_cpu_s (CPU seconds used so far). A column throttled_ratio (share of throttled periods since the row
+    before, 0 to 1) lets throttle_restore_ratio act, a column pressure_ratio (share of the time since then in which some
+    task waited for CPU) pressure_restore_ratio, throttled_periods (their number since then) or else throttled_ratio
+    tells limit_rule = peak when the job was held back. Lines starting with # are skipped. Each row is one check, so
+    check_period plays no part; the first row is only the base of the next.
+
+    Printed are the values after each check: time_s, usage_cores, smoothed_cores, votes_sum (empty until the window is
+    full), decision (hold, grow, shrink or restore) and cpu_limit_cores, the new limit; with limit_rule = peak also
+    peak_cores and caution. Nothing is written anywhere.
+
+    \b
+    Example:
+      printf 'time_s,usage_cores\\n0,0\\n1,0.5\\n2,0.5\\n' > trace.csv
+      cpumond replay trace.csv --cpu-limit 10
+      cpumond replay trace.csv --cpu-limit 10 --set vote_window_size=7 --format json
+      cpumond replay trace.csv --cpu-limit 10 --set limit_rule=peak
+    """
+    settings = read_settings(assignments)
+    rows = parse_trace(read_lines(file), show_source(file))
+    if format_ == "csv":
+        print(",".join(find_columns(settings)))
+    for row in replay_rows(rows, cpu_limit, settings):
+        # Standard input may still be growing: each decision is shown when it is made.
+        print(format_row(row, format_), flush=file == "-")
+    sys.stdout.flush()
+
+
+def format_row(row: ReplayRow, format_: Format) -> str:
+    """One line of output; floats are the shortest text that reads back as the same value."""
+    if format_ == "json":
+        return json.dumps(msgspec.structs.asdict(row))
+    values = msgspec.structs.astuple(row)
+    return ",".join("" if value is None else value if isinstance(value, str) else repr(value) for value in values)

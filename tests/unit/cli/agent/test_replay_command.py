@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import cpumond.cli.agent.trace  # noqa: F401  (loaded before a test gives its rights away)
+import cpumond.cli.agent.simulate  # noqa: F401  (loaded before a test gives its rights away)
 from cpumond.cli import run
 
 TRACE = "time_s,usage_cores\n0,0\n" + "".join(f"{second},0.1\n" for second in range(1, 12))

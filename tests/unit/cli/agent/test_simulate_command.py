@@ -213,7 +213,7 @@ def test_a_file_that_is_no_demand_is_78(tmp_path, capsys):
 )
 def test_an_option_without_effect_is_a_warning(arguments, warnings, demand, capsys):
     assert run(["simulate", demand, "--cpu-limit", "8", *arguments]) == 0
-    assert capsys.readouterr().err.splitlines() == [f"cpumond: warning: {each}" for each in warnings]
+    assert capsys.readouterr().err.splitlines() == [f"warning: {each}" for each in warnings]
 
 
 # the bar
