@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping
 
-from cpumond.scheduler.history.model import COLUMNS, KINDS, WIDTHS, HistoryView, Key, Tick
+from cpumond.scheduler.history.model import COLUMNS, COVERED_KEY, KINDS, POOL, WIDTHS, Amounts, HistoryView, Key, Tick
 
 START = 1_000_000.0
 PERIOD_S = 10.0
@@ -26,7 +26,14 @@ class Tape:
         self.ids: dict[Key, int] = dict(ids or {})
         self.last: set[Key] = set()
 
-    def tick(self, points: Mapping[Key, Iterable[float]], interval_s: float = PERIOD_S, gap_s: float = 0.0) -> Tick:
+    def tick(
+        self,
+        points: Mapping[Key, Iterable[float]],
+        interval_s: float = PERIOD_S,
+        gap_s: float = 0.0,
+        totals: Mapping[Key, Amounts] | None = None,
+    ) -> Tick:
+        """The next tick. What it adds to its day is what its pools have, and ``totals``, of a second each."""
         self.at += interval_s + gap_s
         ids = [array("q") for _ in KINDS]
         values = [array("f") for _ in KINDS]
@@ -41,7 +48,19 @@ class Tape:
             values[key.kind].extend(point)
         assert all(len(v) == len(i) * width for v, i, width in zip(values, ids, WIDTHS, strict=True))
         self.last = set(points)
-        return Tick(self.at, interval_s, tuple(ids), tuple(values), new)
+        found = {key: amounts_of(point, interval_s) for key, point in points.items() if key.kind == POOL}
+        for key, amounts in (totals or {}).items():
+            scaled = Amounts._make(interval_s * each for each in amounts)
+            found[key] = found[key].plus(scaled) if key in found else scaled
+        found[COVERED_KEY] = Amounts(seconds=interval_s, points=1)
+        return Tick(self.at, interval_s, tuple(ids), tuple(values), new, totals=found)
+
+
+def amounts_of(point: Iterable[float], interval_s: float) -> Amounts:
+    """What a pool's point adds to its day."""
+    named = dict(zip(COLUMNS["pool"], (0.0 if value != value else value for value in point), strict=True))
+    rates = [named[name] * interval_s for name in (*RATES, "limit_cores")]
+    return Amounts(*rates)._replace(seconds=interval_s, points=1, peak=named["limit_cores"])
 
 
 def integral(view: HistoryView, column: str) -> float:

@@ -207,7 +207,7 @@ class ClusterScheduler(ClusterProcess):
                 f'state_dir = {json.dumps(os.path.join(self.directory, "state"))}\nfair_share_update_period = "100ms"\n'
                 "[min_spare_job_resources_on_node]\ncpu = 0.01\nmemory = 1048576\n"
                 f"[api]\nlisten = {json.dumps(self.listen)}\ntokens_file = {json.dumps(tokens_file)}\n"
-                '[log]\nformat = "json"\n[store]\n'
+                '[history]\nperiod = "5s"\n[log]\nformat = "json"\n[store]\n'
             )
             file.writelines(f"{key} = {json.dumps(value)}\n" for key, value in self.store.items())
         super().launch()

@@ -273,7 +273,7 @@ def test_a_history_that_is_turned_off_is_said_and_not_asked_for(own, page):  # i
         page.evaluate("where => { location.hash = where; }", where)
         await_page(page, where)
         expect(page.get_by_text(sentence).first).to_be_visible()
-        expect(page.get_by_role("button", name="15 min")).to_have_count(0)
+        expect(page.get_by_role("button", name="24 h")).to_have_count(0)
     page.wait_for_load_state("networkidle")  # pages that were not opened are fetched, too, when there is time
     assert asked == []
 

@@ -1,4 +1,4 @@
-"""Laws of the history: whatever is added, restarted and grown old, each moment is there once and sums stay."""
+"""Laws of the history: whatever is added and restarted, each moment is there once and sums stay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpumond.scheduler.history import store
-from cpumond.scheduler.history.model import OPERATION, POOL, Key, Sums
+from cpumond.scheduler.history.model import OPERATION, POOL, Amounts, Key
 from cpumond.scheduler.history.series import merge_columns, split
 from cpumond.scheduler.history.store import HistoryStore
 
@@ -50,7 +50,7 @@ steps = st.lists(
 
 @pytest.fixture(autouse=True)
 def small() -> Iterator[None]:
-    with mock.patch.multiple(store, CHUNK_TICKS=4, FINE_TICKS=8, MOVED_SERIES=1):
+    with mock.patch.multiple(store, CHUNK_TICKS=4):
         yield
 
 
@@ -63,9 +63,7 @@ def test_each_moment_is_there_once(work, max_points, cut):
 
 def check(folder: Path, work: list[tuple], max_points: int, cut: float) -> None:
     def open_store(path: Path, now: float) -> HistoryStore:
-        store = HistoryStore(str(path), 1e6, PERIOD_S, 2**24, now)
-        store.keep_s = (80.0, 300.0)
-        return store
+        return HistoryStore(str(path), 1e6, PERIOD_S, 2**24, now)
 
     path = folder / "history.db"
     store, tape = open_store(path, START), Tape()
@@ -84,29 +82,33 @@ def check(folder: Path, work: list[tuple], max_points: int, cut: float) -> None:
         elif step[0] == "ticks":
             covered_s += sum(add(step[1], PERIOD_S, 0.0) for _ in range(step[2]))
         else:
-            answers = [store.read(key, 0.0, tape.at, 10_000) for key in KEYS]
+            answers = [store.read(key, START, tape.at, 10_000) for key in KEYS]
             if step[1]:  # as a killed process leaves it
                 path = folder / f"history{number}.db"
                 for suffix in ("", "-wal"):
-                    shutil.copyfile(f"{store.path}{suffix}", f"{path}{suffix}")
+                    shutil.copyfile(f"{store.file.path}{suffix}", f"{path}{suffix}")
             store.close()
             store = open_store(path, tape.at)
-            assert [store.read(key, 0.0, tape.at, 10_000) for key in KEYS] == answers
+            assert [store.read(key, START, tape.at, 10_000) for key in KEYS] == answers
             tape = Tape(tape.at, store.known_ids, store.next_id)
-    assert store.write_errors == 0
+    assert store.file.errors == 0
     check_views(store, tape.at, expected, max_points)
-    sums, _, told_s, _ = store.sum_up(0.0, tape.at, None, 100)
-    assert told_s == pytest.approx(covered_s)
     middle = START + cut * (tape.at - START)
-    (first, _, one_s, _), (second, _, two_s, _) = (
-        store.sum_up(0.0, middle, None, 9),
-        store.sum_up(middle, tape.at, None, 9),
+    of_all, first, second, days = (
+        store.sum_points(0.0, tape.at, None, 100),
+        store.sum_points(0.0, middle, None, 9),
+        store.sum_points(middle, tape.at, None, 9),
+        store.sum_days(0.0, tape.at),
     )
-    assert one_s + two_s == pytest.approx(covered_s)
+    assert of_all.covered_s == pytest.approx(covered_s)
+    assert days.covered_s == pytest.approx(covered_s)
+    assert first.covered_s + second.covered_s == pytest.approx(covered_s)
     for key in KEYS:
-        assert sums.get(key, Sums()).used == pytest.approx(expected[key], rel=1e-4, abs=1e-3)
-        both = first.get(key, Sums()).used + second.get(key, Sums()).used
-        assert both == pytest.approx(expected[key], rel=1e-4, abs=1e-3)
+        told = [each.totals.get(key, Amounts()).used for each in (of_all, first, second, days)]
+        assert told[0] == pytest.approx(expected[key], rel=1e-4, abs=1e-3)
+        assert told[1] + told[2] == pytest.approx(expected[key], rel=1e-4, abs=1e-3)
+        if key.kind == POOL:
+            assert told[3] == pytest.approx(expected[key], rel=1e-4, abs=1e-3)
     store.close()
 
 

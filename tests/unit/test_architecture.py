@@ -23,7 +23,7 @@ PURE = (
         for name in (
             "model", "rights.users", "rights.entries", "rights.token_records", "access", "events", "elements",
             "settings", "decide", "state", "why", "store.lead", "event_log.commands", "event_log.happenings",
-            "history.model", "history.collector", "history.series", "history.spread", "history.report",
+            "history.model", "history.collector", "history.series", "history.report",
             "history.chunks", "history.extras", "history.savings",
             "forecast.forward", "forecast.load", "forecast.calibration",
         )

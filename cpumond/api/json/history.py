@@ -13,15 +13,14 @@ from cpumond.api.json.call import Call
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.access.required import check_operation
 from cpumond.scheduler.history.model import HistoryView, ReportView
-from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.history.recorder import HistoryRecorder
 from cpumond.scheduler.history.savings import SavingsView
-from cpumond.scheduler.history.trends import Trends
 from cpumond.scheduler.model import ACCESS_DENIED, NO_SUCH_JOB, RESOLVE, CommandError, OperationRecord
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.state import State
 
 
-def _history_of(scheduler: Scheduler) -> History:
+def _history_of(scheduler: Scheduler) -> HistoryRecorder:
     if scheduler.history is None:
         raise CommandError("history is turned off: [history] length = 0", RESOLVE)
     return scheduler.history
@@ -33,11 +32,8 @@ async def list_trends(call: Call) -> PoolTrends:
     names = list(dict.fromkeys(filter(None, query.pools.split("\n"))))
     if len(names) > requests.MAX_TRENDS:
         raise CommandError(f"pools: {len(names)} names; ask for at most {requests.MAX_TRENDS} at once")
-    history, until = _history_of(call.scheduler), call.now
-    since = max(until - query.since_s, history.describe().since or 0.0)
-    if since >= until:
-        return PoolTrends(tree.name, until, 0.0, {})
-    found = await history.trends(tree.name, names, Trends(since, until, query.count))
+    until = call.now
+    since, found = await _history_of(call.scheduler).trends(tree.name, names, query.since_s, until, query.count)
     return PoolTrends(tree.name, since, (until - since) / query.count, found)
 
 

@@ -35,7 +35,7 @@ _Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
-_Since = Annotated[float, msgspec.Meta(gt=0.0, le=31_536_000.0)]
+_Since = Annotated[float, msgspec.Meta(gt=0.0, le=34_560_000.0)]
 _At = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 """Seconds since 1970, 0 for "not given"."""
 _Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -304,6 +304,7 @@ class NodesQuery(Query, frozen=True):
 
 class HistoryQuery(Query, frozen=True):
     """Which series, and how much of it: ``tree`` is of pools and operations, "" for a pool is the default tree.
+    Points go back a day; of pools, where it begins before that, there is one for each UTC day.
 
     The last ``since_s`` seconds; or from ``since`` on, and up to ``until``, both in seconds since 1970.
     """
@@ -318,7 +319,8 @@ class HistoryQuery(Query, frozen=True):
 
 
 class ReportQuery(Query, frozen=True):
-    """``tree`` "": all; ``top``: how many operations of each tree, those that ordered most."""
+    """``tree`` "": all; ``top``: how many operations of each tree, those that ordered most. More than a day: in whole
+    UTC days, with users in place of operations."""
 
     since_s: _Since = 86_400.0
     tree: _Text = ""
@@ -326,7 +328,7 @@ class ReportQuery(Query, frozen=True):
 
 
 class SavingsQuery(Query, frozen=True):
-    """The last ``since_s`` seconds, by week. ``tree`` "": all."""
+    """The last ``since_s`` seconds, in whole UTC days, by week. ``tree`` "": all."""
 
     since_s: _Since = 2_419_200.0
     tree: _Text = ""
@@ -393,7 +395,7 @@ class PreemptionsQuery(Query, frozen=True):
 
 class TrendsQuery(Query, frozen=True):
     """``pools``: names, one a line, at most 200. The last ``since_s`` seconds, as far as
-    the history goes back, in ``count`` parts."""
+    points go back (a day at most), in ``count`` parts."""
 
     pools: Annotated[str, msgspec.Meta(min_length=1, max_length=5000)]
     since_s: Annotated[float, msgspec.Meta(gt=0.0, le=31_536_000.0)] = 3600.0

@@ -69,11 +69,13 @@ def show_readable_plan(plan: Plan, rights: Rights) -> Plan:
 
 
 def show_readable_report(report: ReportView, rights: Rights) -> ReportView:
-    """A report that counts operations as left out that the asker may not read."""
+    """A report that counts operations as left out that the asker may not read, and has other users for administrators
+    only."""
     return msgspec.structs.replace(report, trees=[_readable_part(tree, rights) for tree in report.trees])
 
 
 def _readable_part(tree: ReportTree, rights: Rights) -> ReportTree:
     kept = [row for row in tree.operations if not _is_hidden(rights, row.name)]
     left_out = tree.left_out_operations + len(tree.operations) - len(kept)
-    return msgspec.structs.replace(tree, operations=kept, left_out_operations=left_out)
+    users = [row for row in tree.users if rights.user.admin or row.name == rights.user.name]
+    return msgspec.structs.replace(tree, operations=kept, left_out_operations=left_out, users=users)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -33,20 +34,23 @@ from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError,
 from cpumond.cli.scheduler.report_rows import (
     LIMIT,
     MEASURES,
+    NO_USERS,
     RATIOS,
     Line,
     Measure,
     add_up,
     describe_left_out,
     describe_time,
+    is_by_day,
     keep_pool,
     list_operations,
     list_pools,
+    list_users,
 )
 from cpumond.cli.scheduler.savings import render_savings, render_savings_csv
 from cpumond.core.errors import NoSuchError, UnavailableError, UsageError
 from cpumond.core.measures import format_span
-from cpumond.core.words import did_you_mean, quoted, show_cores, show_json, show_name, show_percent
+from cpumond.core.words import count, did_you_mean, quoted, show_cores, show_json, show_name, show_percent
 from cpumond.scheduler.history.model import ReportTree, ReportView
 from cpumond.scheduler.history.savings import SavingsView, at_price
 from cpumond.scheduler.model import ROOT_POOL
@@ -54,8 +58,8 @@ from cpumond.scheduler.model import ROOT_POOL
 Format = Literal["text", "csv", "json"]
 FORMATS: Final[tuple[Format, ...]] = ("text", "csv", "json")
 
-YEAR_S: Final = 31_536_000.0
-"""The longest history that a scheduler may keep."""
+LONGEST_S: Final = 34_560_000.0
+"""400 days: the longest history that a scheduler may keep."""
 
 SAVINGS_S: Final = 2_419_200.0
 
@@ -66,10 +70,10 @@ MAX_TOP: Final = 1000
 @click.option(
     "--since",
     "since_s",
-    type=DurationType(1.0, YEAR_S),
+    type=DurationType(1.0, LONGEST_S),
     default="24h",
     show_default=True,
-    help="How far back: 24h, 7d.",
+    help="How far back: 24h, 7d; more than 24h in whole days, UTC.",
 )
 @click.option("--tree", metavar="TREE", help="Only this pool tree.  [default: all]")
 @click.option("--pool", metavar="POOL", help="Only this pool with its sub-pools and their operations.")
@@ -78,7 +82,7 @@ MAX_TOP: Final = 1000
     type=click.IntRange(0, MAX_TOP),
     default=20,
     show_default=True,
-    help="How many operations of a tree, those with the most core-hours ordered.",
+    help="How many operations or users of a tree, those with the most core-hours ordered.",
 )
 @click.option(
     "-o",
@@ -100,21 +104,23 @@ def report_command(
     context: click.Context, client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int,
     format_: Format | None, output: str | None, as_json: bool, savings: bool, price: float | None,
 ) -> None:  # fmt: skip
-    """Core-hours of pools and operations: ordered, used, reclaimed, throttled, and given back late.
+    """Core-hours of pools, and of operations or users: ordered, used, reclaimed, throttled, given back late.
 
     The scheduler's history is what it is made of, so it reaches no farther back than that ([history] length in the
-    scheduler's configuration); the report says which time it covers.
+    scheduler's configuration); the report says which time it covers. The last 24 h are known by operation; what goes
+    farther back is made of the totals of whole days (UTC), by pool and by user. Administrators see all users, others
+    themselves.
 
     \b
     text  two tables for each tree, for people
-    csv   a row per tree, pool and operation; amounts in core-hours, a text that a spreadsheet
-          would take for a formula begins with an apostrophe
+    csv   a row per tree, pool, operation and user; amounts in core-hours, a text that a
+          spreadsheet would take for a formula begins with an apostrophe
     json  the scheduler's answer
 
     \b
     Example:
       cpumond report --since 24h
-      cpumond report --since 7d --tree default --pool research --top 50
+      cpumond report --tree default --pool research --top 50
       cpumond report --since 7d --output week.csv
       cpumond report --savings --price 0.03
     """
@@ -139,7 +145,7 @@ def report_command(
             as_csv, as_text = partial(render_savings_csv, view), partial(render_savings, view, since_s)
         else:
             report, content = read_report(client, since_s, tree, pool, top)
-            as_csv, as_text = partial(render_csv, report), partial(render_text, report, since_s)
+            as_csv, as_text = partial(render_csv, report), partial(render_text, report, since_s, top)
         if chosen == "csv":
             text = as_csv()
         elif chosen == "json":
@@ -225,14 +231,14 @@ TIME_COLUMNS: Final = ("since", "until", "covered_s", "operations_without_series
 
 
 def render_csv(report: ReportView) -> str:
-    """A row per tree (``total``), pool and operation, with quotes where they are needed (RFC 4180)."""
+    """A row per tree (``total``), pool, operation and user, with quotes where they are needed (RFC 4180)."""
     rows: list[Sequence[Any]] = [
         (*TEXT_COLUMNS, *(measure.machine_name for measure in (*MEASURES, LIMIT)), "points", *TIME_COLUMNS)
     ]
     known = (show_digits(report.covered_s), report.operations_without_series)
     times = (show_utc(report.since), show_utc(report.until), *known)
     for tree in report.trees:
-        lines = (Line("total", tree.tree, tree.total), *list_pools(tree), *list_operations(tree))
+        lines = (Line("total", tree.tree, tree.total), *list_pools(tree), *list_operations(tree), *list_users(tree))
         for line in lines:
             row = line.row
             texts = (line.tree, row.name, row.parent, str(line.depth), row.title, row.user, row.pool, row.state)
@@ -285,17 +291,21 @@ OPERATION_COLUMNS: Final = (
     _column("state", lambda line: line.row.state),
     *NUMBER_COLUMNS,
 )
+USER_COLUMNS: Final = (_column("user", lambda line: show_name(line.row.name)), *NUMBER_COLUMNS)
 
 
-def render_text(report: ReportView, since_s: float, width: int | None, colour: bool) -> str:
-    """Two tables for each tree, and what their columns mean. ``since_s`` is the time that was asked for."""
+def render_text(report: ReportView, since_s: float, top: int, width: int | None, colour: bool) -> str:
+    """Two tables for each tree, and what their columns mean; at most ``top`` users. ``since_s``: the time asked for."""
     parts = [grid.fold(line, width) for line in describe_time(report, since_s)]
     for tree in report.trees:
         parts += ["", grid.paint(f"tree {show_name(tree.tree)}", "bold", colour)]
         total = Line("total", tree.tree, msgspec.structs.replace(tree.total, name="total"))
         pools = list(list_pools(tree))
         parts.append(_draw(POOL_COLUMNS, [*pools, total], width, colour))
-        parts += ["", *_draw_operations(tree, width, colour)]
+        if is_by_day(report):
+            parts += ["", *_draw_users(tree, top, width, colour)]
+        else:
+            parts += ["", *_draw_operations(tree, width, colour)]
     parts.append("")
     widest = max(len(each.heading) for each in MEASURES)
     parts += [grid.fold(f"{each.heading:<{widest}}  {each.meaning}", width, "  ") for each in MEASURES]
@@ -309,6 +319,14 @@ def _draw_operations(tree: ReportTree, width: int | None, colour: bool) -> list[
         return [left_out or "no operations in this time"]
     table = _draw(OPERATION_COLUMNS, [*operations, add_up(tree)], width, colour)
     return [table, *([left_out] if left_out else [])]
+
+
+def _draw_users(tree: ReportTree, top: int, width: int | None, colour: bool) -> list[str]:
+    if not tree.users:
+        return [grid.fold(NO_USERS, width)]
+    table = [_draw(USER_COLUMNS, [*itertools.islice(list_users(tree), top)], width, colour)] if top else []
+    more = len(tree.users) - top
+    return [*table, f"{count(more, 'more user')} with less ordered: --top shows more of them"] if more > 0 else table
 
 
 def _draw(columns: Sequence[grid.Column[Line]], lines: Sequence[Line], width: int | None, colour: bool) -> str:

@@ -16,7 +16,13 @@ from cpumond.core.measures import format_span
 from cpumond.core.words import count, did_you_mean, quoted, show_time
 from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
 
-Kind = Literal["total", "pool", "operation", "sum"]
+Kind = Literal["total", "pool", "operation", "user", "sum"]
+
+DAY_S: Final = 86_400.0
+NO_USERS: Final = (
+    "Operations are known for the last 24 h. For longer times users are listed, of whole trees (without --pool), all "
+    "of them to administrators."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,15 @@ def list_operations(tree: ReportTree) -> Iterator[Line]:
     return (Line("operation", tree.tree, row) for row in tree.operations)
 
 
+def list_users(tree: ReportTree) -> Iterator[Line]:
+    return (Line("user", tree.tree, row) for row in tree.users)
+
+
+def is_by_day(report: ReportView) -> bool:
+    """Whether it is made of whole days, with users in place of operations."""
+    return report.until - report.since > DAY_S
+
+
 def keep_pool(report: ReportView, pool: str, top: int) -> ReportView:
     """Only a pool with its sub-pools, and ``top`` of their operations. Raises NoSuchError for an unknown pool."""
     trees = [_keep_pool(tree, pool, top) for tree in report.trees if any(row.name == pool for row in tree.pools)]
@@ -147,7 +162,8 @@ def _keep_pool(tree: ReportTree, pool: str, top: int) -> PoolTree:
 
 def describe_time(report: ReportView, since_s: float) -> Iterator[str]:
     """Which time the report covers, and why that is less than the ``since_s`` that were asked for."""
-    covered = f"{format_span(report.covered_s)} of it are known, a point every {format_span(report.period_s)}"
+    detail = "in whole days, UTC" if is_by_day(report) else f"a point every {format_span(report.period_s)}"
+    covered = f"{format_span(report.covered_s)} of it are known, {detail}"
     yield f"{show_time(report.since)} to {show_time(report.until)}: {covered}"
     # A difference of a point or two needs no sentence.
     if report.covered_s < since_s - max(2 * report.period_s, 0.01 * since_s):

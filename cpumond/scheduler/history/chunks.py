@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 import zlib
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import mul
 from typing import Final
 
-from cpumond.scheduler.history.model import EARLIER_WIDTHS, KINDS, NOT_KNOWN, RATES, WIDTHS, Tick
+import msgspec
+
+from cpumond.scheduler.history.model import KINDS, WIDTHS, Tick
 
 VALUE_BYTES: Final = 4
-
-_HEAD: Final = struct.Struct("<ddI4I")
 
 
 class DamageError(Exception):
@@ -30,9 +28,6 @@ class Chunk:
     """The part of a chunk that is kept in memory."""
 
     id: int
-    tier: int
-    is_moving: bool
-    """Whether its series are still being moved here from the finer chunks within its time."""
     ends: array[float]
     intervals: array[float]
     left_out: int
@@ -47,24 +42,28 @@ class Chunk:
         return self.ends[-1]
 
 
+class _StoredTick(msgspec.Struct, array_like=True, frozen=True):
+    """A row of the journal."""
+
+    at: float
+    interval_s: float
+    left_out: int
+    ids: tuple[bytes, ...]
+    values: tuple[bytes, ...]
+
+
 def find_range(ends: array[float], since: float, until: float) -> tuple[int, int]:
+    """The points that end in (since, until], as (from, to)."""
     inside = [number for number, end in enumerate(ends) if since < end <= until]
     return (inside[0], inside[-1] + 1) if inside else (0, 0)
 
 
 def find_row(ids: array[int], series: int) -> int:
+    """The place of a series in a tick, -1 where it has none."""
     try:
         return ids.index(series)
     except ValueError:
         return -1
-
-
-def join_times(chunks: Collection[Chunk]) -> tuple[array[float], array[float]]:
-    ends, intervals = array("d"), array("d")
-    for chunk in chunks:
-        ends += chunk.ends
-        intervals += chunk.intervals
-    return ends, intervals
 
 
 def pack(columns: Iterable[array[float]]) -> bytes:
@@ -80,19 +79,14 @@ def unpack(data: bytes, kind: int, chunk: Chunk) -> list[array[float]]:
         sorted_bytes = zlib.decompress(data)
     except (zlib.error, TypeError) as error:
         raise DamageError(f"points cannot be unpacked: {error}", chunk) from None
-    widths = (WIDTHS, *EARLIER_WIDTHS) if kind in range(len(KINDS)) else ()
-    width = next((each[kind] for each in widths if len(sorted_bytes) == VALUE_BYTES * each[kind] * length), 0)
-    if not width:
+    plane = WIDTHS[kind] * length if kind in range(len(KINDS)) else 0
+    if not plane or len(sorted_bytes) != VALUE_BYTES * plane:
         raise DamageError("a row of points has another length than its chunk", chunk)
     raw = bytearray(len(sorted_bytes))
-    plane = width * length
     for number in range(VALUE_BYTES):
         raw[number::VALUE_BYTES] = sorted_bytes[number * plane : (number + 1) * plane]
     values = array("f", bytes(raw))
-    columns = [values[number * length : (number + 1) * length] for number in range(width)]
-    if width < WIDTHS[kind]:
-        columns[width - RATES : width - RATES] = [array("f", [NOT_KNOWN]) * length] * (WIDTHS[kind] - width)
-    return columns
+    return [values[number : number + length] for number in range(0, plane, length)]
 
 
 def pack_values(tick: Tick) -> None:
@@ -108,43 +102,24 @@ def values_of(tick: Tick, kind: int) -> array[float]:
 
 
 def encode_tick(tick: Tick) -> bytes:
-    parts = [_HEAD.pack(tick.at, tick.interval_s, tick.left_out, *map(len, tick.ids))]
-    parts += [ids.tobytes() for ids in tick.ids]
-    parts += [values_of(tick, kind).tobytes() for kind in range(len(KINDS))]
-    return zlib.compress(b"".join(parts), 1)
+    """A row of the journal; ``tick.values`` are packed with it."""
+    pack_values(tick)
+    ids = tuple(ids.tobytes() for ids in tick.ids)
+    return msgspec.msgpack.encode(_StoredTick(tick.at, tick.interval_s, tick.left_out, ids, tick.packed))
 
 
 def decode_tick(data: bytes) -> Tick:
     """Raises DamageError."""
     try:
-        raw = zlib.decompress(data)
-        at, interval_s, left_out, *counts = _HEAD.unpack_from(raw)
-        view, offset = memoryview(raw), _HEAD.size
-        ids: list[array[int]] = []
-        values: list[array[float]] = []
-        for count in counts:
-            ids.append(array("q", bytes(view[offset : offset + 8 * count])))
-            offset += 8 * count
-        words, versions = (len(raw) - offset) / VALUE_BYTES, (WIDTHS, *EARLIER_WIDTHS)
-        widths = next((each for each in versions if sum(map(mul, counts, each)) == words), WIDTHS)
-        for kind, (count, width) in enumerate(zip(counts, widths, strict=True)):
-            rows = array("f", bytes(view[offset : offset + 4 * count * width]))
-            values.append(rows if width == WIDTHS[kind] else _widen(rows, width, WIDTHS[kind]))
-            offset += 4 * count * width
-    except (zlib.error, struct.error, ValueError, TypeError) as error:
+        stored = msgspec.msgpack.decode(data, type=_StoredTick)
+        ids = tuple(array("q", each) for each in stored.ids)
+        tick = Tick(stored.at, stored.interval_s, ids, (), left_out=stored.left_out, packed=stored.values)
+        lengths = [len(values_of(tick, kind)) for kind in range(len(KINDS))]
+    except (msgspec.MsgspecError, zlib.error, ValueError, TypeError, IndexError) as error:
         raise DamageError(f"a tick of the journal cannot be read: {error}") from None
-    if offset != len(raw):
+    if lengths != [len(each) * width for each, width in zip(ids, WIDTHS, strict=False)]:
         raise DamageError("a tick of the journal has another length than it says")
-    return Tick(at, interval_s, tuple(ids), tuple(values), left_out=left_out)
-
-
-def _widen(rows: array[float], width: int, now: int) -> array[float]:
-    """Rows as they were stored by an earlier version: what it did not know stands before the rates."""
-    widened = array("f")
-    for start in range(0, len(rows), width):
-        rates = start + width - RATES
-        widened += rows[start:rates] + array("f", [NOT_KNOWN] * (now - width)) + rows[rates : start + width]
-    return widened
+    return tick
 
 
 def decode_times(times: bytes) -> tuple[array[float], array[float]]:

@@ -5,15 +5,28 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import Final, TypeVar
 
 from cpumond.core.wire import CPU_COUNTERS
-from cpumond.scheduler.elements import Element, Job, Node, PoolElement, TrialArm, used_now
+from cpumond.scheduler.elements import Element, Job, Node, OperationElement, PoolElement, TrialArm, used_now
 from cpumond.scheduler.elements.figures import OPERATION, POOL, Read
 from cpumond.scheduler.history import model
-from cpumond.scheduler.history.extras import NO_EXTRA, Extras, name_extra
-from cpumond.scheduler.history.model import COLUMNS, INNER_COLUMNS, KINDS, NOT_KNOWN, RATES, WIDTHS, Key, Tick
+from cpumond.scheduler.history.extras import NO_EXTRA, Extra, Extras
+from cpumond.scheduler.history.model import (
+    ARM,
+    COLUMNS,
+    COVERED_KEY,
+    KINDS,
+    NOT_KNOWN,
+    RATES,
+    USER,
+    WIDTHS,
+    Amounts,
+    Key,
+    Tick,
+    add_up,
+)
 from cpumond.scheduler.state import State
 
 _FIGURES_OF: Final = {"running_operations": "running_operation_count", "jobs": "job_count"}
@@ -21,8 +34,8 @@ _FIGURES_OF: Final = {"running_operations": "running_operation_count", "jobs": "
 
 
 def _read_columns(kind: str, figures: Mapping[str, Read]) -> list[Read]:
-    """How the columns of a kind are read, but for INNER_COLUMNS and the rates."""
-    names = COLUMNS[kind][: -RATES - len(INNER_COLUMNS)]
+    """How the columns of a kind are read, but for the rates."""
+    names = COLUMNS[kind][:-RATES]
     readers = [figures[_FIGURES_OF.get(name, name)] for name in names]
     return [_known(read) if name in ("volume", "capacity") else read for name, read in zip(names, readers, strict=True)]
 
@@ -38,20 +51,17 @@ WATCHED_TICKS: Final = 6
 """For how many ticks the counters of an ended operation are still read: its last jobs may still be ending."""
 
 
-_NOT_EARLY: Final = (0.0, 0.0)
-
-
 class _Seen:
     """What the last tick found of a pool or an operation."""
 
-    __slots__ = ("id", "key", "counters", "early", "found_at", "taken_at")
+    __slots__ = ("id", "key", "counters", "lost", "found_at", "taken_at")
 
     def __init__(self) -> None:
         self.id = -1
         self.key: Key | None = None
         self.counters: _Five = _NOTHING
-        self.early = _NOT_EARLY
-        """``early_core_seconds`` and ``early_reach`` of the element."""
+        self.lost = 0.0
+        """Core-seconds that preemptions of the pool had lost."""
         self.found_at = self.taken_at = -1
         """Numbers of the last ticks that found the element, and that gave it a point."""
 
@@ -78,10 +88,6 @@ _Five = tuple[float, float, float, float, float]
 
 _NOTHING: Final = (0.0, 0.0, 0.0, 0.0, 0.0)
 
-_NO_RATES: Final = _NOT_EARLY + _NOTHING
-
-_NO_GAUGES: Final = (0.0,) * (WIDTHS[model.OPERATION] - RATES - len(INNER_COLUMNS))
-
 _counters_of: Callable[[Element | TrialArm], _Five] = attrgetter(*CPU_COUNTERS)
 
 
@@ -104,8 +110,9 @@ class Collector:
         self._gone: dict[Element, _Seen] = {}
         self._trials: dict[TrialArm, _Seen] = {}
         self._extras = Extras()
-        self._extra_ids: dict[PoolElement, tuple[Key, int]] = {}
-        self._lost: dict[PoolElement, float] = {}
+        self._totals: dict[Key, Amounts] = {}
+        self._users: dict[tuple[str, str], list[float]] = {}
+        """Tree and user -> core-seconds in the order of CPU_COUNTERS, and cores of limits, in this tick."""
         self._named: tuple[dict[str, int], ...] = ({}, {}, {}, {})
         self._new: dict[int, Key] = {}
         self._ids: tuple[array[int], ...] = (array("q"),) * len(KINDS)
@@ -126,21 +133,19 @@ class Collector:
 
     def _collect(self, state: State, now: float, interval_s: float) -> Tick:
         self._tick += 1
-        self._new = {}
+        self._new, self._users = {}, {}
+        self._totals = {COVERED_KEY: Amounts(seconds=interval_s, points=1)}
         room = _Room(self.max_series)
         all_rows = pools, nodes, operations, jobs = tuple(_Rows(kind) for kind in range(len(KINDS)))
-        self._take_pools(state, now, room, pools)
+        self._take_pools(state, now, room, pools, self._extras.look(state, self.previous_at))
         self._take_named(nodes, room, state.nodes.values(), _node_values)
         before = room.left_out
         self._take_operations(state, now, room, operations)
         self._take_gone(state, now, room, pools, operations)
         left_out_operations = room.left_out - before
-        self._take_trials(state, now, room, operations)
-        self._take_extras(state, now, room, operations)
+        self._add_users_and_arms(state, interval_s)
         self._take_named(jobs, room, (job for job in state.jobs.values() if job.is_active), _job_values)
         self.previous_at = now
-        for tree in state.trees.values():
-            tree.point_began_at = now
         self.left_out = room.left_out
         self.series = room.size - room.left
         all_ids = [array("q", rows.ids) for rows in all_rows]
@@ -153,6 +158,7 @@ class Collector:
             tuple(rows.values for rows in all_rows),
             self._new,
             left_out_operations,
+            self._totals,
         )
 
     def _make_id(self, key: Key) -> int:
@@ -171,13 +177,16 @@ class Collector:
         seen.found_at = self._tick
         return seen
 
-    def _take_pools(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
+    def _take_pools(
+        self, state: State, now: float, room: _Room, rows: _Rows, extras: Mapping[PoolElement, Extra]
+    ) -> None:
         for tree in state.trees.values():
             pools = [tree.root, *tree.pools.values()]
             columns = [[read(pool) for pool in pools] for read in _OF_POOL]
             for pool, found in zip(pools, zip(*columns, strict=True), strict=True):
                 seen = self._look(pool)
                 grown = seen.grow(pool)
+                self._add_pool(pool, seen, grown, pool.usage[1], extras.get(pool, NO_EXTRA), now - self.previous_at)
                 if not room.take():
                     continue
                 rows.values.extend(found)
@@ -197,7 +206,10 @@ class Collector:
                 else:
                     seen.found_at = self._tick
                 grown = seen.grow(element)
-                if (is_active or grown is not _NOTHING) and room.take():
+                if not is_active and grown is _NOTHING:
+                    continue
+                self._add_user(element, grown, element.usage[1])
+                if room.take():
                     taken.append((element, seen, grown))
         columns = [[read(element) for element, _, _ in taken] for read in _OF_OPERATION]
         for (element, seen, grown), found in zip(taken, zip(*columns, strict=True), strict=True):
@@ -233,61 +245,56 @@ class Collector:
             was_there = seen.found_at == self._tick - 1 and seen.taken_at >= 0
             if self._tick - seen.found_at >= WATCHED_TICKS:
                 del self._gone[element]
+            if isinstance(element, PoolElement):
+                self._add_pool(element, seen, grown, 0.0, NO_EXTRA, now - self.previous_at)
+            elif isinstance(element, OperationElement) and grown is not _NOTHING:
+                self._add_user(element, grown, 0.0)
             if (was_there or grown is not _NOTHING) and room.take():
                 rows = pools if isinstance(element, PoolElement) else operations
-                rows.values.extend((0.0,) * (WIDTHS[rows.kind] - RATES - len(INNER_COLUMNS)))
+                rows.values.extend((0.0,) * (WIDTHS[rows.kind] - RATES))
                 self._put(rows, element, seen, now, grown)
 
-    def _take_trials(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
+    def _add_pool(
+        self, pool: PoolElement, seen: _Seen, grown: _Five, limit_cores: float, extra: Extra, interval_s: float
+    ) -> None:
+        """Add a pool to the totals, unless it had nothing; the root always."""
+        lost, seen.lost = pool.lost_core_seconds - seen.lost, pool.lost_core_seconds
+        if grown is _NOTHING and not (limit_cores or lost or pool.is_root) and extra is NO_EXTRA:
+            return
+        amounts = Amounts(*grown, limit_cores * interval_s, lost, *extra, interval_s, 1, limit_cores)
+        add_up([(Key(model.POOL, pool.tree.name, pool.name), amounts)], self._totals)
+
+    def _add_user(self, element: OperationElement, grown: _Five, limit_cores: float) -> None:
+        key = (element.tree.name, element.operation.record.user)
+        sums = self._users.get(key)
+        if sums is None:
+            self._users[key] = [*grown, limit_cores]
+        elif grown is _NOTHING:
+            sums[-1] += limit_cores
+        else:
+            sums[:] = map(add, sums, (*grown, limit_cores))
+
+    def _add_users_and_arms(self, state: State, interval_s: float) -> None:
+        """Complete the totals with what users came to, and the control group and those compared with it."""
+        for (tree, user), (a, b, c, d, e, limit_cores) in self._users.items():
+            amounts = Amounts(a, b, c, d, e, limit_cores * interval_s, seconds=interval_s, points=1, peak=limit_cores)
+            self._totals[Key(USER, tree, user)] = amounts
         # The arms of trees that are gone are forgotten.
         self._trials = {
-            arm: self._trials.get(arm) or _Seen() for tree in state.trees.values() for arm in tree.trial.values()
+            arm: self._trials.get(arm) or _Seen() for each in state.trees.values() for arm in each.trial.values()
         }
-        for arm, seen in self._trials.items():
-            grown = seen.grow(arm)
-            if grown is not _NOTHING and room.take():
-                rows.values.extend(_NO_GAUGES)
-                self._put(rows, arm, seen, now, grown)
+        for each in state.trees.values():
+            for name, arm in each.trial.items():
+                if (grown := self._trials[arm].grow(arm)) is not _NOTHING:
+                    self._totals[Key(ARM, each.name, name)] = Amounts(*grown)._replace(seconds=interval_s, points=1)
 
-    def _take_extras(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
-        """What runs beyond the orders that fit, and what preemptions lost, of each pool (``savings``)."""
-        found, interval_s = self._extras.look(state, self.previous_at), now - self.previous_at
-        # Pools that are gone are forgotten: ephemeral ones come and go without end.
-        all_lost: dict[PoolElement, float] = {}
-        ids: dict[PoolElement, tuple[Key, int]] = {}
-        for tree in state.trees.values():
-            for pool in (tree.root, *tree.pools.values()):
-                all_lost[pool] = pool.lost_core_seconds
-                lost = pool.lost_core_seconds - self._lost.get(pool, 0.0)
-                named, extra = self._extra_ids.get(pool), found.get(pool)
-                if named is not None:
-                    ids[pool] = named
-                if (extra is None and lost <= 0.0) or not room.take():
-                    continue
-                key = Key(rows.kind, tree.name, name_extra(pool.name))
-                if named is None or named[0] != key:
-                    named = ids[pool] = key, self._make_id(key)
-                series = named[1]
-                self._new[series] = key
-                used, ordered, jobs, started = extra or NO_EXTRA
-                rows.ids.append(series)
-                rows.values.extend(_NO_GAUGES)
-                rows.values.extend(_NOT_EARLY)
-                rates = (used, jobs * interval_s, ordered, started, max(lost, 0.0))
-                rows.values.extend([each / interval_s for each in rates])
-        self._lost, self._extra_ids = all_lost, ids
-
-    def _put(self, rows: _Rows, element: Element | TrialArm, seen: _Seen, now: float, grown: _Five) -> None:
+    def _put(self, rows: _Rows, element: Element, seen: _Seen, now: float, grown: _Five) -> None:
         """Complete the row of an element, whose gauges are in ``rows`` already."""
         if grown is _NOTHING:
-            rows.values.extend(_NO_RATES)
+            rows.values.extend(grown)
         else:
             interval_s = now - self.previous_at
             a, b, c, d, e = grown
-            early, reach = seen.early
-            seen.early = element.early_core_seconds, element.early_reach
-            early, reach = seen.early[0] - early, seen.early[1] - reach
-            rows.values.extend((min(early / sum(grown), 1.0), reach / early) if early > 0.0 else _NOT_EARLY)
             rows.values.extend((a / interval_s, b / interval_s, c / interval_s, d / interval_s, e / interval_s))
         key = seen.key
         if key is None or key.name != element.name:

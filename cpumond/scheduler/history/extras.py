@@ -3,9 +3,6 @@
 The jobs of a node in the order of their starts: as long as the sum of their orders is within its capacity, less what
 jobs of others ordered there, they would have run without reclaim, too; what goes beyond it would not. A job across that
 border is extra in part.
-
-The history keeps it as a series of each pool, between those of operations: ``name_extra``. Its rates are, in the order
-of CPU_COUNTERS: cores used, jobs, cores ordered, jobs that began a second, cores lost to preemption.
 """
 
 from __future__ import annotations
@@ -20,20 +17,14 @@ EPSILON_CORES: Final = 1e-6
 
 
 class Extra(NamedTuple):
-    """Of a pool, since the last look: core-seconds used and ordered, jobs now, and those that have begun."""
+    """Of a pool, since the last look: core-seconds used and ordered, and jobs that have begun."""
 
     used: float = 0.0
     ordered: float = 0.0
-    jobs: float = 0.0
     started: float = 0.0
 
 
 NO_EXTRA: Final = Extra()
-
-
-def name_extra(pool: str) -> str:
-    """The name of a pool's series; no operation has such an id."""
-    return f"<extra {pool}>"
 
 
 def split_orders(orders: list[float], capacity: float) -> list[float]:
@@ -78,15 +69,12 @@ class Extras:
             part = (before + after) / 2.0
             _add(found, job, Extra(part * _grown(used, _used(job)), part * _grown(ordered, _ordered(job))))
         for job_id, (job, part) in now.items():
-            extra = Extra(jobs=1.0)
-            if job_id not in self._watched:
-                is_new = job.start_time > since
-                # What an earlier run of the scheduler has counted does not begin anew with this one.
-                extra = Extra(jobs=1.0, started=1.0 if is_new or self._has_looked else 0.0)
-                if is_new:
-                    used, ordered = part * _grown(0.0, _used(job)), part * _grown(0.0, _ordered(job))
-                    extra = extra._replace(used=used, ordered=ordered)
-            _add(found, job, extra)
+            if job_id in self._watched:
+                continue
+            if job.start_time > since:
+                _add(found, job, Extra(part * _grown(0.0, _used(job)), part * _grown(0.0, _ordered(job)), 1.0))
+            elif self._has_looked:  # else an earlier run of the scheduler has counted that it began
+                _add(found, job, Extra(started=1.0))
         self._watched = {job_id: (job, part, _used(job), _ordered(job)) for job_id, (job, part) in now.items()}
         self._has_looked = True
         return found

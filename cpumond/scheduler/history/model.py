@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import add
 from typing import Final, NamedTuple
 
 import msgspec
@@ -12,20 +14,23 @@ import msgspec
 from cpumond.scheduler.model import CommandError
 
 KINDS: Final = ("pool", "node", "operation", "job")
-"""In the order in which they get series while there is room."""
+"""Kinds of series, in the order in which they get room."""
 
 POOL, NODE, OPERATION, JOB = range(4)
+
+USER, ARM, COVERED = range(4, 7)
+"""Kinds that totals of days have besides pools: users, the control group and those compared with it, known time."""
 
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "pool": (
         "usage_ratio", "demand_ratio", "fair_share_ratio", "strong_guarantee_ratio", "guarantee_ratio", "volume",
         "capacity", "total_cores", "demand_cores", "limit_cores", "running_operations", "waiting_cores",
-        "idle_cores", "held_cores", "early_ratio", "early_s",
+        "idle_cores", "held_cores",
         "used_cores", "reclaimed_cores", "ordered_cores", "throttled_cores", "late_cores",
     ),
     "node": ("capacity_cores", "ordered_cores", "limit_cores", "used_cores", "jobs"),
     "operation": (
-        "usage_ratio", "demand_ratio", "fair_share_ratio", "limit_cores", "jobs", "early_ratio", "early_s",
+        "usage_ratio", "demand_ratio", "fair_share_ratio", "limit_cores", "jobs",
         "used_cores", "reclaimed_cores", "ordered_cores", "throttled_cores", "late_cores",
     ),
     "job": (
@@ -33,20 +38,9 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
         "throttled_ratio",
     ),
 }  # fmt: skip
-"""Kind -> columns. The last five of pools and operations are rates, the differences of CPU_COUNTERS in their order;
-``early_ratio`` is the part of them that was used before the point, at most ``early_s`` before."""
-
-INNER_COLUMNS: Final = ("early_ratio", "early_s")
-"""Columns that are not shown: by them ``spread`` makes the rates that are."""
+"""Kind -> columns. The last five of pools and operations are rates, the differences of CPU_COUNTERS in their order."""
 
 WIDTHS: Final = tuple(len(COLUMNS[kind]) for kind in KINDS)
-
-EARLIER_WIDTHS: Final = (
-    (WIDTHS[POOL] - 2, WIDTHS[NODE], WIDTHS[OPERATION] - 2, WIDTHS[JOB]),
-    (WIDTHS[POOL] - 5, WIDTHS[NODE], WIDTHS[OPERATION] - 2, WIDTHS[JOB]),
-)
-"""Of what earlier versions stored, the latest first: before there were INNER_COLUMNS, and before pools had
-``waiting_cores``, ``idle_cores`` and ``held_cores``. New columns come right before the rates."""
 
 RATES: Final = 5
 
@@ -58,9 +52,17 @@ NOT_KNOWN: Final = float("nan")
 
 HOUR_S: Final = 3600.0
 
+DAY_S: Final = 86_400.0
+
+POINTS_S: Final = DAY_S
+"""Points are kept so long; what is older is in the totals of days alone."""
+
 
 class HistoryView(msgspec.Struct, frozen=True):
-    """The points of one series, oldest first. ``period_s``: between two points while they are new.
+    """The points of one series, oldest first. ``period_s``: between two points.
+
+    Of pools, farther back than a day, a point is the mean of a UTC day over the time that is known of it, with rates
+    and limits only, and ``period_s`` is a day.
 
     ``times``: the end of each point's interval, ``intervals`` its length in seconds. Where ``times[i] - intervals[i]``
     is after ``times[i - 1]`` there is nothing known in between. ``columns``: as in COLUMNS, null for "not known".
@@ -77,9 +79,8 @@ class HistoryView(msgspec.Struct, frozen=True):
 
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     """What a pool or an operation came to, in core-hours. ``late``: the part of ``throttled`` while it had been
-    lowered. ``peak_limit_cores`` is as fine as the points are by now; ``points``: about how many were taken. Where
-    ``since`` or ``until`` falls into coarse points, ``limit`` and ``points`` are as exact as these. ``lost``: by
-    preemptions of operations that are still known, in the pool where it was and those above (6.9).
+    lowered. ``points``: how many were taken. ``lost``: by preemptions (6.9), in the pool where it was and those above;
+    within the last day by those of operations that are still known.
 
     ``parent``: of pools that exist. ``title``, ``user``, ``pool``, ``state``: of operations that are still known.
     """
@@ -102,21 +103,21 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportTree(msgspec.Struct, frozen=True):
-    """One tree: its root in ``total``; the other pools, a parent before its children; operations, most ordered first.
-
-    ``left_out_operations``: how many more there are.
-    """
+    """One tree: its root in ``total``; the other pools, a parent before its children; then, most ordered first,
+    operations within the last day (``left_out_operations``: how many more there are), farther back ``users``."""
 
     tree: str
     total: ReportRow
     pools: list[ReportRow]
     operations: list[ReportRow]
     left_out_operations: int
+    users: list[ReportRow] = []
 
 
 class ReportView(msgspec.Struct, frozen=True):
     """What was used from ``since`` to ``until``; ``covered_s`` of it are known, less than all of it where the scheduler
-    was down or the history does not go back that far.
+    was down or the history does not go back that far. Farther back than a day it is made of whole UTC days, from
+    ``since`` on.
 
     ``operations_without_series``: the most operations at one moment for which there was no room ([history]
     max_series); what they came to is in their pools only.
@@ -142,11 +143,47 @@ class HistoryStatus(msgspec.Struct, frozen=True):
 
 
 class Key(NamedTuple):
-    """What a series belongs to. ``tree`` is "" for nodes and jobs; a root's ``name`` is ``<Root>``."""
+    """What a series or a total belongs to. ``tree`` is "" for nodes and jobs; a root's ``name`` is ``<Root>``."""
 
     kind: int
     tree: str
     name: str
+
+
+COVERED_KEY: Final = Key(COVERED, "", "")
+"""Its total has the time that is known of a day."""
+
+
+class Amounts(NamedTuple):
+    """Totals of a pool, user, operation or arm. Core-seconds in the order of CPU_COUNTERS, of limits, lost to
+    preemption, and beyond the orders that fit (``extras``); jobs that began so; seconds that are known; points; the
+    highest limit in cores."""
+
+    used: float = 0.0
+    reclaimed: float = 0.0
+    ordered: float = 0.0
+    throttled: float = 0.0
+    late: float = 0.0
+    limit: float = 0.0
+    lost: float = 0.0
+    extra_used: float = 0.0
+    extra_ordered: float = 0.0
+    extra_jobs: float = 0.0
+    seconds: float = 0.0
+    points: float = 0.0
+    peak: float = 0.0
+
+    def plus(self, other: Amounts) -> Amounts:
+        """Both, in time or side by side."""
+        both = Amounts._make(map(add, self, other))
+        return both._replace(peak=max(self.peak, other.peak))
+
+
+def add_up(parts: Iterable[tuple[Key, Amounts]], totals: dict[Key, Amounts]) -> None:
+    """Add amounts to ``totals``."""
+    for key, amounts in parts:
+        before = totals.get(key)
+        totals[key] = amounts if before is None else before.plus(amounts)
 
 
 @dataclass(slots=True)
@@ -154,6 +191,7 @@ class Tick:
     """One moment. ``ids`` and ``values`` by kind: the values of the series ``ids[n]`` begin at ``n`` times its WIDTHS.
 
     ``new``: the series that the tick before did not have. ``left_out``: operations without a series for want of room.
+    ``totals``: what it adds to its day, of everything, whether it has a series or not.
     """
 
     at: float
@@ -162,8 +200,7 @@ class Tick:
     values: tuple[array[float], ...]
     new: dict[int, Key] = field(default_factory=dict)
     left_out: int = 0
-    seq: int = 0
-    """Given by the store."""
+    totals: dict[Key, Amounts] = field(default_factory=dict)
     packed: tuple[bytes, ...] = ()
     """The values, compressed, once ``chunks.pack_values`` was called; ``values`` is empty then."""
 
@@ -180,32 +217,19 @@ class Points:
         return len(self.ends)
 
 
-class Sums(NamedTuple):
-    """Totals of a series: core-seconds in the order of CPU_COUNTERS and of its limit; its highest limit, its points."""
+class PeriodTotals(NamedTuple):
+    """Totals of a time. ``covered_s``: seconds of it that are known; ``without_series``: the most operations at one
+    moment that had no series; ``left_out``: tree -> operations that are not in ``totals``."""
 
-    used: float = 0.0
-    reclaimed: float = 0.0
-    ordered: float = 0.0
-    throttled: float = 0.0
-    late: float = 0.0
-    limit: float = 0.0
-    peak: float = 0.0
-    points: int = 0
-
-    def plus(self, other: Sums) -> Sums:
-        """Both, in time or side by side."""
-        both = Sums._make(one + another for one, another in zip(self, other, strict=True))
-        return both._replace(peak=max(self.peak, other.peak))
-
-
-class Summary(NamedTuple):
-    """What a report is made of. ``left_out``: tree -> operations that are not in ``sums``; ``covered_s``: seconds of
-    which there are points; ``without_series``: the most operations at one moment that had no series."""
-
-    sums: Mapping[Key, Sums]
-    left_out: Mapping[str, int]
+    totals: Mapping[Key, Amounts]
     covered_s: float
-    without_series: int
+    without_series: int = 0
+    left_out: Mapping[str, int] = {}
+
+
+def day_of(at: float) -> int:
+    """The number of the UTC day, since 1970, that an interval with this end belongs to: at 0:00 the day before."""
+    return math.ceil(at / DAY_S) - 1
 
 
 def kind_number(kind: str) -> int:

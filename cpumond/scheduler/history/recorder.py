@@ -19,11 +19,18 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from cpumond.scheduler.history.collector import Collector
-from cpumond.scheduler.history.model import COLUMNS, HistoryStatus, HistoryView, Key, ReportView, kind_number
+from cpumond.scheduler.history.model import (
+    DAY_S,
+    POINTS_S,
+    HistoryStatus,
+    HistoryView,
+    Key,
+    ReportView,
+    kind_number,
+)
 from cpumond.scheduler.history.report import list_pools, make_report
-from cpumond.scheduler.history.savings import SavingsView, find_arms, list_days, list_weeks, make_savings
+from cpumond.scheduler.history.savings import SavingsView, list_arms, list_weeks, make_savings
 from cpumond.scheduler.history.store import HistoryStore
-from cpumond.scheduler.history.trends import Trends
 from cpumond.scheduler.model import TIMEOUT, TOO_MANY_REQUESTS, CommandError
 from cpumond.scheduler.state import State
 from cpumond.scheduler.store import StoreError
@@ -43,7 +50,7 @@ READ_TIMEOUT_S: Final = 30.0
 CLOSE_TIMEOUT_S: Final = 10.0
 
 
-class History:
+class HistoryRecorder:
     """Takes, keeps and reads the history. Made and used in the event loop's thread; only its worker uses ``store``."""
 
     def __init__(self, store: HistoryStore, state: State, started_at: float, max_series: int) -> None:
@@ -125,37 +132,42 @@ class History:
         asked = (key, self._round(since), self._round(now), max_points)
         return await self._share(GRAPH, asked, partial(self._store.read, key, since, now, max_points))
 
-    async def trends(self, tree: str, pools: Sequence[str], times: Trends) -> dict[str, list[float | None]]:
-        """The CPU that some pools of a tree may use, cores, in the parts of ``times``; not of those without points.
-
-        Raises CommandError when too many reads wait or the disk takes too long; StoreError once it is closed.
-        """
-        column = COLUMNS["pool"].index("limit_cores")
-        asked = ("trends", tree, tuple(pools), self._round(times.since), self._round(times.until), times.count)
-        return await self._share(GRAPH, asked, partial(self._store.read_trends, tree, pools, column, times))
+    async def trends(
+        self, tree: str, pools: Sequence[str], since_s: float, now: float, count: int
+    ) -> tuple[float, dict[str, list[float | None]]]:
+        """``HistoryStore.read_trends``; raises as ``read``."""
+        asked = ("trends", tree, tuple(pools), since_s, self._round(now), count)
+        return await self._share(GRAPH, asked, partial(self._store.read_trends, tree, pools, since_s, now, count))
 
     async def report(self, since: float, now: float, tree: str | None = None, top: int = 100) -> ReportView:
-        """What pools and operations came to between two moments (scheduler time), by the points that end in between.
+        """What pools and operations came to between two moments (scheduler time), by the points that end in between;
+        farther back than these are kept, pools and users, in whole UTC days.
 
         ``tree`` None is all trees; ``top`` operations of each. Raises CommandError when too many reports wait or the
         disk takes too long; StoreError once it is closed.
         """
         top = max(top, 0)
         asked = (self._round(since), self._round(now), tree, top)
-        summary = await self._share(REPORT, asked, partial(self._store.sum_up, since, now, tree, top))
-        return make_report(self._state, summary, since, now, self.period_s, tree)
+        if since < now - POINTS_S:
+            since = since // DAY_S * DAY_S
+            totals = await self._share(REPORT, asked, partial(self._store.sum_days, since, now, tree))
+        else:
+            totals = await self._share(REPORT, asked, partial(self._store.sum_points, since, now, tree, top))
+        return make_report(self._state, totals, since, now, self.period_s, tree)
 
     async def savings(self, since: float, now: float, tree: str | None = None) -> SavingsView:
-        """What reclaimed CPU was worth between two moments, by week; raises as ``report``, and for an
-        unknown tree."""
+        """What reclaimed CPU was worth between two moments, by week, in whole UTC days.
+
+        Raises as ``report``, and for an unknown tree.
+        """
         if tree is not None:
             self._state.find_tree(tree)
         # Of the state, which only this thread may look at, the worker gets what it needs.
         known = {name: list(list_pools(each)) for name, each in self._state.trees.items()}
 
         def work() -> SavingsView:
-            weeks = [(times, self._store.sum_up(*times, tree, 0)) for times in list_weeks(since, now)]
-            days = self._store.sum_up_each(find_arms(weeks), list_days(since, now))
+            weeks = [(times, self._store.sum_days(*times, tree)) for times in list_weeks(since // DAY_S * DAY_S, now)]
+            days = self._store.read_days(list_arms(weeks), since, now)
             return make_savings(known, weeks, days, tree, self.core_hour_price, self.currency)
 
         asked = ("savings", self._round(since), self._round(now), tree)
@@ -169,11 +181,11 @@ class History:
         store = self._store
         return HistoryStatus(
             bytes=store.bytes,
-            max_bytes=store.max_size,
+            max_bytes=store.file.max_size,
             series=self.collector.series,
             left_out=self.collector.left_out,
             since=store.since,
-            write_errors=store.write_errors + self.lost_ticks,
+            write_errors=store.file.errors + self.lost_ticks,
         )
 
     async def _share(self, kind: int, asked: Hashable, work: Callable[[], T]) -> T:

@@ -11,12 +11,13 @@ from cpumond.scheduler.history.model import (
     HOUR_S,
     OPERATION,
     POOL,
+    USER,
+    Amounts,
     Key,
+    PeriodTotals,
     ReportRow,
     ReportTree,
     ReportView,
-    Summary,
-    Sums,
 )
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.state import State
@@ -25,37 +26,42 @@ CORE_HOURS = ("ordered", "limit", "used", "reclaimed", "throttled", "late")
 
 
 def make_report(
-    state: State, summary: Summary, since: float, until: float, period_s: float, tree: str | None
+    state: State, period: PeriodTotals, since: float, until: float, period_s: float, tree: str | None
 ) -> ReportView:
     """The report; users, titles and parents are those that ``state`` has now."""
-    sums, lost = summary.sums, _find_losses(state, since, until)
+    totals = period.totals
+    # Points do not tell what was lost, totals of days do.
+    lost = {key: each.lost / HOUR_S for key, each in totals.items() if each.lost} or _find_losses(state, since, until)
     names = list(state.trees) if tree is None else [tree]
-    names += sorted({key.tree for key in sums} - set(names)) if tree is None else []
+    names += sorted({key.tree for key in totals} - set(names)) if tree is None else []
     trees: list[ReportTree] = []
     for name in names:
-        mine = {key: each for key, each in sums.items() if key.tree == name}
+        mine = {key: each for key, each in totals.items() if key.tree == name}
         if not mine and name not in state.trees:
             continue
-        total = mine.pop(Key(POOL, name, ROOT_POOL), Sums())
+        root = Key(POOL, name, ROOT_POOL)
+        total = mine.pop(root, Amounts())
         pools = {key.name: each for key, each in mine.items() if key.kind == POOL}
         known = list(list_pools(state.trees[name])) if name in state.trees else []
-        operations = [(key.name, each) for key, each in mine.items() if key.kind == OPERATION and key.name[:1] != "<"]
+        users = [_row(key.name, each) for key, each in mine.items() if key.kind == USER]
         trees.append(
             ReportTree(
                 tree=name,
-                total=_row(ROOT_POOL, total, lost=lost.get(Key(POOL, name, ROOT_POOL), 0.0)),
+                total=_row(ROOT_POOL, total, lost=lost.get(root, 0.0)),
                 pools=[
                     _row(pool, pools[pool], parent=parent, lost=lost.get(Key(POOL, name, pool), 0.0))
                     for pool, parent in order_pools(known, pools)
                 ],
                 operations=[
-                    _operation_row(state, name, operation, each, lost.get(Key(OPERATION, name, operation), 0.0))
-                    for operation, each in operations
+                    _operation_row(state, key, each, lost.get(key, 0.0))
+                    for key, each in mine.items()
+                    if key.kind == OPERATION
                 ],
-                left_out_operations=summary.left_out.get(name, 0),
+                left_out_operations=period.left_out.get(name, 0),
+                users=sorted(users, key=lambda row: (-row.ordered, -row.used, row.name)),
             )
         )
-    return ReportView(since, until, summary.covered_s, period_s, trees, summary.without_series)
+    return ReportView(since, until, period.covered_s, period_s, trees, period.without_series)
 
 
 def list_pools(tree: Tree) -> Iterator[tuple[str, str]]:
@@ -68,7 +74,7 @@ def list_pools(tree: Tree) -> Iterator[tuple[str, str]]:
             yield pool.name, pool.parent.name
 
 
-def order_pools(known: Collection[tuple[str, str]], wanted: Mapping[str, Sums]) -> Iterator[tuple[str, str]]:
+def order_pools(known: Collection[tuple[str, str]], wanted: Mapping[str, Amounts]) -> Iterator[tuple[str, str]]:
     """Of the pools that exist, as ``list_pools`` gives them, those that are wanted; then the others by name."""
     yield from (each for each in known if each[0] in wanted)
     names = {name for name, _ in known}
@@ -94,14 +100,14 @@ def _find_losses(state: State, since: float, until: float) -> dict[Key, float]:
     return lost
 
 
-def _operation_row(state: State, tree: str, operation_id: str, sums: Sums, lost: float) -> ReportRow:
-    record = state.record_of(operation_id)
+def _operation_row(state: State, key: Key, amounts: Amounts, lost: float) -> ReportRow:
+    record = state.record_of(key.name)
     if record is None:
-        return _row(operation_id, sums, lost=lost)
-    pool = record.trees[tree].pool if tree in record.trees else ""
-    return _row(operation_id, sums, title=record.title, user=record.user, pool=pool, state=record.state, lost=lost)
+        return _row(key.name, amounts, lost=lost)
+    pool = record.trees[key.tree].pool if key.tree in record.trees else ""
+    return _row(key.name, amounts, title=record.title, user=record.user, pool=pool, state=record.state, lost=lost)
 
 
-def _row(name: str, sums: Sums, **facts: Any) -> ReportRow:
-    core_hours: dict[str, Any] = {field: getattr(sums, field) / HOUR_S for field in CORE_HOURS}
-    return ReportRow(name=name, **facts, **core_hours, peak_limit_cores=sums.peak, points=sums.points)
+def _row(name: str, amounts: Amounts, **facts: Any) -> ReportRow:
+    core_hours: dict[str, Any] = {field: getattr(amounts, field) / HOUR_S for field in CORE_HOURS}
+    return ReportRow(name=name, **facts, **core_hours, peak_limit_cores=amounts.peak, points=int(amounts.points))

@@ -1,12 +1,11 @@
 """What reclaimed CPU was worth, and what it cost: by pool and week, and against the control group; pure.
 
-All amounts are core-hours. What counts as extra is told in ``extras``; how the control group is chosen, in the agent's
-``control_group_ratio``.
+All amounts are core-hours, of whole UTC days. What counts as extra is told in ``extras``; how the control group is
+chosen, in the agent's ``control_group_ratio``.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
@@ -15,8 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cpumond.scheduler.elements import CONTROL, OTHERS, Arm
-from cpumond.scheduler.history.extras import name_extra
-from cpumond.scheduler.history.model import HOUR_S, OPERATION, POOL, Key, Summary, Sums
+from cpumond.scheduler.history.model import ARM, DAY_S, HOUR_S, POOL, Amounts, Key, PeriodTotals, add_up
 from cpumond.scheduler.history.report import order_pools
 from cpumond.scheduler.model import ROOT_POOL
 
@@ -25,7 +23,6 @@ LEAST_DAYS: Final = 2
 STUDENT_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """The 97.5 % quantiles of Student's t, from one degree of freedom on."""
 
-DAY_S: Final = 86_400.0
 WEEK_S: Final = 7 * DAY_S
 THURSDAY_S: Final = 3 * DAY_S
 """The first of January 1970 was one: so long after its Monday."""
@@ -118,20 +115,11 @@ class DaySums(NamedTuple):
 
 def list_weeks(since: float, until: float) -> list[tuple[float, float]]:
     """The weeks, from Monday 0:00 UTC, that a time touches, cut to it."""
-    return _split(since, until, WEEK_S, THURSDAY_S)
-
-
-def list_days(since: float, until: float) -> list[tuple[float, float]]:
-    """The days, from 0:00 UTC, that a time touches, cut to it."""
-    return _split(since, until, DAY_S, 0.0)
-
-
-def _split(since: float, until: float, length_s: float, first_s: float) -> list[tuple[float, float]]:
-    begin = (since + first_s) // length_s * length_s - first_s
+    begin = (since + THURSDAY_S) // WEEK_S * WEEK_S - THURSDAY_S
     parts = []
     while begin < until:
-        parts.append((max(begin, since), min(begin + length_s, until)))
-        begin += length_s
+        parts.append((max(begin, since), min(begin + WEEK_S, until)))
+        begin += WEEK_S
     return parts
 
 
@@ -139,42 +127,36 @@ Pools = Mapping[str, Collection[tuple[str, str]]]
 """Of each tree that there is now, as ``report.list_pools`` gives them."""
 
 
-Weeks = Sequence[tuple[tuple[float, float], Summary]]
+Weeks = Sequence[tuple[tuple[float, float], PeriodTotals]]
 """The earliest first."""
 
 
-def find_arms(weeks: Weeks) -> set[Key]:
-    """The series of control groups and of what they are compared with."""
-    return {key for _, summary in weeks for key in summary.sums if _is_of(key, CONTROL) or _is_of(key, OTHERS)}
-
-
-def _is_of(key: Key, arm: Arm) -> bool:
-    """Earlier versions kept the parts of an arm, ``<control 7>``."""
-    return key.kind == OPERATION and key.name.startswith((f"<{arm}>", f"<{arm} "))
+def list_arms(weeks: Weeks) -> list[Key]:
+    """The control groups and what they are compared with."""
+    return list({key: None for _, week in weeks for key in week.totals if key.kind == ARM})
 
 
 def make_savings(
-    known: Pools, weeks: Weeks, days: Sequence[Mapping[Key, Sums]], tree: str | None, price: float, currency: str
+    known: Pools, weeks: Weeks, days: Sequence[Mapping[Key, Amounts]], tree: str | None, price: float, currency: str
 ) -> SavingsView:
-    """The savings of weeks. ``days``: of ``find_arms``. It takes a second with 1000 pools and a year."""
-    total: dict[Key, Sums] = {}
-    for _, summary in weeks:
-        for key, sums in summary.sums.items():
-            total[key] = total.get(key, Sums()).plus(sums)
+    """The savings of weeks. ``days``: of ``list_arms``."""
+    total: dict[Key, Amounts] = {}
+    for _, week in weeks:
+        add_up(week.totals.items(), total)
     others = {key.tree for key in total} - known.keys()
     names = [name for name in [*known, *sorted(others)] if tree in (None, name)]
     return SavingsView(
         since=weeks[0][0][0],
         until=weeks[-1][0][1],
-        covered_s=math.fsum(summary.covered_s for _, summary in weeks),
+        covered_s=math.fsum(week.covered_s for _, week in weeks),
         trees=[
             SavingsTree(
                 name,
                 _make_rows(known.get(name, ()), name, total, price),
                 [
-                    SavingsWeek(*times, summary.covered_s, _make_rows(known.get(name, ()), name, summary.sums, price))
-                    for times, summary in weeks
-                    if summary.covered_s
+                    SavingsWeek(*times, week.covered_s, _make_rows(known.get(name, ()), name, week.totals, price))
+                    for times, week in weeks
+                    if week.covered_s
                 ],
                 _compare_arms(name, days),
             )
@@ -203,27 +185,26 @@ def at_price(view: SavingsView, price: float) -> SavingsView:
 
 
 def _make_rows(
-    known: Collection[tuple[str, str]], tree: str, sums: Mapping[Key, Sums], price: float
+    known: Collection[tuple[str, str]], tree: str, totals: Mapping[Key, Amounts], price: float
 ) -> list[SavingsRow]:
-    pools = {key.name: each for key, each in sums.items() if key.kind == POOL and key.tree == tree}
+    pools = {key.name: each for key, each in totals.items() if key.kind == POOL and key.tree == tree}
     rows: list[SavingsRow] = []
     below = {name: its for name, its in pools.items() if name != ROOT_POOL}
     for pool, parent in [(ROOT_POOL, ""), *order_pools(known, below)]:
-        its, extra = pools.get(pool, Sums()), sums.get(Key(OPERATION, tree, name_extra(pool)), Sums())
-        used, held_back, lost = extra.used / HOUR_S, its.late / HOUR_S, extra.late / HOUR_S
-        gain = used - held_back - lost
-        if pool != ROOT_POOL and not (used or held_back or lost or its.reclaimed):
+        its = pools.get(pool, Amounts())
+        if pool != ROOT_POOL and not (its.extra_used or its.late or its.lost or its.reclaimed):
             continue
+        gain = (its.extra_used - its.late - its.lost) / HOUR_S
         rows.append(
             SavingsRow(
                 name=pool,
                 parent=parent,
-                extra_jobs=round(extra.throttled, 1),
-                extra_used=used,
-                extra_ordered=extra.ordered / HOUR_S,
+                extra_jobs=round(its.extra_jobs, 1),
+                extra_used=its.extra_used / HOUR_S,
+                extra_ordered=its.extra_ordered / HOUR_S,
                 reclaimed=its.reclaimed / HOUR_S,
-                held_back=held_back,
-                lost=lost,
+                held_back=its.late / HOUR_S,
+                lost=its.lost / HOUR_S,
                 gain=gain,
                 money=gain * price if price else None,
             )
@@ -231,10 +212,9 @@ def _make_rows(
     return rows
 
 
-def _compare_arms(tree: str, days: Sequence[Mapping[Key, Sums]]) -> Comparison | None:
-    def find(arm: Arm, day: Mapping[Key, Sums]) -> Sums:
-        mine = (sums for key, sums in day.items() if key.tree == tree and _is_of(key, arm))
-        return functools.reduce(Sums.plus, mine, Sums())
+def _compare_arms(tree: str, days: Sequence[Mapping[Key, Amounts]]) -> Comparison | None:
+    def find(arm: Arm, day: Mapping[Key, Amounts]) -> Amounts:
+        return day.get(Key(ARM, tree, arm), Amounts())
 
     arms = [(find(CONTROL, day), find(OTHERS, day)) for day in days]
     control_ordered = math.fsum(control.ordered for control, _ in arms)

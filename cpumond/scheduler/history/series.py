@@ -1,4 +1,4 @@
-"""Points of the history: gathered from ticks, made coarser, summed up, shown; pure.
+"""Points of the history: gathered from ticks, merged for a graph, summed up, shown; pure.
 
 A *tick* is one moment at which all series get a point; its interval reaches back to the tick before, or to the start
 of the scheduler. Values are float32, NaN for "not known". A point of a rate is the mean over its interval, so the sum
@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import mul
+from operator import mul, sub
 
 from cpumond.scheduler.history.model import (
     COLUMNS,
+    DAY_S,
     HAS_RATES,
-    INNER_COLUMNS,
     KINDS,
     LIMIT_COLUMNS,
     NOT_KNOWN,
@@ -24,13 +24,12 @@ from cpumond.scheduler.history.model import (
     POOL,
     RATES,
     WIDTHS,
+    Amounts,
     HistoryView,
     Key,
     Points,
-    Sums,
     Tick,
 )
-from cpumond.scheduler.history.spread import merge_early
 
 
 def gather(values: Sequence[array[float]], kind: int, rows: Sequence[int]) -> list[array[float]]:
@@ -78,8 +77,6 @@ def merge_columns(
             mean = sum(map(mul, part, intervals[a:b])) / total_s
             values.append(mean if mean == mean else _mean_of_known(part, intervals[a:b], is_rate))
         merged.append(values)
-    if has_rates and len(columns) > RATES:
-        merged[-RATES - 2 : -RATES] = merge_early(intervals, groups, columns)
     return merged
 
 
@@ -136,7 +133,7 @@ def combine(parts: Iterable[Points], kind: int) -> Points:
     """
     at: dict[float, tuple[float, list[float]]] = {}
     names = COLUMNS[KINDS[kind]]
-    largest = [name.endswith("_ratio") or name in ("volume", "capacity", *INNER_COLUMNS) for name in names]
+    largest = [name.endswith("_ratio") or name in ("volume", "capacity") for name in names]
     for points in parts:
         for number, end in enumerate(points.ends):
             values = [column[number] for column in points.columns]
@@ -162,12 +159,6 @@ def make_view(key: Key, points: Points, since: float, until: float, max_points: 
         since, until = max(since, points.ends[0] - points.intervals[0]), min(until, points.ends[-1])
         width_s = (until - since) / max_points
         groups = split(points.ends, lambda end: min(math.ceil((end - since) / width_s - 1e-6), max_points))
-        # Together with what is not told of yet at the end the rates of a point would be too low.
-        told = len(points)
-        while HAS_RATES[key.kind] and told and math.isnan(points.columns[-1][told - 1]):
-            told -= 1
-        groups = [part for a, b in groups for part in ((a, min(b, told)), (max(a, told), b)) if part[0] < part[1]]
-        groups = groups[:max_points]
         points = merge_points(points, groups, HAS_RATES[key.kind])
     kind = KINDS[key.kind]
     return HistoryView(
@@ -180,19 +171,16 @@ def make_view(key: Key, points: Points, since: float, until: float, max_points: 
         columns={
             name: [round(value, 6) if value - value == 0.0 else None for value in column]
             for name, column in zip(COLUMNS[kind], points.columns, strict=True)
-            if name not in INNER_COLUMNS
         },
     )
 
 
-def sum_columns(kind: int, intervals: Sequence[float], columns: Sequence[array[float]]) -> Sums:
-    """The sums of the points of one pool or operation; unknown values count as 0."""
+def sum_columns(kind: int, intervals: Sequence[float], columns: Sequence[array[float]]) -> Amounts:
+    """The totals of the points of one pool or operation; unknown values count as 0."""
     limits = columns[LIMIT_COLUMNS[kind]]
     summed = [_sum_known(column, intervals) for column in (*columns[-RATES:], limits)]
-    used, reclaimed, ordered, throttled, late, limit = summed
     peak = max((value for value in limits if value == value), default=0.0)
-    points = sum(value == value for value in columns[0])
-    return Sums(used, reclaimed, ordered, throttled, late, limit, peak, points)
+    return Amounts(*summed)._replace(points=sum(value == value for value in columns[0]), peak=peak)
 
 
 def _sum_known(values: Sequence[float], intervals: Sequence[float]) -> float:
@@ -202,13 +190,12 @@ def _sum_known(values: Sequence[float], intervals: Sequence[float]) -> float:
     return sum(value * weight for value, weight in zip(values, intervals, strict=True) if value == value)
 
 
-def top_operations(sums: Mapping[Key, Sums], top: int) -> tuple[dict[Key, Sums], dict[str, int]]:
-    """All pools, what is no operation (``savings``) and, of each tree,
-    the ``top`` operations that ordered most; and tree -> operations left out."""
-    kept = {key: each for key, each in sums.items() if key.kind == POOL or key.name.startswith("<")}
-    by_tree: dict[str, list[tuple[Key, Sums]]] = {}
-    for key, each in sums.items():
-        if key.kind == OPERATION and key not in kept:
+def top_operations(totals: Mapping[Key, Amounts], top: int) -> tuple[dict[Key, Amounts], dict[str, int]]:
+    """All pools and, of each tree, the ``top`` operations that ordered most; and tree -> operations left out."""
+    kept = {key: each for key, each in totals.items() if key.kind == POOL}
+    by_tree: dict[str, list[tuple[Key, Amounts]]] = {}
+    for key, each in totals.items():
+        if key.kind == OPERATION:
             by_tree.setdefault(key.tree, []).append((key, each))
     left_out: dict[str, int] = {}
     for tree, operations in by_tree.items():
@@ -216,3 +203,27 @@ def top_operations(sums: Mapping[Key, Sums], top: int) -> tuple[dict[Key, Sums],
         kept.update(operations[:top])
         left_out[tree] = max(len(operations) - top, 0)
     return kept, left_out
+
+
+def mean_of_parts(points: Points, column: int, since: float, until: float, count: int) -> list[float | None]:
+    """The mean of a gauge in each of ``count`` parts of a time, None where nothing is known."""
+    width_s = (until - since) / count
+    sums, lengths_s = [0.0] * count, [0.0] * count
+    for end, interval_s, value in zip(points.ends, points.intervals, points.columns[column], strict=True):
+        if value == value:
+            part = min(max(math.ceil((end - since) / width_s - 1e-6) - 1, 0), count - 1)
+            sums[part] += value * interval_s
+            lengths_s[part] += interval_s
+    return [round(total / length_s, 3) if length_s else None for total, length_s in zip(sums, lengths_s, strict=True)]
+
+
+def show_days(key: Key, days: Mapping[int, tuple[Amounts, float]], until: float) -> Points:
+    """A pool by UTC day. ``days``: its totals and the seconds that are known of the day."""
+    columns = {name: array("f", [NOT_KNOWN]) * len(days) for name in COLUMNS[KINDS[key.kind]]}
+    rates = COLUMNS[KINDS[key.kind]][-RATES:]
+    for number, (amounts, known_s) in enumerate(days.values()):
+        for name, amount in zip((*rates, "limit_cores"), amounts, strict=False):
+            columns[name][number] = amount / known_s
+    ends = array("d", (min((day + 1) * DAY_S, until) for day in days))
+    begins = (day * DAY_S for day in days)
+    return Points(ends, array("d", map(sub, ends, begins)), list(columns.values()))

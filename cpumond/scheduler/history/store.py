@@ -1,14 +1,13 @@
-"""The history in a SQLite file of its own: a bounded ring of points, coarser with age. Its loss harms nothing else.
+"""The history in a SQLite file of its own: a day in points, and totals of each UTC day. Its loss harms nothing else.
 
 The newest ticks are in memory, and each is a row of the journal. When there are CHUNK_TICKS of them they become a
-*chunk*: one compressed row for each series, and the journal's rows go in the same transaction. A chunk's *tier* says
-how fine its points are: as they were taken, by 6, by 30. When the oldest chunks of a tier are old enough they move down
-together into one of the next tier, some series at a time; each point is in one place at any moment, so nothing is
-counted twice. Over ``max_size`` the oldest chunks go.
+*chunk*: one compressed row for each series, and the journal's rows go in the same transaction. What a tick adds to its
+day is added to the totals in the write that puts it into the journal, so nothing is counted twice, and what was not
+written is added by the next write. Points go after POINTS_S, totals after ``length_s``; over ``max_size`` the oldest
+points go, then the oldest days.
 
-Used by one thread at a time, never the event loop's. Failed writes are counted and logged once, the newest points stay
-in memory. A chunk that cannot be read is dropped; a file that cannot be read is renamed to ``PATH.aside``, replacing an
-earlier one, and a new file is begun. A file that is removed while it is in use is written anew.
+Used by one thread at a time, never the event loop's. While writes fail the newest points and totals stay in memory. A
+chunk that cannot be read is dropped.
 """
 
 from __future__ import annotations
@@ -18,15 +17,17 @@ import math
 import sqlite3
 import time
 from array import array
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from cpumond.scheduler.history.chunks import (
     Chunk,
+    DamageError,
+    decode_tick,
+    decode_times,
     encode_tick,
     find_range,
     find_row,
-    join_times,
     pack,
     pack_values,
     unpack,
@@ -34,41 +35,37 @@ from cpumond.scheduler.history.chunks import (
 )
 from cpumond.scheduler.history.file import HistoryFile, log
 from cpumond.scheduler.history.model import (
+    COLUMNS,
+    COVERED_KEY,
+    DAY_S,
     HAS_RATES,
     KINDS,
-    NOT_KNOWN,
     OPERATION,
+    POINTS_S,
     POOL,
-    WIDTHS,
+    Amounts,
     HistoryView,
     Key,
+    PeriodTotals,
     Points,
-    Summary,
-    Sums,
     Tick,
+    add_up,
+    day_of,
 )
 from cpumond.scheduler.history.series import (
     combine,
     gather,
     make_view,
-    merge_columns,
+    mean_of_parts,
     places,
     select,
-    split,
+    show_days,
     sum_columns,
     top_operations,
 )
-from cpumond.scheduler.history.spread import MAX_SPREAD_S, spread_rates
-from cpumond.scheduler.history.trends import Trend, Trends
 from cpumond.scheduler.store.sqlite import transaction
 
 CHUNK_TICKS: Final = 30
-GROUPS: Final = (6, 5)
-"""How many chunks of a tier move down together; as many of their points become one."""
-FINE_TICKS: Final = 360
-"""Points stay as fine as they were taken for so many periods at least, an hour by default; six times that in tier 1."""
-MOVED_SERIES: Final = 250
-"""Series that move down with one tick."""
 PAUSE_SERIES: Final = 100
 PAUSE_S: Final = 0.001
 """After each PAUSE_SERIES series of a new chunk the thread sleeps so long: the event loop's thread gets its turns."""
@@ -78,44 +75,59 @@ ROW_BYTES: Final = 100
 """Roughly what a row takes besides its points."""
 MEMORY_TICKS: Final = 360
 MEMORY_BYTES: Final = 64 * 2**20
+MEMORY_DAYS: Final = 2
 """What is kept in memory at most while writes fail."""
 
 _INSERT_POINTS: Final = "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_SELECT_TO_MOVE: Final = (
-    "SELECT series, kind, data, used, reclaimed, ordered, throttled, late, limits, peak, count FROM points "
-    "WHERE chunk = ? AND series > ? LIMIT ?"
-)
 _SELECT_SUMS: Final = (
-    "SELECT series, SUM(used), SUM(reclaimed), SUM(ordered), SUM(throttled), SUM(late), SUM(limits), MAX(peak), "
-    "SUM(count) FROM points WHERE chunk IN (SELECT id FROM chunks WHERE first > ? AND last <= ?) AND kind IN (?, ?)"
+    "SELECT series, SUM(used), SUM(reclaimed), SUM(ordered), SUM(throttled), SUM(late), SUM(limits), SUM(count), "
+    "MAX(peak) FROM points WHERE chunk IN (SELECT id FROM chunks WHERE first > ? AND last <= ?) AND kind IN (?, ?)"
+)
+_AMOUNTS: Final = ", ".join(f'"{name}"' for name in Amounts._fields)
+_ADD_TO_DAY: Final = (
+    f"INSERT INTO days VALUES ({', '.join('?' * (4 + len(Amounts._fields)))}) "  # noqa: S608 - names of columns
+    "ON CONFLICT (day, kind, tree, name) DO UPDATE SET "
+    + ", ".join(f'"{name}" = "{name}" + excluded."{name}"' for name in Amounts._fields[:-1])
+    + ", peak = MAX(peak, excluded.peak)"
+)
+_SELECT_DAY: Final = f"SELECT {_AMOUNTS} FROM days WHERE day = ? AND kind = ? AND tree = ? AND name = ?"  # noqa: S608
+_SELECT_DAYS: Final = (
+    "SELECT kind, tree, name, "  # noqa: S608 - names of columns
+    + ", ".join(f'SUM("{name}")' for name in Amounts._fields[:-1])
+    + ", MAX(peak) FROM days WHERE day BETWEEN ? AND ? GROUP BY kind, tree, name"
 )
 
-_Parts = dict[int, tuple[int, Sums, bytes]]
-"""Kind, sums and packed points: of a series by chunk, or of a chunk by series."""
-_Row = tuple[int, int, int, float, float, float, float, float, float, float, int, bytes]
+_Row = tuple[int, int, int, float, float, float, float, float, float, float, float, bytes]
 
 
-class HistoryStore(HistoryFile):
+class HistoryStore:
     """The history of one scheduler. ``path`` None keeps it in memory only.
 
-    ``length_s``: how far it goes back; ``period_s``: the time between two ticks; ``max_size``: bytes of the file.
-    Stored points after ``now`` are dropped: the clock was set back, and times must not go back within a series.
+    ``length_s``: how far the totals of days go back, and the points, up to POINTS_S; ``period_s``: the time between two
+    ticks; ``max_size``: bytes of the file. Stored points after ``now`` are dropped: the clock was set back, and times
+    must not go back within a series.
     """
 
     def __init__(self, path: str | None, length_s: float, period_s: float, max_size: int, now: float) -> None:
-        super().__init__(path, length_s, period_s, max_size)
-        self.keep_s = (
-            min(max(length_s / 24, FINE_TICKS * period_s), length_s),
-            min(max(length_s / 4, 6 * FINE_TICKS * period_s), length_s),
-        )
-        """How long points stay in the first two tiers."""
+        self.length_s, self.period_s = length_s, period_s
+        self.bytes = 0
+        self.since: float | None = None
+        """The beginning of the oldest interval or day."""
         self._now = now
-        self._retry_at = 0
-        """After a failure no chunk is made before the tick of this number."""
-        self._open()
-        if self._db is not None:
-            self._guard("write", lambda: self._drop_future(now))
-            self._guard("read", self._measure)
+        self._retry_at = 0.0
+        """After a failure no chunk is made before this time."""
+        self._ticks: list[Tick] = []
+        self._names: dict[int, Key] = {}
+        """Keys of the series in memory and of the last tick."""
+        self._unsaved: dict[int, Key] = {}
+        self._days: dict[int, dict[Key, Amounts]] = {}
+        """What is not in the file yet of the totals of days."""
+        self._chunks: dict[int, Chunk] = {}
+        self.file = HistoryFile(path, max_size, self)
+        self.file.open()
+        if self.file.is_open:
+            self.file.guard("write", lambda: self._drop_future(now))
+        self.file.guard("read", self._measure)
         last_ids = [series for tick in self._ticks[-1:] for ids in tick.ids for series in ids]
         self.known_ids = {self._names[series]: series for series in last_ids if series in self._names}
         """Series numbers in the last tick of an earlier run."""
@@ -124,50 +136,81 @@ class HistoryStore(HistoryFile):
     def _find_next_id(self) -> int:
         # A file that cannot be opened until later has lower numbers than the time.
         highest = int(self._now) << 24
-        if self._db is not None:
-            with contextlib.suppress(sqlite3.Error):
-                highest = self._db.execute("SELECT MAX(id) FROM series").fetchone()[0] or 0
+        with contextlib.suppress(sqlite3.Error):
+            highest = self.file.db.execute("SELECT MAX(id) FROM series").fetchone()[0] or 0
         return highest + 1
 
     def close(self) -> None:
         """Write what the journal does not have yet, and close the file. A second call does nothing."""
-        if self._db is None:
-            return
-        if self._is_failing and self._ticks:
-            self._guard("write", self._flush)
-        self._disconnect()
+        if self.file.is_open and self.file.is_failing and self._ticks:
+            self.file.guard("write", self._write_all)
+        self.file.close()
+
+    # ---- what the file calls
+
+    def load(self, db: sqlite3.Connection) -> None:
+        """Read chunks and journal; newer ticks in memory are put behind what the file has."""
+        chunks: dict[int, Chunk] = {}
+        for chunk_id, left_out, times in db.execute("SELECT id, left_out, times FROM chunks"):
+            chunks[chunk_id] = Chunk(chunk_id, *decode_times(times), left_out)
+        ticks = [decode_tick(data) for (data,) in db.execute("SELECT data FROM journal ORDER BY at")]
+        names = dict(self._names)
+        for series in {series for tick in ticks for ids in tick.ids for series in ids}:
+            row = db.execute("SELECT kind, tree, name FROM series WHERE id = ?", (series,)).fetchone()
+            if row is not None:
+                names[series] = Key(*row)
+        last = max((*(tick.at for tick in ticks), *(chunk.end for chunk in chunks.values())), default=0.0)
+        ticks += [tick for tick in self._ticks if tick.at > last]
+        self._unsaved = dict(self._names)
+        self._chunks, self._ticks, self._names = chunks, ticks, names
+        if self.file.bytes > self.file.max_size:
+            self._make_room(0)
+            self.file.give_back()
+        self._measure()
+
+    def drop_damaged(self, error: Exception) -> bool:
+        """Drop the chunk that is damaged."""
+        chunk = error.chunk if isinstance(error, DamageError) else None
+        if chunk is None or chunk.id not in self._chunks:
+            return False
+        self._drop(chunk)
+        log.warning("history_part_dropped", path=self.file.path, since=chunk.begin, until=chunk.end)
+        return True
+
+    # ---- taken in
 
     def add(self, tick: Tick) -> None:
         """Take in the next tick; failures of the disk or the file do not raise."""
-        errors = self.write_errors
+        errors = self.file.errors
         self._now = tick.at
-        tick.seq = self._next_seq
-        self._next_seq += 1
         self._ticks.append(tick)
         self._names.update(tick.new)
         self._unsaved.update(tick.new)
-        is_due = len(self._ticks) >= CHUNK_TICKS and tick.seq >= self._retry_at
-        if is_due and self._db is None and self.path is not None:
-            self._retry_at = tick.seq + CHUNK_TICKS
-            self._open_again()
-        if self._db is not None:
-            self._guard("write", self._stay_in_place)
-        if self._db is not None:
-            self._guard("write", lambda: self._write_journal(tick))
-            if is_due and not self._guard("write", self._flush):
-                self._retry_at = tick.seq + CHUNK_TICKS
-            self._guard("write", self._expire)
-            self._guard("write", self._move_down)
-            if self._is_failing and self.write_errors == errors:
-                self._is_failing = False
-                log.info("history_is_written_again", path=self.path)
+        add_up(tick.totals.items(), self._days.setdefault(day_of(tick.at), {}))
+        tick.totals = {}
+        is_due = len(self._ticks) >= CHUNK_TICKS and tick.at >= self._retry_at
+        retry_at = tick.at + CHUNK_TICKS * self.period_s
+        if is_due and not self.file.is_open and self.file.path is not None:
+            self._retry_at = retry_at
+            self.file.open()
+        if self.file.is_open:
+            self.file.guard("write", self.file.stay_in_place)
+        if self.file.is_open:
+            self.file.guard("write", lambda: self._write_journal(tick))
+            if is_due and not self.file.guard("write", self._flush):
+                self._retry_at = retry_at
+            self.file.guard("write", self._expire)
+            if self.file.errors == errors:
+                self.file.note_success()
         for each in self._ticks:
             pack_values(each)
         self._limit_memory()
-        self._guard("read", self._measure)
+        self.file.guard("read", self._measure)
 
     def _limit_memory(self) -> None:
         """Forget the oldest ticks in memory when the disk takes none for long."""
+        for day in sorted(self._days)[:-MEMORY_DAYS]:
+            del self._days[day]
         if len(self._ticks) <= CHUNK_TICKS:
             return
         sizes = [8 * sum(map(len, tick.ids)) + sum(map(len, tick.packed)) for tick in self._ticks]
@@ -186,33 +229,41 @@ class HistoryStore(HistoryFile):
         self._unsaved = {series: key for series, key in self._unsaved.items() if series in kept}
 
     def _write_journal(self, tick: Tick) -> None:
-        db = self._connection
         data = encode_tick(tick)
-        self._make_room(len(data) + ROW_BYTES * len(self._unsaved))
-        with transaction(self._connection):
+        rows = len(self._unsaved) + sum(map(len, self._days.values()))
+        self._make_room(len(data) + ROW_BYTES * rows)
+        with transaction(self.file.db):
             self._save_names(self._unsaved)
-            db.execute("INSERT INTO journal VALUES (?, ?)", (tick.seq, data))
-        self._unsaved = {}
+            self.file.db.execute("INSERT INTO journal VALUES (?, ?)", (tick.at, data))
+            self._add_to_days()
+        self._unsaved, self._days = {}, {}
+
+    def _write_all(self) -> None:
+        with transaction(self.file.db):
+            self._add_to_days()
+        self._days = {}
+        self._flush()
+
+    def _add_to_days(self) -> None:
+        rows = [(day, *key, *amounts) for day, totals in self._days.items() for key, amounts in totals.items()]
+        self.file.db.executemany(_ADD_TO_DAY, rows)
 
     def _flush(self) -> None:
         """Make a chunk of the oldest ticks in memory."""
-        db = self._connection
+        db = self.file.db
         ticks = self._ticks[:CHUNK_TICKS]
-        chunk = Chunk(
-            max(self._chunks, default=0) + 1,
-            0,
-            False,
-            array("d", (tick.at for tick in ticks)),
-            array("d", (tick.interval_s for tick in ticks)),
-            max(tick.left_out for tick in ticks),
-        )
+        ends, intervals = _times_of(ticks)
+        chunk = Chunk(max(self._chunks, default=0) + 1, ends, intervals, max(tick.left_out for tick in ticks))
         rows = list(self._make_rows(chunk, ticks))
         self._make_room(sum(len(row[-1]) + ROW_BYTES for row in rows))
-        with transaction(self._connection):
+        with transaction(db):
             self._save_names({row[1]: self._names[row[1]] for row in rows})
-            self._insert_chunk(chunk)
+            times = (ends + intervals).tobytes()
+            db.execute(
+                "INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", (chunk.id, ends[0], ends[-1], chunk.left_out, times)
+            )
             db.executemany(_INSERT_POINTS, rows)
-            db.execute("DELETE FROM journal WHERE seq <= ?", (ticks[-1].seq,))
+            db.execute("DELETE FROM journal WHERE at <= ?", (chunk.end,))
         self._chunks[chunk.id] = chunk
         # The names of the last tick stay: the next ticks have the same series.
         self._forget_names([ticks[-1], *self._ticks[CHUNK_TICKS:]])
@@ -227,274 +278,171 @@ class HistoryStore(HistoryFile):
                 if number % PAUSE_SERIES == 0:
                     time.sleep(PAUSE_S)
                 columns = gather(values, kind, rows)
-                sums = sum_columns(kind, chunk.intervals, columns) if HAS_RATES[kind] else Sums()
-                yield (chunk.id, series, kind, *sums, pack(columns))
+                sums = sum_columns(kind, chunk.intervals, columns) if HAS_RATES[kind] else Amounts()
+                yield (chunk.id, series, kind, *sums[:6], sums.peak, sums.points, pack(columns))
 
-    def _insert_chunk(self, chunk: Chunk) -> None:
-        times = (chunk.ends + chunk.intervals).tobytes()
-        row = (chunk.id, chunk.tier, int(chunk.is_moving), chunk.ends[0], chunk.end, chunk.left_out, times)
-        self._connection.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    def _save_names(self, names: dict[int, Key]) -> None:
+        rows = [(series, *key) for series, key in names.items()]
+        self.file.db.executemany("INSERT OR IGNORE INTO series VALUES (?, ?, ?, ?)", rows)
 
-    def _move_down(self) -> None:
-        """Take the next step of making old points coarser."""
-        if not self._chunks:
-            return
-        chunk = next((each for each in self._chunks.values() if each.is_moving), None)
-        if chunk is None:
-            chunk = self._start_moving()
-        if chunk is not None:
-            self._move_some(chunk)
-
-    def _start_moving(self) -> Chunk | None:
-        for tier, size in enumerate(GROUPS):
-            oldest = sorted((each for each in self._chunks.values() if each.tier == tier), key=lambda each: each.end)
-            group = oldest[:size]
-            if self.keep_s[tier] >= self.length_s or len(group) < size or group[-1].end > self._now - self.keep_s[tier]:
-                continue
-            ends, intervals = join_times(group)
-            groups = self._split(tier + 1, ends)
-            chunk = Chunk(
-                max(self._chunks) + 1,
-                tier + 1,
-                True,
-                array("d", (ends[b - 1] for _, b in groups)),
-                array("d", (sum(intervals[a:b]) for a, b in groups)),
-                max(each.left_out for each in group),
-            )
-            with transaction(self._connection):
-                self._insert_chunk(chunk)
-            self._chunks[chunk.id] = chunk
-            return chunk
-        return None
-
-    def _split(self, tier: int, ends: array[float]) -> list[tuple[int, int]]:
-        width_s = self.period_s * math.prod(GROUPS[:tier])
-        return split(ends, lambda end: math.ceil(end / width_s - 1e-6))
-
-    def _move_some(self, chunk: Chunk) -> None:
-        db = self._connection
-        sources = self._sources(chunk)
-        last, until, found = self._find_moving(chunk, sources)
-        merged = self._merge(chunk, sources, found)
-        self._make_room(sum(len(row[-1]) + ROW_BYTES for row in merged))
-        if chunk.id not in self._chunks:
-            return  # dropped to make room
-        is_done = until is None
-        with transaction(self._connection):
-            db.executemany(_INSERT_POINTS, merged)
-            for source in sources:
-                if is_done:
-                    db.execute("DELETE FROM points WHERE chunk = ?", (source.id,))
-                    db.execute("DELETE FROM chunks WHERE id = ?", (source.id,))
-                else:
-                    where = (source.id, last, until)
-                    db.execute("DELETE FROM points WHERE chunk = ? AND series > ? AND series <= ?", where)
-            if is_done:
-                db.execute("UPDATE chunks SET is_moving = 0 WHERE id = ?", (chunk.id,))
-        self._moved = (chunk.id, -1 if until is None else until)
-        if is_done:
-            chunk.is_moving = False
-            for source in sources:
-                del self._chunks[source.id]
-
-    def _find_moving(self, chunk: Chunk, sources: list[Chunk]) -> tuple[int, int | None, dict[int, _Parts]]:
-        """The next series that move: those after the first number and up to the second (None: these are the last)."""
-        last = self._moved[1] if self._moved[0] == chunk.id else -1
-        found: dict[int, _Parts] = {}
-        fulls: list[int] = []
-        for source in sources:
-            rows = self._connection.execute(_SELECT_TO_MOVE, (source.id, last, MOVED_SERIES)).fetchall()
-            if len(rows) == MOVED_SERIES:
-                fulls.append(rows[-1][0])
-            for series, kind, data, *sums in rows:
-                found.setdefault(series, {})[source.id] = (kind, Sums(*sums), data)
-        until = min(fulls, default=None)
-        if until is not None:
-            found = {series: parts for series, parts in found.items() if series <= until}
-        return last, until, found
-
-    def _merge(self, chunk: Chunk, sources: list[Chunk], found: dict[int, _Parts]) -> list[_Row]:
-        ends, intervals = join_times(sources)
-        groups = self._split(chunk.tier, ends)
-        merged: list[_Row] = []
-        for series, parts in sorted(found.items()):
-            kind = next(iter(parts.values()))[0]
-            columns = [array("f") for _ in range(WIDTHS[kind])]
-            total = Sums()
-            for source in sources:
-                unpacked = [array("f", [NOT_KNOWN]) * len(source.ends)] * WIDTHS[kind]
-                if source.id in parts:
-                    _, sums, data = parts[source.id]
-                    unpacked = unpack(data, kind, source)
-                    total = total.plus(sums)
-                for column, part in zip(columns, unpacked, strict=True):
-                    column.extend(part)
-            packed = pack(merge_columns(intervals, groups, columns, HAS_RATES[kind]))
-            merged.append((chunk.id, series, kind, *total, packed))
-        return merged
+    # ---- dropped
 
     def _expire(self) -> None:
-        for chunk in sorted(self._chunks.values(), key=lambda each: each.end):
-            if chunk.end <= self._now - self.length_s and chunk.id in self._chunks:
-                self._drop(chunk)
+        old = [chunk for chunk in self._chunks.values() if chunk.end <= self._now - min(self.length_s, POINTS_S)]
+        for chunk in old:
+            self._drop(chunk)
+        if self.since is not None and self.since < self._now - self.length_s - DAY_S:
+            self.file.db.execute("DELETE FROM days WHERE day < ?", (day_of(self._now - self.length_s),))
+
+    def _drop(self, chunk: Chunk) -> None:
+        """Delete a chunk, and the series that have no points in another one."""
+        db = self.file.db
+        with transaction(db):
+            ids = [row[0] for row in db.execute("SELECT series FROM points WHERE chunk = ?", (chunk.id,))]
+            db.execute("DELETE FROM points WHERE chunk = ?", (chunk.id,))
+            db.execute("DELETE FROM chunks WHERE id = ?", (chunk.id,))
+            kept = "SELECT 1 FROM chunks CROSS JOIN points ON chunk = chunks.id AND series = ?1"
+            gone = [(series,) for series in ids if series not in self._names]
+            db.executemany(f"DELETE FROM series WHERE id = ?1 AND NOT EXISTS ({kept})", gone)  # noqa: S608 - no values
+        del self._chunks[chunk.id]
+
+    def _drop_oldest(self) -> bool:
+        """Drop the oldest chunk; without any, the oldest day but today. False: there is no more to drop."""
+        if self._chunks:
+            self._drop(min(self._chunks.values(), key=lambda each: (each.end, each.id)))
+            return True
+        query = "DELETE FROM days WHERE day = (SELECT MIN(day) FROM days) AND day < ?"
+        return self.file.db.execute(query, (day_of(self._now),)).rowcount > 0
+
+    def _make_room(self, wanted_bytes: int) -> None:
+        self.file.make_room(wanted_bytes, self._drop_oldest)
+
+    def _drop_future(self, now: float) -> None:
+        chunks = [chunk for chunk in self._chunks.values() if chunk.end > now]
+        ticks = [tick for tick in self._ticks if tick.at > now]
+        for chunk in chunks:
+            self._drop(chunk)
+        with transaction(self.file.db):
+            self.file.db.execute("DELETE FROM journal WHERE at > ?", (now,))
+            days = self.file.db.execute("DELETE FROM days WHERE day > ?", (day_of(now),)).rowcount
+        self._ticks = [tick for tick in self._ticks if tick.at <= now]
+        if chunks or ticks or days:
+            log.warning("history_of_the_future_dropped", path=self.file.path, chunks=len(chunks), ticks=len(ticks))
+
+    def _measure(self) -> None:
+        if self.file.is_open:
+            self.bytes = self.file.bytes
+        self.since, first_day = self._first_point(), self._first_day()
+        if first_day is not None and (self.since is None or (first_day + 1) * DAY_S < self.since):
+            self.since = first_day * DAY_S
+
+    def _first_point(self) -> float | None:
+        begins = [chunk.begin for chunk in self._chunks.values()]
+        return min((*begins, *(tick.at - tick.interval_s for tick in self._ticks[:1])), default=None)
+
+    # ---- read
 
     def read(self, key: Key, since: float, until: float, max_points: int) -> HistoryView:
-        """The points of a series that end in (since, until]; ``key.tree`` "" is any tree."""
-        points = spread_rates(self._read_points(key, since - MAX_SPREAD_S, until + MAX_SPREAD_S), key.kind)
-        return make_view(key, select(points, since, until), since, until, max_points, self.period_s)
+        """The points of a series that end in (since, until]; ``key.tree`` "" is any tree. Of a pool, where ``since`` is
+        farther back than points are kept: by UTC day."""
+        if key.kind == POOL and since < self._now - POINTS_S:
+            days = self._find_days([key, COVERED_KEY], since, until)
+            known = {day: (its.get(key, Amounts()), its[COVERED_KEY].seconds) for day, its in days.items()}
+            is_known = any(key in its for its in days.values())
+            return make_view(key, show_days(key, known if is_known else {}, until), since, until, max_points, DAY_S)
+        points = self._read_points(key.kind, key.tree, [key.name], since, until)[key.name]
+        return make_view(key, points, since, until, max_points, self.period_s)
 
-    def _read_points(self, key: Key, since: float, until: float) -> Points:
-        parts: list[Points] = []
+    def _read_points(
+        self, kind: int, tree: str, names: Collection[str], since: float, until: float
+    ) -> dict[str, Points]:
+        """The points of series of these names; ``tree`` "" is any tree."""
         ids = {
-            series
-            for series, known in self._names.items()
-            if known.kind == key.kind and known.name == key.name and key.tree in ("", known.tree)
+            series: key.name
+            for series, key in self._names.items()
+            if key.kind == kind and key.name in names and tree in ("", key.tree)
         }
-        parts += self._read(lambda: self._read_stored(key, ids, since, until)) or []
+        parts = self.file.read(lambda: self._read_stored(kind, tree, names, ids, since, until)) or []
         ticks = [tick for tick in self._ticks if since < tick.at <= until]
-        if ticks:
-            ends, intervals = array("d", (t.at for t in ticks)), array("d", (t.interval_s for t in ticks))
-            values = [values_of(tick, key.kind) for tick in ticks] if ids else []
-            for series in ids:
-                rows = [find_row(tick.ids[key.kind], series) for tick in ticks]
-                if any(row >= 0 for row in rows):
-                    parts.append(Points(ends, intervals, gather(values, key.kind, rows)))
-        return combine((select(part, since, until) for part in parts), key.kind)
+        times, values = _times_of(ticks), [values_of(tick, kind) for tick in ticks] if ids else []
+        for series, name in ids.items():
+            rows = [find_row(tick.ids[kind], series) for tick in ticks]
+            if any(row >= 0 for row in rows):
+                parts.append((name, Points(*times, gather(values, kind, rows))))
+        return {
+            name: combine((select(part, since, until) for its, part in parts if its == name), kind) for name in names
+        }
 
-    def _read_stored(self, key: Key, ids: set[int], since: float, until: float) -> list[Points]:
-        where: tuple[str | int, ...] = (key.name, key.kind)
-        query = "SELECT id FROM series WHERE name = ? AND kind = ?"
-        if key.tree:
-            query, where = f"{query} AND tree = ?", (*where, key.tree)
-        found = self._connection.execute(query, where)
-        ids.update(series for (series,) in found)
-        stored: dict[int, _Parts] = {}
+    def _read_stored(
+        self, kind: int, tree: str, names: Iterable[str], ids: dict[int, str], since: float, until: float
+    ) -> list[tuple[str, Points]]:
+        """What chunks have of the series; adds their numbers to ``ids``."""
+        db = self.file.db
+        for name in names:
+            query = "SELECT id FROM series WHERE name = ? AND kind = ? AND ? IN ('', tree)"
+            ids.update((series, name) for (series,) in db.execute(query, (name, kind, tree)))
+        parts: list[tuple[str, Points]] = []
+        query = "SELECT data FROM points WHERE chunk = ? AND series = ?"
         for chunk in self._chunks.values():
             if chunk.end > since and chunk.ends[0] <= until:
-                for series in ids:
-                    row = self._connection.execute(
-                        "SELECT kind, data FROM points WHERE chunk = ? AND series = ?", (chunk.id, series)
-                    ).fetchone()
-                    if row is not None:
-                        stored.setdefault(chunk.id, {})[series] = (row[0], Sums(), row[1])
-        moving = next((chunk for chunk in self._chunks.values() if chunk.is_moving and chunk.id in stored), None)
-        if moving is not None:
-            # Some series have moved: merge the others likewise, so that the points of all have the same times.
-            sources = [source for source in self._sources(moving) if source.id in stored]
-            left: dict[int, _Parts] = {}
-            for source in sources:
-                for series, part in stored.pop(source.id).items():
-                    left.setdefault(series, {})[source.id] = part
-            merged = self._merge(moving, self._sources(moving), left)
-            stored[moving.id] |= {row[1]: (row[2], Sums(), row[-1]) for row in merged}
-        return [
-            Points(chunk.ends, chunk.intervals, unpack(data, kind, chunk))
-            for chunk, rows in ((self._chunks[chunk_id], rows) for chunk_id, rows in stored.items())
-            for kind, _, data in rows.values()
-        ]
+                for series, name in ids.items():
+                    for (data,) in db.execute(query, (chunk.id, series)):
+                        parts.append((name, Points(chunk.ends, chunk.intervals, unpack(data, kind, chunk))))
+        return parts
 
-    def read_trends(self, tree: str, pools: Iterable[str], column: int, times: Trends) -> dict[str, list[float | None]]:
-        """A gauge of many pools of a tree, in the parts of ``times``; pools without a series are left out."""
-        wanted = set(pools)
-        known = self._names.items()
-        keys = {series: key.name for series, key in known if key[:2] == (POOL, tree) and key.name in wanted}
-        points = {name: times.begin() for name in keys.values()}
-        self._read(lambda: self._read_stored_trends(tree, wanted, keys, column, times, points))
-        places: dict[int, dict[int, int]] = {}
-        for tick in self._ticks:
-            if times.since < tick.at <= times.until:
-                ids, values = tick.ids[POOL], values_of(tick, POOL)
-                # Most ticks share their ids.
-                rows = places.setdefault(id(ids), {})
-                if not rows:
-                    rows.update({series: row for row, series in enumerate(ids) if series in keys})
-                for series, row in rows.items():
-                    points[keys[series]].add(tick.at, tick.interval_s, values[row * WIDTHS[POOL] + column])
-        return {name: each.values() for name, each in points.items()}
+    def read_trends(
+        self, tree: str, pools: Collection[str], since_s: float, until: float, count: int
+    ) -> tuple[float, dict[str, list[float | None]]]:
+        """The CPU that pools of a tree may use, cores: the beginning of the time, at most ``since_s`` before ``until``
+        and as far as points go back, and the means of its ``count`` parts; pools without points are left out."""
+        since = max(until - since_s, self._first_point() or until)
+        points = self._read_points(POOL, tree, pools, since, until) if since < until else {}
+        column = COLUMNS["pool"].index("limit_cores")
+        return since, {
+            name: mean_of_parts(each, column, since, until, count) for name, each in points.items() if len(each)
+        }
 
-    def _read_stored_trends(
-        self, tree: str, wanted: set[str], keys: dict[int, str], column: int, times: Trends, points: dict[str, Trend]
-    ) -> None:
-        found = self._connection.execute("SELECT id, name FROM series WHERE kind = ? AND tree = ?", (POOL, tree))
-        keys.update((series, name) for series, name in found if name in wanted)
-        # What was read before a damaged chunk counts once.
-        points.update({name: times.begin() for name in keys.values()})
-        for chunk in self._chunks.values():
-            if chunk.end <= times.since or chunk.begin >= times.until:
-                continue
-            for series, name in keys.items():
-                query = "SELECT data FROM points WHERE chunk = ? AND series = ?"
-                for (data,) in self._connection.execute(query, (chunk.id, series)):
-                    values = unpack(data, POOL, chunk)[column]
-                    for at, interval_s, value in zip(chunk.ends, chunk.intervals, values, strict=True):
-                        if times.since < at <= times.until:
-                            points[name].add(at, interval_s, value)
+    # ---- summed up
 
-    def sum_up(self, since: float, until: float, tree: str | None, top: int) -> Summary:
+    def sum_points(self, since: float, until: float, tree: str | None, top: int) -> PeriodTotals:
         """Totals of pools and of each tree's ``top`` operations, from the points that end in (since, until]."""
         ticks = [tick for tick in self._ticks if since < tick.at <= until]
         covered_s = math.fsum(tick.interval_s for tick in ticks)
         without_series = max((tick.left_out for tick in ticks), default=0)
+        names = {series: key for series, key in self._names.items() if key.kind in (POOL, OPERATION)}
+        sums = self.file.read(lambda: self._sum_stored(since, until, names)) or {}
         for chunk in self._chunks.values():
-            if not chunk.is_moving:
-                if chunk.end > since and chunk.begin < until:
-                    without_series = max(without_series, chunk.left_out)
-                times = zip(chunk.ends, chunk.intervals, strict=True)
-                covered_s += math.fsum(interval for end, interval in times if since < end <= until)
-        sums = {key: each for key, each in self._sum_by_key(since, until).items() if tree in (None, key.tree)}
-        return Summary(*top_operations(sums, top), covered_s, without_series)
-
-    def sum_up_each(self, keys: Collection[Key], times: Iterable[tuple[float, float]]) -> list[dict[Key, Sums]]:
-        """Totals of some series in each of some times."""
-        return [self._sum_by_key(since, until, keys) for since, until in times] if keys else []
-
-    def _sum_by_key(self, since: float, until: float, only: Collection[Key] | None = None) -> dict[Key, Sums]:
-        """Totals of pools and operations, or of ``only`` some of them."""
-        names = {
-            series: key
-            for series, key in self._names.items()
-            if key.kind in (POOL, OPERATION) and (only is None or key in only)
-        }
-        sums = self._read(lambda: self._sum_stored(since, until, names, only)) or {}
-        ticks = [tick for tick in self._ticks if since < tick.at <= until]
-        intervals = array("d", (tick.interval_s for tick in ticks))
+            if chunk.end > since and chunk.begin < until:
+                without_series = max(without_series, chunk.left_out)
+            times = zip(chunk.ends, chunk.intervals, strict=True)
+            covered_s += math.fsum(interval for end, interval in times if since < end <= until)
+        _, intervals = _times_of(ticks)
         for kind in (POOL, OPERATION):
             values = [values_of(tick, kind) for tick in ticks]
             for series, rows in places(ticks, kind).items():
-                if only is None or series in names:
-                    part = sum_columns(kind, intervals, gather(values, kind, rows))
-                    sums[series] = sums.get(series, Sums()).plus(part)
-        by_key: dict[Key, Sums] = {}
-        for series, each in sums.items():
-            key = names.get(series)
-            if key is not None and each.points:
-                by_key[key] = by_key.get(key, Sums()).plus(each)
-        return by_key
+                part = sum_columns(kind, intervals, gather(values, kind, rows))
+                sums[series] = sums.get(series, Amounts()).plus(part)
+        by_key: dict[Key, Amounts] = {}
+        add_up(((names[series], each) for series, each in sums.items() if series in names and each.points), by_key)
+        kept, left_out = top_operations({key: each for key, each in by_key.items() if tree in (None, key.tree)}, top)
+        return PeriodTotals(kept, covered_s, without_series, left_out)
 
-    def _sum_stored(
-        self, since: float, until: float, names: dict[int, Key], only: Collection[Key] | None
-    ) -> dict[int, Sums]:
-        db = self._connection
-        chosen = ""
-        if only is not None:
-            for key in only:
-                found = db.execute("SELECT id FROM series WHERE kind = ? AND tree = ? AND name = ?", key)
-                names.update((series, key) for (series,) in found)
-            chosen = f" AND series IN ({','.join(map(str, names))})"
-        sums: dict[int, Sums] = {}
-        for series, *values in db.execute(f"{_SELECT_SUMS}{chosen} GROUP BY series", (since, until, POOL, OPERATION)):
-            sums[series] = Sums(*values)
+    def _sum_stored(self, since: float, until: float, names: dict[int, Key]) -> dict[int, Amounts]:
+        db = self.file.db
+        sums: dict[int, Amounts] = {}
+        query = f"{_SELECT_SUMS} GROUP BY series"
+        for series, *six, points, peak in db.execute(query, (since, until, POOL, OPERATION)):
+            sums[series] = Amounts(*six)._replace(points=points, peak=peak)
         for chunk in self._chunks.values():
             is_inside = since < chunk.ends[0] and chunk.end <= until
             if is_inside or chunk.end <= since or chunk.ends[0] > until:
                 continue
             a, b = find_range(chunk.ends, since, until)
-            query = f"SELECT series, kind, data FROM points WHERE chunk = ? AND kind IN (?, ?){chosen}"  # noqa: S608 - numbers
-            merged = math.prod(GROUPS[: chunk.tier])
+            query = "SELECT series, kind, data FROM points WHERE chunk = ? AND kind IN (?, ?)"
             for series, kind, data in db.execute(query, (chunk.id, POOL, OPERATION)):
                 columns = [each[a:b] for each in unpack(data, kind, chunk)]
                 part = sum_columns(kind, chunk.intervals[a:b], columns)
-                sums[series] = sums.get(series, Sums()).plus(part._replace(points=part.points * merged))
+                sums[series] = sums.get(series, Amounts()).plus(part)
         # Very many operations may have ended before that time: theirs are not gone through.
         unknown = [series for series in sums if series not in names]
         for first in range(0, len(unknown), LOOKED_UP_AT_ONCE):
@@ -502,3 +450,50 @@ class HistoryStore(HistoryFile):
             query = f"SELECT id, kind, tree, name FROM series WHERE id IN ({','.join('?' * len(some))})"  # noqa: S608
             names.update((series, Key(kind, tree, name)) for series, kind, tree, name in db.execute(query, some))
         return sums
+
+    def sum_days(self, since: float, until: float, tree: str | None = None) -> PeriodTotals:
+        """Totals of pools, users and arms, of the UTC days that a time touches."""
+        first, last = int(since // DAY_S), day_of(until)
+
+        def read() -> dict[Key, Amounts]:
+            rows = self.file.db.execute(_SELECT_DAYS, (first, last))
+            return {Key(*row[:3]): Amounts(*row[3:]) for row in rows}
+
+        totals = self.file.read(read) or {}
+        for day, unsaved in self._days.items():
+            if first <= day <= last:
+                add_up(unsaved.items(), totals)
+        covered_s = totals.pop(COVERED_KEY, Amounts()).seconds
+        return PeriodTotals({key: each for key, each in totals.items() if tree in (None, key.tree)}, covered_s)
+
+    def read_days(self, keys: Collection[Key], since: float, until: float) -> list[dict[Key, Amounts]]:
+        """Totals of some keys, in each UTC day of a time of which anything is known; those that had nothing are left
+        out."""
+        return list(self._find_days([*keys, COVERED_KEY], since, until).values())
+
+    def _find_days(self, keys: Sequence[Key], since: float, until: float) -> dict[int, dict[Key, Amounts]]:
+        """The same by day; COVERED_KEY is in each."""
+        first = self._first_day()
+        if first is None:
+            return {}
+        days = range(max(int(since // DAY_S), first), day_of(until) + 1)
+        found = self.file.read(lambda: {day: self._read_day(day, keys) for day in days}) or {}
+        for day in days:
+            unsaved = self._days.get(day, {})
+            add_up(((key, unsaved[key]) for key in keys if key in unsaved), found.setdefault(day, {}))
+        return {day: its for day, its in sorted(found.items()) if COVERED_KEY in its}
+
+    def _read_day(self, day: int, keys: Iterable[Key]) -> dict[Key, Amounts]:
+        rows = ((key, self.file.db.execute(_SELECT_DAY, (day, *key)).fetchone()) for key in keys)
+        return {key: Amounts(*row) for key, row in rows if row is not None}
+
+    def _first_day(self) -> int | None:
+        stored = None
+        if self.file.is_open:
+            stored = self.file.read(lambda: self.file.db.execute("SELECT MIN(day) FROM days").fetchone()[0])
+        return min((*self._days, *([] if stored is None else [stored])), default=None)
+
+
+def _times_of(ticks: Sequence[Tick]) -> tuple[array[float], array[float]]:
+    """Ends and intervals."""
+    return array("d", (tick.at for tick in ticks)), array("d", (tick.interval_s for tick in ticks))

@@ -98,16 +98,17 @@ class PoolMetrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[history]``: what the graphs and ``cpumond report`` are made of, in a file of its own beside the database.
 
-    ``length``: how far it goes back, "0s" keeps none; ``period``: between two points, coarser with age; ``max_size``
-    bytes of the file; ``max_series``: how many pools, nodes, operations and jobs have points, chosen in this order.
+    ``length``: how far it goes back, a day in points, then in totals of days; "0s" keeps none; ``period``: between two
+    points; ``max_size``: bytes of the file; ``max_series``: how many pools, nodes, operations and jobs have points,
+    chosen in this order.
     ``core_hour_price`` in ``currency`` is what savings are shown in, too; 0 for core-hours alone.
     """
 
-    length_s: Annotated[float, msgspec.Meta(ge=0.0, le=31_536_000.0, extra=DURATION)] = msgspec.field(
-        name="length", default=86_400.0
+    length_s: Annotated[float, msgspec.Meta(ge=0.0, le=34_560_000.0, extra=DURATION)] = msgspec.field(
+        name="length", default=34_560_000.0
     )
     period_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600.0, extra=DURATION)] = msgspec.field(
-        name="period", default=10.0
+        name="period", default=60.0
     )
     max_size: Annotated[int, msgspec.Meta(ge=1_048_576, le=2**40)] = 268_435_456
     max_series: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 30_000

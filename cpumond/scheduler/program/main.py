@@ -33,7 +33,7 @@ from cpumond.monitor.model import MonitorSettings
 from cpumond.scheduler.events import Event
 from cpumond.scheduler.forecast.forward import Pace
 from cpumond.scheduler.forecast.keeper import Forecasts
-from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.history.recorder import HistoryRecorder
 from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.program.config import Api, SchedulerConfig, load_scheduler_config
@@ -74,12 +74,12 @@ def make_rules(config: SchedulerConfig) -> Rules:
     )
 
 
-def open_history(scheduler: Scheduler, config: SchedulerConfig) -> History:
+def open_history(scheduler: Scheduler, config: SchedulerConfig) -> HistoryRecorder:
     """The history beside the state; a file that cannot be used is no more than a warning."""
     settings = config.history
     path = os.path.join(config.state_dir, HISTORY_FILE)
     store = HistoryStore(path, settings.length_s, settings.period_s, settings.max_size, scheduler.started_at)
-    history = History(store, scheduler.state, scheduler.started_at, settings.max_series)
+    history = HistoryRecorder(store, scheduler.state, scheduler.started_at, settings.max_series)
     history.core_hour_price, history.currency = settings.core_hour_price, settings.currency
     return history
 

@@ -47,7 +47,7 @@ from cpumond.scheduler.event_log.commands import Asked, tell_command, tell_pin, 
 from cpumond.scheduler.event_log.happenings import tell_change, tell_refused_node, tell_start
 from cpumond.scheduler.events import Told
 from cpumond.scheduler.forecast.keeper import Forecasts
-from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.history.recorder import HistoryRecorder
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
 from cpumond.scheduler.rights.tokens import NOBODY, User, hash_token
 from cpumond.scheduler.service.garbage import manual_garbage_collection
@@ -169,7 +169,7 @@ class Scheduler:
         self._mutations = deque((float(entry.get("at_s", 0.0)), key) for key, entry in self.remembered.items())
         self.idle = IdleWatch(self.state, clock.now)
         self.rollout = RolloutWatch(self.state, clock.now, self.execute)
-        self.history: History | None = None
+        self.history: HistoryRecorder | None = None
         """None where no history is kept."""
         self.forecasts: Forecasts | None = None
         """None where nothing is foretold."""

@@ -7,7 +7,8 @@ import { h } from "./dom.js";
 import { time } from "./format.js";
 import { currentQuery, setQuery } from "./route.js";
 
-export const RANGES = { "15min": ["15 min", 900], "1h": ["1 h", 3600], "6h": ["6 h", 21600], "24h": ["24 h", 86400], "7d": ["7 d", 604800] };
+export const RANGES = { "1h": ["1 h", 3600], "24h": ["24 h", 86400], "7d": ["7 d", 604800], "30d": ["30 d", 2592000], "365d": ["1 year", 31536000] };
+export const DAY_S = 86400; // so long points are kept; farther back pools have means of days
 export const DEFAULT_RANGE = "1h";
 const HISTORY_PERIOD_MS = 5000;
 const MAX_KEPT = 60;
@@ -93,7 +94,7 @@ export async function readHistory({ kind, name, tree = "" }, range = chosenRange
     times: value?.times ?? [], columns: value?.columns ?? {}, periodS: value?.period_s ?? null,
     until: Math.max(at ?? 0, value?.times.at(-1) ?? 0) || null, isRefused,
     problem: isRefused ? error.message : value?.times.length ? "" : chosenSpan() ? "No points are kept of this time."
-      : "No points yet: the first comes within a moment.",
+      : "No points yet: the first comes within a minute.",
   };
 }
 
@@ -135,14 +136,18 @@ function ends() {
   return span ? { from: span.from, until: span.to ?? serverNow(), newest: span.to === null ? undefined : "end" } : {};
 }
 
-// Which part of the past the graphs show; in the URL as `range`, or as `from` and `to`. `hasPresets`: with buttons for
-// the last part of it.
-export function rangeButtons(app, hasPresets = true) {
+// The history where it is of points; of days alone it has no shares.
+export const ofPoints = (history) => (history.periodS < DAY_S ? history
+  : { ...history, times: [], columns: {}, problem: "Of whole days the CPU alone is kept: choose a part of the last 24 hours." });
+
+// Which part of the past the graphs show; in the URL as `range`, or as `from` and `to`. `longestS`: the longest of the
+// buttons for the last part of it, 0 for none.
+export function rangeButtons(app, longestS = Infinity) {
   if (isOff()) return null;
   const [span, now] = [chosenSpan(), chosenRange()];
-  const shown = Object.entries(RANGES).filter(([, [, length]]) => length <= Math.max(lengthS, 86400));
+  const shown = Object.entries(RANGES).filter(([, [, length]]) => length <= Math.min(Math.max(lengthS, DAY_S), longestS));
   return h("div.ranges", { role: "group", "aria-label": "Time that the graphs show" },
-    hasPresets ? shown.map(([range, [text]]) => h("button.choice", {
+    shown.map(([range, [text]]) => h("button.choice", {
       type: "button", key: range, "aria-pressed": String(!span && range === now),
       onclick: () => {
         if (span) {
@@ -153,7 +158,7 @@ export function rangeButtons(app, hasPresets = true) {
         app.redraw();
         app.reload();
       },
-    }, text)) : null,
+    }, text)),
     ownRange(span, app),
     span ? h("button.choice", { type: "button", key: "out", onclick: showAll }, "Zoom out") : null,
     span ? h("span.muted.span", { key: "span" }, `${time(span.from)} – ${span.to === null ? "now" : time(span.to)}`) : null);

@@ -43,7 +43,7 @@ export const agentJob = {
       h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/" }, "Jobs"), h("span.mono", e.job_id)),
       h("div.heading", h("h1", `Job ${e.job_id}`), badge(e.status, TONES[e.status] ?? "")),
       e.operation_id ? h("p.plain-text", "Operation ", h("span.mono", e.operation_id)) : null,
-      h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app, false)),
+      h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app, 0)),
       ...jobView(e, e.job_id, app),
     ];
   },

@@ -5,7 +5,7 @@ import { get, path, query, request, serverNow } from "./api.js";
 import { chart } from "./chart.js";
 import { h, skeleton, visible } from "./dom.js";
 import { amount, bytes, duration, number, time } from "./format.js";
-import { axis, column, line, rangeButtons, readHistory, readLife, remember } from "./history.js";
+import { axis, column, DAY_S, line, rangeButtons, readHistory, readLife, remember } from "./history.js";
 import { jobView, throttledChart, votesChart } from "./job_view.js";
 import { showCores, showSpan } from "./job_words.js";
 import { readMarks } from "./marks.js";
@@ -57,8 +57,8 @@ export const job = {
         `What the agent of its node said at ${time(explain.at)} is shown: its next answer is still to come.`) : null,
       isLiving && !answer && !explain.error ? h("p.note", { key: "asking", role: "status" }, "Asking the agent of its node …") : null,
       answer && !history ? h("div.page", { key: "view" },
-        h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app, false)), jobView(answer, key, app, marks)) : [
-        h("div.heading", { key: "range" }, h("h2", "Over time"), isLiving ? null : h("span.muted", "from its start to its end"), rangeButtons(app, isLiving)),
+        h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app, 0)), jobView(answer, key, app, marks)) : [
+        h("div.heading", { key: "range" }, h("h2", "Over time"), isLiving ? null : h("span.muted", "from its start to its end"), rangeButtons(app, isLiving ? DAY_S : 0)),
         h("div.graphs", { key: "history" }, oldGraphs(j, history, marks)),
         answer ? h("div.page", { key: "view" }, jobView(answer, key, app)) : null,
       ],

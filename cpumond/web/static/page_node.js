@@ -5,7 +5,7 @@ import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
 import { bytes, cores, count, number } from "./format.js";
-import { axis, line, rangeButtons, readHistory } from "./history.js";
+import { axis, DAY_S, line, rangeButtons, readHistory } from "./history.js";
 import { showCores, showSpan } from "./job_words.js";
 import { OF_NODES, readMarks } from "./marks.js";
 import { nodeActions } from "./node_actions.js";
@@ -41,7 +41,7 @@ export const node = {
         ...(n.cordon ? [["Cordon", tellCordon(n.cordon)]] : []),
       ])),
       ledger(n),
-      h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app)),
+      h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app, DAY_S)),
       h("section.card", { key: "graph" }, chart(`node-${n.id}`, graph(history, marks))),
       h("section.card", { key: "jobs", "aria-labelledby": "jobs" }, h("h2", { id: "jobs" }, "Jobs"),
         jobsTable(n.jobs, { caption: `Jobs of node ${n.id}`, empty: "It runs no job.", titles: n.titles ?? {} })),

@@ -6,7 +6,7 @@ import { chart } from "./chart.js";
 import { h, skeleton } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
 import { amount, amounts, count, duration, number, percent, time } from "./format.js";
-import { axis, chosenTab, line, rangeButtons, readHistory, readLife, remember, tabs } from "./history.js";
+import { axis, chosenTab, DAY_S, line, rangeButtons, readHistory, readLife, remember, tabs } from "./history.js";
 import { showCores, showOption, showSpan } from "./job_words.js";
 import { readMarks } from "./marks.js";
 import { describePart, isLate, pager, stateBadge } from "./page_operations.js";
@@ -94,7 +94,7 @@ function overview({ operation: o, history, hindered, marks }, app) {
     ])),
     ...Object.entries(o.pools).map(([tree, pool]) => treeCard(o, tree, pool)),
     h("div.heading", { key: "range" }, h("h2", "Over time"),
-      o.finish_time === null ? null : h("span.muted", "from its start to its end"), rangeButtons(app, o.finish_time === null)),
+      o.finish_time === null ? null : h("span.muted", "from its start to its end"), rangeButtons(app, o.finish_time === null ? DAY_S : 0)),
     graphs(o, history, marks),
     tasks(o),
   ];

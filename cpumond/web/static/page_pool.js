@@ -8,7 +8,7 @@ import { h } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
 import { amount, amounts, cores, duration, NONE, number, percent, time } from "./format.js";
 import { idleSection } from "./idle.js";
-import { axis, column, line, rangeButtons, readHistory, remember } from "./history.js";
+import { axis, column, line, ofPoints, rangeButtons, readHistory, remember } from "./history.js";
 import { CHANGES, OF_NODES, readMarks } from "./marks.js";
 import { stateBadge } from "./page_operations.js";
 import { EPHEMERAL, loadPoolTable, poolRows, poolTable, starvationBadge } from "./page_pools.js";
@@ -77,7 +77,7 @@ export const pool = {
       h("section.card", { "aria-label": "At a glance" }, glance(data, orchid, row)),
       idle && (idle.causes.length || data.parent === null) ? idleSection(idle, app) : null,
       h("div.heading", h("h2", "Over time"), rangeButtons(app)),
-      graphs({ ...axis(history, marks), height: 230 }, history, typeOf(orchid, row), orchid, row, app),
+      graphs(history, marks, typeOf(orchid, row), orchid, row, app),
       childrenSection(data, rows, totalCores, app),
       operationsSection(data, operations),
       preemptionsSection(data, preemptions),
@@ -144,9 +144,11 @@ const hasAny = (values) => Object.values(values ?? {}).some((value) => value !==
 
 const typeOf = (orchid, row) => orchid.integral_guarantee_type ?? row?.integral_type ?? "none";
 
-function graphs(shared, history, type, orchid, row, app) {
-  if (type !== "none") return h("div.grid2.three", shareGraph(shared, history), volumeGraph(shared, history, type, orchid, row, app), coresGraph(shared, history));
-  return h("div.part", h("div.grid2", shareGraph(shared, history), coresGraph(shared, history)),
+function graphs(history, marks, type, orchid, row, app) {
+  const fine = ofPoints(history);
+  const [shared, all] = [fine, history].map((each) => ({ ...axis(each, marks), height: 230 }));
+  if (type !== "none") return h("div.grid2.three", shareGraph(shared, fine), volumeGraph(shared, fine, type, orchid, row, app), coresGraph(all, history));
+  return h("div.part", h("div.grid2", shareGraph(shared, fine), coresGraph(all, history)),
     h("p.muted.flat", "This pool has no integral guarantee, so it accumulates no volume. A pool with a resource flow and the type burst or relaxed does."));
 }
 

@@ -107,12 +107,18 @@ def test_plans_and_reports_leave_out_what_is_hidden(world):
     named = (("operation", world.hidden), ("pool", "closed"))
     effects = [Effect(kind, TREE, name, "", None, None, []) for kind, name in named]
     rows = [ReportRow(name=world.hidden), ReportRow(name="of a run before")]
-    tree = ReportTree(TREE, ReportRow(name="<Root>"), [], rows, 1)
+    users = [ReportRow(name="bob"), ReportRow(name="ann")]
+    tree = ReportTree(TREE, ReportRow(name="<Root>"), [], rows, 1, users)
     for user, left_out in ((User("spy"), 1), (User("bob"), 0)):
         rights = Rights(world.state, user)
         assert len(show_readable_plan(Plan(accepted=True, effects=effects), rights).effects) == 2 - left_out
         (shown,) = show_readable_report(ReportView(0.0, 1.0, 1.0, 1.0, [tree]), rights).trees
         assert (len(shown.operations), shown.left_out_operations) == (2 - left_out, 1 + left_out)
+        assert [row.name for row in shown.users] == ["bob"] * (1 - left_out), "others are for administrators"
+    (shown,) = show_readable_report(
+        ReportView(0.0, 1.0, 1.0, 1.0, [tree]), Rights(world.state, User("root", admin=True))
+    ).trees
+    assert shown.users == users
 
 
 def test_a_simulation_leaves_out_and_counts_what_is_hidden_or_gone(world):

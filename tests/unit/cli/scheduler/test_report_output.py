@@ -63,7 +63,7 @@ def report() -> ReportView:
 
 
 def test_text_has_a_table_of_the_tree_and_one_of_its_operations(report):
-    lines = render_text(report, DAY_S, None, False).splitlines()
+    lines = render_text(report, DAY_S, 20, None, False).splitlines()
     start = lines.index("tree default")
     assert [line.split()[0] for line in lines[start + 1 : start + 7]] == [
         "pool", "other", "research", "nightly", "deep", "total",
@@ -82,23 +82,37 @@ def test_text_has_a_table_of_the_tree_and_one_of_its_operations(report):
 def test_text_says_that_the_history_is_shorter_than_asked():
     pools = [make_row("a", parent="<Root>")]
     short = make_report(pools, covered_s=3600.0)
-    assert "less than the 1 d asked for" in render_text(short, DAY_S, None, False)
+    assert "less than the 1 d asked for" in render_text(short, DAY_S, 20, None, False)
     almost = make_report(pools, covered_s=DAY_S - 15.0)
-    assert "less than" not in render_text(almost, DAY_S, None, False)
+    assert "less than" not in render_text(almost, DAY_S, 20, None, False)
 
 
 def test_all_formats_say_how_many_operations_had_no_series():
     pools = [make_row("a", parent="<Root>")]
     report = make_report(pools, operations_without_series=12)
     sentence = "Up to 12 operations at a time had no series of their own"
-    assert sentence in render_text(report, DAY_S, None, False)
+    assert sentence in render_text(report, DAY_S, 20, None, False)
     assert {row["operations_without_series"] for row in read_csv(report)} == {"12"}
     assert msgspec.json.decode(msgspec.json.encode(report))["operations_without_series"] == 12
-    assert "no series" not in render_text(make_report(pools), DAY_S, None, False)
+    assert "no series" not in render_text(make_report(pools), DAY_S, 20, None, False)
+
+
+def test_a_report_of_days_lists_users_in_place_of_operations():
+    users = [make_row(f"user-{number}", 50.0 - number) for number in range(4)]
+    tree = ReportTree("default", make_row("<Root>"), [make_row("a", parent="<Root>")], [], 0, users)
+    report = make_report([], since=UNTIL - 7 * DAY_S, covered_s=7 * DAY_S, trees=[tree])
+    lines = render_text(report, 7 * DAY_S, 2, None, False).splitlines()
+    assert lines[0].endswith("7 d of it are known, in whole days, UTC")
+    start = next(number for number, line in enumerate(lines) if line.startswith("user "))
+    assert [line.split()[:2] for line in lines[start + 1 : start + 3]] == [["user-0", "50"], ["user-1", "49"]]
+    assert lines[start + 3] == "2 more users with less ordered: --top shows more of them"
+    assert [row["name"] for row in read_csv(report) if row["kind"] == "user"] == [row.name for row in users]
+    kept = render_text(keep_pool(report, "a", top=20), 7 * DAY_S, 20, None, False)
+    assert "For longer times users are listed, of whole trees (without --pool)" in kept
 
 
 def test_what_was_not_ordered_has_no_percent():
-    text = render_text(make_report([make_row("idle", 0.0, parent="<Root>")]), DAY_S, None, False)
+    text = render_text(make_report([make_row("idle", 0.0, parent="<Root>")]), DAY_S, 20, None, False)
     line = next(line for line in text.splitlines() if line.startswith("idle"))
     assert line.split() == ["idle", "0", "0", "-", "0", "-", "0", "0", "-", "0", "0"]
     assert "no operations in this time" in text
@@ -107,7 +121,7 @@ def test_what_was_not_ordered_has_no_percent():
 def test_no_name_moves_the_cursor_or_makes_a_line():
     pools = [make_row(name, parent="<Root>") for name in HOSTILE]
     operations = [make_row(f"op-{n}", title=name, user=name, pool=name) for n, name in enumerate(HOSTILE)]
-    text = render_text(make_report(pools, operations), DAY_S, None, False)
+    text = render_text(make_report(pools, operations), DAY_S, 20, None, False)
     assert all(line.isprintable() for line in text.split("\n"))
     assert text.count("\n") == len(HOSTILE) * 2 + 18
     assert "[bold]b[/bold]" in text
@@ -115,7 +129,7 @@ def test_no_name_moves_the_cursor_or_makes_a_line():
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_narrow_terminal_does_without_columns_and_says_so(report, width):
-    text = render_text(report, DAY_S, width, False)
+    text = render_text(report, DAY_S, 20, width, False)
     assert max(map(len, text.splitlines())) <= width
     assert ("left out at this width: " in text) == (width < 200)
     assert "    deep" in text
@@ -186,15 +200,15 @@ def test_operations_that_may_be_of_another_pool_are_not_told_as_of_this_one(repo
     forgotten = make_row("op-3", 1.0)
     tree = msgspec.structs.replace(report.trees[0], operations=[*report.trees[0].operations, forgotten])
     report = msgspec.structs.replace(report, trees=[tree])
-    lines = render_text(keep_pool(report, "nightly", top=20), DAY_S, None, False).splitlines()
+    lines = render_text(keep_pool(report, "nightly", top=20), DAY_S, 20, None, False).splitlines()
     (line,) = (line for line in lines if "more operations" in line)
     assert line.startswith("at most 4 more operations, of all pools, may be of this one: ")
     assert "--top" not in line
-    none = render_text(keep_pool(report, "nightly", top=0), DAY_S, None, False)
+    none = render_text(keep_pool(report, "nightly", top=0), DAY_S, 20, None, False)
     assert "1 more operation with less ordered: --top shows more of them; at most 4 more operations, of all" in none
     tree = msgspec.structs.replace(report.trees[0], operations=tree.operations[:2], left_out_operations=0)
     certain = keep_pool(msgspec.structs.replace(report, trees=[tree]), "nightly", top=20)
-    assert "more operation" not in render_text(certain, DAY_S, None, False)
+    assert "more operation" not in render_text(certain, DAY_S, 20, None, False)
 
 
 def test_an_unknown_pool_gets_a_suggestion(report):

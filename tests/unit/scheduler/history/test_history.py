@@ -13,22 +13,24 @@ from scheduler_world import World
 
 from cpumond.scheduler.history.collector import WATCHED_TICKS, Collector
 from cpumond.scheduler.history.model import (
+    ARM,
     COLUMNS,
-    INNER_COLUMNS,
+    COVERED_KEY,
     JOB,
     KINDS,
     NODE,
     OPERATION,
     POOL,
+    USER,
+    Amounts,
     Key,
+    PeriodTotals,
     Points,
-    Summary,
-    Sums,
     Tick,
     kind_number,
 )
 from cpumond.scheduler.history.report import make_report
-from cpumond.scheduler.history.series import combine, make_view, merge_columns, split, top_operations
+from cpumond.scheduler.history.series import combine, make_view, mean_of_parts, merge_columns, split, top_operations
 from cpumond.scheduler.model import ROOT_POOL, CommandError, JobRecord
 from cpumond.scheduler.settings.commands import MovePool, RemovePool
 
@@ -342,6 +344,34 @@ def test_series_keep_their_numbers(watch):
     assert min(set(tick.new) - {77, 5}) == 1000
 
 
+# --- totals
+
+
+def test_a_tick_adds_pools_and_users_to_its_day_whether_they_have_series_or_not(watch):
+    first, job = watch.run_one(user="ann", cpu=2.0)
+    _, other = watch.run_one("a", user="bob")
+    watch.begin(max_series=1)
+    watch.say(other, ordered_cpu_seconds=20.0)
+    watch.say(job, cpu_seconds=30.0, current_cpu_limit=1.5)
+    totals = watch.tick(10.0).totals
+    assert totals[COVERED_KEY] == Amounts(seconds=10.0, points=1)
+    ann, bob = (totals[Key(USER, "default", name)] for name in ("ann", "bob"))
+    assert (ann.used, ann.limit, ann.peak, ann.points, bob.ordered) == (30.0, 15.0, 1.5, 1, 20.0)
+    assert (totals[pool("b")].used, totals[pool("a")].used, totals[pool(ROOT_POOL)].used) == (30.0, 30.0, 30.0)
+    assert (totals[pool("b")].ordered, totals[pool("a")].ordered) == (0.0, 20.0)
+    watch.say(job, cpu_seconds=35.0)
+    watch.world.complete(first)
+    assert watch.tick(10.0).totals[Key(USER, "default", "ann")].used == 5.0, "also where it has ended since"
+    later = watch.tick(10.0).totals
+    assert set(later) == {COVERED_KEY, Key(USER, "default", "bob"), pool(ROOT_POOL), pool("a")}
+
+
+def test_what_preemptions_lost_is_in_the_totals_once(watch):
+    watch.world.pool("b").lost_core_seconds = 40.0
+    assert watch.tick().totals[pool("b")].lost == 40.0
+    assert pool("b") not in watch.tick().totals
+
+
 # --- merging
 
 
@@ -356,7 +386,7 @@ def test_neighbours_of_one_bucket_go_together():
     assert split([], int) == []
 
 
-def test_a_view_keeps_what_stays_the_same_and_tells_no_inner_columns():
+def test_a_view_keeps_what_stays_the_same():
     points = Points(
         array("d", (10.0 * (number + 1) for number in range(1000))),
         array("d", [10.0] * 1000),
@@ -364,9 +394,7 @@ def test_a_view_keeps_what_stays_the_same_and_tells_no_inner_columns():
     )
     view = make_view(operation_key("o"), points, 0.0, 10_000.0, 100, 10.0)
     assert set(view.columns["limit_cores"]) == {1.0}
-    assert msgspec.json.decode(msgspec.json.encode(view))["columns"].keys() == {*COLUMNS["operation"]} - {
-        *INNER_COLUMNS
-    }
+    assert msgspec.json.decode(msgspec.json.encode(view))["columns"].keys() == {*COLUMNS["operation"]}
 
 
 def test_time_before_the_first_point_takes_none_of_the_points_of_a_view():
@@ -400,10 +428,11 @@ def test_an_operation_of_two_trees_has_its_cores_added_and_its_largest_share():
 def test_a_report_names_what_the_state_knows(watch):
     watch.world.create_pool("c", "b")
     operation, _ = watch.run_one("b", title="nightly", user="ann")
-    hour = Sums(3600.0, 1800.0, 7200.0, 360.0, 36.0, 5400.0, 2.0, 10)
-    sums = {pool(name): hour for name in (ROOT_POOL, "gone", "c", "b", "a")}
-    sums |= {operation_key(operation): hour, operation_key("forgotten"): hour}
-    report = make_report(watch.world.state, Summary(sums, {"default": 3}, 3000.0, 5), 0.0, 3600.0, 10.0, None)
+    hour = Amounts(3600.0, 1800.0, 7200.0, 360.0, 36.0, 5400.0, points=10, peak=2.0)
+    totals = {pool(name): hour for name in (ROOT_POOL, "gone", "c", "b", "a")}
+    totals |= {operation_key(operation): hour, operation_key("forgotten"): hour}
+    found = PeriodTotals(totals, 3000.0, 5, {"default": 3})
+    report = make_report(watch.world.state, found, 0.0, 3600.0, 10.0, None)
     (tree,) = report.trees
     assert (report.since, report.until, report.covered_s, report.period_s) == (0.0, 3600.0, 3000.0, 10.0)
     assert [(each.name, each.parent) for each in tree.pools] == [
@@ -418,27 +447,37 @@ def test_a_report_names_what_the_state_knows(watch):
     assert (tree.left_out_operations, report.operations_without_series) == (3, 5)
 
 
+def test_a_report_of_days_has_users_who_ordered_most_first_and_what_was_lost(watch):
+    users = {"ann": 1.0, "bob": 3.0, "eve": 2.0}
+    totals = {Key(USER, "default", name): Amounts(ordered=3600.0 * each) for name, each in users.items()}
+    totals |= {pool("a"): Amounts(lost=7200.0), Key(ARM, "default", "control"): Amounts(ordered=1.0)}
+    [tree] = make_report(watch.world.state, PeriodTotals(totals, 1.0), 0.0, 1e6, 60.0, None).trees
+    assert [(row.name, row.ordered) for row in tree.users] == [("bob", 3.0), ("eve", 2.0), ("ann", 1.0)]
+    assert [(row.name, row.lost) for row in tree.pools] == [("a", 2.0)]
+    assert tree.operations == []
+
+
 def test_a_finished_operation_keeps_its_title_in_a_report(watch):
     operation, _ = watch.run_one(title="t")
     watch.world.complete(operation)
-    sums = {operation_key(operation): Sums(points=1)}
-    report = make_report(watch.world.state, Summary(sums, {}, 1.0, 0), 0.0, 1.0, 10.0, "default")
+    totals = {operation_key(operation): Amounts(points=1)}
+    report = make_report(watch.world.state, PeriodTotals(totals, 1.0), 0.0, 1.0, 10.0, "default")
     assert (report.trees[0].operations[0].title, report.trees[0].operations[0].state) == ("t", "completed")
 
 
 def test_a_report_of_a_tree_that_nobody_knows_is_empty(watch):
-    assert make_report(watch.world.state, Summary({}, {}, 0.0, 0), 0.0, 1.0, 10.0, "other").trees == []
+    assert make_report(watch.world.state, PeriodTotals({}, 0.0), 0.0, 1.0, 10.0, "other").trees == []
 
 
 def test_a_tree_that_was_removed_is_in_the_report(watch):
-    sums = {Key(POOL, "old", ROOT_POOL): Sums(used=3600.0)}
-    report = make_report(watch.world.state, Summary(sums, {}, 0.0, 0), 0.0, 1.0, 10.0, None)
+    totals = {Key(POOL, "old", ROOT_POOL): Amounts(used=3600.0)}
+    report = make_report(watch.world.state, PeriodTotals(totals, 0.0), 0.0, 1.0, 10.0, None)
     assert [(each.tree, each.total.used) for each in report.trees] == [("default", 0.0), ("old", 1.0)]
 
 
 def test_the_operations_that_ordered_most_are_kept():
-    sums = {operation_key(str(number)): Sums(ordered=float(number)) for number in range(10)} | {pool("p"): Sums()}
-    kept, left_out = top_operations(sums, 3)
+    totals = {operation_key(str(number)): Amounts(ordered=float(number)) for number in range(10)}
+    kept, left_out = top_operations({pool("p"): Amounts(), **totals}, 3)
     assert [key.name for key in kept] == ["p", "9", "8", "7"]
     assert left_out == {"default": 7}
 
@@ -446,3 +485,12 @@ def test_the_operations_that_ordered_most_are_kept():
 def test_an_unknown_kind_is_refused():
     with pytest.raises(CommandError, match='kind "x" is not known: it is one of pool, node, operation, job'):
         kind_number("x")
+
+
+def test_a_part_of_a_trend_is_the_mean_of_its_points_weighed_by_their_time():
+    points = Points(
+        array("d", [10.0, 25.0, 50.0, 100.0]),
+        array("d", [10.0, 15.0, 25.0, 5.0]),
+        [array("f", [1.0, 2.0, math.nan, 7.0])],
+    )
+    assert mean_of_parts(points, 0, 0.0, 100.0, 4) == [1.6, None, None, 7.0]

@@ -1,4 +1,5 @@
-"""The history's file: restarts, a killed process, damage, a disk that refuses, its size, points that grow old."""
+"""The history's file: restarts, a killed process, damage, a disk that refuses, its size, a day in points, totals of
+days, files of earlier versions."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,19 @@ from history_ticks import PERIOD_S, START, Tape, integral, row
 from structlog.testing import capture_logs
 
 from cpumond.scheduler.history import store as history_store
-from cpumond.scheduler.history.model import JOB, NODE, OPERATION, POOL, HistoryView, Key
+from cpumond.scheduler.history.model import (
+    ARM,
+    DAY_S,
+    JOB,
+    NODE,
+    OPERATION,
+    POOL,
+    USER,
+    Amounts,
+    HistoryView,
+    Key,
+    day_of,
+)
 from cpumond.scheduler.history.store import CHUNK_TICKS, MEMORY_TICKS, HistoryStore
 from cpumond.scheduler.model import ROOT_POOL
 
@@ -23,7 +37,8 @@ ROOT, P, OP, N, J = (
     Key(POOL, "t", ROOT_POOL), Key(POOL, "t", "p"), Key(OPERATION, "t", "o"), Key(NODE, "", "n"), Key(JOB, "", "j"),
 )  # fmt: skip
 ALL = (ROOT, P, OP, N, J)
-LENGTH_S = 86_400.0
+ANN, CONTROL = Key(USER, "t", "ann"), Key(ARM, "t", "control")
+LENGTH_S = 40 * DAY_S
 MIB = 2**20
 
 
@@ -44,7 +59,8 @@ def points(number: float) -> dict[Key, list[float]]:
 
 def fill(store: HistoryStore, tape: Tape, ticks: int, first: int = 0) -> None:
     for number in range(first, first + ticks):
-        store.add(tape.tick(points(float(number % 17))))
+        value = float(number % 17)
+        store.add(tape.tick(points(value), totals={ANN: Amounts(used=value), P: Amounts(extra_jobs=0.1)}))
 
 
 def fill_many(store: HistoryStore, tape: Tape, keys: list[Key], number: int) -> None:
@@ -54,7 +70,7 @@ def fill_many(store: HistoryStore, tape: Tape, keys: list[Key], number: int) -> 
 
 
 def read_all(store: HistoryStore, until: float, max_points: int = 100_000) -> list[HistoryView]:
-    return [store.read(key, 0.0, until, max_points) for key in ALL]
+    return [store.read(key, START, until, max_points) for key in ALL]
 
 
 def execute(path: Path, *statements: str) -> None:
@@ -74,8 +90,6 @@ def path(tmp_path: Path) -> Path:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks so small that points grow old within a test."""
     monkeypatch.setattr(history_store, "CHUNK_TICKS", 4)
-    monkeypatch.setattr(history_store, "FINE_TICKS", 24)
-    monkeypatch.setattr(history_store, "MOVED_SERIES", 2)
 
 
 @pytest.mark.parametrize("ticks", [1, CHUNK_TICKS - 1, CHUNK_TICKS, CHUNK_TICKS + 1, 3 * CHUNK_TICKS + 5])
@@ -92,14 +106,14 @@ def test_what_was_added_is_read_before_and_after_a_restart(path, ticks, in_memor
     assert view.columns["used_cores"] == [float(number % 17) for number in range(ticks)]
     assert (view.kind, view.tree, view.name, view.period_s) == ("operation", "t", "o", PERIOD_S)
     assert store.since == START
-    assert store.write_errors == 0
-    sums = store.sum_up(0.0, tape.at, None, 10)
+    assert store.file.errors == 0
+    sums = store.sum_points(0.0, tape.at, None, 10)
     store.close()
     store.close()
     if not in_memory:
         again = open_store(path, tape.at)
         assert read_all(again, tape.at) == views
-        assert again.sum_up(0.0, tape.at, None, 10) == sums
+        assert again.sum_points(0.0, tape.at, None, 10) == sums
         again.close()
 
 
@@ -113,11 +127,10 @@ def test_a_series_goes_on_after_a_restart_and_the_gap_stays(path):
     assert store.next_id > max(tape.ids.values())
     later = Tape(tape.at + 300.0, next_id=store.next_id)  # the series have other numbers now
     fill(store, later, 2 * CHUNK_TICKS)
-    view = store.read(P, 0.0, later.at, 10_000)
+    view = store.read(P, START, later.at, 10_000)
     assert len(view.times) == 5 + 2 * CHUNK_TICKS
     assert view.times[5] - view.intervals[5] - view.times[4] == 300.0
-    _, _, covered_s, _ = store.sum_up(0.0, later.at, None, 10)
-    assert covered_s == PERIOD_S * len(view.times)
+    assert store.sum_points(0.0, later.at, None, 10).covered_s == PERIOD_S * len(view.times)
     store.close()
 
 
@@ -138,75 +151,19 @@ def test_a_killed_process_loses_nothing_that_it_had_taken(path):
     store.close()
 
 
-def test_a_killed_process_in_the_middle_of_moving_counts_nothing_twice(path, tmp_path, small):
-    store, tape = open_store(path), Tape()
-    seen_moving = False
-    number = 0
-    while number < 24 + 40 or not seen_moving:
-        fill(store, tape, 1, number)
-        number += 1
-        if any(chunk.is_moving for chunk in store._chunks.values()):
-            seen_moving = True
-            copy = tmp_path / f"copy{number}"
-            copy.mkdir()
-            for suffix in ("", "-wal"):
-                (copy / f"history.db{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
-            again = open_store(copy / "history.db", tape.at)
-            assert read_all(again, tape.at) == read_all(store, tape.at)
-            later = Tape(tape.at, again.known_ids, again.next_id)
-            fill(again, later, 20, number)
-            check_sums(again, later.at, number + 20)
-            again.close()
-    check_sums(store, tape.at, number)
-    store.close()
-
-
-def check_sums(store: HistoryStore, until: float, ticks: int) -> None:
-    """All of ``fill`` is there once."""
-    used = PERIOD_S * sum(number % 17 for number in range(ticks))
-    sums, left_out, covered_s, _ = store.sum_up(0.0, until, None, 10)
-    assert covered_s == pytest.approx(PERIOD_S * ticks)
-    assert left_out == {"t": 0}
-    assert {key: each.used for key, each in sums.items()} == {
-        key: pytest.approx(factor * used) for key, factor in ((ROOT, 2.0), (P, 1.0), (OP, 1.0))
-    }
-    assert (sums[OP].points, sums[OP].peak, sums[OP].limit) == (ticks, 16.0, pytest.approx(used))
-    for key in (ROOT, P, OP):
-        view = store.read(key, 0.0, until, 100_000)
-        assert integral(view, "used_cores") == pytest.approx(sums[key].used)
-        begins = [end - interval for end, interval in zip(view.times, view.intervals, strict=True)]
-        assert all(begin >= end - 0.01 for begin, end in zip(begins[1:], view.times, strict=False))
-
-
-def test_points_become_coarser_with_age_and_their_sums_stay(path, small):
-    store, tape = open_store(path, length_s=100_000.0, max_size=MIB * 64), Tape()
-    store.keep_s = (240.0, 1440.0)
-    fill(store, tape, 600)
-    assert {chunk.tier for chunk in store._chunks.values()} == {0, 1, 2}
-    check_sums(store, tape.at, 600)
-    view = store.read(P, 0.0, tape.at, 100_000)
-    assert len(view.times) < 250
-    assert view.intervals[-24:] == [10.0] * 24
-    assert max(view.intervals) == 300.0
-    fine = [chunk for chunk in store._chunks.values() if chunk.tier == 0]
-    assert len(fine) <= 24 / 4 + 2 * 6
-    store.close()
-
-
 def test_what_is_too_old_goes_and_so_do_the_names_of_what_ended(path, small):
     store, tape = open_store(path, length_s=400.0), Tape()
     for number in range(200):
         operation = Key(OPERATION, "t", f"o{number}")
         store.add(tape.tick({ROOT: row(POOL, used_cores=1.0), operation: row(OPERATION, used_cores=1.0)}))
-    view = store.read(ROOT, 0.0, tape.at, 1000)
+    view = store.read(ROOT, START, tape.at, 1000)
     assert 40 <= len(view.times) <= 48
-    assert store.since is not None
-    assert tape.at - 500.0 <= store.since <= tape.at - 400.0
     assert store.read(Key(OPERATION, "t", "o3"), 0.0, tape.at, 10).times == []
     assert len(store.read(Key(OPERATION, "t", "o199"), 0.0, tape.at, 10).times) == 1
-    sums, left_out, _, _ = store.sum_up(0.0, tape.at, "t", 5)
-    assert len(sums) == 1 + 5
-    assert 35 <= left_out["t"] <= 43
+    found = store.sum_points(0.0, tape.at, "t", 5)
+    assert len(found.totals) == 1 + 5
+    assert 35 <= found.left_out["t"] <= 43
+    assert store.sum_days(0.0, tape.at).totals[ROOT].used == 200 * PERIOD_S, "the day goes on"
     store.close()
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT COUNT(*) FROM series").fetchone()[0] <= 60
@@ -231,11 +188,10 @@ def test_the_file_does_not_grow_above_its_size(path, small):
         fill_many(store, tape, keys, number)
         assert os.path.getsize(path) <= MIB
         assert store.bytes <= MIB
-    assert store.write_errors == 0
+    assert store.file.errors == 0
     view = store.read(keys[0], 0.0, tape.at, 10_000)
     assert 10 < len(view.times) < 400
     assert view.times[-1] == tape.at
-    assert store.since == view.times[0] - view.intervals[0]
     store.close()
 
 
@@ -259,9 +215,142 @@ def test_a_tick_that_is_larger_than_the_whole_file_stays_in_memory(path):
         for number in range(3):
             store.add(tape.tick({key: row(OPERATION, used_cores=number + n / 7) for n, key in enumerate(keys)}))
     assert [entry["event"] for entry in logs] == ["history_failed"]
-    assert store.write_errors == 3
+    assert store.file.errors == 3
     assert len(store.read(keys[5], 0.0, tape.at, 100).times) == 3
     assert os.path.getsize(path) <= MIB
+    store.close()
+
+
+# --- totals of days
+
+
+def used_by_day(store: HistoryStore, until: float, *keys: Key) -> list[list[float]]:
+    return [[day.get(key, Amounts()).used for key in keys] for day in store.read_days(keys, 0.0, until)]
+
+
+def test_what_a_tick_adds_is_in_the_totals_of_the_day_in_which_it_ends(path):
+    store, tape = open_store(path, period_s=3600.0), Tape(10 * DAY_S)
+    for _ in range(60):
+        tick = tape.tick({P: row(POOL, used_cores=2.0, limit_cores=4.0)}, 3600.0, totals={ANN: Amounts(used=0.5)})
+        store.add(tick)
+    assert day_of(11 * DAY_S) == 10, "what ends at midnight is of the day before"
+    assert used_by_day(store, tape.at, P, ANN) == [[172_800.0, 43_200.0], [172_800.0, 43_200.0], [86_400.0, 21_600.0]]
+    found = store.sum_days(11 * DAY_S, tape.at, "t")
+    assert (found.totals[P].used, found.totals[P].peak, found.totals[P].points) == (259_200.0, 4.0, 36)
+    assert found.covered_s == 36 * 3600.0
+    assert set(store.sum_days(0.0, tape.at, "other").totals) == set()
+    view = store.read(P, 0.0, tape.at, 1000)
+    assert (view.times, view.period_s) == ([11 * DAY_S, 12 * DAY_S, 12.5 * DAY_S], DAY_S)
+    assert view.intervals == [DAY_S, DAY_S, 0.5 * DAY_S]
+    assert (view.columns["used_cores"], view.columns["limit_cores"]) == ([2.0] * 3, [4.0] * 3)
+    assert view.columns["usage_ratio"] == [None] * 3
+    assert len(store.read(P, tape.at - DAY_S, tape.at, 1000).times) == 24, "the last day in detail"
+    assert store.read(Key(POOL, "t", "unknown"), 0.0, tape.at, 1000).times == []
+    store.close()
+
+
+def test_the_mean_of_a_day_is_that_of_its_known_time(path):
+    store, tape = open_store(path), Tape(10 * DAY_S)
+    for gap_s in (0.0, 3 * DAY_S, 3600.0):
+        store.add(tape.tick({P: row(POOL, used_cores=3.0)}, 100.0, gap_s))
+    store.add(tape.tick({}, 200.0))
+    view = store.read(P, 0.0, tape.at, 1000)
+    assert [end // DAY_S for end in view.times] == [11.0, 13.0], "of the days between nothing is known"
+    assert view.columns["used_cores"] == [3.0, 1.5]
+    store.close()
+
+
+def test_a_process_that_is_killed_after_any_tick_counts_each_once(path, tmp_path, small):
+    store, tape, expected = open_store(path), Tape(11 * DAY_S - 5 * PERIOD_S), [0.0]
+    for number in range(12):
+        fill(store, tape, 1, number)
+        expected.append(expected[-1] + PERIOD_S * (number % 17))
+        copy = tmp_path / f"copy{number}.db"
+        for suffix in ("", "-wal"):
+            copy.with_name(copy.name + suffix).write_bytes(Path(f"{path}{suffix}").read_bytes())
+        again = open_store(copy, tape.at)
+        later = Tape(tape.at, again.known_ids, again.next_id)
+        fill(again, later, 5)
+        days = used_by_day(again, later.at, P, ANN)
+        assert [sum(each) for each in zip(*days, strict=True)] == [expected[-1] + 10 * PERIOD_S] * 2
+        assert again.sum_points(0.0, later.at, None, 9).totals[P].used == expected[-1] + 10 * PERIOD_S
+        assert again.sum_days(0.0, later.at).totals[P].extra_jobs == pytest.approx(0.1 * PERIOD_S * (number + 6))
+        again.close()
+    store.close()
+
+
+def test_totals_that_could_not_be_written_are_written_later(path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    store, tape = open_store(path), Tape()
+    fill(store, tape, 5)
+    monkeypatch.setattr(HistoryStore, "_add_to_days", fail)
+    fill(store, tape, 5, first=5)
+    assert used_by_day(store, tape.at, ANN) == [[PERIOD_S * 45]]
+    monkeypatch.undo()
+    fill(store, tape, 1, first=10)
+    store.close()
+    store = open_store(path, tape.at)
+    assert used_by_day(store, tape.at, ANN) == [[PERIOD_S * 55]]
+    store.close()
+
+
+def test_days_go_with_the_length_of_the_history_and_when_there_is_no_room(path, small):
+    store, tape = open_store(path, length_s=5 * DAY_S), Tape(20 * DAY_S)
+    for _ in range(12):
+        store.add(tape.tick(points(1.0), DAY_S))
+    days = used_by_day(store, tape.at, P)
+    assert 5 <= len(days) <= 7
+    assert store.since == tape.at - len(days) * DAY_S
+    store.close()
+    store = open_store(path, tape.at, max_size=MIB)
+    tape = Tape(tape.at, store.known_ids, store.next_id)
+    for _ in range(30):
+        users = {Key(USER, "t", f"{number}" * 100): Amounts(used=1.0) for number in range(200)}
+        store.add(tape.tick(points(1.0), DAY_S, totals=users))
+        assert os.path.getsize(path) <= MIB
+    assert store.file.errors == 0
+    assert 3 <= len(used_by_day(store, tape.at, P)) < 25
+    store.close()
+
+
+def test_what_an_earlier_version_stored_is_summed_up_by_day(path):
+    schema = """
+        CREATE TABLE series (id INTEGER PRIMARY KEY, kind INTEGER NOT NULL, tree TEXT NOT NULL, name TEXT NOT NULL);
+        CREATE INDEX series_by_name ON series (name, kind, tree);
+        CREATE TABLE chunks (id INTEGER PRIMARY KEY, tier INTEGER NOT NULL, is_moving INTEGER NOT NULL,
+            first REAL NOT NULL, last REAL NOT NULL, left_out INTEGER NOT NULL, times BLOB NOT NULL);
+        CREATE TABLE points (chunk INTEGER NOT NULL, series INTEGER NOT NULL, kind INTEGER NOT NULL,
+            used REAL NOT NULL, reclaimed REAL NOT NULL, ordered REAL NOT NULL, throttled REAL NOT NULL,
+            late REAL NOT NULL, limits REAL NOT NULL, peak REAL NOT NULL, count INTEGER NOT NULL, data BLOB NOT NULL,
+            PRIMARY KEY (chunk, series)) WITHOUT ROWID;
+        CREATE TABLE journal (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
+        PRAGMA application_id = 0x43504D48; PRAGMA user_version = 2;"""
+    names = {1: ROOT, 2: P, 3: Key(OPERATION, "t", "<extra p>"), 4: Key(OPERATION, "t", "<control>"), 5: OP, 6: N}
+    names |= {7: Key(OPERATION, "t", "<others 3>"), 8: Key(OPERATION, "t", "<others 12>")}
+    with sqlite3.connect(path) as connection:
+        connection.executescript(schema)
+        connection.executemany("INSERT INTO series VALUES (?, ?, ?, ?)", [(n, *key) for n, key in names.items()])
+        for chunk, first in enumerate((10.1 * DAY_S, 10.5 * DAY_S, 11.2 * DAY_S), 1):
+            times = array("d", [first + 10.0 * n for n in range(30)] + [10.0] * 30).tobytes()
+            connection.execute("INSERT INTO chunks VALUES (?, 0, 0, ?, ?, 0, ?)", (chunk, first, first + 290.0, times))
+            sums = [(chunk, n, key.kind, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, n, 30, b"") for n, key in names.items()]
+            connection.executemany("INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", sums)
+    connection.close()
+    with capture_logs() as logs:
+        store = open_store(path, 12 * DAY_S)
+    assert [(entry["event"], entry.get("days")) for entry in logs] == [("history_of_earlier_version", 2)]
+    control, others = (Key(ARM, "t", name) for name in ("control", "others"))
+    first, second = store.read_days([ROOT, P, control, others], 0.0, 12 * DAY_S)
+    assert first[P] == Amounts(2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 10.0, 2.0, 6.0, 8.0, 0.0, 60, 2.0)
+    assert first[ROOT] == Amounts(2.0, 4.0, 6.0, 8.0, 10.0, 12.0, points=60, peak=1.0)
+    assert (first[control].ordered, first[others].ordered, second[others].ordered) == (6.0, 12.0, 6.0)
+    assert store.sum_days(0.0, 12 * DAY_S).covered_s == pytest.approx(900.0)
+    tape = Tape(12 * DAY_S, next_id=store.next_id)
+    fill(store, tape, 40)
+    assert store.file.errors == 0
+    assert len(store.read(P, 12 * DAY_S, tape.at, 100).times) == 40
     store.close()
 
 
@@ -297,7 +386,7 @@ def test_a_file_that_is_no_history_is_set_aside(path, damage):
     assert "history_set_aside" in {entry["event"] for entry in logs}
     aside = path.with_name("history.db.aside")
     assert damage == "truncated" or aside.read_bytes() == before
-    assert len(store.read(P, 0.0, tape.at, 100).times) == 40
+    assert len(store.read(P, START, tape.at, 100).times) == 40
     store.close()
 
 
@@ -312,7 +401,7 @@ def test_files_that_are_removed_while_they_are_in_use_are_written_anew(path, rem
         assert read_all(store, tape.at) == views
         fill(store, tape, 5, first=70)
     assert [entry["event"] for entry in logs] == ["history_lost"]
-    assert store.write_errors == 0
+    assert store.file.errors == 0
     views = read_all(store, tape.at)
     assert len(views[0].times) == 75
     # A copy of what the files hold now, as a killed process leaves it.
@@ -330,14 +419,14 @@ def test_points_that_were_damaged_are_found_when_they_are_read_and_the_newest_st
     fill(store, tape, 70)
     execute(path, "UPDATE points SET data = x'00112233'")
     with capture_logs() as logs:
-        assert len(store.read(P, 0.0, tape.at, 100).times) == 10
+        assert len(store.read(P, START, tape.at, 100).times) == 10
     assert [entry["event"] for entry in logs] == ["history_failed", "history_part_dropped", "history_part_dropped"]
     assert not path.with_name("history.db.aside").exists()
     fill(store, tape, 70)
-    assert len(store.read(P, 0.0, tape.at, 1000).times) == 80
+    assert len(store.read(P, START, tape.at, 1000).times) == 80
     store.close()
     store = open_store(path, tape.at)
-    assert len(store.read(P, 0.0, tape.at, 1000).times) == 80
+    assert len(store.read(P, START, tape.at, 1000).times) == 80
     store.close()
 
 
@@ -353,9 +442,9 @@ def test_only_the_chunk_goes_that_holds_a_damaged_row(path, asked):
         if asked == "read":
             assert len(store.read(P, since, tape.at, 1000).times) == 2 * CHUNK_TICKS
         else:
-            assert store.sum_up(since, tape.at, None, 10).sums[P].points == 2 * CHUNK_TICKS
+            assert store.sum_points(since, tape.at, None, 10).totals[P].points == 2 * CHUNK_TICKS
     assert [entry["event"] for entry in logs] == ["history_failed", "history_part_dropped"]
-    assert len(store.read(P, 0.0, tape.at, 1000).times) == 4 * CHUNK_TICKS
+    assert len(store.read(P, START, tape.at, 1000).times) == 4 * CHUNK_TICKS
     assert os.listdir(path.parent).count("history.db.aside") == 0
     store.close()
 
@@ -393,13 +482,13 @@ def test_damage_of_any_kind_is_found_and_a_new_file_begun(path, change):
         store = open_store(path, tape.at)
         again = Tape(tape.at, store.known_ids, store.next_id)
         fill(store, again, 2 * CHUNK_TICKS)
-        store.sum_up(0.0, again.at, None, 10)
-        store.read(P, 0.0, again.at, 1000)
+        store.sum_points(0.0, again.at, None, 10)
+        store.read(P, START, again.at, 1000)
         fill(store, again, 2 * CHUNK_TICKS)
     assert [entry["event"] for entry in logs].count("history_set_aside") == 1
-    errors = store.write_errors
+    errors = store.file.errors
     fill(store, again, CHUNK_TICKS)
-    assert store.write_errors == errors
+    assert store.file.errors == errors
     store.close()
     store = open_store(path, again.at)
     assert len(store.read(P, tape.at, again.at, 1000).times) >= 3 * CHUNK_TICKS
@@ -419,9 +508,9 @@ def test_a_series_without_a_name_takes_nothing_else_away(path):
         if number == CHUNK_TICKS // 2:
             store.close()
             store = open_store(path, tape.at)
-            assert len(store.read(P, 0.0, tape.at, 1000).times) == 6 + number
+            assert len(store.read(P, START, tape.at, 1000).times) == 6 + number
             assert unknown not in store.known_ids
-    assert store.write_errors == 0
+    assert store.file.errors == 0
     assert integral(store.read(P, tape.at - 100 * PERIOD_S, tape.at, 1000), "used_cores") == 100 * PERIOD_S
     store.close()
     assert os.listdir(path.parent) == ["history.db"]
@@ -437,25 +526,24 @@ def test_a_mistake_of_the_program_is_counted_and_memory_stays_bounded(path, monk
     with capture_logs() as logs:
         fill(store, tape, 2 * MEMORY_TICKS)
     assert next((entry["event"], entry.get("error")) for entry in logs) == ("history_failed", "KeyError: 'x'")
-    assert store.write_errors > 0
+    assert store.file.errors > 0
     assert len(store._ticks) == MEMORY_TICKS
     monkeypatch.undo()
     fill(store, tape, 2 * CHUNK_TICKS)
-    assert len(store.read(P, 0.0, tape.at, 10_000).times) >= MEMORY_TICKS
+    assert len(store.read(P, START, tape.at, 10_000).times) >= MEMORY_TICKS
     store.close()
     assert os.listdir(path.parent) == ["history.db"]
 
 
 def test_the_most_operations_without_series_are_told_at_any_age(path, small):
-    store, tape = open_store(path, length_s=100_000.0), Tape()
-    store.keep_s = (240.0, 1440.0)
+    store, tape = open_store(path), Tape()
     for number in range(300):
         tick = tape.tick(points(1.0))
         tick.left_out = 7 if number == 10 else 3 if number == 298 else 0
         store.add(tick)
 
     def told(since: float, until: float) -> int:
-        return store.sum_up(since, until, None, 10).without_series
+        return store.sum_points(since, until, None, 10).without_series
 
     for _ in range(2):
         assert told(0.0, tape.at) == 7
@@ -463,7 +551,7 @@ def test_the_most_operations_without_series_are_told_at_any_age(path, small):
         assert told(START + 1700.0, tape.at - 20 * PERIOD_S) == 0
         assert told(START, START + 1000.0) == 7
         store.close()
-        store = open_store(path, tape.at, length_s=100_000.0)
+        store = open_store(path, tape.at)
     store.close()
 
 
@@ -473,14 +561,14 @@ def test_a_directory_that_is_not_there_costs_only_the_file(tmp_path):
         store, tape = open_store(path), Tape(next_id=(int(START) << 24) + 1)
         fill(store, tape, 10)
     assert [(entry["event"], entry["doing"]) for entry in logs] == [("history_failed", "open")]
-    assert len(store.read(P, 0.0, tape.at, 100).times) == 10
+    assert len(store.read(P, START, tape.at, 100).times) == 10
     path.parent.mkdir()
     fill(store, tape, 2 * CHUNK_TICKS)
     assert path.exists()
-    assert len(store.read(P, 0.0, tape.at, 1000).times) == 10 + 2 * CHUNK_TICKS
+    assert len(store.read(P, START, tape.at, 1000).times) == 10 + 2 * CHUNK_TICKS
     store.close()
     store = open_store(path, tape.at)
-    assert len(store.read(P, 0.0, tape.at, 1000).times) == 10 + 2 * CHUNK_TICKS
+    assert len(store.read(P, START, tape.at, 1000).times) == 10 + 2 * CHUNK_TICKS
     assert store.next_id > tape.next_id - 1
     store.close()
 
@@ -496,15 +584,15 @@ def test_a_full_disk_is_said_once_and_the_history_goes_on(path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(sys.argv[1] + '-wal'), resource.RLIM_INFINITY))\n"
         "with capture_logs() as logs: fill(store, tape, 400)\n"
         "assert [entry['event'] for entry in logs] == ['history_failed'], logs\n"
-        "assert store.write_errors >= 400, store.write_errors\n"
-        "assert len(store.read(P, 0.0, tape.at, 10_000).times) == MEMORY_TICKS\n"
+        "assert store.file.errors >= 400, store.file.errors\n"
+        "assert len(store.read(P, START, tape.at, 10_000).times) == MEMORY_TICKS\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
         "with capture_logs() as logs: fill(store, tape, 60)\n"
         "assert [entry['event'] for entry in logs] == ['history_is_written_again'], logs\n"
-        "assert len(store.read(P, 0.0, tape.at, 10_000).times) > MEMORY_TICKS + 25\n"
+        "assert len(store.read(P, START, tape.at, 10_000).times) > MEMORY_TICKS + 25\n"
         "store.close()\n"
         "store = open_store(sys.argv[1], tape.at)\n"
-        "print(len(store.read(P, 0.0, tape.at, 10_000).times))\n"
+        "print(len(store.read(P, START, tape.at, 10_000).times))\n"
     )
     where = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
     command = [sys.executable, "-W", "error", "-c", program, str(path), *where]
@@ -520,10 +608,10 @@ def test_points_of_the_future_are_dropped(path):
     with capture_logs() as logs:
         store = open_store(path, START + PERIOD_S * 65)
     assert [entry["event"] for entry in logs] == ["history_of_the_future_dropped"]
-    assert len(store.read(P, 0.0, tape.at, 1000).times) == 60
+    assert len(store.read(P, START, tape.at, 1000).times) == 60
     later = Tape(START + PERIOD_S * 65, store.known_ids, store.next_id)
     fill(store, later, 50)
-    view = store.read(P, 0.0, later.at, 1000)
+    view = store.read(P, START, later.at, 1000)
     assert len(view.times) == 110
     assert view.times == sorted(view.times)
     store.close()
@@ -537,7 +625,7 @@ def test_names_may_be_any_text(path):
     for _ in range(CHUNK_TICKS + 1):
         store.add(tape.tick({key: row(OPERATION, used_cores=1.0) for key in keys}))
     for key in keys:
-        assert len(store.read(key, 0.0, tape.at, 1000).times) == CHUNK_TICKS + 1
+        assert len(store.read(key, START, tape.at, 1000).times) == CHUNK_TICKS + 1
     assert store.read(Key(OPERATION, "t", "b"), 0.0, tape.at, 1000).times == []
     assert store.read(Key(OPERATION, "u", "%"), 0.0, tape.at, 1000).times == []
     store.close()
@@ -550,6 +638,5 @@ def test_any_tree_is_all_trees(path):
         store.add(tape.tick(both))
     assert set(store.read(Key(OPERATION, "", "o"), 0.0, tape.at, 100).columns["used_cores"]) == {2.0}
     assert set(store.read(Key(OPERATION, "u", "o"), 0.0, tape.at, 100).columns["used_cores"]) == {1.0}
-    sums, _, _, _ = store.sum_up(0.0, tape.at, "u", 10)
-    assert list(sums) == [Key(OPERATION, "u", "o")]
+    assert list(store.sum_points(0.0, tape.at, "u", 10).totals) == [Key(OPERATION, "u", "o")]
     store.close()

@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from cpumond.scheduler.history import recorder
 from cpumond.scheduler.history.collector import Collector
-from cpumond.scheduler.history.model import OPERATION, HistoryView, Key, ReportView, Summary, Tick
-from cpumond.scheduler.history.recorder import GRAPH, MAX_WAITING, MAX_WAITING_TICKS, REPORT, History
+from cpumond.scheduler.history.model import OPERATION, HistoryView, Key, PeriodTotals, ReportView, Tick
+from cpumond.scheduler.history.recorder import GRAPH, MAX_WAITING, MAX_WAITING_TICKS, REPORT, HistoryRecorder
 from cpumond.scheduler.history.savings import SavingsView, make_savings
 from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.model import ROOT_POOL, TIMEOUT, TOO_MANY_REQUESTS, CommandError, Rules
@@ -52,9 +52,9 @@ class Held(HistoryStore):
         self._wait(f"read {key.name}")
         return super().read(key, since, until, max_points)
 
-    def sum_up(self, since: float, until: float, tree: str | None, top: int) -> Summary:
+    def sum_points(self, since: float, until: float, tree: str | None, top: int) -> PeriodTotals:
         self._wait("report")
-        return super().sum_up(since, until, tree, top)
+        return super().sum_points(since, until, tree, top)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ class World:
         self.scheduler = Scheduler(Rules(), self.state_store, clock)
         now = self.scheduler.started_at
         self.store = store or HistoryStore(str(folder / "history.db"), 86_400.0, 10.0, 2**24, now)
-        self.history = History(self.store, self.scheduler.state, now, 1000)
+        self.history = HistoryRecorder(self.store, self.scheduler.state, now, 1000)
         self.scheduler.history = self.history
 
     async def run_a_job(self, used_s: float) -> str:

@@ -14,7 +14,7 @@ from scheduler_world import PlayedNode, World
 from cpumond.core.wire import AgentAbout
 from cpumond.scheduler.history.collector import Collector
 from cpumond.scheduler.history.extras import split_orders
-from cpumond.scheduler.history.model import OPERATION, Key
+from cpumond.scheduler.history.model import ARM, DAY_S, HOUR_S, Amounts, Key
 from cpumond.scheduler.history.report import list_pools
 from cpumond.scheduler.history.savings import (
     Comparison,
@@ -22,16 +22,12 @@ from cpumond.scheduler.history.savings import (
     SavingsView,
     at_price,
     compare,
-    find_arms,
-    list_days,
+    list_arms,
     list_weeks,
     make_savings,
     student_95,
 )
 from cpumond.scheduler.history.store import HistoryStore
-
-HOUR_S = 3600.0
-DAY_S = 86_400.0
 
 
 @pytest.mark.parametrize(
@@ -54,9 +50,6 @@ def test_weeks_begin_on_monday() -> None:
     first, second = list_weeks(wednesday.timestamp(), tuesday.timestamp())
     assert first == (wednesday.timestamp(), monday.timestamp())
     assert second == (monday.timestamp(), tuesday.timestamp())
-    days = list_days(wednesday.timestamp(), tuesday.timestamp())
-    assert (len(days), days[0][1] - days[0][0], days[-1][1] - days[-1][0]) == (7, 12 * HOUR_S, 6 * HOUR_S)
-    assert days[4] == (monday.timestamp() - DAY_S, monday.timestamp())
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.7062), (4, 2.7764), (10, 2.2281), (11, 2.2010), (31, 2.0395)])
@@ -136,8 +129,8 @@ class Site:
 
     def savings(self, price: float = 0.0) -> SavingsView:
         times = (0.0, self.world.now)
-        weeks = [(times, self.store.sum_up(*times, None, 0))]
-        days = self.store.sum_up_each(find_arms(weeks), list_days(*times))
+        weeks = [(times, self.store.sum_days(*times))]
+        days = self.store.read_days(list_arms(weeks), *times)
         known = {name: list(list_pools(tree)) for name, tree in self.world.state.trees.items()}
         return make_savings(known, weeks, days, None, price, "EUR")
 
@@ -230,7 +223,7 @@ def test_pools_that_are_gone_are_forgotten(tmp_path: Path) -> None:
             node.finish(job_id)
         site.step()
         assert site.world.record(operation).is_finished
-    assert len(site.collector._lost) == len(site.world.tree().pools) + 1
+    assert len(site.collector._seen) == len(site.world.tree().pools) + 1
 
 
 def test_orders_of_others_leave_less_that_fits(tmp_path: Path) -> None:
@@ -297,61 +290,27 @@ def test_jobs_of_the_control_group_are_compared_with_the_others_of_their_hosts(t
     assert "held back for 1.00 % of what they ordered, those of the control group for 0.00 %" in found.sentence
 
 
-def compare_stored(path: Path, names: dict[str, float], days: int = 3) -> Comparison | None:
-    """What comes of a history in which each of some series orders a core and is held back for a part of it."""
+def compare_stored(path: Path, arms: dict[str, float]) -> Comparison | None:
+    """What comes of three days in which each arm orders a core and is held back for a part of it."""
     store, tape = HistoryStore(str(path), 30 * DAY_S, HOUR_S, 2**28, 0.0), history_ticks.Tape(0.0)
-    points = {
-        Key(OPERATION, "default", name): history_ticks.row(OPERATION, ordered_cores=1.0, throttled_cores=part)
-        for name, part in names.items()
-    }
-    points[Key(OPERATION, "other", "<others>")] = history_ticks.row(OPERATION, ordered_cores=9.0)
-    for _ in range(24 * days):
-        store.add(tape.tick(points, interval_s=HOUR_S))
-    for _ in range(60):  # until their names are in the file alone
-        store.add(tape.tick({Key(OPERATION, "default", "1-3"): history_ticks.row(OPERATION)}, interval_s=HOUR_S))
-    store.close()
-    store = HistoryStore(str(path), 30 * DAY_S, HOUR_S, 2**28, tape.at)
-    weeks = [((0.0, tape.at), store.sum_up(0.0, tape.at, None, 0))]
-    arms = find_arms(weeks)
-    days_of = store.sum_up_each(arms, list_days(0.0, tape.at))
-    assert {key for day in days_of for key in day} == arms
-    [tree] = make_savings({"default": []}, weeks, days_of, "default", 0.0, "").trees
+    totals = {Key(ARM, "default", name): Amounts(ordered=1.0, throttled=part) for name, part in arms.items()}
+    totals[Key(ARM, "other", "others")] = Amounts(ordered=9.0)
+    for _ in range(72):
+        store.add(tape.tick({}, HOUR_S, totals=totals))
+    weeks = [((0.0, tape.at), store.sum_days(0.0, tape.at))]
+    days = store.read_days(list_arms(weeks), 0.0, tape.at)
+    [tree] = make_savings({"default": []}, weeks, days, "default", 0.0, "").trees
     store.close()
     return tree.comparison
 
 
 def test_the_days_of_a_stored_history_are_compared(tmp_path: Path) -> None:
-    found = compare_stored(tmp_path / "history.db", {"<control>": 0.25, "<others>": 0.5, "<extra p>": 0.0, "1-2": 0.0})
+    found = compare_stored(tmp_path / "history.db", {"control": 0.25, "others": 0.5})
     assert found is not None
     assert (found.days, found.control_ordered, found.others_ordered) == pytest.approx((3, 72.0, 72.0))
     assert (found.held_back.control, found.held_back.others) == pytest.approx((0.25, 0.5))
     assert (found.held_back.low, found.held_back.high) == pytest.approx((0.25, 0.25))
 
 
-def test_the_parts_of_arms_that_earlier_versions_stored_count_with_their_arm(tmp_path: Path) -> None:
-    names = {"<control 0>": 0.25, "<control 31>": 0.75, "<others 0>": 0.5, "<others 7>": 1.0, "<others>": 0.0}
-    found = compare_stored(tmp_path / "history.db", names)
-    assert found is not None
-    assert (found.days, found.control_ordered, found.others_ordered) == pytest.approx((3, 144.0, 216.0))
-    assert (found.held_back.control, found.held_back.others) == pytest.approx((0.5, 0.5))
-
-
 def test_without_both_arms_nothing_is_compared(tmp_path: Path) -> None:
-    assert compare_stored(tmp_path / "history.db", {"<control>": 0.25}) is None
-
-
-def test_a_week_costs_nothing_of_the_operations_of_other_weeks(tmp_path: Path) -> None:
-    store = HistoryStore(str(tmp_path / "history.db"), 1e7, 10.0, 2**28, 0.0)
-    assert store._db is not None
-    ended = ((number, OPERATION, "default", f"operation {number}") for number in range(1, 20_001))
-    store._db.executemany("INSERT INTO series VALUES (?, ?, ?, ?)", ended)
-    steps = 0
-
-    def count() -> None:
-        nonlocal steps
-        steps += 1
-
-    store._db.set_progress_handler(count, 100)
-    assert not store.sum_up(0.0, 604_800.0, None, 0).sums
-    assert steps < 20
-    store.close()
+    assert compare_stored(tmp_path / "history.db", {"control": 0.25}) is None

@@ -1,0 +1,66 @@
+"""Files of 0.1 and 0.2: points that became coarser with age, in chunks with the sums of each series.
+
+What they hold is added up by day, each chunk to the UTC day in which it ends (one is five hours long at most), so that
+reports and savings go on; the points themselves go. The newest five minutes, in the journal alone, go with them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Final
+
+from cpumond.scheduler.elements import CONTROL, OTHERS
+from cpumond.scheduler.history.model import ARM, COVERED, DAY_S, OPERATION, POOL
+
+EARLIER_SCHEMA: Final = 2
+
+_TABLES: Final = ("series", "chunks", "points", "journal")
+
+_SUMS: Final = """CREATE TEMP TABLE sums AS
+    SELECT CAST(chunks.last / :day_s AS INTEGER) AS day, series.kind, series.tree, series.name, SUM(used) AS used,
+        SUM(reclaimed) AS reclaimed, SUM(ordered) AS ordered, SUM(throttled) AS throttled, SUM(late) AS late,
+        SUM(limits) AS limits, SUM(count) AS count, MAX(peak) AS peak
+    FROM old_points AS points JOIN old_chunks AS chunks ON chunks.id = points.chunk
+    JOIN old_series AS series ON series.id = points.series
+    WHERE series.kind = :pool OR (series.kind = :operation AND series.name LIKE '<%') GROUP BY 1, 2, 3, 4"""
+
+_POOLS: Final = """INSERT INTO days (day, kind, tree, name, used, reclaimed, ordered, throttled, late, "limit", lost,
+        extra_used, extra_ordered, extra_jobs, seconds, points, peak)
+    SELECT its.day, its.kind, its.tree, its.name, its.used, its.reclaimed, its.ordered, its.throttled, its.late,
+        its.limits, IFNULL(extra.late, 0), IFNULL(extra.used, 0), IFNULL(extra.ordered, 0), IFNULL(extra.throttled, 0),
+        0, its.count, its.peak
+    FROM sums AS its LEFT JOIN sums AS extra ON extra.day = its.day AND extra.kind = :operation
+        AND extra.tree = its.tree AND extra.name = '<extra ' || its.name || '>' WHERE its.kind = :pool"""
+"""What a pool had beyond the orders that fit was a series of its own, with jobs that began in the place of throttled
+and core-seconds lost in that of late."""
+
+_ARM: Final = """INSERT INTO days
+    SELECT day, :arm, tree, :name, SUM(used), SUM(reclaimed), SUM(ordered), SUM(throttled), SUM(late), 0, 0, 0, 0, 0, 0,
+        SUM(count), 0
+    FROM sums WHERE kind = :operation AND (name = '<' || :name || '>' OR name LIKE '<' || :name || ' %')
+    GROUP BY day, tree"""
+
+_COVERED: Final = """INSERT INTO days
+    SELECT CAST(last / :day_s AS INTEGER), :covered, '', '', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        SUM(CASE LENGTH(times) WHEN 16 THEN 0 ELSE (last - first) * LENGTH(times) / (LENGTH(times) - 16) END),
+        SUM(LENGTH(times) / 16), 0
+    FROM old_chunks WHERE NOT is_moving GROUP BY 1"""
+"""``times``: an end and a length, 16 bytes, for each point."""
+
+
+def sum_up_earlier(db: sqlite3.Connection, create_tables: Callable[[], None]) -> int:
+    """Within a transaction, replace the tables of an earlier version by new ones with totals of days; how many days."""
+    for name in _TABLES:
+        db.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
+    db.execute("DROP INDEX series_by_name")
+    create_tables()
+    numbers = {"pool": POOL, "operation": OPERATION, "arm": ARM, "covered": COVERED, "day_s": DAY_S}
+    db.execute(_SUMS, numbers)
+    db.execute(_POOLS, numbers)
+    for arm in (CONTROL, OTHERS):
+        db.execute(_ARM, {**numbers, "name": arm})
+    db.execute(_COVERED, numbers)
+    for table in ("sums", *(f"old_{name}" for name in _TABLES)):
+        db.execute(f"DROP TABLE {table}")
+    return int(db.execute("SELECT COUNT(DISTINCT day) FROM days").fetchone()[0])
