@@ -97,7 +97,6 @@ class _Tree:
         return self._shares[name]
 
     def path(self, name: str) -> list[str]:
-        """The elements from the root to ``name``."""
         path = [name]
         while path[-1] != ROOT:
             path.append(self.element(path[-1]).parent)

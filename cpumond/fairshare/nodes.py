@@ -284,7 +284,6 @@ def divide_by_least(weights: list[float]) -> list[float]:
 
 
 def invert(order: list[int]) -> list[int]:
-    """For each index its place in ``order``."""
     places = [0] * len(order)
     for place, n in enumerate(order):
         places[n] = place

@@ -33,7 +33,6 @@ class Path:
         self.complete = complete
 
     def add_step(self, x: float, slope: Vector, value: Vector) -> None:
-        """Append a linear step to fit factor ``x``."""
         self.xs.append(x)
         self.slopes.append(slope)
         self.values.append(value)

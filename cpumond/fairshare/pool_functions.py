@@ -224,7 +224,6 @@ def _add_rising(
 
 
 def _levels(values: list[Vector], guarantee: Vector) -> list[Vector]:
-    """By how much each value exceeds the guarantee."""
     if not any(guarantee):
         return values
     q0, q1, q2, q3, q4 = guarantee

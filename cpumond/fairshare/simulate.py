@@ -50,7 +50,6 @@ class Event:
 
     @property
     def end_s(self) -> float:
-        """When the demand that it leads to is reached."""
         return self.at_s + self.over_s
 
 
@@ -344,7 +343,6 @@ class _RowMaker:
         return self._capacities[key]
 
     def _sum_up(self, of_operations: list[float]) -> list[float]:
-        """Per pool, the sum over all operations below it."""
         sums = [0.0] * len(self._parent_of_pool)
         for parent, value in zip(self._parent_of_operation, of_operations, strict=True):
             if parent is not None:

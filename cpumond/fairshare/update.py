@@ -72,7 +72,6 @@ class FairShareUpdater:
         self._basis: object = None
 
     def update(self, snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
-        """One update, as ``fair_share_update``."""
         total, options = snapshot.total_resources, snapshot.options
         if self._basis != (total, options):
             self._basis, self._records, self._memory = (total, options), {}, {}

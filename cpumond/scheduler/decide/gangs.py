@@ -61,7 +61,6 @@ def list_needed(element: OperationElement) -> list[Task]:
 
 
 def sum_needed(element: OperationElement) -> Vector:
-    """What all jobs that the operation needs order together."""
     tasks = [(element.operation.needed[task.name], task.resources) for task in element.operation.next_tasks()]
     return sum_vectors([as_vector(number * amount for amount in order) for number, order in tasks]) if tasks else ZERO
 
@@ -132,7 +131,6 @@ class _Packing:
         self.steps = 0
 
     def search(self) -> list[Place] | None:
-        """Places for all, or None."""
         places: list[Place] = []
         tried: list[set[tuple[Vector, Vector]]] = [set()]
         at = [0]

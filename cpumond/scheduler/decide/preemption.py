@@ -245,6 +245,5 @@ def _make_plan(
 
 
 def tell_victims(target: OperationElement, victims: Iterable[Candidate], now: float) -> tuple[tuple[Job, str], ...]:
-    """All jobs that go, each with its reason."""
     reason = tell_starvation(target, now)
     return tuple((job, f"{reason}; {tell_shares(job.element)}") for each in victims for job in each.jobs)

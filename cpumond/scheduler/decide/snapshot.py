@@ -305,7 +305,6 @@ def fifo_order(pool: PoolElement) -> list[OperationElement]:
 
 
 def operation_weight(element: OperationElement) -> float:
-    """The weight that holds for an operation."""
     return fold_weight(element.name, element.options.weight)
 
 

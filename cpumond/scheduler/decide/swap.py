@@ -182,14 +182,12 @@ class Losses:
     """By the target."""
 
     def lose(self, victim: Candidate) -> None:
-        """Note a victim."""
         element = victim.element
         self.counts[element] = self.counts.get(element, len(element.jobs)) - len(victim.jobs)
         for above in path_of(element):
             self.lost[above] = add(self.lost.get(above, ZERO), victim.whole)
 
     def copy(self) -> Losses:
-        """Another one with the same content."""
         return Losses(dict(self.lost), dict(self.counts), self.ordered)
 
 

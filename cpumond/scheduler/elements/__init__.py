@@ -406,7 +406,6 @@ class Node:
         return least(self.capacity, sum_vectors([job.limits for job in self.jobs.values()]))
 
     def all_jobs(self) -> list[Job]:
-        """Active jobs and those told to stop."""
         return [*self.jobs.values(), *self.stopping.values()]
 
     @property

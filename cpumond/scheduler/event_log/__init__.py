@@ -45,8 +45,6 @@ MAX_LOGGED: Final = 20
 
 @dataclass(slots=True)
 class _Refused:
-    """What is known of a user's refusals."""
-
     left: float = BURST
     at: float = 0.0
     last: Event | None = None
@@ -76,7 +74,6 @@ class EventLog:
     # --- what is written
 
     def note(self, event: Event) -> None:
-        """Have an event written in the next period."""
         self._waiting.append(self.encode(Subjects(event).tell()))
 
     def encode(self, told: Told) -> Entry:
@@ -183,7 +180,6 @@ def _is_about(event: Event, refusal: ChangedSinceError) -> bool:
 
 
 def is_denied(error: BaseException) -> bool:
-    """Whether a request was refused for want of rights."""
     return getattr(error, "code", None) in (ACCESS_DENIED, AUTHENTICATION)
 
 

@@ -86,7 +86,6 @@ def tell_command(state: State, command: Command | TokenCommand, asked: Asked, ch
 def tell_refused(
     trees: Mapping[str, Tree], command: AnyCommand, asked: Asked, refusal: CommandError, now: float
 ) -> Told:
-    """A command that was refused for want of rights."""
     event = _begin(command, asked, now, f"was refused {_name_of(command)}: {refusal}", "refused")
     tree, pool = getattr(command, "tree", None) or "", _pool_of(command)
     event = msgspec.structs.replace(

@@ -33,7 +33,6 @@ def tell_start(now: float, version: str, term: int) -> Event:
 
 
 def tell_refused_node(registration: NodeRegistration, refusal: CommandError, now: float) -> Told:
-    """A node that may not register."""
     text = f"node {quoted(registration.node_id)} may not register: {refusal}"
     event = Event(
         at=now, kind="refused", text=text, node=registration.node_id, command="register_node", refused=str(refusal)

@@ -102,7 +102,6 @@ class Subjects:
         self.add("operation", [event.operation] if event.operation else ())
 
     def add(self, kind: Literal["tree", "node", "operation"], names: Iterable[str]) -> Subjects:
-        """It is about these, too."""
         self._found.update(dict.fromkeys(f"{kind}:{name}" for name in names))
         return self
 

@@ -13,13 +13,11 @@ CONTESTED: Final = frozenset({"contested", "overridden"})
 
 
 def tell_silent(node: Node, now: float) -> Event:
-    """No heartbeat came for the heartbeat time-out."""
     text = f"node {quoted(node.id)} is silent for {now - node.last_seen:.0f} s; its {count(len(node.jobs), 'job')} wait"
     return Event(at=now, kind="node_silent", text=text, node=node.id, tree=node.tree or "")
 
 
 def tell_returned(node: Node, now: float) -> Event:
-    """A node that was silent sends heartbeats again."""
     text = f"node {quoted(node.id)} is back after {now - node.last_seen:.0f} s"
     return Event(at=now, kind="node_returned", text=text, node=node.id, tree=node.tree or "")
 

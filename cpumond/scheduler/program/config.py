@@ -179,7 +179,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def where(self) -> str:
-        """What messages call the configuration."""
         return self.path or "built-in defaults"
 
 

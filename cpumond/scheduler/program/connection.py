@@ -38,7 +38,6 @@ _NO_SCOPE: Final = cast(Any, {})
 
 
 def make_door() -> Door:
-    """The bounds of one server's connections."""
     return Door(MAX_CONNECTIONS, MAX_HELD_BYTES, EXCHANGE_S)
 
 
@@ -107,7 +106,6 @@ class Connection(Bounded, HttpToolsProtocol):
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a whole request waits for its answer."""
         return bool(self.pipeline) or super().has_waiting
 
     @property
@@ -116,7 +114,6 @@ class Connection(Bounded, HttpToolsProtocol):
         return self._has_turn and not self.pipeline and not self._in_head and super().is_at_work
 
     def take_turn(self) -> None:
-        """The application begins with the request of ``_running``."""
         self._has_turn = True
         self._settle()
 

@@ -63,5 +63,4 @@ def describe_standby(view: LeadView, address: str, refusal: str = "") -> str:
 
 
 def standby_headers(view: LeadView, address: str) -> dict[str, str]:
-    """The headers that tell a client where to ask."""
     return {LEADER_HEADER: view.leader} if view.leader and view.leader != address else {}

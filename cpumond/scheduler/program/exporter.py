@@ -120,7 +120,6 @@ class LeadMetrics:
         yield from self.collect_lead()
 
     def collect_lead(self) -> Iterator[Metric]:
-        """The families that a leader has besides its own."""
         leading, view = self._leading, self._leading.view()
         for name, text, value in (
             ("leads", "1 while this scheduler leads, 0 while it is a standby.", view.role == "leader"),
@@ -209,7 +208,6 @@ class MetricsText:
 
 
 def escape(text: str) -> str:
-    """A label's value in the text format."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
@@ -241,8 +239,6 @@ def _histograms(timings: Timings) -> Iterator[Metric]:
 
 
 class _Collector:
-    """The families of fixed size."""
-
     def __init__(self, scheduler: Scheduler, lead: LeadMetrics | None) -> None:
         self._scheduler = scheduler
         self._lead = lead

@@ -19,7 +19,6 @@ class Identities:
                 self._groups_of[user] = self._groups_of.get(user, frozenset()) | {group}
 
     def groups_of(self, user: str) -> frozenset[str]:
-        """The groups that the configuration puts a user in."""
         return self._groups_of.get(user, frozenset())
 
     def take_over(self, other: Identities) -> None:

@@ -66,7 +66,6 @@ class FencedStore:
         return self._store.read_log(subjects, before=before, since=since, limit=limit)
 
     def cut_log(self, until: float, max_bytes: int) -> int:
-        """As ``write``."""
         with self._fenced():
             return self._store.cut_log(until, max_bytes)
 
@@ -98,7 +97,6 @@ class Reign:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it answers requests."""
         return self.scheduler is not None and self.scheduler.ready.is_set()
 
 
@@ -147,7 +145,6 @@ class Leading:
         return self.lead.may_answer(reign.term, self._now())
 
     def view(self) -> LeadView:
-        """Who leads, as far as this process knows."""
         lead = self.lead
         if self.find_reign() is not None:
             return LeadView("leader", lead.term, self.address, lead.error)

@@ -64,7 +64,6 @@ def _remove_left(path: str) -> None:
 
 
 def close_unix_socket(unix: socket.socket, path: str) -> None:
-    """Close the socket and remove its file."""
     unix.close()
     with contextlib.suppress(OSError):
         os.unlink(path)

@@ -133,8 +133,6 @@ def _open_entrance(config: SchedulerConfig, identities: Identities, manager: Ser
 
 
 class _Service(NamedTuple):
-    """What is served, and what runs beside the server."""
-
     app: App
     run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
     """Until the event; at once for one alone, when the last request is answered for one of several."""
@@ -210,7 +208,6 @@ def _run_alone(
     make_app: AppMaker,
     time_scale: float,
 ) -> None:
-    """With a store that no other scheduler uses."""
     path = os.path.join(config.state_dir, STORE_FILE)
     # Opening a large store takes a while, and so does its copy before a new version migrates it.
     manager.extend("opening the store")

@@ -30,7 +30,6 @@ class Vitals(NamedTuple):
 
 
 def vitals_of(scheduler: Scheduler) -> Vitals:
-    """Of a scheduler alone on its store."""
     period_s = scheduler.clock.real_s(scheduler.update_period_s)
     return Vitals(partial(describe_status, scheduler), lambda: scheduler.timings.good_updates, period_s)
 

@@ -38,7 +38,6 @@ class Reload:
         self._manager = manager
 
     def run(self) -> str:
-        """Reload now; what became of it, in a sentence."""
         self._manager.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             self._reload()

@@ -27,7 +27,6 @@ TLS_BUFFER_BYTES: Final = 32_768
 
 
 def make_config(app: Any) -> uvicorn.Config:
-    """How the server serves ``app``."""
     return uvicorn.Config(
         app,
         http=type("DooredConnection", (Connection,), {"door": make_door()}),

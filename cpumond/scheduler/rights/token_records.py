@@ -64,7 +64,6 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return ""
 
     def make_user(self) -> User:
-        """Whose requests it marks."""
         return User(
             self.user,
             admin=self.role == "admin",
@@ -97,7 +96,6 @@ class TokenTable:
         self._hashes[record.id] = record.hash
 
     def drop(self, digest: str) -> None:
-        """Forget a token."""
         found = self._records.pop(digest, None)
         if found is not None:
             del self._hashes[found[0].id]

@@ -48,7 +48,6 @@ class Tokens:
         return len(self._users)
 
     def __iter__(self) -> Iterator[tuple[str, User]]:
-        """The ids of all tokens, and their users."""
         return iter(self._ids.items())
 
     def __contains__(self, token_id: str) -> bool:

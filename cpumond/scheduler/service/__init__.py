@@ -99,7 +99,6 @@ class Clock:
         return self._wall_s + (time.monotonic() - self._start_s) * self.scale
 
     def real_s(self, scheduler_s: float) -> float:
-        """Real seconds in that many seconds of this clock."""
         return scheduler_s / self.scale
 
 

@@ -71,7 +71,6 @@ class IdleWatch:
         return report
 
     async def close(self) -> None:
-        """Give up what is under way."""
         tasks = [each for each in (self._round, *self._making.values()) if each is not None and not each.done()]
         for task in tasks:
             task.cancel()

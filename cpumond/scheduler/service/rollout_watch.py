@@ -34,7 +34,6 @@ class RolloutWatch:
         self.watches: dict[str, Watch] = {}
 
     async def look(self) -> None:
-        """Check each canary whose period is over."""
         now = self._now()
         stages = {each.nodes_filter: each for each in self._state.stages.list() if each.state == "canary"}
         for name in self.watches.keys() - stages.keys():

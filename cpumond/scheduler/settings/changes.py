@@ -29,12 +29,10 @@ class ConfigChange:
 
 
 def join_path(path: Iterable[str]) -> str:
-    """An ``attribute`` of these names."""
     return "/".join(name.replace("\\", "\\\\").replace("/", "\\/") for name in path)
 
 
 def split_path(attribute: str) -> tuple[str, ...]:
-    """The names of an ``attribute`` of an exact description."""
     return tuple(re.sub(r"\\(.)", r"\1", name) for name in re.findall(r"(?:[^/\\]|\\.)+", attribute, re.DOTALL))
 
 
@@ -91,7 +89,6 @@ def _pool_changes(
 
 
 def with_parent(pool: PoolConfig) -> dict[str, Any]:
-    """The attributes of a pool, and ``parent_name``."""
     return {"parent_name": pool.parent, **pool.attributes}
 
 

@@ -508,7 +508,6 @@ def _not_empty(where: str, count: int) -> CommandError:
 
 
 def _ancestors(tree: TreeConfig, name: str) -> Iterator[str]:
-    """The explicit pools above ``name``, the nearest first."""
     while name in tree.pools:
         name = tree.pools[name].parent
         if name in tree.pools:

@@ -54,7 +54,6 @@ class NodesFilter:
 
     @property
     def tags(self) -> frozenset[str]:
-        """The tags that the formula names."""
         return frozenset(step for step in self._postfix if step not in ("!", "&", "|", "%true", "%false"))
 
     def matches(self, tags: Collection[str]) -> bool:
@@ -138,7 +137,6 @@ def _parser() -> Lark:
 
 
 def _explain_characters(text: str, position: int) -> ConfigError:
-    """The sentence for a place where no token begins."""
     found = _INVALID.match(text, position)
     assert found is not None
     if found[0] == "in":
@@ -148,7 +146,6 @@ def _explain_characters(text: str, position: int) -> ConfigError:
 
 
 def _explain_token(text: str, error: UnexpectedToken) -> ConfigError:
-    """The sentence for a token at the wrong place."""
     token = error.token
     wants_operand = "TAG" in error.expected
     if token.type == "$END":

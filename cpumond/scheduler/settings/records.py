@@ -28,7 +28,6 @@ def encode_tree(tree: TreeConfig | PoolConfig) -> dict[str, Any]:
 
 
 def encode_pool(tree_name: str, pool: PoolConfig) -> dict[str, Any]:
-    """A pool as a dictionary for JSON."""
     return {**encode_tree(pool), "tree": tree_name, "parent": pool.parent}
 
 

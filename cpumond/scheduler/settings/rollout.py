@@ -143,7 +143,6 @@ class Host(NamedTuple):
 
 
 def _find_obeyed(level: Level, about: AgentAbout) -> Level:
-    """What an agent does that is sent a level."""
     return lowest(SAFE if level == "guarantee" and not about.knows_guarantee else level, about.bound)
 
 
@@ -153,7 +152,6 @@ def find_level(levels: Iterable[Level | None]) -> Level:
 
 
 def find_least(levels: Iterable[Level | None]) -> Level | None:
-    """The least of levels, None without any."""
     return min((level for level in levels if level is not None), key=LEVELS.index, default=None)
 
 
@@ -272,7 +270,6 @@ def plan_stage(stage: Stage, hosts: Iterable[Host]) -> StagePlan:
 
 
 def _find_stay(stage: Stage, host: Host) -> str:
-    """Why a host does not change."""
     if host.about is None:
         return UNKNOWN
     if not host.about.may_set_mode:
@@ -287,7 +284,6 @@ def _find_stay(stage: Stage, host: Host) -> str:
 
 
 def say_level(level: Level | None) -> str:
-    """The words for a level."""
     return "no stage" if level is None else f"reclaim by {level}" if level in ACTUATORS else level
 
 

@@ -98,7 +98,6 @@ def make_tables(tree: TreeConfig, *, with_ids: bool = True) -> TreeTables:
 
 
 def _split(kind: Kind, attributes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The fields of a ``Table``."""
     found: dict[str, dict[str, Any]] = {"options": {}, "attributes": {}}
     for name in sorted(attributes):
         found["options" if _is_option(kind, name) else "attributes"][name] = attributes[name]
@@ -129,7 +128,6 @@ def apply(
     nodes: Mapping[str, Collection[str]],
     name_pattern: str = DEFAULT_NAME_PATTERN,
 ) -> Outcome:
-    """As ``commands.apply``."""
     return commands.check(config, make_target(config, command, new_id), nodes=nodes, name_pattern=name_pattern)
 
 

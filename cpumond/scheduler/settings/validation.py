@@ -254,7 +254,6 @@ def _check_timeouts(kind: str, name: str, settings: PreemptionSettings) -> None:
 
 
 def _check_pool(pool: PoolConfig, main_resource: str) -> None:
-    """Check the rules between the settings of one pool."""
     settings = pool.settings
     if settings.fair_share_aggressive_starvation_timeout:
         _check_timeouts("pool", pool.name, settings)

@@ -159,7 +159,6 @@ class State:
         return tree
 
     def match_trees(self, tags: frozenset[str]) -> list[str]:
-        """The names of the trees whose filter fits."""
         return [name for name, work in self.work.items() if work.filter.matches(tags)]
 
     def take_expired(self) -> list[tuple[str, str]]:

@@ -22,7 +22,6 @@ def make_state(rules: Rules, config: Config) -> State:
 
 
 def apply(state: State, change: Transaction, now: float) -> None:
-    """Install a stored change."""
     if change.config is not None:
         install.install_config(state, change.config, now)
     for node in change.nodes:

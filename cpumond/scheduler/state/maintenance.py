@@ -37,7 +37,6 @@ def _is_same(new: Cordon | None, old: Cordon | None) -> bool:
 
 
 def _record(node: Node) -> NodeRecord:
-    """A node as it is stored."""
     tags = tuple(sorted(node.tags - {node.address}))
     tree = node.tree or "" if node.matched_trees else ""
     return NodeRecord(

@@ -158,12 +158,10 @@ class SpecRoom:
         return self._live.get(record.id) or self._ended.get(record.id, 0)
 
     def remove_ended(self, operation_id: str) -> None:
-        """Stop counting an ended operation."""
         self.ended_bytes -= self._ended.pop(operation_id, 0)
 
     @property
     def is_full_of_ended(self) -> bool:
-        """Whether the oldest ended operations must be forgotten."""
         return self.ended_bytes > self.max_bytes
 
     def _forget_live(self, record: OperationRecord) -> int:

@@ -20,12 +20,10 @@ class StageTable:
         return len(self._stages)
 
     def get(self, name: str) -> Stage | None:
-        """The stage of that filter."""
         found = self._stages.get(name)
         return None if found is None else found[0]
 
     def list(self) -> list[Stage]:
-        """All of them, by filter."""
         return [self._stages[name][0] for name in sorted(self._stages)]
 
     def change(self, stages: Iterable[Stage], removed: Iterable[str]) -> None:

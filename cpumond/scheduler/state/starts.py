@@ -67,7 +67,6 @@ def list_stops_of(state: State, operation_id: str) -> list[StartRecord]:
 
 
 def note_stored(state: State, starts: Iterable[StartRecord]) -> None:
-    """These are stored now."""
     for record in starts:
         if record.stopped:
             state.unstored_stops.pop(record.id, None)

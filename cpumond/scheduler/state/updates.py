@@ -15,7 +15,6 @@ from cpumond.scheduler.state import State
 
 
 def make_snapshot(state: State, tree: Tree) -> Snapshot:
-    """The tree as a fair-share update reads it."""
     if any(node.cordoned or node.matched_trees for node in tree.nodes.values()):
         tree.sum_total(are_nodes_same=True)  # jobs that were there have ended
     return state.work[tree.name].maker.make(tree)
@@ -58,6 +57,5 @@ def restore_progress(tree: Tree, progress: Mapping[str, Any]) -> None:
 
 
 def _key_of(element: PoolElement | OperationElement) -> str:
-    """The name of an element in the store."""
     explicit = element.config if isinstance(element, PoolElement) else None
     return element.name if explicit is None else explicit.id

@@ -96,9 +96,7 @@ class Store(Protocol):
         went: a bounded number with each call, 0 when there is nothing left to drop. Raises StoreError."""
         ...
 
-    def close(self) -> None:
-        """Release the store; a second call does nothing."""
-        ...
+    def close(self) -> None: ...
 
 
 class Lease(NamedTuple):

@@ -102,7 +102,6 @@ def _copy_log(source: Store, target: Store, expected: _Sum) -> Iterator[int]:
 
 
 def _list_pages(store: Store) -> Iterator[list[tuple[int, Entry]]]:
-    """The log, its newest page first."""
     before: int | None = None
     while page := store.read_log(before=before, limit=BATCH_RECORDS):
         yield page

@@ -80,7 +80,6 @@ class Lead:
         return self.leader if not self.is_own and now_s - self.heard_s < self.lease_s else ""
 
     def find_step(self, now_s: float) -> Step:
-        """What has to be done at this moment."""
         if self.is_own and now_s >= self.until_s:
             return Step.END
         if now_s < self.next_s:
@@ -97,7 +96,6 @@ class Lead:
         return replace(self, term=lease.term, leader="", is_own=True, error="", heard_s=now_s)._leased(sent_s)
 
     def seen(self, lease: Lease | None, now_s: float) -> Lead:
-        """Another one leads, or nobody does."""
         term, leader = (self.term, "") if lease is None else (lease.term, lease.leader if lease.left_s > 0 else "")
         return replace(self, term=term, leader=leader, error="", heard_s=now_s, next_s=now_s + self.look_s)
 

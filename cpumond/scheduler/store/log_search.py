@@ -29,9 +29,7 @@ class LogIndex(Protocol):
         falling."""
         ...
 
-    def choose_about(self, subject: str, numbers: Sequence[int]) -> list[int]:
-        """Those of ``numbers`` whose entries are about ``subject``."""
-        ...
+    def choose_about(self, subject: str, numbers: Sequence[int]) -> list[int]: ...
 
     def read_entries(self, numbers: Sequence[int]) -> list[tuple[int, Entry]]:
         """The entries that are sound, in the order of ``numbers``."""

@@ -480,7 +480,6 @@ class PostgresStore:
             session.close()
 
     def close(self) -> None:
-        """Release the store; a second call does nothing."""
         self._is_closed = True
         self._drop()
         with self._reading:

@@ -129,7 +129,6 @@ class LogReader:
         return row[0] if row else None
 
     def list_numbers(self, subject: str | None, below: int, lowest: int, limit: int) -> list[int]:
-        """See ``LogIndex``, as all the others."""
         if subject is None:
             return self._list(LIST_ALL, below, lowest, limit)
         return self._list(LIST_ABOUT, subject.encode(), below, lowest, limit)

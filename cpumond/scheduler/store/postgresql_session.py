@@ -110,7 +110,6 @@ class Session:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def get(self, statement: str, parameters: Sequence[object] = (), binary: bool = False) -> TupleRow | None:
-        """The first row of the answer."""
         return self.connection.execute(statement, parameters, binary=binary).fetchone()
 
     def close(self) -> None:

@@ -96,7 +96,6 @@ class LogReader:
         return number
 
     def list_numbers(self, subject: str | None, below: int, lowest: int, limit: int) -> list[int]:
-        """See ``LogIndex``, as all the others."""
         table, names = ("log WHERE", ()) if subject is None else ("log_subjects WHERE subject = ? AND", (subject,))
         query = f"SELECT number FROM {table} number < ? AND number >= ? ORDER BY number DESC LIMIT ?"  # noqa: S608
         return [number for (number,) in self.connection.execute(query, (*names, below, lowest, limit))]

@@ -37,7 +37,6 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many were observed."""
         return sum(self.counts)
 
     def sum_up(self) -> list[int]:
@@ -82,7 +81,6 @@ class Timings:
 
     @property
     def updates(self) -> int:
-        """Fair-share updates."""
         return self.update.count
 
     def list_numbers(self) -> dict[str, float]:
