@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NoReturn, TypeVar
 import click
 import msgspec
 
-from cpumond.cli.render.grid import Cell, Column, Heading, Item, draw_fields, draw_grid, fold, make_rows, paint
+from cpumond.cli.render.grid import Cell, Column, Heading, Item, draw_fields, draw_grid, draw_lines, fold, make_rows
 from cpumond.core.errors import UnavailableError, UsageError
 from cpumond.core.words import show_json, show_name
 
@@ -234,8 +234,8 @@ def print_items(columns: Sequence[Column[Item]], items: Sequence[Item], nothing:
 
 def tell_left_out(names: Sequence[str], width: int | None, colour: bool) -> str:
     """The line about columns that are not shown."""
-    text = fold(f"left out at this width: {', '.join(names)} (--wide shows them)", width)
-    return "\n".join(paint(line, "dim", colour) for line in text.split("\n"))
+    text = f"left out at this width: {', '.join(names)} (--wide shows them)"
+    return "\n".join(draw_lines([(text, "dim")], width, colour))
 
 
 def print_fields(fields: Iterable[tuple[str, Cell]]) -> None:
@@ -247,8 +247,7 @@ def print_fields(fields: Iterable[tuple[str, Cell]]) -> None:
 def print_text(text: str, indent: str = "", style: str = "") -> None:
     """Sentences, in lines as long as the terminal is wide; ``indent`` stands before all but the first of each."""
     for sentence in text.split("\n"):
-        for line in fold(sentence, terminal_width(), indent).split("\n"):
-            click.echo(paint(line, style, use_colour()))
+        click.echo("\n".join(draw_lines([(sentence, style)], terminal_width(), use_colour(), indent)))
 
 
 def warn(sentence: str) -> None:

@@ -8,7 +8,7 @@ import sys
 import click
 
 
-class Progress:
+class ProgressLine:
     """A line on standard error that each update overwrites; nothing is shown where that is no terminal."""
 
     def __init__(self) -> None:

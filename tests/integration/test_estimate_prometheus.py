@@ -129,7 +129,7 @@ def test_history_of_containers(prometheus: Prometheus, tmp_path: Path) -> None:
 def test_what_is_not_there_is_said(prometheus: Prometheus) -> None:
     url = f"http://127.0.0.1:{prometheus.port}"
     for arguments, said in (
-        (["--metrics", "cpumond"], "has no cpumond_job_cpu_seconds_total in the last 24h"),
+        (["--metrics", "cpumond"], "has no cpumond_job_cpu_seconds_total in the last 1 d"),
         (["--match", 'instance="h9"'], "has no container_cpu_usage_seconds_total nor cpumond_job_cpu_seconds_total"),
         (["--match", 'instance="h9'], "Prometheus answered with an error (HTTP status 400): "),
     ):

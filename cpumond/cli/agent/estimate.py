@@ -181,10 +181,10 @@ def _read_prometheus(
 ) -> Findings:  # fmt: skip
     from cpumond.agent.report.token import read_token
     from cpumond.cli.agent.estimate_prometheus import Prometheus, read_history
-    from cpumond.cli.progress import Progress
+    from cpumond.cli.progress import ProgressLine
 
     prometheus = Prometheus(url, read_token(token_file) if token_file else "")
-    progress = Progress()
+    progress = ProgressLine()
     try:
         return read_history(prometheus, metrics, match, since_s, step_s, time.time(), settings, progress.show)
     finally:

@@ -7,23 +7,20 @@ import json
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from cpumond.agent.config import parse_assignments
 from cpumond.agent.discovery.workloads import SourceSketch, Workload, find_roots, list_sources
-from cpumond.cli.render.html import format_span
-from cpumond.cli.render.tables import Cell, draw, make_table, measure, show_title
-from cpumond.core.measures import count_cores
+from cpumond.cli.render.grid import Cell, Column, draw_grid, draw_lines
+from cpumond.cli.render.tables import show_title
+from cpumond.core.measures import count_cores, format_span
 from cpumond.core.words import count, show_cores, show_name
 from cpumond.monitor.estimate import Confidence, Estimate, RuleEstimate, Timeline, add_up, judge_confidence
 from cpumond.monitor.model import LimitRule, MonitorSettings
 from cpumond.monitor.reclaimed import USUAL_JOBS
 from cpumond.monitor.rules import RULES
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 VERSION: Final = 1
 """Of the JSON output."""
@@ -169,47 +166,35 @@ EXPLANATION: Final = (
 
 def render_text(findings: Findings, top: int, width: int | None, colour: bool) -> str:
     rows = sort_rows(findings.rows)
-    parts: list[Any] = [*describe(findings), *(f"Note: {note}" for note in (*findings.notes, *findings.named_notes))]
+    texts = [*describe(findings), *(f"Note: {note}" for note in (*findings.notes, *findings.named_notes))]
+    parts = list(draw_lines(texts, width, colour))
     if rows and top:
-        table, left_out = fit_table(findings, rows[:top], width)
-        parts += ["", table]
-        if left_out:
-            parts.append((f"no room for: {', '.join(left_out)}; a wider terminal or --json shows all", "dim"))
+        table, left_out = draw_grid(list_columns(), list_rows(findings, rows[:top]), width, colour)
+        notes = [f"no room for: {', '.join(left_out)}; a wider terminal or --json shows all"] if left_out else []
         if len(rows) > top:
-            parts.append((f"and {count(len(rows) - top, 'workload')} more; --top or --json shows all", "dim"))
-        parts += ["", *((line, "dim") for line in EXPLANATION)]
-    return draw(parts, width, colour)
+            notes.append(f"and {count(len(rows) - top, 'workload')} more; --top or --json shows all")
+        parts += ["", table, *draw_lines([(text, "dim") for text in (*notes, "", *EXPLANATION)], width, colour)]
+    return "\n".join(parts)
 
 
-def fit_table(findings: Findings, rows: list[Row], width: int | None) -> tuple[Table, list[str]]:
-    """The table with as many columns as ``width`` has room for, and the headings left out; long names are folded."""
-    shown = list_headings()
-    left_out: list[str] = []
-    for dropped in (None, *DROP_ORDER):
-        if dropped is not None:
-            shown.remove(dropped)
-            left_out.append(dropped)
-        for padding in (2, 1):
-            if width is None or measure(_make_table(findings, rows, shown, padding, MIN_NAME)) <= width:
-                return _make_table(findings, rows, shown, padding), left_out
-    return _make_table(findings, rows, shown, 1), left_out
-
-
-def _make_table(
-    findings: Findings, rows: list[Row], shown: list[str], padding: int, most_name: int | None = None
-) -> Table:
-    headings = list_headings()
-    kept = [heading in shown for heading in headings]
-    columns: list[tuple[str, dict[str, Any]]] = [(headings[0], {"min_width": MIN_NAME, "max_width": most_name})]
-    for heading in headings[1:]:
+def list_columns() -> list[Column[Any]]:
+    """Numbers are never shortened, names to MIN_NAME at most."""
+    first, *others = list_headings()
+    columns: list[Column[Any]] = [Column(first, least=MIN_NAME)]
+    for heading in others:
+        rank = len(DROP_ORDER) - DROP_ORDER.index(heading) if heading in DROP_ORDER else 0
         mark = "" if heading in ("kind", "sure") else ">"
-        columns.append((mark + heading.replace(": ", ":\n"), {"no_wrap": True, "overflow": "ellipsis"}))
+        columns.append(Column(mark + heading.replace(": ", ":\n"), rank))
+    return columns
+
+
+def list_rows(findings: Findings, rows: list[Row]) -> list[list[Cell]]:
+    """The rows of workloads, and those of the totals."""
     lines: list[list[Cell]] = [
         [show_title(row.label, MAX_NAME) + (" (ended)" if row.is_gone else ""), *list_cells(findings, row)]
         for row in rows
     ]
-    lines += [[(text, "bold") for text in (name, *cells)] for name, cells in list_totals(findings)]
-    return make_table(itertools.compress(columns, kept), (itertools.compress(line, kept) for line in lines), padding)
+    return lines + [[(text, "bold") for text in (name, *cells)] for name, cells in list_totals(findings)]
 
 
 def list_headings() -> list[str]:

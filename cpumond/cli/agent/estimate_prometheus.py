@@ -14,10 +14,9 @@ import msgspec
 
 from cpumond.agent.discovery.workloads import Workload, classify, pick_workloads
 from cpumond.cli.agent.estimate_findings import Findings, Row
-from cpumond.cli.render.html import format_span
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import AccessError, UnavailableError
-from cpumond.core.measures import format_duration
+from cpumond.core.measures import format_duration, format_span
 from cpumond.core.words import count, show_name
 from cpumond.monitor.estimate import Timeline, UseWatch
 from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings

@@ -17,10 +17,9 @@ from cpumond.agent.discovery.workloads import Workload, list_above, pick_workloa
 from cpumond.cli.agent.estimate_findings import Findings, Row
 from cpumond.cli.agent.watch import read_own_quota
 from cpumond.cli.ending import ended_by, list_ending_signals
-from cpumond.cli.progress import Progress
-from cpumond.cli.render.html import format_span
+from cpumond.cli.progress import ProgressLine
 from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, CpumondError, UnavailableError
-from cpumond.core.measures import count_cores
+from cpumond.core.measures import count_cores, format_span
 from cpumond.core.words import count, show_cores, show_name
 from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.files import count_threads, find_vital, open_counter, read_cpus
@@ -315,7 +314,7 @@ def watch_host(
     Raises UnavailableError when no cgroup looks like a workload, or none has two samples at the end.
     """
     watch = HostWatch(root, settings, duration_s)
-    progress = Progress()
+    progress = ProgressLine()
     with contextlib.ExitStack() as stack:
         stack.callback(watch.close)
         stack.callback(progress.end)

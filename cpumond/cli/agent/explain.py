@@ -6,17 +6,14 @@ line is wrapped. Text of an agent is shown with its control characters escaped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from cpumond.cli.render.tables import STYLES, Cell, draw, make_table, measure, show_option
+from cpumond.cli.render.grid import Cell, Column, column, draw_grid, draw_lines, width_of
+from cpumond.cli.render.tables import STYLES, show_option
 from cpumond.core.answers import DecisionAnswer, ExplainAnswer
 from cpumond.core.errors import UnavailableError
 from cpumond.core.words import count, show_measured, show_name, show_time, show_votes
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
 
 
 def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: bool) -> str:
@@ -29,20 +26,27 @@ def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: 
             f"the agent of job {show_name(e.job_id)} is an older cpumond, which gives no reasons; update it, "
             "or read its figures with --json"
         )
+
+    def table(rows: Sequence[Sequence[Cell]]) -> str:
+        headings: list[Column[Any]] = [Column("") for _ in rows[0][1:]]
+        return draw_grid([*headings, column("")], rows, width, colour)[0]
+
+    def lines(*texts: Cell) -> Iterator[str]:
+        return draw_lines(texts, width, colour)
+
     facts: list[list[Cell]] = [[(show_name(name), "bold"), show_name(text)] for name, text in e.facts.items()]
-    table = make_table((("", {"no_wrap": True, "overflow": "ellipsis"}), ""), facts, show_header=False)
-    parts: list[Cell | RenderableType] = [(show_name(e.why), "bold"), "", table, ""]
+    parts = [*lines((show_name(e.why), "bold"), ""), table(facts), ""]
     if e.peak is None:
-        parts += list_votes(e)
-    parts += [f"next check: {show_name(e.next)}", "", ("job-cpu-monitor in force:", "bold"), draw_options(e)]
+        parts += lines(*list_votes(e))
+    parts += lines(f"next check: {show_name(e.next)}", "", ("job-cpu-monitor in force:", "bold"))
+    parts.append(table(list_options(e, width)))
     shown = e.decisions if last is None else e.decisions[max(len(e.decisions) - last, 0) :]
     if not e.decisions:
         parts += ["", "no decision yet"]
     elif shown:
-        parts += ["", (f"last {len(shown)} of {count(len(e.decisions), 'decision')}, local time:", "bold")]
-        wide = make_decisions(shown, 2)
-        parts.append(wide if width is None or measure(wide) <= width else make_decisions(shown, 1))
-    return draw(parts, width, colour)
+        parts += lines("", (f"last {len(shown)} of {count(len(e.decisions), 'decision')}, local time:", "bold"))
+        parts.append(table(list_decisions(shown)))
+    return "\n".join(parts)
 
 
 def list_votes(e: ExplainAnswer) -> list[str]:
@@ -57,17 +61,17 @@ def list_votes(e: ExplainAnswer) -> list[str]:
     return lines if w.votes else [*lines, "  none yet"]
 
 
-def draw_options(e: ExplainAnswer) -> Table:
+def list_options(e: ExplainAnswer, width: int | None) -> list[list[Cell]]:
+    """Two options a row, where they have room."""
     texts = [show_name(f"{key} = {show_option(key, value)}") for key, value in e.job_cpu_monitor.items()]
+    if width is not None and 2 * max(map(width_of, texts), default=0) + 4 > width:
+        return [[f"  {text}"] for text in texts]
     half = (len(texts) + 1) // 2
-    rows = ((f"  {left}", right) for left, right in zip(texts[:half], [*texts[half:], ""], strict=False))
-    return make_table([("", {"overflow": "ellipsis"})] * 2, rows, 3, show_header=False)
+    return [[f"  {left}", right] for left, right in zip(texts[:half], [*texts[half:], ""], strict=False)]
 
 
-def make_decisions(decisions: Sequence[DecisionAnswer], padding: int) -> Table:
-    name: tuple[str, dict[str, Any]] = ("", {"no_wrap": True, "overflow": "ellipsis"})
-    text: tuple[str, dict[str, Any]] = ("", {"overflow": "ellipsis"})
-    rows = []
+def list_decisions(decisions: Sequence[DecisionAnswer]) -> list[list[Cell]]:
+    rows: list[list[Cell]] = []
     for decision in decisions:
         change = f"{show_measured(decision.old_cores)} -> {show_measured(decision.new_cores)}"
         result = decision.result
@@ -76,7 +80,7 @@ def make_decisions(decisions: Sequence[DecisionAnswer], padding: int) -> Table:
         when = show_time(decision.at, "%b %d %H:%M:%S")
         cells = (when, decision.kind, change, result, decision.reason)
         rows.append([(show_name(cell), STYLES.get(cell, "")) for cell in cells])
-    return make_table((name, name, (">", name[1]), text, text), rows, padding, show_header=False)
+    return rows
 
 
 def _same(a: float | None, b: float | None) -> bool:

@@ -16,11 +16,11 @@ import msgspec
 
 from cpumond.cli.fairshare.input import InputReader, UpdateForm
 from cpumond.cli.options import DurationType, naming_unreadable
+from cpumond.cli.progress import ProgressLine
 from cpumond.cli.render.fair_share import render_html
-from cpumond.cli.render.html import format_span
 from cpumond.cli.replacement import Replacement
 from cpumond.core.errors import FairShareInputError
-from cpumond.core.measures import parse_duration_s
+from cpumond.core.measures import format_span, parse_duration_s
 from cpumond.core.schema import normalise_table
 from cpumond.core.toml_text import explain_toml
 from cpumond.core.words import did_you_mean, quoted, show_json
@@ -279,12 +279,12 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 def _show_progress(rows: Iterator[SimulationRow], until_s: float) -> Iterator[SimulationRow]:
     """Pass rows on, and show the simulated time in one line on standard error."""
-    shown_at_s = time.monotonic()
+    line, shown_at_s = ProgressLine(), time.monotonic()
     try:
         for number, row in enumerate(rows):
             if number % 256 == 0 and time.monotonic() >= shown_at_s + PROGRESS_S:
                 shown_at_s = time.monotonic()
-                click.echo(f"\rsimulated {format_span(row.time_s)} of {format_span(until_s)}\x1b[K", err=True, nl=False)
+                line.show(f"simulated {format_span(row.time_s)} of {format_span(until_s)}")
             yield row
     finally:
-        click.echo("\r\x1b[K", err=True, nl=False)
+        line.end()

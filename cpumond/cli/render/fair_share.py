@@ -7,9 +7,8 @@ number of pools that are drawn, not with the length of the simulation.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from cpumond.cli.render.html import Page, as_text, format_amount
@@ -32,50 +31,25 @@ LINES: Final[dict[str, Callable[[SimulationRow], float]]] = {
 """Line of a graph -> its value in a row."""
 
 
-@dataclass(slots=True)
 class _Pool:
-    """What is collected of one pool while its rows arrive."""
+    """The rows of a pool that are drawn, to which the next ones are added."""
 
-    first: SimulationRow
-    last: SimulationRow
-    greatest_demand: float = 0.0
-    greatest_usage: float = 0.0
-    least_volume: float = math.inf
-    greatest_volume: float = 0.0
-    bucket: int = -1
-    waiting: list[SimulationRow] = field(default_factory=list)
-    """The rows of ``bucket``."""
-    drawn: list[SimulationRow] = field(default_factory=list)
-    """The rows that are drawn of the buckets before."""
+    def __init__(self) -> None:
+        self.rows: list[SimulationRow] = []
+        self._waiting: list[SimulationRow] = []
+        self._bucket = -1
 
-    def add(self, row: SimulationRow, until_s: float) -> None:
-        """Take the next row of the pool. The values of a row hold until the next one."""
-        self.last = row
-        self.greatest_demand = max(self.greatest_demand, row.demand)
-        self.greatest_usage = max(self.greatest_usage, row.usage, row.fair_share)
-        self.least_volume = min(self.least_volume, row.accumulated_volume)
-        self.greatest_volume = max(self.greatest_volume, row.accumulated_volume)
-        bucket = min(int(row.time_s / until_s * BUCKETS), BUCKETS - 1) if until_s > 0 else 0
-        if bucket != self.bucket:
-            self._thin()
-            self.bucket = bucket
-        self.waiting.append(row)
+    def add(self, row: SimulationRow, bucket: int) -> None:
+        if bucket != self._bucket:
+            self.thin()
+            self._bucket = bucket
+        self._waiting.append(row)
 
-    def finish(self, until_s: float) -> list[SimulationRow]:
-        """The rows that are drawn, to ``until_s``."""
-        self._thin()
-        is_whole = self.drawn[-1].time_s >= until_s
-        return self.drawn if is_whole else [*self.drawn, replace(self.last, time_s=until_s)]
-
-    def _thin(self) -> None:
-        if self.waiting:
-            kept = {
-                id(row): row
-                for line in LINES.values()
-                for row in (min(self.waiting, key=line), max(self.waiting, key=line))
-            }
-            self.drawn += sorted(kept.values(), key=lambda row: row.time_s)
-            self.waiting = []
+    def thin(self) -> None:
+        """Keep those of the bucket in which a line has its least or greatest value."""
+        kept = {pick(self._waiting, key=line) for line in LINES.values() for pick in (min, max) if self._waiting}
+        self.rows += sorted(kept, key=lambda row: row.time_s)
+        self._waiting = []
 
 
 def render_html(rows: Iterable[SimulationRow], title: str, until_s: float, main_resource: str) -> str:
@@ -83,27 +57,31 @@ def render_html(rows: Iterable[SimulationRow], title: str, until_s: float, main_
 
     ``title`` is the heading; ``main_resource``, one of RESOURCES, is what the rows have amounts of. Names are escaped.
     """
+    end_s = until_s or 1.0  # a simulation of one moment is drawn as one second
     pools: dict[str, _Pool] = {}
+    last: dict[str, SimulationRow] = {}
     for row in rows:
         if row.guarantee_type != "none":
-            if row.pool not in pools:
-                pools[row.pool] = _Pool(row, row)
-            pools[row.pool].add(row, until_s)
+            pools.setdefault(row.pool, _Pool()).add(row, min(int(row.time_s / end_s * BUCKETS), BUCKETS - 1))
+            last[row.pool] = row
     page = Page(title)
     if not pools:
         page.add("<p>No pool of this tree has an integral guarantee, so there is no volume to draw.</p>")
-    for number, pool in enumerate(pools.values()):
-        _add_pool(page, pool, number, until_s, UNITS[main_resource])
+    for number, (name, pool) in enumerate(pools.items()):
+        pool.thin()
+        # The values of a row hold until the next one.
+        to_end = [replace(last[name], time_s=end_s)] if pool.rows[-1].time_s < end_s else []
+        _add_pool(page, [*pool.rows, *to_end], number, UNITS[main_resource])
     return page.render()
 
 
-def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -> None:
-    row, last = pool.first, pool.last
+def _add_pool(page: Page, rows: Sequence[SimulationRow], number: int, unit: str) -> None:
+    row, last = rows[0], rows[-1]
     page.add(f"<h2>{as_text(row.pool)}</h2>")
-    # A simulation of one moment is drawn as one second.
-    end_s = until_s or 1.0
-    rows = pool.finish(end_s)
     times = [each.time_s for each in rows]
+    more: dict[str, Any] = {"elapsed": True, "sync": f"pool {number}", "until": last.time_s}
+    most_demand, most_used = max(each.demand for each in rows), max(each.usage for each in rows)
+    volumes = [each.accumulated_volume for each in rows]
 
     def line(name: str, label: str, color: str, **look: Any) -> dict[str, Any]:
         # More than six digits are not visible.
@@ -111,15 +89,15 @@ def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -
         return {"label": label, "values": values, "color": color, **look}
 
     levels = _list_levels(row)
-    fitting = max(pool.greatest_usage, *(level["level"] for level in levels), 0.0)
+    fitting = max(most_used, *(level["level"] for level in levels), 0.0)
     # A demand far above all else would press the other lines flat.
-    is_cut = pool.greatest_demand > fitting * 2.5 > 0
+    is_cut = most_demand > fitting * 2.5 > 0
     area: dict[str, Any] = {"step": "after", "stack": True, "fill": True, "width": 0}
     strong = [line("strong", "strong guarantee", "--c5", **area)] if row.strong_guarantee else []
     page.add_chart(
         f"Allotted and demand against the guarantee, {unit}s",
-        f"Demand of at most {format_amount(pool.greatest_demand)} {unit}s, allotted at most "
-        f"{format_amount(pool.greatest_usage)}, at the end {format_amount(last.usage)}.",
+        f"Demand of at most {format_amount(most_demand)} {unit}s, allotted at most "
+        f"{format_amount(most_used)}, at the end {format_amount(last.usage)}.",
         times,
         [
             *strong,
@@ -129,16 +107,16 @@ def _add_pool(page: Page, pool: _Pool, number: int, until_s: float, unit: str) -
             line("usage", "allotted", "--c1", step="after"),
             *levels,
         ],
-        height=260, elapsed=True, sync=f"pool {number}", until=end_s, **({"cut": fitting * 1.15} if is_cut else {}),
+        height=260, **({"cut": fitting * 1.15} if is_cut else {}), **more,
     )  # fmt: skip
     capacity = row.integral_pool_capacity
     page.add_chart(
         f"Accumulated volume against the capacity, {unit}·s",
-        f"From {format_amount(pool.least_volume)} to {format_amount(pool.greatest_volume)} {unit}·s, at the end "
+        f"From {format_amount(min(volumes))} to {format_amount(max(volumes))} {unit}·s, at the end "
         f"{format_amount(last.accumulated_volume)}, of a capacity of {format_amount(capacity)}.",
         times,
         [line("volume", "volume", "--c3"), {"label": "capacity", "level": capacity, "color": "--c7", "dash": True}],
-        height=180, elapsed=True, sync=f"pool {number}", until=end_s,
+        height=180, **more,
     )  # fmt: skip
 
 

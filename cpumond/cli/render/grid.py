@@ -29,7 +29,7 @@ COLOURS: Final = {"red", "yellow", "cyan", "green"}
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
-    """A column of a table. A heading with ">" before it is aligned right.
+    """A column of a table. A heading with ">" before it is aligned right; one of two lines has a newline in it.
 
     ``rank``: 0 stays at any width, of the others the highest is left out first. ``least``: the columns of the terminal
     that its text may be shortened to; 0: never, as for ids, names and numbers. ``folds``: as the last column it goes on
@@ -44,7 +44,17 @@ class Column(Generic[Item]):
 
     @property
     def name(self) -> str:
-        return self.heading.removeprefix(">")
+        return self.heading.removeprefix(">").replace("\n", " ")
+
+    def list_lines(self, number: int) -> list[str]:
+        """The heading in ``number`` lines, blank ones first."""
+        lines = self.heading.removeprefix(">").split("\n")
+        return [""] * (number - len(lines)) + lines
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal that the heading takes."""
+        return max(map(width_of, self.list_lines(1)))
 
 
 Heading = str | Column[Any]
@@ -135,6 +145,12 @@ def fold(text: str, width: int | None, indent: str = "") -> str:
     return "\n".join(lines)
 
 
+def draw_lines(texts: Iterable[Cell], width: int | None, colour: bool = False, indent: str = "") -> Iterator[str]:
+    """Texts one below the other, folded as by ``fold``."""
+    for text, style in map(_split, texts):
+        yield from (paint(line, style, colour) for line in fold(text, width, indent).split("\n"))
+
+
 def draw_fields(fields: Iterable[tuple[str, Cell]], width: int | None, colour: bool = False) -> Iterator[str]:
     """Lines ``name: value`` with aligned values; fields with an empty value are left out. What does not fit beside its
     name stands below it."""
@@ -172,9 +188,7 @@ def draw_grid(
         else dataclasses.replace(each, folds=False)
         for n, each in enumerate(read_columns(headings))
     ]
-    natural = [
-        max([width_of(column.name), *(width_of(row[n][0]) for row in cells)]) for n, column in enumerate(columns)
-    ]
+    natural = [max([column.width, *(width_of(row[n][0]) for row in cells)]) for n, column in enumerate(columns)]
     kept = [n for n, column in enumerate(columns) if column.name or any(row[n][0] for row in cells)]
     left_out: list[str] = []
     fitting = _fit(columns, natural, kept, width)
@@ -191,8 +205,13 @@ def draw_grid(
     if fitting is None:
         return "\n".join(_draw_records(columns, cells, width, colour)), []
     gap, widths = fitting
-    head = [(column.name, "bold") for column in columns]
-    lines = [head, *cells] if any(columns[n].name for n in kept) else cells
+    height = max((column.heading.count("\n") + 1 for column in columns), default=1)
+    head = zip(*(each.list_lines(height) for each in columns), strict=True)
+    lines = (
+        [*([(name, "bold") for name in names] for names in head), *cells]
+        if any(columns[n].name for n in kept)
+        else cells
+    )
     text = "\n".join(_draw_line(columns, line, kept, widths, gap, colour) for line in lines)
     return text, [name for name in left_out if name]
 
@@ -208,9 +227,7 @@ def _fit(columns: Sequence[Column[Any]], natural: Sequence[int], kept: Sequence[
         surplus = sum(natural[n] for n in kept) + gap * (len(kept) - 1) - width
         if surplus <= 0:
             return gap, widths
-        spare = {
-            n: max(natural[n] - max(columns[n].least, width_of(columns[n].name)), 0) for n in kept if columns[n].least
-        }
+        spare = {n: max(natural[n] - max(columns[n].least, columns[n].width), 0) for n in kept if columns[n].least}
         if surplus <= sum(spare.values()):
             # The widest gives most.
             for n in sorted(spare, key=lambda n: spare[n], reverse=True):

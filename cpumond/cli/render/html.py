@@ -18,21 +18,6 @@ import msgspec
 from cpumond.core.words import show_name
 
 
-def format_span(seconds: float) -> str:
-    """A duration in its two greatest units, hours up to two days: "3d 4h", "24h", "6h 12m", "41m 5s", "12.5s"."""
-    for least, size, name, below, below_name in SPANS:
-        # Rounded to the smaller of the two units first, so that 1h 60m is never shown.
-        rounded = round(seconds / below) * below
-        if rounded >= least:
-            rest = rounded % size // below
-            return f"{rounded // size}{name}" + (f" {rest}{below_name}" if rest else "")
-    return f"{seconds:.3g}s"
-
-
-SPANS: Final = ((172800, 86400, "d", 3600, "h"), (3600, 3600, "h", 60, "m"), (60, 60, "m", 1, "s"))
-"""From how many seconds on, the greater unit and its name, the smaller unit and its name."""
-
-
 def format_amount(value: float) -> str:
     """An amount in four digits, large ones with a letter: 62.5, 2000, 12.5 k, 8.64 M."""
     size, letter = 1.0, ""

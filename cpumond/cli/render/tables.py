@@ -7,8 +7,8 @@ is wrapped or shortened.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Literal
 
 from cpumond.cli.output import draw_table, tell_left_out
 from cpumond.cli.output import warn as warn
@@ -18,9 +18,9 @@ from cpumond.cli.render.grid import (
     Column,
     column,
     draw_grid,
+    draw_lines,
     fold,
     make_rows,
-    paint,
     shorten_name,
 )
 from cpumond.cli.render.grid import Cell as Cell
@@ -28,12 +28,6 @@ from cpumond.core.answers import AssignedView, EngineAnswer, JobAnswer, LinkView
 from cpumond.core.measures import count_cores, format_duration, format_span
 from cpumond.core.words import count, show_cores, show_left, show_name, show_number, show_time, show_votes
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-    from rich.text import Text
-
-PIPE_WIDTH = 100_000
 MAX_TITLE: Final = 60
 
 Sort = Literal["reclaimed", "usage", "limit", "job"]
@@ -62,7 +56,7 @@ COLUMNS: Final[dict[str, tuple[str, Callable[[JobAnswer], str]]]] = {
     "throttled": (">throttled", lambda job: f"{job.throttled_ratio:.0%}"),
     "result": ("last result", lambda job: job.last_result or "-"),
 }
-"""Name of a column -> heading as of ``make_table``, text of a job's cell."""
+"""Name of a column -> heading, text of a job's cell."""
 
 STATUS_COLUMNS: Final = (
     "job", "operation", "labels", "status", "ordered", "limit", "ceiling", "monitor", "usage", "smoothed", "peak",
@@ -103,59 +97,6 @@ def show_option(key: str, value: object) -> str:
     if key in durations and isinstance(value, (int, float)):
         return format_duration(float(value))
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def make_text(cell: Cell) -> Text:
-    from rich.text import Text
-
-    return Text(cell) if isinstance(cell, str) else Text(*cell)
-
-
-def make_table(
-    headings: Iterable[str | tuple[str, dict[str, Any]]], rows: Iterable[Iterable[Cell]], padding: int = 2,
-    show_header: bool = True,
-) -> Table:  # fmt: skip
-    """A table without lines. A heading with ">" before it aligns its column right; it may come with column options."""
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, padding, 0, 0), pad_edge=False, header_style="bold", show_header=show_header)
-    for each in headings:
-        heading, options = (each, {}) if isinstance(each, str) else each
-        justify = "right" if heading.startswith(">") else "left"
-        table.add_column(heading.removeprefix(">"), **{"justify": justify, "overflow": "fold", **options})
-    for row in rows:
-        table.add_row(*map(make_text, row))
-    return table
-
-
-def draw(parts: Iterable[Cell | RenderableType], width: int | None, colour: bool) -> str:
-    """``parts`` one below the other as text, without spaces at the ends of lines."""
-    import io
-
-    from rich.console import Console
-
-    console = Console(
-        file=io.StringIO(),
-        width=width or PIPE_WIDTH,
-        force_terminal=colour,
-        color_system="standard" if colour else None,
-        highlight=False,
-        emoji=False,
-        markup=False,
-    )
-    with console.capture() as capture:
-        for part in parts:
-            console.print(make_text(part) if isinstance(part, (str, tuple)) else part)
-    return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
-
-
-def measure(table: Table) -> int:
-    """The columns of the terminal that a table needs when nothing is folded."""
-    from rich.console import Console
-    from rich.measure import Measurement
-
-    console = Console(width=PIPE_WIDTH)
-    return Measurement.get(console, console.options, table).maximum
 
 
 def is_only_watched(job: JobAnswer) -> bool:
@@ -300,12 +241,7 @@ def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
         notes.append((f"engines: {', '.join(map(_describe_engine, answer.engines))}", ""))
     if answer.scheduler is not None:
         notes.append((_describe_node(answer.scheduler, answer.executor), ""))
-    return "\n".join([*parts, *_draw_lines([*notes, *list_notices(answer)], width, colour)])
-
-
-def _draw_lines(texts: Iterable[tuple[str, str]], width: int | None, colour: bool) -> Iterator[str]:
-    for text, style in texts:
-        yield from (paint(line, style, colour) for line in fold(text, width).split("\n"))
+    return "\n".join([*parts, *draw_lines([*notes, *list_notices(answer)], width, colour)])
 
 
 def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, height: int | None) -> str:
@@ -315,7 +251,7 @@ def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, 
     notices = list_notices(answer)
     if height is not None and len(notices) > 3:
         notices = [*notices[:2], (f"and {len(notices) - 2} more notices: cpumond status", "red")]
-    top = list(_draw_lines([(head, "bold"), *notices], width, colour))
+    top = list(draw_lines([(head, "bold"), *notices], width, colour))
     jobs = sorted(answer.jobs, key=SORTS[sort])
     if not jobs:
         return "\n".join([*top, "no jobs"][:height])

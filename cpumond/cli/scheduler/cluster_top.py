@@ -21,7 +21,7 @@ from cpumond.api.node_views import NodeList, NodeView
 from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
 from cpumond.api.views import OperationList, OperationView
 from cpumond.cli.output import can_ask, print_json, terminal_width, use_colour
-from cpumond.cli.render.grid import Column, Item, draw_grid, fold, make_rows, paint, pick
+from cpumond.cli.render.grid import Column, Item, draw_grid, draw_lines, fold, make_rows, paint, pick
 from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.nodes import NODES
 from cpumond.cli.scheduler.operations import OPERATIONS
@@ -87,7 +87,7 @@ def draw_head(picture: ClusterPicture, width: int | None, colour: bool) -> str:
         f"{cores[2]}; {tree.running_operation_count} operations running, {tree.pending_operation_count} pending; "
         f"{tree.online_node_count} of {tree.node_count} nodes online"
     )
-    return "\n".join(paint(line, "bold", colour) for line in fold(text, width).split("\n"))
+    return "\n".join(draw_lines([(text, "bold")], width, colour))
 
 
 def draw_view(
@@ -184,7 +184,7 @@ def _draw_frame(picture: ClusterPicture, view: str, sort: str, width: int, heigh
     colour = use_colour()
     head = draw_head(picture, width, colour)
     by = "allotted" if sort == "used" else sort
-    keys = "\n".join(paint(line, "dim", colour) for line in fold(f"{view} by {by}. {KEYS}", width).split("\n"))
+    keys = "\n".join(draw_lines([(f"{view} by {by}. {KEYS}", "dim")], width, colour))
     room = height - len(head.split("\n")) - len(keys.split("\n"))
     return "\n".join([head, draw_view(picture, view, sort, width, colour, max(room, 2)), keys])
 

@@ -12,7 +12,7 @@ import msgspec
 
 from cpumond.cli.options import print_json, quote_name
 from cpumond.cli.output import error_width, print_items, print_text, warn
-from cpumond.cli.progress import Progress as ProgressLine
+from cpumond.cli.progress import ProgressLine
 from cpumond.cli.render.grid import Column, Item, column, fold
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
 from cpumond.cli.scheduler.finding import operation_argument

@@ -10,7 +10,7 @@ import click
 from cpumond.api.node_views import NodeDetails, NodeList, NodeView
 from cpumond.cli.options import DurationType, given, quote_name
 from cpumond.cli.output import print_fields, print_items, print_json, print_text, warn
-from cpumond.cli.progress import Progress
+from cpumond.cli.progress import ProgressLine
 from cpumond.cli.render.grid import Cell, Column, column, pick
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options, why_option
 from cpumond.cli.scheduler.finding import TREE, node_argument
@@ -200,7 +200,7 @@ def drain_command(
 
 def _wait(client: SchedulerClient, node: str, timeout_s: float | None) -> None:
     """Until the node is empty. Raises StillBusyError."""
-    progress, begun_s, is_warned = Progress(), time.monotonic(), False
+    progress, begun_s, is_warned = ProgressLine(), time.monotonic(), False
     try:
         while True:
             view = client.get(_path(node), NodeDetails)

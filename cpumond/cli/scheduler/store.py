@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cpumond.cli.output import print_text
-from cpumond.cli.progress import Progress
+from cpumond.cli.progress import ProgressLine
 from cpumond.core.words import count
 
 EXAMPLE = (
@@ -31,7 +31,7 @@ def copy(source: str, destination: str) -> None:
     """
     from cpumond.scheduler.store.copying import copy_store
 
-    progress = Progress()
+    progress = ProgressLine()
     try:
         copied = copy_store(source, destination, progress.show)
     finally:

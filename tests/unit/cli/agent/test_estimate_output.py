@@ -67,12 +67,12 @@ FREE = make_row("system.slice/a.service", "unit", MARKUP, 0.25, 8.0, False)
 UNKNOWN = make_row("other", "cgroup", "other", 0.125, 0.0, None)
 
 
-LOST = "Jobs of 2m that a scheduler starts on it would lose 0 % of their work."
+LOST = "Jobs of 2 min that a scheduler starts on it would lose 0 % of their work."
 
 
 def test_the_whole_in_sentences() -> None:
     said = describe(make_findings(WEB, JOB, FREE))
-    assert said[0] == "3 workloads of this host, 10m, a sample each 1s; nothing was written."
+    assert said[0] == "3 workloads of this host, 10 min, a sample each 1 s; nothing was written."
     assert said[1] == "2 workloads with a limit ordered 8 cores and used 3.5 (44%)."
     assert said[2].startswith("Rule document: ")
     assert said[3] == "Rule peak: 3.84 cores reclaimable (48%), held back 0 % of the time, at most 0 %. " + LOST

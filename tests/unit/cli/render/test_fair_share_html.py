@@ -9,7 +9,7 @@ import pytest
 from html_page import HtmlPage
 
 from cpumond.cli.render.fair_share import BUCKETS, render_html
-from cpumond.cli.render.html import format_amount, format_span
+from cpumond.cli.render.html import format_amount
 from cpumond.fairshare.simulate import SimulationRow
 
 DAY = 86400.0
@@ -133,17 +133,6 @@ def test_demand_without_bounds_does_not_press_the_graph_flat():
 
 
 # numbers
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0s"), (12.5, "12.5s"), (59.9, "1m"), (60, "1m"), (2465, "41m 5s"), (3599.9, "1h"), (22320, "6h 12m"),
-        (7199, "2h"), (DAY, "24h"), (2 * DAY - 1, "2d"), (2 * DAY, "2d"), (3.1 * DAY, "3d 2h"),
-    ],
-)  # fmt: skip
-def test_spans_in_their_two_greatest_units(seconds, text):
-    assert format_span(seconds) == text
 
 
 @pytest.mark.parametrize(
