@@ -29,7 +29,7 @@ from cpumond.scheduler.why.operation import OperationAnswer
 from cpumond.scheduler.why.plan import Plan
 
 
-class Findings(msgspec.Struct, frozen=True):
+class DoctorAnswer(msgspec.Struct, frozen=True):
     """What ``doctor`` found, and what it ends with."""
 
     findings: list[Finding]
@@ -63,7 +63,7 @@ ANSWERS: Final[dict[str, Any]] = {
     "init": InitAnswer,
     "demo": DemoSummary,
     "cluster": ClusterAnswer,
-    "doctor": Findings,
+    "doctor": DoctorAnswer,
     "tree list": pool_views.TreeList,
     "tree show": pool_views.TreeView,
     "tree export": pool_views.TreeFile,

@@ -305,14 +305,10 @@ class ClusterNode(ClusterProcess):
     def find_keepers(self) -> list[int]:
         """The ids of processes ``keeper.PROGRAM RUNTIME_DIR``, which keep the node's jobs and outlive the agent."""
         found = []
-        for name in os.listdir("/proc"):
-            if not name.isdigit():
-                continue
-            # The process has just ended, or belongs to another user.
-            with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
-                words = file.read().rstrip(b"\0").split(b"\0")
-                if words[-1] == os.fsencode(self.runtime_dir) and any(b"keeper" in word for word in words[1:-1]):
-                    found.append(int(name))
+        for process in psutil.process_iter(["cmdline"]):
+            *words, last = process.info["cmdline"] or [""]
+            if last == self.runtime_dir and any("keeper" in word for word in words[1:]):
+                found.append(process.pid)
         return found
 
     def close(self, timeout_s: float = 30.0) -> None:

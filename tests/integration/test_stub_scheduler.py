@@ -233,25 +233,6 @@ def test_a_busy_address_is_exit_73(capsys):
     assert capsys.readouterr() == ("", sentence)
 
 
-@pytest.mark.parametrize(
-    ("code", "arguments", "sentence"),
-    [
-        (78, ("--token-file", "/nonexistent/token"), "token file /nonexistent/token: No such file or directory"),
-        *(
-            (
-                78,
-                ("--listen", address),
-                f"--listen: {address} can be reached from other machines; give --token-file, or listen on 127.0.0.1",
-            )
-            for address in ("0.0.0.0:0", "[::]:0", "192.0.2.1:9758")
-        ),
-    ],
-)
-def test_a_wrong_option_is_one_sentence(capsys, code: int, arguments: tuple[str, ...], sentence: str):
-    assert run(["stub-scheduler", *arguments]) == code
-    assert capsys.readouterr() == ("", f"cpumond: {sentence}\n")
-
-
 def test_schema_prints_the_schema_of_a_heartbeat(capsys):
     assert run(["schema", "heartbeat"]) == 0
     schema = json.loads(capsys.readouterr().out)

@@ -231,7 +231,7 @@ def show_order(estimate: Estimate, is_limited: bool | None, is_shared: bool = Fa
     return show_cores(estimate.ordered_cores) + ("" if is_limited else " (shared)" if is_shared else " (no limit)")
 
 
-class Totals(msgspec.Struct, frozen=True):
+class EstimateSums(msgspec.Struct, frozen=True):
     """``Estimate`` of several workloads together, whose peaks come at different times."""
 
     watched_s: float
@@ -242,8 +242,8 @@ class Totals(msgspec.Struct, frozen=True):
     rules: dict[LimitRule, RuleEstimate]
 
 
-class WorkloadAnswer(msgspec.Struct, frozen=True):
-    """One workload in JSON: what it is, as ``Row`` has it, and its ``Estimate``."""
+class WorkloadAnswer(Estimate, frozen=True, kw_only=True):
+    """The ``Estimate`` of one workload in JSON, and what it is, as ``Row`` has it."""
 
     name: str
     kind: str
@@ -255,13 +255,6 @@ class WorkloadAnswer(msgspec.Struct, frozen=True):
     is_shared: bool
     confidence: Confidence
     confidence_reasons: list[str]
-    watched_s: float
-    missing_s: float
-    ordered_cores: float
-    used_cores: float
-    used_most_cores: float
-    used_cpu_s: float
-    rules: dict[LimitRule, RuleEstimate]
 
 
 class EstimateAnswer(msgspec.Struct, frozen=True):
@@ -277,38 +270,39 @@ class EstimateAnswer(msgspec.Struct, frozen=True):
     confidence: Confidence
     confidence_reasons: list[str]
     notes: list[str]
-    total: Totals
-    total_limited: Totals
-    total_unlimited: Totals
+    total: EstimateSums
+    total_limited: EstimateSums
+    total_unlimited: EstimateSums
     workloads: list[WorkloadAnswer]
 
 
 def render_json(findings: Findings) -> str:
     level, reasons = findings.confidence()
+    total, limited, unlimited = (
+        msgspec.convert(findings.total(flag), EstimateSums, from_attributes=True) for flag in (None, True, False)
+    )
+    workloads = []
+    for row in sort_rows(findings.rows):
+        own, said = row.workload, findings.confidence(row)
+        workloads.append(
+            WorkloadAnswer(
+                name=own.name, kind=own.kind, detail=own.detail, cgroup=own.path, host=row.host,
+                is_limited=row.is_limited, is_gone=row.is_gone, is_shared=row.is_shared, confidence=said[0],
+                confidence_reasons=said[1], **msgspec.structs.asdict(row.estimate),
+            )
+        )  # fmt: skip
     answer = EstimateAnswer(
         VERSION, findings.source, findings.place, findings.length_s, findings.asked_s, findings.resolution_s,
-        findings.host_cores, level, reasons, [*findings.notes, *findings.named_notes],
-        _total(findings), _total(findings, True), _total(findings, False),
-        [_show_row(findings, row) for row in sort_rows(findings.rows)],
+        findings.host_cores, level, reasons, [*findings.notes, *findings.named_notes], total, limited, unlimited,
+        workloads,
     )  # fmt: skip
-    # Names of cgroups may hold bytes that are not UTF-8.
     value = msgspec.to_builtins(answer)
-    text = json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
-    return text + "\n"
-
-
-def _total(findings: Findings, is_limited: bool | None = None) -> Totals:
-    estimate = msgspec.structs.asdict(findings.total(is_limited))
-    del estimate["used_most_cores"]
-    return Totals(**estimate)
-
-
-def _show_row(findings: Findings, row: Row) -> WorkloadAnswer:
-    workload = row.workload
-    return WorkloadAnswer(
-        workload.name, workload.kind, workload.detail, workload.path, row.host, row.is_limited, row.is_gone,
-        row.is_shared, *findings.confidence(row), **msgspec.structs.asdict(row.estimate),
-    )  # fmt: skip
+    # Names first.
+    order = sorted(WorkloadAnswer.__struct_fields__, key=lambda key: key in Estimate.__struct_fields__)
+    value["workloads"] = [{key: each[key] for key in order} for each in value["workloads"]]
+    # Names of cgroups may hold bytes that are not UTF-8.
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode() + "\n"
 
 
 def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str:

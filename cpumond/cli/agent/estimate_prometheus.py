@@ -203,7 +203,7 @@ class Prometheus:
         return show_name(" ".join(text.split())[:MAX_SAID])
 
 
-class History(msgspec.Struct):
+class RecordedWorkload(msgspec.Struct):
     """What is known of one workload: CPU seconds, cores ordered, and the enforcement periods, by time."""
 
     workload: Workload
@@ -321,7 +321,7 @@ def _find_scrape_s(stamps: Iterable[Series]) -> float:
 Reader = Callable[[str], list[tuple[dict[str, str], Series]]]
 
 
-def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[History]:
+def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[RecordedWorkload]:
     """Histories from cAdvisor's metrics: containers and other cgroups by their paths, or by pod and container."""
     found: dict[tuple[str, str], tuple[Labels, Series]] = {}
     usage = read(f"sum without (cpu) ({USAGE['cadvisor']}{{{match}}})")
@@ -359,7 +359,7 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[History]:
         host_cores = cores.get(place[0], {})
         is_limited = True if limits else False if host_cores else None
         histories.append(
-            History(
+            RecordedWorkload(
                 workload, place[0], found[place][1], limits or host_cores, is_limited, runs.get(place, {}),
                 throttled.get(place, {}),
             )
@@ -425,7 +425,7 @@ def _name_by_labels(workload: Workload, labels: Labels) -> Workload:
     return workload
 
 
-def read_cpumond(read: Reader, match: str, notes: list[str]) -> list[History]:
+def read_cpumond(read: Reader, match: str, notes: list[str]) -> list[RecordedWorkload]:
     usage = read(f"{USAGE['cpumond']}{{{match}}}")
     clusters = _find_cluster_labels(labels for labels, _ in usage)
 
@@ -450,7 +450,7 @@ def read_cpumond(read: Reader, match: str, notes: list[str]) -> list[History]:
             path, known[0].kind if known else "cgroup", key[1], f"operation {operation}" if operation else ""
         )
         limits = ordered.get(key, {})
-        histories.append(History(workload, key[0], series, limits, True if limits else None))
+        histories.append(RecordedWorkload(workload, key[0], series, limits, True if limits else None))
     if moved:
         notes.append(
             f"{count(len(moved), 'job')} had a limit that cpumond moved: while that held a job back, what it would "
@@ -460,7 +460,7 @@ def read_cpumond(read: Reader, match: str, notes: list[str]) -> list[History]:
 
 
 def _replay(
-    history: History, step_s: float, check_s: float, start_s: float, end_s: float,
+    history: RecordedWorkload, step_s: float, check_s: float, start_s: float, end_s: float,
     settings: Mapping[LimitRule, MonitorSettings], timeline: Timeline,
 ) -> Row:  # fmt: skip
     """Every rule of ``settings`` over one history; time 0 of the estimate is ``start_s``."""

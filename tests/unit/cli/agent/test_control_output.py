@@ -469,35 +469,3 @@ def test_the_socket_may_come_from_the_environment(tmp_path, monkeypatch, capsys)
     monkeypatch.setenv("CPUMOND_SOCKET", str(tmp_path / "other.sock"))
     assert run(["job", "list"]) == 69
     assert "other.sock" in capsys.readouterr().err
-
-
-def test_a_name_that_is_no_text_is_64(tmp_path, capsys):
-    assert run(["job", "add", "--cgroup", "a\udcff", "--socket", str(tmp_path / "x")]) == 64
-    assert "not readable text" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["job", "add"], 64),
-        (["job", "add", "--cgroup", "a", "--cpu-limit", "-1"], 64),
-        (["job", "add", "--cgroup", "a", "--mode", "on"], 64),
-        (["job", "add", "--cgroup", "a", "--set", "nonsense=1"], 78),
-        (["pin", "a", "--for", "soon"], 64),
-        (["pin", "a", "--cpu-limit", "nan"], 64),
-        (["explain"], 64),
-        (["explain", "a", "--last", "-1"], 64),
-        (["top", "--interval", "1ms"], 64),
-        (["top", "--interval", "99ms"], 64),
-        (["top", "--interval", "3601"], 64),
-        (["top", "--interval", "1d"], 64),
-        (["job", "add", "--cgroup", "a", "--set", "vote_window_size"], 64),
-        (["job", "add", "--cgroup", "a", "--set", "vote_window_size=7\nx=1"], 78),
-        (["top", "--sort", "colour"], 64),
-        (["status", "more"], 64),
-        (["job", "nonsense"], 64),
-    ],
-)
-def test_a_wrong_command_line_is_said_before_the_agent_is_asked(arguments, code, capsys):
-    assert run([*arguments, *([] if arguments[-1] == "nonsense" else ["--socket", "/nowhere/x"])]) == code
-    assert capsys.readouterr().err.startswith("cpumond: ")

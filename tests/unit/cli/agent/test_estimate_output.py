@@ -187,34 +187,6 @@ def test_the_configuration_is_one(tmp_path: Path, assignments: tuple[str, ...]) 
         assert (settings.min_cpu_limit, settings.peak_memory_s, settings.throttle_vote) == (0.25, 10.0, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["--since", "1h"], 64, "--since is only with --prometheus; leave it out"),
-        (["--token-file", "x"], 64, "--token-file is only with --prometheus"),
-        (["--prometheus", "http://x", "--root", "a"], 64, "--root is not with --prometheus, which reads history"),
-        (["--force"], 64, "--force is about the file of --write; name one"),
-        (["--set", "limit_rule=peak"], 64, "--set limit_rule: every rule is estimated; leave it out"),
-        (["--set", "smoothing_factor=2"], 78, "--set: smoothing_factor: must be"),
-        (["--prometheus", "x"], 78, "--prometheus: expected an address such as http://127.0.0.1:9090, got 'x'"),
-        (["--prometheus", "http://a:b@x"], 78, "--prometheus: must hold no user name or password, use --token-file"),
-        (["--prometheus", "http://x", "--token-file", "/none"], 78, "token file /none: No such file"),
-        (["--duration", "0"], 64, "must be at least 1s"),
-        (["--prometheus", "http://x", "--match", "a\udcff"], 64, "--match: has characters that cannot be printed"),
-        (["--write", "/tmp/x", "--html", "/tmp/../tmp/x"], 64, "--write and --html name the same file"),
-        (["--write", "/none/jobs.toml"], 73, "cannot write /none/jobs.toml"),
-    ],
-)
-def test_wrong_options_are_one_sentence(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
-) -> None:
-    assert run(["estimate", *arguments]) == code
-    output, errors = capsys.readouterr()
-    assert output == ""
-    assert said in errors
-    assert errors.count("\n") == 1
-
-
 # ---- series of a Prometheus
 
 

@@ -11,7 +11,7 @@ import pytest
 import cpumond.cli.agent.simulate  # noqa: F401  (loaded before a test gives its rights away)
 from cpumond.cli import run
 from cpumond.monitor.model import MonitorSettings
-from cpumond.monitor.shapes import SHAPES, make_work
+from cpumond.monitor.shapes import make_work
 from cpumond.monitor.simulate import simulate
 
 DEMAND = "seconds,cores\n0,0.5\n60,6\n90,0.5\n"
@@ -140,46 +140,6 @@ def test_json_keeps_the_second_demand_apart_and_says_the_doubt_on_standard_error
 # what is wrong
 
 EITHER = "simulate: give either TRACE, a CSV file of seconds,cores, or --shape NAME; see its --help"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], EITHER),
-        (["x.csv", "--shape", "web"], EITHER),
-        (["--shape", "wep"], "--shape: there is no 'wep'; did you mean 'web'?"),
-        (["--shape", "?"], f"--shape: there is no '?'; known are {', '.join(SHAPES)}"),
-        (["--shape", "web", "--compare", "peek"], "--compare: there is no 'peek'; did you mean 'peak'?"),
-        (["--shape", "web", "--compare", "peak,"], "--compare: there is no ''; known are document, peak"),
-        (["x.csv", "--seed", "2"], "--seed is for --shape; leave it out with TRACE"),
-        (["--shape", "web", "--cpu-limit", "1e7"], "--cpu-limit: at most 1e+06 cores are simulated, got 1e+07"),
-    ],
-)
-def test_a_wrong_command_line_is_64(arguments, message, capsys):
-    assert run(["simulate", "--cpu-limit", "8", *arguments]) == 64
-    assert capsys.readouterr() == ("", f"cpumond: {message}\n")
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [*(("--cpu-limit", value) for value in ("0", "-1", "nan", "inf", "many")),
-     *(("--duration", value) for value in ("0", "8d", "soon"))],
-)  # fmt: skip
-def test_a_value_out_of_its_bounds_is_64(option, value, capsys):
-    assert run(["simulate", "--shape", "web", "--cpu-limit", "8", option, value]) == 64
-    assert capsys.readouterr().err.startswith(f"cpumond: Invalid value for '{option}': ")
-
-
-@pytest.mark.parametrize(
-    ("assignment", "sentence"),
-    [
-        ("limit_rule=peek", "got 'peek'; did you mean \"peak\"?\n"),
-        ("vote_window_size=2", "cpumond: --set: vote_decision_threshold = 3 can never be exceeded"),
-    ],
-)
-def test_a_wrong_option_in_set_is_78(assignment, sentence, demand, capsys):
-    assert run(["simulate", demand, "--cpu-limit", "8", "--set", assignment]) == 78
-    assert sentence in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_demand_is_78(tmp_path, capsys):
