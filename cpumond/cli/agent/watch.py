@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import math
 import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -92,13 +92,22 @@ def dry_run_command(
             if _is_narrow():
                 click.echo(tell_left_out(["smoothed"], terminal_width(), use_colour()))
         state = start_state(hard_cores, time.monotonic())
-        summary = _Summary(hard_cores, settings)
+        sums, uses = DryRunSums(0.0, 0.0, 0.0, 0.0, 0.0, 0, hard_cores, hard_cores), deque[Use](maxlen=MAX_USES)
         for reading in _readings(cgroup, settings.check_period_s, duration_s):
             state, decision = check(state, reading, reading.at_s, settings)
             if decision.usage_cores is not None:
-                summary.add(state, decision)
-                show(summary.seconds, state, decision)
-        summary.show(state, as_json)
+                sums.add(state, decision)
+                uses.append(Use(decision.interval_s, decision.usage_cores))
+                show(sums.seconds, state, decision)
+        steady = find_steady_state(uses, hard_cores, settings)
+        if steady is not None:
+            sums.steady_limit_cores, sums.steady_after_s = steady.limit_cores, steady.after_s
+            sums.steady_reclaimed_ratio = steady.reclaimed_ratio
+        if not as_json:
+            for sentence in list_sentences(sums, hard_cores, settings, steady):
+                print_text(sentence)
+        elif chosen_output() == "json":  # a table of CSV has no line of another kind
+            print_line(msgspec.to_builtins(DryRunEnd(sums)))
 
 
 @click.command("record", epilog="Example: cpumond record --cgroup jobs/job-17 --duration 10m --output trace.csv")
@@ -244,7 +253,7 @@ class DryRunCheck(msgspec.Struct, frozen=True):
     pressure_ratio: float
 
 
-class DryRunSums(msgspec.Struct, frozen=True):
+class DryRunSums(msgspec.Struct):
     """What a dry run came to, in core-seconds, cores and seconds; ``short_cpu_s``: use above the limit it would have
     had; ``steady_``: what this use leads to, None where that is not known."""
 
@@ -256,9 +265,20 @@ class DryRunSums(msgspec.Struct, frozen=True):
     changes: int
     final_limit_cores: float
     least_limit_cores: float
-    steady_limit_cores: float | None
-    steady_reclaimed_ratio: float | None
-    steady_after_s: float | None
+    steady_limit_cores: float | None = None
+    steady_reclaimed_ratio: float | None = None
+    steady_after_s: float | None = None
+
+    def add(self, state: JobState, decision: Decision) -> None:
+        """One check, after which the state is ``state``."""
+        used_cores = decision.usage_cores or 0.0
+        self.seconds += decision.interval_s
+        self.used_cpu_s += used_cores * decision.interval_s
+        self.short_cpu_s += max(used_cores - decision.old_cores, 0.0) * decision.interval_s
+        self.changes += decision.changes
+        self.ordered_cpu_s, self.reclaimed_cpu_s = state.max_cpu_s, state.preemptible_cpu_s
+        self.final_limit_cores = state.limit_cores
+        self.least_limit_cores = min(self.least_limit_cores, state.limit_cores)
 
 
 class DryRunEnd(msgspec.Struct, frozen=True):
@@ -267,67 +287,25 @@ class DryRunEnd(msgspec.Struct, frozen=True):
     summary: DryRunSums
 
 
-class _Summary:
-    """The sums of a dry run, in core-seconds."""
-
-    def __init__(self, hard_cores: float, settings: MonitorSettings) -> None:
-        self.hard_cores = hard_cores
-        self.settings = settings
-        self.uses: collections.deque[Use] = collections.deque(maxlen=MAX_USES)
-        self.seconds = 0.0
-        self.used_cpu_s = 0.0
-        self.short_cpu_s = 0.0
-        self.changes = 0
-        self.restores = 0
-        self.least_cores = hard_cores
-
-    def add(self, state: JobState, decision: Decision) -> None:
-        usage = decision.usage_cores or 0.0
-        self.uses.append(Use(decision.interval_s, usage))
-        self.seconds += decision.interval_s
-        self.used_cpu_s += usage * decision.interval_s
-        self.short_cpu_s += max(usage - decision.old_cores, 0.0) * decision.interval_s
-        self.changes += decision.changes
-        self.restores += decision.kind == "restore"
-        self.least_cores = min(self.least_cores, state.limit_cores)
-
-    def show(self, state: JobState, as_json: bool) -> None:
-        steady = find_steady_state(self.uses, self.hard_cores, self.settings)
-        sums = DryRunSums(
-            seconds=self.seconds,
-            ordered_cpu_s=state.max_cpu_s,
-            used_cpu_s=self.used_cpu_s,
-            reclaimed_cpu_s=state.preemptible_cpu_s,
-            short_cpu_s=self.short_cpu_s,
-            changes=self.changes,
-            final_limit_cores=state.limit_cores,
-            least_limit_cores=self.least_cores,
-            steady_limit_cores=None if steady is None else steady.limit_cores,
-            steady_reclaimed_ratio=None if steady is None else steady.reclaimed_ratio,
-            steady_after_s=None if steady is None else steady.after_s,
+def list_sentences(sums: DryRunSums, hard_cores: float, settings: MonitorSettings, steady: SteadyState | None) -> (
+    Iterator[str]
+):  # fmt: skip
+    share = sums.reclaimed_cpu_s / sums.ordered_cpu_s if sums.ordered_cpu_s else 0.0
+    yield (
+        f"\nIn {sums.seconds:.0f} s the job ordered {sums.ordered_cpu_s:.1f} core-seconds and used "
+        f"{sums.used_cpu_s:.1f}.\n{sums.reclaimed_cpu_s:.1f} core-seconds ({share:.0%}) would have been reclaimed in "
+        f"{sums.changes} changes; the limit would be {sums.final_limit_cores:.2f} of {count_cores(hard_cores)} now."
+    )
+    if steady is not None:
+        yield describe_steady(steady, hard_cores, settings)
+    if sums.short_cpu_s:
+        yield f"{sums.short_cpu_s:.1f} core-seconds of its use lay above the limit it would have had."
+    seen, ordered = math.ceil(sums.least_limit_cores), math.ceil(hard_cores)
+    if seen < ordered:
+        yield (
+            f"At the least limit a runtime that sizes its threads by the quota would have seen {seen} CPUs instead of "
+            f"{ordered}; min_cpu_limit, min_limit_ratio, or actuator = guarantee or weight, avoid that."
         )
-        if as_json:
-            if chosen_output() == "json":  # a table of CSV has no line of another kind
-                print_line(msgspec.to_builtins(DryRunEnd(sums)))
-            return
-        share = state.preemptible_cpu_s / state.max_cpu_s if state.max_cpu_s else 0.0
-        print_text(
-            f"\nIn {self.seconds:.0f} s the job ordered {state.max_cpu_s:.1f} core-seconds and used "
-            f"{self.used_cpu_s:.1f}.\n{state.preemptible_cpu_s:.1f} core-seconds ({share:.0%}) would have been "
-            f"reclaimed in {self.changes} changes; the limit would be {state.limit_cores:.2f} of "
-            f"{count_cores(self.hard_cores)} now."
-        )
-        if steady is not None:
-            print_text(describe_steady(steady, self.hard_cores, self.settings))
-        if self.short_cpu_s:
-            print_text(f"{self.short_cpu_s:.1f} core-seconds of its use lay above the limit it would have had.")
-        hidden = math.ceil(self.hard_cores) - math.ceil(self.least_cores)
-        if hidden:
-            print_text(
-                f"At the least limit a runtime that sizes its threads by the quota would have seen "
-                f"{math.ceil(self.least_cores)} CPUs instead of {math.ceil(self.hard_cores)}; "
-                "min_cpu_limit, min_limit_ratio, or actuator = guarantee or weight, avoid that."
-            )
 
 
 def _is_narrow() -> bool:
