@@ -7,7 +7,6 @@ chosen, in the agent's ``control_group_ratio``.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -236,45 +235,27 @@ def _compare_arms(tree: str, days: Sequence[Mapping[Key, Amounts]]) -> Compariso
 def compare(days: Sequence[DaySums]) -> Difference:
     """The ratios of both arms, and the 95 % interval of others less control.
 
-    Each arm has an interval of its own, by how its ratio moves as each day in turn is left out (jackknife), cut at 0
-    and at all that was ordered: no ratio can be outside. That of the difference is made of the ends of both, by how far
-    they move from day to day together (Zou and Donner's MOVER): the difference is in it, and nothing that cannot be.
+    A day deviates by how far its difference is from that of the whole time, weighed by what was ordered on it. The
+    interval is Student's, of a mean, cut at all that was ordered.
     """
-    control = _Arm([(day.control, day.control_ordered) for day in days])
-    others = _Arm([(day.others, day.others_ordered) for day in days])
+    control, others = _find_ratio([day[:2] for day in days]), _find_ratio([day[2:] for day in days])
     both = sum(day.control_ordered > 0.0 and day.others_ordered > 0.0 for day in days)
     if both < LEAST_DAYS:
-        return Difference(control.ratio, others.ratio)
-    (control_below, control_above), (others_below, others_above) = control.reach(both), others.reach(both)
-    size = math.hypot(*control.moves) * math.hypot(*others.moves)
-    together = math.fsum(map(operator.mul, control.moves, others.moves)) / size if size else 0.0
-    middle = others.ratio - control.ratio
-    return Difference(
-        control.ratio,
-        others.ratio,
-        middle - _reach_of_both(others_below, control_above, together),
-        middle + _reach_of_both(others_above, control_below, together),
-    )
+        return Difference(control, others)
+    all_control, all_others = (math.fsum(day[place] for day in days) for place in (1, 3))
+    deviations = [
+        (day.others - others * day.others_ordered) / all_others
+        - (day.control - control * day.control_ordered) / all_control
+        for day in days
+    ]
+    reach = student_95(both - 1) * math.sqrt(both / (both - 1)) * math.hypot(*deviations)
+    # More is held back or used than ordered by some jobs.
+    middle, most = others - control, max(1.0, control, others)
+    return Difference(control, others, max(middle - reach, -most), min(middle + reach, most))
 
 
-class _Arm:
-    """Of what was ``ordered``, by day: the part of the whole time, how it moves without each day, the most of a day."""
-
-    def __init__(self, days: Sequence[tuple[float, float]]) -> None:
-        ordered = math.fsum(day[1] for day in days)
-        self.ratio = math.fsum(day[0] for day in days) / ordered
-        self.moves = [(part - self.ratio * its) / (ordered - its) if its < ordered else 0.0 for part, its in days]
-        self.most = max(part / its for part, its in days if its)
-
-    def reach(self, days: int) -> tuple[float, float]:
-        """How far below and above the ratio its interval ends. More is held back or used than ordered by some jobs."""
-        reach = student_95(days - 1) * math.sqrt((days - 1) / days) * math.hypot(*self.moves)
-        return min(reach, self.ratio), min(reach, max(1.0, self.most) - self.ratio)
-
-
-def _reach_of_both(one: float, other: float, together: float) -> float:
-    """``together``: the correlation, -1 to 1."""
-    return math.sqrt(max(one * one + other * other - 2.0 * together * one * other, 0.0))
+def _find_ratio(days: Sequence[tuple[float, float]]) -> float:
+    return math.fsum(part for part, _ in days) / math.fsum(ordered for _, ordered in days)
 
 
 def student_95(freedom: int) -> float:

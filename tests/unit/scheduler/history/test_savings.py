@@ -106,8 +106,9 @@ def test_the_interval_is_around_the_difference_of_all_days() -> None:
 
 def test_with_two_days_the_interval_is_no_wider_than_what_is_possible() -> None:
     found = compare([DaySums(0.0, 10.0, 0.1, 10.0), DaySums(0.0, 10.0, 0.9, 10.0)])
-    assert found.control == 0.0
-    assert (found.low, found.high) == pytest.approx((0.0, 0.05 + 12.706 * 0.04))
+    assert (found.low, found.high) == pytest.approx((0.05 - 12.706 * 0.04, 0.05 + 12.706 * 0.04))
+    found = compare([DaySums(0.0, 10.0, 1.0, 10.0), DaySums(0.0, 10.0, 9.0, 10.0)])
+    assert (found.low, found.high) == (-1.0, 1.0)
 
 
 class Site:
