@@ -61,11 +61,9 @@ OTHERS: Final[Arm] = "others"
 class TrialArm:
     """What the jobs of one arm of a tree came to; counters as of an element."""
 
-    __slots__ = ("name", "tree", "early_core_seconds", "early_reach", *CPU_COUNTERS)
+    __slots__ = CPU_COUNTERS
 
-    def __init__(self, arm: Arm, tree: Tree) -> None:
-        self.name, self.tree = f"<{arm}>", tree
-        self.early_core_seconds = self.early_reach = 0.0
+    def __init__(self) -> None:
         self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
         self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
 
@@ -76,7 +74,7 @@ class Element:
     __slots__ = (
         "name", "parent", "tree", "usage", "demand", "waiting", "limits", "fair_share", "demand_share",
         "strong_guarantee_share", "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction",
-        "rank", "version", "lost_core_seconds", "early_core_seconds", "early_reach", *CPU_COUNTERS,
+        "rank", "version", "lost_core_seconds", *CPU_COUNTERS,
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -108,9 +106,6 @@ class Element:
         self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
         self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
         """``CpuUse`` of its jobs since the start of this scheduler, as far as their nodes have reported it."""
-        self.early_core_seconds = self.early_reach = 0.0
-        """The part of all of these that was used before the point of the history in which it was reported; and the same
-        times the seconds from the beginning of its use to that point."""
         self.lost_core_seconds = 0.0
         """By preemptions since the start of this scheduler (6.9)."""
 
@@ -250,7 +245,7 @@ class Job:
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
         "is_active", "stop", "began_at", "ordered_at", "first_sent_at", "last_sent_at", "report", "counted",
-        "is_stored", "counted_at", "reclaimed",
+        "is_stored", "reclaimed",
     )  # fmt: skip
 
     def __init__(
@@ -286,8 +281,6 @@ class Job:
         self.counted: CpuTimes = NOTHING
         """The part of its ``cpu_times`` that is in the counters above, or that was used before this scheduler had the
         job; None: not known yet."""
-        self.counted_at: float | None = None
-        """Of which moment ``counted`` is; None before the first report."""
         self.reclaimed = False
         """Whether it runs on reclaimed CPU; set at its start, as long as it lives (1.10)."""
 
@@ -429,7 +422,7 @@ class Tree:
 
     __slots__ = (
         "config", "root", "pools", "operations", "nodes", "total", "queue", "changed", "errors", "update_count",
-        "updated_at", "point_began_at", "trial", "_sizes",
+        "updated_at", "trial", "_sizes",
     )  # fmt: skip
 
     def __init__(self, config: TreeConfig) -> None:
@@ -449,8 +442,6 @@ class Tree:
         self.update_count = 0
         self.updated_at = 0.0
         """When starvation was last looked at, after an update; scheduler time."""
-        self.point_began_at = 0.0
-        """When the point of the history began that is being gathered; 0 without a history."""
         self.trial: dict[Arm, TrialArm] = {}
         """Empty where no host has a control group."""
         self._sizes: NodeSizes | None = None
@@ -527,8 +518,8 @@ def _change(element: OperationElement, delta: Vector) -> None:
         pool = pool.parent
 
 
-def count_cpu_time(job: Job, told: CpuTimes, at: float) -> None:
-    """Add what a job has used and given up until ``at`` to its operation and the pools above (1.7).
+def count_cpu_time(job: Job, told: CpuTimes) -> None:
+    """Add what a job has used and given up to its operation and the pools above (1.7).
 
     ``cpu_seconds`` comes from the cgroup: a value below the last one counts nothing, and the last one stays the base,
     since the final value of an ended job may be a little lower. The other counters are sums of the agent, of which a
@@ -550,12 +541,8 @@ def count_cpu_time(job: Job, told: CpuTimes, at: float) -> None:
             counted[number] = value
     a, b, c, d, e = counted
     job.counted = (a, b, c, d, e)
-    since = job.counted_at
-    if since is None:
-        since = at if job.began_at is None else job.began_at
-    job.counted_at = at
     if any(grown):
-        add_cpu_time(job.element, grown, since, at)
+        add_cpu_time(job.element, grown)
         about = job.node.about
         if about is not None and about.control_group_ratio:
             _count_in_trial(job, grown)
@@ -570,7 +557,7 @@ def _count_in_trial(job: Job, grown: Sequence[float]) -> None:
     tree, name = job.element.tree, CONTROL if mode == CONTROL else OTHERS
     arm = tree.trial.get(name)
     if arm is None:
-        arm = tree.trial[name] = TrialArm(name, tree)
+        arm = tree.trial[name] = TrialArm()
     used, reclaimed, ordered, throttled, late = grown
     arm.cpu_seconds += used
     arm.reclaimed_cpu_seconds += reclaimed
@@ -579,11 +566,9 @@ def _count_in_trial(job: Job, grown: Sequence[float]) -> None:
     arm.late_cpu_seconds += late
 
 
-def add_cpu_time(element: OperationElement, grown: Sequence[float], since: float, until: float) -> None:
-    """Add core-seconds of a time, in the order of CPU_COUNTERS, to an operation and the pools above."""
+def add_cpu_time(element: OperationElement, grown: Sequence[float]) -> None:
+    """Add core-seconds, in the order of CPU_COUNTERS, to an operation and the pools above."""
     used, reclaimed, ordered, throttled, late = grown
-    early_s = element.tree.point_began_at - since
-    early = sum(grown) * min(early_s / (until - since), 1.0) if early_s > 0.0 and since < until else 0.0
     above: Element | None = element
     while above is not None:
         above.cpu_seconds += used
@@ -591,8 +576,6 @@ def add_cpu_time(element: OperationElement, grown: Sequence[float], since: float
         above.ordered_cpu_seconds += ordered
         above.throttled_cpu_seconds += throttled
         above.late_cpu_seconds += late
-        above.early_core_seconds += early
-        above.early_reach += early * early_s
         above = above.parent
 
 

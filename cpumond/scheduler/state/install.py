@@ -174,7 +174,7 @@ def install_job(state: State, record: JobRecord) -> None:
         if counted is not None:
             _count_cpu_time_since(state, counted, record)
         return
-    count_cpu_time(job, cpu_times(record), max(record.finish_time, job.counted_at or 0.0))
+    count_cpu_time(job, cpu_times(record))
     if job.is_active:
         end_job(job)
         lifecycle.renew_needed(job)
@@ -192,7 +192,7 @@ def _count_cpu_time_since(state: State, counted: JobRecord, record: JobRecord) -
     if element is not None:
         times = zip(cpu_times(record), cpu_times(counted), strict=True)
         grown = [max((now_s or 0.0) - (then_s or 0.0), 0.0) for now_s, then_s in times]
-        add_cpu_time(element, grown, min(counted.finish_time, record.finish_time), record.finish_time)
+        add_cpu_time(element, grown)
 
 
 def install_node(state: State, record: NodeRecord, now: float) -> None:

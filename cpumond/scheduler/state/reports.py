@@ -85,7 +85,7 @@ def take_report(job: Job, report: JobReport, now: float) -> bool:
         # The node's clock may differ; the start of a job that was taken over comes from its node.
         job.began_at = now if report.start_time is None else min(max(report.start_time, job.ordered_at), now)
     before, job.report = job.report, _keep_known(job.report, report, times)
-    count_cpu_time(job, times, now)
+    count_cpu_time(job, times)
     if job.is_active:
         job.state = "running"
         change_usage(job, reported_usage(job.limits, report))
