@@ -9,8 +9,9 @@ from scheduler_world import TREE, World
 
 from cpumond.api import views
 from cpumond.api.glance_views import OperationCounts, group_preemptions
+from cpumond.cli.render.grid import make_rows
 from cpumond.cli.scheduler.forecast import tell_forecast
-from cpumond.cli.scheduler.operations import _operation_rows
+from cpumond.cli.scheduler.operations import OPERATIONS
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.forecast.forward import Pace
 from cpumond.scheduler.forecast.keeper import Forecasts
@@ -86,7 +87,7 @@ def test_what_no_node_can_hold_comes_before_all_other_causes(world):
     groups = counts.finish()
     assert groups.states == {"cannot start": 3, "pending": 1}
     assert (groups.groups[0].cause, groups.groups[0].operations) == ("cannot_start", 3)
-    rows = _operation_rows(listed[large], world.now)[0]
+    [rows] = make_rows(OPERATIONS, [(listed[large], TREE)])
     shown = ("cannot start, suspended", "red"), "never", ("cannot start: 5 cores, largest node 4", "red")
     assert (rows[1], rows[10], rows[-1]) == shown
     forecasts = Forecasts(world.state, lambda: world.now, lambda: Pace(1.0, 1.0, 0.0, {}), 60.0, 0.1, 100.0)
