@@ -18,7 +18,7 @@ from cpumond.fairshare.functions import (
 )
 from cpumond.fairshare.paths import Path, fifo_path, settle, weighted_path
 from cpumond.fairshare.pool_functions import pool_function, stop_within
-from cpumond.fairshare.resources import ONE, ZERO, Vector, add, least, scale, subtract, sum_vectors
+from cpumond.fairshare.resources import ONE, ZERO, Vector, add, least, scale, subtract, sum_in_order, sum_vectors
 
 CLOSE = 1e-12
 
@@ -215,7 +215,7 @@ def test_tenths_that_are_a_whole_exactly_in_the_order_of_the_children_fit():
     """8, 9.2: A is the sum of the children's values; if that meets the limit, so does the path."""
     for demands in ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.7, 0.1, 0.1], [0.05] * 7):
         path = weighted([op(vec(cpu=d)) for d in demands])
-        exact = vec(cpu=sum(demands))
+        exact = vec(cpu=sum_in_order(demands))
         step, x, value = stop_within(path, exact)
         assert (step, x) == (len(path.slopes), 1.0)
         assert value == exact
@@ -228,7 +228,7 @@ def test_gangs_that_meet_the_limit_exactly_in_the_order_of_the_children_fit():
     for _ in range(100):
         demands = [rng.randrange(1, 100) / 1000.0 for _ in range(rng.randint(2, 9))]
         path = weighted([gang(vec(cpu=d)) for d in demands])
-        exact = sum(demands)
+        exact = sum_in_order(demands)
         assert pool(path, limits=vec(cpu=exact)).value(1.0) == near(vec(cpu=exact))
         slightly_less = pool(path, limits=vec(cpu=math.nextafter(exact, 0.0))).value(1.0)[1]
         assert slightly_less <= exact - min(demands) / 2.0
@@ -265,7 +265,7 @@ def test_a_resource_that_stays_is_settled_to_the_sum_of_the_children():
         for n, slope in enumerate(path.slopes):
             assert slope is not None
             if slope[1] == 0.0:
-                assert path.values[n][1] == path.sum_along(n)[1] == sum(min(path.xs[n], d[1]) for d in demands)
+                assert path.values[n][1] == path.sum_along(n)[1] == sum_in_order(min(path.xs[n], d[1]) for d in demands)
         assert path.values == [near(v, 1e-14) for v in before]
         differed |= path.values != before
     assert differed
