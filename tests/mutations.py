@@ -61,7 +61,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
             "        if old.cordon is None:\n            forget_lost(",
             "        if True:\n            forget_lost(",
         ),
-        (", cordon=_cordon_of(state, registration.node_id)", ""),
+        (", cordon=None if before is None else before.cordon", ""),
         ("now, tuple(jobs[:MAX_LOST_JOBS]), node.cordon,", "now, tuple(jobs[:MAX_LOST_JOBS]),"),
         ("chosen = [job for job in jobs if job.task.interruptible]", "chosen = jobs"),
         ("if not chosen and not any(job.task.interruptible for job in node.stopping.values()):", "if not chosen:"),

@@ -227,7 +227,8 @@ class _Search:
             budget.made += 1
             victims = Swap(stage, target, order).find_victims() if budget.made > budget.first else None
             if victims is not None:
-                return _make_plan(target, task, stage.priority, victims, self.now)
+                told = tell_victims(target, victims, self.now)
+                return PreemptionPlan(target, task, stage.priority, told)
             # One that refuses reclaimed CPU needs more room than others.
             if target not in self.own and target.operation.record.allow_reclaimed:
                 self.failed[joint, order] = satisfaction
@@ -236,12 +237,6 @@ class _Search:
     def _is_hopeless(self, joint: PoolElement, order: Vector, satisfaction: float) -> bool:
         least = self.failed.get((joint, order))
         return least is not None and satisfaction >= least
-
-
-def _make_plan(
-    target: OperationElement, task: Task, priority: TargetPriority, victims: list[Candidate], now: float
-) -> PreemptionPlan:
-    return PreemptionPlan(target, task, priority, tell_victims(target, victims, now))
 
 
 def tell_victims(target: OperationElement, victims: Iterable[Candidate], now: float) -> tuple[tuple[Job, str], ...]:

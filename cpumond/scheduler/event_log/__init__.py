@@ -18,7 +18,7 @@ import structlog
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.scheduler.event_log.happenings import tell_happened
 from cpumond.scheduler.events import AUDIT, AUDITED, Event, Subjects, Told
-from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, RESOLVE, CommandError
+from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, RESOLVE, CommandError, encode_record
 from cpumond.scheduler.settings.changes import ConfigChange
 from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
 from cpumond.scheduler.state import State
@@ -79,7 +79,7 @@ class EventLog:
     def encode(self, told: Told) -> Entry:
         """The entry of an event that is about to be written. Raises CommandError for text that cannot be stored."""
         self.totals[told.event.kind] += 1
-        return encode_told(told)
+        return Entry(told.event.at, told.subjects, encode_record(told.event))
 
     def take(self) -> list[Entry]:
         """All that waits to be written, the oldest first; the caller writes it, or gives it back."""
@@ -181,16 +181,6 @@ def _is_about(event: Event, refusal: ChangedSinceError) -> bool:
 
 def is_denied(error: BaseException) -> bool:
     return getattr(error, "code", None) in (ACCESS_DENIED, AUTHENTICATION)
-
-
-def encode_told(told: Told) -> Entry:
-    """An entry of the store's log. Raises CommandError for text that cannot be stored."""
-    try:
-        return Entry(told.event.at, told.subjects, msgspec.json.encode(told.event))
-    except (UnicodeEncodeError, TypeError, RecursionError):
-        raise CommandError(
-            "the command holds text that is not valid UTF-8, or a value that cannot be stored; nothing was changed"
-        ) from None
 
 
 def _decode_all(found: Iterable[tuple[int, Entry]]) -> list[tuple[int, Event]]:

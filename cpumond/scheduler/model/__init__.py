@@ -526,3 +526,13 @@ def to_amounts(vector: Vector) -> Resources:
     """A vector as a dictionary of all resources."""
     slots, cpu, gpu, memory, network = vector
     return {"user_slots": slots, "cpu": cpu, "gpu": gpu, "memory": memory, "network": network}
+
+
+def encode_record(record: Any) -> bytes:
+    """As the store keeps it. Raises CommandError for what cannot be stored."""
+    try:
+        return msgspec.json.encode(record)
+    except (UnicodeEncodeError, TypeError, RecursionError):
+        raise CommandError(
+            "the command holds text that is not valid UTF-8, or a value that cannot be stored; nothing was changed"
+        ) from None

@@ -11,7 +11,6 @@ import msgspec
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.scheduler.model import (
     UNTOLD_STARTS,
-    CommandError,
     Config,
     JobRecord,
     LostNode,
@@ -19,6 +18,7 @@ from cpumond.scheduler.model import (
     OperationRecord,
     Rules,
     StartRecord,
+    encode_record,
 )
 from cpumond.scheduler.rights.token_records import TokenRecord
 from cpumond.scheduler.settings.commands import CreateTree, SetDefaultTree, apply
@@ -108,30 +108,21 @@ def encode(change: Transaction, config: Config) -> list[Change]:
     changes: list[Change] = []
     if change.config is not None:
         for kind, key, value in changed_records(config, change.config):
-            changes.append(Change(kind, key, None if value is None else _dump(value)))
+            changes.append(Change(kind, key, None if value is None else encode_record(value)))
         changes += [Change("progress", name, None) for name in config.trees if name not in change.config.trees]
-    changes += [Change("operation", record.id, _dump(record)) for record in change.operations]
-    changes += [Change("job", record.id, _dump(record)) for record in change.jobs]
+    changes += [Change("operation", record.id, encode_record(record)) for record in change.operations]
+    changes += [Change("job", record.id, encode_record(record)) for record in change.jobs]
     changes += [Change("start", record.id, None) for record in change.jobs]
-    changes += [Change("node", record.id, _dump(record)) for record in (*change.nodes, *change.cordons)]
+    changes += [Change("node", record.id, encode_record(record)) for record in (*change.nodes, *change.cordons)]
     changes += [Change("node", node_id, None) for node_id in change.removed_nodes]
-    changes += [Change("lost_node", lost.id, _dump(lost)) for lost in change.lost_nodes]
-    changes += [Change("stage", stage.nodes_filter, _dump(stage)) for stage in change.stages]
+    changes += [Change("lost_node", lost.id, encode_record(lost)) for lost in change.lost_nodes]
+    changes += [Change("stage", stage.nodes_filter, encode_record(stage)) for stage in change.stages]
     changes += [Change("stage", name, None) for name in change.removed_stages]
     changes += [Change("token", digest, None) for digest in change.forgotten_tokens]
-    changes += [Change("token", record.hash, _dump(record)) for record in change.tokens]
+    changes += [Change("token", record.hash, encode_record(record)) for record in change.tokens]
     return changes
 
 
 def encode_starts(starts: Iterable[StartRecord]) -> list[Change]:
     """The records of jobs that are about to be ordered."""
-    return [Change("start", record.id, _dump(record)) for record in starts]
-
-
-def _dump(record: Any) -> bytes:
-    try:
-        return msgspec.json.encode(record)
-    except (UnicodeEncodeError, TypeError, RecursionError):
-        raise CommandError(
-            "the command holds text that is not valid UTF-8, or a value that cannot be stored; nothing was changed"
-        ) from None
+    return [Change("start", record.id, encode_record(record)) for record in starts]

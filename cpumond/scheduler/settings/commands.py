@@ -212,11 +212,13 @@ def _overlaps(config: Config) -> list[str]:
 
 
 def check_nodes(config: Config, nodes: Mapping[str, Collection[str]]) -> None:
-    """Check that no node belongs to two trees (2.2). Raises CommandError naming the first that does."""
+    """Check that no node belongs to two trees (2.2); its tags include its address (2.1). Raises CommandError naming
+    the first that does."""
     if len(config.trees) < 2:
         return
     for node, tags in nodes.items():
-        matched = find_trees(config, tags)
+        trees = config.trees.items()
+        matched = [name for name, tree in trees if read_filter(tree.settings.nodes_filter).matches(tags)]
         if len(matched) > 1:
             raise CommandError(
                 "Cannot update fair-share trees since there is node that belongs to multiple trees: node "
@@ -224,11 +226,6 @@ def check_nodes(config: Config, nodes: Mapping[str, Collection[str]]) -> None:
                 "exclude each other",
                 attributes={"node_id": node, "node_address": node, "matched_trees": matched, FIELD: "nodes_filter"},
             )
-
-
-def find_trees(config: Config, tags: Collection[str]) -> list[str]:
-    """The trees whose ``nodes_filter`` a node matches; ``tags`` include its address (2.1)."""
-    return [name for name, tree in config.trees.items() if read_filter(tree.settings.nodes_filter).matches(tags)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,16 +245,13 @@ def _create_tree(context: _Context, command: CreateTree) -> Outcome:
         attributes, spelled, warnings = normalise("tree", command.attributes)
         settings = read_tree(attributes)
         default = config.trees.get(config.default_tree)
-        if default is not None and default.settings.acl_required and not _says(attributes, "acl_required"):
+        is_said = "acl_required" in attributes or "acl_required" in attributes.get("config", {})
+        if default is not None and default.settings.acl_required and not is_said:
             # A further tree is not open where the first one is closed.
             attributes = {**attributes, "acl_required": True}
             settings = read_tree(attributes)
     tree = TreeConfig(context.new_id(), command.name, attributes, settings, spelled)
     return Outcome(_with_tree(config, tree), tree.id, _about(tree.name, "", warnings))
-
-
-def _says(attributes: Mapping[str, Any], option: str) -> bool:
-    return option in attributes or option in attributes.get("config", {})
 
 
 def _change_tree(context: _Context, command: ChangeTree) -> Outcome:

@@ -21,7 +21,7 @@ from cpumond.scheduler.decide.victims import (
 )
 from cpumond.scheduler.elements import Job, Node, end_job
 from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
-from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, Task
+from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord
 from cpumond.scheduler.state import State, lifecycle
 from cpumond.scheduler.state.reports import (
     GIVEN_UP,
@@ -87,7 +87,8 @@ def receive(state: State, heartbeat: Heartbeat, now: float) -> Receipt:
         elif report.from_scheduler:
             # A stopping job is not taken over: it would count as work that goes on. Unless it has run too long:
             # then its replacement must wait for its end.
-            task = _find_reported_task(state, report)
+            record = state.record_of(report.operation_id)
+            task = None if record is None else find_task(record, report.task)
             is_too_long = is_over(task, report.start_time, now)
             if (report.stopping and not is_too_long) or not _adopt(state, node, report, now):
                 node.strangers[report.job_id] = report
@@ -262,12 +263,6 @@ def _blame_first(state: State, ended: list[JobRecord]) -> list[JobRecord]:
         why = f"its gang stops with job {cause.id}: {cause.reason}"[:MAX_NODE_FAILURE_REASON]
         blamed.append(msgspec.structs.replace(record, state="aborted", reason=why))
     return blamed
-
-
-def _find_reported_task(state: State, report: JobReport) -> Task | None:
-    """The task of a job of the scheduler, as far as its operation is still known."""
-    record = state.record_of(report.operation_id)
-    return None if record is None else find_task(record, report.task)
 
 
 def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:

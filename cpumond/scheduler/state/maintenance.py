@@ -54,9 +54,5 @@ def find_drained(node: Node) -> list[tuple[Job, str]]:
     chosen = [job for job in jobs if job.task.interruptible]
     if not chosen and not any(job.task.interruptible for job in node.stopping.values()):
         chosen = jobs
-    return [(job, tell_drained(node.id, cordon)) for job in chosen]
-
-
-def tell_drained(node_id: str, cordon: Cordon) -> str:
-    """``node "n1" drained by alice: new disks``."""
-    return f"node {quoted(node_id)} drained by {printable(cordon.user)}{tell_why(cordon.why)}"
+    why = f"node {quoted(node.id)} drained by {printable(cordon.user)}{tell_why(cordon.why)}"
+    return [(job, why) for job in chosen]

@@ -13,7 +13,6 @@ from cpumond.scheduler.model import (
     ALREADY_EXISTS,
     TOO_MANY_REQUESTS,
     CommandError,
-    Cordon,
     JobRecord,
     LostNode,
     NodeRecord,
@@ -82,9 +81,10 @@ def register_node(state: State, registration: NodeRegistration, may_replace: boo
     tags = frozenset([*registration.tags, address])
     resources = registration.resources
     capacity = {name: float(getattr(resources, name)) for name in to_amounts(ZERO)}
+    before = known or state.lost_nodes.get(registration.node_id)
     record = NodeRecord(
         registration.node_id, registration.incarnation, address, tuple(registration.tags), capacity,
-        registration.key, cordon=_cordon_of(state, registration.node_id),
+        registration.key, cordon=None if before is None else before.cordon,
     )  # fmt: skip
     matched = state.match_trees(tags)
     if len(matched) > 1:
@@ -94,12 +94,6 @@ def register_node(state: State, registration: NodeRegistration, may_replace: boo
             change = Transaction(nodes=(msgspec.structs.replace(record, tree=known.tree or ""),))
         raise SeveralTreesError(record, tags, matched, change)
     return Transaction(nodes=(record,), id=registration.node_id)
-
-
-def _cordon_of(state: State, node_id: str) -> Cordon | None:
-    """The cordon of a node that is registered, or was."""
-    known = state.nodes.get(node_id) or state.lost_nodes.get(node_id)
-    return None if known is None else known.cordon
 
 
 def forget_lost(state: State, node_id: str) -> None:
