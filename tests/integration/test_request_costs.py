@@ -1,6 +1,7 @@
 """The most expensive request to each endpoint, sent to a large cluster: how long the event loop works for it.
 
-What is counted are calls of functions: they are the same on every machine. 10 000 of them take about a millisecond.
+What is counted are calls of functions: they are the same on every machine. 10 000 of them take about a millisecond;
+``tests/bench/requests.py`` has the times.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import asyncio
 import json
 import sys
 from asyncio import events
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from scheduler_world import ServedNode, StillClock
@@ -33,6 +36,7 @@ from cpumond.scheduler.store.sqlite import open_sqlite_store
 
 POOLS, NODES, OPERATIONS = 1000, 3000, 10_000
 ADMIN = User("root", admin=True)
+T = TypeVar("T")
 
 MAX_STEPS = 400_000
 """Of one request in one turn of the event loop: no heartbeat waits longer than 50 ms for it."""
@@ -45,6 +49,13 @@ class Steps:
 
     def __init__(self) -> None:
         self.total = self.most = self._turn = 0
+
+    def __enter__(self) -> Steps:
+        sys.setprofile(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code is events.Handle._run.__code__:
@@ -207,7 +218,10 @@ LAST = ("move_pool", "remove_pool", "drain_node", "apply_tree", "remove_tree")
 """What is much smaller, or larger, after them."""
 
 
-async def measure(folder: Path) -> list[str]:
+async def ask_all(
+    folder: Path, meter: Callable[[], AbstractContextManager[T]]
+) -> AsyncIterator[tuple[str, int, bytes, T, float]]:
+    """Of each request the endpoint, the status, the answer, what a meter around it says, and its estimated calls."""
     cluster = Cluster(folder)
     await cluster.fill()
     job = next(iter(cluster.scheduler.state.jobs.values()))
@@ -215,31 +229,28 @@ async def measure(folder: Path) -> list[str]:
         "tree": "default", "pool": "p7", "operation": job.element.operation.id, "job": job.id, "node": job.node.id,
         "number": "1", "token": "x",
     }  # fmt: skip
-    wrong = []
     by_name = {each.name: each for each in ENDPOINTS}
     for name in [*(name for name in by_name if name not in (*LAST, *ASK_NODES)), *LAST]:
         endpoint = by_name[name]
         path = endpoint.path.format_map({**known, "pool": "p8"} if name == "remove_pool" else known)
         for asked in CASES.get(name, [Asked()]):
             cluster.counted.clear()
-            steps = Steps()
-            sys.setprofile(steps)
-            try:
-                status, content = await cluster.ask(endpoint.method, path, asked)
-            finally:
-                sys.setprofile(None)
-            estimated = STEPS * sum(cluster.counted)
-            told = f"{name}: {status} {content[:60]!r}, {steps.most} calls in one turn, {steps.total} in all"
-            told = f"{told}, estimated {estimated:.0f}"
-            if steps.most > WHOLE_TREES.get(name, MAX_STEPS) or steps.total > max(estimated, 2 * STEPS):
-                wrong.append(told)
+            with meter() as measured:
+                status, content = await asyncio.create_task(cluster.ask(endpoint.method, path, asked))
+            yield name, status, content, measured, STEPS * sum(cluster.counted)
     await cluster.scheduler.history.close(cluster.clock.at)
     cluster.store.close()
-    return wrong
 
 
 def test_no_request_holds_the_loop_for_long_and_each_costs_its_user_what_it_takes(tmp_path: Path) -> None:
-    assert asyncio.run(measure(tmp_path)) == []
+    async def measure() -> list[str]:
+        return [
+            f"{name}: {status} {content[:60]!r}, {steps.most} calls in one turn, {steps.total}, estimated {estimated}"
+            async for name, status, content, steps, estimated in ask_all(tmp_path, Steps)
+            if steps.most > WHOLE_TREES.get(name, MAX_STEPS) or steps.total > max(estimated, 2 * STEPS)
+        ]
+
+    assert asyncio.run(measure()) == []
 
 
 def test_what_is_asked_is_asked_of_endpoints() -> None:
