@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,10 +24,19 @@ class View(msgspec.Struct, frozen=True):
     """Base of answers."""
 
 
-def make_view(kind: type[V], source: object, **others: Any) -> V:
-    """A view of ``source``: each field that ``others`` does not give is its attribute of that name, if it has one."""
-    names = (name for name in kind.__struct_fields__ if name not in others and hasattr(source, name))
-    return kind(**{name: getattr(source, name) for name in names}, **others)
+def make_view(kind: type[V], source: Any, figures: Mapping[str, Read] = {}, /, **given: Any) -> V:
+    """A view of ``source``: each field that is not given is read by its figure, or is the attribute of that name."""
+    for name, read in figures.items():
+        given[name] = read(source)
+    for name in _fields_of(source.__class__, kind):
+        if name not in given:
+            given[name] = getattr(source, name)
+    return kind(**given)
+
+
+@cache
+def _fields_of(source: type, kind: type[msgspec.Struct]) -> list[str]:
+    return [name for name in kind.__struct_fields__ if hasattr(source, name)]
 
 
 def choose_figures(kind: type[View], figures: Mapping[str, Read]) -> dict[str, Read]:

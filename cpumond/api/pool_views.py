@@ -58,10 +58,11 @@ class PoolView(View, frozen=True):
     """A pool, ephemeral ones and the root included, as of the last fair-share update.
 
     ``attributes`` as they were set. ``weight`` null: not set. ``usage`` is what is allotted to its running jobs:
-    of CPU their limits now, not the measured use. ``fair_share_ratio`` and ``usage_ratio`` are of
-    the dominant resource. ``strong_guarantee`` is after the scaling of an overcommitted cluster. ``volume`` is what an
-    integral pool has accumulated, resource times seconds. ``waiting`` is what operations that do not run would want
-    besides ``demand``. ``starves_in_s`` null while it has its share, 0: it starves.
+    of CPU their limits now, not the measured use. ``fair_share_ratio`` and ``usage_ratio`` are of the dominant
+    resource, which ``fair_share_resource`` and ``usage_resource`` name: CPU where no other has a larger part.
+    ``strong_guarantee`` is after the scaling of an overcommitted cluster. ``volume`` is what an integral pool has
+    accumulated, resource times seconds. ``waiting`` is what operations that do not run would want besides ``demand``.
+    ``starves_in_s`` null while it has its share, 0: it starves.
     ``cpu_seconds`` is what its jobs have used since the start of this scheduler, ``reclaimed_cpu_seconds`` what they
     ordered and could not use meanwhile, ``ordered_cpu_seconds`` what they could have used without their agents
     (semantics.md 1.7); ``throttled_cpu_seconds``: how long a quota held their threads back, ``late_cpu_seconds`` the
@@ -83,8 +84,10 @@ class PoolView(View, frozen=True):
     max_running_operation_count: int
     fair_share: Amounts
     fair_share_ratio: float
+    fair_share_resource: str
     usage: Amounts
     usage_ratio: float
+    usage_resource: str
     demand: Amounts
     waiting: Amounts
     limits: Amounts
@@ -172,6 +175,7 @@ def show_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> Po
     return make_view(
         PoolView,
         pool,
+        _POOL,
         tree=pool.tree.name,
         id="" if pool.config is None else pool.config.id,
         attributes={} if pool.config is None else dict(pool.config.attributes),
@@ -180,7 +184,6 @@ def show_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> Po
         may={} if rights is None else show_may_of_pool(rights, pool),
         inherited_acl=[] if rights is None else show_inherited(rights, pool),
         starves_in_s=starves_in_s(pool, now),
-        **{name: read(pool) for name, read in _POOL.items()},
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from cpumond.api.figures import Amounts, View
 from cpumond.api.pool_views import walk_pools
+from cpumond.fairshare.resources import CPU, find_dominant
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree, figures
 from cpumond.scheduler.model import to_amounts
 
@@ -21,7 +22,8 @@ COLUMNS: Final = (
     "strong_guarantee_ratio", "starvation", "operation_count", "max_operation_count", "running_operation_count",
     "max_running_operation_count", "integral_type", "flow_ratio", "volume", "capacity", "ordered_cores", "limit_cores",
     "used_cores", "child_count", "operations_here", "waiting_cores", "held_cores",
-    "demand_cores", "guarantee_cores", "fair_share_cores",
+    "demand_cores", "guarantee_cores", "fair_share_cores", "fair_share_resource", "usage_resource", "demand_resource",
+    "strong_guarantee_resource",
 )  # fmt: skip
 """Of a pool table, in the order of its rows' values."""
 
@@ -31,7 +33,8 @@ class PoolTable(View, frozen=True):
 
     ``parent`` of the root is null; ``weight`` null: not set; ``flow_ratio``, ``volume`` and ``capacity`` null: not an
     integral pool. ``held_cores``: idle CPU that operations of the pool's subtree would use. ``guarantee_cores``: the
-    strong guarantee and the flow of an integral one. ``update`` counts the tree's updates, ``at`` is when the table was
+    strong guarantee and the flow of an integral one. ``..._resource``: of which resource a ratio is, null for the CPU.
+    ``update`` counts the tree's updates, ``at`` is when the table was
     made; ``total`` is the tree's.
     """
 
@@ -87,15 +90,18 @@ def make_pool_table(tree: Tree, cores: CoreSums, at: float) -> PoolTable:
     depths = {"": -1}
     for pool in pools:
         depths[pool.name] = depths["" if pool.parent is None else pool.parent.name] + 1
-    given: dict[str, dict[str, Any]] = {"depth": depths, "ordered_cores": cores.ordered, "used_cores": cores.used}
+    by_name: dict[str, dict[str, Any]] = {"depth": depths, "ordered_cores": cores.ordered, "used_cores": cores.used}
     # A column at a time: there may be thousands of pools.
+    given = {name: [values.get(pool.name, 0.0) for pool in pools] for name, values in by_name.items()}
+    for name, read in figures.SHARES.items():
+        shares = [read(pool) for pool in pools]
+        given[f"{name}_ratio"] = ratios = list(map(max, shares))
+        given[f"{name}_resource"] = [
+            None if each[CPU] == ratio else find_dominant(each) for each, ratio in zip(shares, ratios, strict=True)
+        ]
     columns: list[list[Any]] = []
     for name, is_rounded in zip(COLUMNS, _ROUNDED, strict=True):
-        if name in given:
-            values = [given[name].get(pool.name, 0.0) for pool in pools]
-        else:
-            read = _READERS[name]
-            values = [read(pool) for pool in pools]
+        values = given[name] if name in given else [_READERS[name](pool) for pool in pools]
         columns.append(_round(values) if is_rounded else values)
     rows = [list(row) for row in zip(*columns, strict=True)]
     return PoolTable(tree.name, tree.update_count, at, to_amounts(tree.total), list(COLUMNS), rows)

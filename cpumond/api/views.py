@@ -66,8 +66,10 @@ class OperationInTree(View, frozen=True):
     job_count: int
     fair_share: Amounts
     fair_share_ratio: float
+    fair_share_resource: str
     usage: Amounts
     usage_ratio: float
+    usage_resource: str
     demand: Amounts
     limits: Amounts
     satisfaction_ratio: float | None
@@ -317,6 +319,7 @@ def _in_tree(element: OperationElement, now: float, places: Places, looks: dict[
     return make_view(
         OperationInTree,
         element,
+        _IN_TREE,
         pool=element.parent.name,
         queue_place=None if element.is_running else places.get(element.tree.name, {}).get(element.name),
         weight=operation_weight(element),
@@ -325,7 +328,6 @@ def _in_tree(element: OperationElement, now: float, places: Places, looks: dict[
         cause=waiting.cause.key,
         why=waiting.text,
         starves_in_s=starves_in_s(element, now),
-        **{name: read(element) for name, read in _IN_TREE.items()},
     )
 
 

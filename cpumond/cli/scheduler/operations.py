@@ -18,11 +18,11 @@ from cpumond.cli.scheduler.finding import POOL, TREE, operation_argument, operat
 from cpumond.cli.scheduler.forecast import show_start, simulate_command, when_command
 from cpumond.cli.scheduler.jobs import STYLES
 from cpumond.cli.scheduler.plans import show_limits, show_value
-from cpumond.cli.scheduler.pools import show_amounts, show_cpu_time, show_state
+from cpumond.cli.scheduler.pools import show_amounts, show_cpu_time, show_share, show_state
 from cpumond.cli.scheduler.running import wait_command
 from cpumond.cli.scheduler.spec import spec_options
 from cpumond.core.measures import format_span
-from cpumond.core.words import count, show_cores, show_name, show_percent, show_time
+from cpumond.core.words import count, show_cores, show_name, show_time
 from cpumond.scheduler.why.operation import OperationAnswer
 
 STATES: Final = ("pending", "running", "completed", "failed", "aborted")
@@ -180,9 +180,9 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
 
 def _part_fields(part: OperationInTree) -> list[tuple[str, str]]:
     state = _describe_part(part)
-    share = f"{show_percent(part.fair_share_ratio)} % of the cluster: {show_amounts(part.fair_share)}"
+    share = show_share(part.fair_share_ratio, part.fair_share_resource)
     fields = [
-        ("fair share", share),
+        ("fair share", f"{show_amounts(part.fair_share)}: {share} of the cluster"),
         ("allotted", show_amounts(part.usage)),
         ("demand", show_amounts(part.demand)),
         ("limits", show_limits(part.limits) if part.limits else ""),

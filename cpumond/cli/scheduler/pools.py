@@ -35,6 +35,7 @@ from cpumond.cli.scheduler.tree_text import is_tree_file
 from cpumond.core.errors import UsageError
 from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_cores, show_name, show_percent
+from cpumond.fairshare.resources import show_resource
 from cpumond.scheduler.history.savings import SavingsRow
 from cpumond.scheduler.model import ROOT_POOL, IntegralGuarantees
 from cpumond.scheduler.settings.attributes import Kind, find_mistyped, is_option
@@ -48,6 +49,11 @@ INTEGRAL: Final = "integral_guarantees"
 def show_amounts(amounts: dict[str, float], nothing: str = "-") -> str:
     """As ``show_limits``, without amounts of 0."""
     return show_limits({name: amount for name, amount in amounts.items() if amount}, nothing)
+
+
+def show_share(ratio: float, resource: str) -> str:
+    """A part of the cluster in percent, with its resource where that is not CPU: "3.3 % (by job slots)"."""
+    return f"{show_percent(ratio)} %{show_resource(resource)}"
 
 
 def show_cpu_time(cpu_seconds: float, reclaimed_cpu_seconds: float) -> str:
@@ -257,8 +263,8 @@ POOLS: Final[tuple[Column[PoolView], ...]] = (
     column("pool", 0, _show_pool),
     column("mode", 10, _show_mode),
     column(">weight", 8, lambda pool: "-" if pool.weight is None else f"{pool.weight:g}"),
-    column(">share", 4, lambda pool: f"{show_percent(pool.fair_share_ratio)} %"),
     column(">cores", 5, lambda pool: show_cores(pool.fair_share["cpu"])),
+    column(">share", 4, lambda pool: show_share(pool.fair_share_ratio, pool.fair_share_resource)),
     column(">allotted", 1, lambda pool: show_cores(pool.usage["cpu"])),
     column(">demand", 2, lambda pool: show_cores(pool.demand["cpu"])),
     column(">waiting", 6, lambda pool: _show_some(pool.waiting["cpu"])),
@@ -276,7 +282,8 @@ POOLS: Final[tuple[Column[PoolView], ...]] = (
 def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
     """The pools of a tree below each other.
 
-    Numbers are cores, "share" is the fair share in percent of the cluster, of the resource that it has most of.
+    Numbers are cores. "cores" and "share" are the fair share: its CPU, and in percent of the cluster, of the resource
+    of which it has most; that is named unless it is CPU.
     """
     pools = client.show(pool_path(client.find_tree(tree)), PoolList).pools
     depths = find_depths(pools)
@@ -297,14 +304,14 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
         return
     answer = client.show(path, PoolView)
     used = show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)
-    share = f"{show_percent(answer.fair_share_ratio)} % of the cluster: {show_amounts(answer.fair_share)}"
+    share = show_share(answer.fair_share_ratio, answer.fair_share_resource)
     print_fields(
         [
             ("pool", show_name(answer.name) + (", ephemeral" if answer.is_ephemeral else "")),
             ("parent", show_name(answer.parent or "")),
             ("sub-pools", show_name(", ".join(answer.children))),
             ("mode", answer.mode),
-            ("fair share", share),
+            ("fair share", f"{show_amounts(answer.fair_share)}: {share} of the cluster"),
             ("allotted", show_amounts(answer.usage)),
             ("demand", show_amounts(answer.demand)),
             ("waiting", show_amounts(answer.waiting, "")),

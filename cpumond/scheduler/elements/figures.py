@@ -54,6 +54,10 @@ def _usage_ratio(element: Element) -> float:
     )  # fmt: skip
 
 
+def _resource_of(share_of: Callable[[Any], Vector]) -> Read:
+    return lambda element: find_dominant(share_of(element))
+
+
 def _absolute(share_of: Read) -> Callable[[Element], Vector]:
     """Reader of a share as absolute amounts."""
 
@@ -72,13 +76,20 @@ VECTORS: Final[Mapping[str, Callable[[Any], Vector]]] = {
 }
 """Absolute amounts; ``volume`` is of pools alone."""
 
+SHARES: Final[Mapping[str, Callable[[Any], Vector]]] = {
+    "fair_share": attrgetter("fair_share"),
+    "usage": usage_share,
+    "demand": attrgetter("demand_share"),
+    "strong_guarantee": attrgetter("strong_guarantee_share"),
+}
+"""Fractions of the tree's resources; the largest is the ratio of that name, of the resource of that name."""
+
 SHARED: Final[Mapping[str, Read]] = {
     "fair_share_ratio": lambda e: max(e.fair_share),
-    "fair_share_resource": lambda e: find_dominant(e.fair_share),
     "usage_ratio": _usage_ratio,
-    "usage_resource": lambda e: find_dominant(usage_share(e)),
     "demand_ratio": lambda e: max(e.demand_share),
     "strong_guarantee_ratio": lambda e: max(e.strong_guarantee_share),
+    **{f"{name}_resource": _resource_of(read) for name, read in SHARES.items()},
     "fair_share_cores": lambda e: e.fair_share[CPU] * e.tree.total[CPU],
     "limit_cores": lambda e: e.usage[CPU],
     "demand_cores": lambda e: e.demand[CPU],

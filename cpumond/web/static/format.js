@@ -24,6 +24,11 @@ export function percent(ratio) {
   return `${number(100 * ratio, 3)} %`;
 }
 
+// A part of the tree, with its resource where that is not CPU: 3.3 % (by job slots).
+export function share(ratio, resource) {
+  return resource && resource !== "cpu" ? `${percent(ratio)} (by ${resource.replace("user_slots", "job slots")})` : percent(ratio);
+}
+
 export function bytes(value) {
   if (value === null || value === undefined) return NONE;
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];

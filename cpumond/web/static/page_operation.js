@@ -5,7 +5,7 @@ import { get, path, query, serverNow } from "./api.js";
 import { chart } from "./chart.js";
 import { h, skeleton } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
-import { amount, amounts, count, duration, number, percent, time } from "./format.js";
+import { amount, amounts, count, duration, number, percent, share, time } from "./format.js";
 import { axis, chosenTab, DAY_S, line, rangeButtons, readHistory, readLife, remember, tabs } from "./history.js";
 import { showCores, showOption, showSpan } from "./job_words.js";
 import { readMarks } from "./marks.js";
@@ -125,8 +125,8 @@ function treeCard(o, tree, pool) {
   const state = describePart(part);
   const starves = part.starves_in_s !== null && part.starvation_status === "non_starving" ? `starves in ${showSpan(part.starves_in_s)}` : "";
   return h("section.card", { key: id, "aria-labelledby": id }, heading, facts([
-    ["Fair share", [bar(part.fair_share_ratio, percent(part.fair_share_ratio), { color: "--c2" }), h("div", amounts(part.fair_share))]],
-    ["Allotted", [bar(part.usage_ratio, percent(part.usage_ratio)), h("div", amounts(part.usage))]],
+    ["Fair share", [bar(part.fair_share_ratio, share(part.fair_share_ratio, part.fair_share_resource), { color: "--c2" }), h("div", amounts(part.fair_share))]],
+    ["Allotted", [bar(part.usage_ratio, share(part.usage_ratio, part.usage_resource)), h("div", amounts(part.usage))]],
     ["Demand", amounts(part.demand)],
     ["Satisfaction", part.satisfaction_ratio === null ? "–" : h("span",
       { title: "How much of its fair share is allotted to it; 100 % is exactly the fair share" }, percent(part.satisfaction_ratio))],

@@ -5,7 +5,7 @@ import { get, query, serverNow } from "./api.js";
 import { h } from "./dom.js";
 import { ask, selectFilter, textFilter } from "./filters.js";
 import { chosenFold, folds } from "./folds.js";
-import { amount, count, duration, number, percent, time } from "./format.js";
+import { amount, count, duration, number, share, time } from "./format.js";
 import { readRights } from "./rights.js";
 import { currentQuery, setQuery, to } from "./route.js";
 import { badge, bar, operationLink, table } from "./table.js";
@@ -159,9 +159,9 @@ function columns(app) {
     { title: "To start", align: "right", help: "Jobs that are still to be started", cell: (o) => number(o.jobs.pending, 6) },
     { title: "Done", align: "right", help: "Completed jobs of all", cell: (o) => `${number(o.jobs.completed, 6)} / ${number(o.jobs.total, 6)}` },
     { ...sorting("fair_share", "Fair share"), align: "right", help: "The greatest of its trees, of the dominant resource",
-      cell: (o) => share(o, "fair_share_ratio", "--c2") },
+      cell: (o) => shareBar(o, "fair_share", "--c2") },
     { ...sorting("usage", "Allotted"), align: "right", help: "The greatest of its trees, of the dominant resource",
-      cell: (o) => share(o, "usage_ratio", "--c1") },
+      cell: (o) => shareBar(o, "usage", "--c1") },
     { ...sorting("start_time", "Started"), align: "right", cell: (o) => time(o.start_time) },
   ];
 }
@@ -169,11 +169,11 @@ function columns(app) {
 const parts = (operation) => Object.values(operation.trees);
 export const nameOf = (operation) => [operation.title, operation.alias].filter(Boolean).join(" ");
 
-function share(operation, name, color) {
-  const known = parts(operation);
+function shareBar(operation, name, color) {
+  const known = parts(operation).map((part) => [part[`${name}_ratio`], part[`${name}_resource`]]);
   if (!known.length) return "–";
-  const ratio = Math.max(...known.map((part) => part[name]));
-  return bar(ratio, percent(ratio), { color });
+  const [ratio, resource] = known.reduce((most, each) => (each[0] > most[0] ? each : most));
+  return bar(ratio, share(ratio, resource), { color });
 }
 
 export function stateBadge(operation) {

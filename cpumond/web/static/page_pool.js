@@ -6,7 +6,7 @@ import { get, path, query } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
-import { amount, amounts, cores, duration, NONE, number, percent, time } from "./format.js";
+import { amount, amounts, cores, duration, NONE, number, percent, share, time } from "./format.js";
 import { idleSection } from "./idle.js";
 import { axis, column, line, ofPoints, rangeButtons, readHistory, remember } from "./history.js";
 import { CHANGES, OF_NODES, readMarks } from "./marks.js";
@@ -112,16 +112,16 @@ function badges(data, orchid) {
 }
 
 function glance(data, orchid, row) {
-  const share = (ratio, absolute) => `${percent(ratio)} of the tree: ${absolute}`;
+  const both = (absolute, ratio, resource) => `${absolute}: ${share(ratio, resource)} of the tree`;
   const used = `${cores(data.cpu_seconds / 3600)} core-hours used`;
   const reclaimed = data.reclaimed_cpu_seconds ? `, ${cores(data.reclaimed_cpu_seconds / 3600)} reclaimed` : "";
   return facts([
-    ["Fair share", share(data.fair_share_ratio, amounts(data.fair_share))],
-    ["Allotted", share(data.usage_ratio, amounts(data.usage))],
-    ["Demand", share(orchid.demand_ratio ?? row?.demand_ratio, amounts(data.demand))],
+    ["Fair share", both(amounts(data.fair_share), data.fair_share_ratio, data.fair_share_resource)],
+    ["Allotted", both(amounts(data.usage), data.usage_ratio, data.usage_resource)],
+    ["Demand", both(amounts(data.demand), orchid.demand_ratio ?? row?.demand_ratio, row?.demand_resource)],
     data.waiting && hasAny(data.waiting) ? ["Waiting", `${amounts(data.waiting)}, wanted by operations that do not run`] : null,
     data.state_text ? ["Starving", data.state_text] : null,
-    ["Strong guarantee", hasAny(data.strong_guarantee) ? share(orchid.min_share_ratio ?? row?.strong_guarantee_ratio, amounts(data.strong_guarantee)) : "none"],
+    ["Strong guarantee", hasAny(data.strong_guarantee) ? both(amounts(data.strong_guarantee), orchid.min_share_ratio ?? row?.strong_guarantee_ratio, row?.strong_guarantee_resource) : "none"],
     typeOf(orchid, row) === "none" ? null : ["Integral guarantee", integralText(typeOf(orchid, row), orchid)],
     data.parent === null ? null : ["Weight", data.weight === null ? `not set, counts as ${number(orchid.weight ?? 1)}` : number(data.weight)],
     ["Limits", hasAny(data.limits) ? amounts(data.limits) : "none of its own"],
@@ -235,8 +235,8 @@ const OPERATION_COLUMNS = [
   { title: "Started", cell: ({ operation }) => time(operation.start_time) },
   { title: "Jobs", help: "active jobs, and those still to be started", align: "right", cell: ({ operation }) =>
     `${number(operation.jobs.active, 9)}${operation.jobs.pending ? ` + ${number(operation.jobs.pending, 9)} wait` : ""}` },
-  { title: "Fair share", align: "right", help: "percent of the tree", cell: ({ here }) => percent(here?.fair_share_ratio) },
-  { title: "Allotted", align: "right", help: "percent of the tree", cell: ({ here }) => percent(here?.usage_ratio) },
+  { title: "Fair share", align: "right", help: "percent of the tree", cell: ({ here }) => share(here?.fair_share_ratio, here?.fair_share_resource) },
+  { title: "Allotted", align: "right", help: "percent of the tree", cell: ({ here }) => share(here?.usage_ratio, here?.usage_resource) },
   { title: "Starving", cell: ({ operation, here }) => [
     starvationBadge(here?.starvation_status) ?? h("span.muted", here?.queue_place ? `waits, place ${number(here.queue_place, 9)}` : "no"), " ",
     h("a", { href: to("operations", operation.id), "aria-label": `Why: ${operation.title || operation.id}` }, "why")] },

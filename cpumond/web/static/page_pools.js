@@ -4,7 +4,7 @@ import { get, path } from "./api.js";
 import { poolsActions } from "./actions.js";
 import { chosenColumns, columnMenu } from "./columns.js";
 import { h } from "./dom.js";
-import { cores, count, number, percent, short, time } from "./format.js";
+import { cores, count, number, percent, share, short, time } from "./format.js";
 import { chosenUnit, glanceCell, legend, unitSwitch } from "./glance.js";
 import { loadTrees, readRights } from "./rights.js";
 import { to } from "./route.js";
@@ -57,7 +57,7 @@ function nameCell(row) {
 
 function guaranteeText(row) {
   const parts = [];
-  if (row.strong_guarantee_ratio) parts.push(percent(row.strong_guarantee_ratio));
+  if (row.strong_guarantee_ratio) parts.push(share(row.strong_guarantee_ratio, row.strong_guarantee_resource));
   if (row.flow_ratio) parts.push(`flow ${percent(row.flow_ratio)}`);
   return parts.join(" + ") || "–";
 }
@@ -72,7 +72,7 @@ function volumeCell(row) {
   return h("span", { title: `${number(row.volume)} of ${number(row.capacity)} share-seconds` }, bar(filled, percent(filled), { color: "--c5" }));
 }
 
-const CELLS = { cores: (value) => cores(value), percent: (_, ratio) => percent(ratio) };
+const CELLS = { cores: (value) => cores(value), percent: (_, ratio, resource) => share(ratio, resource) };
 const sets = new Map(); // unit and size of the tree -> its columns
 
 // An amount is text in the chosen unit above a bar of all that the tree has.
@@ -88,19 +88,20 @@ function columnsOf(unit, totalCores) {
 function makeColumns(unit, totalCores) {
   const amount = CELLS[unit];
   const all = unit === "cores" ? "cores; the bar: of the tree" : "percent of the tree";
-  const ratioBar = (value, ratio, options) => bar(ratio ?? 0, amount(value, ratio), options);
+  const ratioBar = (value, ratio, resource, options) => bar(ratio ?? 0, amount(value, ratio, resource), options);
+  const size = unit === "cores" ? { width: 100, narrow: 76 } : { width: 160, narrow: 140 };
   return [
     { key: "name", width: 236, narrow: 134, title: "Pool", value: (row) => row.name, cell: nameCell, isText: true },
     { key: "cpu", shown: "always", width: 318, narrow: 210, title: "Used / allotted / wants", help: `CPU that its jobs use, what is allotted to them, and what its operations want, ${unit === "cores" ? "cores" : all}; waiting operations included`,
       value: (row) => row.used_cores, descends: true, cell: (row) => glanceCell(row, unit, totalCores) },
     { key: "trend", shown: "wide", width: 106, title: "Last hour", help: "allotted in the last hour, from 0 to the most of it", cell: trendCell },
-    { key: "fair_share", shown: "wide", width: 100, narrow: 76, title: "Fair share", help: `what it may have now, ${all}`, align: "right",
-      value: (row) => row.fair_share_ratio, cell: (row) => ratioBar(row.fair_share_cores, row.fair_share_ratio, { color: "--c2" }) },
-    { key: "usage", shown: "wide", width: 100, narrow: 76, title: "Allotted", help: `what its running jobs hold now, ${all}; the line in the bar is its fair share`, align: "right",
-      value: (row) => row.usage_ratio, cell: (row) => ratioBar(row.limit_cores, row.usage_ratio, { mark: row.fair_share_ratio }) },
-    { key: "demand", shown: "wide", width: 100, narrow: 76, title: "Demand", help: `what its operations want, ${all}`, align: "right",
-      value: (row) => row.demand_ratio, cell: (row) => ratioBar(row.demand_cores, row.demand_ratio, { color: "--c3" }) },
-    { key: "guarantee", shown: "wide", width: 112, title: "Guarantee", help: `strong guarantee, and the resource flow of an integral one; ${unit === "cores" ? "cores" : all}`, align: "right",
+    { key: "fair_share", shown: "wide", ...size, title: "Fair share", help: `what it may have now, ${all}`, align: "right",
+      value: (row) => row.fair_share_ratio, cell: (row) => ratioBar(row.fair_share_cores, row.fair_share_ratio, row.fair_share_resource, { color: "--c2" }) },
+    { key: "usage", shown: "wide", ...size, title: "Allotted", help: `what its running jobs hold now, ${all}; the line in the bar is its fair share`, align: "right",
+      value: (row) => row.usage_ratio, cell: (row) => ratioBar(row.limit_cores, row.usage_ratio, row.usage_resource, { mark: row.fair_share_ratio }) },
+    { key: "demand", shown: "wide", ...size, title: "Demand", help: `what its operations want, ${all}`, align: "right",
+      value: (row) => row.demand_ratio, cell: (row) => ratioBar(row.demand_cores, row.demand_ratio, row.demand_resource, { color: "--c3" }) },
+    { key: "guarantee", shown: "wide", width: size.width + 12, title: "Guarantee", help: `strong guarantee, and the resource flow of an integral one; ${unit === "cores" ? "cores" : all}`, align: "right",
       value: (row) => (row.strong_guarantee_ratio ?? 0) + (row.flow_ratio ?? 0), cell: (row) => (unit === "cores" ? cores(row.guarantee_cores || null) : guaranteeText(row)) },
     { key: "weight", shown: "wide", width: 76, title: "Weight", help: "how much it counts among its siblings; – : not set", align: "right", value: (row) => row.weight, cell: (row) => number(row.weight) },
     { key: "running", shown: "wide", width: 118, title: "Running / max", help: "operations that run, and how many may", align: "right",

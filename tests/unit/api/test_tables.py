@@ -9,6 +9,7 @@ import pytest
 from test_views import NOW, TREE, Living, plain
 
 from cpumond.api import overview, pool_views, tables, views
+from cpumond.cli.scheduler import cluster_top
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.settings import operations
@@ -51,6 +52,27 @@ def test_a_row_says_the_same_as_the_pool_itself(living):
         assert row["child_count"] == len(pool.children)
         assert row["starvation"] == pool.starvation_status.replace("non_starving", "")
     assert not rows
+
+
+def test_a_share_names_its_resource_in_answers_tables_and_lists(living):
+    living.node("n1", cpu=8.0, memory=2**33)
+    for pool, cpu, memory in (("cores", 2.0, 0), ("bytes", 0.5, 2**32)):
+        living.create_pool(pool)
+        living.begin(pool, cpu=cpu, memory=memory)
+    living.work("update")
+    rows, pools = rows_of(living), pool_views.show_pools(living.tree(), NOW).pools
+    names = {pool.name: (pool.fair_share_resource, pool.usage_resource) for pool in pools}
+    assert (names["cores"], names["bytes"]) == (("cpu", "cpu"), ("memory", "memory"))
+    for name in ("fair_share", "usage", "demand", "strong_guarantee"):
+        resources = {pool: rows[pool][f"{name}_resource"] for pool in ("cores", "bytes")}
+        assert resources == {"cores": None, "bytes": None if name == "strong_guarantee" else "memory"}, name
+    operations = views.show_operations(living.state, NOW, limit=9).operations
+    tree = pool_views.show_tree(living.rights, living.tree())
+    picture = cluster_top.ClusterPicture(tree, pools, operations, [])
+    for view in ("pools", "operations"):
+        lines = cluster_top.draw_view(picture, view, "share", None, False).split("\n")
+        [line] = [line for line in lines if "(by" in line]
+        assert "50.0 % (by memory)" in line, lines
 
 
 def test_cores_are_those_of_the_whole_subtree(living):
