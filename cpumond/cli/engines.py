@@ -30,25 +30,62 @@ ASK_S: Final = 12.0
 """For all that one engine is asked at first, a second or two with hundreds of containers; longer than a client
 waits for one answer, so that its own sentence about that is told."""
 SHOWN: Final = 3
-PROGRAMS: Final[dict[str, tuple[str, ...]]] = {
-    "docker": ("dockerd",),
-    "podman": (),
-    "slurm": ("slurmd",),
-    "kubernetes": ("kubelet", "k3s-server", "k3s-agent", "k0s"),
-}
-"""Kind of a source -> the services of which one runs where there is such an engine; Podman needs none."""
-DAEMONS: Final = {"docker": "dockerd", "podman": "podman", "slurm": "slurmd", "kubernetes": "kubelet"}
-NOUNS: Final = {"docker": "container", "podman": "container", "slurm": "job", "kubernetes": "container"}
-STARTS: Final = {
-    "docker": "systemctl enable --now docker",
-    "podman": "systemctl enable --now podman.socket",
-    "slurm": "install Slurm's client commands, or see whether slurmctld answers: `squeue`",
-    "kubernetes": "see whether kubelet runs; the runtime's CRI socket as `socket` of its source needs no token and no "
-    "API server (`pip install grpcio`); the kubelet asks the API server about each token, and on a host "
-    "`token_file` is one that lasts: a Secret of type kubernetes.io/service-account-token, whose account may get "
-    "nodes/pods and nodes/configz (docs/engines.md has the lines)",
-}
-"""What to do where an engine does not answer."""
+
+
+class EngineFacts(msgspec.Struct, frozen=True):
+    """What is particular to one kind of engine.
+
+    ``daemon`` names it, ``noun`` what it runs; ``start``: what to do where it does not answer. ``programs``: the
+    services of which one runs where there is such an engine; Podman needs none. ``writes``: processes that change
+    quotas for it. ``workloads``: kinds of cgroups that may be its. Of the drop-in that lets the agent reach it:
+    ``units`` start before the agent, ``opened`` is opened besides its sockets, for the reason ``why``;
+    ``tells_processes``: it names the first process of a container, which tells its cgroup.
+    """
+
+    daemon: str
+    noun: str
+    start: str
+    why: str
+    workloads: tuple[str, ...]
+    units: tuple[str, ...]
+    programs: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    opened: tuple[str, ...] = ()
+    tells_processes: bool = False
+
+
+FACTS: Final[dict[str, EngineFacts]] = {
+    "docker": EngineFacts(
+        "dockerd", "container", "systemctl enable --now docker",
+        "Who may open Docker's socket may do anything on this host. The agent only ever reads from it: lists, "
+        "descriptions and events of containers.",
+        ("docker", "container"), ("docker.socket", "docker.service"), ("dockerd",), ("dockerd", "containerd"),
+        tells_processes=True,
+    ),
+    "podman": EngineFacts(
+        "podman", "container", "systemctl enable --now podman.socket",
+        "The directory, not the socket in it: a socket that is made anew is seen, too. Nothing is started or changed "
+        "through it.",
+        ("podman",), ("podman.socket",), (), ("podman", "conmon"), tells_processes=True,
+    ),
+    # Who asks Slurm is told by munge; without a configuration of its own a node keeps that of slurmctld in /run/slurm.
+    "slurm": EngineFacts(
+        "slurmd", "job", "install Slurm's client commands, or see whether slurmctld answers: `squeue`",
+        "For `squeue`: munge says who asks. The configuration in /etc/slurm is visible anyway.",
+        ("slurm",), ("munge.service",), ("slurmd",), ("slurmd",), ("/run/munge", "/run/slurm"),
+    ),
+    "kubernetes": EngineFacts(
+        "kubelet", "container",
+        "see whether kubelet runs; the runtime's CRI socket as `socket` of its source needs no token and no "
+        "API server (`pip install grpcio`); the kubelet asks the API server about each token, and on a host "
+        "`token_file` is one that lasts: a Secret of type kubernetes.io/service-account-token, whose account may get "
+        "nodes/pods and nodes/configz (docs/engines.md has the lines)",
+        "The socket of the container runtime.",
+        ("kubernetes", "containerd", "cri-o"), ("containerd.service", "crio.service"),
+        ("kubelet", "k3s-server", "k3s-agent", "k0s"), ("kubelet", "containerd", "crio", "conmon"),
+    ),
+}  # fmt: skip
+"""By kind of a source."""
 CRI_SOCKETS: Final = (
     "/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock",
 )  # fmt: skip
@@ -85,6 +122,10 @@ class EngineSeen(msgspec.Struct, frozen=True):
     jobs: JobsSeen = JobsSeen()
 
     @property
+    def facts(self) -> EngineFacts:
+        return FACTS[self.kind]
+
+    @property
     def is_here(self) -> bool:
         """Whether anything of it was seen: an answer, a service, a job, a socket that may not be opened."""
         return bool(
@@ -114,18 +155,18 @@ class EngineSeen(msgspec.Struct, frozen=True):
         """It and where it answers; its service alone where it does not, and has no job."""
         up = [socket for socket, view in self.views.items() if view.is_up]
         where = f" ({', '.join(filter(None, up))})" if any(up) else ""
-        return f"{self.describe()}{where}" if up or self.found else DAEMONS[self.kind]
+        return f"{self.describe()}{where}" if up or self.found else self.facts.daemon
 
     def describe(self) -> str:
         """It in a few words: "dockerd 20.10.24 with 14 containers"."""
         titles = [view.title for view in self.views.values() if view.title]
         asked, _, version = titles[0].partition(" ") if titles else (self.kind, "", "")
         # A CRI socket is the runtime's, which tells its own version, not that of the kubelet.
-        shown = f"{DAEMONS[self.kind] if asked == self.kind else asked} {version}".strip()
+        shown = f"{self.facts.daemon if asked == self.kind else asked} {version}".strip()
         number = len(self.found) + len(self.jobs.lost)
         pods = len({job.engine.group for job in self.found if job.engine is not None and job.engine.group})
         of_pods = f" in {count(pods, 'pod')}" if self.kind == "kubernetes" and pods else ""
-        return f"{shown} with {count(number, NOUNS[self.kind])}{of_pods}"
+        return f"{shown} with {count(number, self.facts.noun)}{of_pods}"
 
 
 def see_engines(
@@ -159,7 +200,7 @@ def see_engines(
         }
         own = tuple(job for job in found if job.engine is not None and job.engine.kind == kind)
         jobs = sort_jobs(own, own_views, config, hierarchies)
-        here = tuple(name for name in PROGRAMS[kind] if name in running)
+        here = tuple(name for name in FACTS[kind].programs if name in running)
         seen.append(EngineSeen(kind, kind in kinds, own_views, here, own, jobs))
     return seen
 
@@ -175,7 +216,7 @@ def _find_runtime() -> str:
 
 def _may_be_here(source: Source, cpu_root: str, running: set[str]) -> bool:
     """Whether it is worth asking: a service runs, a socket or a job's cgroup is there."""
-    if running.intersection(PROGRAMS[source.kind]) or list_engine_jobs(cpu_root, source, {})[0]:
+    if running.intersection(FACTS[source.kind].programs) or list_engine_jobs(cpu_root, source, {})[0]:
         return True
     return any(
         (socket.startswith("/") and os.path.exists(socket)) or find_closed(socket) for _, socket in list_engines(source)
@@ -227,7 +268,7 @@ def _ordered_nothing(job: FoundJob, hierarchies: Hierarchies) -> bool:
 
 def describe_fates(kind: str, jobs: JobsSeen, is_shadow: bool = True) -> list[str]:
     """What becomes of the jobs, a sentence for each fate with its reason."""
-    noun = NOUNS[kind]
+    noun = FACTS[kind].noun
     how = "managed, in shadow mode at first" if is_shadow else "managed"
     said: list[tuple[str, str, tuple[str, ...], str]] = [
         (how, noun, jobs.managed, " with a CPU limit{names}"),
@@ -255,7 +296,7 @@ def list_troubles(seen: EngineSeen) -> Iterator[tuple[str, str]]:
     if seen.jobs.unnamed and is_up and seen.is_configured:
         text = f"{count(len(seen.jobs.unnamed), 'cgroup')} that it does not name{show_some(seen.jobs.unnamed)}"
         advice = (
-            f"a second {DAEMONS[seen.kind]} has them? Give it a source of its own with its `socket`; until then they "
+            f"a second {seen.facts.daemon} has them? Give it a source of its own with its `socket`; until then they "
             "stay in shadow mode"
         )
         yield text, advice
@@ -301,10 +342,10 @@ def explain_silence(seen: EngineSeen, socket: str, view: EngineView) -> tuple[st
     kind = seen.kind
     closed = find_closed(socket)
     if closed:
-        return f"{DAEMONS[kind]}: {closed}", "run this as root; the service has the right (CAP_DAC_OVERRIDE)"
+        return f"{FACTS[kind].daemon}: {closed}", "run this as root; the service has the right (CAP_DAC_OVERRIDE)"
     if kind == "slurm" and shutil.which("squeue") is None:
         return "slurm: `squeue` is not installed here", "install Slurm's client commands (Debian: slurm-client)"
-    advice = [] if seen.programs and kind == "docker" else [STARTS[kind]]
+    advice = [] if seen.programs and kind == "docker" else [FACTS[kind].start]
     if socket.startswith("/run/user/"):
         owner = socket.split("/")[3]
         advice = [f"as the user {owner}: systemctl --user enable --now podman.socket; loginctl enable-linger {owner}"]

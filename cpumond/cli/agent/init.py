@@ -14,7 +14,7 @@ import msgspec
 from cpumond.agent.config import AgentConfig, Source, load_config
 from cpumond.cli.agent import init_files
 from cpumond.cli.agent.init_files import Planned
-from cpumond.cli.engines import DAEMONS, EngineSeen, JobsSeen, describe_fates, list_troubles, see_engines, show_some
+from cpumond.cli.engines import EngineSeen, JobsSeen, describe_fates, list_troubles, see_engines, show_some
 from cpumond.cli.options import config_option
 from cpumond.cli.output import can_ask, output_options, print_json, print_text
 from cpumond.cli.replacement import Replacement
@@ -32,11 +32,6 @@ MAIN_FILE: Final = (
     "# Every key with its default: cpumond.toml(5). `cpumond check-config` says what results.\n"
 )
 NEXT: Final = ("systemctl daemon-reload && systemctl restart cpumond", "cpumond status", "cpumond doctor")
-OWN_ENGINE: Final = {
-    "docker": "docker", "podman": "podman", "slurm": "slurm", "kubernetes": "kubernetes", "containerd": "kubernetes",
-    "cri-o": "kubernetes", "container": "docker",
-}  # fmt: skip
-"""Kind of a workload -> that of the engine which may run it."""
 
 
 class InitPlan(msgspec.Struct, frozen=True):
@@ -142,7 +137,7 @@ def make_plan(config_path: str, more: list[Source], unit_dir: str | None) -> Ini
     elif drop_in:
         notes.append("systemd does not run this machine: nothing hides sockets from the agent, so no drop-in is needed")
     notes += [
-        f"{DAEMONS[each.kind]}: no source is written for it, since it does not answer: see above"
+        f"{each.facts.daemon}: no source is written for it, since it does not answer: see above"
         for each in shown
         if not (each.is_configured or each.can_be_followed)
     ]
@@ -174,15 +169,11 @@ def list_others(hierarchies: Hierarchies, seen: Iterable[EngineSeen]) -> list[st
     from cpumond.cli.agent.estimate_watch import find_workloads, list_leaves
 
     jobs = {job.path for each in seen for job in each.found}
-    here = {each.kind for each in seen}
+    kinds = {kind for each in seen for kind in each.facts.workloads}
 
     def is_engines(workload: Workload) -> bool:
         # Those of an engine that is here are told with it, also where they are in another place than its job.
-        return (
-            OWN_ENGINE.get(workload.kind) in here
-            or workload.path in jobs
-            or not jobs.isdisjoint(list_above(workload.path))
-        )
+        return workload.kind in kinds or workload.path in jobs or not jobs.isdisjoint(list_above(workload.path))
 
     found = [each for each in find_workloads([hierarchies.cpu_root], "") if not is_engines(each)]
     found = [each for each in found if each.path.isprintable()]

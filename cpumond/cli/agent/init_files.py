@@ -16,31 +16,12 @@ import msgspec
 
 from cpumond.agent.config import ENGINE_KINDS, Source, finish_config, parse_config_text
 from cpumond.cli.agent.estimate_findings import to_toml
+from cpumond.cli.engines import FACTS
 from cpumond.core.errors import AccessError, ConfigError, UsageError
 
 MARK: Final = "# Made by `cpumond init`, checksum "
 SOURCES_FILE: Final = "engines.toml"
 DROP_IN_FILE: Final = "engines.conf"
-OPENED: Final[dict[str, tuple[str, ...]]] = {"slurm": ("/run/munge", "/run/slurm")}
-"""Kind of a source -> what its engine's client opens besides the engine's socket: who asks Slurm is told by munge, and
-without a configuration of its own a node keeps that of slurmctld in /run/slurm."""
-UNITS: Final[dict[str, tuple[str, ...]]] = {
-    "docker": ("docker.socket", "docker.service"),
-    "podman": ("podman.socket",),
-    "slurm": ("munge.service",),
-    "kubernetes": ("containerd.service", "crio.service"),
-}
-"""Kind of a source -> the units after which the agent starts, so that their sockets are there."""
-WHY: Final[dict[str, str]] = {
-    "docker": "Who may open Docker's socket may do anything on this host. The agent only ever reads from it: lists, "
-    "descriptions and events of containers.",
-    "podman": "The directory, not the socket in it: a socket that is made anew is seen, too. Nothing is started or "
-    "changed through it.",
-    "slurm": "For `squeue`: munge says who asks. The configuration in /etc/slurm is visible anyway.",
-    "kubernetes": "The socket of the container runtime.",
-}
-NEEDS_PROCESSES: Final = ("docker", "podman")
-"""Kinds whose engines name the first process of a container, which tells its cgroup."""
 _USER_PLACE: Final = re.compile(r"-(/run/user/[0-9]+/podman)(?=\s)")
 PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9_@.,+=/-]+")
 WIDTH: Final = 78
@@ -180,10 +161,10 @@ def render_sources(sources: Iterable[Source]) -> str:
 
 def render_drop_in(sockets: Mapping[str, Iterable[str]]) -> str:
     """The drop-in of the agent's unit that lets it reach engines: kind -> sockets; "" where none needs any."""
-    kinds = [kind for kind in UNITS if kind in sockets]
+    kinds = [kind for kind in FACTS if kind in sockets]
     opened = {kind: list_opened(kind, sockets[kind]) for kind in kinds}
     service: list[str] = []
-    if any(kind in NEEDS_PROCESSES for kind in kinds):
+    if any(FACTS[kind].tells_processes for kind in kinds):
         service += [
             *_comment("An engine names the first process of a container; that tells in /proc which cgroup it has."),
             "ProtectProc=default",
@@ -192,10 +173,13 @@ def render_drop_in(sockets: Mapping[str, Iterable[str]]) -> str:
         service += [*_comment("As closed as with `yes`, but what is named below can be seen."), "ProtectHome=tmpfs"]
     for kind in kinds:
         if opened[kind]:
-            service += [*_comment(WHY[kind]), f"BindReadOnlyPaths={' '.join(f'-{path}' for path in opened[kind])}"]
+            service += [
+                *_comment(FACTS[kind].why),
+                f"BindReadOnlyPaths={' '.join(f'-{path}' for path in opened[kind])}",
+            ]
     if not service:
         return ""
-    units = [unit for kind in kinds if opened[kind] for unit in UNITS[kind]]
+    units = [unit for kind in kinds if opened[kind] for unit in FACTS[kind].units]
     order = [
         *_comment("What is not there yet when the agent starts stays hidden until it starts again."),
         f"After={' '.join(units)}",
@@ -222,7 +206,7 @@ def list_opened(kind: str, sockets: Iterable[str]) -> list[str]:
     """The paths that a drop-in opens for one kind: Podman's directory, else the sockets themselves."""
     paths = [os.path.dirname(each) if os.path.dirname(each).endswith("/podman") else each for each in sockets]
     paths = [f"/run{path.removeprefix('/var/run')}" if path.startswith("/var/run/") else path for path in paths]
-    return list(dict.fromkeys([*(path for path in paths if PLAIN_PATH.fullmatch(path)), *OPENED.get(kind, ())]))
+    return list(dict.fromkeys([*(path for path in paths if PLAIN_PATH.fullmatch(path)), *FACTS[kind].opened]))
 
 
 def _comment(text: str) -> list[str]:

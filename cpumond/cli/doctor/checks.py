@@ -18,7 +18,7 @@ from cpumond import __version__
 from cpumond.agent.config import AgentConfig, load_config
 from cpumond.cli.agent.client import AgentClient
 from cpumond.cli.doctor.host import AgentSeen, may, read_line, show_user, suggest_root
-from cpumond.cli.engines import PROGRAMS
+from cpumond.cli.engines import FACTS
 from cpumond.core.answers import StatusAnswer
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import ConfigError, CpumondError, UnavailableError
@@ -36,17 +36,6 @@ WRITERS: Final = {
     "slurmd": "slurmd sets the quotas of its job steps",
 }
 """Name of a process -> how it changes quotas."""
-
-WRITERS_ENGINES: Final = {
-    "kubelet": ("kubernetes",),
-    "dockerd": ("docker",),
-    "containerd": ("docker", "kubernetes"),
-    "crio": ("kubernetes",),
-    "podman": ("podman",),
-    "conmon": ("podman", "kubernetes"),
-    "slurmd": ("slurm",),
-}
-"""Name of a process -> kinds of sources that follow what it orders."""
 
 SLOW_CLOCKS: Final = frozenset({"hpet", "acpi_pm", "jiffies", "pit", "refined-jiffies"})
 
@@ -113,29 +102,21 @@ def advise_source(kind: str, socket: str = "") -> str:
 def check_writers(names: Iterable[str], kinds: Collection[str] = ()) -> list[Finding]:
     """Programs that change quotas; what one orders whose kind is among the ``kinds`` of sources is followed."""
     running = set(names)
-    present = running & set(WRITERS)
-    found = sorted(name for name in present if not set(WRITERS_ENGINES.get(name, ())).intersection(kinds))
+    engines = {name: [kind for kind, facts in FACTS.items() if name in facts.writes] for name in running & set(WRITERS)}
+    found = sorted(name for name, of_kinds in engines.items() if set(of_kinds).isdisjoint(kinds))
     if not found:
         text = "no program that is known to change quotas runs here"
-        if present:
-            text = f"{' and '.join(sorted(present))}: a source follows what it orders"
+        if engines:
+            text = f"{' and '.join(sorted(engines))}: a source follows what it orders"
         return [Finding("other writers", "ok", text)]
     otherwise = "keep its cgroups out of managed_roots, or let it set no CPU limits for the jobs that cpumond manages"
-    return [
-        Finding(
-            "other writers",
-            "warn",
-            f"{name} runs: {WRITERS[name]}",
-            advise_source(_choose_kind(name, running)) if name in WRITERS_ENGINES else otherwise,
-        )
-        for name in found
-    ]
-
-
-def _choose_kind(writer: str, running: Collection[str]) -> str:
-    """The kind of a source for what a program runs: that of an engine of which a service runs, too, before others."""
-    kinds = WRITERS_ENGINES[writer]
-    return next((kind for kind in kinds if not set(PROGRAMS[kind]).isdisjoint(running)), kinds[0])
+    findings = []
+    for name in found:
+        # That of an engine of which a service runs, too, before others.
+        of_kinds = sorted(engines[name], key=lambda kind: running.isdisjoint(FACTS[kind].programs))
+        advice = advise_source(of_kinds[0]) if of_kinds else otherwise
+        findings.append(Finding("other writers", "warn", f"{name} runs: {WRITERS[name]}", advice))
+    return findings
 
 
 def check_systemd(booted: bool, version: str) -> Finding:

@@ -10,8 +10,6 @@ from cpumond.agent.config import Source
 from cpumond.agent.discovery import FoundJob, describe_source
 from cpumond.cli.doctor.checks import Finding, advise_source
 from cpumond.cli.engines import (
-    DAEMONS,
-    NOUNS,
     EngineSeen,
     describe_fates,
     explain_silence,
@@ -43,7 +41,7 @@ def check_engine(seen: EngineSeen, find_reach: Callable[[str], Reach]) -> list[F
     up = [socket for socket, view in seen.views.items() if view.is_up]
     findings = []
     if not seen.is_configured:
-        what = seen.describe() if up or seen.found else DAEMONS[seen.kind]
+        what = seen.describe() if up or seen.found else seen.facts.daemon
         text = f"{what}: on this host, and no source names it"
         advice = advise_source(seen.kind, seen.own_socket) if seen.can_be_followed else "see why it gives no answer"
         findings.append(Finding(check, "warn", text, advice))
@@ -67,10 +65,10 @@ def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], s
     shown = f"{describe_source(source)!r}"
     if not own:
         if seen.found:
-            text = f"{shown} names none of {count(len(seen.found), NOUNS[seen.kind])}: others come first, or `pattern`"
+            text = f"{shown} names none of {count(len(seen.found), seen.facts.noun)}: others come first, or `pattern`"
             return [Finding(check, "warn", text, "correct its pattern, or leave it out")]
-        return [Finding(check, "ok", f"{shown}: no {NOUNS[seen.kind]} runs now")]
-    text = f"{shown} finds {count(len(own), NOUNS[seen.kind])}{show_some(job.job_id for job in own)}"
+        return [Finding(check, "ok", f"{shown}: no {seen.facts.noun} runs now")]
+    text = f"{shown} finds {count(len(own), seen.facts.noun)}{show_some(job.job_id for job in own)}"
     if seen.kind == "slurm":
         text += _describe_slurm([job.path for job in own])
     fates = "; ".join(describe_fates(seen.kind, seen.jobs, is_shadow=False))
@@ -78,7 +76,7 @@ def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], s
     outside = next((names for why, names in seen.jobs.refused.items() if "managed_roots" in why), ())
     if outside:
         text = (
-            f"{count(len(outside), NOUNS[seen.kind])} will never be written{show_some(outside)}: outside managed_roots"
+            f"{count(len(outside), seen.facts.noun)} will never be written{show_some(outside)}: outside managed_roots"
         )
         advice = "add what is above them to managed_roots, or leave managed_roots out where all sources are engines"
         findings.append(Finding(check, "warn", text, advice))

@@ -54,42 +54,33 @@ def hybrid(root: Path) -> Hierarchies:
 # cgroups
 
 
-def test_each_controller_is_said_with_its_place_and_version():
-    mounts = [
-        mount(1, "/c/cpu", "rw", "cpu"),
-        mount(1, "/c/cpuacct", "rw", "cpuacct"),
-        mount(1, "/c/cpuset", "rw", "cpuset"),
-        mount(2, "/c/unified", "hugetlb"),
-    ]
-    found = by_check(doctor_cgroups.check_mounts(mounts, "m"))
-    assert found["cgroups"] == Finding("cgroups", "ok", "layout hybrid, limits are written in version 1")
-    assert found["controller cpu"].text == "/c/cpu (v1)"
-    assert found["controller cpuacct"].text == "/c/cpuacct (v1)"
-    assert found["controller cpuset"].text == "/c/cpuset (v1)"
-    assert found["cgroup2"].text == "/c/unified, controllers: hugetlb"
+V1 = [mount(1, f"/c/{name}", "rw", name) for name in ("cpu", "cpuacct", "cpuset")]
 
 
-def test_version_2_needs_no_cpuacct_and_may_lack_cpuset():
-    found = by_check(doctor_cgroups.check_mounts([mount(2, "/c", "cpu", "memory")], "m"))
-    assert found["cgroups"].text == "layout v2, limits are written in version 2"
-    assert "controller cpuacct" not in found
-    assert found["controller cpuset"].level == "warn"
-    assert found["controller cpuset"].advice
-
-
-def test_cpu_time_may_come_from_cgroup2():
-    found = by_check(doctor_cgroups.check_mounts([mount(1, "/c/cpu", "cpu"), mount(2, "/u")], "m"))
-    assert found["controller cpuacct"] == Finding(
-        "controller cpuacct", "ok", "not mounted: CPU time is read from cpu.stat of /u"
-    )
-    assert found["cgroup2"].text == "/u, controllers: none"
-
-
-def test_a_host_without_the_cpu_controller_fails():
-    (finding,) = doctor_cgroups.check_mounts([mount(2, "/c", "memory")], "/proc/self/mountinfo")
-    assert finding.level == "fail"
-    assert "no mounted cgroup hierarchy has the cpu controller" in finding.text
-    assert finding.advice
+@pytest.mark.parametrize(
+    ("mounts", "said"),
+    [
+        ([*V1, mount(2, "/c/unified", "hugetlb")],
+         {"cgroups": "ok layout hybrid, limits are written in version 1", "controller cpu": "ok /c/cpu (v1)",
+          "controller cpuacct": "ok /c/cpuacct (v1)", "controller cpuset": "ok /c/cpuset (v1)",
+          "cgroup2": "ok /c/unified, controllers: hugetlb"}),
+        ([mount(2, "/c", "cpu", "memory")],
+         {"cgroups": "ok layout v2, limits are written in version 2", "controller cpu": "ok /c (v2)",
+          "controller cpuset": "warn not mounted: CPUs of a job without quota are taken from the agent's own affinity",
+          "cgroup2": "ok /c, controllers: cpu memory"}),
+        ([mount(1, "/c/cpu", "cpu"), mount(2, "/u", "cpuset")],
+         {"cgroups": "ok layout hybrid, limits are written in version 1", "controller cpu": "ok /c/cpu (v1)",
+          "controller cpuacct": "ok not mounted: CPU time is read from cpu.stat of /u",
+          "controller cpuset": "ok /u (v2)", "cgroup2": "ok /u, controllers: cpuset"}),
+        ([mount(2, "/c", "memory")],
+         {"cgroups": "fail m: no mounted cgroup hierarchy has the cpu controller"}),
+    ],
+)  # fmt: skip
+def test_each_controller_is_said_with_its_place_and_version(mounts, said):
+    found = doctor_cgroups.check_mounts(mounts, "m")
+    assert [each.check for each in found] == list(said)
+    assert all(f"{each.level} {each.text}".startswith(said[each.check]) for each in found), found
+    assert all(each.advice for each in found if each.level != "ok")
 
 
 def test_limit_files_and_burst(tmp_path):
@@ -241,75 +232,71 @@ def host(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def look_at(host: Path, source: Source, roots: tuple[str, ...] = ("jobs",)) -> list[Finding]:
-    config = AgentConfig(managed_roots=list(roots), source=[source])
-    return doctor_cgroups.check_source(1, source, config, hybrid(host))
-
-
-def test_a_source_shows_a_sample_of_the_jobs_it_makes(host):
-    source = Source(kind="glob", pattern="jobs/*_job-*", id_regex=r"(?P<operation>[^/_]+)_(?P<id>job-\d+)$")
-    found = look_at(host, source)
-    assert found[0].level == "ok"
-    assert found[0].text.startswith(
-        "glob 'jobs/*_job-*' matches 3 cgroups: jobs/op1_job-1 -> job 'job-1' of operation 'op1'; jobs/op1_job-2"
-    )
-    assert "more" not in found[0].text
-    assert [f.text for f in found[1:]] == [
-        "1 of them will never be written, such as 'jobs/op2_job-3': it has child cgroups; only leaf cgroups are changed"
-    ]
-
-
-def test_a_source_with_many_cgroups_says_how_many_more(host):
+@pytest.mark.parametrize(
+    ("pattern", "id_regex", "said"),
+    [
+        (
+            "jobs/*_job-*",
+            r"(?P<operation>[^/_]+)_(?P<id>job-\d+)$",
+            """ok glob 'jobs/*_job-*' matches 3 cgroups: jobs/op1_job-1 -> job 'job-1' of operation 'op1'
+            warn 1 of them will never be written, such as 'jobs/op2_job-3': it has child cgroups""",
+        ),
+        (
+            "x/*",
+            "",
+            """ok glob 'x/*' matches 10 cgroups: x/0 -> job '0'; x/1 -> job '1'; x/2 -> job '2', and 7 more
+            warn 10 of them will never be written, such as 'x/0': it is outside managed_roots -> add what""",
+        ),
+        ("none/*", "", "warn glob 'none/*' matches no cgroup in ROOT"),
+        (
+            "jobs/*",
+            "^slurm",
+            "warn 4 cgroups match 'jobs/*', but id_regex '^slurm' none of them -> correct id_regex; it is searched in",
+        ),
+        (
+            "jobs/*",
+            r"job-\d+",
+            r"""ok glob 'jobs/*' matches 4 cgroups:
+            warn id_regex 'job-\\d+' does not match 1 of them, such as 'jobs/stranger'
+            warn 1 of them will never be written, such as 'jobs/op2_job-3': it has child cgroups""",
+        ),
+        (
+            "jobs/op1*",
+            r"op\d",
+            """ok glob 'jobs/op1*' matches 2 cgroups:
+            warn several cgroups become the job 'op1'""",
+        ),
+    ],
+)
+def test_what_a_source_finds_and_what_is_wrong_with_it(host, pattern, id_regex, said):
     for number in range(10):
-        (host / "jobs" / f"x{number}").mkdir()
-    assert look_at(host, Source(kind="glob", pattern="jobs/x*"))[0].text.endswith("-> job 'x2', and 7 more")
-
-
-def test_a_source_that_matches_nothing(host):
-    (finding,) = look_at(host, Source(kind="glob", pattern="none/*"))
-    assert finding.level == "warn"
-    assert finding.text == f"glob 'none/*' matches no cgroup in {host}"
-    assert finding.advice
-
-
-def test_a_regex_that_matches_nothing_and_one_that_matches_some(host):
-    (finding,) = look_at(host, Source(kind="glob", pattern="jobs/*", id_regex="^slurm"))
-    assert finding.level == "warn"
-    assert "but id_regex '^slurm' none of them" in finding.text
-    assert "jobs/op1_job-1" in finding.advice
-    some = look_at(host, Source(kind="glob", pattern="jobs/*", id_regex=r"job-\d+"))
-    assert any("does not match 1 of them, such as 'jobs/stranger'" in finding.text for finding in some)
-
-
-def test_a_regex_that_gives_two_cgroups_one_name(host):
-    found = look_at(host, Source(kind="glob", pattern="jobs/op1*", id_regex=r"op\d"))
-    assert [f.text for f in found[1:]] == ["several cgroups become the job 'op1'"]
-
-
-def test_a_source_outside_managed_roots(host):
-    found = look_at(host, Source(kind="glob", pattern="jobs/op1*"), ("other",))
-    assert found[1].text == "2 of them will never be written, such as 'jobs/op1_job-1': it is outside managed_roots"
-    assert "managed_roots" in found[1].advice
+        (host / "x" / str(number)).mkdir(parents=True)
+    source = Source(kind="glob", pattern=pattern, **({"id_regex": id_regex} if id_regex else {}))
+    found = doctor_cgroups.check_source(1, source, AgentConfig(managed_roots=["jobs"], source=[source]), hybrid(host))
+    texts = [f"{each.level} {each.text} -> {each.advice}".replace(str(host), "ROOT") for each in found]
+    begins = [line.strip() for line in said.split("\n")]
+    assert [text.startswith(begin) for text, begin in zip(texts, begins, strict=True)] == [True] * len(begins), texts
+    assert all(each.advice for each in found if each.level != "ok")
 
 
 # limits of the host
 
 
 @pytest.mark.parametrize(
-    ("hard", "jobs", "max_jobs", "level"),
+    ("hard", "jobs", "max_jobs", "per_job", "level", "enough"),
     [
-        (30000, 10, 9000, "ok"),
-        (20000, 10, 9000, "warn"),
-        (4096, 10, 9000, "warn"),
-        (1024, 500, 400, "fail"),
-        (resource.RLIM_INFINITY, 10**6, 10**6, "ok"),
+        (30000, 10, 9000, 3, "ok", "9914"),
+        (20000, 10, 9000, 3, "warn", "6581"),
+        (4096, 10, 9000, 3, "warn", "1280"),
+        (1024, 500, 400, 3, "fail", "256"),
+        (resource.RLIM_INFINITY, 10**6, 10**6, 3, "ok", "any number of"),
+        (1059, 201, 200, 4, "fail", "200"),  # one more for the pressure
     ],
 )
-def test_descriptors_are_three_for_each_job(hard, jobs, max_jobs, level):
-    (finding,) = doctor_checks.check_descriptors(1024, hard, "this shell", jobs, max_jobs, 3)
-    assert finding.level == level
-    assert bool(finding.advice) == (level != "ok")
-    assert ("enough for any number of jobs" in finding.text) == (hard == resource.RLIM_INFINITY)
+def test_descriptors_are_some_for_each_job(hard, jobs, max_jobs, per_job, level, enough):
+    (finding,) = doctor_checks.check_descriptors(1024, hard, "this shell", jobs, max_jobs, per_job)
+    assert (finding.level, f"enough for {enough} jobs" in finding.text) == (level, True), finding.text
+    assert (f"LimitNOFILE={per_job * max_jobs + 256}" in finding.advice) == (level != "ok")
 
 
 @pytest.mark.parametrize(
@@ -323,13 +310,6 @@ def test_descriptors_are_three_for_each_job(hard, jobs, max_jobs, level):
 )
 def test_inotify_limits(limits, needed, level):
     assert doctor_checks.check_inotify(limits, needed)[0].level == level
-
-
-def test_one_more_descriptor_for_the_pressure():
-    (finding,) = doctor_checks.check_descriptors(1024, 1059, "this shell", 201, 200, 4)
-    assert finding.level == "fail"
-    assert "enough for 200 jobs" in finding.text
-    assert "LimitNOFILE=1056" in finding.advice
 
 
 def test_programs_that_change_quotas_are_named():

@@ -13,7 +13,7 @@ from cpumond.cli.doctor import cgroups as doctor_cgroups
 from cpumond.cli.doctor import checks as doctor_checks
 from cpumond.cli.doctor import engines as doctor_engines
 from cpumond.cli.doctor import units as doctor_units
-from cpumond.cli.engines import EngineSeen, JobsSeen
+from cpumond.cli.engines import FACTS, EngineSeen, JobsSeen
 from cpumond.host.engine.model import EngineJob, EngineView
 from cpumond.testing import make_tree
 
@@ -211,6 +211,6 @@ def test_no_managed_roots_with_sources_of_engines(tmp_path):
 
 def test_which_kinds_the_managers_have():
     """Each names a kind of source that there is."""
-    kinds = {kind for _, kind, _ in doctor_units.MANAGERS} | set().union(*doctor_checks.WRITERS_ENGINES.values())
+    kinds = {kind for _, kind, _ in doctor_units.MANAGERS}
     assert kinds - {""} == {"docker", "podman", "slurm", "kubernetes"}
-    assert doctor_checks.WRITERS_ENGINES.keys() <= doctor_checks.WRITERS.keys()
+    assert {name for facts in FACTS.values() for name in facts.writes} <= doctor_checks.WRITERS.keys()
