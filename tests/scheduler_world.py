@@ -37,6 +37,7 @@ from cpumond.scheduler.model import (
     ROOT_POOL,
     UNTOLD_STARTS,
     Config,
+    JobCounts,
     JobRecord,
     LostNode,
     NodeRecord,
@@ -436,6 +437,10 @@ class World:
 
     def record(self, operation_id: str) -> OperationRecord:
         return self.state.find_record(operation_id)
+
+    def job_counts(self, operation_id: str) -> JobCounts:
+        """How the jobs of its task ended."""
+        return self.record(operation_id).counts.get("t", JobCounts())
 
     def element(self, operation_id: str, tree: str = TREE) -> OperationElement:
         return self.state.operations[operation_id].elements[tree]

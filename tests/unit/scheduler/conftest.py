@@ -1,4 +1,4 @@
-"""What tests of the running scheduler share."""
+"""What tests of the scheduler share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scheduler_world import in_loop
+from scheduler_world import World, assert_consistent, in_loop
 from watched_store import Watched, make_scheduler
 
 from cpumond.scheduler.service import Scheduler
@@ -21,6 +21,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     in_loop(pyfuncitem.obj)(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
     return True
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """With a pool p; its counters are right after the test."""
+    world = World()
+    world.create_pool("p")
+    yield world
+    assert_consistent(world.state)
 
 
 @pytest.fixture

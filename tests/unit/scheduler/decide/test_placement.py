@@ -21,14 +21,6 @@ def cpu(*shares: float) -> list[Vector]:
     return [(0.0, share, 0.0, 0.0, 0.0) for share in shares]
 
 
-@pytest.fixture
-def world():
-    world = World()
-    world.create_pool("p")
-    yield world
-    assert_consistent(world.state)
-
-
 def started(world: World, operations: list[str]) -> list[int]:
     """Active jobs of each operation."""
     return [len(world.jobs_of(each)) for each in operations]

@@ -18,18 +18,6 @@ GIVEN_UP_S = 32.5
 """Longer than waiting_job_timeout, and two heartbeats for the node's own word."""
 
 
-@pytest.fixture
-def world():
-    world = World()
-    world.create_pool("p")
-    yield world
-    assert_consistent(world.state)
-
-
-def counts(world: World, operation: str) -> JobCounts:
-    return world.record(operation).counts.get("t", JobCounts())
-
-
 def ended(world: World, operation: str, job: str) -> JobRecord:
     return world.state.finished_jobs[operation][job]
 
@@ -91,7 +79,7 @@ def test_the_nodes_own_word_on_a_job_that_had_no_room_is_the_reason(world):
     node.has_no_room = False
     world.settle_down()
     assert ended(world, operation, job).reason == why
-    assert counts(world, operation) == JobCounts(aborted=1)
+    assert world.job_counts(operation) == JobCounts(aborted=1)
     assert len(node.jobs) == 1
 
 
@@ -130,14 +118,14 @@ def test_a_waiting_job_that_was_given_up_and_starts_after_all_is_taken_over_if_i
     world.now += GIVEN_UP_S
     world.set_operation(operation, resource_limits={"cpu": 0})
     node.beat()
-    assert counts(world, operation) == JobCounts(aborted=1)
+    assert world.job_counts(operation) == JobCounts(aborted=1)
     assert world.jobs_of(operation) == []
     node.begin(job)
     node.beat()
     assert [each.id for each in world.jobs_of(operation)] == [job]
     node.finish(job)
     node.beat()
-    assert counts(world, operation) == JobCounts(completed=1, aborted=1)
+    assert world.job_counts(operation) == JobCounts(completed=1, aborted=1)
 
 
 def test_a_waiting_job_whose_start_is_not_stored_is_stopped_when_it_was_replaced(world):
@@ -181,7 +169,7 @@ def test_an_end_is_acknowledged_again_when_the_acknowledgement_was_lost(world):
     world.restart()
     assert node.beat().acknowledged == [job]
     assert node.finished == {}
-    assert counts(world, operation) == JobCounts(completed=1)
+    assert world.job_counts(operation) == JobCounts(completed=1)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +184,7 @@ def test_what_a_lost_job_has_done_counts_even_when_it_was_replaced_and_that_it_f
     assert len(other.jobs) == 1
     node.register()
     world.settle_down()
-    assert counts(world, operation) == expected
+    assert world.job_counts(operation) == expected
     assert (world.states([operation]), len(other.jobs)) == (("c", 0) if state == "completed" else ("r", 1))
 
 
@@ -211,7 +199,7 @@ def test_a_job_that_has_ended_is_not_taken_over_again(world):
     world.set_operation(operation, resource_limits={"cpu": 0})
     answer = node.beat()
     assert [(stop.job_id, stop.why) for stop in answer.stop] == [(job, "it was reported as completed before")]
-    assert counts(world, operation) == JobCounts(completed=1)
+    assert world.job_counts(operation) == JobCounts(completed=1)
     assert job not in {each.id for each in world.jobs_of(operation)}
 
 
@@ -250,7 +238,7 @@ def test_6_7_a_preempted_job_is_aborted_whatever_its_exit_code_and_started_again
     assert (record.state, record.exit_code, record.reason) == ("aborted", exit_code, why)
     assert record.preemption is not None
     assert record.preemption.kind == "preempted"
-    assert counts(world, low) == JobCounts(aborted=1)
+    assert world.job_counts(low) == JobCounts(aborted=1)
     assert world.operation(low).needed == {"t": 1}
     world.node("n2", cpu=10)
     world.settle_down()
@@ -401,7 +389,7 @@ def test_the_end_of_a_job_that_was_being_stopped_is_recorded_once(world, state, 
     record = ended(world, operation, job)
     assert (record.state, record.exit_code) == (state, exit_code)
     assert ("suspended with abort_running_jobs" in record.reason) == (state == "aborted")
-    assert counts(world, operation) == expected
+    assert world.job_counts(operation) == expected
     assert world.states([operation]) == ("c" if state == "completed" else "r")
 
 
@@ -417,7 +405,7 @@ def test_a_lost_job_that_ends_already_when_its_node_comes_back_is_not_taken_over
     assert node.heard.stop == []
     node.let_go(job)
     world.settle_down()
-    assert counts(world, operation) == JobCounts(aborted=1)
+    assert world.job_counts(operation) == JobCounts(aborted=1)
 
 
 def test_1_9_a_job_that_its_node_ends_by_itself_is_active_until_its_end_is_told(world):
@@ -430,7 +418,7 @@ def test_1_9_a_job_that_its_node_ends_by_itself_is_active_until_its_end_is_told(
     assert (node.heard.start, node.heard.stop) == ([], [])
     node.let_go(job, exit_code=143)
     node.beat()
-    assert counts(world, operation) == JobCounts(aborted=1)
+    assert world.job_counts(operation) == JobCounts(aborted=1)
     record = ended(world, operation, job)
     assert (record.reason, record.exit_code, record.preemption) == ("resource_overdraft: too much", 143, None)
     assert len(node.jobs) == 1

@@ -24,18 +24,6 @@ SILENCE_S = 60.0
 """Default node_heartbeat_timeout."""
 
 
-@pytest.fixture
-def world():
-    world = World()
-    world.create_pool("p")
-    yield world
-    assert_consistent(world.state)
-
-
-def counts(world: World, operation: str) -> JobCounts:
-    return world.record(operation).counts.get("t", JobCounts())
-
-
 def busy(world: World, jobs: int = 3, cpu: float = 2.0, **spec: object) -> str:
     """An operation in pool p whose jobs run and are known to run."""
     if "p" not in world.tree().pools:
@@ -87,7 +75,7 @@ def test_an_operation_fails_when_its_time_limit_is_over(world):
     record = world.record(operation)
     assert (record.state, record.finish_time) == ("failed", started + 60.5)
     assert record.error == "Operation is running for too long, aborted: its time_limit of 60000 ms is over"
-    assert counts(world, operation).aborted == 2
+    assert world.job_counts(operation).aborted == 2
     world.settle_down()
     assert node.jobs == {}
 
@@ -131,14 +119,14 @@ def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world):
     for _ in range(3):
         world.step()
     assert (list(node.jobs), world.operation(operation).needed) == ([job], {})  # nothing instead while it ends
-    assert counts(world, operation) == JobCounts()
+    assert world.job_counts(operation) == JobCounts()
     node.keeps_stopping = False
     node.let_go(job, "failed", exit_code=143)
     world.settle_down()
     record = world.state.finished_jobs[operation][job]
     assert (record.state, record.exit_code, record.preemption) == ("failed", 143, None)
     assert record.reason.startswith("Job time limit exceeded")
-    assert counts(world, operation) == JobCounts(failed=1)
+    assert world.job_counts(operation) == JobCounts(failed=1)
     assert len(node.jobs) == 1  # started anew
     world.step(20.0)
     world.settle_down()
@@ -146,7 +134,7 @@ def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world):
     assert (
         "2 jobs failed, as many as max_failed_job_count; last: Job time limit exceeded" in world.record(operation).error
     )
-    assert (counts(world, operation), node.jobs) == (JobCounts(failed=2), {})
+    assert (world.job_counts(operation), node.jobs) == (JobCounts(failed=2), {})
 
 
 def test_a_node_that_reports_a_job_twice_or_with_another_clock_does_no_harm(world):
@@ -169,7 +157,7 @@ def test_a_job_that_ends_well_before_it_is_stopped_has_not_failed(world):
     node, operation = overdue(world, jobs=1)
     node.let_go(next(iter(node.jobs)), "completed")
     world.settle_down()
-    assert (world.record(operation).state, counts(world, operation)) == ("completed", JobCounts(completed=1))
+    assert (world.record(operation).state, world.job_counts(operation)) == ("completed", JobCounts(completed=1))
 
 
 def test_the_time_of_a_job_goes_on_over_a_restart(world):
@@ -186,12 +174,12 @@ def test_the_time_of_a_job_goes_on_over_a_restart(world):
     first, second = node.stopping
     node.let_go(first)
     world.settle_down()
-    assert counts(world, operation).failed == 1
+    assert world.job_counts(operation).failed == 1
     # The one who told it is gone before it has ended: how long it ran says why.
     world.restart()
     node.let_go(second, start_time=node.jobs[second].started_at)
     world.settle_down()
-    assert counts(world, operation).failed == 2
+    assert world.job_counts(operation).failed == 2
 
 
 def test_nothing_starts_instead_of_a_job_beyond_its_time_limit_while_it_ends_over_a_restart(world):
@@ -205,17 +193,17 @@ def test_nothing_starts_instead_of_a_job_beyond_its_time_limit_while_it_ends_ove
     node.let_go(job, "failed")
     world.settle_down()
     assert world.state.finished_jobs[operation][job].reason.startswith("Job time limit exceeded")
-    assert (counts(world, operation), len(node.jobs)) == (JobCounts(failed=1), 1)
+    assert (world.job_counts(operation), len(node.jobs)) == (JobCounts(failed=1), 1)
 
 
 def test_an_operation_that_ends_while_a_job_of_it_fails_counts_it_once(world):
     node, operation = overdue(world, jobs=2)
     world.abort(operation)
-    assert counts(world, operation) == JobCounts(aborted=2)
+    assert world.job_counts(operation) == JobCounts(aborted=2)
     for job in list(node.stopping):
         node.let_go(job)
     world.settle_down()
-    assert counts(world, operation) == JobCounts(aborted=2)
+    assert world.job_counts(operation) == JobCounts(aborted=2)
 
 
 def test_a_job_that_fails_and_whose_node_is_lost_leaves_its_place(world):
@@ -224,7 +212,7 @@ def test_a_job_that_fails_and_whose_node_is_lost_leaves_its_place(world):
         world.step(SILENCE_S, *())
         world.nodes.clear()  # silent from now on
     assert "n1" not in world.state.nodes
-    assert (counts(world, operation).failed, world.operation(operation).needed) == (1, {"t": 1})
+    assert (world.job_counts(operation).failed, world.operation(operation).needed) == (1, {"t": 1})
 
 
 # --- 2.2, trees of nodes
@@ -264,7 +252,7 @@ def test_2_2_a_node_whose_tags_fit_two_trees_keeps_its_jobs_and_gets_no_more(wor
     assert world.state.nodes["n1"].tree == "default"
     node.finish(next(iter(node.jobs)))
     world.settle_down()
-    assert (counts(world, operation).completed, len(node.jobs)) == (1, 2)
+    assert (world.job_counts(operation).completed, len(node.jobs)) == (1, 2)
     world.restart()
     world.settle_down(5)
     assert (len(node.jobs), alerts(world)) == (2, [("node_in_several_trees", "n1")])
@@ -281,7 +269,7 @@ def test_2_2_a_new_run_of_an_agent_whose_tags_fit_two_trees_keeps_its_jobs(world
     for _ in range(10):
         world.step(SILENCE_S)
     assert (len(node.jobs), len(world.jobs_of(operation))) == (3, 3)
-    assert counts(world, operation) == JobCounts()
+    assert world.job_counts(operation) == JobCounts()
 
 
 def test_2_2_a_node_of_two_trees_counts_what_its_jobs_ordered_and_is_given_up_though_its_agent_asks_again(world):
@@ -296,7 +284,7 @@ def test_2_2_a_node_of_two_trees_counts_what_its_jobs_ordered_and_is_given_up_th
         if "n1" in world.state.nodes:
             fit_two_trees(node, node.register)
     assert (list(world.state.nodes), world.tree().total[CPU]) == (["n2"], 2.0)
-    assert counts(world, operation).lost == 3
+    assert world.job_counts(operation).lost == 3
     assert other.heard is not None
 
 
@@ -378,7 +366,7 @@ def test_2_2_a_node_that_moves_to_another_tree_loses_its_jobs():
     assert len(node.heard.stop) == 3
     assert all("NodePoolTreeChanged" in stop.why for stop in node.heard.stop)
     world.settle_down()
-    assert counts(world, operation).aborted == 3
+    assert world.job_counts(operation).aborted == 3
     assert world.operation(operation).needed == {"t": 3}
     assert node.jobs == {}
 
@@ -399,7 +387,7 @@ def test_2_3_operations_leave_a_removed_tree():
     assert len(world.jobs_of(operation)) == 10
     world.settle_down()
     assert there.jobs == {}
-    assert counts(world, operation).aborted == 10
+    assert world.job_counts(operation).aborted == 10
     assert world.operation(operation).needed == {"t": 10}
     assert_consistent(world.state)
 
@@ -461,7 +449,7 @@ def test_2_4_a_silent_node_counts_until_the_reconnection_timeout():
     assert "n1" not in world.state.nodes
     assert world.tree().total[1] == 0
     assert world.cores("p") == 0
-    assert counts(world, operation).lost == 3
+    assert world.job_counts(operation).lost == 3
     assert world.operation(operation).needed == {"t": 3}
     assert ("node", "n1") not in world.stored
     assert_consistent(world.state)
@@ -493,7 +481,7 @@ def test_2_4_a_node_that_comes_back_too_late_registers_anew_and_its_jobs_are_tak
         node.finish(job_id)
     world.settle_down()
     assert world.states([operation]) == "c"
-    assert counts(world, operation) == JobCounts(completed=3, lost=3)
+    assert world.job_counts(operation) == JobCounts(completed=3, lost=3)
 
 
 def test_2_4_jobs_that_were_replaced_meanwhile_are_told_to_stop_until_they_do(world):
@@ -513,7 +501,7 @@ def test_2_4_jobs_that_were_replaced_meanwhile_are_told_to_stop_until_they_do(wo
     world.settle_down()
     assert node.jobs == {}
     assert len(other.jobs) == 3
-    assert counts(world, operation) == JobCounts(lost=3)
+    assert world.job_counts(operation) == JobCounts(lost=3)
     assert world.cores("p") == 6
     assert node.heard is not None
     assert node.heard.stop == []
@@ -596,7 +584,7 @@ def test_a_job_that_does_not_start_in_time_is_started_anew():
     world.step()
     (second,) = world.jobs_of(operation)
     assert second.id != first.id
-    assert counts(world, operation) == JobCounts(aborted=1)
+    assert world.job_counts(operation) == JobCounts(aborted=1)
     assert "waiting_job_timeout" in world.state.finished_jobs[operation][first.id].reason
     assert_consistent(world.state)
 
@@ -607,7 +595,7 @@ def test_a_job_that_vanishes_is_lost_and_wanted_again(world):
     del node.jobs[gone]
     node.deaf = True
     node.beat()
-    assert counts(world, operation) == JobCounts(lost=1)
+    assert world.job_counts(operation) == JobCounts(lost=1)
     assert world.state.finished_jobs[operation][gone].state == "lost"
     node.deaf = False
     world.settle_down()
@@ -628,17 +616,17 @@ def test_a_vanished_job_that_appears_again_counts_again(world):
     assert len(world.jobs_of(operation)) == 3
     node.finish(gone)
     world.settle_down()
-    assert counts(world, operation) == JobCounts(completed=1, lost=1)
+    assert world.job_counts(operation) == JobCounts(completed=1, lost=1)
 
 
 def test_a_finished_job_is_counted_once_when_its_heartbeats_overtake_the_store(world):
     node, operation = busy_node(world, jobs=5)
     node.finish(next(iter(node.jobs)))
     receipts = [heartbeats.receive(world.state, node.heartbeat(), world.now) for _ in range(3)]
-    assert counts(world, operation) == JobCounts()  # nothing lasting before it is stored
+    assert world.job_counts(operation) == JobCounts()  # nothing lasting before it is stored
     for receipt in receipts:
         world.carry_out(settling.recount(world.state, receipt.transaction, world.now))
-    assert counts(world, operation) == JobCounts(completed=1)
+    assert world.job_counts(operation) == JobCounts(completed=1)
 
 
 @pytest.mark.parametrize("state", ["completed", "failed", "aborted", "lost"])
@@ -647,7 +635,7 @@ def test_only_completed_jobs_are_not_wanted_again(world, state):
     operation = busy(world, jobs=2)
     node.finish(next(iter(node.jobs)), state)
     world.settle_down()
-    assert getattr(counts(world, operation), state) == 1
+    assert getattr(world.job_counts(operation), state) == 1
     assert len(node.jobs) == (1 if state == "completed" else 2)
 
 
@@ -722,7 +710,7 @@ def test_a_stored_start_is_known_before_its_node_is_heard_and_everything_else_go
     world.settle_down()
     assert kept.keys() <= {**one.jobs, **two.jobs}.keys()
     assert len(one.jobs) + len(two.jobs) == 10
-    assert counts(world, operation) == JobCounts()
+    assert world.job_counts(operation) == JobCounts()
     assert_consistent(world.state)
 
 
@@ -764,7 +752,7 @@ def test_a_job_whose_node_was_given_up_is_no_stored_start_any_more(world):
     for _ in range(10):
         world.step(SILENCE_S)
     assert not [place for place in world.stored if place[0] == "start"]
-    assert counts(world, operation) == JobCounts(lost=1)
+    assert world.job_counts(operation) == JobCounts(lost=1)
     world.restart()
     two = world.node("n2")
     world.settle_down()
@@ -821,7 +809,7 @@ def test_a_stopped_job_is_not_taken_over_by_the_next_run_and_its_start_goes_with
     node.let_go(job)
     world.settle_down()
     assert ("start", job) not in world.stored
-    assert counts(world, operation) == JobCounts(aborted=1)
+    assert world.job_counts(operation) == JobCounts(aborted=1)
 
 
 def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes_and_stores_what_they_tell(world):
@@ -840,7 +828,7 @@ def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes_and_store
     assert UNTOLD_STARTS not in world.stored
     assert len(world.jobs_of(more)) > 0
     assert {job.id for job in world.jobs_of(operation)} <= {key for kind, key in world.stored if kind == "start"}
-    assert counts(world, operation) == JobCounts()
+    assert world.job_counts(operation) == JobCounts()
 
 
 def test_a_store_without_starts_whose_nodes_are_silent_is_not_waited_for_forever(world):
@@ -865,7 +853,7 @@ def test_after_a_restart_a_jobs_end_is_counted_once_however_often_it_is_told(wor
     node.deaf = True
     for _ in range(3):
         node.beat()
-    assert counts(world, operation) == JobCounts(completed=1)
+    assert world.job_counts(operation) == JobCounts(completed=1)
     assert world.operation(operation).needed == {"t": 10}
 
 
