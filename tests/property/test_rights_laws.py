@@ -17,7 +17,7 @@ from cpumond.scheduler.access.required import check, decide
 from cpumond.scheduler.model import ROOT_POOL, CommandError, PoolConfig, TreeConfig
 from cpumond.scheduler.rights.entries import PERMISSIONS, Permission
 from cpumond.scheduler.rights.users import User
-from cpumond.scheduler.settings import tree_file
+from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.commands import (
     ChangePool,
@@ -29,7 +29,7 @@ from cpumond.scheduler.settings.commands import (
     TransferPoolResources,
     apply,
 )
-from cpumond.scheduler.settings.tree_file import ApplyTree, make_tables
+from cpumond.scheduler.settings.tree_file import ApplyTree, make_tables, make_target
 
 many = examples(100)
 
@@ -209,7 +209,8 @@ def allowed_files(world: World, user: User, random: Random) -> Iterator[tuple[Ap
         file = ApplyTree(TREE, make_tables(config.trees[TREE]), prune=True)
         try:
             check(world.state, file, user)
-            outcome = tree_file.apply(world.state.config, file, new_id=lambda: f"new-{random.random()}", nodes={})
+            made = make_target(world.state.config, file, lambda: f"new-{random.random()}")
+            outcome = commands.check(world.state.config, made, nodes={})
         except CommandError:
             continue
         if outcome.changed:

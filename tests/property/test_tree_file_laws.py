@@ -14,7 +14,7 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from scheduler_world import World, describe
 from test_scheduler_config_laws import COMMANDS, PLAIN, START
-from test_undo_laws import kept, raw
+from test_undo_laws import kept, raw, take_back
 
 from cpumond.cli.scheduler.tree_text import Form, read_tree_text, write_tree
 from cpumond.scheduler.model import CommandError, Config, TreeConfig
@@ -26,14 +26,12 @@ from cpumond.scheduler.settings.tree_file import (
     PoolTable,
     Table,
     TreeTables,
-    apply,
     list_changes,
     make_tables,
+    make_target,
     read_table,
     revision_of,
 )
-from cpumond.scheduler.settings.undo import Undo
-from cpumond.scheduler.settings.undo import apply as take_back
 
 many = examples(100)
 IDS = (f"{number:x}-0-0-1" for number in itertools.count(1))
@@ -58,7 +56,8 @@ def configs(draw: st.DrawFn) -> Config:
 
 
 def do(config: Config, tables: TreeTables, **more: object) -> Config:
-    return apply(config, ApplyTree("t", tables, **more), new_id=new_id, nodes={}).config  # type: ignore[arg-type]
+    made = make_target(config, ApplyTree("t", tables, **more), new_id)  # type: ignore[arg-type]
+    return commands.check(config, made, nodes={}).config
 
 
 def content(tree: TreeConfig) -> bytes:
@@ -108,7 +107,7 @@ def test_who_may_only_look_sees_the_same_changes(one: Config, other: Config, pru
     command = ApplyTree("t", make_tables(one.trees["t"], with_ids=False), prune)
     alone = replace(other, trees=MappingProxyType({"t": other.trees["t"]}), default_tree="")
     try:
-        made = apply(alone, command, new_id=new_id, nodes={})
+        made = commands.check(alone, make_target(alone, command, new_id), nodes={})
     except CommandError as refusal:
         with pytest.raises(CommandError, match=re.escape(str(refusal))):
             list_changes(make_tables(other.trees["t"]), command)
@@ -162,7 +161,7 @@ def test_what_is_applied_is_taken_back_in_one_step(one: Config, other: Config, p
         made = do(other, make_tables(one.trees["t"], with_ids=False), prune=prune)
     except CommandError:
         return
-    back = take_back(made, Undo(1, kept(other, made)), new_id=new_id, nodes={}).config
+    back = take_back(made, kept(other, made), new_id, {}).config
     assert raw(back) == raw(other)
 
 
@@ -183,7 +182,7 @@ def test_pools_are_renamed_and_moved_by_their_ids_and_that_is_taken_back(config:
     assert {pool.id: pool.name for pool in made.trees["t"].pools.values()} == {
         pool.id: renamed[pool.name] for pool in tree.pools.values()
     }
-    back = take_back(made, Undo(1, kept(config, made)), new_id=new_id, nodes={}).config
+    back = take_back(made, kept(config, made), new_id, {}).config
     assert raw(back) == raw(config)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -17,9 +17,8 @@ from cpumond.scheduler.events import EventChange
 from cpumond.scheduler.model import CommandError, Config
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change, join_path, split_path
-from cpumond.scheduler.settings.commands import ChangePool, ConfigCommand, Outcome, apply
-from cpumond.scheduler.settings.undo import Undo, list_reverse_commands
-from cpumond.scheduler.settings.undo import apply as take_back
+from cpumond.scheduler.settings.commands import ChangePool, ConfigCommand, Outcome, apply, check
+from cpumond.scheduler.settings.undo import list_reverse_commands, reverse
 
 
 def raw(config: Config) -> bytes:
@@ -29,6 +28,12 @@ def raw(config: Config) -> bytes:
         for name, tree in config.trees.items()
     }
     return msgspec.json.encode([config.default_tree, trees], order="deterministic")
+
+
+def take_back(
+    config: Config, changes: tuple[ConfigChange, ...], new_id: Callable[[], str], nodes: Mapping[str, Collection[str]]
+) -> Outcome:
+    return check(config, Outcome(reverse(config, changes, new_id), ""), nodes=nodes)
 
 
 def kept(old: Config, new: Config) -> tuple[ConfigChange, ...]:
@@ -48,7 +53,7 @@ def run(commands: list[ConfigCommand]) -> tuple[list[Config], Callable[[Config, 
         except CommandError:
             continue
         made.append(outcome.config)
-    return made, lambda config, changes: take_back(config, Undo(1, changes), new_id=lambda: next(ids), nodes=NODES)
+    return made, lambda config, changes: take_back(config, changes, lambda: next(ids), NODES)
 
 
 @examples(80)

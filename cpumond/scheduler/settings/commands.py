@@ -164,7 +164,12 @@ def apply(
 
 
 def check(
-    config: Config, made: Outcome, *, nodes: Mapping[str, Collection[str]], name_pattern: str, edited: str = ""
+    config: Config,
+    made: Outcome,
+    *,
+    nodes: Mapping[str, Collection[str]],
+    name_pattern: str = DEFAULT_NAME_PATTERN,
+    edited: str = "",
 ) -> Outcome:
     """``made`` with all warnings, where the rules allow to have it instead of ``config``; ``edited``: the pool whose
     attributes were changed. Raises CommandError."""

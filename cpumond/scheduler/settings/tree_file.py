@@ -41,7 +41,6 @@ from cpumond.scheduler.settings.attributes import (
 )
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change
 from cpumond.scheduler.settings.commands import Outcome, with_pools
-from cpumond.scheduler.settings.validation import DEFAULT_NAME_PATTERN
 from cpumond.scheduler.settings.values import FIELD, quote_near, refuse
 
 NO_TREE: Final = "none"
@@ -120,17 +119,6 @@ def revision_of(tree: TreeConfig | None) -> str:
 # --- to a configuration
 
 
-def apply(
-    config: Config,
-    command: ApplyTree,
-    *,
-    new_id: Callable[[], str],
-    nodes: Mapping[str, Collection[str]],
-    name_pattern: str = DEFAULT_NAME_PATTERN,
-) -> Outcome:
-    return commands.check(config, make_target(config, command, new_id), nodes=nodes, name_pattern=name_pattern)
-
-
 def make_target(config: Config, command: ApplyTree, new_id: Callable[[], str]) -> Outcome:
     """The configuration that a command asks for, whose rules are not checked yet. Raises CommandError."""
     present = config.trees.get(command.tree)
@@ -164,7 +152,8 @@ def list_changes(present: TreeTables | None, command: ApplyTree) -> tuple[list[C
         tree = TreeConfig("", command.tree, own, read_tree(own), pools=MappingProxyType(pools))
         config = Config(MappingProxyType({tree.name: tree}))
     numbers = itertools.count(1)
-    outcome = apply(config, command, new_id=lambda: f"planned-{next(numbers)}", nodes={})
+    made = make_target(config, command, lambda: f"planned-{next(numbers)}")
+    outcome = commands.check(config, made, nodes={})
     return describe_change(config, outcome.config), list(outcome.warnings)
 
 

@@ -5,7 +5,7 @@ Only what the change left as it is now can be taken back: what was changed again
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -17,8 +17,7 @@ from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig,
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit, is_same, read_pool, read_tree
 from cpumond.scheduler.settings.changes import ConfigChange, split_path, with_parent
-from cpumond.scheduler.settings.commands import ConfigCommand, Outcome, with_pools
-from cpumond.scheduler.settings.validation import DEFAULT_NAME_PATTERN
+from cpumond.scheduler.settings.commands import ConfigCommand, with_pools
 from cpumond.scheduler.settings.values import tell_value
 
 
@@ -44,19 +43,6 @@ class ChangedSinceError(CommandError):
         super().__init__(f"{where if tree else 'the default tree'}: {what}")
         self.tree = tree
         self.pool = pool
-
-
-def apply(
-    config: Config,
-    undo: Undo,
-    *,
-    new_id: Callable[[], str],
-    nodes: Mapping[str, Collection[str]],
-    name_pattern: str = DEFAULT_NAME_PATTERN,
-) -> Outcome:
-    """As ``commands.apply``. Trees and pools that come back have new ids. Raises ChangedSinceError, CommandError."""
-    made = Outcome(reverse(config, undo.changes, new_id), "")
-    return commands.check(config, made, nodes=nodes, name_pattern=name_pattern)
 
 
 def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand]:
@@ -115,7 +101,8 @@ def _find_parent(
 
 
 def reverse(config: Config, changes: Iterable[ConfigChange], new_id: Callable[[], str]) -> Config:
-    """The configuration before ``changes``, whose rules are not checked. Raises ChangedSinceError, CommandError."""
+    """The configuration before ``changes``, whose rules are not checked. Trees and pools that come back have new ids.
+    Raises ChangedSinceError, CommandError."""
     trees, default = dict(config.trees), config.default_tree
     by_tree: dict[str, list[ConfigChange]] = {}
     for change in changes:

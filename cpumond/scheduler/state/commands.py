@@ -87,10 +87,12 @@ def _prepare_config(state: State, command: ConfigChanging, new_id: Callable[[], 
     # A node that fits several trees already must not block the command that may end that.
     nodes = {node.id: node.tags for node in state.nodes.values() if not node.matched_trees}
     pattern = state.rules.pool_name_regex
-    if isinstance(command, undo.Undo):
-        outcome = undo.apply(state.config, command, new_id=new_id, nodes=nodes, name_pattern=pattern)
-    elif isinstance(command, ApplyTree):
-        outcome = tree_file.apply(state.config, command, new_id=new_id, nodes=nodes, name_pattern=pattern)
+    if isinstance(command, undo.Undo | ApplyTree):
+        if isinstance(command, ApplyTree):
+            made = tree_file.make_target(state.config, command, new_id)
+        else:
+            made = commands.Outcome(undo.reverse(state.config, command.changes, new_id), "")
+        outcome = commands.check(state.config, made, nodes=nodes, name_pattern=pattern)
     else:
         outcome = commands.apply(state.config, command, new_id=new_id, nodes=nodes, name_pattern=pattern)
     check_config(state.config, outcome.config, state.config_bytes)
