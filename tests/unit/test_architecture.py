@@ -182,21 +182,8 @@ def test_a_library_is_imported_in_its_place_only():
     ] == []
 
 
-SPREAD = {
-    "agent.context.AgentContext <- agent.tick.TickLoop",
-    "agent.tick.TickLoop <- agent.service.Agent",
-    "api.json.answers.AnswerHandlers <- api.json.handlers.JsonApi",
-    "api.json.events.EventHandlers <- api.json.handlers.JsonApi",
-    "api.json.forecasts.ForecastHandlers <- api.json.handlers.JsonApi",
-    "api.json.glance.GlanceHandlers <- api.json.handlers.JsonApi",
-    "api.json.rollouts.RolloutHandlers <- api.json.handlers.JsonApi",
-    "scheduler.history.file.HistoryFile <- scheduler.history.store.HistoryStore",
-}
-"""Classes that are spread still."""
-
-
 def test_no_class_inherits_for_methods_alone():
-    assert set(find_spread_classes()) <= SPREAD
+    assert find_spread_classes() == []
 
 
 def test_what_runs_in_the_agent_does_not_need_what_is_for_tests():
