@@ -7,7 +7,6 @@ reclaimed CPU are in the idle class (``host.cgroup.job_tree``), and the first th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -30,13 +29,14 @@ from cpumond.host.executor.model import (
     NO_COMMAND,
     Ended,
     Event,
+    EventQueue,
     Executor,
     ExecutorError,
     Launch,
     NotStarted,
     Started,
 )
-from cpumond.host.executor.records import Records, unlink
+from cpumond.host.executor.records import Record, Records, unlink
 
 log = structlog.get_logger("cpumond.host.executor")
 
@@ -48,24 +48,6 @@ UNKNOWN: Final = (
 NEVER_STARTED: Final = "the process that starts jobs was killed before this one was seen to run"
 _SETTLE_S: Final = 1.5
 _POLL_S: Final = 0.05
-
-
-class Record(msgspec.Struct):
-    """What is on disk of a job until the agent has stored its end. ``pid``: None until the keeper has reported it."""
-
-    job_id: str
-    directory: str
-    max_log_bytes: int
-    procs: list[str]
-    pid: int | None = None
-    start_time: float = 0.0
-    ended: Ended | None = None
-    not_started: NotStarted | None = None
-
-    @property
-    def outcome(self) -> Ended | NotStarted | None:
-        """The event for the agent, once the job has left nothing behind."""
-        return self.not_started or self.ended
 
 
 class _Job:
@@ -94,16 +76,15 @@ class CgroupExecutor(Executor):
     def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
         self._cgroups = cgroups
         self._runtime_dir = runtime_dir
-        self._records = Records(os.path.join(runtime_dir, INDEX_NAME), Record)
+        self._records = Records(os.path.join(runtime_dir, INDEX_NAME))
         self._jobs: dict[str, _Job] = {}
         self._prepared = False
         self._wanted: set[str] = set()
         """Jobs of earlier runs that the agent asked for."""
-        self._events: list[Event] = []
+        self._events = EventQueue()
         self._reported: list[Record] = []
         self._epoll = select.epoll()
-        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._news, select.EPOLLIN)
+        self._epoll.register(self._events.fd, select.EPOLLIN)
         self._keeper = KeeperLink(runtime_dir, self._epoll)
         self._closed = False
 
@@ -126,7 +107,7 @@ class CgroupExecutor(Executor):
         self._await_keeper()
         for job_id in wanted - set(self._jobs):
             self._jobs[job_id] = _Job(Record(job_id, "", 0, [], ended=Ended(job_id, time.time(), problem=UNKNOWN)))
-            self._wake()
+            self._events.wake()
         for job_id in set(self._cgroups.list_job_ids()) - set(self._jobs):
             if not self._cgroups.remove(job_id):
                 log.warning("a cgroup of a job that nobody knows has processes, it is left alone", job_id=job_id)
@@ -148,14 +129,14 @@ class CgroupExecutor(Executor):
             raise ExecutorError(f"the job {job_id} was started here already; give each job an id of its own")
         self._reported = [record for record in self._reported if record.job_id != job_id]
         if not launch.argv:
-            self._add_event(NotStarted(job_id, NO_COMMAND))
+            self._events.add(NotStarted(job_id, NO_COMMAND))
             return
         try:
             procs = self._cgroups.create(
                 job_id, launch.cpu_limit, launch.memory_limit, launch.max_tasks, launch.has_ceiling, launch.reclaimed
             )
         except CpumondError as error:
-            self._add_event(NotStarted(job_id, str(error), node_fault=True))
+            self._events.add(NotStarted(job_id, str(error), node_fault=True))
             return
         self._restore_index()
         directory = os.path.abspath(launch.directory)
@@ -166,11 +147,11 @@ class CgroupExecutor(Executor):
         except OSError as error:
             problem = f"cannot write into {self._records.directory}: {describe(error)}; make room there"
             record.not_started = NotStarted(job_id, problem, node_fault=True)
-            self._wake()
+            self._events.wake()
             return
         job.start = {**msgspec.to_builtins(launch), "id": job_id, "directory": directory, "procs": procs}
         if not self._keeper.send("start", job.start):
-            self._wake()
+            self._events.wake()
 
     def interrupt(self, job_id: str) -> None:
         job = self._jobs.get(job_id)
@@ -189,8 +170,7 @@ class CgroupExecutor(Executor):
             self._kill(job)
 
     def poll(self) -> list[Event]:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._news)
+        self._events.drain()
         self._restore_index()
         self._remove_reported()
         self._exchange()
@@ -199,8 +179,7 @@ class CgroupExecutor(Executor):
                 self._finish(job)
             elif job.killed:
                 self._kill(job)
-        events, self._events = self._events, []
-        return events
+        return self._events.take()
 
     def close(self) -> None:
         if self._closed:
@@ -208,7 +187,7 @@ class CgroupExecutor(Executor):
         self._closed = True
         self._keeper.close()
         self._epoll.close()
-        os.close(self._news)
+        self._events.close()
 
     def _prepare(self) -> None:
         """See that jobs can be run here at all. Raises CpumondError."""
@@ -230,12 +209,10 @@ class CgroupExecutor(Executor):
 
     def _drop_old_starts(self, found: Collection[str]) -> None:
         """The starts of jobs that are returned, or over already, are no news."""
-        self._events = [
-            event
-            for event in self._events
-            if not isinstance(event, Started)
-            or not (event.job_id in found or event.job_id not in self._jobs or self._jobs[event.job_id].is_over)
-        ]
+        for event in self._events.take():
+            is_old = event.job_id in found or event.job_id not in self._jobs or self._jobs[event.job_id].is_over
+            if not (isinstance(event, Started) and is_old):
+                self._events.add(event)
 
     def _exchange(self) -> None:
         """Read all that the keeper has sent and send what waits for it; returns at once."""
@@ -276,14 +253,6 @@ class CgroupExecutor(Executor):
                     unlink(os.path.join(record.directory, keeper.RESULT_NAME + suffix))
         self._reported.clear()
 
-    def _wake(self) -> None:
-        """Make ``fileno`` readable."""
-        os.eventfd_write(self._news, 1)
-
-    def _add_event(self, event: Event) -> None:
-        self._events.append(event)
-        self._wake()
-
     def _mark_started(self, job: _Job) -> None:
         if job.started:
             return
@@ -291,7 +260,7 @@ class CgroupExecutor(Executor):
         if job.interrupted:
             self._interrupt(job)
         if not job.silent:
-            self._add_event(self._describe_start(job))
+            self._events.add(self._describe_start(job))
 
     def _describe_start(self, job: _Job) -> Started:
         return Started(job.record.job_id, self._cgroups.path(job.record.job_id), job.record.start_time)
@@ -333,9 +302,9 @@ class CgroupExecutor(Executor):
         del self._jobs[record.job_id]
         self._reported.append(record)
         if not job.silent and record.outcome is not None:
-            self._add_event(record.outcome)
+            self._events.add(record.outcome)
         else:
-            self._wake()
+            self._events.wake()
 
     def _describe_end(self, record: Record, result: KeptJob) -> Ended:
         """The event of a job that has ended, with the last words of one that failed."""
@@ -355,7 +324,7 @@ class CgroupExecutor(Executor):
                 problem = f"the keeper of jobs cannot be started: {self._keeper.explain()}"
                 job.record.not_started = NotStarted(job.record.job_id, problem, node_fault=True)
                 self._cgroups.kill(job.record.job_id)
-                self._wake()
+                self._events.wake()
             elif not self._cgroups.list_processes(job.record.job_id):
                 self._conclude(job)
 
@@ -381,7 +350,7 @@ class CgroupExecutor(Executor):
         if job.start is not None and not begun and not has_processes and read_result(record.directory) is None:
             if job.killed:
                 record.not_started = NotStarted(record.job_id, KILLED_BEFORE)
-                self._wake()
+                self._events.wake()
             else:
                 self._keeper.send("start", job.start)
         elif has_processes and read_result(record.directory) is None:
@@ -411,7 +380,7 @@ class CgroupExecutor(Executor):
             job.record.start_time = result.start_time
             self._mark_started(job)
         job.result = result
-        self._wake()
+        self._events.wake()
 
     def _on_report(self, kept_job: KeptJob) -> None:
         job = self._jobs.get(kept_job.id)

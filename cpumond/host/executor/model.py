@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import os
 from collections.abc import Iterable
 from typing import Final, Protocol
 
@@ -81,6 +84,37 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 Event = Started | NotStarted | Ended
+
+
+class EventQueue:
+    """Events until the agent polls for them; ``fd`` is readable once there is one. Any thread may add some."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._events: collections.deque[Event] = collections.deque()
+
+    def add(self, event: Event) -> None:
+        self._events.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the agent poll, though there may be no event."""
+        if self.fd >= 0:
+            os.eventfd_write(self.fd, 1)
+
+    def drain(self) -> None:
+        """Have ``fd`` readable only for what comes from now on."""
+        with contextlib.suppress(OSError):
+            os.eventfd_read(self.fd)
+
+    def take(self) -> list[Event]:
+        """All events so far, in order."""
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class Executor(Protocol):

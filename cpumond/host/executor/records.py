@@ -5,25 +5,40 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from typing import Generic, TypeVar
 
 import msgspec
 import structlog
 
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import describe, from_os_error
+from cpumond.host.executor.model import Ended, NotStarted
 
 log = structlog.get_logger("cpumond.host.executor")
 
-RecordKind = TypeVar("RecordKind", bound=msgspec.Struct)
+
+class Record(msgspec.Struct):
+    """What is on disk of a job until the agent has stored its end. ``pid``: None until the keeper has reported it."""
+
+    job_id: str
+    directory: str
+    max_log_bytes: int
+    procs: list[str]
+    pid: int | None = None
+    start_time: float = 0.0
+    ended: Ended | None = None
+    not_started: NotStarted | None = None
+
+    @property
+    def outcome(self) -> Ended | NotStarted | None:
+        """The event for the agent, once the job has left nothing behind."""
+        return self.not_started or self.ended
 
 
-class Records(Generic[RecordKind]):
-    """The files ``<directory>/<job_id>.json``; records are of type ``kind`` and have a ``job_id``."""
+class Records:
+    """The files ``<directory>/<job_id>.json``."""
 
-    def __init__(self, directory: str, kind: type[RecordKind]) -> None:
+    def __init__(self, directory: str) -> None:
         self.directory = directory
-        self._kind = kind
 
     def make(self) -> None:
         """Raises CpumondError."""
@@ -43,7 +58,7 @@ class Records(Generic[RecordKind]):
         log.error("the records of jobs were removed, they are written anew", path=self.directory)
         return True
 
-    def load(self) -> dict[str, RecordKind]:
+    def load(self) -> dict[str, Record]:
         """All records, by job id; what is none is removed. Raises CpumondError."""
         found = {}
         try:
@@ -57,7 +72,7 @@ class Records(Generic[RecordKind]):
                 continue
             try:
                 with open(path, "rb") as file:
-                    record = decode_json(file.read(), self._kind)
+                    record = decode_json(file.read(), Record)
             except (OSError, ContentError) as error:
                 log.warning("a record of a job cannot be read, it is removed", path=path, problem=str(error))
                 unlink(path)
@@ -66,14 +81,14 @@ class Records(Generic[RecordKind]):
             found[job_id] = msgspec.structs.replace(record, job_id=job_id)
         return found
 
-    def store(self, job_id: str, record: RecordKind) -> None:
+    def store(self, job_id: str, record: Record) -> None:
         """Raises OSError."""
         path = self._path(job_id)
         with open(f"{path}.new", "wb", opener=_open_private) as file:
             file.write(msgspec.json.encode(record))
         os.rename(f"{path}.new", path)
 
-    def store_if_possible(self, job_id: str, record: RecordKind) -> None:
+    def store_if_possible(self, job_id: str, record: Record) -> None:
         """The same; what goes wrong is logged."""
         try:
             self.store(job_id, record)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import os
 import pwd
@@ -24,6 +23,7 @@ from cpumond.host.executor.model import (
     LAST_WORDS_BYTES,
     Ended,
     Event,
+    EventQueue,
     Executor,
     ExecutorError,
     Launch,
@@ -93,8 +93,7 @@ class SystemdExecutor(Executor):
 
     def __init__(self, cgroups: JobCgroupTree) -> None:
         self._cgroups = cgroups
-        self._events: collections.deque[Event] = collections.deque()
-        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._events = EventQueue()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         # What follows is used by the executor's thread only.
@@ -129,9 +128,9 @@ class SystemdExecutor(Executor):
         except ExecutorError as error:
             problem = str(error)
         if problem:
-            self._emit(NotStarted(launch.job_id, problem))
+            self._events.add(NotStarted(launch.job_id, problem))
         elif not self._post(self._begin, launch):
-            self._emit(NotStarted(launch.job_id, "the executor is not connected to systemd", node_fault=True))
+            self._events.add(NotStarted(launch.job_id, "the executor is not connected to systemd", node_fault=True))
 
     def interrupt(self, job_id: str) -> None:
         """A job that is just being started gets the signal as soon as it runs."""
@@ -142,30 +141,18 @@ class SystemdExecutor(Executor):
         self._post(self._on_kill, job_id)
 
     def poll(self) -> list[Event]:
-        with contextlib.suppress(OSError):
-            os.eventfd_read(self._fd)
-        events = []
-        with contextlib.suppress(IndexError):
-            while True:
-                events.append(self._events.popleft())
-        return events
+        self._events.drain()
+        return self._events.take()
 
     def fileno(self) -> int:
-        return self._fd
+        return self._events.fd
 
     def close(self) -> None:
         self._stop_thread()
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._events.close()
 
     def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
         return read_log(job_id, stream, tail_bytes)
-
-    def _emit(self, event: Event) -> None:
-        self._events.append(event)
-        if self._fd >= 0:
-            os.eventfd_write(self._fd, 1)
 
     def _post(self, function: Callable[..., None], *arguments: Any) -> bool:
         """Have the executor's thread call a function; False when there is no such thread."""
@@ -303,7 +290,7 @@ class SystemdExecutor(Executor):
             if JOB_ID.fullmatch(job_id) is not None and unit_name(job_id) in units:
                 found.append(self._add(job_id))
             else:
-                self._emit(Ended(job_id, time.time(), problem=GONE))
+                self._events.add(Ended(job_id, time.time(), problem=GONE))
         self._reap_orphan_units(units)
         started = await asyncio.gather(*(self._adopt(job) for job in found))
         return {one.job_id: one for one in started if one is not None}
@@ -371,7 +358,7 @@ class SystemdExecutor(Executor):
             await self._follow(job)
         else:
             await self._forget(job)
-            self._emit(refused)
+            self._events.add(refused)
 
     async def _request_unit(self, job: _Job, launch: Launch) -> NotStarted | None:
         """Have systemd start the unit; None when it said that it will."""
@@ -438,13 +425,13 @@ class SystemdExecutor(Executor):
                 problem, node_fault = explain_start_failure(state)
             await self._remove_unit(job)
             await self._forget(job)
-            self._emit(NotStarted(job.job_id, problem, node_fault=node_fault))
+            self._events.add(NotStarted(job.job_id, problem, node_fault=node_fault))
             return
         job.running = True
         # For a unit that has no cgroup any more: where it was.
         cgroup = state.cgroup or f"{self._bus.root_cgroup}/{state.slice_cgroup}/{job.unit}".lstrip("/")
         if not announced:
-            self._emit(Started(job.job_id, cgroup, state.started))
+            self._events.add(Started(job.job_id, cgroup, state.started))
         if job.killed:
             self._spawn(self._signal(job, signal.SIGKILL))
         elif job.interrupted:
@@ -460,7 +447,7 @@ class SystemdExecutor(Executor):
         ended = make_ended(job.job_id, state, totals, peak, oom_kills)
         if ended.exit_code:
             ended = msgspec.structs.replace(ended, last_words=await self._read_last_words(job.job_id))
-        self._emit(ended)
+        self._events.add(ended)
 
     async def _read_last_words(self, job_id: str) -> bytes:
         """The end of a failed job's stderr; nothing where the journal takes long to tell."""

@@ -6,46 +6,44 @@ import os
 import stat
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from cpumond.core.errors import CpumondError
-from cpumond.host.executor.records import Records
+from cpumond.host.executor.records import Record, Records
 
 
-class Kept(msgspec.Struct):
-    job_id: str
-    number: int = 0
+def make(job_id: str, limit: int = 0) -> Record:
+    return Record(job_id, "/jobs", limit, [])
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Records[Kept]:
-    made = Records(str(tmp_path / "records"), Kept)
+def records(tmp_path: Path) -> Records:
+    made = Records(str(tmp_path / "records"))
     made.make()
     return made
 
 
 def test_what_is_stored_is_loaded_by_the_next_run(records):
-    records.store("a", Kept("a", 1))
-    records.store("b", Kept("b", 2))
-    records.store("a", Kept("a", 3))
+    records.store("a", make("a", 1))
+    records.store("b", make("b", 2))
+    records.store("a", make("a", 3))
     records.remove("b")
-    assert Records(records.directory, Kept).load() == {"a": Kept("a", 3)}
+    assert Records(records.directory).load() == {"a": make("a", 3)}
     path = os.path.join(records.directory, "a.json")
     assert [stat.S_IMODE(os.stat(each).st_mode) for each in (records.directory, path)] == [0o700, 0o600]
 
 
 def test_what_is_no_record_is_removed(records):
-    for name, text in ("a.json", '{"job_id":'), ("b.json", '{"job_id":"b","number":"x"}'), ("c.json.new", "{}"):
+    for name, text in ("a.json", '{"job_id":'), ("b.json", '{"job_id":"b","directory":1}'), ("c.json.new", "{}"):
         Path(records.directory, name).write_text(text)
-    records.store("d", Kept("d"))
-    assert records.load() == {"d": Kept("d")}
+    records.store("d", make("d"))
+    assert records.load() == {"d": make("d")}
     assert os.listdir(records.directory) == ["d.json"]
 
 
 def test_the_name_of_the_file_is_the_id(records):
-    Path(records.directory, "a.json").write_text('{"job_id":"../b"}')
-    assert records.load() == {"a": Kept("a")}
+    Path(records.directory, "a.json").write_text('{"job_id":"../b","directory":"/jobs","max_log_bytes":0,"procs":[]}')
+    assert records.load() == {"a": make("a")}
 
 
 def test_a_directory_that_was_removed_is_made_anew_once(records):
@@ -57,13 +55,13 @@ def test_a_directory_that_was_removed_is_made_anew_once(records):
 
 def test_where_there_can_be_no_directory(tmp_path):
     (tmp_path / "file").touch()
-    records = Records(str(tmp_path / "file" / "records"), Kept)
+    records = Records(str(tmp_path / "file" / "records"))
     with pytest.raises(CpumondError, match="runtime_dir"):
         records.make()
     with pytest.raises(CpumondError, match="runtime_dir"):
         records.load()
     with pytest.raises(OSError, match="Not a directory"):
-        records.store("a", Kept("a"))
-    records.store_if_possible("a", Kept("a"))
+        records.store("a", make("a"))
+    records.store_if_possible("a", make("a"))
     records.remove("a")
     assert not records.make_again()
