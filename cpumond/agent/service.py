@@ -80,7 +80,6 @@ class Agent:
             collections.deque()
         )
         self._closed = False
-        self._snapshot: TickSnapshot | None = None
 
     @property
     def config(self) -> AgentConfig:
@@ -244,7 +243,7 @@ class Agent:
         self.context.due.rescan = True
         self.loop.discover(now_s)
         self.loop.limits.apply_pins(now_s)
-        self.context.due.snapshot = True
+        self.context.due.snapshot = None
 
     def take_answer(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
         """An answer of the scheduler, from any thread; it is obeyed by the thread of the tick."""
@@ -260,15 +259,16 @@ class Agent:
         It is made when first asked for, by the tick's thread between two ticks: a view of each job at each tick,
         seldom looked at, was a third of the agent's cost. Raises UnavailableError or TimeoutError as ``call`` does.
         """
-        if self.context.last is not None and self.context.due.snapshot:
-            if threading.get_ident() == self._thread:
-                self._publish()
-            else:
-                self.call(self._publish)
-        return self._snapshot
+        made = self.context.due.snapshot
+        if made is not None or self.context.last is None:
+            return made
+        here = threading.get_ident() == self._thread
+        snapshot: TickSnapshot = self._publish() if here else self.call(self._publish)
+        return snapshot
 
-    def _publish(self) -> None:
-        self._snapshot, self.context.due.snapshot = make_snapshot(self.context), False
+    def _publish(self) -> TickSnapshot:
+        self.context.due.snapshot = made = make_snapshot(self.context)
+        return made
 
     def _reload(self) -> None:
         self.reloading = False

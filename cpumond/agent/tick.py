@@ -298,7 +298,7 @@ class TickLoop:
         duration_s = self.clock.monotonic_s() - started_s
         self.totals.add_tick(duration_s)
         self._adjust_check_stride()
-        self.due.snapshot = True
+        self.due.snapshot = None
         self.context.last = TickEnd(self.totals.ticks, self.clock.wall_s(), now_s, duration_s, self.context.period_s)
 
     def _adjust_check_stride(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from cpumond.agent.snapshot import TickSnapshot
 from cpumond.agent.tracked import Tracked
 from cpumond.core.errors import CpumondError
 
@@ -20,13 +21,13 @@ class Due:
     """What is to follow as soon as possible.
 
     ``report``: heartbeats to all; ``beat``: one to the scheduler alone; ``rescan``: a look at all sources;
-    ``snapshot``: the newest one is out of date.
+    ``snapshot``: the newest one, None where it is to be made anew.
     """
 
     report: bool = True
     beat: bool = False
     rescan: bool = True
-    snapshot: bool = True
+    snapshot: TickSnapshot | None = None
 
 
 class RunTotals:

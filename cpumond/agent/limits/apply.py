@@ -251,7 +251,7 @@ class Applier:
                 held_back.append((job, decision.kind, decision))
         if held_back:
             self._carry_out(held_back, now_s)
-            self.due.snapshot = True
+            self.due.snapshot = None
 
     def _look_closer(self, job: Tracked, now_s: float, recent_cores: float | None) -> Decision | None:
         """The raise for a job that the agent's limit holds back, or soon would, with ``recent_cores`` above it; None

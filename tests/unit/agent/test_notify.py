@@ -215,7 +215,7 @@ def test_the_state_in_one_line(node: FakeNode):
     (node.directory / "run" / "pause").touch()
     node.ticks(1)
     assert describe_status(node.agent) == "2 jobs (reclaim), 4.0 of 6.0 cores reclaimed; writes are paused"
-    node.agent.context.last = node.agent._snapshot = None
+    node.agent.context.last = node.agent.context.due.snapshot = None
     assert describe_status(node.agent) == "starting"
 
 
@@ -268,7 +268,7 @@ class LinkedNode:
 )
 def test_the_scheduler_is_in_the_line(node: FakeNode, link: Any, expected: str):
     node.agent.context.link = link
-    node.agent.context.due.snapshot = True
+    node.agent.context.due.snapshot = None
     assert describe_status(node.agent).endswith(f"; scheduler http://s:9757{expected}")
     node.agent.context.link = None
 
