@@ -30,7 +30,7 @@ from cpumond.core.wire import JobLog, LogRequest, NodeRegistration, NodeResource
 from cpumond.host.cgroup import read_host_cores
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.cgroup.mounts import Hierarchies, hold, open_hierarchies
-from cpumond.host.executor import EXECUTORS, Setting, find_idle_class
+from cpumond.host.executor import find_idle_class, make_executor
 from cpumond.host.executor.records import drop_slurm_records
 from cpumond.host.service import raise_descriptor_limit
 
@@ -119,7 +119,7 @@ def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJob
     cgroups = JobCgroupTree(hierarchies, config.executor.cgroup_root, config.mountinfo)
     drop_slurm_records(config.runtime_dir)
     memory = MemoryFiles(cgroups.read_memory, cgroups.read_memory_limit, read_available, cgroups.hold_memory)
-    assigned = AssignedJobs(config, EXECUTORS[kind](Setting(config.runtime_dir, cgroups)), memory=memory)
+    assigned = AssignedJobs(config, make_executor(kind, config.runtime_dir, cgroups), memory=memory)
     assigned.idle_class = find_idle_class(kind, cgroups).name
     return assigned
 

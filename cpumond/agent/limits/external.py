@@ -107,19 +107,18 @@ class ExternalWrites:
         engine = job.found.engine
         if engine is None or engine.tells_order or job.unit or not job.touched or job.hold.is_contested:
             return False
-        if classify_change(job.in_force, found, job.actuator, exact=True) != "same":
-            return False
-        return found.cores < job.original.cores and is_order(job, found, self.engines.is_up(job.found))
+        is_lower = found.cores < job.original.cores
+        return is_lower and _classify(job, found) == "same" and is_order(job, found, self.engines.is_up(job.found))
 
     def is_foreign(self, job: Tracked, found: CpuSettings) -> bool:
         """Whether another program may have set what is ``found``."""
-        is_same = classify_change(job.in_force, found, job.actuator, exact=not job.unit) == "same"
-        return not (is_same or (job.unit and self.units.is_ours(job.unit, found, (job.actuator,))))
+        is_ours = bool(job.unit) and self.units.is_ours(job.unit, found, (job.actuator,))
+        return _classify(job, found) != "same" and not is_ours
 
     def take_own(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
         """Take over what is ``found`` and not foreign: a limit of the agent's that systemd has written since the last
         look, or a burst, of which no event tells."""
-        if classify_change(job.in_force, found, job.actuator, exact=not job.unit) != "same":
+        if _classify(job, found) != "same":
             self._take_now(job, found, now_s)
         elif found.burst_us != job.in_force.burst_us:
             self.writer.follow_burst(job, found)
@@ -138,9 +137,7 @@ class ExternalWrites:
     def _may_be_ordered(self, job: Tracked, found: CpuSettings, now_s: float) -> bool:
         """Whether the job's engine may be about to say that it ordered what is ``found``."""
         engine = job.found.engine
-        if engine is None or not engine.tells_order or is_order(job, found):
-            return False
-        if classify_change(job.in_force, found, job.actuator, exact=not job.unit) == "same":
+        if engine is None or not engine.tells_order or is_order(job, found) or _classify(job, found) == "same":
             return False
         return now_s < self._waits_until_s.get(job.found.path, math.inf) and self.engines.is_up(job.found)
 
@@ -155,8 +152,7 @@ class ExternalWrites:
         if found.weight != job.in_force.weight and is_idle(job.cgroup.place):
             # It is the kernel's in the idle class, nobody's order; the next look refuses the job.
             found = msgspec.structs.replace(found, weight=job.in_force.weight)
-        before = job.in_force
-        change = classify_change(before, found, job.actuator, exact=not job.unit)
+        before, change = job.in_force, _classify(job, found)
         job.in_force = found
         if not job.touched or self._is_still_unset(job):
             if found != before:
@@ -414,3 +410,8 @@ class ExternalWrites:
             job.restart(read_limit_cores(job, job.in_force), now_s)
             job.hold = job.hold.fail(now_s + ASK_AGAIN_S)
             self.due.report = True
+
+
+def _classify(job: Tracked, found: CpuSettings) -> Literal["same", "raise", "lower"]:
+    """What was done to a job's limit, where ``found`` is in force now; of a unit, up to systemd's rounding."""
+    return classify_change(job.in_force, found, job.actuator, exact=not job.unit)

@@ -7,8 +7,7 @@ job is interrupted and when it is killed is the agent's business. Nothing here w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     # The keeper, a part of this package, runs with the standard library only.
@@ -17,31 +16,15 @@ if TYPE_CHECKING:
     from cpumond.host.executor.model import Executor
 
 
-class Setting(NamedTuple):
-    """What executors are made with; each takes what it needs."""
+def make_executor(kind: str, runtime_dir: str, cgroups: JobCgroupTree) -> Executor:
+    """The executor of ``executor.kind``; its ``recover`` says what is not possible."""
+    if kind == "cgroup":
+        from cpumond.host.executor.cgroup import CgroupExecutor
 
-    runtime_dir: str
-    cgroups: JobCgroupTree
+        return CgroupExecutor(cgroups, runtime_dir)
+    from cpumond.host.executor.systemd.executor import SystemdExecutor  # only this kind needs the bus library
 
-
-def _make_cgroup(setting: Setting) -> Executor:
-    from cpumond.host.executor.cgroup import CgroupExecutor
-
-    return CgroupExecutor(setting.cgroups, setting.runtime_dir)
-
-
-def _make_systemd(setting: Setting) -> Executor:
-    # Only this kind needs the bus library.
-    from cpumond.host.executor.systemd.executor import SystemdExecutor
-
-    return SystemdExecutor(setting.cgroups)
-
-
-EXECUTORS: Final[dict[str, Callable[[Setting], Executor]]] = {
-    "cgroup": _make_cgroup,
-    "systemd": _make_systemd,
-}
-"""``executor.kind`` -> how it is made; ``recover`` says what is not possible."""
+    return SystemdExecutor(cgroups)
 
 
 def find_idle_class(kind: str, cgroups: JobCgroupTree) -> IdleClass:
