@@ -12,13 +12,15 @@ from cpumond.api.yt.orchid_attributes import pool_attributes
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, UndoChange
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.why.idle import IdleReport, in_pool, readable
-from cpumond.scheduler.why.plan import Plan, collect, make_plan, refused_plan, try_command
+from cpumond.scheduler.why.plan import Material, Plan, collect, make_plan, rebuild, refused_plan, try_command
 
 
 def read_edits(call: Call) -> tuple[Edit, ...]:
@@ -67,16 +69,30 @@ def _show_readable(report: IdleReport, rights: Rights) -> IdleReport:
 
 
 async def plan_change(call: Call) -> Plan:
-    scheduler = call.scheduler
+    scheduler, query = call.scheduler, call.query
     async with call.shared.plan_lock:
-        now = call.now
-        change = await _try_command(call, now)
-        if isinstance(change, Plan):
-            return change
-        material = collect(scheduler.state)
+        now, command = call.now, call.body
         previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
-        plan = await asyncio.to_thread(make_plan, material, change, now, previous, everything=call.query.everything)
+        if isinstance(command, ApplyTree):
+            # A file may hold thousands of pools: it is read in the thread, too, against a copy of the state.
+            material = collect(scheduler.state)
+            plan = await asyncio.to_thread(_plan_file, material, command, call.user, now, previous, query.everything)
+        else:
+            change = await _try_command(call, now)
+            if isinstance(change, Plan):
+                return change
+            material = collect(scheduler.state)
+            plan = await asyncio.to_thread(make_plan, material, change, now, previous, everything=query.everything)
     return rights.show_readable_plan(plan, call.rights)
+
+
+def _plan_file(
+    material: Material, command: ApplyTree, user: User, now: float, previous: dict[str, float | None], everything: bool
+) -> Plan:
+    change = try_command(rebuild(material, material.config, now), command, user, now)
+    if isinstance(change, Plan):
+        return change
+    return make_plan(material, change, now, previous, everything=everything)
 
 
 async def _try_command(call: Call, now: float) -> Transaction | Plan:
