@@ -57,7 +57,7 @@ class InheritedEntry(View, frozen=True):
     entry: AccessEntry
 
 
-class Target(NamedTuple):
+class RightsTarget(NamedTuple):
     """What a question is about: an operation, an explicit pool, a tree (``<Root>``), or, without a tree, all else."""
 
     tree: str = ""
@@ -70,23 +70,23 @@ class Target(NamedTuple):
         return describe_pool(self.tree, self.pool) if self.tree else "what has no access list"
 
 
-def find_target(state: State, name: str, tree: str = "") -> Target:
+def find_target(state: State, name: str, tree: str = "") -> RightsTarget:
     """The object that a text names: ``tree:NAME``, a path, an operation's id or ``*alias``, or a pool of ``tree`` ("" =
     the default one). Raises CommandError with code RESOLVE."""
     if name.startswith(("//", "#")):
         return find_path_target(state, parse_ypath(name))
     kind, _, rest = name.partition(":")
     if kind == "tree" and rest in state.trees:
-        return Target(rest)
+        return RightsTarget(rest)
     try:
-        return Target(operation=state.find_record(name))
+        return RightsTarget(operation=state.find_record(name))
     except CommandError as error:
         if name.startswith("*") or error.code != NO_SUCH_OPERATION:
             raise
     if kind == "tree":
         raise CommandError(f"Pool tree {quoted(rest)} does not exist{did_you_mean(rest, state.trees)}", RESOLVE)
     chosen = state.find_tree(tree or state.config.default_tree)
-    return Target(chosen.name, explicit_pool(_find_pool(chosen, name)))
+    return RightsTarget(chosen.name, explicit_pool(_find_pool(chosen, name)))
 
 
 def _find_pool(tree: Tree, name: str) -> PoolElement:
@@ -99,7 +99,7 @@ def _find_pool(tree: Tree, name: str) -> PoolElement:
     return pool
 
 
-def find_path_target(state: State, path: YPath) -> Target:
+def find_path_target(state: State, path: YPath) -> RightsTarget:
     """The object whose access list a path of the ``yt`` protocol is about. Raises CommandError."""
     config = state.config
     if path.root != "/":
@@ -107,20 +107,20 @@ def find_path_target(state: State, path: YPath) -> Target:
         for tree in config.trees.values():
             found = [pool.name for pool in tree.pools.values() if pool.id == wanted]
             if found or tree.id == wanted:
-                return Target(tree.name, found[0] if found else ROOT_POOL)
+                return RightsTarget(tree.name, found[0] if found else ROOT_POOL)
         raise CommandError(f"No such object {wanted}", RESOLVE)
     steps = path.steps
     if steps[:2] == ("sys", "operations") and len(steps) > 2:
-        return Target(operation=state.find_record(steps[2]))
+        return RightsTarget(operation=state.find_record(steps[2]))
     if steps[:2] == ("sys", "pools") and config.default_tree:
         steps = ("sys", "pool_trees", config.default_tree, *steps[2:])
     if steps[:2] != ("sys", "pool_trees") or len(steps) < 3:
-        return Target()
+        return RightsTarget()
     living = state.find_tree(steps[2])
-    return Target(living.name, steps[-1] if len(steps) > 3 and steps[-1] in living.config.pools else ROOT_POOL)
+    return RightsTarget(living.name, steps[-1] if len(steps) > 3 and steps[-1] in living.config.pools else ROOT_POOL)
 
 
-def check_question(rights: Rights, target: Target, about: str) -> None:
+def check_question(rights: Rights, target: RightsTarget, about: str) -> None:
     """Whether the asker may know what another user may do. Raises CommandError with code ACCESS_DENIED."""
     if target.operation is not None:
         verdict = rights.on_operation(target.operation, "administer")
@@ -134,7 +134,7 @@ def check_question(rights: Rights, target: Target, about: str) -> None:
         )
 
 
-def judge_action(state: State, rights: Rights, action: str, target: Target) -> Verdict:
+def judge_action(state: State, rights: Rights, action: str, target: RightsTarget) -> Verdict:
     """Whether a user may do something: a permission, or a word of the command line. Raises CommandError."""
     verdicts = [need.verdict(rights) for need in _needs_of(state, rights, action.replace("-", "_"), target)]
     refused = next((verdict for verdict in verdicts if not verdict.allowed), None)
@@ -142,7 +142,7 @@ def judge_action(state: State, rights: Rights, action: str, target: Target) -> V
     return refused or Verdict(True, "; ".join(reasons) or f"every user may read {target.describe()}")
 
 
-def _needs_of(state: State, rights: Rights, action: str, target: Target) -> list[Need]:
+def _needs_of(state: State, rights: Rights, action: str, target: RightsTarget) -> list[Need]:
     if target.operation is not None:
         wanted = OPERATION_WORDS.get(action, action)
         if wanted in OWNED:
@@ -157,7 +157,7 @@ def _needs_of(state: State, rights: Rights, action: str, target: Target) -> list
     return [made] if isinstance(made, Need) else list(list_needs(state, made, rights))
 
 
-def _unknown(action: str, target: Target, known: tuple[str, ...]) -> CommandError:
+def _unknown(action: str, target: RightsTarget, known: tuple[str, ...]) -> CommandError:
     near = nearest(action, known)
     hint = f'did you mean "{near}"?' if near else f"known: {', '.join(dict.fromkeys(known))}"
     return CommandError(
@@ -173,13 +173,13 @@ OPERATION_WORDS: Final[Mapping[str, Permission]] = {
 """Words of the command line for operations, and the permission that each needs."""
 
 
-def _remove(_: State, target: Target) -> Any:
+def _remove(_: State, target: RightsTarget) -> Any:
     if target.pool == ROOT_POOL:
         return commands.RemoveTree(target.tree)
     return commands.RemovePool(target.tree, target.pool, recursive=True)
 
 
-def _move(state: State, target: Target) -> Any:
+def _move(state: State, target: RightsTarget) -> Any:
     """Another name: whether a move is allowed depends on where to."""
     if target.pool == ROOT_POOL:
         return Need("administer")
@@ -187,7 +187,7 @@ def _move(state: State, target: Target) -> Any:
     return commands.MovePool(target.tree, target.pool, parent, f"{target.pool}.new")
 
 
-_COMMANDS: Final[Mapping[str, Callable[[State, Target], Any]]] = {
+_COMMANDS: Final[Mapping[str, Callable[[State, RightsTarget], Any]]] = {
     "start": lambda _, target: Need("use", target.tree, target.pool),
     "create": lambda _, target: Need("modify_children", target.tree, target.pool),
     "set": lambda _, target: Need("write", target.tree, target.pool),

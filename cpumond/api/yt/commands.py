@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cpumond.api.permissions import Target, check_question, find_path_target, judge_action
+from cpumond.api.permissions import RightsTarget, check_question, find_path_target, judge_action
 from cpumond.api.refusals import tell_refusal
 from cpumond.api.updated_tree import look_once
 from cpumond.api.views import list_jobs, list_records, order_of_start
@@ -518,10 +518,10 @@ async def _check_permission(backend: YtBackend, request: YtRequest) -> Any:
 
 async def _check_operation_permission(backend: YtBackend, request: YtRequest) -> Any:
     record = backend.scheduler.state.find_record(_operation_id(request))
-    return _show_verdict(backend, request, Target(operation=record))
+    return _show_verdict(backend, request, RightsTarget(operation=record))
 
 
-def _show_verdict(backend: YtBackend, request: YtRequest, target: Target) -> dict[str, Any]:
+def _show_verdict(backend: YtBackend, request: YtRequest, target: RightsTarget) -> dict[str, Any]:
     """The answer about any user."""
     name, state = get_text(request, "user"), backend.scheduler.state
     user = request.user if name == request.user.name else backend.find_known(name)

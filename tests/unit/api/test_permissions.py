@@ -11,7 +11,7 @@ from scheduler_world import TREE, World
 from cpumond.api import node_views, overview, pool_views, views
 from cpumond.api.permissions import (
     HIDDEN,
-    Target,
+    RightsTarget,
     check_question,
     find_path_target,
     find_target,
@@ -65,36 +65,36 @@ def asked() -> Asked:
 
 
 def test_an_object_is_a_pool_a_tree_an_operation_or_a_path(asked):
-    operation = Target(operation=asked.record(asked.id))
+    operation = RightsTarget(operation=asked.record(asked.id))
     for name, target in {
-        "b": Target(TREE, "b"),
-        ROOT_POOL: Target(TREE),
-        "tree:default": Target(TREE),
+        "b": RightsTarget(TREE, "b"),
+        ROOT_POOL: RightsTarget(TREE),
+        "tree:default": RightsTarget(TREE),
         asked.id: operation,
         "*one": operation,
-        "//sys/pool_trees/default": Target(TREE),
-        "//sys/pool_trees/default/a/b": Target(TREE, "b"),
-        "//sys/pool_trees/default/a/@acl": Target(TREE, "a"),
-        "//sys/pools/a/b": Target(TREE, "b"),
+        "//sys/pool_trees/default": RightsTarget(TREE),
+        "//sys/pool_trees/default/a/b": RightsTarget(TREE, "b"),
+        "//sys/pool_trees/default/a/@acl": RightsTarget(TREE, "a"),
+        "//sys/pools/a/b": RightsTarget(TREE, "b"),
         f"//sys/operations/{asked.id}": operation,
-        "//sys/scheduler/orchid": Target(),
-        "//sys": Target(),
+        "//sys/scheduler/orchid": RightsTarget(),
+        "//sys": RightsTarget(),
     }.items():
         assert find_target(asked.state, name) == target, name
-    assert find_path_target(asked.state, parse_ypath("/")) == Target()
+    assert find_path_target(asked.state, parse_ypath("/")) == RightsTarget()
 
 
 def test_an_object_is_found_by_its_id(asked):
     tree = TreeConfig("1-2-3-4", "t", pools={"p": PoolConfig("1-2-3-5", "p", ROOT_POOL)})
     asked.carry_out(Transaction(config=Config({**asked.state.config.trees, "t": tree}, TREE)))
-    assert find_target(asked.state, "#1-2-3-4") == Target("t")
-    assert find_target(asked.state, "#1-2-3-5/@acl") == Target("t", "p")
+    assert find_target(asked.state, "#1-2-3-4") == RightsTarget("t")
+    assert find_target(asked.state, "#1-2-3-5/@acl") == RightsTarget("t", "p")
 
 
 def test_an_ephemeral_pool_is_asked_about_by_the_one_it_is_in(asked):
     asked.set_tree(default_parent_pool="a")
     asked.start(user="ann")
-    assert find_target(asked.state, "ann") == Target(TREE, "a")
+    assert find_target(asked.state, "ann") == RightsTarget(TREE, "a")
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_actions_are_permissions_and_words_of_the_command_line(asked):
 
 def test_the_first_that_is_missing_is_the_reason(asked):
     asked.set_pool("b", acl=[entry("ann", "write")])
-    verdict = judge_action(asked.state, asked.rights(ANN), "remove", Target(TREE, "b"))
+    verdict = judge_action(asked.state, asked.rights(ANN), "remove", RightsTarget(TREE, "b"))
     assert verdict.because == 'no access list allows modify_children to ann, and pool "a" has one'
-    verdict = judge_action(asked.state, asked.rights(ANN), "read", Target())
+    verdict = judge_action(asked.state, asked.rights(ANN), "read", RightsTarget())
     assert verdict.because == "every user may read what has no access list"
 
 
@@ -162,7 +162,7 @@ def test_who_administers_an_object_may_ask_about_others(asked):
             check_question(asked.rights(NOBODY), target, "ann")
     check_question(asked.rights(ANN), find_target(asked.state, asked.id), "bob")  # its owner
     with pytest.raises(CommandError, match="that is for administrators"):
-        check_question(asked.rights(BOB), Target(), "ann")
+        check_question(asked.rights(BOB), RightsTarget(), "ann")
 
 
 # --- what is shown
