@@ -20,13 +20,9 @@ from cpumond.api.updated_tree import look_once
 from cpumond.api.views import list_jobs, list_records, order_of_start
 from cpumond.api.yt import orchid
 from cpumond.api.yt.cypress import (
+    POOL_TREES,
     Cypress,
     CypressNode,
-    Document,
-    PoolNode,
-    PoolParent,
-    PoolTrees,
-    TreeNode,
     Turn,
     show_in_pieces,
 )
@@ -158,7 +154,7 @@ async def _get(backend: YtBackend, request: YtRequest) -> Any:
     if path.attribute is not None:
         return {"value": backend.cypress.read(path)}
     node, attributes = backend.cypress.resolve(path), get_names(request, "attributes") or ()
-    if isinstance(node, Document):
+    if node.is_value:
         return {"value": node.with_attributes(await show_in_pieces(node.value), attributes)}
     return {"value": await node.show(attributes, Turn())}
 
@@ -171,7 +167,7 @@ async def _list(backend: YtBackend, request: YtRequest) -> Any:
             raise YtError(f"{path} is no map: it has no children to list")
         return {"value": list(value)}
     node = backend.cypress.resolve(path)
-    if isinstance(node, Document) and not isinstance(node.value, Mapping):
+    if node.is_value and not isinstance(node.value, Mapping):
         raise YtError(f"{path} is no map: it has no children to list")
     names = list(node.names())
     limit = get_number(request, "max_size", len(names), len(names))
@@ -231,9 +227,8 @@ async def _change(backend: YtBackend, request: YtRequest, node: CypressNode, edi
 
 def _stale(node: CypressNode, value: Mapping[str, Any]) -> list[str]:
     """Stored attributes that a new set of attributes does not name."""
-    kind: Any = "tree" if isinstance(node, TreeNode) else "pool"
-    given = {canonical_name(kind, name) for name in value}
-    return [name for name in node.stored() if name not in given]
+    given = {canonical_name(node.kind, name) for name in value}
+    return [name for name in node.stored if name not in given]
 
 
 async def _multiset(backend: YtBackend, request: YtRequest) -> Any:
@@ -256,7 +251,7 @@ async def _remove(backend: YtBackend, request: YtRequest) -> Any:
             node = _settable(backend, path)
             if path.attribute and not is_forced:
                 backend.cypress.read(YPath(path.root, path.steps, path.attribute))
-            removed = [path.attribute] if path.attribute else [(name,) for name in node.stored()]
+            removed = [path.attribute] if path.attribute else [(name,) for name in node.stored]
             return await _change(backend, request, node, [Edit(keys) for keys in removed])
         node = backend.cypress.resolve(path)
     except YtError as error:
@@ -264,9 +259,9 @@ async def _remove(backend: YtBackend, request: YtRequest) -> Any:
             return {}
         raise
     command: Any
-    if isinstance(node, PoolNode):
+    if node.tree is not None and node.pool is not None:
         command = RemovePool(node.tree.name, node.pool.name, get_flag(request, "recursive"))
-    elif isinstance(node, TreeNode) and path.steps != ("sys", "pools"):
+    elif node.tree is not None and path.steps != ("sys", "pools"):
         command = RemoveTree(node.tree.name, get_flag(request, "recursive"))
     else:
         raise YtError(f"{path} cannot be removed; pools, pool trees and their attributes can")
@@ -320,9 +315,9 @@ async def _create_at(
                 raise
             missing.append(above.steps[-1])
             above = YPath(path.root, above.steps[:-1])
-    if isinstance(parent, PoolTrees) and len(missing) == 1 and kind != "scheduler_pool":
+    if parent.type == POOL_TREES and len(missing) == 1 and kind != "scheduler_pool":
         return await backend.execute(CreateTree(name, attributes, may_exist), request, "node_id")
-    if not isinstance(parent, PoolParent) or kind == "scheduler_pool_tree":
+    if parent.tree is None or kind == "scheduler_pool_tree":
         raise YtError(f"create: a {kind} cannot be made at {path}; pools are in //sys/pool_trees/<tree>")
     tree, parent_name, first = parent.tree.name, parent.pool_name, ""
     try:
@@ -341,12 +336,12 @@ async def _create_at(
 async def _move(backend: YtBackend, request: YtRequest) -> Any:
     source, target = get_path(request, "source_path"), get_path(request, "destination_path")
     node = backend.cypress.resolve(source)
-    if not isinstance(node, PoolNode) or source.attribute is not None:
+    if node.tree is None or node.pool is None or source.attribute is not None:
         raise YtError(f"{source} cannot be moved; pools can")
     if not target.steps or target.attribute is not None:
         raise YtError(f"{target} is no place for a pool")
     parent = backend.cypress.resolve(YPath(target.root, target.steps[:-1]))
-    if not isinstance(parent, PoolParent):
+    if parent.tree is None:
         raise YtError(f"{target} is no place for a pool; pools are in //sys/pool_trees/<tree>")
     if parent.tree.name != node.tree.name:
         raise YtError(f'pool "{node.name}" of tree "{node.tree.name}" cannot go to tree "{parent.tree.name}"')

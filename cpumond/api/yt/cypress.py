@@ -11,8 +11,9 @@ import copy
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from cpumond import __version__
 from cpumond.api.permissions import show_acl
@@ -24,7 +25,16 @@ from cpumond.core.words import nearest
 from cpumond.fairshare.result import UpdateResult
 from cpumond.scheduler.access import Rights, read_access
 from cpumond.scheduler.elements import Node
-from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
+from cpumond.scheduler.model import (
+    RESOLVE,
+    ROOT_POOL,
+    CommandError,
+    Config,
+    PoolConfig,
+    PoolSettings,
+    TreeConfig,
+    TreeSettings,
+)
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.attributes import CONFIG, Edit, canonical_name, is_option, read_attribute
@@ -35,6 +45,8 @@ from cpumond.scheduler.state.node_commands import DrainNode, NodeCommand, Uncord
 Edits = tuple[Edit, ...]
 
 DISABLE: Final = "disable_scheduler_jobs"
+DEFAULT_TREE: Final = "default_tree"
+POOL_TREES: Final = "scheduler_pool_tree_map"
 
 MAX_TURN_S: Final = 0.003
 """How long a large answer may hold up other requests at a time."""
@@ -54,35 +66,48 @@ class Turn:
             self._begun = time.perf_counter()
 
 
-Make = Callable[[str, str], "CypressNode"]
-"""Makes a node of its path and name."""
+Make = Callable[[str, str], "CypressNode | None"]
+"""Makes a node of its path and name; None where there is none of that name."""
+Read = Callable[["CypressNode"], Any]
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class CypressNode:
     """What a path leads to. Made for one request."""
 
-    type = "map_node"
-    is_opaque = False
-    """Whether a ``get`` of a node above shows this one as an entity."""
+    backend: Cypress
+    path: str
+    name: str
+    type: str = "map_node"
+    id: str = ""
+    """It never changes; "" for one that is made of the path."""
+    is_opaque: bool = False
+    """Whether a ``get``, also of a node above, shows it as an entity."""
+    names: Callable[[], Iterable[str]] = tuple
+    make_child: Make = lambda _path, _name: None
+    explain_child: Callable[[str], str] | None = None
+    """A hint about a child that is not there; "" for none. None: the nearest name."""
+    system: Mapping[str, Read] = field(default_factory=lambda: _SYSTEM)
+    """Attributes that it answers by itself."""
+    stored: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes that were set."""
+    change_by: Callable[[Edits], ConfigCommand | NodeCommand] | None = None
+    tree: TreeConfig | None = None
+    pool: PoolConfig | None = None
+    """Of what pools are in: its tree; None for the tree itself."""
+    value: Any = MISSING
+    """Of a place in the orchid."""
 
-    def __init__(self, backend: Cypress, path: str, name: str) -> None:
-        self.backend = backend
-        self.path = path
-        self.name = name
-
-    @property
-    def id(self) -> str:
-        """An id of its own that never changes."""
-        return f"{zlib.crc32(self.path.encode('utf-8', 'surrogateescape')):x}-0-0-1"
-
-    def names(self) -> Iterable[str]:
-        return ()
+    def __post_init__(self) -> None:
+        self.id = self.id or f"{zlib.crc32(self.path.encode('utf-8', 'surrogateescape')):x}-0-0-1"
 
     def find(self, name: str) -> CypressNode | None:
-        return None
+        return self.make_child(self.child_path(name), name)
 
     def explain(self, name: str) -> str:
         """A hint about a child that is not there; "" for none."""
+        if self.explain_child is not None:
+            return self.explain_child(name)
         near = nearest(name, self.names())
         return f'did you mean "{near}"?' if near else ""
 
@@ -91,20 +116,20 @@ class CypressNode:
 
     async def show(self, attributes: Sequence[str], turn: Turn) -> Any:
         """What ``get`` answers: children as a map, with those of ``attributes`` that each has."""
+        if self.is_opaque:
+            return self.with_attributes(None, attributes)
         shown = {}
         for name in list(self.names()):
             child = self.find(name)
-            if child is None:
-                continue
-            is_opaque = child.is_opaque
-            shown[name] = child.with_attributes(None, attributes) if is_opaque else await child.show(attributes, turn)
-            await turn.give()
+            if child is not None:
+                shown[name] = await child.show(attributes, turn)
+                await turn.give()
         return self.with_attributes(shown, attributes)
 
     def with_attributes(self, value: Any, attributes: Sequence[str]) -> Any:
         """``value`` with those of the attributes that the node has."""
         found = {}
-        for name in self.known(attributes):
+        for name in self._known(attributes):
             try:
                 found[name] = self.attribute((name,))
             except CommandError as error:
@@ -112,55 +137,105 @@ class CypressNode:
                     raise
         return Attributed(value, found) if found else value
 
-    def known(self, names: Iterable[str]) -> list[str]:
+    def _known(self, names: Iterable[str]) -> list[str]:
         """Those of the names that may be attributes: the error for each other one would cost more than those."""
-        given = {*self.system(), *self.stored()}
-        return [name for name in names if name in given or name.replace("-", "_") in given]
+        given, has_options = {*self.system, *self.stored}, self.tree is not None
+        if has_options:
+            given.update(self.stored.get(CONFIG, ()))
+        return [
+            name
+            for name in names
+            if not given.isdisjoint((name, name.replace("-", "_")))
+            or (has_options and canonical_name(self.kind, name) in given)
+        ]
 
-    def system(self) -> dict[str, Callable[[], Any]]:
-        """Attributes that every node answers by itself."""
-        started = self.backend.started
-        return {
-            "id": lambda: self.id,
-            "type": lambda: self.type,
-            "name": lambda: self.name,
-            "key": lambda: self.name,
-            "path": lambda: self.path,
-            "parent_name": self.parent_name,
-            "count": lambda: sum(1 for _ in self.names()),
-            "account": lambda: "sys",
-            "resource_usage": lambda: {"disk_space": 0, "node_count": 1},
-            "ref_counter": lambda: 1,
-            "builtin": lambda: False,
-            "creation_time": lambda: started,
-            "modification_time": lambda: started,
-            "access_time": lambda: started,
-        }
+    @property
+    def is_value(self) -> bool:
+        return self.value is not MISSING
 
-    def parent_name(self) -> str:
-        return self.path.rpartition("/")[0].rpartition("/")[2]
+    @property
+    def pool_name(self) -> str:
+        """Of what pools are in; the root's of a tree."""
+        return ROOT_POOL if self.pool is None else self.pool.name
 
-    def stored(self) -> Mapping[str, Any]:
-        """Attributes that were set."""
-        return {}
-
-    def read_stored(self, keys: Sequence[str]) -> Any:
-        """A stored attribute, or what is inside of it. Raises CommandError with code RESOLVE."""
-        return _descend(self.stored(), keys)
+    @property
+    def kind(self) -> Literal["pool", "tree"]:
+        """Of what has options."""
+        return "tree" if self.tree is not None and self.pool is None else "pool"
 
     def attribute(self, keys: Sequence[str]) -> Any:
         """What ``get @keys`` answers, () for all attributes. Raises CommandError with code RESOLVE."""
-        system = self.system()
         if not keys:
-            return {**{name: read() for name, read in system.items()}, **self.stored()}
+            return {**{name: read(self) for name, read in self.system.items()}, **self.stored}
         name = keys[0].replace("-", "_")
-        if name in system and name not in self.stored():
-            return _descend({keys[0]: system[name]()}, keys)
-        return self.read_stored(keys)
+        if name in self.system and name not in self.stored:
+            return _descend({keys[0]: self.system[name](self)}, keys)
+        return _descend(self.stored, keys) if self.tree is None else _read_option(self, keys)
 
     def change(self, edits: Edits) -> ConfigCommand | NodeCommand:
         """The command that changes attributes. Raises YtError where they cannot be changed."""
-        raise YtError(f"Attributes of {self.path} cannot be changed")
+        if self.change_by is None:
+            raise YtError(f"Attributes of {self.path} cannot be changed")
+        return self.change_by(edits)
+
+
+_SYSTEM: Final[Mapping[str, Read]] = {
+    "id": lambda node: node.id,
+    "type": lambda node: node.type,
+    "name": lambda node: node.name,
+    "key": lambda node: node.name,
+    "path": lambda node: node.path,
+    "parent_name": lambda node: node.path.rpartition("/")[0].rpartition("/")[2],
+    "count": lambda node: sum(1 for _ in node.names()),
+    "account": lambda _: "sys",
+    "resource_usage": lambda _: {"disk_space": 0, "node_count": 1},
+    "ref_counter": lambda _: 1,
+    "builtin": lambda _: False,
+    "creation_time": lambda node: node.backend.started,
+    "modification_time": lambda node: node.backend.started,
+    "access_time": lambda node: node.backend.started,
+}
+"""Attributes of every node."""
+
+
+def _settings(node: CypressNode) -> TreeSettings | PoolSettings:
+    assert node.tree is not None
+    return node.tree.settings if node.pool is None else node.pool.settings
+
+
+def _effective_acl(node: CypressNode) -> Any:
+    assert node.tree is not None
+    return show_acl(each.entry for each in read_access(node.tree, node.pool_name).entries)
+
+
+_OF_TREE: Final[Mapping[str, Read]] = {
+    **_SYSTEM,
+    "acl": lambda node: show_acl(_settings(node).acl),
+    "inherit_acl": lambda node: _settings(node).inherit_acl,
+    "effective_acl": _effective_acl,
+}
+
+
+def _of_pool(read: Callable[[TreeConfig, PoolConfig], Any]) -> Read:
+    return lambda node: read(node.tree, node.pool)  # type: ignore[arg-type]
+
+
+_OF_POOL: Final[Mapping[str, Read]] = {
+    **_OF_TREE,
+    "parent_name": _of_pool(lambda _, pool: pool.parent),
+    "path": _of_pool(lambda tree, pool: _pool_path(tree, pool.name)),
+    "full_path": _of_pool(
+        lambda tree, pool: _pool_path(tree, pool.name).removeprefix(f"//sys/pool_trees/{escape_literal(tree.name)}")
+    ),
+    "parent_id": _of_pool(lambda tree, pool: tree.id if pool.parent == ROOT_POOL else tree.pools[pool.parent].id),
+    "pool_tree": _of_pool(lambda tree, _: tree.name),
+}
+
+_OF_LINK: Final[Mapping[str, Read]] = {
+    **_SYSTEM,
+    "target_path": lambda node: f"//sys/pool_trees/{escape_literal(node.backend.config.default_tree)}",
+    "broken": lambda node: not node.backend.config.default_tree,
+}
 
 
 def _descend(value: Any, keys: Sequence[str]) -> Any:
@@ -180,124 +255,14 @@ def _is_index(text: str, values: Sequence[Any]) -> bool:
     return text.removeprefix("-").isdecimal() and len(text) < 10 and -len(values) <= int(text) < len(values)
 
 
-class _Directory(CypressNode):
-    """A node with fixed children and attributes."""
-
-    def __init__(
-        self,
-        backend: Cypress,
-        path: str,
-        name: str,
-        children: Mapping[str, Make],
-        attributes: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(backend, path, name)
-        self._children = children
-        self._attributes = attributes or {}
-
-    def names(self) -> Iterable[str]:
-        return self._children
-
-    def find(self, name: str) -> CypressNode | None:
-        make = self._children.get(name)
-        return None if make is None else make(self.child_path(name), name)
-
-    def stored(self) -> Mapping[str, Any]:
-        return self._attributes
-
-
-class _Host(_Directory):
-    """A node of the cluster."""
-
-    type = "cluster_node"
-
-    def change(self, edits: Edits) -> NodeCommand:
-        """``disable_scheduler_jobs`` drains it, as there: its jobs are interrupted, and none is started."""
-        for edit in edits:
-            if edit.path != (DISABLE,):
-                raise YtError(f"{self.path} has one attribute that can be changed: {DISABLE}")
-            if edit.value is not REMOVE and not isinstance(edit.value, bool):
-                raise YtError(f"{DISABLE}: must be %true or %false, not {quote_text(edit.value)}")
-        node_id = str(self.stored()["id"])
-        return DrainNode(node_id) if edits[-1].value else UncordonNode(node_id)
-
-
-class PoolTrees(CypressNode):
-    """``//sys/pool_trees``."""
-
-    type = "scheduler_pool_tree_map"
-
-    def names(self) -> Iterable[str]:
-        return self.backend.config.trees
-
-    def find(self, name: str) -> CypressNode | None:
-        tree = self.backend.config.trees.get(name)
-        return None if tree is None else TreeNode(self.backend, self.child_path(name), tree)
-
-    def stored(self) -> Mapping[str, Any]:
-        default = self.backend.config.default_tree
-        return {"default_tree": default} if default else {}
-
-    def change(self, edits: Edits) -> ConfigCommand:
-        for edit in edits:
-            if edit.path != ("default_tree",):
-                raise YtError(f"{self.path} has one attribute that can be changed: default_tree")
-            if edit.value is not REMOVE and not isinstance(edit.value, str):
-                raise YtError(f"default_tree: must be the name of a pool tree, not {quote_text(edit.value)}")
-        return SetDefaultTree(edits[-1].value)
-
-
-class PoolParent(CypressNode):
-    """A tree or a pool: what pools are in."""
-
-    tree: TreeConfig
-    item: TreeConfig | PoolConfig
-    pool_name: str
-
-    @property
-    def id(self) -> str:
-        return self.item.id
-
-    def stored(self) -> Mapping[str, Any]:
-        return self.item.attributes
-
-    def read_stored(self, keys: Sequence[str]) -> Any:
-        return _read_option(self.item, keys)
-
-    def known(self, names: Iterable[str]) -> list[str]:
-        kind: Any = "pool" if isinstance(self.item, PoolConfig) else "tree"
-        given = {*self.system(), *self.stored(), *self.stored().get(CONFIG, ())}
-        return [name for name in names if name.replace("-", "_") in given or canonical_name(kind, name) in given]
-
-    def system(self) -> dict[str, Callable[[], Any]]:
-        settings = self.item.settings
-        return {
-            **super().system(),
-            "acl": lambda: show_acl(settings.acl),
-            "inherit_acl": lambda: settings.inherit_acl,
-            "effective_acl": lambda: show_acl(each.entry for each in read_access(self.tree, self.pool_name).entries),
-        }
-
-    def names(self) -> Iterable[str]:
-        return self.backend.children_of(self.tree).get(self.pool_name, ())
-
-    def find(self, name: str) -> CypressNode | None:
-        pool = self.tree.pools.get(name)
-        if pool is None or pool.parent != self.pool_name:
-            return None
-        return PoolNode(self.backend, self.child_path(name), self.tree, pool)
-
-    def explain(self, name: str) -> str:
-        if name in self.tree.pools:
-            return f'pool "{name}" is at {_pool_path(self.tree, name)}'
-        if name in self.backend.scheduler.state.trees[self.tree.name].pools:
-            return (
-                f'pool "{name}" is ephemeral and has no attributes of its own; it is shown at '
-                f"//sys/scheduler/orchid/scheduler/pool_trees/{escape_literal(self.tree.name)}/pools/"
-                f"{escape_literal(name)}"
-            )
-        near = nearest(name, self.tree.pools)
-        return f"did you mean {_pool_path(self.tree, near)}?" if near else ""
+def _last_value(path: str, edits: Edits, name: str, kind: type, expected: str) -> Any:
+    """The last value of edits of the one attribute that can be changed. Raises YtError."""
+    for edit in edits:
+        if edit.path != (name,):
+            raise YtError(f"{path} has one attribute that can be changed: {name}")
+        if edit.value is not REMOVE and not isinstance(edit.value, kind):
+            raise YtError(f"{name}: must be {expected}, not {quote_text(edit.value)}")
+    return edits[-1].value
 
 
 def _pool_path(tree: TreeConfig, name: str) -> str:
@@ -309,52 +274,10 @@ def _pool_path(tree: TreeConfig, name: str) -> str:
     return "/".join(["//sys/pool_trees", *map(escape_literal, (tree.name, *reversed(steps)))])
 
 
-class TreeNode(PoolParent):
-    """A pool tree."""
-
-    type = "scheduler_pool_tree"
-
-    def __init__(self, backend: Cypress, path: str, tree: TreeConfig) -> None:
-        super().__init__(backend, path, tree.name)
-        self.tree = self.item = tree
-        self.pool_name = ROOT_POOL
-
-    def change(self, edits: Edits) -> ConfigCommand:
-        return ChangeTree(self.tree.name, edits)
-
-
-class PoolNode(PoolParent):
-    """An explicit pool."""
-
-    type = "scheduler_pool"
-
-    def __init__(self, backend: Cypress, path: str, tree: TreeConfig, pool: PoolConfig) -> None:
-        super().__init__(backend, path, pool.name)
-        self.tree = tree
-        self.pool = self.item = pool
-        self.pool_name = pool.name
-
-    def parent_name(self) -> str:
-        return self.pool.parent
-
-    def system(self) -> dict[str, Callable[[], Any]]:
-        parent = self.tree.pools.get(self.pool.parent)
-        path = _pool_path(self.tree, self.pool.name)
-        return {
-            **super().system(),
-            "path": lambda: path,
-            "full_path": lambda: path.removeprefix(f"//sys/pool_trees/{escape_literal(self.tree.name)}"),
-            "parent_id": lambda: self.tree.id if parent is None else parent.id,
-            "pool_tree": lambda: self.tree.name,
-        }
-
-    def change(self, edits: Edits) -> ConfigCommand:
-        return ChangePool(self.tree.name, self.pool.name, edits)
-
-
-def _read_option(item: PoolConfig | TreeConfig, keys: Sequence[str]) -> Any:
+def _read_option(node: CypressNode, keys: Sequence[str]) -> Any:
     """A stored attribute; the error for an option that is not set tells the value in force."""
-    kind: Any = "pool" if isinstance(item, PoolConfig) else "tree"
+    kind, item = node.kind, node.pool or node.tree
+    assert item is not None
     try:
         return read_attribute(kind, item, keys)
     except CommandError:
@@ -371,60 +294,7 @@ def _literal(value: str | float) -> str:
     return quote_text(value) if isinstance(value, str) else f"{value:g}"
 
 
-class _Link(CypressNode):
-    """``//sys/pools``: the default tree under another name."""
-
-    type = "link"
-    is_opaque = True
-
-    def target(self) -> CypressNode:
-        """Raises CommandError with code RESOLVE when there is no default tree."""
-        tree = self.backend.config.trees.get(self.backend.config.default_tree)
-        if tree is None:
-            raise CommandError(
-                f"{self.path} is a link to the default pool tree, there is none; set //sys/pool_trees/@default_tree",
-                RESOLVE,
-            )
-        return TreeNode(self.backend, self.path, tree)
-
-    def system(self) -> dict[str, Callable[[], Any]]:
-        default = self.backend.config.default_tree
-        return {
-            **super().system(),
-            "target_path": lambda: f"//sys/pool_trees/{escape_literal(default)}",
-            "broken": lambda: not default,
-        }
-
-    async def show(self, attributes: Sequence[str], turn: Turn) -> Any:
-        return self.with_attributes(None, attributes)
-
-
 _KINDS: Final = {bool: "boolean", int: "int64", float: "double", str: "string", list: "list", type(None): "entity"}
-
-
-class Document(CypressNode):
-    """A place in the orchid; read-only."""
-
-    is_opaque = True
-
-    def __init__(self, backend: Cypress, path: str, name: str, value: Any) -> None:
-        super().__init__(backend, path, name)
-        self.value = value
-        self.type = f"{_KINDS.get(type(value), 'map')}_node"
-
-    def names(self) -> Iterable[str]:
-        return self.value if isinstance(self.value, Mapping) else ()
-
-    def find(self, name: str) -> CypressNode | None:
-        if isinstance(self.value, Mapping):
-            found = self.value.get(name, MISSING)
-        else:
-            is_item = isinstance(self.value, list) and _is_index(name, self.value)
-            found = self.value[int(name)] if is_item else MISSING
-        return None if found is MISSING else Document(self.backend, self.child_path(name), name, found)
-
-    def explain(self, name: str) -> str:
-        return self.value.explain(name) if isinstance(self.value, Lazy) else super().explain(name)
 
 
 async def show_in_pieces(value: Any, pause_s: float = MAX_TURN_S) -> Any:
@@ -450,7 +320,7 @@ class Cypress:
         self.scheduler = scheduler
         self.cluster_name = cluster_name
         self.version = version
-        self.started = iso_time(scheduler.started_at)
+        self.started: str = iso_time(scheduler.started_at)
         self.user: User | None = None
         """Who asks; None for one who may see everything."""
         self._children: list[tuple[TreeConfig, dict[str, list[str]]]] = []
@@ -488,14 +358,24 @@ class Cypress:
         instances = self._directory({self.cluster_name: self._directory({"orchid": self._orchid})})
         children: dict[str, Make] = {
             "cluster_nodes": self._cluster_nodes,
-            "pool_trees": partial(PoolTrees, self),
-            "pools": partial(_Link, self),
+            "pool_trees": self._pool_trees,
+            "pools": partial(self._node, type="link", is_opaque=True, system=_OF_LINK),
             "scheduler": self._directory({"instances": instances, "orchid": self._orchid}),
         }
-        return _Directory(self, "/", "", {"sys": self._directory(children, named)}, named)
+        return self._directory({"sys": self._directory(children, named)}, named)("/", "")
 
-    def _directory(self, children: Mapping[str, Make], attributes: Mapping[str, Any] | None = None) -> Make:
-        return lambda path, name: _Directory(self, path, name, children, attributes)
+    def _node(self, path: str, name: str, **more: Any) -> CypressNode:
+        return CypressNode(backend=self, path=path, name=name, **more)
+
+    def _directory(
+        self, children: Mapping[str, Make], attributes: Mapping[str, Any] | None = None
+    ) -> Callable[..., CypressNode]:
+        """Makes a node with fixed children and attributes."""
+
+        def make_child(path: str, name: str) -> CypressNode | None:
+            return children[name](path, name) if name in children else None
+
+        return partial(self._node, names=lambda: children, make_child=make_child, stored=attributes or {})
 
     def _orchid(self, path: str, name: str) -> CypressNode:
         service = {"name": "scheduler", "version": self.version, "start_time": self.started}
@@ -503,18 +383,115 @@ class Cypress:
             "scheduler": lambda: orchid.scheduler_orchid(self.scheduler.state, self.results(), self.rights()),
             "service": lambda: service,
         }
-        document = Document(self, path, name, fixed(parts))
-        document.type = "orchid"
-        return document
+        return self._document(fixed(parts), path, name, "orchid")
+
+    def _document(self, value: Any, path: str, name: str, kind: str = "") -> CypressNode:
+        """A place in the orchid; read-only."""
+
+        def make_child(path: str, name: str) -> CypressNode | None:
+            if isinstance(value, Mapping):
+                found = value.get(name, MISSING)
+            else:
+                found = value[int(name)] if isinstance(value, list) and _is_index(name, value) else MISSING
+            return None if found is MISSING else self._document(found, path, name)
+
+        return self._node(
+            path,
+            name,
+            type=kind or f"{_KINDS.get(type(value), 'map')}_node",
+            is_opaque=True,
+            names=lambda: value if isinstance(value, Mapping) else (),
+            make_child=make_child,
+            explain_child=value.explain if isinstance(value, Lazy) else None,
+            value=value,
+        )
 
     def _cluster_nodes(self, path: str, name: str) -> CypressNode:
-        def make_host(node: Node, path: str, name: str) -> CypressNode:
-            info = orchid.node_info(node)
-            info["resource_usage"] = {"disk_space": 0, **info["resource_usage"]}  # `yt list -l` reads it
-            return _Host(self, path, name, {}, info)
-
         nodes = orchid.nodes_by_address(self.scheduler.state)
-        return _Directory(self, path, name, {address: partial(make_host, node) for address, node in nodes.items()})
+        return self._directory({address: partial(self._host, node) for address, node in nodes.items()})(path, name)
+
+    def _host(self, node: Node, path: str, name: str) -> CypressNode:
+        """A node of the cluster."""
+        info = orchid.node_info(node)
+        info["resource_usage"] = {"disk_space": 0, **info["resource_usage"]}  # `yt list -l` reads it
+
+        def change(edits: Edits) -> NodeCommand:
+            """``disable_scheduler_jobs`` drains it, as there: its jobs are interrupted, and none is started."""
+            is_on = _last_value(path, edits, DISABLE, bool, "%true or %false")
+            return DrainNode(node.id) if is_on else UncordonNode(node.id)
+
+        return self._node(path, name, type="cluster_node", stored=info, change_by=change)
+
+    def _pool_trees(self, path: str, name: str) -> CypressNode:
+        def make_child(path: str, name: str) -> CypressNode | None:
+            tree = self.config.trees.get(name)
+            return None if tree is None else self._tree(tree, path)
+
+        def change(edits: Edits) -> ConfigCommand:
+            return SetDefaultTree(_last_value(path, edits, DEFAULT_TREE, str, "the name of a pool tree"))
+
+        default = self.config.default_tree
+        return self._node(
+            path,
+            name,
+            type=POOL_TREES,
+            names=lambda: self.config.trees,
+            make_child=make_child,
+            stored={DEFAULT_TREE: default} if default else {},
+            change_by=change,
+        )
+
+    def _tree(self, tree: TreeConfig, path: str) -> CypressNode:
+        return self._pools_of(tree, None, path, lambda edits: ChangeTree(tree.name, edits))
+
+    def _pool(self, tree: TreeConfig, pool: PoolConfig, path: str) -> CypressNode:
+        return self._pools_of(tree, pool, path, lambda edits: ChangePool(tree.name, pool.name, edits))
+
+    def _pools_of(
+        self, tree: TreeConfig, pool: PoolConfig | None, path: str, change: Callable[[Edits], ConfigCommand]
+    ) -> CypressNode:
+        """A tree or an explicit pool: what pools are in."""
+        inside, item = ROOT_POOL if pool is None else pool.name, pool or tree
+
+        def make_child(path: str, name: str) -> CypressNode | None:
+            found = tree.pools.get(name)
+            return None if found is None or found.parent != inside else self._pool(tree, found, path)
+
+        return self._node(
+            path,
+            item.name,
+            type="scheduler_pool_tree" if pool is None else "scheduler_pool",
+            id=item.id,
+            names=lambda: self.children_of(tree).get(inside, ()),
+            make_child=make_child,
+            explain_child=lambda name: self._explain_pool(tree, name),
+            system=_OF_TREE if pool is None else _OF_POOL,
+            stored=item.attributes,
+            change_by=change,
+            tree=tree,
+            pool=pool,
+        )
+
+    def _explain_pool(self, tree: TreeConfig, name: str) -> str:
+        """Where a pool is that is not at a path."""
+        if name in tree.pools:
+            return f'pool "{name}" is at {_pool_path(tree, name)}'
+        if name in self.scheduler.state.trees[tree.name].pools:
+            return (
+                f'pool "{name}" is ephemeral and has no attributes of its own; it is shown at '
+                f"//sys/scheduler/orchid/scheduler/pool_trees/{escape_literal(tree.name)}/pools/{escape_literal(name)}"
+            )
+        near = nearest(name, tree.pools)
+        return f"did you mean {_pool_path(tree, near)}?" if near else ""
+
+    def _default_tree(self, path: str) -> CypressNode:
+        """What the link ``//sys/pools`` leads to. Raises CommandError with code RESOLVE."""
+        tree = self.config.trees.get(self.config.default_tree)
+        if tree is None:
+            raise CommandError(
+                f"{path} is a link to the default pool tree, there is none; set //sys/pool_trees/@default_tree", RESOLVE
+            )
+        return self._tree(tree, path)
 
     def resolve(self, path: YPath, with_hints: bool = True) -> CypressNode:
         """The node that a path leads to, whatever its attribute. Raises YtError with code RESOLVE; hints cost time."""
@@ -530,9 +507,9 @@ class Cypress:
                 )
                 raise _unresolved(path, inner)
             is_itself = position == len(path.steps) - 1 and position in path.suppress_link
-            if isinstance(child, _Link) and not is_itself:
+            if child.type == "link" and not is_itself:
                 try:
-                    child = child.target()
+                    child = self._default_tree(child.path)
                 except CommandError as error:
                     raise _unresolved(path, YtError(str(error), RESOLVE)) from None
             node = child
@@ -542,10 +519,10 @@ class Cypress:
         object_id = path.root.removeprefix("#")
         for tree in self.config.trees.values():
             if tree.id == object_id:
-                return TreeNode(self, f"//sys/pool_trees/{escape_literal(tree.name)}", tree)
+                return self._tree(tree, f"//sys/pool_trees/{escape_literal(tree.name)}")
             for pool in tree.pools.values():
                 if pool.id == object_id:
-                    return PoolNode(self, _pool_path(tree, pool.name), tree, pool)
+                    return self._pool(tree, pool, _pool_path(tree, pool.name))
         raise _unresolved(path, YtError(f"No such object {object_id}", RESOLVE))
 
     def read(self, path: YPath, with_hints: bool = True) -> Any:
