@@ -66,13 +66,14 @@ def test_a_share_names_its_resource_in_answers_tables_and_lists(living):
     for name in ("fair_share", "usage", "demand", "strong_guarantee"):
         resources = {pool: rows[pool][f"{name}_resource"] for pool in ("cores", "bytes")}
         assert resources == {"cores": None, "bytes": None if name == "strong_guarantee" else "memory"}, name
-    operations = views.show_operations(living.state, NOW, limit=9).operations
-    tree = pool_views.show_tree(living.rights, living.tree())
-    picture = cluster_top.ClusterPicture(tree, pools, operations, [])
-    for view in ("pools", "operations"):
-        lines = cluster_top.draw_view(picture, view, "share", None, False).split("\n")
-        [line] = [line for line in lines if "(by" in line]
-        assert "50.0 % (by memory)" in line, lines
+    parts = [part for each in living.operations().operations for part in each.trees.values()]
+    assert {part.pool: (part.fair_share_resource, part.usage_resource) for part in parts} == {
+        pool: names[pool] for pool in ("cores", "bytes")
+    }
+    picture = cluster_top.ClusterPicture(pool_views.show_tree(living.rights, living.tree()), pools, [], [])
+    lines = cluster_top.draw_view(picture, "pools", "share", None, False).split("\n")
+    [line] = [line for line in lines if "(by" in line]
+    assert "50.0 % (by memory)" in line, lines
 
 
 def test_cores_are_those_of_the_whole_subtree(living):
