@@ -12,11 +12,10 @@ import msgspec
 
 from cpumond.api.event_views import AuditList, AuditView, EventList, EventView
 from cpumond.cli.options import DurationType, given
-from cpumond.cli.output import can_ask, chosen_output, print_csv, print_items, print_json, print_text
+from cpumond.cli.output import chosen_output, print_csv, print_items, print_json, print_text
 from cpumond.cli.render.grid import Column, column, without_names
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
-from cpumond.cli.scheduler.plans import PlanRefusedError, describe_plan, show_plan
-from cpumond.core.errors import UsageError
+from cpumond.cli.scheduler.plans import PlanRefusedError, confirm, show_plan
 from cpumond.core.words import show_json, show_name, show_time
 from cpumond.scheduler.events import KINDS
 from cpumond.scheduler.why.plan import Plan
@@ -175,21 +174,18 @@ def undo_command(client: SchedulerClient, number: int, plan_only: bool, yes: boo
     What was changed again since is never overwritten: then the undo is refused and names the later change. An undo can
     be taken back, too.
     """
-    if plan_only or not yes:
-        content = client.request("POST", "/plan", {"type": "UndoChange", "number": number})
+    command = {"type": "UndoChange", "number": number}
+    if plan_only:
+        content = client.request("POST", "/plan", command)
         plan = client.decode(content, Plan)
-        if plan_only and client.as_json:
+        if client.as_json:
             print_json(content, Plan, "effects")
-        elif plan.accepted and not client.as_json:
+        elif plan.accepted:
             show_plan(plan)
         if not plan.accepted:
             raise PlanRefusedError(plan.refusal, plan.code)
-        if plan_only:
-            return
-        if client.as_json or not can_ask():
-            raise UsageError(f"change {number} is not taken back, since nobody can be asked; give --yes")
-        if not click.confirm(f"Take back change {number}?"):
-            click.echo("nothing is changed", err=True)
-            raise click.Abort
-        client.plan_shown = describe_plan(plan)
+        return
+    if not yes:
+        unasked = f"change {number} is not taken back, since nobody can be asked; give --yes"
+        confirm(client, command, f"Take back change {number}?", unasked)
     client.change(f"change {number} is taken back", "POST", f"/events/{number}/undo")

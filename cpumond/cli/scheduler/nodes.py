@@ -15,7 +15,7 @@ from cpumond.cli.render.grid import Cell, Column, column, pick
 from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options, why_option
 from cpumond.cli.scheduler.finding import TREE, node_argument
 from cpumond.cli.scheduler.forecast import show_simulation
-from cpumond.cli.scheduler.jobs import JOBS
+from cpumond.cli.scheduler.operations import JOBS
 from cpumond.cli.scheduler.pools import show_amounts
 from cpumond.core.errors import EXIT_TRY_AGAIN, CpumondError, UsageError
 from cpumond.core.measures import count_cores, format_span

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
+import click
 import msgspec
 
-from cpumond.cli.output import print_table, print_text, warn
-from cpumond.core.errors import EXIT_CANNOT_CREATE, EXIT_CONFIG, EXIT_NO_SUCH, EXIT_PERMISSION, CpumondError
+from cpumond.cli.output import can_ask, print_table, print_text, warn
+from cpumond.cli.scheduler.client import SchedulerClient
+from cpumond.core.errors import EXIT_CANNOT_CREATE, EXIT_CONFIG, EXIT_NO_SUCH, EXIT_PERMISSION, CpumondError, UsageError
 from cpumond.core.words import count, number, show_cores, show_name
 from cpumond.fairshare.resources import RESOURCES, show_amount
 from cpumond.scheduler.model import ACCESS_DENIED, ALREADY_EXISTS, RESOLVE
 from cpumond.scheduler.settings.changes import ConfigChange
 from cpumond.scheduler.why.plan import Effect, Outlook, Plan
 
+NOTHING: Final = "nothing is changed"
 COLOURS: Final = {"+": "green", "~": "yellow", "-": "red"}
 
 
@@ -40,6 +43,28 @@ def show_value(value: object) -> str:
     if isinstance(value, float):
         return number(value)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def confirm(
+    client: SchedulerClient, command: dict[str, Any], question: str, unasked: str, declined: str = NOTHING
+) -> None:
+    """Show what a command would do and ask for a yes. Raises UsageError with ``unasked`` without a terminal,
+    PlanRefusedError, and click.Abort for a no."""
+    plan = client.decode(client.request("POST", "/plan", command), Plan)
+    if not plan.accepted:
+        raise PlanRefusedError(plan.refusal, plan.code)
+    if client.as_json or not can_ask():
+        raise UsageError(unasked)
+    show_plan(plan)
+    ask(question, declined)
+    client.plan_shown = describe_plan(plan)
+
+
+def ask(question: str, declined: str = NOTHING) -> None:
+    """Raises click.Abort for a no, and says what that means."""
+    if not click.confirm(question):
+        click.echo(declined, err=True)
+        raise click.Abort
 
 
 def describe_plan(plan: Plan) -> str:

@@ -13,7 +13,7 @@ from cpumond.cli.options import naming_unreadable, quote_name
 from cpumond.cli.output import can_ask, print_json, print_text
 from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, scheduler_options, tree_option
 from cpumond.cli.scheduler.forecast import show_simulation, simulate_option
-from cpumond.cli.scheduler.plans import PlanRefusedError, describe_plan, print_effects, print_signed, tell_warnings
+from cpumond.cli.scheduler.plans import PlanRefusedError, ask, describe_plan, print_effects, print_signed, tell_warnings
 from cpumond.cli.scheduler.tree_text import Form, TreeText, form_of, read_tree_text, write_tree
 from cpumond.core.decode import ContentError, decode_text
 from cpumond.core.errors import ConfigError, UsageError
@@ -95,9 +95,7 @@ def apply_command(client: SchedulerClient, file: str, prune: bool, yes: bool, wh
     if not yes and plan.changes:
         if client.as_json or not can_ask() or file == STDIN:
             raise UsageError("nothing is changed: give --yes to apply it without being asked")
-        if not click.confirm("Apply this?"):
-            click.echo("nothing is changed", err=True)
-            raise click.Abort
+        ask("Apply this?")
     client.plan_shown = describe_plan(plan)
     name = body.pop("tree")
     answer = client.request("POST", f"/trees/{quote_name(name)}/apply", {**body, "why": why})

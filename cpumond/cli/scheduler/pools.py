@@ -9,7 +9,7 @@ import click
 
 from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
 from cpumond.cli.options import given, quote_name
-from cpumond.cli.output import can_ask, print_items, print_json, warn
+from cpumond.cli.output import print_items, print_json, warn
 from cpumond.cli.render.grid import Cell, Column, column
 from cpumond.cli.scheduler import pool_file
 from cpumond.cli.scheduler.client import (
@@ -25,7 +25,7 @@ from cpumond.cli.scheduler.finding import POOL, TREE, pool_argument
 from cpumond.cli.scheduler.forecast import show_simulation, simulate_option
 from cpumond.cli.scheduler.plans import (
     PlanRefusedError,
-    describe_plan,
+    confirm,
     show_limits,
     show_plan,
     show_value,
@@ -212,20 +212,10 @@ def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes
 
 
 def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any]) -> None:
-    """Where something is ``held``, show what a removal does and ask. Raises UsageError without a terminal,
-    PlanRefusedError, and click.Abort for a no."""
-    if not held:
-        return
-    if client.as_json or not can_ask():
-        raise UsageError(f"{what} has {held}; nothing is removed: give --yes to remove it all the same")
-    plan = client.decode(client.request("POST", "/plan", command), Plan)
-    if not plan.accepted:
-        raise PlanRefusedError(plan.refusal, plan.code)
-    show_plan(plan)
-    if not click.confirm(f"{what} has {held}. Remove it?"):
-        click.echo("nothing is removed", err=True)
-        raise click.Abort
-    client.plan_shown = describe_plan(plan)
+    """Where something is ``held``, show what a removal does and ask, as ``confirm`` does."""
+    if held:
+        unasked = f"{what} has {held}; nothing is removed: give --yes to remove it all the same"
+        confirm(client, command, f"{what} has {held}. Remove it?", unasked, "nothing is removed")
 
 
 @click.group("pool", epilog="Example: cpumond pool set research weight=2")
