@@ -33,7 +33,7 @@ MODE_OPTIONS: Final = ("mode", "enable_cpu_reclaim")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WorkloadRow:
     """One workload. ``is_limited``: whether it has a limit of its own, None where what it may use is not known;
     ``host``: "" for this host; ``is_shared``: it is under a limit that it shares with other workloads."""
 
@@ -65,7 +65,7 @@ class Findings:
     asked_s: float
     resolution_s: float
     host_cores: float | None
-    rows: list[Row]
+    rows: list[WorkloadRow]
     timeline: Timeline
     notes: list[str] = field(default_factory=list)
     named_notes: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Findings:
         rows = [row for row in self.rows if is_limited is None or (row.is_limited is True) == is_limited]
         return add_up([row.estimate for row in rows], max(self.length_s, 1e-9))
 
-    def confidence(self, row: Row | None = None) -> tuple[Confidence, list[str]]:
+    def confidence(self, row: WorkloadRow | None = None) -> tuple[Confidence, list[str]]:
         """How sure the estimate of one workload is, or with None that of all, and why."""
         if row is not None:
             return judge_confidence(row.estimate.watched_s, row.estimate.missing_s, self.resolution_s)
@@ -98,7 +98,7 @@ def hide_names(findings: Findings) -> Findings:
     return replace(findings, place="", rows=rows, named_notes=[])
 
 
-def sort_rows(rows: list[Row]) -> list[Row]:
+def sort_rows(rows: list[WorkloadRow]) -> list[WorkloadRow]:
     """Workloads with a limit first, then by the cores that can be reclaimed, most first."""
     return sorted(
         rows,
@@ -188,7 +188,7 @@ def list_columns() -> list[Column[Any]]:
     return columns
 
 
-def list_rows(findings: Findings, rows: list[Row]) -> list[list[Cell]]:
+def list_rows(findings: Findings, rows: list[WorkloadRow]) -> list[list[Cell]]:
     """The rows of workloads, and those of the totals."""
     lines: list[list[Cell]] = [
         [show_title(row.label, MAX_NAME) + (" (ended)" if row.is_gone else ""), *list_cells(findings, row)]
@@ -202,7 +202,7 @@ def list_headings() -> list[str]:
     return ["workload", "kind", "ordered", "used", *of_rules, "sure"]
 
 
-def list_cells(findings: Findings, row: Row) -> Iterator[str]:
+def list_cells(findings: Findings, row: WorkloadRow) -> Iterator[str]:
     yield row.workload.kind
     yield from _list_numbers(row.estimate, row.is_limited, row.is_shared)
     yield findings.confidence(row)[0]
@@ -243,7 +243,7 @@ class EstimateSums(msgspec.Struct, frozen=True):
 
 
 class WorkloadAnswer(Estimate, frozen=True, kw_only=True):
-    """The ``Estimate`` of one workload in JSON, and what it is, as ``Row`` has it."""
+    """The ``Estimate`` of one workload in JSON, and what it is, as ``WorkloadRow`` has it."""
 
     name: str
     kind: str

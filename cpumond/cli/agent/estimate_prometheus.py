@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from cpumond.agent.discovery.workloads import Workload, classify, pick_workloads
-from cpumond.cli.agent.estimate_findings import Findings, Row
+from cpumond.cli.agent.estimate_findings import Findings, WorkloadRow
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import AccessError, UnavailableError
 from cpumond.core.measures import format_duration, format_span
@@ -462,7 +462,7 @@ def read_cpumond(read: Reader, match: str, notes: list[str]) -> list[RecordedWor
 def _replay(
     history: RecordedWorkload, step_s: float, check_s: float, start_s: float, end_s: float,
     settings: Mapping[LimitRule, MonitorSettings], timeline: Timeline,
-) -> Row:  # fmt: skip
+) -> WorkloadRow:  # fmt: skip
     """Every rule of ``settings`` over one history; time 0 of the estimate is ``start_s``."""
     times = list_times(history.usage, step_s, end_s)
     ordered = _fill_forward(history.ordered, times)
@@ -482,7 +482,7 @@ def _replay(
         for each in interpolate(previous, reading, check_s, GAP_STEPS * step_s):
             watch.add(each)
         previous = reading
-    return Row(history.workload, watch.conclude(), history.is_limited, history.host)
+    return WorkloadRow(history.workload, watch.conclude(), history.is_limited, history.host)
 
 
 def list_times(usage: Series, step_s: float, end_s: float = -math.inf) -> list[float]:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from cpumond.agent.config import load_config
 from cpumond.agent.discovery.workloads import Workload, list_above, pick_workloads
-from cpumond.cli.agent.estimate_findings import Findings, Row
+from cpumond.cli.agent.estimate_findings import Findings, WorkloadRow
 from cpumond.cli.agent.watch import read_own_quota
 from cpumond.cli.ending import ended_by, list_ending_signals
 from cpumond.cli.progress import ProgressLine
@@ -91,9 +91,9 @@ class _Followed:
         self.watch = watch
         self.order = order
 
-    def conclude(self, most_checks: int = MOST_CHECKS, is_gone: bool = False) -> Row:
+    def conclude(self, most_checks: int = MOST_CHECKS, is_gone: bool = False) -> WorkloadRow:
         found = self.watch.conclude(most_checks)
-        return Row(self.workload, found, self.order.is_limited, is_gone=is_gone, is_shared=self.order.is_shared)
+        return WorkloadRow(self.workload, found, self.order.is_limited, is_gone=is_gone, is_shared=self.order.is_shared)
 
 
 class HostWatch:
@@ -122,7 +122,7 @@ class HostWatch:
         self.begin_s = self.end_s = math.nan
         self.problems: dict[str, str] = {}
         self._followed: dict[str, _Followed] = {}
-        self._over: dict[str, Row] = {}
+        self._over: dict[str, WorkloadRow] = {}
         self._refused: set[str] = set()
         self._holders: Counter[str] = Counter()
         raise_descriptor_limit()
@@ -382,7 +382,7 @@ def list_leaves(root: str, path: str) -> list[str]:
     return sorted(place for place in places if place not in inner)
 
 
-def merge_rows(earlier: Row | None, later: Row) -> Row:
+def merge_rows(earlier: WorkloadRow | None, later: WorkloadRow) -> WorkloadRow:
     """One row for two: those of a cgroup that was made again, or of workloads that ended."""
     if earlier is None:
         return later

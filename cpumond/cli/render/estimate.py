@@ -8,7 +8,7 @@ from typing import Any, Final
 from cpumond.cli.agent.estimate_findings import (
     EXPLANATION,
     Findings,
-    Row,
+    WorkloadRow,
     describe,
     list_cells,
     list_headings,
@@ -79,7 +79,7 @@ def _add_table(page: Page, findings: Findings) -> None:
         page.add(f"<p>The {len(rows) - MAX_ROWS} with the least are left out.</p>")
 
 
-def _render_row(findings: Findings, row: Row) -> str:
+def _render_row(findings: Findings, row: WorkloadRow) -> str:
     return _render_cells(row.label + (" (ended)" if row.is_gone else ""), list_cells(findings, row))
 
 

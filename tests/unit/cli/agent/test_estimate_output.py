@@ -18,7 +18,7 @@ from cpumond.cli import run
 from cpumond.cli.agent.estimate import read_rule_settings
 from cpumond.cli.agent.estimate_findings import (
     Findings,
-    Row,
+    WorkloadRow,
     describe,
     hide_names,
     render_config,
@@ -48,13 +48,13 @@ ID = "3f9ab1c2d4e5" + "0" * 52
 MARKUP = "<img src=x>\u202e"
 
 
-def make_row(path: str, kind: Any, name: str, use: float, hard: float, is_limited: bool | None = True) -> Row:
+def make_row(path: str, kind: Any, name: str, use: float, hard: float, is_limited: bool | None = True) -> WorkloadRow:
     readings = [CpuReading(use * number, float(number)) for number in range(601)]
     settings = {} if is_limited is None else SETTINGS
-    return Row(Workload(path, kind, name), estimate(readings, hard, settings), is_limited)
+    return WorkloadRow(Workload(path, kind, name), estimate(readings, hard, settings), is_limited)
 
 
-def make_findings(*rows: Row, **more: Any) -> Findings:
+def make_findings(*rows: WorkloadRow, **more: Any) -> Findings:
     timeline = Timeline(0.0, 600.0)
     for number in range(601):
         timeline.add(float(number), 1.0, (1.0, 4.0, 3.0, 2.0))
@@ -410,7 +410,7 @@ def test_without_a_cgroup_no_configuration_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Series without ``id``: a source would have nothing to find."""
-    findings = make_findings(Row(Workload("", "container", "n/p/c"), WEB.estimate, True, "h1"))
+    findings = make_findings(WorkloadRow(Workload("", "container", "n/p/c"), WEB.estimate, True, "h1"))
     monkeypatch.setattr("cpumond.cli.agent.estimate._read_prometheus", lambda *_: findings)
     path = tmp_path / "jobs.toml"
     assert run(["estimate", "--prometheus", "http://x", "--write", str(path)]) == 0

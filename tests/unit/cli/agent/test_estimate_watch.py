@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cpumond.agent.discovery.workloads import Workload, list_above, pick_workloads
-from cpumond.cli.agent.estimate_findings import Row, describe, render_text
+from cpumond.cli.agent.estimate_findings import WorkloadRow, describe, render_text
 from cpumond.cli.agent.estimate_watch import GLANCE_S, HostWatch, list_leaves, watch_host
 from cpumond.core.errors import CgroupReadError, UnavailableError
 from cpumond.monitor.model import MonitorSettings
@@ -139,7 +139,7 @@ def test_nothing_is_known_before_the_second_sample(tmp_path: Path) -> None:
     watch.close()
 
 
-def watch_twice(watch: HostWatch) -> dict[str, Row]:
+def watch_twice(watch: HostWatch) -> dict[str, WorkloadRow]:
     """The rows after two samples."""
     watch.rescan()
     watch.sample()
