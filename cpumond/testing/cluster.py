@@ -93,10 +93,18 @@ class ClusterProcess:
         while self._held:
             self._held.pop().close()
 
+    def make_tables(self) -> Mapping[str, Mapping[str, object]]:
+        """Its configuration by tables; "" has the keys outside of any."""
+        raise NotImplementedError
+
     def launch(self) -> None:
-        """Start the process and do not wait for it. It ends with the thread that calls this."""
+        """Write the configuration and start the process, which ends with the thread that calls this."""
         if self._process is not None:
             raise UnavailableError(f"{self.name} runs already; kill or stop it first")
+        with open(self.config_path, "w", encoding="utf-8", opener=_open_private) as file:
+            for table, values in self.make_tables().items():
+                file.write(f"[{table}]\n" if table else "")
+                file.writelines(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
         self._log_offset = os.path.getsize(self.log_path) if os.path.exists(self.log_path) else 0
         with open(self.log_path, "ab") as log:
             self._process = subprocess.Popen(
@@ -195,22 +203,21 @@ class ClusterScheduler(ClusterProcess):
         self._node_token = node_token
         _write_extra(os.path.join(self.directory, "config.conf.d"), extra)
 
-    def launch(self) -> None:
+    def make_tables(self) -> Mapping[str, Mapping[str, object]]:
         tokens_file = ""
         if self._token:
             tokens_file = os.path.join(self.directory, "tokens")
             user, node = (hashlib.sha256(each.encode()).hexdigest() for each in (self._token, self._node_token))
             with open(tokens_file, "w", encoding="utf-8", opener=_open_private) as file:
                 file.write(f"{psutil.Process().username()}:{user}:admin\nnodes:{node}:node\n")
-        with open(self.config_path, "w", encoding="utf-8") as file:
-            file.write(
-                f'state_dir = {json.dumps(os.path.join(self.directory, "state"))}\nfair_share_update_period = "100ms"\n'
-                "[min_spare_job_resources_on_node]\ncpu = 0.01\nmemory = 1048576\n"
-                f"[api]\nlisten = {json.dumps(self.listen)}\ntokens_file = {json.dumps(tokens_file)}\n"
-                '[history]\nperiod = "5s"\n[log]\nformat = "json"\n[store]\n'
-            )
-            file.writelines(f"{key} = {json.dumps(value)}\n" for key, value in self.store.items())
-        super().launch()
+        return {
+            "": {"state_dir": os.path.join(self.directory, "state"), "fair_share_update_period": "100ms"},
+            "min_spare_job_resources_on_node": {"cpu": 0.01, "memory": 1048576},
+            "api": {"listen": self.listen, "tokens_file": tokens_file},
+            "history": {"period": "5s"},
+            "log": {"format": "json"},
+            "store": self.store,
+        }
 
     def wait_ready(self, timeout_s: float = 120.0) -> None:
         super().wait_ready(timeout_s)
@@ -239,7 +246,7 @@ class ClusterNode(ClusterProcess):
         self.jobs_dir = os.path.join(self.directory, "jobs")
         self._cluster = cluster
         self._tags = tags
-        self._web_listen = self._metrics_listen = ANY_PORT if cluster.web else ""
+        self._listens = dict.fromkeys(("web", "metrics"), ANY_PORT if cluster.web else "")
         _write_extra(os.path.join(self.directory, "conf.d"), cluster.agent_config)
 
     @property
@@ -249,26 +256,29 @@ class ClusterNode(ClusterProcess):
     @property
     def web_url(self) -> str:
         """The address of the agent's page, with a slash at its end; "" where it has none, or never ran."""
-        return "" if self._web_listen in ("", ANY_PORT) else f"http://{self._web_listen}/"
+        return self._show_url("web", "/")
 
     @property
     def metrics_url(self) -> str:
         """Where Prometheus finds the agent; "" where it has no page, or never ran."""
-        return "" if self._metrics_listen in ("", ANY_PORT) else f"http://{self._metrics_listen}/metrics"
+        return self._show_url("metrics", "/metrics")
+
+    def _show_url(self, name: str, path: str) -> str:
+        return "" if self._listens[name] in ("", ANY_PORT) else f"http://{self._listens[name]}{path}"
 
     def wait_ready(self, timeout_s: float = 120.0) -> None:
         super().wait_ready(timeout_s)
-        if self._web_listen:
+        if self._cluster.web:
             # A restart uses the same ports.
             started = self.log_events("started")[-1]
-            self._web_listen, self._metrics_listen = str(started["web"]), str(started["metrics"])
+            self._listens = {name: str(started[name]) for name in self._listens}
 
     def list_addresses(self) -> list[str]:
-        return [each for each in (self._web_listen, self._metrics_listen) if each not in ("", ANY_PORT)]
+        return [each for each in self._listens.values() if each not in ("", ANY_PORT)]
 
-    def launch(self) -> None:
+    def make_tables(self) -> Mapping[str, Mapping[str, object]]:
         cluster = self._cluster
-        tables: dict[str, Mapping[str, object]] = {
+        return {
             "": {
                 "node_id": self.node_id, "state_dir": self.state_dir, "runtime_dir": self.runtime_dir,
                 "managed_roots": [self.cgroup_root], "mountinfo": cluster.mountinfo,
@@ -286,17 +296,12 @@ class ClusterNode(ClusterProcess):
                 # An agent that is not root runs jobs as its own account, which has to be named.
                 "user": "" if os.geteuid() == 0 else psutil.Process().username(),
             },
-            "metrics": {"listen": self._metrics_listen},
+            "metrics": {"listen": self._listens["metrics"]},
             "report": {"kind": "none"},
             # A point of the graphs at each check, for ten minutes and more.
-            "web": {"listen": self._web_listen, "period": cluster.monitor["check_period"], "samples": 600},
+            "web": {"listen": self._listens["web"], "period": cluster.monitor["check_period"], "samples": 600},
             "log": {"format": "json"},
         }  # fmt: skip
-        with open(self.config_path, "w", encoding="utf-8", opener=_open_private) as file:
-            for table, values in tables.items():
-                file.write(f"[{table}]\n" if table else "")
-                file.writelines(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-        super().launch()
 
     def get(self, path: str) -> Any:
         """The JSON of a GET over the agent's control socket, for example ``/v1/status``. Raises UnavailableError."""
