@@ -151,6 +151,7 @@ def test_from_the_first_version_and_back_with_jobs_running(host: Host, tmp_path:
     assert scheduler.get("status")["version"] != "0.1.0"
     assert copy.is_file()
     host.check_jobs()
+    assert not os.path.exists(scheduler.state_dir / "history.db.aside"), "the history was summed up by day"
     scheduler.create_pool("after")
     scheduler.post("rollout", {"nodes_filter": "%true", "level": "quota", "canary_ratio": 1.0})
     [shown] = scheduler.get("fleet")["agents"]
@@ -201,6 +202,7 @@ def test_from_the_version_before_and_back_with_a_job_on_reclaimed_cpu(host: Host
     shutil.copyfile(database, copy)
     host.run_scheduler(REPOSITORY)
     host.check_jobs()
+    assert not os.path.exists(scheduler.state_dir / "history.db.aside"), "the history was summed up by day"
     assert agent.stop() == 0
     host.run_agent(REPOSITORY)
     host.check_jobs()

@@ -283,6 +283,7 @@ POOL_COLUMNS: Final = (
     replace(_column("pool", lambda line: "  " * line.depth + show_name(line.row.name)), rank=0),
     *NUMBER_COLUMNS,
 )
+USER_COLUMNS: Final = (replace(_column("user", lambda line: show_name(line.row.name)), rank=0), *NUMBER_COLUMNS)
 OPERATION_COLUMNS: Final = (
     _column("operation", lambda line: show_name(line.row.name)),
     _column("title", lambda line: show_name(line.row.title)),
@@ -291,7 +292,6 @@ OPERATION_COLUMNS: Final = (
     _column("state", lambda line: line.row.state),
     *NUMBER_COLUMNS,
 )
-USER_COLUMNS: Final = (_column("user", lambda line: show_name(line.row.name)), *NUMBER_COLUMNS)
 
 
 def render_text(report: ReportView, since_s: float, top: int, width: int | None, colour: bool) -> str:

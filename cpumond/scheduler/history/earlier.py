@@ -6,11 +6,13 @@ reports and savings go on; the points themselves go. The newest five minutes, in
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Callable
 from typing import Final
 
 from cpumond.scheduler.elements import CONTROL, OTHERS
+from cpumond.scheduler.history.chunks import decode_times
 from cpumond.scheduler.history.model import ARM, COVERED, DAY_S, OPERATION, POOL
 
 EARLIER_SCHEMA: Final = 2
@@ -42,11 +44,8 @@ _ARM: Final = """INSERT INTO days
     GROUP BY day, tree"""
 
 _COVERED: Final = """INSERT INTO days
-    SELECT CAST(last / :day_s AS INTEGER), :covered, '', '', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-        SUM(CASE LENGTH(times) WHEN 16 THEN 0 ELSE (last - first) * LENGTH(times) / (LENGTH(times) - 16) END),
-        SUM(LENGTH(times) / 16), 0
+    SELECT CAST(last / :day_s AS INTEGER), :covered, '', '', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, SUM(length_s(times)), 0, 0
     FROM old_chunks WHERE NOT is_moving GROUP BY 1"""
-"""``times``: an end and a length, 16 bytes, for each point."""
 
 
 def sum_up_earlier(db: sqlite3.Connection, create_tables: Callable[[], None]) -> int:
@@ -60,6 +59,7 @@ def sum_up_earlier(db: sqlite3.Connection, create_tables: Callable[[], None]) ->
     db.execute(_POOLS, numbers)
     for arm in (CONTROL, OTHERS):
         db.execute(_ARM, {**numbers, "name": arm})
+    db.create_function("length_s", 1, lambda times: math.fsum(decode_times(times)[1]), deterministic=True)
     db.execute(_COVERED, numbers)
     for table in ("sums", *(f"old_{name}" for name in _TABLES)):
         db.execute(f"DROP TABLE {table}")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -41,7 +43,7 @@ log = structlog.get_logger("cpumond.scheduler")
 MAX_WAITING_TICKS: Final = 30
 """Ticks that may wait for a slow disk; while so many do, none is taken, and the next one covers that time, too."""
 KEPT_ELEMENTS: Final = 20_000
-TICK, GRAPH, REPORT = range(3)
+TICK, GRAPH, REPORT, END = range(4)
 """Kinds of work, in the order in which they get their turn."""
 MAX_WAITING: Final = {GRAPH: 64, REPORT: 4}
 """Reads that may wait, besides the running one; equal ones count once."""
@@ -254,12 +256,6 @@ class _Reading:
     readers: int = 0
 
 
-@dataclass(slots=True)
-class _Task:
-    work: Callable[[], Any]
-    answer: asyncio.Future[Any]
-
-
 class _Worker:
     """The history's thread: one task at a time, those of the lowest kind first.
 
@@ -267,17 +263,16 @@ class _Worker:
     """
 
     def __init__(self) -> None:
-        self._queues: dict[int, deque[_Task]] = {kind: deque() for kind in (TICK, GRAPH, REPORT)}
-        self._changed = threading.Condition()
-        self._is_ended = False
+        self._tasks: queue.PriorityQueue[tuple[int, int, Callable[[], Any], asyncio.Future[Any]]] = (
+            queue.PriorityQueue()
+        )
+        self._numbers = itertools.count()
         self._is_started = False
 
     def submit(self, kind: int, work: Callable[[], T]) -> asyncio.Future[T]:
         """The future result, for the running event loop; work whose future is cancelled before its turn is left out."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        with self._changed:
-            self._queues[kind].append(_Task(work, answer))
-            self._changed.notify()
+        self._tasks.put((kind, next(self._numbers), work, answer))
         if not self._is_started:
             self._is_started = True
             threading.Thread(target=self._run, name="history", daemon=True).start()
@@ -285,34 +280,25 @@ class _Worker:
 
     def count(self, kind: int) -> int:
         """How many tasks wait for their turn. Cancelled ones count: they show that the thread is busy."""
-        return len(self._queues[kind])
+        return sum(task[0] == kind for task in list(self._tasks.queue))
 
     def end(self) -> None:
         """Let the thread end once no task is left."""
-        with self._changed:
-            self._is_ended = True
-            self._changed.notify()
+        self.submit(END, lambda: None)
 
     def _run(self) -> None:
-        while (task := self._next()) is not None:
-            if task.answer.done():
+        while True:
+            kind, _, work, answer = self._tasks.get()
+            if kind == END:
+                return
+            if answer.done():
                 continue
             try:
-                tell = partial(_answer, task.answer.set_result, task.answer, task.work())
+                tell = partial(_answer, answer.set_result, answer, work())
             except Exception as error:
-                tell = partial(_answer, task.answer.set_exception, task.answer, error)
+                tell = partial(_answer, answer.set_exception, answer, error)
             with contextlib.suppress(RuntimeError):  # the event loop may be closed by now
-                task.answer.get_loop().call_soon_threadsafe(tell)
-
-    def _next(self) -> _Task | None:
-        with self._changed:
-            while True:
-                queue = next((queue for queue in self._queues.values() if queue), None)
-                if queue is not None:
-                    return queue.popleft()
-                if self._is_ended:
-                    return None
-                self._changed.wait()
+                answer.get_loop().call_soon_threadsafe(tell)
 
 
 def _answer(tell: Callable[[Any], None], future: asyncio.Future[Any], what: object) -> None:

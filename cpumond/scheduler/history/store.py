@@ -73,8 +73,7 @@ LOOKED_UP_AT_ONCE: Final = 500
 """Names of series that are asked for in one statement."""
 ROW_BYTES: Final = 100
 """Roughly what a row takes besides its points."""
-MEMORY_TICKS: Final = 360
-MEMORY_BYTES: Final = 64 * 2**20
+MEMORY_TICKS: Final = 120
 MEMORY_DAYS: Final = 2
 """What is kept in memory at most while writes fail."""
 
@@ -211,17 +210,9 @@ class HistoryStore:
         """Forget the oldest ticks in memory when the disk takes none for long."""
         for day in sorted(self._days)[:-MEMORY_DAYS]:
             del self._days[day]
-        if len(self._ticks) <= CHUNK_TICKS:
-            return
-        sizes = [8 * sum(map(len, tick.ids)) + sum(map(len, tick.packed)) for tick in self._ticks]
-        kept, total = 0, 0
-        for tick, size in zip(reversed(self._ticks), reversed(sizes), strict=True):
-            total += size
-            if kept and (kept == MEMORY_TICKS or total > MEMORY_BYTES or tick.at <= self._now - self.length_s):
-                break
-            kept += 1
-        del self._ticks[:-kept]
-        self._forget_names(self._ticks)
+        if len(self._ticks) > CHUNK_TICKS:
+            del self._ticks[:-MEMORY_TICKS]
+            self._forget_names(self._ticks)
 
     def _forget_names(self, ticks: Iterable[Tick]) -> None:
         kept = {series for tick in ticks for ids in tick.ids for series in ids}

@@ -107,6 +107,7 @@ def test_a_report_of_days_lists_users_in_place_of_operations():
     assert [line.split()[:2] for line in lines[start + 1 : start + 3]] == [["user-0", "50"], ["user-1", "49"]]
     assert lines[start + 3] == "2 more users with less ordered: --top shows more of them"
     assert [row["name"] for row in read_csv(report) if row["kind"] == "user"] == [row.name for row in users]
+    assert "user-0" in render_text(report, 7 * DAY_S, 2, 60, False), "the names are there on a narrow terminal"
     kept = render_text(keep_pool(report, "a", top=20), 7 * DAY_S, 20, None, False)
     assert "For longer times users are listed, of whole trees (without --pool)" in kept
 
